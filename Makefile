@@ -1,0 +1,102 @@
+# headrace. `make demo` and `make test` do all set-up; every step is skipped when it is up to date.
+#
+#   make demo      set up, then generate clicks and run a whole day: lake -> features -> train -> score -> PostgreSQL -> report
+#                  (make demo DS=2026-01-09 for another day; its results are in ./var)
+#   make test      set up, then lint and every test
+#   make lint      ruff, mypy, import-linter
+#   make bench     all benchmarks; make bench-day for one: build/bench/*.json
+#   make doctor    what is installed, what is missing, what to do
+#   make airflow   Airflow's own environment (.venv-airflow)
+#   make clean     remove build/, the environments and ./var; keep the caches
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.ONESHELL:
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+DS ?= 2026-01-08
+HOME_DIR ?= var
+STAMPS := build/stamps
+STEP := scripts/step
+PYTHON := .venv/bin/python
+HEADRACE := .venv/bin/headrace
+UV := build/tools/bin/uv
+UV_VERSION := 0.13.8
+
+.PHONY: demo test lint bench doctor airflow clean env jars lock format
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help:
+	@sed -n 's/^#  \{0,1\}//p;/^$$/q' Makefile
+
+# --- set-up ---------------------------------------------------------------------------------------------------------
+
+$(STAMPS)/tools: scripts/prerequisites.sh
+	@mkdir -p $(@D)
+	@$(STEP) "look for Python 3.11, a JDK, a C++ compiler, Gradle" scripts/prerequisites.sh
+	@$(STEP) "install uv $(UV_VERSION)" bash -c '"$$(scripts/prerequisites.sh --python)" -m venv build/tools && build/tools/bin/pip install -q --disable-pip-version-check uv==$(UV_VERSION)'
+	@touch $@
+
+$(STAMPS)/venv: requirements/headrace.lock $(STAMPS)/tools
+	@$(STEP) "install the environment (torch is large: about a minute)" bash -c '[ -x .venv/bin/python ] || $(UV) venv -q --python "$$(scripts/prerequisites.sh --python)" .venv; $(UV) pip sync -q --require-hashes --python $(PYTHON) requirements/headrace.lock'
+	@touch $@
+
+$(STAMPS)/horovod: scripts/build-horovod.sh $(STAMPS)/venv
+	@$(STEP) "install Horovod (built from source the first time)" bash -c 'wheel=$$(scripts/build-horovod.sh .venv); $(UV) pip install -q --python $(PYTHON) --no-deps "$$wheel"'
+	@touch $@
+
+$(STAMPS)/package: pyproject.toml $(STAMPS)/horovod
+	@$(STEP) "install headrace itself" $(UV) pip install -q --python $(PYTHON) --no-deps --no-build-isolation -e .
+	@mkdir -p build/src && ln -sfn ../../python build/src/headrace
+	@touch $@
+
+$(STAMPS)/jars: build.gradle $(STAMPS)/tools
+	@$(STEP) "resolve jars (Delta, PostgreSQL driver)" bash -c 'set -o pipefail; gradle -q --no-daemon jars 2>&1 | { grep -vi "^openjdk" || true; }'
+	@touch $@
+
+$(STAMPS)/airflow: requirements/airflow.lock $(STAMPS)/tools
+	@$(STEP) "install Airflow's environment" bash -c '[ -x .venv-airflow/bin/python ] || $(UV) venv -q --python "$$(scripts/prerequisites.sh --python)" .venv-airflow; $(UV) pip sync -q --require-hashes --python .venv-airflow/bin/python requirements/airflow.lock'
+	@touch $@
+
+env: $(STAMPS)/package $(STAMPS)/jars
+jars: $(STAMPS)/jars
+airflow: $(STAMPS)/airflow
+
+# --- what people run ------------------------------------------------------------------------------------------------
+
+demo: env
+	@$(HEADRACE) generate clicks --home $(HOME_DIR) --until $(DS)
+	@$(HEADRACE) run clicks --home $(HOME_DIR) --ds $(DS)
+
+doctor: env
+	@$(HEADRACE) doctor
+
+lint: env
+	@$(STEP) "ruff check" .venv/bin/ruff check -q .
+	@$(STEP) "ruff format" .venv/bin/ruff format -q --check .
+	@$(STEP) "mypy --strict" .venv/bin/mypy -p headrace
+	@$(STEP) "import-linter" .venv/bin/lint-imports
+
+test: lint airflow
+	@$(PYTHON) -m pytest $(PYTEST_ARGS)
+
+BENCHES := $(patsubst bench/bench_%.py,%,$(wildcard bench/bench_*.py))
+bench: $(addprefix bench-,$(BENCHES))
+bench-%: env
+	@mkdir -p build/bench
+	@$(PYTHON) -m bench.bench_$*
+
+# --- for developers -------------------------------------------------------------------------------------------------
+
+format: env
+	@.venv/bin/ruff check -q --fix . && .venv/bin/ruff format -q .
+
+# Compile the locks again after a change of requirements/*.in. Hashes, no index address.
+lock: $(STAMPS)/tools
+	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 requirements/headrace.in -o requirements/headrace.lock
+	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 --override requirements/airflow.overrides requirements/airflow.in -o requirements/airflow.lock
+
+clean:
+	@rm -rf build .venv .venv-airflow var .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .gradle *.egg-info python/*.egg-info
