@@ -1,0 +1,100 @@
+"""What a stage made, and from what. A stage is done when its manifest is there and verifies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from headrace import __version__
+from headrace.atomic import write_text
+from headrace.errors import UserError
+from headrace.schema import DatasetSchema
+
+
+class Input(BaseModel):
+    """Something a stage read, pinned to a version that never means anything else."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    #: landing | delta | dataset | model | stage
+    kind: str
+    #: A path below the workspace's home where there is one, else a name.
+    name: str
+    version: str
+
+
+class Output(BaseModel):
+    """Something a stage wrote. Same kinds as `Input`, and `postgres` and `file`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: str
+    name: str
+    version: str
+    rows: int | None = None
+
+
+class Manifest(BaseModel):
+    """The lineage record of one run of one stage."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    stage: str
+    pipeline: str
+    ds: str
+    #: Fingerprint of the stage's inputs and of the part of the spec that it obeys: same key, same result.
+    key: str
+    spec_hash: str
+    code_version: str = __version__
+    inputs: tuple[Input, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    #: Row counts by name, in the order in which a reader wants them (read, kept, quarantined, ...).
+    rows: dict[str, int] = Field(default_factory=dict)
+    #: Stage-specific facts: metrics, learning curve, paths, vocabulary sizes. JSON values only.
+    facts: dict[str, Any] = Field(default_factory=dict)
+    #: Features only: what the dataset holds.
+    dataset_schema: DatasetSchema | None = None
+    started: datetime = Field(default_factory=lambda: datetime.now(UTC))
+    seconds: float = 0.0
+    #: Peak resident memory by process, MiB: `jvm`, `python`, `rank0`, ...
+    peak_memory_mib: dict[str, float] = Field(default_factory=dict)
+
+    def output(self, kind: str) -> Output:
+        """The single output of that kind."""
+        found = [o for o in self.outputs if o.kind == kind]
+        if len(found) != 1:
+            raise KeyError(f"manifest of {self.stage} has {len(found)} outputs of kind {kind!r}, not 1")
+        return found[0]
+
+    def save(self, path: Path) -> None:
+        """Write in one step: a reader sees the old manifest or this one."""
+        write_text(path, self.model_dump_json(indent=1) + "\n")
+
+    @staticmethod
+    def load(path: Path) -> Manifest | None:
+        """The manifest at `path`; None where there is none.
+
+        Raises:
+            UserError: the file is there but is no manifest.
+        """
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        try:
+            return Manifest.model_validate_json(text)
+        except ValidationError as e:
+            raise UserError(f"{path} is not a manifest that headrace {__version__} reads: {e.errors()[0]['msg']}. "
+                            f"Delete it to run that stage again.") from e  # fmt: skip
+
+
+def fingerprint(parts: Mapping[str, Any]) -> str:
+    """16 hex digits of SHA-256 over canonical JSON."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

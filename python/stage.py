@@ -1,0 +1,211 @@
+"""The protocol that every stage follows: look, work, commit. Stages never import each other; they meet on disk."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from headrace.config import Spec
+from headrace.errors import UserError
+from headrace.manifest import Input, Manifest, Output, fingerprint
+from headrace.memory import peak_memory_mib
+from headrace.schema import DatasetSchema
+from headrace.workspace import Workspace
+
+#: The day, in order. A stage whose section the spec lacks is left out.
+ORDER = ("ingest", "features", "train", "baseline", "score", "publish", "report")
+
+
+@dataclass(frozen=True)
+class Context:
+    """All that a stage is given. `upstream` holds the manifests of the stages it names in `needs`."""
+
+    spec: Spec
+    ws: Workspace
+    ds: str
+    upstream: Mapping[str, Manifest] = field(default_factory=dict)
+    #: The key of this run, known before the work starts: name temporary and final places after it.
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a stage's work hands back; becomes its manifest."""
+
+    outputs: tuple[Output, ...] = ()
+    rows: Mapping[str, int] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    dataset_schema: DatasetSchema | None = None
+    #: Peaks of processes that this one cannot see (ranks): merged into the manifest's.
+    peak_memory_mib: Mapping[str, float] = field(default_factory=dict)
+
+
+class Stage(Protocol):
+    """One step of the day. Implementations are stateless."""
+
+    name: str
+    #: Raise it when the meaning of the output changes: finished runs of older code are then run again.
+    version: int
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Stages whose manifests (same pipeline, same ds) must be there; those like `"x?"` may be missing."""
+        ...
+
+    def applies(self, spec: Spec) -> bool:
+        """Whether this pipeline has the stage at all."""
+        ...
+
+    def spec_part(self, spec: Spec) -> Mapping[str, Any]:
+        """The part of the spec that changes the output (not ranks, memory or progress)."""
+        ...
+
+    def inputs(self, ctx: Context) -> tuple[Input, ...]:
+        """What it will read besides its upstream stages, pinned; cheap. Raises UserError where an input is missing."""
+        ...
+
+    def verify(self, ctx: Context, manifest: Manifest) -> str | None:
+        """Why a finished run no longer stands (an output is gone or damaged), or None."""
+        ...
+
+    def run(self, ctx: Context) -> Result:
+        """Do the work. May be killed anywhere; running it again heals."""
+        ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What `run_stage` did."""
+
+    manifest: Manifest
+    skipped: bool
+    reason: str
+
+
+def run_stage(stage: Stage, spec: Spec, ws: Workspace, ds: str) -> Outcome:
+    """Run one stage for one day unless its result is already there.
+
+    Raises:
+        UserError: an upstream stage or an input is missing, or another run of this pipeline holds the lock.
+    """
+    _refuse_absent(stage, spec)
+    with run_lock(ws, spec.pipeline):
+        look = _look(stage, spec, ws, ds)
+        if look.reason is None:
+            assert look.manifest is not None
+            return Outcome(look.manifest, skipped=True, reason="already done with the same inputs")
+        started, tick = datetime.now(UTC), time.perf_counter()
+        result = stage.run(look.ctx)
+        manifest = Manifest(
+            stage=stage.name, pipeline=spec.pipeline, ds=ds, key=look.ctx.key, spec_hash=look.spec_hash,
+            inputs=look.inputs, outputs=result.outputs, rows=dict(result.rows), facts=dict(result.facts),
+            dataset_schema=result.dataset_schema, started=started, seconds=round(time.perf_counter() - tick, 3),
+            peak_memory_mib={**peak_memory_mib(), **result.peak_memory_mib},
+        )  # fmt: skip
+        manifest.save(ws.manifest(spec.pipeline, ds, stage.name))
+        return Outcome(manifest, skipped=False, reason=look.reason)
+
+
+def check_stage(stage: Stage, spec: Spec, ws: Workspace, ds: str, verify: bool = True) -> str | None:
+    """Why `run_stage` would work now, or None where there is nothing to do. Changes nothing and takes no lock.
+
+    Without `verify` the outputs are not looked at: only whether the manifest is there and its key still the same.
+
+    Raises:
+        UserError: as `run_stage` would, but for the lock.
+    """
+    _refuse_absent(stage, spec)
+    return _look(stage, spec, ws, ds, verify).reason
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What is known before the work: the context with its key, the pinned inputs, and what is there already."""
+
+    ctx: Context
+    inputs: tuple[Input, ...]
+    spec_hash: str
+    manifest: Manifest | None
+    reason: str | None
+
+
+def _look(stage: Stage, spec: Spec, ws: Workspace, ds: str, verify: bool = True) -> _Look:
+    upstream = _upstream(stage, spec, ws, ds)
+    ctx = Context(spec=spec, ws=ws, ds=ds, upstream=upstream)
+    inputs = (
+        *(Input(kind="stage", name=name, version=identity(m)) for name, m in sorted(upstream.items())),
+        *stage.inputs(ctx),
+    )
+    spec_hash = fingerprint(stage.spec_part(spec))
+    key = fingerprint(
+        {"stage": stage.name, "version": stage.version, "ds": ds, "pipeline": spec.pipeline, "spec": spec_hash,
+         "inputs": [i.model_dump() for i in inputs]}
+    )  # fmt: skip
+    ctx = Context(spec=spec, ws=ws, ds=ds, upstream=upstream, key=key)
+    manifest = Manifest.load(ws.manifest(spec.pipeline, ds, stage.name))
+    return _Look(ctx, inputs, spec_hash, manifest, _why_run(stage, ctx, manifest, verify))
+
+
+def _refuse_absent(stage: Stage, spec: Spec) -> None:
+    if not stage.applies(spec):
+        raise UserError(f"pipeline '{spec.pipeline}' has no '{stage.name}' section, so it has no such stage")
+
+
+def identity(manifest: Manifest) -> str:
+    """A version of what a stage made: its key and its outputs' versions, so that a rerun with new data is new."""
+    return fingerprint({"key": manifest.key, "outputs": [o.model_dump() for o in manifest.outputs]})
+
+
+def _upstream(stage: Stage, spec: Spec, ws: Workspace, ds: str) -> dict[str, Manifest]:
+    found: dict[str, Manifest] = {}
+    for need in stage.needs:
+        name = need.rstrip("?")
+        manifest = Manifest.load(ws.manifest(spec.pipeline, ds, name))
+        if manifest is not None:
+            found[name] = manifest
+        elif not need.endswith("?"):
+            raise UserError(
+                f"stage '{stage.name}' of '{spec.pipeline}' for {ds} needs stage '{name}', which has not finished. "
+                f"Run: headrace run {spec.pipeline} --ds {ds} --from {name} --to {stage.name}"
+            )
+    return found
+
+
+def _why_run(stage: Stage, ctx: Context, manifest: Manifest | None, verify: bool) -> str | None:
+    if manifest is None:
+        return "not yet run for this date"
+    if manifest.key != ctx.key:
+        return "its inputs or its part of the spec have changed"
+    return stage.verify(ctx, manifest) if verify else None
+
+
+@contextmanager
+def run_lock(ws: Workspace, pipeline: str) -> Iterator[None]:
+    """One writer per pipeline on this machine; the kernel frees the lock when the holder dies.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    path: Path = ws.lock(pipeline)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+", encoding="utf-8") as f:
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            f.seek(0)
+            raise UserError(
+                f"another run of pipeline '{pipeline}' is at work ({f.read().strip() or 'unknown process'}); "
+                f"wait for it or stop it"
+            ) from None
+        f.seek(0)
+        f.truncate()
+        f.write(f"process {os.getpid()}")
+        f.flush()
+        yield

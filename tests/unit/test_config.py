@@ -1,0 +1,109 @@
+"""The spec: what is accepted, and that every fault is named with its place and the nearest valid name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from headrace.config import Spec, build_spec, load_spec, parse_ds, spark_profile
+from headrace.errors import UserError
+from headrace.workspace import checkout
+
+SHIPPED = sorted(p.stem for p in (checkout() / "conf" / "pipelines").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_pipelines_are_valid(name: str) -> None:
+    assert load_spec(name).pipeline == name
+
+
+def test_there_are_shipped_pipelines() -> None:
+    assert "clicks" in SHIPPED
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.epoch=2", "unknown key 'train.epoch'; did you mean 'epochs'?"),
+        ("train.ranks=3", "train: ranks (3) must divide streams (4)"),
+        ("train.ranks=two", "train.ranks: Input should be a valid integer"),
+        ("score.user.key=user_ids", "column 'user_ids' is not declared in table.columns; did you mean 'user_id'?"),
+        ("table.keys=[event]", "column 'event' is used but not declared"),
+        ("features.label=click", "did you mean 'clicked'?"),
+        ('publish.table="x; drop table y"', "table name 'x; drop table y' must match"),
+        ("publish.warehouse.password=hunter2", "unknown key 'publish.warehouse.password'"),
+        ("nonsense=1", "unknown key 'nonsense'"),
+        ("pipeline=Clicks!", "'Clicks!' must match"),
+        ("features.split.column=clicked", "`column` is needed with `by: column`"),
+        ("table.event_time=null", "features.split.by is 'time'"),
+        ("ds='2026-02-30'", "'2026-02-30' is not a date"),
+        ("ds=2026-02-30", "the value is not YAML: day is out of range"),
+    ],
+)
+def test_faults_are_named(override: str, message: str) -> None:
+    with pytest.raises(UserError) as raised:
+        load_spec("clicks", [override])
+    assert message in str(raised.value)
+
+
+def test_every_fault_is_listed_at_once(tmp_path: Path) -> None:
+    data = yaml.safe_load((checkout() / "conf/pipelines/clicks.yaml").read_text())
+    data["train"]["rankz"] = 2
+    data["source"]["fromat"] = data["source"].pop("format")
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(UserError) as raised:
+        load_spec(path)
+    lines = str(raised.value).splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith(str(path)) for line in lines)
+
+
+@pytest.mark.parametrize("override", ["train.epochs", "=3", "train.epochs.x=3", "train.epochs=[1"])
+def test_malformed_overrides(override: str) -> None:
+    with pytest.raises(UserError, match="--set"):
+        load_spec("clicks", [override])
+
+
+def test_overrides_make_missing_sections() -> None:
+    assert load_spec("clicks", ["train.negatives.column=item_id"]).train.negatives is not None
+
+
+@pytest.mark.parametrize(("text", "message"), [("a: [", "is not YAML"), ("- 1", "a pipeline is a mapping")])
+def test_not_a_spec(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        load_spec(path)
+
+
+def test_missing_file_and_unknown_name() -> None:
+    with pytest.raises(UserError, match="no such pipeline file"):
+        load_spec("/nowhere/x.yaml")
+    with pytest.raises(UserError, match="did you mean 'clicks'"):
+        load_spec("click")
+    with pytest.raises(UserError, match="no Spark profile 'gpus'"):
+        spark_profile("gpus")
+
+
+def test_operators_may_be_written_short() -> None:
+    spec = load_spec("clicks")
+    chain = next(c for c in spec.features.workflow if "item_price" in c.columns)
+    assert [(o.op, dict(o.params)) for o in chain.ops][:2] == [("fill_missing", {}), ("clip", {"min": 0, "max": 10000})]
+
+
+def test_a_spec_is_immutable_and_round_trips() -> None:
+    spec = load_spec("clicks")
+    with pytest.raises(ValidationError):
+        spec.pipeline = "other"  # type: ignore[misc]
+    assert build_spec(spec.model_dump(by_alias=True)) == spec
+    assert Spec.model_validate_json(spec.model_dump_json(by_alias=True)) == spec
+
+
+@pytest.mark.parametrize("text", ["2026-1-1", "20260101", "yesterday", "2026-13-01", ""])
+def test_dates(text: str) -> None:
+    with pytest.raises(UserError):
+        parse_ds(text)
