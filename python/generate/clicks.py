@@ -1,0 +1,258 @@
+"""The model of the clicks: which user sees which item when, and with which probability the user clicks.
+
+    logit P(click) = intercept + user's bias + item's bias
+                     + category + category x country + category x age group + category x device + hour x device
+                     + tags + price (the young mind it more) + freshness + activity
+                     + taste * <user's taste on that day, item's taste> + the category's trend on that day
+
+The intercept is set so that the mean of P is `base_rate`. A null hides a column from the reader, not from the user:
+what it hid is a trait of the user or item, which the id still tells. `device` is the exception, a trait of the row: a
+row without it has no device effect, so that P is a function of what can be known from the log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.config import Generate
+from headrace.generate.noise import Floats, Ints, UInts, integers, scatter_64, stream, uniform
+from headrace.generate.population import (
+    AGE_EDGES,
+    CATEGORIES,
+    COUNTRIES,
+    DEVICES,
+    TAGS,
+    TASTE_DIM,
+    Items,
+    Users,
+    draw,
+    items,
+    users,
+)
+
+DAY_MILLISECONDS = 86_400_000
+#: Columns that may be null, in the order of `Events.null`.
+NULLABLE = (
+    "user_age", "user_country", "user_activity", "item_category", "item_price", "item_age_days", "item_tags", "device",
+)  # fmt: skip
+#: A day has fewer events than this; (day, row) is one 64-bit counter.
+MAX_ROWS_PER_DAY = 1 << 40
+
+#: Traffic by hour of the day (UTC), relative.
+_TRAFFIC = 1.0 + 0.8 * np.sin((np.arange(24) - 9.0) / 24.0 * 2.0 * np.pi) + 0.3 * np.sin(np.arange(24) / 6.0 * np.pi)
+_HOME_DEVICE_SHARE = 0.75
+_TREND_DAYS = 28.0
+_CALIBRATION_ROWS = 1 << 15
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Parameters and all else that an event depends on: small, and the same in every process."""
+
+    params: Generate
+    #: Events land at most this many days after they happened.
+    late_days: int
+
+
+@dataclass(frozen=True)
+class Events:
+    """n events. Traits are kept by entity; `user_row` and `item_row` say which one an event has."""
+
+    event_id: UInts  # [n]
+    day: Ints  # [n], days since the first day: when it happened
+    lag: Ints  # [n], days between then and its landing
+    millisecond: Ints  # [n], of the day
+    users: Users
+    user_row: NDArray[np.intp]  # [n]
+    items: Items
+    item_row: NDArray[np.intp]  # [n]
+    device: Ints  # [n], index into DEVICES (also where null)
+    item_age: Floats  # [n], days
+    null: NDArray[np.bool_]  # [n, len(NULLABLE)]
+    logit: Floats  # [n]
+    clicked: NDArray[np.bool_]  # [n]
+
+    def __len__(self) -> int:
+        return len(self.event_id)
+
+
+@dataclass(frozen=True)
+class _Effects:
+    """The fixed parts of the logit, each of mean 0 and of a fixed spread over its table."""
+
+    category: Floats  # [CATEGORIES]
+    country: Floats  # [CATEGORIES, COUNTRIES]
+    age: Floats  # [CATEGORIES, age groups]
+    device: Floats  # [CATEGORIES, DEVICES]
+    tag: Floats  # [TAGS + 1]; the last is no tag
+    hour: Floats  # [DEVICES + 1, 24]; the last is an unknown device
+    phase: Floats  # [CATEGORIES], of the trend
+
+
+@lru_cache(maxsize=4)
+def _effects(seed: int) -> _Effects:
+    rng = np.random.default_rng(stream(seed, "effects"))
+    hours = np.arange(24) / 24.0 * 2.0 * np.pi
+    shift = rng.uniform(0.0, 2.0 * np.pi, size=(len(DEVICES) + 1, 1))
+    return _Effects(
+        category=_normal(rng, 0.7, len(CATEGORIES)),
+        country=_normal(rng, 0.6, len(COUNTRIES)) + _normal(rng, 0.25, (len(CATEGORIES), len(COUNTRIES))),
+        age=_normal(rng, 0.4, (len(CATEGORIES), len(AGE_EDGES) + 1)),
+        device=_normal(rng, 0.3, len(DEVICES)) + _normal(rng, 0.25, (len(CATEGORIES), len(DEVICES))),
+        tag=np.append(_normal(rng, 0.45, len(TAGS)), 0.0),
+        hour=0.4 * np.sin(hours + 0.5 * shift) + 0.1 * np.cos(2.0 * hours + shift),
+        phase=rng.uniform(0.0, 2.0 * np.pi, size=len(CATEGORIES)),
+    )
+
+
+def _normal(rng: np.random.Generator, spread: float, shape: int | tuple[int, ...]) -> Floats:
+    """Normal, shifted and scaled to mean 0 and standard deviation `spread` exactly: seeds differ in the pattern, and
+    not in how much there is to learn.
+    """
+    found = rng.normal(size=shape)
+    centred: Floats = (found - found.mean()) * (spread / found.std())
+    return centred
+
+
+def events(rules: Rules, landing_day: Ints, row: Ints) -> Events:
+    """The events with these places in the landing log.
+
+    Args:
+        rules: parameters.
+        landing_day: int64 [n], days since the first day.
+        row: int64 [n], each in [0, MAX_ROWS_PER_DAY).
+
+    Returns:
+        n events, each a pure function of (rules, its landing day, its row).
+    """
+    return _events(rules, landing_day, row, _intercept(rules))
+
+
+@lru_cache(maxsize=16)
+def _intercept(rules: Rules) -> float:
+    """The intercept that makes the mean of P `base_rate` over the events of the first day, by bisection."""
+    rows = np.arange(_CALIBRATION_ROWS)
+    logit = _events(rules, np.zeros_like(rows), rows, 0.0).logit
+    low, high = -30.0, 30.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if probability(logit + middle).mean() < rules.params.base_rate else (low, middle)
+    return (low + high) / 2
+
+
+def probability(logit: Floats) -> Floats:
+    """P(click), float64 of the logit's shape."""
+    p: Floats = 1.0 / (1.0 + np.exp(-logit))
+    return p
+
+
+def _events(rules: Rules, landing_day: Ints, row: Ints, intercept: float) -> Events:
+    params = rules.params
+    counter = _counter(landing_day, row)
+
+    def u(purpose: str) -> Floats:
+        return uniform(stream(params.seed, f"event/{purpose}"), counter)
+
+    lag = lag_of(rules, landing_day, row)
+    day = landing_day - lag
+    last_day = int(day.max(initial=0))
+    user_row, people = _users(params, draw(params, "user", u("user"), day, last_day), day)
+    item_row, things = _items(params, draw(params, "item", u("item"), day, last_day), last_day)
+    millisecond = _millisecond(u("time"))
+    other = integers(stream(params.seed, "event/other-device"), counter, len(DEVICES))
+    device = np.where(u("home-device") < _HOME_DEVICE_SHARE, people.device[user_row], other)
+    null = np.stack([u(f"null/{name}") < params.nulls for name in NULLABLE], axis=1)
+    # Tags of an item that has none are an empty list, not a null.
+    item_age = np.maximum(day + millisecond / DAY_MILLISECONDS - things.born[item_row], 0.0)
+    known_device = np.where(null[:, NULLABLE.index("device")], len(DEVICES), device)
+    logit = intercept + _logit(params, people, user_row, things, item_row, day, millisecond, known_device, item_age)
+    return Events(
+        event_id=scatter_64(stream(params.seed, "event/id"), counter),
+        day=day,
+        lag=lag,
+        millisecond=millisecond,
+        users=people,
+        user_row=user_row,
+        items=things,
+        item_row=item_row,
+        device=device,
+        item_age=item_age,
+        null=null,
+        logit=logit,
+        clicked=u("click") < probability(logit),
+    )
+
+
+def _counter(landing_day: Ints, row: Ints) -> UInts:
+    return (landing_day.astype(np.uint64) << np.uint64(40)) | row.astype(np.uint64)
+
+
+def lag_of(rules: Rules, landing_day: Ints, row: Ints) -> Ints:
+    """Days between event and landing, int64 [n]: 0 for most, else 1..late_days evenly.
+
+    Nothing happened before the first day: what would have is not late.
+    """
+    counter, seed = _counter(landing_day, row), rules.params.seed
+    late = uniform(stream(seed, "event/late"), counter) < rules.params.late
+    lag = np.where(late, 1 + integers(stream(seed, "event/lag"), counter, rules.late_days), 0)
+    return np.where((lag <= landing_day) & (lag <= rules.late_days), lag, 0)
+
+
+def _users(params: Generate, index: Ints, day: Ints) -> tuple[NDArray[np.intp], Users]:
+    """Traits of each (user, day) once, and which one each row has."""
+    newest = int(day.max(initial=0))
+    span = newest - int(day.min(initial=newest)) + 1
+    keys, row = np.unique(index * span + (newest - day), return_inverse=True)
+    return row, users(params, keys // span, newest - keys % span)
+
+
+def _items(params: Generate, index: Ints, last_day: int) -> tuple[NDArray[np.intp], Items]:
+    keys, row = np.unique(index, return_inverse=True)
+    return row, items(params, keys, last_day)
+
+
+def _millisecond(u: Floats) -> Ints:
+    """Milliseconds since midnight, by the day's traffic curve."""
+    edges = np.concatenate([[0.0], np.cumsum(_TRAFFIC) / _TRAFFIC.sum()])
+    place = np.interp(u, edges, np.arange(25) * 3_600_000.0)
+    return np.minimum(place.astype(np.int64), DAY_MILLISECONDS - 1)
+
+
+def _logit(
+    params: Generate,
+    people: Users,
+    user_row: NDArray[np.intp],
+    things: Items,
+    item_row: NDArray[np.intp],
+    day: Ints,
+    millisecond: Ints,
+    device: Ints,
+    item_age: Floats,
+) -> Floats:
+    effects = _effects(params.seed)
+    category = things.category[item_row]
+    group = people.age_group[user_row]
+    by_device = np.append(effects.device, np.zeros((len(CATEGORIES), 1)), axis=1)
+    of_user = 0.35 * people.bias + 0.4 * 2.0 * np.log(people.activity / 4.0)
+    of_item = 0.6 * things.bias + effects.tag[things.tags].sum(axis=1)
+    price_slope = -0.75 + 0.12 * np.arange(len(AGE_EDGES) + 1)
+    fit = np.einsum("nk,nk->n", people.taste[user_row], things.taste[item_row]) / np.sqrt(TASTE_DIM)
+    trend = 7.5 * params.drift * np.sin(2.0 * np.pi * day / _TREND_DAYS + effects.phase[category])
+    logit: Floats = (
+        of_user[user_row]
+        + of_item[item_row]
+        + effects.category[category]
+        + effects.country[category, people.country[user_row]]
+        + effects.age[category, group]
+        + by_device[category, device]
+        + price_slope[group] * things.log_price_z[item_row]
+        + effects.hour[device, millisecond // 3_600_000]
+        + 0.5 * np.exp(-item_age / 10.0)
+        + params.taste * fit
+        + trend
+    )
+    return logit

@@ -1,0 +1,197 @@
+"""A day's landing files: one function makes any one of them, and one step makes the whole day appear."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import uuid
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.atomic import fsync_dir, write_text
+from headrace.generate.clicks import Rules, events
+from headrace.generate.faults import duplicate_sources, malformed_kind, malformed_lines
+from headrace.generate.lines import CSV_HEADER, Format, lines, values
+from headrace.generate.noise import Ints, stream
+from headrace.generate.truth import EXACT_ROWS, DayTruth, LandingFile, Tally, tally
+
+#: More rows than this go to more files: a file is made in memory (about 1 KB a row at the peak), as one task.
+MAX_FILE_ROWS = 500_000
+#: Fast: level 6 takes four times as long as all else, for files smaller by a fifth.
+_GZIP_LEVEL = 1
+_WBITS_GZIP = 31
+
+
+@dataclass(frozen=True)
+class Day:
+    """A day to be made: small enough to send to every task."""
+
+    rules: Rules
+    ds: str
+    start: date
+    #: Days since the first day.
+    number: int
+
+    @property
+    def rows(self) -> int:
+        return self.rules.params.rows_per_day
+
+    @property
+    def files(self) -> int:
+        return min(self.rows, max(self.rules.params.files_per_day, -(-self.rows // MAX_FILE_ROWS)))
+
+    @property
+    def duplicates(self) -> int:
+        return round(self.rows * self.rules.params.duplicates)
+
+    @property
+    def malformed(self) -> int:
+        return round(self.rows * self.rules.params.malformed)
+
+    def format(self, file: int) -> Format:
+        formats = self.rules.params.formats
+        return formats[file % len(formats)]
+
+    def file_name(self, file: int) -> str:
+        return f"part-{file:04d}.{'json' if self.format(file) == 'jsonl' else 'csv'}.gz"
+
+
+def write_file(day: Day, file: int, folder: Path) -> Tally:
+    """Make file number `file` of a day in `folder`.
+
+    Its bytes depend on (day, file) alone, so a task that runs twice does no harm. Good rows, duplicates and malformed
+    lines are each dealt out to the files in ranges, and stand in random order within a file.
+    """
+    rules, fmt = day.rules, day.format(file)
+    row = _share(day.rows, file, day.files)
+    twice = _share(day.duplicates, file, day.files)
+    bad = _share(day.malformed, file, day.files)
+    good = events(rules, np.full(len(row), day.number), row)
+    first_day, first_row = duplicate_sources(rules, day.number, twice, day.rows)
+    again = events(rules, first_day, first_row)
+    all_lines = pa.concat_arrays([
+        lines(values(good, day.start, fmt), fmt),
+        lines(values(again, day.start, fmt), fmt),
+        malformed_lines(rules, day.start, day.number, bad, fmt),
+    ])  # fmt: skip
+    order = np.random.default_rng([stream(rules.params.seed, "order"), day.number, file]).permutation(len(all_lines))
+    header = CSV_HEADER if fmt == "csv" else ""
+    written = _write_gzip(folder / day.file_name(file), header, all_lines.take(pa.array(order)))
+    before = int((first_day < day.number).sum())
+    return tally(
+        good,
+        rules.late_days,
+        same_day=len(twice) - before,
+        day_before=before,
+        malformed_kinds=malformed_kind(rules, day.number, bad),
+        exact=day.rows <= EXACT_ROWS,
+        file=written,
+    )
+
+
+def _share(total: int, part: int, parts: int) -> Ints:
+    """The numbers of 0..total-1 that fall to one of the parts: int64."""
+    return np.arange(total * part // parts, total * (part + 1) // parts)
+
+
+def _write_gzip(path: Path, header: str, all_lines: pa.StringArray) -> LandingFile:
+    """One gzip member with no name and time 0 (RFC 1952), so that equal lines are equal bytes."""
+    assert all_lines.offset == 0
+    _, offsets, data = all_lines.buffers()
+    end = int(np.frombuffer(offsets, dtype=np.int32)[len(all_lines)]) if len(all_lines) else 0
+    body = memoryview(data)[:end] if end else b""
+    packer = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _WBITS_GZIP)
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
+    with open(partial, "wb") as f:
+        f.write(packer.compress(header.encode()))
+        f.write(packer.compress(body))
+        f.write(packer.flush())
+        f.flush()
+        os.fsync(f.fileno())
+        size = f.tell()
+    os.replace(partial, path)
+    return LandingFile(
+        name=path.name, lines=len(all_lines), bytes=size, crc32=zlib.crc32(body, zlib.crc32(header.encode()))
+    )
+
+
+def truth_path(landing: Path, ds: str) -> Path:
+    """Where a day's truth is, below the pipeline's landing folder."""
+    return landing / "truth" / f"{ds}.json"
+
+
+@contextmanager
+def hidden_folder(landing: Path, ds: str) -> Iterator[Path]:
+    """A folder for a day in the making, whose name no glob finds; removed at the end unless `appear` took it."""
+    landing.mkdir(parents=True, exist_ok=True)
+    for leftover in landing.glob(f".{ds}.*.partial"):
+        # A task of a killed run may still be writing there: then what is left goes next time. No glob finds it.
+        shutil.rmtree(leftover, ignore_errors=True)
+    folder = landing / f".{ds}.{uuid.uuid4().hex[:8]}.partial"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def appear(folder: Path, landing: Path, truth: DayTruth) -> None:
+    """Make the finished day visible, in one rename; an older one goes away, in one rename, just before.
+
+    The truth file comes first. Killed in between, there is a truth without its day: `why_make` sees that, and the next
+    run makes the day again.
+    """
+    final = landing / truth.ds
+    if final.exists():
+        # Not deleted in place: a reader would see half a day.
+        os.replace(final, landing / f".{truth.ds}.{uuid.uuid4().hex[:8]}.old.partial")
+    write_text(truth_path(landing, truth.ds), truth.model_dump_json(indent=1) + "\n")
+    fsync_dir(folder)
+    os.replace(folder, final)
+    fsync_dir(landing)
+    for old in landing.glob(f".{truth.ds}.*.old.partial"):
+        shutil.rmtree(old)
+
+
+def why_make(landing: Path, ds: str, key: str, parameters: dict[str, object]) -> tuple[str | None, DayTruth | None]:
+    """Why a day must be made, or None where it stands as these parameters make it; and its truth file, if any."""
+    folder = landing / ds
+    truth = DayTruth.load(truth_path(landing, ds))
+    if not folder.is_dir():
+        return "not there yet", truth
+    if truth is None:
+        return "its truth file is missing or of another version", None
+    if truth.key != key:
+        return _changes(truth.parameters, parameters), truth
+    names = {f.name for f in truth.files}
+    for extra in sorted(p.name for p in folder.glob("*.gz") if p.name not in names):
+        return f"{folder / extra} does not belong to it", truth
+    for file in truth.files:
+        if not _intact(folder / file.name, file):
+            return f"{folder / file.name} is gone or damaged", truth
+    return None, truth
+
+
+def _changes(old: dict[str, object], new: dict[str, object]) -> str:
+    names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+    shown = ", ".join(f"{name} {old.get(name)} -> {new.get(name)}" for name in names)
+    return f"its parameters have changed ({shown})" if shown else "it was made by another version of the generator"
+
+
+def _intact(path: Path, file: LandingFile) -> bool:
+    """Size and gzip's own checksum agree: cheap, and it tells any two generated files apart."""
+    try:
+        with open(path, "rb") as f:
+            f.seek(-8, os.SEEK_END)
+            (crc32,) = struct.unpack("<I", f.read(4))
+        return path.stat().st_size == file.bytes and crc32 == file.crc32
+    except OSError:
+        return False
