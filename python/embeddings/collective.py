@@ -1,0 +1,99 @@
+"""What ranks say to each other: one small interface, so that all above it is ignorant of who carries the bytes.
+
+Every method is collective: each rank calls the same methods in the same order, also with nothing to send. No method
+is seen by autograd; gradients travel by explicit calls (headrace.embeddings.sharded).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from headrace.world import World
+
+
+class Collective(Protocol):
+    """The ranks of one job. Implementations: LocalCollective, ThreadCollective, HorovodCollective."""
+
+    @property
+    def world(self) -> World:
+        """Which rank this is, of how many."""
+        ...
+
+    def all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """Send consecutive rows of `x` to the ranks in order; receive theirs.
+
+        Args:
+            x: [N, ...], any dtype; the trailing shape and dtype are the same on all ranks.
+            send_rows: rows for each rank, [world.size], summing to N; zeros are fine.
+
+        Returns:
+            The received rows in the order of their senders, [M, ...] (may share memory with `x`: read it only), and
+            how many came from each rank, [world.size].
+        """
+        ...
+
+    def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over the ranks, in place. Same shapes and dtypes on all ranks."""
+        ...
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Concatenate the ranks' `x` [N_r, ...] in rank order along dim 0; N_r may differ, also be 0."""
+        ...
+
+    def broadcast(self, tensors: Sequence[Tensor], root: int = 0) -> None:
+        """Replace each tensor by the root's, in place. Same shapes and dtypes on all ranks."""
+        ...
+
+    def barrier(self) -> None:
+        """Return when all ranks have called it."""
+        ...
+
+
+def check_send_rows(x: Tensor, send_rows: Sequence[int], size: int) -> None:
+    """Raise ValueError unless `send_rows` splits the rows of `x` over `size` ranks."""
+    if len(send_rows) != size or min(send_rows, default=0) < 0 or sum(send_rows) != x.shape[0]:
+        raise ValueError(f"send_rows {list(send_rows)} does not split {x.shape[0]} rows over {size} ranks")
+
+
+class LocalCollective:
+    """One rank: every exchange is with itself."""
+
+    @property
+    def world(self) -> World:
+        return World()
+
+    def all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> tuple[Tensor, list[int]]:
+        check_send_rows(x, send_rows, 1)
+        return x, [x.shape[0]]
+
+    def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
+        return None
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return x.detach()
+
+    def broadcast(self, tensors: Sequence[Tensor], root: int = 0) -> None:
+        if root != 0:
+            raise ValueError(f"no rank {root} in a world of 1")
+
+    def barrier(self) -> None:
+        return None
+
+
+def flatten_by_dtype(tensors: Sequence[Tensor]) -> list[tuple[list[Tensor], Tensor]]:
+    """Pack tensors into one buffer a dtype: one message instead of many. [(members, flat buffer)] in a fixed order."""
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for t in tensors:
+        groups.setdefault(t.dtype, []).append(t)
+    return [(group, torch.cat([t.detach().reshape(-1) for t in group])) for group in groups.values()]
+
+
+def unflatten(members: Sequence[Tensor], flat: Tensor) -> None:
+    """Copy the parts of a buffer of `flatten_by_dtype` back into its members, in place."""
+    with torch.no_grad():
+        for t, part in zip(members, torch.split(flat, [t.numel() for t in members]), strict=True):
+            t.copy_(part.view_as(t))

@@ -1,0 +1,61 @@
+"""Ranks as Horovod processes. The only import of horovod.torch in this room.
+
+What Horovod 0.28 asks for: contiguous inputs; `splits` as an int32 tensor on the CPU; the same name for the same
+operation on every rank and in every step, so that negotiated responses are reused. All calls here are synchronous, so
+one name a kind of message (operation, dtype, trailing shape) is never in flight twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import horovod.torch as hvd
+import torch
+from torch import Tensor
+
+from headrace.embeddings.collective import check_send_rows, flatten_by_dtype, unflatten
+from headrace.world import World
+
+_MAX_SPLIT = 2**31 - 1
+
+
+class HorovodCollective:
+    """The ranks of a Horovod job. `hvd.init()` must have been called (the launcher's business)."""
+
+    def __init__(self) -> None:
+        self._world = World(rank=hvd.rank(), size=hvd.size(), local_rank=hvd.local_rank(), local_size=hvd.local_size())
+
+    @property
+    def world(self) -> World:
+        return self._world
+
+    def all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> tuple[Tensor, list[int]]:
+        check_send_rows(x, send_rows, self.world.size)
+        if max(send_rows) > _MAX_SPLIT:
+            raise ValueError(f"Horovod sends at most {_MAX_SPLIT} rows to a rank at once, not {max(send_rows)}")
+        splits = torch.tensor(send_rows, dtype=torch.int32)
+        handle = hvd.alltoall_async(x.detach().contiguous(), splits=splits, name=_name("all_to_all", x))
+        received, counts = hvd.synchronize(handle)
+        return received, counts.tolist()
+
+    def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
+        for members, flat in flatten_by_dtype(tensors):
+            hvd.allreduce_(flat, op=hvd.Sum, name=f"headrace.all_reduce.{flat.dtype}.{flat.numel()}")
+            unflatten(members, flat)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        gathered: Tensor = hvd.synchronize(hvd.allgather_async(x.detach().contiguous(), name=_name("all_gather", x)))
+        return gathered
+
+    def broadcast(self, tensors: Sequence[Tensor], root: int = 0) -> None:
+        for members, flat in flatten_by_dtype(tensors):
+            hvd.broadcast_(flat, root, name=f"headrace.broadcast.{root}.{flat.dtype}.{flat.numel()}")
+            unflatten(members, flat)
+
+    def barrier(self) -> None:
+        hvd.barrier()
+
+
+def _name(operation: str, x: Tensor) -> str:
+    shape = "x".join(str(n) for n in x.shape[1:])
+    return f"headrace.{operation}.{x.dtype}.{shape}"

@@ -1,0 +1,381 @@
+"""Embedding shards on disk. A saved table knows nothing of the world that saved it.
+
+Each rank writes its rows as chunks: (table, start, stop, stride) and the rows themselves, in safetensors files of
+bounded size, weights and each optimizer state in files of their own, so that scoring never reads a state. Its record
+`rank-NNNNN.json` lists them with checksums. When all ranks have written (a barrier), the chief folds the records into
+`index.json` (`write_index`); only a folder with an index can be read, by any number of ranks.
+
+    with shared_directory(final, collective) as folder:
+        embeddings.save_shards(folder, with_optimizer=True)
+        collective.barrier()
+        if collective.world.is_chief:
+            write_index(folder)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor
+
+from headrace.atomic import fsync_dir, write_text
+from headrace.embeddings.collective import Collective
+from headrace.embeddings.tensors import FileRecord, load_tensors, read_checked, save_tensors
+from headrace.errors import UserError
+
+if TYPE_CHECKING:
+    from headrace.embeddings.plan import Plan
+    from headrace.embeddings.sharded import ShardedEmbeddings
+
+log = logging.getLogger("headrace.embeddings")
+
+R = TypeVar("R", bound=BaseModel)
+
+INDEX = "index.json"
+#: The name under which the rows themselves are stored, beside the names of optimizer states.
+WEIGHT = "weight"
+#: Bytes of a file at most (one row at least): what passes through memory at once.
+FILE_BYTES = 128 * 2**20
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TableRecord(_Record):
+    """A saved table."""
+
+    name: str
+    rows: int
+    dim: int
+
+
+class Chunk(_Record):
+    """Rows `range(start, stop, stride)` of one table's weight or optimizer state: tensor `key` of `file`."""
+
+    table: str
+    state: str
+    start: int
+    stop: int
+    stride: int
+    file: str
+    key: str
+
+    @property
+    def rows(self) -> range:
+        return range(self.start, self.stop, self.stride)
+
+
+class OptimizerRecord(_Record):
+    """The optimizer whose states were saved."""
+
+    kind: str
+    steps: int
+    states: tuple[str, ...]
+
+
+class RankRecord(_Record):
+    """What one rank wrote."""
+
+    format: Literal[1] = 1
+    rank: int
+    world_size: int
+    tables: tuple[TableRecord, ...]
+    optimizer: OptimizerRecord | None
+    files: tuple[FileRecord, ...]
+    chunks: tuple[Chunk, ...]
+
+
+class Index(_Record):
+    """What all ranks wrote."""
+
+    format: Literal[1] = 1
+    tables: tuple[TableRecord, ...]
+    optimizer: OptimizerRecord | None
+    files: tuple[FileRecord, ...]
+    chunks: tuple[Chunk, ...]
+    #: SHA-256 of this record with an empty checksum.
+    sha256: str = ""
+
+    def digest(self) -> str:
+        text = self.model_copy(update={"sha256": ""}).model_dump_json()
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass
+class Loaded:
+    """What `load_shards` found, for the whole model."""
+
+    #: Rows read by table.
+    tables: dict[str, int] = field(default_factory=dict)
+    #: Rows that the save did not have and that keep their start, by table; a table that is new wholly so.
+    new_rows: dict[str, int] = field(default_factory=dict)
+    #: Saved tables that this model lacks.
+    unused: tuple[str, ...] = ()
+
+
+def save_shards(embeddings: ShardedEmbeddings, directory: Path, with_optimizer: bool) -> None:
+    """Write this rank's rows, and its optimizer states, and the record of both. Speaks to no other rank.
+
+    Args:
+        embeddings: the tables.
+        directory: shared by all ranks, empty at first; made if it is not there.
+        with_optimizer: also the states, so that `load_shards` goes on exactly; twice the size with adagrad.
+
+    Raises:
+        RuntimeError: states are wanted but there is no optimizer, or gradients wait for `step`.
+    """
+    if embeddings._pending:
+        raise RuntimeError("gradients wait for step(): a save between backward and step would lose them")
+    plan, world = embeddings.plan, embeddings.collective.world
+    sources = {WEIGHT: embeddings.weight}
+    optimizer = None
+    if with_optimizer:
+        if embeddings.optimizer is None:
+            raise RuntimeError("there is no optimizer whose states could be saved")
+        sources.update(embeddings.state)
+        optimizer = OptimizerRecord(
+            kind=embeddings.optimizer.kind, steps=embeddings.steps, states=tuple(embeddings.state)
+        )
+    files: list[FileRecord] = []
+    chunks: list[Chunk] = []
+    for state, source in sources.items():
+        for number, pieces in enumerate(_files_of(plan, world.rank)):
+            name = f"{state}-{world.rank:05d}-{number:05d}.safetensors"
+            tensors = {}
+            for table, rows, first in pieces:
+                key = f"{table}/{rows.start}:{rows.stop}:{rows.step}"
+                tensors[key] = source[first : first + len(rows)]
+                chunks.append(
+                    Chunk(table=table, state=state, start=rows.start, stop=rows.stop, stride=rows.step,
+                          file=name, key=key)
+                )  # fmt: skip
+            files.append(save_tensors(directory / name, tensors))
+    record = RankRecord(
+        rank=world.rank, world_size=world.size, optimizer=optimizer, files=tuple(files), chunks=tuple(chunks),
+        tables=tuple(TableRecord(name=t.name, rows=t.rows, dim=t.dim) for t in plan.tables),
+    )  # fmt: skip
+    write_text(_rank_file(directory, world.rank), record.model_dump_json(indent=1) + "\n")
+
+
+def _files_of(plan: Plan, rank: int) -> Iterator[list[tuple[str, range, int]]]:
+    """Cut a rank's weight matrix into files: lists of (table, its rows, the first of them in the weight matrix)."""
+    room = limit = max(1, FILE_BYTES // max(1, plan.dim * 4))
+    pieces: list[tuple[str, range, int]] = []
+    first = 0
+    for shard in plan.shards_on(rank):
+        rows = shard.rows
+        while len(rows):
+            part, rows = rows[:room], rows[room:]
+            pieces.append((shard.table, part, first))
+            first += len(part)
+            room -= len(part)
+            if room == 0:
+                yield pieces
+                pieces, room = [], limit
+    if pieces:
+        yield pieces
+
+
+def write_index(directory: Path) -> Index:
+    """Fold the ranks' records into the index. The chief's work, after a barrier that follows `save_shards`.
+
+    Raises:
+        UserError: a rank's record is missing or the ranks do not agree.
+    """
+    first = _read(_rank_file(directory, 0), RankRecord)
+    records = [first, *(_read(_rank_file(directory, r), RankRecord) for r in range(1, first.world_size))]
+    for record in records:
+        if (record.world_size, record.tables, record.optimizer) != (first.world_size, first.tables, first.optimizer):
+            raise UserError(f"{directory}: ranks 0 and {record.rank} did not save the same tables or step")
+    chunks = tuple(c for r in records for c in r.chunks)
+    for state in (WEIGHT, *(first.optimizer.states if first.optimizer else ())):
+        for table in first.tables:
+            saved = sum(len(c.rows) for c in chunks if c.table == table.name and c.state == state)
+            if saved != table.rows:
+                raise UserError(f"{directory}: {saved} of the {table.rows} rows of table '{table.name}' were saved")
+    files = tuple(f for r in records for f in r.files)
+    index = Index(tables=first.tables, optimizer=first.optimizer, files=files, chunks=chunks)
+    index = index.model_copy(update={"sha256": index.digest()})
+    write_text(directory / INDEX, index.model_dump_json(indent=1) + "\n")
+    for record in records:
+        _rank_file(directory, record.rank).unlink()
+    return index
+
+
+def read_index(directory: Path) -> Index:
+    """The index of a saved folder.
+
+    Raises:
+        UserError: there is none (the save did not finish), or it was altered.
+    """
+    path = directory / INDEX
+    index = _read(path, Index)
+    if index.digest() != index.sha256:
+        raise UserError(f"{path} is damaged: its contents do not match its checksum")
+    return index
+
+
+def verify_shards(directory: Path) -> Index:
+    """Read every file of a saved folder and compare it with its checksum.
+
+    Raises:
+        UserError: naming the file that is missing or damaged.
+    """
+    index = read_index(directory)
+    for record in index.files:
+        read_checked(directory, record)
+    return index
+
+
+def load_shards(embeddings: ShardedEmbeddings, directory: Path, with_optimizer: bool) -> Loaded:
+    """Read this rank's rows, whatever world saved them. Speaks to no other rank.
+
+    Rows that the save lacks (the vocabulary has grown since) keep their start and fresh optimizer states, as do
+    tables that it lacks. Tables that only the save has are left out. Rows are read into place (a second copy may not
+    fit), so after an error the tables hold a part of the save: make them anew.
+
+    Args:
+        embeddings: the tables; an optimizer must be configured where its states are wanted.
+        directory: written by `save_shards` and `write_index`.
+        with_optimizer: also the states and the number of steps.
+
+    Raises:
+        UserError: no index, a missing or damaged file, another embedding_dim or optimizer, or a saved table with more
+            rows than the model's.
+    """
+    index = read_index(directory)
+    plan, rank = embeddings.plan, embeddings.collective.world.rank
+    loaded = _compare(index, plan, directory)
+    targets = {WEIGHT: embeddings.weight}
+    if with_optimizer:
+        _check_optimizer(index, embeddings, directory)
+        targets.update({name: full.zero_() for name, full in embeddings.state.items()})
+    wanted = [
+        c for c in index.chunks if c.state in targets and c.table in loaded.tables and _has_rows_on(plan, rank, c)
+    ]
+    expected = sum(len(range(s.rows.start, loaded.tables.get(s.table, 0), s.rows.step)) for s in plan.shards_on(rank))
+    found = _read_chunks(wanted, index, directory, plan, rank, targets)
+    for state in targets:
+        if found.get(state, 0) != expected:
+            raise UserError(f"{directory}: {found.get(state, 0)} of {expected} rows of '{state}' were found")
+    embeddings.drop_gradients()
+    if with_optimizer and index.optimizer:
+        embeddings.steps = index.optimizer.steps
+    return loaded
+
+
+def _compare(index: Index, plan: Plan, directory: Path) -> Loaded:
+    """What of a save fits a plan."""
+    saved = {t.name: t for t in index.tables}
+    loaded = Loaded(unused=tuple(sorted(saved.keys() - {t.name for t in plan.tables})))
+    for table in plan.tables:
+        old = saved.get(table.name)
+        if old is None:
+            loaded.new_rows[table.name] = table.rows
+            continue
+        if old.dim != table.dim:
+            raise UserError(
+                f"{directory}: table '{table.name}' was saved with embedding_dim {old.dim}, the model has {table.dim}: "
+                f"set model.embedding_dim back, or train from nothing (train.warm_start=false)"
+            )
+        if old.rows > table.rows:
+            raise UserError(
+                f"{directory}: table '{table.name}' was saved with {old.rows} rows, the model has {table.rows}: "
+                f"the dataset was made with an older vocabulary than the saved model"
+            )
+        loaded.tables[table.name] = old.rows
+        if table.rows > old.rows:
+            loaded.new_rows[table.name] = table.rows - old.rows
+    if loaded.new_rows or loaded.unused:
+        log.info("%s: new rows by table: %s; unused tables: %s", directory, loaded.new_rows, list(loaded.unused))
+    return loaded
+
+
+def _check_optimizer(index: Index, embeddings: ShardedEmbeddings, directory: Path) -> None:
+    if embeddings.optimizer is None:
+        raise RuntimeError("configure_optimizer comes before loading its states")
+    if index.optimizer is None:
+        raise UserError(f"{directory} was saved without optimizer states: training cannot go on from it exactly")
+    if index.optimizer.kind != embeddings.optimizer.kind:
+        raise UserError(
+            f"{directory} was saved with optimizer '{index.optimizer.kind}', train.embeddings.kind is "
+            f"'{embeddings.optimizer.kind}': its states do not fit"
+        )
+
+
+def _has_rows_on(plan: Plan, rank: int, chunk: Chunk) -> bool:
+    """Whether a rank may need a chunk: two arithmetic progressions can meet only if gcd(strides) divides the gap."""
+    return any(
+        s.table == chunk.table and (s.rows.start - chunk.start) % math.gcd(s.rows.step, chunk.stride) == 0
+        for s in plan.shards_on(rank)
+    )
+
+
+def _read_chunks(
+    wanted: Iterable[Chunk], index: Index, directory: Path, plan: Plan, rank: int, targets: dict[str, Tensor]
+) -> dict[str, int]:
+    """Copy the chunks' rows that live on `rank` into the targets; how many, by state."""
+    by_file: dict[str, list[Chunk]] = {}
+    for chunk in wanted:
+        by_file.setdefault(chunk.file, []).append(chunk)
+    records = {f.name: f for f in index.files}
+    first, end = plan.addresses.rank_starts[rank : rank + 2].tolist()
+    found: dict[str, int] = {}
+    for name, chunks in by_file.items():
+        tensors = load_tensors(directory, records[name])
+        for c in chunks:
+            rows = tensors[c.key]
+            address = plan.addresses.of_rows(c.table, torch.arange(c.start, c.stop, c.stride))
+            mine = (address >= first) & (address < end)
+            targets[c.state].index_copy_(0, address[mine] - first, rows[mine])
+            found[c.state] = found.get(c.state, 0) + int(mine.sum())
+    return found
+
+
+@contextmanager
+def shared_directory(final: Path, collective: Collective) -> Iterator[Path]:
+    """A folder that all ranks fill and that appears as `final` in one step: `atomic.new_directory` for many ranks.
+
+    Collective: every rank enters and leaves. The chief makes the folder and, when all ranks have left the block well,
+    flushes and renames it; an earlier `final` is replaced. What a killed attempt left behind is removed on entry.
+    The ranks must share a file system.
+    """
+    partial = final.parent / f".{final.name}.shared.partial"
+    if collective.world.is_chief:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    collective.barrier()
+    yield partial
+    collective.barrier()
+    if collective.world.is_chief:
+        for folder in sorted({p.parent for p in partial.rglob("*")} | {partial}):
+            fsync_dir(folder)
+        if final.exists():
+            shutil.rmtree(final)
+        partial.replace(final)
+        fsync_dir(final.parent)
+    collective.barrier()
+
+
+def _rank_file(directory: Path, rank: int) -> Path:
+    return directory / f"rank-{rank:05d}.json"
+
+
+def _read(path: Path, kind: type[R]) -> R:
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing: the save of {path.parent} did not finish or was damaged") from None
+    except ValidationError as e:
+        raise UserError(f"{path} is damaged or of another version: {e.errors()[0]['msg']}") from None

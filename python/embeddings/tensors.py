@@ -1,0 +1,83 @@
+"""Tensors in safetensors files with checksums: no pickle, and a damaged file is refused by name."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from headrace.errors import UserError
+
+
+class FileRecord(BaseModel):
+    """A file that was written, relative to the folder of the record that holds it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileRecord:
+    """Write a safetensors file and flush it to the disk.
+
+    The checksum is of the bytes in memory, so it also finds what the disk did not keep. The whole file passes through
+    memory once: callers with large tensors split them.
+    """
+    return _write(path, safetensors.torch.save({name: t.detach().contiguous() for name, t in tensors.items()}))
+
+
+def load_tensors(folder: Path, record: FileRecord) -> dict[str, Tensor]:
+    """Read a file of `save_tensors` and compare it with its record.
+
+    Raises:
+        UserError: it is missing, cut off, altered, or not a safetensors file.
+    """
+    path = folder / record.name
+    content = read_checked(folder, record)
+    try:
+        loaded: dict[str, Tensor] = safetensors.torch.load(content)
+    except safetensors.SafetensorError as e:
+        raise UserError(f"{path} is not a safetensors file: {e}") from None
+    return loaded
+
+
+def read_checked(folder: Path, record: FileRecord) -> bytes:
+    """The bytes of a file, if they are those of its record.
+
+    Raises:
+        UserError: the file is missing, or differs.
+    """
+    path = folder / record.name
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing, though the record beside it lists it: the folder is damaged") from None
+    if len(content) != record.bytes:
+        raise UserError(f"{path} is damaged: {len(content)} bytes instead of {record.bytes}")
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != record.sha256:
+        raise UserError(f"{path} is damaged: its SHA-256 is {digest[:12]}…, not {record.sha256[:12]}… as recorded")
+    return content
+
+
+def record_of(folder: Path, name: str) -> FileRecord:
+    """The record of a file that somebody else wrote."""
+    content = (folder / name).read_bytes()
+    return FileRecord(name=name, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+
+
+def _write(path: Path, content: bytes) -> FileRecord:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "wb") as f:
+        f.write(content)
+        f.flush()
+        os.fsync(f.fileno())
+    return FileRecord(name=path.name, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())

@@ -1,0 +1,160 @@
+"""A saved DLRM: one folder that holds all that scoring needs.
+
+    model.json          kind, model settings, dataset schema, pipeline, ds, key, metrics, checksums of the dense parts
+    dense.safetensors   the state dict of the dense part
+    embeddings/         rows (and optimizer states, for a warm start) by table and range (headrace.embeddings.storage)
+    workflow/           the fitted features that it was trained on
+
+Nothing in it is code, and nothing depends on the number of ranks that wrote it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from headrace import __version__, config
+from headrace.atomic import write_text
+from headrace.embeddings.collective import Collective, LocalCollective
+from headrace.embeddings.storage import Loaded, shared_directory, write_index
+from headrace.embeddings.tensors import FileRecord, load_tensors, read_checked, record_of, save_tensors
+from headrace.errors import UserError
+from headrace.models.dlrm import DLRM
+from headrace.schema import DatasetSchema
+
+META = "model.json"
+DENSE = "dense.safetensors"
+EMBEDDINGS = "embeddings"
+WORKFLOW = "workflow"
+
+
+class Card(BaseModel):
+    """model.json of a DLRM."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, protected_namespaces=())
+
+    kind: Literal["dlrm"] = "dlrm"
+    pipeline: str
+    ds: str
+    key: str
+    metrics: dict[str, float | None]
+    model: config.Model
+    dataset_schema: DatasetSchema = Field(alias="schema")
+    seed: int
+    #: The dense part and the workflow's files, relative to the model's folder.
+    files: tuple[FileRecord, ...]
+    code_version: str = __version__
+
+
+def save_model(
+    final: Path,
+    model: DLRM,
+    *,
+    workflow: Path,
+    pipeline: str,
+    ds: str,
+    key: str,
+    metrics: Mapping[str, float | None],
+    with_optimizer: bool = True,
+) -> None:
+    """Write a saved model. Collective: all ranks call it with the same arguments; they share the file system.
+
+    The folder appears as `final` in one step when all ranks have written; an earlier one is replaced.
+
+    Args:
+        final: the model's folder.
+        model: on every rank, its shards.
+        workflow: folder of the dataset's fitted workflow, copied.
+        pipeline: the pipeline's name.
+        ds: the day.
+        key: the training run's key.
+        metrics: what the evaluation found; None for what has no value.
+        with_optimizer: also the embeddings' optimizer states, where there is an optimizer, in files that scoring does
+            not read: tomorrow's training can go on with them.
+
+    Raises:
+        UserError: the workflow's folder is missing.
+    """
+    embeddings = model.embeddings
+    chief = embeddings.collective.world.is_chief
+    with shared_directory(final, embeddings.collective) as folder:
+        embeddings.save_shards(folder / EMBEDDINGS, with_optimizer and embeddings.optimizer is not None)
+        embeddings.collective.barrier()
+        if chief:
+            if not workflow.is_dir():
+                raise UserError(f"the dataset has no workflow folder {workflow}: run the features stage again")
+            write_index(folder / EMBEDDINGS)
+            shutil.copytree(workflow, folder / WORKFLOW)
+            copied = sorted(p.relative_to(folder) for p in (folder / WORKFLOW).rglob("*") if p.is_file())
+            dense = save_tensors(folder / DENSE, model.state_dict())
+            card = Card(
+                pipeline=pipeline, ds=ds, key=key, metrics=dict(metrics), model=model.config, seed=model.seed,
+                dataset_schema=model.schema, files=(dense, *(record_of(folder, str(name)) for name in copied)),
+            )  # fmt: skip
+            write_text(folder / META, card.model_dump_json(by_alias=True, indent=1) + "\n")
+
+
+def read_card(folder: Path) -> Card:
+    """model.json of a saved DLRM.
+
+    Raises:
+        UserError: it is missing, damaged, or another kind of model's.
+    """
+    path = folder / META
+    try:
+        return Card.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"{folder} is not a saved model: {META} is missing") from None
+    except ValidationError as e:
+        first = e.errors()[0]
+        where = ".".join(str(p) for p in first["loc"])
+        raise UserError(f"{path} is not the record of a saved DLRM: {where}: {first['msg']}") from None
+
+
+def load_dlrm(folder: Path, collective: Collective | None = None) -> DLRM:
+    """Open a saved DLRM, in evaluation mode, on any number of ranks; each reads its own rows.
+
+    Args:
+        folder: written by `save_model`.
+        collective: the ranks to spread the tables over; default this process alone.
+
+    Raises:
+        UserError: a file is missing or damaged; names it.
+    """
+    card = read_card(folder)
+    model = DLRM(card.dataset_schema, card.model, collective or LocalCollective(), card.seed)
+    loaded = restore(model, folder, with_optimizer=False)
+    if loaded.new_rows or loaded.unused:
+        raise UserError(f"{folder / EMBEDDINGS} does not hold the tables of {folder / META}: the folder is damaged")
+    for record in card.files:
+        if record.name != DENSE:
+            read_checked(folder, record)
+    return model.eval()
+
+
+def restore(model: DLRM, folder: Path, with_optimizer: bool) -> Loaded:
+    """Put a saved model's rows and dense weights into a model of the same shape, whose tables may have grown.
+
+    Speaks to no other rank. With `with_optimizer` also the embeddings' optimizer states (`configure_optimizer` first).
+
+    Raises:
+        UserError: a file is missing or damaged, or the shapes differ.
+    """
+    card = read_card(folder)
+    dense = load_tensors(folder, next(r for r in card.files if r.name == DENSE))
+    ours = {name: list(t.shape) for name, t in model.state_dict().items()}
+    theirs = {name: list(t.shape) for name, t in dense.items()}
+    if ours != theirs:
+        differ = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
+        first = differ[0]
+        raise UserError(
+            f"{folder / DENSE} does not fit the model: '{first}' is {theirs.get(first)} there and {ours.get(first)} "
+            f"here ({len(differ)} of {len(ours)} tensors differ): its features or model settings are others"
+        )
+    loaded = model.embeddings.load_shards(folder / EMBEDDINGS, with_optimizer)
+    model.load_state_dict(dense)
+    return loaded
