@@ -1,0 +1,188 @@
+"""Text to the declared types, and the reasons why a row is no row of the table.
+
+A value that is there but cannot be read as its type makes the row bad; nothing is turned into null silently, and
+nothing raises (Spark 4's ANSI casts would). What counts as readable is narrower than Spark's own cast, which takes
+`12d` for a double, `2026` for a timestamp, and `12:30` for a time of today:
+
+  int, bigint      an optional sign and decimal digits, within the type's range
+  float, double    decimal or scientific notation, finite
+  boolean          true, false, t, f, yes, no, y, n, 1, 0
+  timestamp        ISO 8601 date, or date and time (`T` or a blank between), fraction and offset optional; UTC without
+  date             yyyy-MM-dd
+  array<...>       each element by its type; null elements stay
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from headrace.config import Table
+from headrace.errors import UserError
+from headrace.lake.sources import mask_names
+from headrace.schema import Column as Declared
+
+_TIMESTAMP = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.]\d{1,9})?)?( ?(Z|[+-]\d{2}(:?\d{2})?))?)?$"
+_DATE = r"^\d{4}-\d{2}-\d{2}$"
+#: Java reads `1d`, `1f`, `0x1p3` and `NaN`.
+_NO_NUMBER = "[A-DF-Za-df-z]"
+_NUMERIC = ("int", "bigint", "float", "double")
+#: Characters of a value that a reason quotes.
+_SHOWN = 100
+
+#: `_state` of a row.
+GOOD, BAD, SKIPPED = 0, 1, 2
+
+
+def kind_unreadable(column: Declared) -> str:
+    """The kind of reason of a value that is not of its type."""
+    return f"{column.name}: not {_article(column.type)}"
+
+
+def check_table(table: Table) -> None:
+    """Refuse declarations that rows cannot be judged by.
+
+    Raises:
+        UserError: a reserved name, a range of a column that has no order, an event time that is no time.
+    """
+    types = {c.name: c.type for c in table.columns}
+    for name in types:
+        if name.startswith("_") or name.lower() == "ds":
+            raise UserError(f"table.columns: '{name}' is a reserved name (`ds` and names that begin with `_`)")
+    for name in table.expectations.ranges:
+        if types[name] not in _NUMERIC:
+            raise UserError(f"table.expectations.ranges: column '{name}' is {types[name]}, not a number")
+    if table.event_time and types[table.event_time] not in ("timestamp", "date"):
+        raise UserError(f"table.event_time: column '{table.event_time}' is {types[table.event_time]}; declare it "
+                        f"timestamp or date")  # fmt: skip
+
+
+def typed(frame: DataFrame, table: Table) -> DataFrame:
+    """An adapter's frame with its columns typed and each row judged.
+
+    Returns:
+        `_file`, `_ds`, `_source_file`, `_line`, `_copy`; `_state` int (GOOD, BAD, SKIPPED); the declared columns;
+        `_present<k>`, `_extra`; and, null where the row is good, `_raw` string, `_reason` string,
+        `_kinds` array<struct<kind string, value string>>.
+    """
+    columns = table.columns
+    values = [_cast(frame, i, c).alias(c.name) for i, c in enumerate(columns)]
+    frame = frame.select("*", *values)
+    wrong = _wrong(frame, table)
+    bad = F.col("_broken").isNotNull() | reduce(lambda a, b: a | b, (w.when for w in wrong), F.lit(False))
+    state = F.when(F.col("_skip"), SKIPPED).when(F.coalesce(bad, F.lit(True)), BAD).otherwise(GOOD)
+    frame = frame.select("*", state.alias("_state"))
+    is_bad = F.col("_state") == BAD
+    kinds = F.array_compact(
+        F.array(*(F.when(w.when, F.struct(F.lit(w.kind).alias("kind"), w.value.alias("value"))) for w in wrong))
+    )
+    whole = F.array(F.struct(F.col("_broken").alias("kind"), F.substring("_text", 1, _SHOWN).alias("value")))
+    reason = F.concat_ws("; ", *(F.when(w.when, w.reason) for w in wrong))
+    broken = F.col("_broken").isNotNull()
+    return frame.select(
+        "_file", "_ds", "_source_file", "_line", "_copy", "_state", *(_quoted(c.name) for c in columns),
+        *mask_names(len(columns)), "_extra",
+        F.when(is_bad, F.make_valid_utf8("_text")).alias("_raw"),
+        F.when(is_bad, F.when(broken, F.col("_broken")).otherwise(reason)).alias("_reason"),
+        F.when(is_bad, F.when(broken, whole).otherwise(kinds)).alias("_kinds"),
+    )  # fmt: skip
+
+
+class _Wrong:
+    """One thing that can be wrong with a row that reads as a line: when, its kind (for counting), its reason."""
+
+    def __init__(self, when: Column, kind: str, reason: Column, value: Column) -> None:
+        self.when, self.kind, self.reason, self.value = when, kind, reason, value
+
+
+def _wrong(frame: DataFrame, table: Table) -> list[_Wrong]:
+    found = []
+    there = set(frame.columns)
+    for i, c in enumerate(table.columns):
+        text, value = F.col(f"_t{i}"), F.col(_quoted(c.name))
+        shown = F.substring(text, 1, _SHOWN)
+        name = F.lit(c.name)
+        unread = _unread(i, c, f"_v{i}" in there)
+        if unread is not None:
+            reason = F.concat(name, F.lit(": '"), shown, F.lit(f"' is not {_article(c.type)}"))
+            found.append(_Wrong(unread, kind_unreadable(c), reason, shown))
+        if c.required:
+            kind = f"{c.name}: required, but null"
+            found.append(_Wrong(text.isNull(), kind, F.lit(kind), shown))
+    for column, (low, high) in table.expectations.ranges.items():
+        value = F.col(_quoted(column))
+        outside = F.lit(False)
+        if low is not None:
+            outside = outside | (value < F.lit(low))
+        if high is not None:
+            outside = outside | (value > F.lit(high))
+        span = f"outside [{'' if low is None else f'{low:g}'}, {'' if high is None else f'{high:g}'}]"
+        text = value.cast("string")
+        reason = F.concat(F.lit(f"{column}: "), text, F.lit(f" is {span}"))
+        found.append(_Wrong(F.coalesce(outside, F.lit(False)), f"{column}: {span}", reason, text))
+    if table.event_time:
+        found += _untimely(table.event_time, table.late_days)
+    return found
+
+
+def _untimely(column: str, late_days: int) -> list[_Wrong]:
+    time = F.col(_quoted(column)).cast("timestamp")
+    text = time.cast("string")
+    late, future = F.coalesce(time < F.col("_from"), F.lit(False)), F.coalesce(time >= F.col("_to"), F.lit(False))
+    too_late, too_early = f"more than {late_days} days late", "after the end of the day"
+    return [
+        _Wrong(when, f"{column}: {what}", F.concat(F.lit(f"{column}: '"), text, F.lit(f"' is {what}")), text)
+        for when, what in ((late, too_late), (future, too_early))
+    ]
+
+
+def _cast(frame: DataFrame, i: int, column: Declared) -> Column:
+    ready = f"_v{i}" if f"_v{i}" in frame.columns else f"_t{i}"
+    if column.type.startswith("array"):
+        element = column.type[len("array<") : -1]
+        if element == "string":
+            return F.col(ready)
+        return F.transform(ready, lambda e: _scalar(e, element))
+    return _scalar(F.col(ready), column.type)
+
+
+def _scalar(text: Column, type_: str) -> Column:
+    if type_ == "string":
+        return text
+    if type_ in ("float", "double"):
+        number = F.when(~text.rlike(_NO_NUMBER), text.try_cast(type_))
+        # NaN is above infinity in Spark's order.
+        return F.when(F.abs(number) < F.lit(float("inf")).cast(type_), number)
+    if type_ in ("timestamp", "date"):
+        pattern = _TIMESTAMP if type_ == "timestamp" else _DATE
+        return F.when(text.rlike(pattern), text.try_cast(type_))
+    return text.try_cast(type_)
+
+
+def _unread(i: int, column: Declared, has_value: bool) -> Column | None:
+    """When there is text that did not become a value; None where any text is one."""
+    text, value = F.col(f"_t{i}"), F.col(_quoted(column.name))
+    if not column.type.startswith("array"):
+        return None if column.type == "string" and not has_value else text.isNotNull() & value.isNull()
+    items = F.col(f"_v{i}")
+    unread = text.isNotNull() & value.isNull()
+    if column.type == "array<string>":
+        return unread
+    lost = F.size(F.filter(items, F.isnull)) != F.size(F.filter(value, F.isnull))
+    return unread | F.coalesce(lost, F.lit(False))
+
+
+def _article(type_: str) -> str:
+    return f"an {type_}" if type_[0] in "aeiou" else f"a {type_}"
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def quoted(names: Sequence[str]) -> list[str]:
+    """Names for Spark's column functions, whatever characters they have."""
+    return [_quoted(n) for n in names]

@@ -1,0 +1,178 @@
+"""What must hold for a day, and what its columns say of its declaration: judged before anything is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from headrace.config import Expectations, Table
+from headrace.errors import UserError
+from headrace.lake.profile import FileProfile
+
+#: A column is retyped where more than this share of its values in a file are not of its type.
+_RETYPED_SHARE = 0.5
+_FILES_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A column that is not as declared."""
+
+    ds: str
+    column: str
+    change: Literal["new", "missing", "retyped"]
+    detail: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """One expectation: `value` against `limit`."""
+
+    ds: str
+    name: str
+    value: float | None
+    limit: float
+    ok: bool
+
+
+def drift(files: Sequence[FileProfile], table: Table, accepted: frozenset[str]) -> list[Drift]:
+    """New, missing and retyped columns of a day, by name.
+
+    Args:
+        files: the day's.
+        table: the declaration.
+        accepted: undeclared columns that the table has already.
+    """
+    found: list[Drift] = []
+    ds = files[0].ds
+    for name in sorted({name for f in files for name in f.extra} - accepted):
+        found.append(Drift(ds, name, "new", f"in {_names([f for f in files if name in f.extra])}"))
+    for column in table.columns:
+        without = [f for f in files if column.name in f.absent]
+        if without:
+            found.append(Drift(ds, column.name, "missing", f"in no row of {_names(without)}"))
+        other = [f for f in files if _retyped(f, column.name)]
+        if other:
+            example = other[0].unreadable[column.name].example
+            count = sum(f.unreadable[column.name].count for f in other)
+            values = count + sum(f.readable[column.name] for f in other)
+            found.append(
+                Drift(ds, column.name, "retyped", f"declared {column.type}, but {count:,} of {values:,} values are not "
+                      f"({_looks_like(example)} such as '{example}') in {_names(other)}")
+            )  # fmt: skip
+    return found
+
+
+def refuse(files: Sequence[FileProfile], table: Table, drifts: Sequence[Drift]) -> None:
+    """Stop a day for its columns.
+
+    Raises:
+        UserError: a required column is missing from all of a file, or there are new columns and they are refused.
+    """
+    required = [c.name for c in table.columns if c.required]
+    faults = [
+        f"required column '{name}' is missing from all of landing file {f.name} ({f.read:,} rows)"
+        for f in files
+        if f.read > f.broken
+        for name in required
+        if name in f.absent
+    ]
+    if faults:
+        raise UserError(
+            "\n".join(faults) + f"\nNothing of {files[0].ds} was loaded; deliver the files again, or change the "
+            "declaration (table.columns)"
+        )
+    new = [d for d in drifts if d.change == "new"]
+    if new and table.new_columns == "refuse":
+        shown = "; ".join(f"'{d.column}' {d.detail}" for d in new)
+        raise UserError(
+            f"new columns on {files[0].ds}: {shown}. Nothing of the day was loaded: declare them in table.columns, or "
+            f"set table.new_columns to report or accept"
+        )
+
+
+def check(ds: str, files: Sequence[FileProfile], duplicates: int, wanted: Expectations) -> list[Check]:
+    """Every expectation of a day: those that hold, too."""
+    read = sum(f.read + f.expanded for f in files)
+    good, bad = sum(f.good for f in files), sum(f.bad for f in files)
+    kept = good - duplicates
+    found = [Check(ds, "min_rows", kept, wanted.min_rows, kept >= wanted.min_rows)]
+    if wanted.max_rows is not None:
+        found.append(Check(ds, "max_rows", kept, wanted.max_rows, kept <= wanted.max_rows))
+    rate = bad / read if read else 0.0
+    found.append(Check(ds, "max_bad_rate", round(rate, 6), wanted.max_bad_rate, rate <= wanted.max_bad_rate))
+    for column, limit in wanted.null_rate.items():
+        nulls = sum(f.nulls.get(column, 0) for f in files) / good if good else 0.0
+        found.append(Check(ds, f"null_rate.{column}", round(nulls, 6), limit, nulls <= limit))
+    if wanted.freshness_hours is not None:
+        newest = max((f.newest for f in files if f.newest), default=None)
+        end = datetime.fromisoformat(ds).replace(tzinfo=UTC) + timedelta(days=1)
+        age = None if newest is None else (end - newest).total_seconds() / 3600
+        ok = age is not None and age <= wanted.freshness_hours
+        found.append(Check(ds, "freshness_hours", None if age is None else round(age, 3), wanted.freshness_hours, ok))
+    return found
+
+
+def enforce(checks: Sequence[Check], drifts: Sequence[Drift], reasons: dict[str, int]) -> None:
+    """Stop a day whose expectations do not hold.
+
+    Raises:
+        UserError: lists each breached one with its value and limit, and what explains them.
+    """
+    breached = [c for c in checks if not c.ok]
+    if not breached:
+        return
+    ds = breached[0].ds
+    text = [f"{ds} breaks {len(breached)} of its expectations; nothing of the day was loaded:"]
+    text += [f"  {_told(c)}" for c in breached]
+    if any(c.name in ("max_bad_rate", "min_rows") for c in breached) and reasons:
+        most = sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:5]
+        text.append("  bad rows: " + ", ".join(f"{kind} ({count:,})" for kind, count in most))
+    text += [f"  column '{d.column}' is {d.change}: {d.detail}" for d in drifts]
+    text.append("Deliver the day again, or change table.expectations.")
+    raise UserError("\n".join(text))
+
+
+def as_facts(items: Sequence[Check] | Sequence[Drift]) -> list[dict[str, Any]]:
+    """For a manifest."""
+    return [asdict(item) for item in items]
+
+
+def _told(c: Check) -> str:
+    value = "none" if c.value is None else f"{c.value:,.6g}" if isinstance(c.value, float) else f"{c.value:,}"
+    kinds = {
+        "min_rows": f"min_rows: {value} rows, at least {c.limit:,} wanted",
+        "max_rows": f"max_rows: {value} rows, at most {c.limit:,} wanted",
+        "freshness_hours": f"freshness_hours: the newest event is {value} hours before the end of the day, "
+        f"at most {c.limit:g} wanted",
+    }
+    return kinds.get(c.name, f"{c.name}: {value}, at most {c.limit:g} wanted")
+
+
+def _retyped(file: FileProfile, column: str) -> bool:
+    wrong = file.unreadable.get(column)
+    return wrong is not None and wrong.count > _RETYPED_SHARE * (wrong.count + file.readable.get(column, 0))
+
+
+def _looks_like(example: str) -> str:
+    """The narrowest type that an example would be."""
+    for type_, read in (("bigint", int), ("double", float)):
+        try:
+            read(example)
+        except ValueError:
+            continue
+        return type_
+    if example.startswith("["):
+        return "array"
+    try:
+        datetime.fromisoformat(example)
+    except ValueError:
+        return "boolean" if example.lower() in ("true", "false") else "string"
+    return "timestamp"
+
+
+def _names(files: Sequence[FileProfile]) -> str:
+    shown = ", ".join(f.name for f in files[:_FILES_SHOWN])
+    return shown + (f" and {len(files) - _FILES_SHOWN} more" if len(files) > _FILES_SHOWN else "")

@@ -1,0 +1,116 @@
+"""What is in the rows of each landing file: counts, nulls, reasons, columns. Small aggregates over cached rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from headrace.config import Table
+from headrace.lake.cast import BAD, GOOD, SKIPPED, kind_unreadable, quoted
+from headrace.lake.lines import Reading
+from headrace.lake.sources import BROKEN, MASK_BITS, mask_names
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Values of one column in one file that are not of its type."""
+
+    count: int
+    example: str
+
+
+@dataclass
+class FileProfile:
+    """One landing file."""
+
+    ds: str
+    name: str
+    #: Data lines: neither headers nor empty ones.
+    read: int = 0
+    good: int = 0
+    bad: int = 0
+    #: Rows beyond one a line (lists that are exploded, drawn negatives).
+    expanded: int = 0
+    #: Bad rows that do not even read as a line.
+    broken: int = 0
+    #: Declared columns that no row of the file has a key for.
+    absent: frozenset[str] = frozenset()
+    #: Undeclared columns.
+    extra: frozenset[str] = frozenset()
+    #: By column: values, good rows' or not, that are of the type.
+    readable: dict[str, int] = field(default_factory=dict)
+    unreadable: dict[str, Unreadable] = field(default_factory=dict)
+    #: By column of `expectations.null_rate`: nulls in good rows.
+    nulls: dict[str, int] = field(default_factory=dict)
+    #: First reason of each bad row.
+    reasons: dict[str, int] = field(default_factory=dict)
+    newest: datetime | None = None
+
+
+def profiles(rows: DataFrame, table: Table, reading: Reading) -> list[FileProfile]:
+    """A profile of each file of `reading`, in order. `rows` are as headrace.lake.cast makes them.
+
+    Raises:
+        RuntimeError: lines were lost or not numbered one by one; nothing may be committed then.
+    """
+    found = [FileProfile(ds, file.name) for ds, file in reading.files]
+    _count(rows, table, found)
+    _reasons(rows, table, found)
+    extra = rows.where(F.col("_extra").isNotNull() & (F.col("_state") != SKIPPED))
+    names = extra.groupBy("_file").agg(F.array_distinct(F.flatten(F.collect_set(F.map_keys("_extra")))).alias("names"))
+    for row in names.collect():
+        found[row["_file"]].extra = frozenset(row["names"])
+    return found
+
+
+def _count(rows: DataFrame, table: Table, found: list[FileProfile]) -> None:
+    state, columns = F.col("_state"), [c.name for c in table.columns]
+    good = state == GOOD
+    wanted_nulls = list(table.expectations.null_rate)
+    aggregates = [
+        F.count_if(F.col("_copy") == 0).alias("lines"),
+        F.max("_line").alias("last"),
+        F.count_if((state != SKIPPED) & (F.col("_copy") == 0)).alias("read"),
+        F.count_if((state != SKIPPED) & (F.col("_copy") > 0)).alias("expanded"),
+        F.count_if(good).alias("good"),
+        F.count_if(state == BAD).alias("bad"),
+        *(F.bit_or(F.when(state != SKIPPED, F.col(m))).alias(m) for m in mask_names(len(columns))),
+        *(F.count_if(good & F.col(q).isNull()).alias(f"n{i}") for i, q in enumerate(quoted(wanted_nulls))),
+        *(F.count(q).alias(f"c{i}") for i, q in enumerate(quoted(columns))),
+    ]
+    if table.event_time:
+        time = F.col(quoted([table.event_time])[0]).cast("timestamp")
+        aggregates.append(F.max(F.when(good, F.unix_micros(time))).alias("newest"))
+    for row in rows.groupBy("_file").agg(*aggregates).collect():
+        if row["_file"] is None or row["lines"] != row["last"]:
+            raise RuntimeError(f"lines of landing files were lost or misnumbered: {row.asDict()}")
+        one = found[row["_file"]]
+        one.read, one.good, one.bad, one.expanded = row["read"], row["good"], row["bad"], row["expanded"]
+        one.readable = {name: row[f"c{i}"] for i, name in enumerate(columns)}
+        one.nulls = {name: row[f"n{i}"] for i, name in enumerate(wanted_nulls)}
+        if row["read"]:
+            masks = [row[m] or 0 for m in mask_names(len(columns))]
+            one.absent = frozenset(
+                name for i, name in enumerate(columns) if not masks[i // MASK_BITS] >> (i % MASK_BITS) & 1
+            )
+        if table.event_time and row["newest"] is not None:
+            one.newest = datetime.fromtimestamp(row["newest"] / 1e6, UTC)
+
+
+def _reasons(rows: DataFrame, table: Table, found: list[FileProfile]) -> None:
+    unreadable = {kind_unreadable(c): c.name for c in table.columns}
+    each = rows.where(F.col("_state") == BAD).select("_file", F.posexplode("_kinds").alias("place", "what"))
+    counts = each.groupBy("_file", "what.kind").agg(
+        F.count_if(F.col("place") == 0).alias("first"), F.count("*").alias("all"), F.min("what.value").alias("example")
+    )
+    for row in counts.orderBy("kind").collect():
+        one = found[row["_file"]]
+        if row["first"]:
+            one.reasons[row["kind"]] = row["first"]
+        if row["kind"] in unreadable:
+            one.unreadable[unreadable[row["kind"]]] = Unreadable(row["all"], row["example"])
+        elif row["kind"] in BROKEN:
+            one.broken += row["all"]

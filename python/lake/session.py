@@ -1,0 +1,76 @@
+"""Spark sessions: how a stage's application is configured and started."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from headrace.config import Spark, spark_profile
+from headrace.errors import UserError
+from headrace.workspace import Workspace, jars_dir
+
+
+def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
+    """All Spark properties of an application: the profile, what the installation needs, what the spec changes."""
+    jars = sorted(str(p) for p in jars_dir().glob("*.jar"))
+    if not jars:
+        raise UserError(f"no jars in {jars_dir()}: run `make jars`")
+    log4j = spark_profile(conf.profile).with_name("log4j2.properties")
+    props = read_properties(spark_profile(conf.profile))
+    props |= {
+        "spark.master": conf.master,
+        "spark.driver.memory": conf.driver_memory,
+        "spark.jars": ",".join(jars),
+        "spark.sql.warehouse.dir": str(ws.spark_local / "warehouse"),
+        "spark.local.dir": str(ws.spark_local / "local"),
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={shlex.quote(log4j.as_uri())} "
+        f"-Dderby.system.home={shlex.quote(str(ws.spark_local))}",
+        "spark.pyspark.python": sys.executable,
+        "spark.pyspark.driver.python": sys.executable,
+    }
+    return props | dict(conf.properties)
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """A Spark properties file: `key value` a line, `#` comments."""
+    found: dict[str, str] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        parts = text.split(None, 1)
+        if len(parts) != 2:
+            raise UserError(f"{path}:{number}: write `key value`, not '{text}'")
+        found[parts[0]] = parts[1].strip()
+    return found
+
+
+@contextmanager
+def session(conf: Spark, ws: Workspace, name: str) -> Iterator[SparkSession]:
+    """A session for one stage, stopped at the end; one that is already active is used as it is and left running.
+
+    Under spark-submit the JVM is already there with these properties (the submitter wrote them to its properties
+    file); started from Python, they take effect here.
+    """
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield active
+        return
+    (ws.spark_local / "local").mkdir(parents=True, exist_ok=True)
+    # Workers must run this very interpreter, whatever `python3` is on PATH.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.appName(name)
+    for key, value in properties(conf, ws).items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    try:
+        yield spark
+    finally:
+        spark.stop()

@@ -1,0 +1,188 @@
+"""Adapters of MovieLens: the original `ratings.dat`, and the split of He et al.
+
+Both are implicit feedback (section 4.1 of He et al., Neural Collaborative Filtering, 2017, arXiv:1708.05031): a rating
+of any height is a positive. Training rows are positives alone (the training loop draws their negatives); rows to
+evaluate on carry their negatives with them:
+
+  valid   one held-out positive a user and 4 items drawn uniformly from those the user has not rated
+  rank    another held-out positive a user and 99 such items
+
+No row of `valid` or `rank` is in `train`, so AUC and ranking are of unseen pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from headrace.errors import UserError
+from headrace.lake.cast import GOOD
+from headrace.lake.lines import Reading
+from headrace.lake.sources import fields
+
+#: What both formats give; `ts` and `rating` besides, where declared.
+COLUMNS = ("user_id", "item_id", "label", "split")
+VALID_NEGATIVES = 4
+RANK_NEGATIVES = 99
+_SEED = 20_170_403
+_KINDS = (".train.rating", ".test.rating", ".test.negative")
+
+
+def ratings(reading: Reading) -> list[DataFrame]:
+    """`user::movie::rating::seconds since 1970`, the `ratings.dat` of ml-1m and ml-10m."""
+    lines = reading.lines(range(len(reading.files)))
+    return [_parsed(reading, lines, r"::", "train", 4)]
+
+
+def leave_last_out(rows: DataFrame, reading: Reading) -> DataFrame:
+    """Each user's last rating by `ts` (of equal times the later line) becomes `rank`, the one before it `valid`.
+
+    Users with fewer than three ratings stay in `train`. Raises UserError where `ts` is not declared.
+    """
+    if "ts" not in {c.name for c in reading.table.columns}:
+        raise UserError("source.format 'movielens' needs column 'ts' in table.columns: it says which rating is last")
+    newest = Window.partitionBy("user_id").orderBy(F.desc("ts"), F.desc("_file"), F.desc("_line"))
+    good = rows.where(F.col("_state") == GOOD).select(
+        "*", F.row_number().over(newest).alias("_place"), F.count("*").over(Window.partitionBy("user_id")).alias("_n")
+    )
+    place = F.when(F.col("_n") < 3, F.lit("train")).when(F.col("_place") == 1, F.lit("rank"))
+    good = good.withColumn("split", place.when(F.col("_place") == 2, F.lit("valid")).otherwise(F.lit("train")))
+    good = good.drop("_place", "_n")
+    seen = good.select("user_id", "item_id")
+    drawn = [
+        with_negatives(good.where(F.col("split") == split), seen, seen, count, reading)
+        for split, count in (("valid", VALID_NEGATIVES), ("rank", RANK_NEGATIVES))
+    ]
+    return _union([rows.where(F.col("_state") != GOOD), good, *drawn])
+
+
+def ncf(reading: Reading) -> list[DataFrame]:
+    """The files of He et al.'s repository: `*.train.rating` and `*.test.rating` (user, item, rating, seconds; tabs) and
+    `*.test.negative` (`(user,positive)`, then 99 items).
+
+    Raises:
+        UserError: one of the three is missing, or there is another file.
+    """
+    by_kind: dict[str, list[int]] = {kind: [] for kind in _KINDS}
+    for i, (_, file) in enumerate(reading.files):
+        kind = next((k for k in _KINDS if file.name.endswith(k)), None)
+        if kind is None:
+            raise UserError(f"landing file {file.name} is none of *{', *'.join(_KINDS)}; narrow source.path")
+        by_kind[kind].append(i)
+    for kind, found in by_kind.items():
+        if not found:
+            raise UserError(f"no landing file ends in '{kind}' (source.path {reading.source.path}); "
+                            f"format movielens_ncf needs all of *{', *'.join(_KINDS)}")  # fmt: skip
+    train, test, negative = (reading.lines(by_kind[kind]) for kind in _KINDS)
+    return [
+        _parsed(reading, train, "\t", "train", 3),
+        _parsed(reading, test, "\t", "rank", 3),
+        _listed(reading, negative),
+    ]
+
+
+def hold_one_out(rows: DataFrame, reading: Reading) -> DataFrame:
+    """One training interaction a user, chosen by hash, becomes `valid`, as in section 4.1 of the paper; users with a
+    single one keep it. Its negatives are items that the user has in none of the training rows.
+
+    The test items are not looked at: a drawn negative may be one, which costs a little AUC and leaks nothing.
+    """
+    order = Window.partitionBy("user_id").orderBy(F.xxhash64("user_id", "item_id", F.lit(_SEED)), "_file", "_line")
+    train = rows.where((F.col("_state") == GOOD) & (F.col("split") == "train")).select(
+        "*", F.row_number().over(order).alias("_place"), F.count("*").over(Window.partitionBy("user_id")).alias("_n")
+    )
+    held = (F.col("_place") == 1) & (F.col("_n") > 1)
+    train = train.withColumn("split", F.when(held, F.lit("valid")).otherwise(F.lit("train"))).drop("_place", "_n")
+    seen = train.select("user_id", "item_id")
+    drawn = with_negatives(train.where(F.col("split") == "valid"), seen, seen, VALID_NEGATIVES, reading)
+    return _union([rows.where((F.col("_state") != GOOD) | (F.col("split") != "train")), train, drawn])
+
+
+def with_negatives(positives: DataFrame, seen: DataFrame, items: DataFrame, count: int, reading: Reading) -> DataFrame:
+    """For each positive row (one a user), `count` rows with other items, label 0, drawn without replacement.
+
+    Args:
+        positives: rows to copy; all but item, label and rating stay as they are.
+        seen: user_id, item_id: what a user's negatives are not.
+        items: item_id: what they are drawn from, uniformly.
+        count: how many; fewer for users who have seen nearly everything.
+        reading: for the declared types.
+
+    Returns:
+        rows like `positives`, `_copy` from 1; the same for the same data (draws are hashes, not random numbers).
+    """
+    listed = items.agg(F.sort_array(F.collect_set("item_id")).alias("_items"))
+    known = seen.groupBy("user_id").agg(F.count_distinct("item_id").alias("_seen"))
+    size = F.size("_items")
+    # Enough draws that too few distinct unseen ones among them are improbable; at most a few times all items.
+    unseen = F.greatest((size - F.col("_seen")) / size, F.lit(0.05))
+    draws = F.ceil(F.lit(1.5 * count) / unseen + 20).cast("int")
+    tries = (
+        positives.select("user_id").join(known, "user_id").crossJoin(F.broadcast(listed))
+        .select("user_id", "_items", F.explode(F.sequence(F.lit(1), draws)).alias("_try"))
+        .select("user_id", "_try", F.element_at("_items", (
+            F.pmod(F.xxhash64("user_id", "_try", F.lit(_SEED + count)), F.size("_items")) + 1).cast("int")
+        ).alias("item_id"))
+    )  # fmt: skip
+    fresh = (
+        tries.groupBy("user_id", "item_id").agg(F.min("_try").alias("_try"))
+        .join(seen, ["user_id", "item_id"], "left_anti")
+        .select("*", F.row_number().over(Window.partitionBy("user_id").orderBy("_try")).alias("_draw"))
+        .where(F.col("_draw") <= count)
+        .select(F.col("user_id").alias("_user"), F.col("item_id").alias("_item"), "_draw")
+    )  # fmt: skip
+    types = dict(positives.dtypes)
+    changed = {"item_id": F.col("_item"), "label": F.lit(0).cast(types["label"]), "_copy": F.col("_draw")}
+    if "rating" in types:
+        changed["rating"] = F.lit(None).cast(types["rating"])
+    joined = positives.join(fresh, F.col("user_id") == F.col("_user"))
+    return joined.select(*(changed[c].alias(c) if c in changed else F.col(c) for c in positives.columns))
+
+
+def _parsed(reading: Reading, lines: DataFrame, separator: str, split: str, least: int) -> DataFrame:
+    """user, item, rating and perhaps seconds, by a separator."""
+    lines = lines.select("*", F.split("_text", separator).alias("_f_parts"))
+
+    def part(k: int) -> Column:
+        text = F.get("_f_parts", F.lit(k))
+        return F.when(text != "", text)
+
+    texts = {"user_id": part(0), "item_id": part(1), "rating": part(2), "ts": part(3),
+             "label": F.lit("1"), "split": F.lit(split)}  # fmt: skip
+    size = F.size("_f_parts")
+    return fields(reading, lines, texts, (size < least) | (size > 4), _seconds(reading, texts))
+
+
+def _listed(reading: Reading, lines: DataFrame) -> DataFrame:
+    """`(user,positive)` and items the user has not rated: one row an item, all of the line's number."""
+    parts = F.split("_text", "\t")
+    user = F.regexp_extract("_text", r"^\((\d+),\d+\)\t", 1)
+    nothing = F.array(F.lit(None).cast("string"))
+    items = F.when(F.size(parts) > 1, F.slice(parts, 2, F.greatest(F.size(parts) - 1, F.lit(0)))).otherwise(nothing)
+    lines = lines.select(
+        *(c for c in lines.columns if c != "_copy"),
+        user.alias("_f_user"),
+        F.posexplode(items).alias("_copy", "_f_item"),
+    )
+    none = F.lit(None).cast("string")
+    texts = {"user_id": F.col("_f_user"), "item_id": F.col("_f_item"), "rating": none, "ts": none,
+             "label": F.lit("0"), "split": F.lit("rank")}  # fmt: skip
+    return fields(reading, lines, texts, (F.col("_f_user") == "") | F.col("_f_item").isNull())
+
+
+def _seconds(reading: Reading, texts: Mapping[str, Column]) -> dict[str, Column]:
+    """`ts` ready for a cast to timestamp, where it is declared as one."""
+    type_ = {c.name: c.type for c in reading.table.columns}.get("ts")
+    if type_ != "timestamp":
+        return {}
+    time: Callable[[Column], Column] = F.timestamp_seconds
+    return {"ts": F.date_format(time(texts["ts"].try_cast("bigint")), "yyyy-MM-dd HH:mm:ss")}
+
+
+def _union(frames: list[DataFrame]) -> DataFrame:
+    whole = frames[0]
+    for frame in frames[1:]:
+        whole = whole.unionByName(frame)
+    return whole
