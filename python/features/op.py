@@ -1,0 +1,214 @@
+"""What an operator is: parameters, a fit, and two bodies that give the same bits.
+
+To add one, write a class in a file of headrace.features.ops and name it in that package's registry.
+
+    class Halve(Elementwise):
+        name = "halve"
+        def type_of(self, given): return number(given, "double")
+        def spark_value(self, x, given, state): return x / 2.0
+        def arrow_value(self, x, given, state): return pc.divide(x, 2.0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import BaseModel, ConfigDict
+
+from headrace.features.columns import Element, ValueType
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+    from headrace.features.lookup import Lookup
+
+#: What fit learned for a column. JSON values only; empty for operators that learn nothing.
+State = Mapping[str, Any]
+
+
+class OpError(ValueError):
+    """A column that an operator cannot take; the workflow adds where, and makes it a UserError."""
+
+
+@dataclass(frozen=True)
+class Aggregates:
+    """A request of fit: Spark aggregates over the training rows. The answer is {name: value}."""
+
+    columns: Mapping[str, Column]
+
+
+@dataclass(frozen=True)
+class VocabularyRule:
+    """What is to become of the values of a vocabulary."""
+
+    #: Values seen fewer times in the training range get no code.
+    min_count: int = 1
+    #: At most this many values, the most frequent; None: no limit.
+    max_size: int | None = None
+
+
+@dataclass(frozen=True)
+class ValueColumn:
+    """A column whose values belong into a vocabulary."""
+
+    vocabulary: str
+    rule: VocabularyRule
+    column: Column
+    type: ValueType
+
+
+@dataclass(frozen=True)
+class Values:
+    """A request of fit: count the values of columns into their vocabularies. The answer is {}."""
+
+    columns: tuple[ValueColumn, ...]
+
+
+Request = Aggregates | Values
+#: Yields requests, is sent their answers, returns {column: state}. Requests that operators of the same depth of their
+#: chains yield in the same turn are answered together: one Spark pass for all aggregates, one for all values.
+Fit = Generator[Request, Mapping[str, Any], Mapping[str, State]]
+
+
+@dataclass(frozen=True)
+class SparkPlace:
+    """What the Spark body of an operator is given besides its columns."""
+
+    types: Mapping[str, ValueType]
+    state: Mapping[str, State]
+    #: (vocabulary, its key as text) -> code; null where the vocabulary lacks it. A left join in the plan.
+    lookup: Callable[[str, Column], Column]
+    #: How many leading elements of a list the rest of the chain looks at.
+    reads: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ArrowPlace:
+    """What the Arrow body of an operator is given besides its columns."""
+
+    types: Mapping[str, ValueType]
+    state: Mapping[str, State]
+    lookup: Callable[[str], Lookup]
+
+
+class Op(BaseModel):
+    """An operator over the columns of a chain. Its fields are its parameters; unknown ones are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: ClassVar[str]
+    #: Whether `fit` asks for anything.
+    learns: ClassVar[bool] = False
+
+    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        """Types of the columns that come out. Raises OpError for a column that it cannot take."""
+        raise NotImplementedError
+
+    def fit(self, columns: Mapping[str, Column], types: Mapping[str, ValueType]) -> Fit:
+        """Ask for aggregates over `columns` (as they arrive at this operator), return what they teach."""
+        return {}
+        yield
+
+    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+        """Columns as Spark expressions: no Python function, so that Catalyst and RAPIDS see all of it."""
+        raise NotImplementedError
+
+    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
+        """Columns as Arrow arrays, each as long as its input."""
+        raise NotImplementedError
+
+    def reads(self, needed: int) -> int:
+        """How many leading elements of a list it looks at so that the first `needed` of its output are right."""
+        return needed
+
+
+class Elementwise(Op):
+    """An operator that treats each column, and each element of a list, alone."""
+
+    def type_of(self, given: ValueType) -> ValueType:
+        """The type that comes out of a scalar or of an element (never called with a list)."""
+        raise NotImplementedError
+
+    def spark_value(self, x: Column, given: ValueType, state: State) -> Column:
+        """The Spark body for a scalar; `given` is its type."""
+        raise NotImplementedError
+
+    def arrow_value(self, x: pa.Array, given: ValueType, state: State) -> pa.Array:
+        """The Arrow body for a flat array, nulls where values are missing."""
+        raise NotImplementedError
+
+    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        out = {}
+        for name, value in given.items():
+            try:
+                out[name] = replace(self.type_of(element_of(value)), is_list=value.is_list, length=value.length)
+            except OpError as e:
+                raise OpError(f"column '{name}': {e}") from None
+        return out
+
+    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+        from pyspark.sql import functions as F
+
+        out = {}
+        for name, x in columns.items():
+            given, state = place.types[name], place.state.get(name, {})
+            if given.is_list:
+                out[name] = F.transform(x, self._lambda(element_of(given), state))
+            else:
+                out[name] = self.spark_value(x, given, state)
+        return out
+
+    def _lambda(self, given: ValueType, state: State) -> Callable[[Column], Column]:
+        return lambda x: self.spark_value(x, given, state)
+
+    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
+        out = {}
+        for name, x in columns.items():
+            given, state = place.types[name], place.state.get(name, {})
+            if given.is_list:
+                out[name] = with_elements(x, self.arrow_value(x.flatten(), element_of(given), state))
+            else:
+                out[name] = self.arrow_value(x, given, state)
+        return out
+
+
+def element_of(given: ValueType) -> ValueType:
+    """The type of a list's element; of a scalar, itself."""
+    return replace(given, is_list=False, length=None)
+
+
+def with_elements(lists: pa.ListArray, elements: pa.Array) -> pa.ListArray:
+    """Lists of the same lengths with other elements. `lists` has no null list."""
+    lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return pa.ListArray.from_arrays(pa.array(offsets), elements)
+
+
+def number(given: ValueType, element: Element) -> ValueType:
+    """`element` as the type that comes out, where a number goes in."""
+    if not given.is_number:
+        raise OpError(f"takes numbers, not {given}")
+    return ValueType(element)
+
+
+def doubles(x: pa.Array) -> pa.Array:
+    """Any numbers as float64, rounded to nearest (bigint above 2**53), nulls kept."""
+    if pa.types.is_boolean(x.type):
+        x = x.cast(pa.int8())
+    return x.cast(pa.float64(), safe=False)
+
+
+def to_numpy(x: pa.Array) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """float64 with NaN for null."""
+    return np.ascontiguousarray(x.to_numpy(zero_copy_only=False), np.float64)
+
+
+def from_numpy(x: np.ndarray[Any, np.dtype[np.float64]]) -> pa.Array:
+    """float64 with null for NaN."""
+    return pa.array(x, pa.float64(), from_pandas=True)

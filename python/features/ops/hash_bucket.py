@@ -1,0 +1,56 @@
+"""hash_bucket: values to a fixed number of codes, with nothing to learn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field
+
+from headrace.features.columns import ValueType
+from headrace.features.kernels import xxhash64_integers, xxhash64_strings
+from headrace.features.op import Elementwise, OpError, State
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+
+class HashBucket(Elementwise):
+    """xxhash64(x) mod `buckets`, and one: codes 1..buckets, 0 for null. Text by its UTF-8 bytes, integers as bigint."""
+
+    name: ClassVar[str] = "hash_bucket"
+
+    buckets: int = Field(ge=1, le=2**31 - 2)
+
+    def type_of(self, given: ValueType) -> ValueType:
+        if given.element not in ("string", "int", "bigint", "boolean"):
+            raise OpError(f"takes text, integers and booleans, not {given}")
+        return replace(given, element="code", cardinality=self.buckets + 1)
+
+    def spark_value(self, x: Column, given: ValueType, state: State) -> Column:
+        from pyspark.sql import functions as F
+
+        key = (
+            x
+            if given.element == "string"
+            else x.cast("int").cast("bigint")
+            if given.element == "boolean"
+            else x.cast("bigint")
+        )
+        bucket = F.pmod(F.xxhash64(key), F.lit(self.buckets).cast("bigint")) + F.lit(1).cast("bigint")
+        return F.when(x.isNull(), F.lit(0)).otherwise(bucket.cast("int"))
+
+    def arrow_value(self, x: pa.Array, given: ValueType, state: State) -> pa.Array:
+        valid = x.is_valid().to_numpy(zero_copy_only=False)
+        if given.element == "string":
+            # Repeated values are hashed once.
+            encoded = x.dictionary_encode()
+            distinct = np.append(xxhash64_strings(encoded.dictionary), 0)
+            hashes = distinct[pc.fill_null(encoded.indices, len(distinct) - 1).to_numpy(zero_copy_only=False)]
+        else:
+            numbers = x.cast(pa.int8()) if given.element == "boolean" else x
+            hashes = xxhash64_integers(pc.fill_null(numbers.cast(pa.int64()), 0).to_numpy(zero_copy_only=False))
+        return pa.array(np.where(valid, hashes % self.buckets + 1, 0).astype(np.int32))

@@ -1,0 +1,52 @@
+"""list_slice: a part of each list."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field
+
+from headrace.features.columns import ValueType
+from headrace.features.op import ArrowPlace, Op, OpError, SparkPlace
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+
+class ListSlice(Op):
+    """Elements `start` .. `start + length - 1` of each list, fewer where it ends before."""
+
+    name: ClassVar[str] = "list_slice"
+
+    start: int = Field(default=0, ge=0)
+    length: int = Field(ge=1)
+
+    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        for name, value in given.items():
+            if not value.is_list:
+                raise OpError(f"column '{name}': takes lists, not {value}")
+        return dict(given)
+
+    def reads(self, needed: int) -> int:
+        return self.start + min(needed, self.length)
+
+    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+        from pyspark.sql import functions as F
+
+        return {name: F.slice(x, self.start + 1, self.length) for name, x in columns.items()}
+
+    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
+        return {name: self._slice(x) for name, x in columns.items()}
+
+    def _slice(self, x: pa.ListArray) -> pa.ListArray:
+        lengths = pc.list_value_length(x).to_numpy(zero_copy_only=False).astype(np.int64)
+        place = np.arange(lengths.sum()) - np.repeat(
+            np.cumsum(lengths) - lengths, lengths
+        )  # of each element in its list
+        kept = x.flatten().filter(pa.array((place >= self.start) & (place < self.start + self.length)))
+        offsets = np.concatenate([[0], np.cumsum(np.clip(lengths - self.start, 0, self.length))]).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets), kept)

@@ -1,0 +1,36 @@
+"""log: log(1 + x)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import pyarrow as pa
+
+from headrace.features.columns import ValueType
+from headrace.features.kernels import log1p
+from headrace.features.op import Elementwise, State, doubles, from_numpy, number, to_numpy
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+
+class Log(Elementwise):
+    """The natural logarithm of 1 + x, as NVTabular's LogOp. double out.
+
+    Where x <= -1 there is none and the result is missing (NVTabular: NaN, or -inf at -1); clip first if that matters.
+    Spark's log1p is fdlibm's, and the Arrow body is the same algorithm: equal to the last bit of a double on CPUs. On
+    GPUs log1p is the device library's, within one unit in the last place.
+    """
+
+    name: ClassVar[str] = "log"
+
+    def type_of(self, given: ValueType) -> ValueType:
+        return number(given, "double")
+
+    def spark_value(self, x: Column, given: ValueType, state: State) -> Column:
+        from pyspark.sql import functions as F
+
+        return F.log1p(x.cast("double"))  # null where x <= -1
+
+    def arrow_value(self, x: pa.Array, given: ValueType, state: State) -> pa.Array:
+        return from_numpy(log1p(to_numpy(doubles(x))))

@@ -1,0 +1,67 @@
+"""pad: lists to a fixed number of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field
+
+from headrace.features.columns import ValueType
+from headrace.features.op import ArrowPlace, Op, OpError, SparkPlace
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+
+class Pad(Op):
+    """The first `length` elements of each list, 0 where it ends before; the chain's end.
+
+    A null or empty list is all padding. A null element is 0 as padding is, and keeps its place: in a multi-hot feature
+    both add nothing to the sum.
+    """
+
+    name: ClassVar[str] = "pad"
+
+    length: int = Field(ge=1, le=1024)
+
+    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        for name, value in given.items():
+            if not value.is_list or not (value.is_number or value.element == "code"):
+                hint = "; put categorify or hash_bucket before it" if value.is_list else ""
+                raise OpError(f"column '{name}': takes lists of codes or numbers, not {value}{hint}")
+        return {name: replace(value, length=self.length) for name, value in given.items()}
+
+    def reads(self, needed: int) -> int:
+        return self.length
+
+    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+        from pyspark.sql import functions as F
+
+        out = {}
+        for name, x in columns.items():
+            element = "int" if place.types[name].element == "code" else "double"
+            zero = F.lit(0).cast(element)
+            out[name] = F.array(*[F.coalesce(F.get(x, F.lit(i)).cast(element), zero) for i in range(self.length)])
+        return out
+
+    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
+        return {name: self._pad(x, place.types[name].element == "code") for name, x in columns.items()}
+
+    def _pad(self, x: pa.ListArray, codes: bool) -> pa.FixedSizeListArray:
+        lengths = pc.list_value_length(x).to_numpy(zero_copy_only=False).astype(np.int64)
+        starts = np.cumsum(lengths) - lengths
+        elements = x.flatten()
+        if pa.types.is_boolean(elements.type):
+            elements = elements.cast(pa.int8())
+        elements = elements.cast(pa.int32() if codes else pa.float64(), safe=False)
+        # One zero more, which all padding points at.
+        flat = np.append(pc.fill_null(elements, 0).to_numpy(zero_copy_only=False), 0)
+        place = np.arange(self.length)
+        index = np.where(place < lengths[:, None], starts[:, None] + place, len(flat) - 1)
+        padded = flat[index].astype(np.int32 if codes else np.float64).ravel()
+        return pa.FixedSizeListArray.from_arrays(pa.array(padded), self.length)

@@ -1,0 +1,203 @@
+"""The stage `features`: the lake's events to the Parquet dataset of a day."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from headrace.atomic import new_directory, write_text
+from headrace.config import Spec
+from headrace.errors import UserError
+from headrace.features.split import SPLIT, SplitRows, check_rows, split_rows, time_ranges
+from headrace.features.vocabulary import VocabularyTable
+from headrace.features.workflow import FittedWorkflow, Workflow
+from headrace.features.writer import ColumnCounts, Engine, Written, plan_files, write_dataset
+from headrace.lake.session import session
+from headrace.manifest import Input, Manifest, Output
+from headrace.schema import Kind
+from headrace.stage import Context, Result
+
+_LOG = logging.getLogger("headrace.features")
+
+_FILES = "_files.json"
+
+
+class BuildFeatures:
+    """Fit the workflow on the training range, transform every split, write the dataset.
+
+    Reads the events at the version that ingest's manifest names: days up to `ds` of a daily source, the newest snapshot
+    up to `ds` of another. Writes the vocabulary table (one commit) and the dataset's folder (one rename).
+    """
+
+    name = "features"
+    version = 1
+    needs = ("ingest",)
+
+    def applies(self, spec: Spec) -> bool:
+        """Every pipeline has features."""
+        return True
+
+    def spec_part(self, spec: Spec) -> Mapping[str, Any]:
+        """The section `features`, and what it needs of the table's declaration."""
+        features = spec.features.model_dump(mode="json") | {"engine": engine_of(spec)}
+        return {
+            "features": features,
+            "columns": [c.model_dump() for c in spec.table.columns],
+            "event_time": spec.table.event_time,
+            "daily": spec.source.daily,
+        }
+
+    def inputs(self, ctx: Context) -> tuple[Input, ...]:
+        """The events' table at ingest's version."""
+        events = _events_output(ctx)
+        return (Input(kind="delta", name=events.name, version=events.version),)
+
+    def verify(self, ctx: Context, manifest: Manifest) -> str | None:
+        """The dataset's files are there with the sizes that they had."""
+        folder = ctx.ws.home / manifest.output("dataset").name
+        try:
+            listed = json.loads((folder / _FILES).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return f"the dataset {folder} is gone or incomplete"
+        for file in listed:
+            path = folder / file["name"]
+            if not path.is_file():
+                return f"{path} is gone"
+            if path.stat().st_size != file["size"]:
+                return f"{path} has {path.stat().st_size} bytes, not {file['size']}"
+        return None
+
+    def run(self, ctx: Context) -> Result:
+        """See the class. Raises UserError for what the spec or the data lack."""
+        workflow = Workflow.from_spec(ctx.spec)
+        with session(ctx.spec.spark, ctx.ws, f"features {ctx.spec.pipeline} {ctx.ds}") as spark:
+            return _build(ctx, workflow, spark)
+
+
+def engine_of(spec: Spec) -> Engine:
+    """The engine that `auto` stands for."""
+    if spec.features.engine == "auto":
+        return "spark" if spec.spark.profile == "gpu" else "arrow"
+    return spec.features.engine
+
+
+def _build(ctx: Context, workflow: Workflow, spark: SparkSession) -> Result:
+    spec, f = ctx.spec, ctx.spec.features
+    rows = split_rows(spec, _events(ctx, workflow, spark), ctx.ds)
+    counts = check_rows(rows, f.label, spec.pipeline)
+    _LOG.info("rows: %s", ", ".join(f"{rows.describe(s)} {n:,}" for s, n in counts.items()))
+
+    tick = time.perf_counter()
+    vocabularies = VocabularyTable(spark, ctx.ws.table(spec.pipeline, "vocabulary"), ctx.ds)
+    fitted = workflow.fit(rows.frame.where(F.col(SPLIT) == "train"), vocabularies, rows.day)
+    _LOG.info("fit took %.1f s", time.perf_counter() - tick)
+
+    tick = time.perf_counter()
+    final = ctx.ws.dataset(spec.pipeline, ctx.ds, ctx.key)
+    with new_directory(final) as folder:
+        fitted.save(folder / "workflow")
+        plans = plan_files(counts, f.row_group_rows, f.min_row_groups)
+        files = write_dataset(fitted, rows.frame, plans, folder, folder / "workflow", engine_of(spec))
+        _complete(folder, files, counts)
+    seconds = time.perf_counter() - tick
+    total = sum(counts.values())
+    _LOG.info("wrote %s rows in %.1f s (%s rows/s) to %s", f"{total:,}", seconds, f"{total / seconds:,.0f}", final)
+
+    name = str(final.relative_to(ctx.ws.home))
+    return Result(
+        outputs=(Output(kind="dataset", name=name, version=ctx.key, rows=total),),
+        rows=counts,
+        facts=_facts(fitted, vocabularies, rows, files),
+        dataset_schema=fitted.schema,
+    )
+
+
+def _events_output(ctx: Context) -> Output:
+    try:
+        return next(o for o in ctx.upstream["ingest"].outputs if o.kind == "delta" and o.name.endswith("/events"))
+    except StopIteration:
+        raise UserError(f"ingest's manifest of {ctx.ds} names no events table; run ingest again") from None
+
+
+def _events(ctx: Context, workflow: Workflow, spark: SparkSession) -> DataFrame:
+    """The pinned events that a dataset of `ds` may see."""
+    spec, pinned = ctx.spec, _events_output(ctx)
+    path = ctx.ws.home / pinned.name
+    events = spark.read.format("delta").option("versionAsOf", int(pinned.version)).load(str(path))
+    there = dict(events.dtypes)
+    for column in {*workflow.input_columns, *workflow.carried_columns, f"{workflow.label_column}"}:
+        if there.get(column) != str(workflow.input_type(column)):
+            raise UserError(
+                f"column '{column}' is declared {workflow.input_type(column)}, but {pinned.name} (version "
+                f"{pinned.version}) has it as {there.get(column, 'no column at all')}; run ingest again"
+            )
+    if spec.source.daily:
+        events = events.where(F.col("ds") <= ctx.ds)
+        if spec.features.split.by == "time":
+            # An event lands on its day or later, never before.
+            events = events.where(F.col("ds") >= time_ranges(spec.features, ctx.ds)[0][0])
+        return events
+    # Each run's day of a snapshot source holds all of it.
+    newest = events.where(F.col("ds") <= ctx.ds).agg(F.max("ds")).collect()[0][0]
+    return events.where(F.col("ds") == F.lit(newest))
+
+
+def _complete(folder: Path, files: list[Written], counts: Mapping[str, int]) -> None:
+    """Check that every row was written once, clear away what killed tasks left, list the files."""
+    for split, rows in counts.items():
+        found = sum(f.rows for f in files if f.name.startswith(f"{split}/"))
+        if found != rows:
+            raise RuntimeError(f"split '{split}' has {rows} rows, but {found} were written")
+    wanted = {folder / f.name for f in files}
+    for split in counts:
+        for path in (folder / split).iterdir():
+            if path not in wanted:
+                path.unlink()
+    listed = [{"name": f.name, "size": f.size, "rows": f.rows, "row_groups": f.row_groups} for f in files]
+    for path in sorted((folder / "workflow").rglob("*")):
+        if path.is_file():
+            listed.append({"name": str(path.relative_to(folder)), "size": path.stat().st_size})
+    write_text(folder / _FILES, json.dumps(listed, indent=1) + "\n")
+
+
+def _facts(
+    fitted: FittedWorkflow, vocabularies: VocabularyTable, rows: SplitRows, files: list[Written]
+) -> dict[str, Any]:
+    by_split = {s: [f for f in files if f.name.startswith(f"{s}/")] for s in rows.splits}
+    columns = []
+    for feature in fitted.features:
+        entry: dict[str, Any] = {"name": feature.name, "kind": feature.kind.value}
+        has_oov = feature.kind is Kind.CATEGORICAL and feature.vocabulary is not None
+        entry |= _rates(files, feature.name, has_oov)
+        entry["splits"] = {s: _rates(mine, feature.name, has_oov) for s, mine in by_split.items() if mine}
+        columns.append(entry)
+    return {
+        "splits": {
+            s: {"rows": sum(f.rows for f in mine), "row_groups": sum(f.row_groups for f in mine), "files": len(mine)}
+            for s, mine in by_split.items()
+        },
+        "vocabulary_version": vocabularies.version,
+        "vocabularies": {
+            name: {"size": len(v), "new": vocabularies.added.get(name, 0)} for name, v in fitted.vocabularies.items()
+        },
+        "columns": columns,
+        "train_range": list(rows.train_range) if rows.train_range else None,
+        "valid_range": list(rows.valid_range) if rows.valid_range else None,
+    }
+
+
+def _rates(files: list[Written], column: str, has_oov: bool) -> dict[str, float | None]:
+    """missing_rate: share of the rows without a value; oov_rate: share of the values that the vocabulary lacks."""
+    found = [f.columns.get(column, ColumnCounts()) for f in files]
+    rows, coded = sum(f.rows for f in files), sum(c.coded for c in found)
+    return {
+        "missing_rate": sum(c.missing for c in found) / rows if rows else 0.0,
+        "oov_rate": (sum(c.oov for c in found) / coded if coded else 0.0) if has_oov else None,
+    }

@@ -1,0 +1,480 @@
+"""Workflows: chains of operators over columns, built from a spec, fitted on the training rows, the same everywhere.
+
+    fitted = Workflow.from_spec(spec).fit(train_rows, vocabularies)
+    fitted.transform(frame)             # Spark expressions
+    fitted.transform_batch(batch)       # Arrow, in a process without Spark: the same values bit for bit
+    fitted.save(folder); FittedWorkflow.load(folder)
+
+This module does not import pyspark; only the Spark bodies do, when called.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from headrace import __version__
+from headrace.atomic import write_text
+from headrace.config import Chain, Spec
+from headrace.errors import UserError
+from headrace.features.columns import ValueType, declared
+from headrace.features.lookup import Lookup
+from headrace.features.op import (
+    ArrowPlace,
+    Op,
+    OpError,
+    State,
+    VocabularyRule,
+    doubles,
+    to_numpy,
+    with_elements,
+)
+from headrace.features.ops import REGISTRY
+from headrace.features.ops.categorify import Categorify
+from headrace.schema import Column, DatasetSchema, Feature, Kind
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql import DataFrame
+
+    from headrace.features.vocabulary import Vocabularies
+
+#: NumPy's names of the types that a carried column may have.
+_CARRIED = {
+    "string": "string",
+    "int": "int32",
+    "bigint": "int64",
+    "float": "float32",
+    "double": "float64",
+    "boolean": "bool",
+}
+_PHYSICAL = {"float32": pa.float32(), "int32": pa.int32(), "int64": pa.int64(), "float64": pa.float64(),
+             "string": pa.string(), "bool": pa.bool_()}  # fmt: skip
+
+#: Joined on one broadcast copy each up to this many values; above, Spark chooses.
+_BROADCAST_ROWS = 5_000_000
+
+
+@dataclass(frozen=True)
+class Step:
+    """An operator in its place: the types of the columns that arrive, and how much of lists the rest looks at."""
+
+    op: Op
+    types: Mapping[str, ValueType]
+    reads: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class BoundChain:
+    """A chain whose every step has been checked against the declared columns."""
+
+    columns: tuple[str, ...]
+    steps: tuple[Step, ...]
+    #: Types of the columns at the end: numbers or codes, lists with a length.
+    ends: Mapping[str, ValueType]
+    tags: tuple[str, ...]
+
+
+class Workflow:
+    """The chains of a spec, checked."""
+
+    def __init__(
+        self,
+        chains: Sequence[Chain],
+        columns: Sequence[Column],
+        label: str,
+        carried: Sequence[str] = (),
+        where: str = "features",
+    ) -> None:
+        """Check everything that can be known without data.
+
+        Raises:
+            UserError: an unknown operator or parameter, a column that an operator cannot take, a column used twice;
+                all of the first chain that has faults, each with its place `features.workflow[i].ops[j]`.
+        """
+        self.spec_chains, self.declared, self.label_column = tuple(chains), tuple(columns), label
+        self.carried_columns, self._where = tuple(carried), where
+        self._types = {c.name: declared(c) for c in columns}
+        self.chains = tuple(self._bind(i, chain) for i, chain in enumerate(chains))
+        self._check_names()
+        self.rules = self._rules()
+
+    @staticmethod
+    def from_spec(spec: Spec) -> Workflow:
+        """The workflow of a pipeline. Raises UserError, see `Workflow`."""
+        f = spec.features
+        return Workflow(f.workflow, spec.table.columns, f.label, f.carried)
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        """Columns of the lake's table that the features are made of, each once; the label is not among them."""
+        return tuple(column for chain in self.chains for column in chain.columns)
+
+    def input_type(self, column: str) -> ValueType:
+        """The declared type of a column."""
+        return self._types[column]
+
+    def fit(self, train: DataFrame, vocabularies: Vocabularies, day: SparkColumn | None = None) -> FittedWorkflow:
+        """Learn from the training rows.
+
+        Args:
+            train: has the input columns with their declared types.
+            vocabularies: keeps codes from one fit to the next.
+            day: an integer or text that orders the days on which values were first seen; None: all on one day.
+        """
+        from headrace.features.fit import fit_states
+
+        states, tables = fit_states(self, train, vocabularies, day)
+        return FittedWorkflow(self, states, {name: Lookup(table) for name, table in tables.items()})
+
+    def _bind(self, i: int, chain: Chain) -> BoundChain:
+        where = f"{self._where}.workflow[{i}]"
+        if not chain.columns:
+            raise UserError(f"{where}: names no column")
+        for column in chain.columns:
+            if column not in self._types:
+                raise UserError(f"{where}.columns: column '{column}' is not declared in table.columns"
+                                f"{_nearest(column, self._types)}")  # fmt: skip
+            if column == self.label_column:
+                raise UserError(f"{where}.columns: '{column}' is the label; a feature made of it would leak it")
+        ops = [build_op(spec.op, spec.params, f"{where}.ops[{j}]") for j, spec in enumerate(chain.ops)]
+        types: dict[str, ValueType] = {c: self._types[c] for c in chain.columns}
+        arriving = []
+        for j, op in enumerate(ops):
+            arriving.append(types)
+            at = f"{where}.ops[{j}] ({op.name})"
+            if any(t.length is not None for t in types.values()):
+                raise UserError(f"{at}: nothing can follow `pad`; put it last")
+            try:
+                types = op.types(types)
+            except OpError as e:
+                raise UserError(f"{at}: {e}") from None
+        for column, end in types.items():
+            _check_end(where, column, end)
+        steps = []
+        for j, op in enumerate(ops):
+            reads = {}
+            for column, end in types.items():
+                needed = end.length or 1
+                for later in reversed(ops[j + 1 :]):
+                    needed = later.reads(needed)
+                reads[column] = needed
+            steps.append(Step(op, arriving[j], reads))
+        return BoundChain(chain.columns, tuple(steps), types, chain.tags)
+
+    def _check_names(self) -> None:
+        seen: dict[str, int] = {}
+        for i, chain in enumerate(self.chains):
+            for column in chain.columns:
+                if column in seen:
+                    raise UserError(f"{self._where}.workflow[{i}]: column '{column}' is already a feature of "
+                                    f"{self._where}.workflow[{seen[column]}]; name it in one chain")  # fmt: skip
+                seen[column] = i
+        for name, what in ((self.label_column, "label"), *((c, "carried") for c in self.carried_columns)):
+            if name not in self._types:
+                raise UserError(f"{self._where}.{what}: column '{name}' is not declared in table.columns"
+                                f"{_nearest(name, self._types)}")  # fmt: skip
+        label = self._types[self.label_column]
+        if not label.is_number or label.is_list:
+            raise UserError(f"{self._where}.label: '{self.label_column}' is {label}; a label is a number, 0 or 1")
+        for name in self.carried_columns:
+            type_ = self._types[name]
+            if type_.is_list or type_.element not in _CARRIED:
+                raise UserError(f"{self._where}.carried: column '{name}' is {type_}; one of {', '.join(_CARRIED)} can "
+                                f"be carried")  # fmt: skip
+        if len(set(self.carried_columns)) < len(self.carried_columns):
+            raise UserError(f"{self._where}.carried: names a column twice")
+        physical = [column for feature in self.schema_of({}).features for column in feature.physical]
+        for column in physical:
+            if physical.count(column) > 1:
+                raise UserError(f"{self._where}: two columns of the dataset would be named '{column}'; rename a column")
+
+    def _rules(self) -> dict[str, VocabularyRule]:
+        """Rules of all vocabularies, by name."""
+        rules: dict[str, VocabularyRule] = {}
+        for i, chain in enumerate(self.chains):
+            for j, step in enumerate(chain.steps):
+                if isinstance(step.op, Categorify):
+                    for column in chain.columns:
+                        name = step.op.vocabulary_of(column)
+                        if rules.setdefault(name, step.op.rule) != step.op.rule:
+                            raise UserError(
+                                f"{self._where}.workflow[{i}].ops[{j}] (categorify): vocabulary '{name}' is shared "
+                                f"with a chain that has another min_count or max_size; give both the same"
+                            )
+        return rules
+
+    def schema_of(self, cardinalities: Mapping[str, int]) -> DatasetSchema:
+        """The dataset's schema: features in the chains' order, the label, the carried columns.
+
+        A carried column that is a feature too is stored beside it as `<column>__carried`.
+        """
+        features = []
+        for chain in self.chains:
+            for column, end in chain.ends.items():
+                code = end.element == "code"
+                cardinality = cardinalities.get(end.vocabulary) if end.vocabulary else end.cardinality
+                features.append(
+                    Feature(
+                        name=column,
+                        kind=Kind.CATEGORICAL if code else Kind.CONTINUOUS,
+                        dtype="int32" if code else "float32",
+                        length=end.length or 1,
+                        is_list=end.is_list,
+                        cardinality=cardinality if code else None,
+                        vocabulary=end.vocabulary,
+                        tags=chain.tags,
+                    )
+                )
+        features.append(Feature(name=self.label_column, kind=Kind.LABEL, dtype="float32"))
+        fed = DatasetSchema(features=tuple(features))
+        carried = tuple(
+            Feature(name=fed.carried_name(c), kind=Kind.CARRIED, dtype=_CARRIED[self._types[c].element])
+            for c in self.carried_columns
+        )
+        return DatasetSchema(features=(*features, *carried))
+
+
+class FittedWorkflow:
+    """A workflow and all that it learned: the same transform in the dataset's writer, in scoring, in serving."""
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        states: Sequence[Sequence[Mapping[str, State]]],
+        vocabularies: Mapping[str, Lookup],
+        folder: Path | None = None,
+    ) -> None:
+        """Args: states: by chain, step and column; folder: where it is saved, if it is."""
+        self.workflow, self.states, self.vocabularies = workflow, tuple(tuple(s) for s in states), dict(vocabularies)
+        self._folder = folder
+        self.schema = workflow.schema_of({name: v.cardinality for name, v in self.vocabularies.items()})
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        """Columns of the lake's table that the features are made of; the label is not among them."""
+        return self.workflow.input_columns
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """What the transforms make: the schema without label and carried columns."""
+        return tuple(f for f in self.schema.features if f.kind in (Kind.CONTINUOUS, Kind.CATEGORICAL))
+
+    @cached_property
+    def arrow_schema(self) -> pa.Schema:
+        """Of `transform_batch`: continuous columns float32, categorical ones int32, no nulls; in the schema's order."""
+        return physical_schema(self.features)
+
+    def transform_batch(self, batch: pa.RecordBatch, keep: Sequence[str] = ()) -> pa.RecordBatch:
+        """Rows of the lake's table to physical columns, by the Arrow bodies. Needs no Spark.
+
+        Args:
+            batch: has the input columns, in the declared types or ones that cast to them without loss.
+            keep: further columns of the batch, taken along unchanged at the end.
+
+        Raises:
+            UserError: an input column is missing or has another type.
+        """
+        arrays: dict[str, pa.Array] = {}
+        for chain, states in zip(self.workflow.chains, self.states, strict=True):
+            columns = {name: self._column(batch, name) for name in chain.columns}
+            for step, state in zip(chain.steps, states, strict=True):
+                columns = step.op.arrow(columns, ArrowPlace(step.types, state, self.vocabularies.__getitem__))
+            for name, end in chain.ends.items():
+                arrays[name] = _finish_arrow(columns[name], end)
+        out: list[pa.Array] = []
+        for feature in self.features:
+            array = arrays[feature.name]
+            if feature.is_list:
+                matrix = array.flatten().to_numpy().reshape(-1, feature.length)
+                out += [pa.array(matrix[:, i].copy()) for i in range(feature.length)]
+            else:
+                out.append(array)
+        schema = self.arrow_schema
+        for name in keep:
+            schema = schema.append(batch.schema.field(name))
+            out.append(batch.column(name))
+        return pa.RecordBatch.from_arrays(out, schema=schema)
+
+    def transform(self, frame: DataFrame, keep: Mapping[str, str] | Sequence[str] = ()) -> DataFrame:
+        """Rows of the lake's table to physical columns, by the Spark bodies: joins with vocabularies, then one select.
+
+        Args:
+            frame: has the input columns in their declared types.
+            keep: further columns, taken along unchanged at the end; a mapping renames them (name of the result -> of
+                the frame).
+        """
+        from headrace.features.spark_plan import transform_frame
+
+        kept = dict(keep) if isinstance(keep, Mapping) else {name: name for name in keep}
+        return transform_frame(self, frame, kept, self._folder, _BROADCAST_ROWS)
+
+    def missing(self, batch: pa.RecordBatch, column: str) -> int:
+        """How many rows of a raw batch have no value: null, NaN, or an empty list."""
+        x = self._column(batch, column)
+        if self.workflow.input_type(column).is_list:
+            return int(pc.sum(pc.equal(pc.list_value_length(x), 0)).as_py() or 0)
+        return int(x.null_count)
+
+    def save(self, folder: Path) -> None:
+        """Write `workflow.json` and `vocabulary/NAME.parquet` (value, code) into `folder`."""
+        (folder / "vocabulary").mkdir(parents=True, exist_ok=True)
+        for name, vocabulary in self.vocabularies.items():
+            pq.write_table(vocabulary.table, vocabulary_file(folder, name), compression="zstd")
+        w = self.workflow
+        saved = _Saved(
+            headrace=__version__, columns=w.declared, label=w.label_column, carried=w.carried_columns,
+            chains=w.spec_chains, states=self.states,
+            vocabularies={name: len(v) for name, v in self.vocabularies.items()}, dataset_schema=self.schema,
+        )  # fmt: skip
+        write_text(folder / "workflow.json", json.dumps(saved.model_dump(mode="json"), indent=1) + "\n")
+        self._folder = folder
+
+    @staticmethod
+    def load(folder: Path) -> FittedWorkflow:
+        """What `save` wrote.
+
+        Raises:
+            UserError: a file is missing or damaged.
+        """
+        path = folder / "workflow.json"
+        try:
+            saved = _Saved.model_validate_json(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UserError(f"no saved workflow in {folder} (workflow.json is not there)") from None
+        except (ValidationError, UnicodeDecodeError) as e:
+            raise UserError(f"{path} is not a workflow that headrace {__version__} reads: "
+                            f"{' '.join(str(e).split())[:300]}") from None  # fmt: skip
+        vocabularies = {}
+        for name, rows in saved.vocabularies.items():
+            file = vocabulary_file(folder, name)
+            try:
+                table = pq.read_table(file)
+            except (OSError, pa.ArrowException) as e:
+                raise UserError(f"vocabulary file {file} cannot be read: {' '.join(str(e).split())[:300]}") from None
+            if table.num_rows != rows or table.schema.names != ["value", "code"]:
+                raise UserError(f"{file} does not hold the {rows} values (value, code) that {path} says")
+            vocabularies[name] = Lookup(table)
+        workflow = Workflow(saved.chains, saved.columns, saved.label, saved.carried, where=str(path))
+        return FittedWorkflow(workflow, saved.states, vocabularies, folder)
+
+    def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        """An input column in its declared type; NaN is null, a null list is empty."""
+        type_ = self.workflow.input_type(name)
+        index = batch.schema.get_field_index(name)
+        if index < 0:
+            raise UserError(f"column '{name}' ({type_}) is missing (there are: {', '.join(batch.schema.names)})")
+        array = batch.column(index)
+        if array.type != type_.arrow:
+            try:
+                array = array.cast(type_.arrow)
+            except pa.ArrowException as e:
+                raise UserError(f"column '{name}' is {array.type} and cannot be read as {type_}: {e}") from None
+        if type_.is_list:
+            if array.null_count:
+                array = pc.if_else(array.is_valid(), array, pa.scalar([], array.type))
+            if type_.element in ("float", "double"):
+                array = with_elements(array, _nan_to_null(array.flatten()))
+            return array
+        return _nan_to_null(array) if type_.element in ("float", "double") else array
+
+
+class _Saved(BaseModel):
+    """workflow.json."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: int = Field(default=1, ge=1, le=1)
+    headrace: str
+    columns: tuple[Column, ...]
+    label: str
+    carried: tuple[str, ...]
+    chains: tuple[Chain, ...]
+    #: By chain, step and column.
+    states: tuple[tuple[dict[str, dict[str, Any]], ...], ...]
+    vocabularies: dict[str, int]
+    dataset_schema: DatasetSchema
+
+
+def build_op(name: str, params: Mapping[str, Any], where: str) -> Op:
+    """An operator of the registry with its parameters.
+
+    Raises:
+        UserError: no such operator, no such parameter, a wrong value; with the place and the nearest valid name.
+    """
+    kind = REGISTRY.get(name)
+    if kind is None:
+        raise UserError(
+            f"{where}: no operator '{name}'{_nearest(name, REGISTRY)} (known: {', '.join(sorted(REGISTRY))})"
+        )
+    try:
+        return kind.model_validate(dict(params))
+    except ValidationError as e:
+        faults = []
+        for error in e.errors():
+            key = str(error["loc"][0]) if error["loc"] else ""
+            known = list(kind.model_fields)
+            if error["type"] == "extra_forbidden":
+                faults.append(f"unknown parameter '{key}'{_nearest(key, known)} (known: {', '.join(known) or 'none'})")
+            elif error["type"] == "missing":
+                faults.append(f"parameter '{key}' is missing")
+            else:
+                fault = str(error["msg"]).removeprefix("Value error, ")
+                faults.append(f"parameter '{key}': {fault} (got {error['input']!r})" if key else fault)
+        raise UserError(f"{where} ({name}): {'; '.join(dict.fromkeys(faults))}") from None
+
+
+def physical_schema(features: Sequence[Feature]) -> pa.Schema:
+    """Arrow fields of the Parquet columns; only carried columns may have nulls."""
+    return pa.schema(
+        [
+            pa.field(column, _PHYSICAL[f.dtype], nullable=f.kind is Kind.CARRIED)
+            for f in features
+            for column in f.physical
+        ]
+    )
+
+
+def _check_end(where: str, column: str, end: ValueType) -> None:
+    if end.is_list and end.length is None:
+        raise UserError(f"{where}: column '{column}' ends as {end}; end the chain with pad: {{length: N}}")
+    if end.element != "code" and not end.is_number:
+        raise UserError(f"{where}: column '{column}' ends as {end}, which no model can take; "
+                        f"add categorify or hash_bucket to the chain")  # fmt: skip
+
+
+def _finish_arrow(x: pa.Array, end: ValueType) -> pa.Array:
+    """Codes as they are, numbers as float32. What is missing or not finite as float32 is 0."""
+    if end.element == "code":
+        return x
+    flat = x.flatten() if end.is_list else x
+    with np.errstate(over="ignore"):
+        single = to_numpy(doubles(flat)).astype(np.float32)
+    out = pa.array(np.where(np.isfinite(single), single, np.float32(0)))
+    return pa.FixedSizeListArray.from_arrays(out, end.length) if end.is_list else out
+
+
+def _nan_to_null(x: pa.Array) -> pa.Array:
+    return pc.if_else(pc.is_nan(x), pa.scalar(None, x.type), x)
+
+
+def vocabulary_file(folder: Path, name: str) -> Path:
+    """Where a saved workflow keeps a vocabulary."""
+    return folder / "vocabulary" / f"{quote(name, safe='')}.parquet"
+
+
+def _nearest(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{close[0]}'?" if close else ""

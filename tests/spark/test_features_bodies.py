@@ -1,0 +1,200 @@
+"""The two bodies of every operator give the same bits, on made data full of awkward values."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from headrace.config import Chain
+from headrace.features.kernels import log1p, xxhash64_integers, xxhash64_strings
+from headrace.features.vocabulary import VocabularyTable
+from headrace.features.workflow import FittedWorkflow, Workflow
+from headrace.features.writer import partition_keys
+from headrace.schema import Column
+
+COLUMNS = [
+    Column(name="x", type="double"), Column(name="y", type="double"), Column(name="f", type="float"),
+    Column(name="i", type="int"), Column(name="b", type="bigint"), Column(name="flag", type="boolean"),
+    Column(name="s", type="string"), Column(name="id", type="bigint"), Column(name="hs", type="string"),
+    Column(name="hi", type="int"), Column(name="yes", type="boolean"), Column(name="ss", type="array<string>"),
+    Column(name="is", type="array<bigint>"), Column(name="ds", type="array<double>"), Column(name="n.o`t", type="int"),
+    Column(name="label", type="int"),
+]  # fmt: skip
+
+CHAINS = [
+    {"columns": ["x"], "ops": ["fill_missing", {"clip": {"min": -0.5, "max": 1e6}}, "log", "normalize"]},
+    {"columns": ["y"], "ops": ["log", "normalize"]},
+    {"columns": ["f"], "ops": ["normalize", {"clip": {"max": 3}}, {"fill_missing": {"value": -7.25}}]},
+    {"columns": ["i"], "ops": [{"clip": {"min": -3}}, {"fill_missing": {"value": 2}},
+                               {"categorify": {"vocabulary": "n"}}]},
+    {"columns": ["b"], "ops": ["normalize"]},
+    {"columns": ["flag"], "ops": [{"fill_missing": {"value": 0.5}}]},
+    {"columns": ["s"], "ops": [{"fill_missing": {"value": "é"}}, {"categorify": {"min_count": 2}}]},
+    {"columns": ["id"], "ops": [{"categorify": {"vocabulary": "n"}}]},
+    {"columns": ["hs", "hi"], "ops": [{"hash_bucket": {"buckets": 1000}}]},
+    {"columns": ["yes"], "ops": ["categorify"]},
+    {"columns": ["ss"], "ops": [{"list_slice": {"start": 1, "length": 3}}, "categorify", {"pad": {"length": 2}}]},
+    {"columns": ["is"], "ops": [{"hash_bucket": {"buckets": 7}}, {"list_slice": {"start": 1, "length": 2}},
+                                {"pad": {"length": 4}}]},
+    {"columns": ["ds"], "ops": [{"clip": {"min": -2, "max": 9}}, "log", {"fill_missing": {"value": 3}},
+                                {"pad": {"length": 3}}]},
+    {"columns": ["n.o`t"], "ops": ["categorify"]},
+]  # fmt: skip
+
+REALS = (
+    st.none() | st.floats() | st.sampled_from([0.0, -0.0, -1.0, math.nan, math.inf, -math.inf, 5e-324, 1e300, 0.41421])
+)
+INTS = st.none() | st.integers(-5, 5)
+BIGS = st.none() | st.integers(-(2**63), 2**63 - 1) | st.sampled_from([2**53, 2**53 + 1, -1, 0])
+TEXTS = (
+    st.none() | st.text(st.characters(exclude_categories=("Cs",)), max_size=6) | st.sampled_from(["a", "é", "", "1"])
+)
+BITS = st.none() | st.booleans()
+ROW = st.fixed_dictionaries(
+    {
+        "x": REALS, "y": REALS, "f": st.none() | st.floats(width=32), "i": INTS, "b": BIGS, "flag": BITS, "s": TEXTS,
+        "id": BIGS, "hs": TEXTS, "hi": INTS, "yes": BITS, "ss": st.none() | st.lists(TEXTS, max_size=6),
+        "is": st.none() | st.lists(BIGS, max_size=5), "ds": st.none() | st.lists(REALS, max_size=5), "n.o`t": INTS,
+    }
+)  # fmt: skip
+
+
+def build() -> Workflow:
+    return Workflow([Chain.model_validate(c) for c in CHAINS], COLUMNS, label="label")
+
+
+def as_batch(w: Workflow, rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    names = w.input_columns
+    return pa.RecordBatch.from_arrays(
+        [pa.array([r[n] for r in rows], w.input_type(n).arrow) for n in names], names=list(names)
+    )
+
+
+def as_frame(spark: SparkSession, w: Workflow, batch: pa.RecordBatch) -> DataFrame:
+    ddl = ", ".join(f"`{n.replace('`', '``')}` {w.input_type(n)}" for n in w.input_columns)
+    return spark.createDataFrame(pa.Table.from_batches([batch]), ddl)
+
+
+def assert_same_bits(left: pa.Table, right: pa.Table) -> None:
+    assert left.schema.names == right.schema.names
+    for name in left.schema.names:
+        a = left.column(name).to_numpy()
+        b = right.column(name).to_numpy()
+        assert a.dtype == b.dtype, name
+        assert a.tobytes() == b.tobytes(), (name, [(x, y) for x, y in zip(a, b, strict=True) if x != y][:5])
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(ROW, min_size=1, max_size=60))
+def test_spark_equals_arrow(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]
+) -> None:
+    w = build()
+    folder = tmp_path_factory.mktemp("bodies")
+    batch = as_batch(w, rows)
+    frame = as_frame(spark, w, batch).coalesce(1)
+    fitted = w.fit(frame, VocabularyTable(spark, folder / "vocabulary", "2026-01-01"))
+    by_arrow = pa.Table.from_batches([fitted.transform_batch(batch)])
+    assert_same_bits(fitted.transform(frame).toArrow(), by_arrow)
+    fitted.save(folder / "w")
+    loaded = FittedWorkflow.load(folder / "w")
+    assert_same_bits(loaded.transform(frame, keep=["id"]).toArrow().select(by_arrow.schema.names[:3]),
+                     by_arrow.select(by_arrow.schema.names[:3]))  # fmt: skip
+    for name in by_arrow.schema.names:
+        assert np.isfinite(by_arrow.column(name).to_numpy()).all()
+
+
+def test_no_row_at_all(spark: SparkSession, tmp_path: Path) -> None:
+    w = build()
+    frame = as_frame(spark, w, as_batch(w, []))
+    fitted = w.fit(frame, VocabularyTable(spark, tmp_path / "v", "2026-01-01"))
+    assert {f.cardinality for f in fitted.features if f.vocabulary} == {2}
+    assert fitted.transform(frame).count() == 0
+
+
+def test_the_plan_has_no_python_and_one_projection_over_the_joins(spark: SparkSession, tmp_path: Path) -> None:
+    w = build()
+    rows = as_frame(spark, w, as_batch(w, []))
+    rows.write.parquet(str(tmp_path / "rows"))
+    frame = spark.read.parquet(str(tmp_path / "rows"))
+    fitted = w.fit(frame, VocabularyTable(spark, tmp_path / "v", "2026-01-01"))
+    fitted.save(tmp_path / "w")
+    plan = fitted.transform(frame)._jdf.queryExecution().optimizedPlan().toString()
+    assert "Python" not in plan
+    assert "Arrow" not in plan
+    # Seven lookups (two of them for the list's two elements): as many joins, all broadcast.
+    assert plan.count("Join LeftOuter") == 7
+    assert plan.count("strategy=broadcast") == 7
+    # The features are one projection: the only other ones choose the keys and the vocabularies' columns.
+    assert plan.splitlines()[0].startswith("Project")
+    assert "Project" not in plan.splitlines()[1]
+
+
+def test_numpy_twins_are_spark(spark: SparkSession) -> None:
+    rng = np.random.default_rng(5)
+    x = np.concatenate([
+        rng.uniform(-0.9999, 3, 20_000), rng.lognormal(0, 10, 20_000), -(rng.uniform(0, 1, 5_000) ** 8),
+        rng.normal(0, 1, 20_000) * 10.0 ** rng.integers(-320, 300, 20_000), 2.0 ** np.arange(-70, 70),
+        2.0 ** np.arange(-53, 70) - 1, [0.0, -0.0, -1, -2, np.inf, 5e-324, 1.7e308, 0.41421356237, -0.29289321881],
+    ])  # fmt: skip
+    found = spark.createDataFrame(pa.table({"x": x})).select("x", F.log1p("x").alias("y")).toArrow()
+    a, b = found["y"].to_numpy(zero_copy_only=False), log1p(found["x"].to_numpy())
+    assert np.array_equal(np.isnan(a), np.isnan(b))
+    assert a[~np.isnan(a)].tobytes() == b[~np.isnan(b)].tobytes()
+
+    texts = ["", "a", "é", *("x" * n for n in range(100)), "日本語" * 20]
+    found = spark.createDataFrame(pa.table({"s": texts})).select("s", F.xxhash64("s").alias("h")).toArrow()
+    assert xxhash64_strings(pa.array(found["s"].to_pylist())).tolist() == found["h"].to_pylist()
+    numbers = [0, -1, 2**63 - 1, -(2**63), 42]
+    found = spark.createDataFrame(pa.table({"n": numbers})).select("n", F.xxhash64("n").alias("h")).toArrow()
+    assert xxhash64_integers(found["n"].to_numpy()).tolist() == found["h"].to_pylist()
+
+
+def test_partition_keys_spread_the_files(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([(k,) for k in partition_keys(9)], "k int").repartition(9, "k")
+    assert frame.select(F.spark_partition_id()).distinct().count() == 9
+
+
+def test_statistics_are_exact_and_do_not_depend_on_partitioning(spark: SparkSession, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    x = 1e6 + rng.lognormal(0, 3, 4000)
+    x[:3] = [np.nan, np.inf, 1e39]  # no part of the statistics
+    w = Workflow([Chain(columns=("x", "y"), ops=("normalize",))], COLUMNS, label="label")  # type: ignore[arg-type]
+    table = pa.table({"x": pa.array(x, from_pandas=True), "y": np.full(4000, 0.1)})
+    states = []
+    for partitions in (1, 7):
+        frame = spark.createDataFrame(table).repartition(partitions)
+        fitted = w.fit(frame, VocabularyTable(spark, tmp_path / "v", "2026-01-01"))
+        states.append(fitted.states[0][0])
+    assert states[0] == states[1]
+    good = x[3:]
+    mean = math.fsum(good) / len(good)
+    assert states[0]["x"]["count"] == 3997
+    assert states[0]["x"]["mean"] == pytest.approx(mean, rel=1e-15)
+    assert states[0]["x"]["std"] == pytest.approx(np.std(good - mean, ddof=1), rel=1e-12)
+    assert states[0]["y"] == {"mean": 0.1, "std": 0.0, "count": 4000}
+
+
+def test_passes_do_not_grow_with_the_columns(spark: SparkSession, tmp_path: Path) -> None:
+    """Two passes for all means and deviations, one for all vocabularies: counted by the scans of the rows."""
+    w = build()
+    rows = as_frame(spark, w, as_batch(w, []))
+    seen = spark.sparkContext.accumulator(0)
+
+    def watch(batches: Any) -> Any:
+        seen.add(1)
+        return batches
+
+    numbered = rows.coalesce(1).toDF(*[f"c{i}" for i in range(len(rows.columns))])
+    frame = numbered.mapInArrow(watch, numbered.schema).toDF(*rows.columns)
+    w.fit(frame, VocabularyTable(spark, tmp_path / "v", "2026-01-01"))
+    assert seen.value == 3

@@ -1,0 +1,141 @@
+"""Vocabularies over days: codes are given once, in a stated order, and never change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from delta.tables import DeltaTable
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from headrace.config import Chain
+from headrace.features.vocabulary import VocabularyTable
+from headrace.features.workflow import FittedWorkflow, Workflow
+from headrace.schema import Column
+
+COLUMNS = [
+    Column(name="u", type="bigint"),
+    Column(name="c", type="string"),
+    Column(name="cs", type="array<string>"),
+    Column(name="label", type="int"),
+]
+
+Rows = list[tuple[int, int | None, str | None, list[str | None] | None]]
+
+
+def fit(
+    spark: SparkSession, path: Path, ds: str, rows: Rows, *, max_size: int | None = None, min_count: int = 2
+) -> FittedWorkflow:
+    w = Workflow(
+        [
+            Chain.model_validate(
+                {"columns": ["u"], "ops": [{"categorify": {"min_count": min_count, "max_size": max_size}}]}
+            ),
+            Chain.model_validate({"columns": ["c"], "ops": [{"categorify": {"vocabulary": "words"}}]}),
+            Chain.model_validate(
+                {"columns": ["cs"], "ops": [{"categorify": {"vocabulary": "words"}}, {"pad": {"length": 2}}]}
+            ),
+        ],
+        COLUMNS,
+        label="label",
+    )
+    frame = spark.createDataFrame(rows, "day int, u bigint, c string, cs array<string>").repartition(3)
+    return w.fit(frame, VocabularyTable(spark, path, ds), F.col("day"))
+
+
+def codes(fitted: FittedWorkflow, name: str) -> dict[str, int]:
+    table = fitted.vocabularies[name].table.to_pydict()
+    return dict(zip(table["value"], table["code"], strict=True))
+
+
+def version(spark: SparkSession, path: Path) -> int:
+    return int(DeltaTable.forPath(spark, str(path)).history(1).collect()[0]["version"])
+
+
+#: user 5 is most frequent, 9 was there first; 8 is seen once; -1 and 10 tie and go by their text.
+DAY1: Rows = [
+    (1, 9, "x", ["t", None]), (1, 9, "é", None), (2, 5, "x", []), (2, 5, None, ["x"]), (2, 5, "", ["t"]),
+    (2, 8, "x", ["t"]), (2, None, None, None), (2, 10, None, None), (2, 10, None, None), (2, -1, None, None),
+    (2, -1, None, None),
+]  # fmt: skip
+DAY2: Rows = [*DAY1, (3, 8, "new", None), (3, 70, "a", ["new"]), (3, 70, "b", ["a", "b"])]
+
+
+def test_three_days(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "vocabulary"
+    first = fit(spark, path, "2026-01-02", DAY1)
+    assert codes(first, "u") == {"9": 2, "5": 3, "-1": 4, "10": 5}
+    # First day: x four times in all, t three, é once; then the empty text of day 2.
+    assert codes(first, "words") == {"x": 2, "t": 3, "é": 4, "": 5}
+    assert version(spark, path) == 0
+
+    second = fit(spark, path, "2026-01-03", DAY2)
+    assert codes(second, "u") == {"9": 2, "5": 3, "-1": 4, "10": 5, "8": 6, "70": 7}
+    assert codes(second, "words") == {"x": 2, "t": 3, "é": 4, "": 5, "a": 6, "b": 7, "new": 8}
+    assert version(spark, path) == 1
+
+    # A day on which old values are gone: they keep their codes; one value comes.
+    third = fit(spark, path, "2026-01-04", [(4, 1, "x", None), (4, 1, "zz", None)])
+    assert codes(third, "u") == codes(second, "u") | {"1": 8}
+    assert codes(third, "words") == codes(second, "words") | {"zz": 9}
+    assert version(spark, path) == 2
+
+    # Every rerun adds nothing and gives what it gave, an old day's too: it does not know later days' values.
+    for ds, rows, before in (
+        ("2026-01-04", [(4, 1, "x", None), (4, 1, "zz", None)], third),
+        ("2026-01-02", DAY1, first),
+    ):
+        again = fit(spark, path, ds, rows)
+        assert codes(again, "u") == codes(before, "u")
+        assert codes(again, "words") == codes(before, "words")
+        assert again.schema == before.schema
+    assert version(spark, path) == 2
+
+    # An old day that counts a value which a later day has named uses that code; a new value goes on at the end.
+    late = fit(
+        spark,
+        path,
+        "2026-01-02",
+        [*DAY1, (2, 1, None, None), (2, 1, None, None), (2, 6, None, None), (2, 6, None, None)],
+    )
+    assert codes(late, "u") == codes(first, "u") | {"1": 8, "6": 9}
+    assert version(spark, path) == 3
+
+    table = spark.read.format("delta").load(str(path))
+    assert table.groupBy("name", "value").count().where("count > 1").count() == 0
+    assert table.groupBy("name", "code").count().where("count > 1").count() == 0
+    row = table.where("name = 'u' and value = '5'").collect()[0]
+    assert (row["code"], row["count"], row["added_ds"]) == (3, 3, "2026-01-02")
+
+
+def test_codes_reach_the_rows(spark: SparkSession, tmp_path: Path) -> None:
+    fitted = fit(spark, tmp_path / "v", "2026-01-02", DAY1)
+    rows = spark.createDataFrame(
+        [(5, "t", ["x", "?"]), (8, "?", None), (None, None, [None, "x", "t"])], "u bigint, c string, cs array<string>"
+    )
+    found = [tuple(r) for r in fitted.transform(rows.coalesce(1)).collect()]
+    assert found == [(3, 3, 2, 1), (1, 1, 0, 0), (0, 0, 0, 2)]
+    assert [(f.name, f.cardinality) for f in fitted.features] == [("u", 6), ("c", 6), ("cs", 6)]
+
+
+def test_max_size_keeps_the_most_frequent(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "v"
+    first = fit(spark, path, "2026-01-02", DAY1, max_size=2)
+    # 5 (three times) and the first by text of those seen twice.
+    assert codes(first, "u") == {"5": 2, "-1": 3}
+    assert len(codes(fit(spark, path, "2026-01-03", DAY2, max_size=3), "u")) == 3
+    assert len(codes(fit(spark, path, "2026-01-04", DAY2, max_size=3), "u")) == 3
+
+
+@pytest.mark.parametrize("partitions", [1, 5])
+def test_order_does_not_depend_on_partitioning(spark: SparkSession, tmp_path: Path, partitions: int) -> None:
+    rows: Rows = [(i % 4, i % 37, f"w{i % 11}", [f"w{i % 13}"]) for i in range(300)]
+    shuffled = spark.createDataFrame(rows, "day int, u bigint, c string, cs array<string>").repartition(partitions)
+    found = fit(spark, tmp_path / "v", "2026-01-02", [tuple(r) for r in shuffled.collect()])  # type: ignore[misc]
+    expected: dict[str, tuple[int, int]] = {}
+    for day, u, _, _ in rows:
+        first, count = expected.get(str(u), (99, 0))
+        expected[str(u)] = (min(first, day), count + 1)
+    order = sorted(expected, key=lambda v: (expected[v][0], -expected[v][1], v))
+    assert codes(found, "u") == {v: i + 2 for i, v in enumerate(order)}

@@ -1,0 +1,64 @@
+"""Vocabularies in memory against a Python dict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.features import lookup as module
+from headrace.features.lookup import Lookup
+
+VALUES = st.one_of(
+    st.text(max_size=12), st.integers(-(2**63), 2**63 - 1).map(str),
+    st.sampled_from(["07", "-0", "0", "+1", " 1", "9223372036854775808", "1e3", "true", ""]),
+)  # fmt: skip
+
+
+def lookup_of(values: list[str], first: int = 2) -> Lookup:
+    return Lookup(pa.table({"value": values, "code": pa.array(range(first, first + len(values)), pa.int64())}))
+
+
+def expected(vocabulary: list[str], values: list[Any]) -> list[int]:
+    codes = {v: i + 2 for i, v in enumerate(vocabulary)}
+    return [0 if v is None else codes.get(str(v), 1) for v in values]
+
+
+@given(st.lists(VALUES, unique=True, max_size=30), st.lists(st.none() | VALUES, max_size=30))
+def test_strings(vocabulary: list[str], others: list[str | None]) -> None:
+    values = [*vocabulary, *others, None, *vocabulary[:1]]
+    found = lookup_of(vocabulary).codes(pa.array(values, pa.string()))
+    assert found.dtype == np.int32
+    assert found.tolist() == expected(vocabulary, values)
+
+
+@given(st.lists(VALUES, unique=True, max_size=30), st.lists(st.none() | st.integers(-(2**63), 2**63 - 1), max_size=30))
+def test_integers_are_their_spelling(vocabulary: list[str], others: list[int | None]) -> None:
+    near = [2**53, 2**53 + 1, 7, 0, 1]  # ids beyond a double's precision stay apart
+    values = [*others, *near, None]
+    vocabulary = [*dict.fromkeys([*vocabulary, str(2**53 + 1)])]
+    assert lookup_of(vocabulary).codes(pa.array(values, pa.int64())).tolist() == expected(vocabulary, values)
+
+
+def test_booleans() -> None:
+    assert lookup_of(["false"]).codes(pa.array([True, False, None])).tolist() == [1, 2, 0]
+
+
+def test_two_values_with_one_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "xxhash64_strings", lambda values: np.zeros(len(values), np.int64))
+    both, one = lookup_of(["a", "b"]), lookup_of(["a"])
+    values = pa.array(["b", "a", "c", None])
+    assert both.codes(values).tolist() == [3, 2, 1, 0]
+    assert one.codes(values).tolist() == [1, 2, 1, 0]  # same hash is not same value
+
+
+def test_cardinality_is_the_highest_code_and_one() -> None:
+    assert lookup_of([]).cardinality == 2
+    assert lookup_of(["x", "y"]).cardinality == 4
+    assert lookup_of(["x"], first=9).cardinality == 10  # of an old day, above a gap
+    assert lookup_of(["x"], first=9).codes(pa.array(["x"])).tolist() == [9]
+    assert lookup_of([]).codes(pa.array(["x", None])).tolist() == [1, 0]
