@@ -1,0 +1,78 @@
+"""Negatives drawn anew in every epoch, for logs that hold positives only.
+
+He et al., Neural Collaborative Filtering (2017), section 4.1: for each observed interaction, a few copies with another
+item drawn uniformly, label 0. A drawn value may be one the user has seen elsewhere: at a log's sparsity that is rare,
+and knowing it would need the whole history in every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+
+from headrace import config
+from headrace.dataset.layout import RowGroup, columns_of
+from headrace.errors import UserError
+from headrace.schema import FIRST_CODE, DatasetSchema, Kind
+
+
+@dataclass(frozen=True)
+class NegativePlan:
+    """`per_positive` copies of each positive row, with another code in physical column `column` of `codes`."""
+
+    column: int
+    cardinality: int
+    per_positive: int
+
+    @staticmethod
+    def of(schema: DatasetSchema, negatives: config.Negatives | None) -> NegativePlan | None:
+        """The plan for a dataset; None where none are asked for.
+
+        Raises:
+            UserError: the column is not a scalar categorical feature, or has no other code to draw.
+        """
+        if negatives is None:
+            return None
+        categorical = schema.of(Kind.CATEGORICAL)
+        found = [f for f in categorical if f.name == negatives.column and not f.is_list]
+        if not found:
+            scalars = ", ".join(f.name for f in categorical if not f.is_list)
+            raise UserError(f"train.negatives.column: '{negatives.column}' is not a categorical feature with one value "
+                            f"a row (there are: {scalars or 'none'})")  # fmt: skip
+        cardinality = found[0].cardinality or 0
+        known = max(cardinality - FIRST_CODE, 0)
+        if known < 2:
+            raise UserError(
+                f"train.negatives.column: '{negatives.column}' has {known} known values; drawing another one needs 2"
+            )
+        return NegativePlan(columns_of(categorical).index(negatives.column), cardinality, negatives.per_positive)
+
+    def copies(self, labels: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+        """Rows that each row [N] becomes, itself included: [N]."""
+        return np.where(labels > 0, 1 + self.per_positive, 1).astype(np.int64)
+
+    def draw(self, own: npt.NDArray[np.int64], generator: np.random.Generator) -> npt.NDArray[np.int64]:
+        """For each of N codes, `per_positive` others, uniform over [FIRST_CODE, cardinality): [N, per_positive].
+
+        A null or out-of-vocabulary code (below FIRST_CODE) has all known codes as its others.
+        """
+        known = own[:, None] >= FIRST_CODE
+        drawn = generator.integers(FIRST_CODE, self.cardinality - known, size=(len(own), self.per_positive))
+        return drawn + (known & (drawn >= own[:, None]))
+
+
+def expanded_sizes(groups: Sequence[RowGroup], schema: DatasetSchema, plan: NegativePlan | None) -> tuple[int, ...]:
+    """Rows that each row group gives with its negatives; reads the label column alone, and only with a plan."""
+    if plan is None:
+        return tuple(g.rows for g in groups)
+    label = schema.label.name
+    sizes = []
+    for g in groups:
+        with pq.ParquetFile(g.path) as file:
+            labels = file.read_row_group(g.index, columns=[label]).column(label).to_numpy()
+        sizes.append(int(plan.copies(labels).sum()))
+    return tuple(sizes)

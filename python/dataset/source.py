@@ -1,0 +1,337 @@
+"""Batches of a split for one rank, in an order that does not depend on the number of ranks.
+
+A split is read as `streams` logical streams (stream i is Petastorm's shard i: every `streams`-th row group). A step's
+global batch is batch_size/streams rows of each stream, side by side; rank r of W owns streams [r*S/W, (r+1)*S/W). So
+any W that divides `streams` sees the same batches in the same order, and a run can go on with another W.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace import config
+from headrace.dataset.batch import Batch, concat
+from headrace.dataset.layout import RowGroup, SplitLayout, check_streams, columns_of, physical_columns, split_of
+from headrace.dataset.negatives import NegativePlan, expanded_sizes
+from headrace.dataset.order import Visit, negatives_generator, row_order, visits
+from headrace.dataset.prefetch import Prefetch
+from headrace.dataset.reader import RowGroupReader
+from headrace.errors import UserError
+from headrace.manifest import Manifest
+from headrace.schema import DatasetSchema, Kind
+from headrace.workspace import Workspace
+from headrace.world import World
+
+_ALONE = World()
+
+
+class TrainSource:
+    """An endless iterator of this rank's part of each step's batch; wraps from epoch to epoch.
+
+        with TrainSource.from_manifest(manifest, ws, spec.train, world) as source:
+            for step, batch in zip(range(source.steps_per_epoch), source): ...
+
+    Args:
+        layout: the split (`open_split`).
+        train: its batch_size, streams, seed and negatives are obeyed.
+        start_step: begin as if this many steps had been taken; row groups before it are not decoded.
+        depth: batches prepared ahead.
+
+    Raises:
+        UserError: fewer row groups than streams, a damaged file, nulls or codes outside their vocabulary.
+    """
+
+    def __init__(
+        self,
+        layout: SplitLayout,
+        schema: DatasetSchema,
+        train: config.Train,
+        world: World = _ALONE,
+        *,
+        start_step: int = 0,
+        carried: Sequence[str] = (),
+        depth: int = 4,
+    ) -> None:
+        check_streams(layout, train.streams)
+        plan = NegativePlan.of(schema, train.negatives)
+        #: Rows of an epoch, negatives included.
+        self.rows = sum(expanded_sizes(layout.row_groups, schema, plan))
+        #: An epoch is this many whole batches; what is left over comes first in the next one's.
+        self.steps_per_epoch = max(1, self.rows // train.batch_size)
+        rows_each = train.batch_size // train.streams
+        self._streams = [
+            _Stream(layout, schema, train.seed, i, train.streams, plan, carried, start_step * rows_each, shuffle=True)
+            for i in streams_of(world, train.streams)
+        ]
+        self._batches = Prefetch(_steps(self._streams, rows_each), depth)
+
+    @staticmethod
+    def from_manifest(
+        manifest: Manifest,
+        ws: Workspace,
+        train: config.Train,
+        world: World = _ALONE,
+        *,
+        start_step: int = 0,
+    ) -> TrainSource:
+        """The `train` split of the dataset that a features manifest names."""
+        layout, schema = split_of(manifest, ws, "train")
+        return TrainSource(layout, schema, train, world, start_step=start_step)
+
+    @property
+    def wait_seconds(self) -> float:
+        """Seconds for which the loop waited for data."""
+        return self._batches.wait_seconds
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        return next(self._batches)
+
+    def close(self) -> None:
+        self._batches.close()
+        for stream in self._streams:
+            stream.close()
+
+    def __enter__(self) -> TrainSource:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class EvalSource:
+    """One pass over a split: every row exactly once over all ranks, in stored order inside each stream.
+
+    All ranks make `steps` steps, as collectives need; a rank whose streams have ended gives batches of 0 rows. A split
+    may have fewer row groups than streams: then some streams are empty.
+
+    Args:
+        batch_size: rows of a step over all ranks.
+        carried: carried columns to read along.
+
+    Raises:
+        UserError: as TrainSource, except for the number of row groups.
+    """
+
+    def __init__(
+        self,
+        layout: SplitLayout,
+        schema: DatasetSchema,
+        world: World = _ALONE,
+        *,
+        batch_size: int,
+        streams: int,
+        carried: Sequence[str] = (),
+        depth: int = 4,
+    ) -> None:
+        rows_each = batch_size // streams
+        longest = max(sum(g.rows for g in layout.stream(i, streams)) for i in range(streams))
+        self.rows = layout.rows
+        self.steps = -(-longest // rows_each)
+        self._streams = [
+            _Stream(layout, schema, 0, i, streams, None, carried, 0, shuffle=False) for i in streams_of(world, streams)
+        ]
+        self._batches = Prefetch(itertools.islice(_steps(self._streams, rows_each), self.steps), depth)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        return next(self._batches)
+
+    def close(self) -> None:
+        self._batches.close()
+        for stream in self._streams:
+            stream.close()
+
+    def __enter__(self) -> EvalSource:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def streams_of(world: World, streams: int) -> range:
+    """The streams that a rank owns: consecutive ones, so that ranks in order hold streams in order.
+
+    Raises:
+        ValueError: the number of ranks does not divide `streams` (the spec refuses that too).
+    """
+    if streams % world.size:
+        raise ValueError(f"{world.size} ranks do not divide {streams} streams")
+    each = streams // world.size
+    return range(world.rank * each, (world.rank + 1) * each)
+
+
+def _steps(streams: Sequence[_Stream], rows_each: int) -> Iterator[Batch]:
+    while True:
+        yield concat([stream.take(rows_each) for stream in streams])
+
+
+class _Stream:
+    """One stream: row groups in turn, rows given out in portions of any size."""
+
+    def __init__(
+        self,
+        layout: SplitLayout,
+        schema: DatasetSchema,
+        seed: int,
+        stream: int,
+        streams: int,
+        plan: NegativePlan | None,
+        carried: Sequence[str],
+        start: int,
+        *,
+        shuffle: bool,
+    ) -> None:
+        self._groups = layout.stream(stream, streams)
+        self._schema, self._carried = schema, tuple(carried)
+        self._seed, self._stream, self._plan, self._shuffle = seed, stream, plan, shuffle
+        self._visits: deque[Visit] = deque()
+        self._portion: _Portion | None = None
+        self._reader: RowGroupReader | None = None
+        if self._groups:
+            sizes = expanded_sizes(self._groups, schema, plan)
+            order = visits(seed, stream, sizes, start, shuffle)
+            if not shuffle:
+                order = itertools.islice(order, len(sizes))
+            self._reader = RowGroupReader(layout, physical_columns(schema, carried), self._pieces(order))
+
+    def _pieces(self, order: Iterator[Visit]) -> Iterator[int]:
+        for visit in order:
+            self._visits.append(visit)
+            yield self._groups[visit.group].piece
+
+    def take(self, rows: int) -> Batch:
+        """The next `rows` rows; fewer, down to 0, at the end of a finite stream."""
+        parts = []
+        while rows:
+            if self._portion is None or self._portion.left == 0:
+                self._portion = self._next_portion()
+                if self._portion is None:
+                    break
+            part = self._portion.take(rows)
+            rows -= part.rows
+            parts.append(part)
+        return concat(parts) if parts else _empty(self._schema, self._carried)
+
+    def _next_portion(self) -> _Portion | None:
+        table = None if self._reader is None else next(self._reader, None)
+        if table is None:
+            return None
+        visit = self._visits.popleft()
+        group = self._groups[visit.group]
+        stored = to_batch(table, self._schema, self._carried, group)
+        order = (
+            row_order(self._seed, visit.epoch, self._stream, visit.group, stored.rows)
+            if self._shuffle
+            else np.arange(stored.rows)
+        )
+        generator = negatives_generator(self._seed, visit.epoch, self._stream, visit.group) if self._plan else None
+        return _Portion(stored, order, visit.skip, self._plan, generator)
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+
+
+class _Portion:
+    """The rows of one row group in their order, with their negatives right after each positive."""
+
+    def __init__(
+        self,
+        stored: Batch,
+        order: npt.NDArray[np.int64],
+        skip: int,
+        plan: NegativePlan | None,
+        generator: np.random.Generator | None,
+    ) -> None:
+        self._stored, self._at, self._plan = stored, skip, plan
+        if plan is None or generator is None:
+            self._source = order
+            return
+        # _source[j]: the stored row behind given row j; _code[j]: its code in the replaced column, -1: its own.
+        labels = stored.labels[order]
+        copies = plan.copies(labels)
+        self._source = np.repeat(order, copies)
+        self._code = np.full(len(self._source), -1, np.int64)
+        is_copy = np.ones(len(self._source), bool)
+        is_copy[np.cumsum(copies) - copies] = False
+        positives = order[labels > 0]
+        self._code[is_copy] = plan.draw(stored.codes[positives, plan.column].astype(np.int64), generator).reshape(-1)
+
+    @property
+    def left(self) -> int:
+        return len(self._source) - self._at
+
+    def take(self, rows: int) -> Batch:
+        """At most `rows` rows."""
+        chosen = slice(self._at, min(self._at + rows, len(self._source)))
+        self._at = chosen.stop
+        source = self._source[chosen]
+        stored = self._stored
+        codes = stored.codes[source].astype(np.int64)
+        labels = stored.labels[source]
+        if self._plan is not None:
+            code = self._code[chosen]
+            copy = code >= 0
+            codes[copy, self._plan.column] = code[copy]
+            labels[copy] = 0.0
+        return Batch(stored.continuous[source], codes, labels, {k: v[source] for k, v in stored.carried.items()})
+
+
+def to_batch(
+    table: pa.Table, schema: DatasetSchema, carried: Sequence[str] = (), group: RowGroup | None = None
+) -> Batch:
+    """A table of physical columns as matrices; `codes` keep their stored width here.
+
+    Raises:
+        UserError: a null in a feature, or a code outside [0, cardinality).
+    """
+    where = "dataset" if group is None else f"{group.path}, row group {group.index}"
+    continuous = _matrix(table, columns_of(schema.of(Kind.CONTINUOUS)), np.float32, where)
+    categorical = schema.of(Kind.CATEGORICAL)
+    codes = _matrix(table, columns_of(categorical), np.int32 if _narrow(table, schema) else np.int64, where)
+    limits = np.array([f.cardinality or 0 for f in categorical for _ in f.physical], np.int64)
+    if codes.size and ((low := codes.min(axis=0)) < 0).any() | ((high := codes.max(axis=0)) >= limits).any():
+        column = int(np.argmax((low < 0) | (high >= limits)))
+        raise UserError(
+            f"{where}: column '{columns_of(categorical)[column]}' has codes {low[column]}..{high[column]}, outside its "
+            f"vocabulary [0, {limits[column]}). Delete the dataset's folder and run the features stage again"
+        )
+    labels = _matrix(table, (schema.label.name,), np.float32, where)[:, 0]
+    extra = {name: table.column(name).to_numpy() for name in carried}
+    return Batch(continuous, codes, labels, extra)
+
+
+def _narrow(table: pa.Table, schema: DatasetSchema) -> bool:
+    return all(table.schema.field(c).type == pa.int32() for c in columns_of(schema.of(Kind.CATEGORICAL)))
+
+
+def _matrix(table: pa.Table, columns: Sequence[str], dtype: type, where: str) -> npt.NDArray[Any]:
+    found: npt.NDArray[Any] = np.empty((table.num_rows, len(columns)), dtype)
+    for i, name in enumerate(columns):
+        column = table.column(name)
+        if column.null_count:
+            raise UserError(f"{where}: column '{name}' has {column.null_count} nulls, which a model cannot read; "
+                            f"add fill_missing to its operators in features.workflow")  # fmt: skip
+        found[:, i] = column.to_numpy()
+    return found
+
+
+def _empty(schema: DatasetSchema, carried: Sequence[str]) -> Batch:
+    c, s = (len(columns_of(schema.of(k))) for k in (Kind.CONTINUOUS, Kind.CATEGORICAL))
+    return Batch(
+        np.empty((0, c), np.float32), np.empty((0, s), np.int64), np.empty(0, np.float32),
+        {name: np.empty(0) for name in carried},
+    )  # fmt: skip

@@ -1,0 +1,195 @@
+"""Registered models in MLflow. MLflow takes seconds to import, so it is imported where it is used.
+
+Names: `<pipeline>` for the neural model, `<pipeline>-baseline` for the other one. A version is one training run, known
+by its key (a tag), so that registering a run again finds its version. The alias `champion` is the version in use.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import UserError
+from headrace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+log = logging.getLogger("headrace.registry")
+CHAMPION = "champion"
+_KEY = "headrace.key"
+_DS = "headrace.ds"
+#: MLflow refuses longer values of parameters.
+_PARAM_CHARS = 500
+
+
+@dataclass(frozen=True)
+class Version:
+    """A registered model."""
+
+    name: str
+    version: str
+    #: The saved model's folder.
+    source: Path
+    #: The training run's key.
+    key: str
+    ds: str | None
+    metrics: Mapping[str, float]
+
+
+def register(
+    ws: Workspace,
+    name: str,
+    model_dir: Path,
+    metrics: Mapping[str, float | None],
+    key: str,
+    *,
+    params: Mapping[str, Any] | None = None,
+    ds: str | None = None,
+    alias: str = CHAMPION,
+) -> str:
+    """Make `model_dir` a version of the registered model `name`, give it the alias, return the version's number.
+
+    Idempotent by `key`: a killed or repeated registration ends with one version. The newest call has the alias.
+
+    Args:
+        metrics: numbers; None and NaN (undefined for this data) are left out.
+        params: a flat mapping of settings, shown beside the metrics.
+        ds: the day it was trained for.
+
+    Raises:
+        UserError: the store cannot be opened or written.
+    """
+    with _Client(ws) as client:
+        _ensure_name(client, name)
+        found = _by_key(client, name, key)
+        if found is None:
+            run_id = _finished_run(ws, client, name, key, metrics, params or {}, ds)
+            tags = {_KEY: key} | ({_DS: ds} if ds else {})
+            found = client.create_model_version(name, source=str(model_dir), run_id=run_id, tags=tags)
+            log.info("registered %s version %s", name, found.version)
+        client.set_registered_model_alias(name, alias, found.version)
+        return str(found.version)
+
+
+def champion(ws: Workspace, name: str, alias: str = CHAMPION) -> Version | None:
+    """The version that has the alias; None where the model or the store is not there."""
+    if not _store_file(ws).is_file():
+        return None
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_DOES_NOT_EXIST, ErrorCode
+
+    absent = (ErrorCode.Name(RESOURCE_DOES_NOT_EXIST), ErrorCode.Name(INVALID_PARAMETER_VALUE))
+    with _Client(ws) as client:
+        try:
+            found = client.get_model_version_by_alias(name, alias)
+        except MlflowException as e:
+            if e.error_code in absent:
+                return None
+            raise
+        metrics = client.get_run(found.run_id).data.metrics if found.run_id else {}
+        return Version(
+            name=name, version=str(found.version), source=Path(found.source), key=found.tags.get(_KEY, ""),
+            ds=found.tags.get(_DS), metrics=metrics,
+        )  # fmt: skip
+
+
+def preload() -> None:
+    """Import MLflow now (3 s), for callers that have something to wait for meanwhile."""
+    _quietly_import()
+
+
+class _Client:
+    """A client of the workspace's store; what goes wrong inside becomes a UserError that names the store."""
+
+    def __init__(self, ws: Workspace) -> None:
+        self._ws = ws
+
+    def __enter__(self) -> MlflowClient:
+        _quietly_import()
+        from mlflow.tracking import MlflowClient
+
+        self._ws.home.mkdir(parents=True, exist_ok=True)
+        try:
+            return MlflowClient(tracking_uri=self._ws.registry_uri, registry_uri=self._ws.registry_uri)
+        except Exception as e:
+            raise self._explained(e) from e
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: object) -> None:
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        if isinstance(e, (MlflowException, SQLAlchemyError)):
+            raise self._explained(e) from e
+
+    def _explained(self, e: BaseException) -> UserError:
+        first_line = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+        return UserError(
+            f"the model registry {self._ws.registry_uri} cannot be used ({first_line}). Free its disk or file "
+            f"permissions; if the file is damaged, move it away: finished models stay where they are"
+        )
+
+
+def _quietly_import() -> None:
+    """Import it: without telemetry, and without log lines about the store's own tables."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    import mlflow.tracking  # noqa: F401
+
+    # The import sets up logging anew, so the levels come after it.
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _store_file(ws: Workspace) -> Path:
+    return Path(ws.registry_uri.removeprefix("sqlite:///"))
+
+
+def _ensure_name(client: MlflowClient, name: str) -> None:
+    if not client.search_registered_models(filter_string=f"name = '{_quoted(name)}'"):
+        client.create_registered_model(name)
+
+
+def _by_key(client: MlflowClient, name: str, key: str) -> Any:
+    found = client.search_model_versions(f"name = '{_quoted(name)}'")
+    same = [v for v in found if v.tags.get(_KEY) == key]
+    # Where a race made two, the first is everybody's.
+    return min(same, key=lambda v: int(v.version), default=None)
+
+
+def _finished_run(
+    ws: Workspace, client: MlflowClient, name: str, key: str, metrics: Mapping[str, float | None],
+    params: Mapping[str, Any], ds: str | None,
+) -> str:  # fmt: skip
+    """The MLflow run that holds the metrics; one that a killed registration left is completed."""
+    from mlflow.entities import Metric, Param, RunTag
+
+    experiment = client.get_experiment_by_name(name)
+    experiment_id = (
+        experiment.experiment_id
+        if experiment
+        else client.create_experiment(name, artifact_location=(ws.home / "mlflow").as_uri())
+    )
+    runs = client.search_runs([experiment_id], filter_string=f"tags.`{_KEY}` = '{_quoted(key)}'", max_results=1)
+    run = runs[0] if runs else client.create_run(experiment_id, tags={_KEY: key}, run_name=ds or key)
+    now = run.info.start_time
+    numbers = {k: float(v) for k, v in metrics.items() if v is not None and math.isfinite(v)}
+    client.log_batch(
+        run.info.run_id,
+        metrics=[Metric(k, v, now, 0) for k, v in numbers.items()],
+        params=[Param(k, str(v)[:_PARAM_CHARS]) for k, v in params.items()],
+        tags=[RunTag(_DS, ds)] if ds else [],
+    )
+    client.set_terminated(run.info.run_id)
+    return str(run.info.run_id)
+
+
+def _quoted(text: str) -> str:
+    if "'" in text or "\\" in text:
+        raise ValueError(f"a name with a quote: {text!r}")
+    return text

@@ -1,0 +1,182 @@
+"""Checkpoints: all that a run needs to go on as if it had never stopped, on any number of ranks.
+
+    checkpoints/step-00000200/
+        embeddings/...        rows and optimizer states by table and range (headrace.embeddings.storage)
+        dense.safetensors     `model/<name>` and `optimizer/<number>/<state>`
+        checkpoint.json       the loop's position and history, the dense file's checksum; written last
+
+The folder appears by one rename when all ranks have written. A kill at any moment leaves the checkpoints there were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from headrace.atomic import write_text
+from headrace.embeddings.collective import Collective
+from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.embeddings.storage import shared_directory, write_index
+from headrace.embeddings.tensors import FileRecord, load_tensors, save_tensors
+from headrace.errors import UserError
+from headrace.train.dense import DenseOptimizer
+from headrace.train.job import list_steps, step_name
+
+log = logging.getLogger("headrace.train")
+_RECORD = "checkpoint.json"
+_DENSE = "dense.safetensors"
+_EMBEDDINGS = "embeddings"
+
+
+class Model(Protocol):
+    """What a checkpoint needs of a model: its sharded tables, and the rest as a state dict."""
+
+    @property
+    def embeddings(self) -> ShardedEmbeddings: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Any: ...
+
+
+class Progress(BaseModel):
+    """Where the loop is and what it has said so far."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    #: Steps taken.
+    step: int = 0
+    #: Seconds of training, over all runs.
+    seconds: float = 0.0
+    #: Sum of losses, steps and seconds since the last point of the curve.
+    open_loss: float = 0.0
+    open_steps: int = 0
+    open_seconds: float = 0.0
+    curve: list[dict[str, float]] = Field(default_factory=list)
+    evals: list[dict[str, float | None]] = Field(default_factory=list)
+
+
+class _Record(BaseModel):
+    """checkpoint.json. `sha256` is of this record with an empty one."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    #: Fingerprint of what must not change between a run and its continuation.
+    config: str
+    progress: Progress
+    dense: FileRecord
+    sha256: str = ""
+
+    def digest(self) -> str:
+        return hashlib.sha256(self.model_copy(update={"sha256": ""}).model_dump_json().encode()).hexdigest()
+
+
+def save(
+    folder: Path,
+    model: Model,
+    dense: DenseOptimizer,
+    progress: Progress,
+    collective: Collective,
+    *,
+    config: str,
+    keep: int,
+    may_commit: Callable[[], None] = lambda: None,
+) -> Path:
+    """Write `folder/step-NNNNNNNN`. Collective. Then remove all but the newest `keep`.
+
+    Args:
+        may_commit: called by the chief before the rename; raises where another launch has taken over.
+    """
+    final = folder / step_name(progress.step)
+    with shared_directory(final, collective) as partial:
+        model.embeddings.save_shards(partial / _EMBEDDINGS, with_optimizer=True)
+        collective.barrier()
+        if collective.world.is_chief:
+            write_index(partial / _EMBEDDINGS)
+            tensors = {f"model/{k}": v for k, v in model.state_dict().items()}
+            tensors |= {f"optimizer/{k}": v for k, v in dense.state().items()}
+            record = _Record(config=config, progress=progress, dense=save_tensors(partial / _DENSE, tensors))
+            record = record.model_copy(update={"sha256": record.digest()})
+            write_text(partial / _RECORD, record.model_dump_json() + "\n")
+            may_commit()
+    if collective.world.is_chief:
+        for old in list_steps(folder)[keep:]:
+            shutil.rmtree(folder / step_name(old))
+    return final
+
+
+def restore(
+    folder: Path, model: Model, dense: DenseOptimizer, collective: Collective, *, config: str
+) -> Progress | None:
+    """Load the newest checkpoint that is whole on all ranks; None where there is none. Collective.
+
+    A damaged one is refused by name in the log and the one before is tried. After None, model and optimizer may hold
+    parts of a refused one: make them anew (that is so only where `list_steps` is not empty).
+
+    Raises:
+        UserError: the checkpoints belong to another configuration.
+    """
+    if collective.world.is_chief:
+        for leftover in folder.glob(".step-*.partial"):
+            shutil.rmtree(leftover, ignore_errors=True)
+    # The chief's list is everybody's: a listing of a shared file system may lag on another machine.
+    steps = _from_chief(list_steps(folder), collective)
+    for step in steps:
+        path = folder / step_name(step)
+        problem: UserError | None = None
+        progress = None
+        try:
+            progress = _load(path, model, dense, config)
+        except UserError as e:
+            problem = e
+        failures = torch.tensor([0.0 if problem is None else 1.0])
+        collective.all_reduce_sum([failures])
+        if float(failures) == 0:
+            return progress
+        if isinstance(problem, _OtherConfig):
+            raise problem
+        if problem is not None:
+            log.warning("checkpoint %s is refused (%s); trying the one before", path.name, problem)
+    return None
+
+
+class _OtherConfig(UserError):
+    pass
+
+
+def _from_chief(steps: list[int], collective: Collective) -> list[int]:
+    mine = torch.tensor(steps if collective.world.is_chief else [], dtype=torch.int64)
+    return [int(s) for s in collective.all_gather(mine)]
+
+
+def _load(path: Path, model: Model, dense: DenseOptimizer, config: str) -> Progress:
+    try:
+        record = _Record.model_validate_json((path / _RECORD).read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"{path / _RECORD} is missing") from None
+    except ValidationError as e:
+        raise UserError(f"{path / _RECORD} is damaged: {e.errors()[0]['msg']}") from None
+    if record.digest() != record.sha256:
+        raise UserError(f"{path / _RECORD} is damaged: its contents do not match its checksum")
+    if record.config != config:
+        raise _OtherConfig(
+            f"{path} was written with another model, training or dataset configuration; "
+            f"delete {path.parent} to train from the start"
+        )
+    tensors = load_tensors(path, record.dense)
+    model.embeddings.load_shards(path / _EMBEDDINGS, with_optimizer=True)
+    model.load_state_dict(_below("model/", tensors))
+    dense.load_state(_below("optimizer/", tensors))
+    return record.progress
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,82 @@
+"""The dense part's optimizer: one fused all-reduce, then plain torch on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from headrace import config
+from headrace.embeddings.collective import Collective
+from headrace.errors import UserError
+
+
+class DenseOptimizer:
+    """torch's optimizer over parameters that every rank holds alike.
+
+    Local losses are divided by the rows of the global batch, so gradients are summed over the ranks, not averaged.
+    All gradients travel in one buffer, together with the local loss: one message a step.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], conf: config.Optimizer, collective: Collective) -> None:
+        self._parameters = list(parameters)
+        self._collective = collective
+        self._optimizer = _make(self._parameters, conf)
+
+    def reduce(self, loss: Tensor) -> float:
+        """Sum the gradients over the ranks, in place. Returns the global loss: the sum of the ranks' local ones."""
+        total = loss.detach().reshape(1)
+        for p in self._parameters:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        self._collective.all_reduce_sum([total, *(p.grad for p in self._parameters if p.grad is not None)])
+        return float(total)
+
+    def step(self) -> None:
+        """Apply the (summed) gradients and forget them."""
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=False)
+
+    def state(self) -> dict[str, Tensor]:
+        """The optimizer's states as flat names `<parameter number>/<state>`."""
+        return _flat(self._optimizer)
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        """Take over what `state` gave.
+
+        Raises:
+            UserError: it belongs to another optimizer or other parameters.
+        """
+        wanted = self.state() or _after_one_step(self._optimizer, self._parameters)
+        if {k: v.shape for k, v in wanted.items()} != {k: v.shape for k, v in tensors.items()}:
+            raise UserError("the saved states of the dense optimizer do not fit train.dense and model")
+        states: dict[int, dict[str, Tensor]] = {}
+        for key, value in tensors.items():
+            number, _, name = key.partition("/")
+            states.setdefault(int(number), {})[name] = value
+        packed = self._optimizer.state_dict()
+        self._optimizer.load_state_dict({"state": states, "param_groups": packed["param_groups"]})
+
+
+def _after_one_step(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> dict[str, Tensor]:
+    """The names and shapes of states that torch makes in the first step, from a step on copies."""
+    copies = [nn.Parameter(p.detach().clone()) for p in parameters]
+    for c in copies:
+        c.grad = torch.zeros_like(c)
+    twin = type(optimizer)(copies, **{k: v for k, v in optimizer.defaults.items() if k in ("lr", "weight_decay")})
+    twin.step()
+    return _flat(twin)
+
+
+def _flat(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    states = optimizer.state_dict()["state"]
+    return {f"{i}/{name}": v for i, group in states.items() for name, v in group.items() if torch.is_tensor(v)}
+
+
+def _make(parameters: list[nn.Parameter], conf: config.Optimizer) -> torch.optim.Optimizer:
+    if conf.kind == "sgd":
+        return torch.optim.SGD(parameters, lr=conf.learning_rate, weight_decay=conf.weight_decay)
+    if conf.kind == "adagrad":
+        return torch.optim.Adagrad(parameters, lr=conf.learning_rate, weight_decay=conf.weight_decay)
+    return torch.optim.Adam(parameters, lr=conf.learning_rate, weight_decay=conf.weight_decay)

@@ -1,0 +1,123 @@
+"""What a rank is told, and what it answers: JSON values only, so that nothing is pickled but text."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from headrace import config
+from headrace.errors import UserError
+from headrace.manifest import Manifest, fingerprint
+from headrace.workspace import Workspace
+
+
+class Job(BaseModel):
+    """One training run, the same for all ranks.
+
+    The workspace must be visible to every rank at the same path.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    home: Path
+    pipeline: str
+    ds: str
+    key: str
+    #: The manifest of the features stage: which dataset.
+    features: Manifest
+    model: config.Model
+    train: config.Train
+    #: Seconds between two progress messages of the chief.
+    progress_seconds: float = 1.0
+    #: A saved model to start from.
+    warm_start: Path | None = None
+    #: Written to `fence` by the launch that this job belongs to; empty: nobody else can be at work.
+    token: str = ""
+    threads: int | None = None
+
+    @property
+    def ws(self) -> Workspace:
+        return Workspace(self.home)
+
+    @property
+    def folder(self) -> Path:
+        """checkpoints/, model/ and the run's small files."""
+        return self.ws.model(self.pipeline, self.ds, self.key)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def saved_model(self) -> Path:
+        return self.folder / "model"
+
+    @property
+    def fence(self) -> Path:
+        return self.folder / "launch"
+
+    @property
+    def voice(self) -> Path:
+        """Where the chief says how far it is (headrace.train.progress); a file for each launch."""
+        return self.folder / f"progress-{self.token}.jsonl"
+
+    @property
+    def complaint(self) -> Path:
+        """Where a rank leaves a message for the user."""
+        return self.folder / "complaint.json"
+
+    @property
+    def obeyed(self) -> str:
+        """Fingerprint of what must stay as it is between a checkpoint and its continuation."""
+        loop = self.train.model_dump(mode="json", include=set(OBEYED))
+        return fingerprint({"model": self.model.model_dump(mode="json"), "train": loop, "dataset": self.features.key})
+
+    def check_fence(self) -> None:
+        """End this process where a newer launch of the same run has begun.
+
+        A driver that is killed may leave ranks behind for a few seconds; they must not write beside their successors.
+        """
+        if self.token and self.fence.read_text(encoding="utf-8") != self.token:
+            os._exit(1)
+
+
+#: Keys of config.Train that change the weights; the others say how fast and how safely they are come by.
+OBEYED = ("batch_size", "streams", "epochs", "max_steps", "seed", "dense", "embeddings", "negatives")
+
+
+def step_name(step: int) -> str:
+    """The folder of a checkpoint."""
+    return f"step-{step:08d}"
+
+
+def list_steps(folder: Path) -> list[int]:
+    """Steps of the committed checkpoints, newest first; whether they are whole is found out by loading."""
+    found = [p.name.removeprefix("step-") for p in folder.glob("step-*") if p.is_dir()]
+    return sorted((int(n) for n in found if n.isdigit()), reverse=True)
+
+
+class Report(BaseModel):
+    """What the chief answers."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    #: Rows of an epoch, negatives included; rows of the evaluation splits.
+    rows: dict[str, int]
+    steps: int
+    steps_per_epoch: int
+    resumed_from_step: int
+    warm_start: str | None
+    metrics: dict[str, float | None]
+    curve: list[dict[str, float]]
+    evals: list[dict[str, float | None]]
+    calibration_bins: list[dict[str, Any]]
+    #: Seconds for which the chief's loop waited for data in this run.
+    data_wait_seconds: float
+    peak_memory_mib: dict[str, float] = Field(default_factory=dict)
+
+
+class Diverged(UserError):
+    """The loss is no number any more."""

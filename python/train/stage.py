@@ -1,0 +1,158 @@
+"""The train stage: launch the ranks, register what they made."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from headrace import registry
+from headrace.config import Spark, Spec
+from headrace.dataset.layout import check_streams, open_split
+from headrace.dataset.negatives import NegativePlan
+from headrace.errors import UserError
+from headrace.lake.session import session
+from headrace.manifest import Input, Manifest, Output
+from headrace.models.predictor import read_meta
+from headrace.registry.versions import preload
+from headrace.stage import Context, Result
+from headrace.train.job import OBEYED, Job, Report
+from headrace.train.metrics import show_metrics
+from headrace.train.progress import Tick
+from headrace.train.warm import find_warm_start
+
+log = logging.getLogger("headrace.train")
+
+
+class Train:
+    """Petastorm into Horovod on Spark: train the model with sharded embeddings, evaluate it, register it."""
+
+    name = "train"
+    version = 1
+    needs = ("features",)
+
+    def applies(self, spec: Spec) -> bool:
+        return True
+
+    def spec_part(self, spec: Spec) -> Mapping[str, Any]:
+        train = spec.train.model_dump(mode="json", include={*OBEYED, "rank_group", "rank_k"})
+        return {"model": spec.model.model_dump(mode="json"), "train": train}
+
+    def inputs(self, ctx: Context) -> tuple[Input, ...]:
+        """The saved model of an earlier day, where the run starts from one."""
+        schema = ctx.upstream["features"].dataset_schema
+        if not ctx.spec.train.warm_start or schema is None:
+            return ()
+        found = find_warm_start(ctx.ws, ctx.spec, ctx.ds, schema)
+        return () if found is None else (Input(kind="model", name=found.name, version=found.version),)
+
+    def verify(self, ctx: Context, manifest: Manifest) -> str | None:
+        try:
+            read_meta(ctx.ws.home / manifest.output("model").name)
+        except UserError as e:
+            return str(e)
+        if not (ctx.ws.home / "mlflow.db").is_file():
+            return "the model registry is gone"
+        return None
+
+    def run(self, ctx: Context) -> Result:
+        job = make_job(ctx, self.inputs(ctx))
+        check_dataset(job)
+        # Imports Horovod and, with it, pyspark's pickling of functions: not for those who only ask what a stage is.
+        from headrace.train.launch import launch
+
+        spec = ctx.spec
+        with session(with_slots(spec.spark, spec.train.ranks), ctx.ws, f"headrace {spec.pipeline} train {ctx.ds}") as s:
+            report = launch(job, s, ranks=spec.train.ranks, retries=spec.train.retries, on_tick=_preload_at_the_end())
+        params = {
+            **_flat("model", spec.model.model_dump(mode="json")),
+            **_flat("train", spec.train.model_dump(mode="json")),
+        }
+        version = registry.register(
+            ctx.ws, spec.pipeline, job.saved_model, report.metrics, ctx.key, params=params, ds=ctx.ds
+        )
+        log.info("%s", summary(report))
+        name = str(job.saved_model.relative_to(ctx.ws.home))
+        return Result(
+            outputs=(Output(kind="model", name=name, version=ctx.key, rows=report.rows["train"]),),
+            rows=report.rows,
+            facts={
+                **report.model_dump(include={"metrics", "curve", "evals", "calibration_bins", "warm_start", "steps",
+                                             "steps_per_epoch", "resumed_from_step", "data_wait_seconds"}),
+                "registered": {"name": spec.pipeline, "version": version},
+                "ranks": spec.train.ranks,
+            },
+            peak_memory_mib=report.peak_memory_mib,
+        )  # fmt: skip
+
+
+def make_job(ctx: Context, inputs: tuple[Input, ...]) -> Job:
+    """What the ranks are told."""
+    warm = [ctx.ws.home / i.name for i in inputs if i.kind == "model"]
+    job = Job(
+        home=ctx.ws.home, pipeline=ctx.spec.pipeline, ds=ctx.ds, key=ctx.key, features=ctx.upstream["features"],
+        model=ctx.spec.model, train=ctx.spec.train, warm_start=warm[0] if warm else None,
+        threads=ctx.spec.train.threads,
+    )  # fmt: skip
+    job.folder.mkdir(parents=True, exist_ok=True)
+    return job
+
+
+def check_dataset(job: Job) -> None:
+    """Find out what the ranks would stumble over, before any is started.
+
+    Raises:
+        UserError: a split is missing or damaged, too few row groups, or negatives that cannot be drawn.
+    """
+    schema = job.features.dataset_schema
+    if schema is None:
+        raise UserError("the manifest of stage 'features' describes no dataset; run that stage again")
+    dataset = job.ws.home / job.features.output("dataset").name
+    if not (dataset / "workflow").is_dir():
+        raise UserError(f"dataset {dataset} has no folder 'workflow'; run the features stage again")
+    check_streams(open_split(dataset, "train", schema), job.train.streams)
+    NegativePlan.of(schema, job.train.negatives)
+    if open_split(dataset, "valid", schema).rows == 0:
+        raise UserError(f"{dataset / 'valid'} holds no rows to evaluate on: widen features.split")
+    if job.train.rank_group is not None:
+        open_split(dataset, "rank", schema, [job.train.rank_group])
+
+
+def with_slots(spark: Spark, ranks: int) -> Spark:
+    """The session's settings with a task slot for each rank, where the master is this machine.
+
+    Ranks must run at once; they are processes of their own, so more slots than cores only share the cores.
+    """
+    found = re.fullmatch(r"local(?:\[(\d+|\*)\])?", spark.master)
+    if found is None:
+        return spark
+    cores = os.cpu_count() or 1
+    slots = {None: 1, "*": cores}.get(found[1]) or int(found[1])
+    return spark.model_copy(update={"master": f"local[{max(slots, ranks)}]"})
+
+
+def summary(report: Report) -> str:
+    """One line about the result."""
+    return f"{report.steps} steps: {show_metrics(report.metrics)} on {report.rows['valid']:,} rows"
+
+
+def _preload_at_the_end() -> Any:
+    """The registry's slow import happens while the ranks evaluate, save and leave."""
+    started: list[threading.Thread] = []
+
+    def on_tick(tick: Tick) -> None:
+        if tick.phase != "train" and not started:
+            started.append(threading.Thread(target=preload, name="preload", daemon=True))
+            started[0].start()
+
+    return on_tick
+
+
+def _flat(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(f"{prefix}.{key}", value) if isinstance(value, Mapping) else {f"{prefix}.{key}": value}
+    return found

@@ -1,0 +1,72 @@
+"""Where a day's training starts from: the newest saved model of an earlier day that fits."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.config import Spec
+from headrace.errors import UserError
+from headrace.manifest import Manifest
+from headrace.models.predictor import read_meta
+from headrace.schema import DatasetSchema, Kind
+from headrace.workspace import Workspace
+
+log = logging.getLogger("headrace.train")
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """A saved model of the same pipeline. `name` is its folder below the workspace's home, `version` its key."""
+
+    ds: str
+    name: str
+    version: str
+
+
+def find_warm_start(ws: Workspace, spec: Spec, ds: str, schema: DatasetSchema) -> WarmStart | None:
+    """The newest finished model of a day before `ds` whose shape fits; reads manifests and model.json only.
+
+    It fits where the model's settings are the same and the features are the same, with vocabularies that have only
+    grown: codes are given once and never change, so old rows keep their meaning. A model that does not fit is named
+    in the log with the reason.
+    """
+    runs = ws.manifest(spec.pipeline, ds, "train").parent.parent
+    earlier = sorted((p.name for p in runs.glob("*/") if p.name < ds), reverse=True)
+    for day in earlier:
+        manifest = Manifest.load(ws.manifest(spec.pipeline, day, "train"))
+        if manifest is None:
+            continue
+        output = manifest.output("model")
+        try:
+            meta = read_meta(ws.home / output.name)
+            reason = misfit(meta, spec, schema)
+        except UserError as e:
+            reason = str(e)
+        if reason is None:
+            return WarmStart(day, output.name, output.version)
+        log.info("not starting from the model of %s: %s", day, reason)
+    return None
+
+
+def misfit(meta: dict[str, Any], spec: Spec, schema: DatasetSchema) -> str | None:
+    """Why a saved model (its model.json) cannot be a start for this spec and dataset; None where it can."""
+    ours = spec.model.model_dump(mode="json")
+    theirs = meta.get("model", {})
+    for key in ours.keys() | theirs.keys():
+        if ours.get(key) != theirs.get(key):
+            return f"its model.{key} is {theirs.get(key)}, now {ours.get(key)}"
+    old = DatasetSchema.model_validate(meta["schema"])
+    if [f.name for f in old.of(Kind.CONTINUOUS)] != [f.name for f in schema.of(Kind.CONTINUOUS)]:
+        return "its continuous features are others"
+    before = {f.name: f for f in old.of(Kind.CATEGORICAL)}
+    now = {f.name: f for f in schema.of(Kind.CATEGORICAL)}
+    if list(before) != list(now):
+        return "its categorical features are others"
+    for name, f in now.items():
+        if (before[name].vocabulary, before[name].length, before[name].is_list) != (f.vocabulary, f.length, f.is_list):
+            return f"its feature '{name}' has another form"
+        if (before[name].cardinality or 0) > (f.cardinality or 0):
+            return f"its vocabulary of '{name}' has {before[name].cardinality} codes, the dataset's {f.cardinality}"
+    return None

@@ -1,0 +1,52 @@
+"""What runs in a rank's process: a few lines around the loop. No heavy import at the top: the driver imports this too.
+
+A message for the user is no failure: the rank leaves it in a file and ends well, and so do the others when their next
+exchange finds it gone. So the driver shows that message, and no trace of Spark's or Horovod's about tasks that failed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+
+from headrace.atomic import write_text
+from headrace.errors import UserError
+from headrace.train.job import Job
+
+
+def rank_main(job_json: str) -> str:
+    """Train as one Horovod rank. Text in, text out: Job and Report as JSON; nothing where a complaint was left."""
+    job = Job.model_validate_json(job_json)
+    threads = job.threads or max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("HOROVOD_LOCAL_SIZE", "1")))
+    # Read by the libraries when they are first imported.
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
+
+    import horovod.torch as hvd
+    import pyarrow as pa
+    import torch
+    from horovod.common.exceptions import HorovodInternalError
+
+    from headrace.embeddings.collective_horovod import HorovodCollective
+    from headrace.train.loop import train
+    from headrace.train.progress import Speaker
+
+    torch.set_num_threads(threads)
+    pa.set_cpu_count(threads)
+    hvd.init()
+    collective = HorovodCollective()
+    chief = collective.world.is_chief
+    speaker = Speaker(job.voice) if chief else None
+    logging.basicConfig(handlers=[speaker or logging.StreamHandler()], level=logging.INFO if chief else logging.WARNING)
+    try:
+        return train(job, collective, speaker.say if speaker else lambda tick: None).model_dump_json()
+    except UserError as e:
+        write_text(job.complaint, json.dumps({"rank": collective.world.rank, "message": str(e)}))
+        return ""
+    except HorovodInternalError:
+        # Another rank is gone. It says why before it goes, unless it was killed.
+        if job.complaint.is_file():
+            return ""
+        raise
+    finally:
+        hvd.shutdown()

@@ -1,0 +1,137 @@
+"""Fixtures that all tests share: one Spark session for the whole run, and a workspace of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.config import Spark
+from headrace.lake.session import session
+from headrace.manifest import Manifest, Output, fingerprint
+from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.workspace import Workspace, checkout
+from tests.support import DAY, NEXT_DAY, Run, headrace
+
+SHARED_DATA = checkout().parent / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A real session with Delta, shared by all tests (9 s to start). Stages find it active and use it."""
+    ws = Workspace(tmp_path_factory.mktemp("spark-home"))
+    with session(Spark(master="local[2]", driver_memory="2g"), ws, "tests") as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def finished_day(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Run]]:
+    """A workspace in which `headrace run` has made one small day, and what it printed. Do not change it: copy it."""
+    home = tmp_path_factory.mktemp("day") / "home"
+    try:
+        generated = headrace(home, "generate", "clicks", "--until", NEXT_DAY)
+        assert generated.code == 0, generated.output
+        run = headrace(home, "run", "clicks", "--ds", DAY)
+        assert run.code == 0, run.output
+        yield home, run
+    finally:
+        headrace(home, "warehouse", "stop", settings={})
+
+
+@pytest.fixture
+def ws(tmp_path: Path) -> Workspace:
+    """An empty workspace."""
+    return Workspace(tmp_path / "home")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data sets; skips where it is missing."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip(f"real data sets are not here ({SHARED_DATA})")
+    return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def make_dataset() -> Callable[..., Manifest]:
+    """Write a small dataset of clicks in the layout of the features stage; return its manifest.
+
+    `make_dataset(ws, train=4000, valid=800, groups=8)`: clicks drawn from latent tastes, so that a model can learn;
+    columns: age, price (continuous), user, item (categorical), tags (a list of 3), click (label), row (carried).
+    With `rank=n`: also n groups of 1 positive and 9 negatives, grouped by the carried column `query`.
+    """
+
+    def make(
+        ws: Workspace, *, train: int = 4000, valid: int = 800, rank: int = 0, groups: int = 8, ds: str = "2026-01-10",
+        users: int = 60, items: int = 40, seed: int = 0, pipeline: str = "clicks", positives_only: bool = False,
+    ) -> Manifest:  # fmt: skip
+        rng = np.random.default_rng(seed)
+        truth = np.random.default_rng(1234)
+        taste, quality = truth.normal(size=(5000, 4)), truth.normal(size=(5000, 4))
+
+        def rows(n: int, first: int) -> pa.Table:
+            user, item = rng.integers(2, users, n), rng.integers(2, items, n)
+            age, price = rng.normal(size=n), rng.normal(size=n)
+            score = 0.5 * (taste[user] * quality[item]).sum(1) + taste[user, 0] + quality[item, 0] + 0.5 * age - 1.0
+            click = (rng.random(n) < 1 / (1 + np.exp(-score))).astype(np.float32)
+            if positives_only:
+                click[:] = 1
+            tags = np.where(np.arange(3) < rng.integers(0, 4, n)[:, None], rng.integers(2, 12, (n, 3)), 0)
+            columns = {"age": age.astype(np.float32), "price": price.astype(np.float32)}
+            columns |= {"user": user.astype(np.int32), "item": item.astype(np.int32)}
+            columns |= {f"tags__{i}": tags[:, i].astype(np.int32) for i in range(3)}
+            return pa.table(
+                columns | {"click": click, "row": np.arange(first, first + n), "query": np.zeros(n, np.int64)}
+            )
+
+        key = fingerprint({"seed": seed, "train": train, "valid": valid, "rank": rank, "groups": groups})
+        folder = ws.dataset(pipeline, ds, key)
+        tables = {"train": rows(train, 0), "valid": rows(valid, 1_000_000)}
+        if rank:
+            ranked = rows(10 * rank, 2_000_000)
+            labels = (np.arange(10 * rank) % 10 == 0).astype(np.float32)
+            ranked = ranked.set_column(ranked.schema.get_field_index("click"), "click", pa.array(labels))
+            query = ranked.schema.get_field_index("query")
+            tables["rank"] = ranked.set_column(query, "query", pa.array(np.arange(10 * rank) // 10))
+        for split, table in tables.items():
+            (folder / split).mkdir(parents=True)
+            half = -(-table.num_rows // 2)
+            for i in range(2):  # two files, so that row groups are counted across files
+                pq.write_table(
+                    table.slice(i * half, half), folder / split / f"part-{i:04d}.parquet",
+                    row_group_size=max(1, -(-half // max(1, groups // 2))), compression="none", use_dictionary=False,
+                )  # fmt: skip
+        (folder / "workflow").mkdir()
+        (folder / "workflow" / "workflow.json").write_text("{}\n")
+
+        def feature(name: str, kind: Kind, dtype: str, **more: Any) -> Feature:
+            return Feature(name=name, kind=kind, dtype=dtype, **more)
+
+        schema = DatasetSchema(
+            features=(
+                feature("age", Kind.CONTINUOUS, "float32"),
+                feature("price", Kind.CONTINUOUS, "float32"),
+                feature("user", Kind.CATEGORICAL, "int32", cardinality=users, vocabulary="user"),
+                feature("item", Kind.CATEGORICAL, "int32", cardinality=items, vocabulary="item"),
+                feature("tags", Kind.CATEGORICAL, "int32", length=3, is_list=True, cardinality=12, vocabulary="tags"),
+                feature("click", Kind.LABEL, "float32"),
+                feature("row", Kind.CARRIED, "int64"),
+                feature("query", Kind.CARRIED, "int64"),
+            )
+        )
+        manifest = Manifest(
+            stage="features", pipeline=pipeline, ds=ds, key=key, spec_hash="test", dataset_schema=schema,
+            outputs=(Output(kind="dataset", name=str(folder.relative_to(ws.home)), version=key, rows=train),),
+            rows={split: table.num_rows for split, table in tables.items()},
+            facts={"splits": {split: {"rows": table.num_rows} for split, table in tables.items()}},
+        )  # fmt: skip
+        manifest.save(ws.manifest(pipeline, ds, "features"))
+        return manifest
+
+    return make

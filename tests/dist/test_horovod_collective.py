@@ -1,0 +1,165 @@
+"""HorovodCollective on two real ranks (one launch over Gloo, no Spark), against ranks that are threads."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from headrace.config import Model, Optimizer
+from headrace.embeddings.collective import Collective, LocalCollective
+from headrace.embeddings.collective_threads import run_ranks
+from headrace.models.dlrm import DLRM
+from headrace.models.saved import load_dlrm, save_model
+from headrace.schema import DatasetSchema, Feature, Kind
+
+SCHEMA = DatasetSchema(
+    features=(
+        Feature(name="age", kind=Kind.CONTINUOUS, dtype="float32"),
+        Feature(name="user", kind=Kind.CATEGORICAL, dtype="int32", cardinality=500),
+        Feature(name="tags", kind=Kind.CATEGORICAL, dtype="int32", cardinality=9, length=3, is_list=True),
+        Feature(name="flag", kind=Kind.CATEGORICAL, dtype="int32", cardinality=1),
+        Feature(name="click", kind=Kind.LABEL, dtype="float32"),
+    )
+)
+MODEL = Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,))
+ROWS, STEPS = 64, 10
+#: Rows of each step's global batch on rank 0: even, all, none, uneven.
+SHARES = [32, ROWS, 0, 5, 60, 32, 1, 63, 32, 32]
+
+
+def step_rows(step: int, world_size: int, rank: int) -> slice:
+    if world_size == 1:
+        return slice(0, ROWS)
+    return slice(0, SHARES[step]) if rank == 0 else slice(SHARES[step], ROWS)
+
+
+def train(c: Collective, kind: str) -> tuple[list[float], DLRM]:
+    """Ten steps of a small DLRM on the rank's part of each global batch; the global losses."""
+    model = DLRM(SCHEMA, MODEL, c, seed=3)
+    model.embeddings.configure_optimizer(Optimizer(kind=kind, learning_rate=0.1))
+    dense = torch.optim.Adam(model.dense_parameters(), lr=0.01)
+    losses = []
+    for step in range(STEPS):
+        rng = np.random.default_rng(step)
+        mine = step_rows(step, c.world.size, c.world.rank)
+        continuous = torch.from_numpy(rng.normal(size=(ROWS, 1)).astype(np.float32))[mine]
+        codes = torch.from_numpy((rng.random((ROWS, 5)) ** 2 * np.array([500, 9, 9, 9, 1])).astype(np.int64))[mine]
+        labels = torch.from_numpy((rng.random(ROWS) < 0.4).astype(np.float32))[mine]
+        loss = binary_cross_entropy_with_logits(model(continuous, codes), labels, reduction="sum") / ROWS
+        dense.zero_grad()
+        loss.backward()
+        total = loss.detach().clone()
+        c.all_reduce_sum([total, *(p.grad for p in model.dense_parameters())])
+        dense.step()
+        model.embeddings.step()
+        losses.append(total.item())
+    return losses, model
+
+
+def messages(c: Collective) -> dict[str, Any]:
+    """Each kind of message with several types and ragged sizes; twice, so that the names are used again."""
+    me, size = c.world.rank, c.world.size
+    out: dict[str, Any] = {"world": (me, size)}
+    for turn in range(2):
+        rows = [[me, to, n] for to in range(size) for n in range((me + 2 * to + turn) % 3)]
+        send = [(me + 2 * to + turn) % 3 for to in range(size)]
+        for dtype in (torch.int32, torch.int64, torch.float32):
+            received, counts = c.all_to_all(torch.tensor(rows, dtype=dtype).reshape(-1, 3), send)
+            out[f"all_to_all {dtype} {turn}"] = (received.tolist(), counts, str(received.dtype))
+        # Not contiguous, as gradients may be; and nothing at all.
+        wide = torch.arange(12.0).view(3, 4) + 100 * me
+        out[f"transposed {turn}"] = c.all_to_all(wide.t(), [1] * (size - 1) + [5 - size])[0].tolist()
+        out[f"nothing {turn}"] = c.all_to_all(torch.zeros(0, 2), [0] * size)[0].tolist()
+        tensors = [torch.full((2, 3), me + 1.0), torch.tensor([me, turn]), torch.tensor(0.5 * me)]
+        c.all_reduce_sum(tensors)
+        out[f"sum {turn}"] = [t.tolist() for t in tensors]
+        out[f"gather {turn}"] = c.all_gather(torch.full((me + turn, 2), me)).tolist()
+        told = [torch.full((2,), float(me)), torch.tensor(me + 10 * turn)]
+        c.broadcast(told, root=size - 1)
+        out[f"broadcast {turn}"] = [t.tolist() for t in told]
+        c.barrier()
+    return out
+
+
+def rank_report(c: Collective, folder: Path) -> dict[str, Any]:
+    """All that the test looks at, of one rank."""
+    report: dict[str, Any] = {"messages": messages(c)}
+    for kind in ("sgd", "adagrad", "adam"):
+        losses, model = train(c, kind)
+        state = {name: t.numpy() for name, t in model.state_dict().items()}
+        report[kind] = {"losses": losses, "rows": model.embeddings.weight.numpy(), "dense": state}
+    save_model(
+        folder / "model", model, workflow=folder / "workflow", pipeline="p", ds="2026-01-01", key="k", metrics={}
+    )
+    return report
+
+
+@pytest.fixture(scope="module")
+def horovod_reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Sequence[dict[str, Any]]]:
+    import horovod
+
+    folder = tmp_path_factory.mktemp("horovod")
+    (folder / "workflow").mkdir()
+    (folder / "workflow" / "workflow.json").write_text("{}")
+
+    def rank_main() -> dict[str, Any]:
+        import horovod.torch as hvd
+
+        from headrace.embeddings.collective_horovod import HorovodCollective
+
+        torch.set_num_threads(1)
+        hvd.init()
+        try:
+            return rank_report(HorovodCollective(), folder)
+        finally:
+            hvd.shutdown()
+
+    # The ranks cannot import this file by name.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    reports = horovod.run(rank_main, num_proc=2, hosts="localhost:2", use_gloo=True, executable=sys.executable)
+    return folder, reports
+
+
+def test_messages_arrive_as_between_threads(horovod_reports: tuple[Path, Sequence[dict[str, Any]]]) -> None:
+    _, reports = horovod_reports
+    for rank, expected in enumerate(run_ranks(2, messages)):
+        assert reports[rank]["messages"] == expected
+        assert expected["world"] == (rank, 2)
+        assert expected["sum 0"] == [[[3.0] * 3] * 2, [1, 0], 0.5]
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
+def test_ten_steps_equal_threads_and_one_process(
+    horovod_reports: tuple[Path, Sequence[dict[str, Any]]], kind: str
+) -> None:
+    _, reports = horovod_reports
+    alone, whole = train(LocalCollective(), kind)
+    assert alone[-1] != alone[0]
+    threads = run_ranks(2, lambda c: train(c, kind))
+    for rank, (_, model) in enumerate(threads):
+        got = reports[rank][kind]
+        np.testing.assert_allclose(got["losses"], alone, rtol=1e-5)
+        np.testing.assert_allclose(got["rows"], model.embeddings.weight.numpy(), rtol=1e-4, atol=1e-6)
+        # Row r on rank r % 2, for each table.
+        tables = [t[rank::2] for t in whole.embeddings.weight.split([500, 9, 1])]
+        np.testing.assert_allclose(got["rows"], torch.cat(tables).numpy(), rtol=1e-3, atol=2e-5)
+        for name, value in whole.state_dict().items():
+            np.testing.assert_allclose(got["dense"][name], value.numpy(), rtol=1e-3, atol=2e-5, err_msg=name)
+    for name, value in reports[0][kind]["dense"].items():
+        np.testing.assert_array_equal(value, reports[1][kind]["dense"][name])
+
+
+def test_what_two_ranks_saved_opens_in_one(horovod_reports: tuple[Path, Sequence[dict[str, Any]]]) -> None:
+    folder, reports = horovod_reports
+    model = load_dlrm(folder / "model")
+    for rank in range(2):
+        tables = [t[rank::2] for t in model.embeddings.weight.split([500, 9, 1])]
+        np.testing.assert_array_equal(torch.cat(tables).numpy(), reports[rank]["adam"]["rows"])

@@ -1,0 +1,122 @@
+"""Running headrace as a user does, and reading back everything a day made, for comparisons."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.dataset as pads
+from pyspark.sql import SparkSession
+from safetensors.numpy import load_file
+
+from headrace.config import Warehouse
+from headrace.manifest import Manifest
+from headrace.publish.warehouse import connect
+from headrace.stage import ORDER
+from headrace.workspace import Workspace
+
+DAY = "2026-01-03"
+NEXT_DAY = "2026-01-04"
+
+#: A day small enough for a test, with every stage real.
+SMALL = {
+    "generate.rows_per_day": 4000,
+    "generate.users": 300,
+    "generate.items": 60,
+    "table.expectations.freshness_hours": 24,
+    "train.epochs": 2,
+    "train.batch_size": 512,
+    "train.checkpoint_steps": 5,
+    "model.embedding_dim": 8,
+    "baseline.rounds": 5,
+    "score.item.limit": 20,
+    "spark.master": "local[2]",
+    "spark.driver_memory": "1g",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished command."""
+
+    code: int
+    output: str
+
+
+def command(home: Path, *words: str, settings: Mapping[str, Any] = SMALL) -> list[str]:
+    """The command line of `headrace WORDS... --home HOME --set ...`."""
+    sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    return [sys.executable, "-m", "headrace.cli", *words, "--home", str(home), *sets]
+
+
+def headrace(home: Path, *words: str, settings: Mapping[str, Any] = SMALL) -> Run:
+    """Run headrace to its end."""
+    done = subprocess.run(
+        command(home, *words, settings=settings), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "COLUMNS": "160"}, check=False, timeout=540,
+    )  # fmt: skip
+    return Run(done.returncode, done.stdout)
+
+
+def manifests(home: Path, ds: str = DAY, pipeline: str = "clicks") -> dict[str, Manifest]:
+    """The manifests of a day, by stage."""
+    ws = Workspace(home)
+    found = {stage: Manifest.load(ws.manifest(pipeline, ds, stage)) for stage in ORDER}
+    return {stage: m for stage, m in found.items() if m is not None}
+
+
+def read_delta(spark: SparkSession, path: Path, *order: str) -> pd.DataFrame:
+    """A whole Delta table, in a fixed order."""
+    frame = spark.read.format("delta").load(str(path)).toPandas()
+    columns = sorted(frame.columns)
+    for column in columns:  # lists compare and sort as text
+        if frame[column].map(lambda v: isinstance(v, (list, np.ndarray))).any():
+            frame[column] = frame[column].map(lambda v: None if v is None else "|".join(map(str, v)))
+    return frame[columns].sort_values(list(order) or columns, kind="stable").reset_index(drop=True)
+
+
+def everything(spark: SparkSession, home: Path, ds: str = DAY, pipeline: str = "clicks") -> dict[str, Any]:
+    """All that a day leaves for others to read, in a form that can be compared between two workspaces."""
+    ws = Workspace(home)
+    made = manifests(home, ds, pipeline)
+    source = ["_source_file", "_source_line"]
+    found: dict[str, Any] = {
+        "events": read_delta(spark, ws.table(pipeline, "events"), *source),
+        "quarantine": read_delta(spark, ws.table(pipeline, "quarantine"), *source),
+        "vocabulary": read_delta(spark, ws.table(pipeline, "vocabulary"), "name", "code"),
+        "scores": read_delta(spark, ws.table(pipeline, "scores"), "ds", "user_id", "rank"),
+        "published": read_delta(spark, ws.table(pipeline, "published"), "ds", "user_id", "rank"),
+    }
+    dataset = ws.home / made["features"].output("dataset").name
+    for split in ("train", "valid"):
+        found[f"dataset {split}"] = pads.dataset(dataset / split, format="parquet").to_table().to_pandas()
+    model = ws.home / made["train"].output("model").name
+    for path in sorted(model.rglob("*.safetensors")):
+        for name, array in load_file(path).items():
+            found[f"model {path.relative_to(model)} {name}"] = array
+    found["metrics"] = {stage: made[stage].facts["metrics"] for stage in ("train", "baseline")}
+    found["rows"] = {stage: m.rows for stage, m in made.items()}
+    with connect(Warehouse(), ws) as db:
+        rows = db.execute(f"SELECT * FROM {pipeline}_scores ORDER BY ds, user_id, rank").fetchall()
+        found["warehouse"] = [(str(r[0]), *r[1:]) for r in rows]
+    return found
+
+
+def assert_same(left: Mapping[str, Any], right: Mapping[str, Any]) -> None:
+    """Every part equal, to the bit."""
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        other = right[name]
+        if isinstance(value, pd.DataFrame):
+            pd.testing.assert_frame_equal(value, other, check_exact=True, obj=name)
+        elif isinstance(value, np.ndarray):
+            np.testing.assert_array_equal(value, other, err_msg=name)
+        else:
+            assert value == other, name

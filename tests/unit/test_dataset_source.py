@@ -1,0 +1,308 @@
+"""The reader: which rows come in which order, for any number of ranks, from any step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from headrace.config import Negatives, Train
+from headrace.dataset.batch import Batch
+from headrace.dataset.layout import SplitLayout, open_split, split_of
+from headrace.dataset.reader import RowGroupReader
+from headrace.dataset.source import EvalSource, TrainSource
+from headrace.errors import UserError
+from headrace.manifest import Manifest
+from headrace.schema import DatasetSchema
+from headrace.workspace import Workspace
+from headrace.world import World
+
+Split = tuple[SplitLayout, DatasetSchema]
+TRAIN = Train(batch_size=64, streams=4, seed=3)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return Workspace(tmp_path_factory.mktemp("dataset"))
+
+
+@pytest.fixture(scope="module")
+def manifest(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest:
+    # 1003 rows in 10 row groups: neither divides evenly into 4 streams, nor into batches of 64.
+    return make_dataset(home, train=1003, valid=203, groups=10)
+
+
+@pytest.fixture(scope="module")
+def split(manifest: Manifest, home: Workspace) -> Split:
+    return split_of(manifest, home, "train", ["row"])
+
+
+def rows_of(batches: Sequence[Batch]) -> npt.NDArray[np.generic]:
+    return np.concatenate([b.carried["row"] for b in batches])
+
+
+def steps(split: Split, n: int, *, world: int = 1, start: int = 0, train: Train = TRAIN) -> list[list[Batch]]:
+    """`n` steps of each rank: [rank][step]."""
+    found = []
+    for rank in range(world):
+        with TrainSource(*split, train, World(rank, world), start_step=start, carried=["row"]) as source:
+            found.append(list(itertools.islice(source, n)))
+    return found
+
+
+def assert_equal(a: Batch, b: Batch) -> None:
+    np.testing.assert_array_equal(a.continuous, b.continuous)
+    np.testing.assert_array_equal(a.codes, b.codes)
+    np.testing.assert_array_equal(a.labels, b.labels)
+    assert a.carried.keys() == b.carried.keys()
+    for name in a.carried:
+        np.testing.assert_array_equal(a.carried[name], b.carried[name])
+
+
+def side_by_side(parts: Sequence[Batch]) -> Batch:
+    return Batch(
+        np.concatenate([p.continuous for p in parts]),
+        np.concatenate([p.codes for p in parts]),
+        np.concatenate([p.labels for p in parts]),
+        {name: np.concatenate([p.carried[name] for p in parts]) for name in parts[0].carried},
+    )
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_global_batches_do_not_depend_on_the_number_of_ranks(split: Split, world: int) -> None:
+    (alone,) = steps(split, 40)
+    together = steps(split, 40, world=world)
+    for step, expected in enumerate(alone):
+        assert expected.rows == 64
+        assert_equal(side_by_side([ranks[step] for ranks in together]), expected)
+
+
+def test_batches_hold_what_the_files_hold(split: Split) -> None:
+    layout, _ = split
+    stored = pa.concat_tables([pq.read_table(f) for f in layout.files]).to_pandas().set_index("row")
+    (batches,) = steps(split, 20)
+    for b in batches:
+        expected = stored.loc[b.carried["row"]]
+        np.testing.assert_array_equal(b.continuous, expected[["age", "price"]].to_numpy())
+        np.testing.assert_array_equal(b.codes, expected[["user", "item", "tags__0", "tags__1", "tags__2"]].to_numpy())
+        np.testing.assert_array_equal(b.labels, expected["click"].to_numpy())
+        assert (b.continuous.dtype, b.codes.dtype, b.labels.dtype) == (np.float32, np.int64, np.float32)
+
+
+def test_streams_wrap_and_each_epoch_has_its_own_order(split: Split) -> None:
+    layout, _ = split
+    (batches,) = steps(split, 60)
+    for stream in range(4):
+        given = np.concatenate([b.carried["row"][16 * stream : 16 * stream + 16] for b in batches])
+        n = sum(g.rows for g in layout.stream(stream, 4))
+        first, second, third = given[:n], given[n : 2 * n], given[2 * n : 3 * n]
+        assert len(set(first)) == n
+        assert set(first) == set(second) == set(third)
+        assert not np.array_equal(first, second)
+        assert not np.array_equal(second, third)
+        assert np.mean(np.diff(first) == 1) < 0.1  # rows inside a row group are in a new order too
+
+
+def test_streams_are_petastorms_shards(split: Split) -> None:
+    from petastorm import make_batch_reader
+
+    layout, _ = split
+    (batches,) = steps(split, 20)
+    for stream in range(4):
+        with make_batch_reader(
+            layout.files[0].parent.as_uri(), schema_fields=["row"], reader_pool_type="dummy", shuffle_row_groups=False,
+            cur_shard=stream, shard_count=4, num_epochs=1,
+        ) as shard:  # fmt: skip
+            expected = np.concatenate([g.row for g in shard])
+        given = np.concatenate([b.carried["row"][16 * stream : 16 * stream + 16] for b in batches])
+        assert set(given[: len(expected)]) == set(expected)
+
+
+@pytest.mark.parametrize("negatives", [None, Negatives(column="item", per_positive=3)])
+@pytest.mark.parametrize("start", [0, 1, 7, 16, 17, 100])
+def test_starting_at_a_step_equals_coming_to_it(split: Split, start: int, negatives: Negatives | None) -> None:
+    train = TRAIN.model_copy(update={"negatives": negatives})
+    (whole,) = steps(split, start + 5, train=train)
+    for rank, batches in enumerate(steps(split, 5, world=2, start=start, train=train)):
+        for expected, b in zip(whole[start:], batches, strict=True):
+            assert_equal(side_by_side([_half(expected, rank)]), b)
+
+
+def _half(b: Batch, rank: int) -> Batch:
+    half = slice(rank * b.rows // 2, (rank + 1) * b.rows // 2)
+    return Batch(b.continuous[half], b.codes[half], b.labels[half], {k: v[half] for k, v in b.carried.items()})
+
+
+def test_skipping_decodes_no_earlier_row_group(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    import headrace.dataset.source as module
+
+    decoded: list[int] = []
+    original = module.to_batch
+
+    def counted(table: pa.Table, *args: object) -> Batch:
+        decoded.append(table.num_rows)
+        return original(table, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "to_batch", counted)
+    with TrainSource(*split, TRAIN, start_step=1000, depth=1) as source:
+        next(source)
+        source.close()
+    assert len(decoded) <= 4 * 2  # at most two for each stream: the one under way and the next
+
+
+def test_seed_changes_the_order_and_nothing_else(split: Split) -> None:
+    (a,), (b,), (again,) = (
+        steps(split, 15, train=TRAIN.model_copy(update={"seed": s})) for s in (3, -4, 3)
+    )  # fmt: skip
+    assert not np.array_equal(rows_of(a), rows_of(b))
+    np.testing.assert_array_equal(rows_of(a), rows_of(again))
+
+
+def test_steps_per_epoch(manifest: Manifest, home: Workspace, split: Split) -> None:
+    with TrainSource.from_manifest(manifest, home, TRAIN) as source:
+        assert (source.rows, source.steps_per_epoch) == (1003, 1003 // 64)
+        assert next(source).carried == {}
+    with TrainSource(*split, TRAIN.model_copy(update={"batch_size": 2048})) as source:
+        assert source.steps_per_epoch == 1
+        assert next(source).rows == 2048  # a batch above an epoch wraps
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("streams", [4, 16])
+def test_evaluation_gives_each_row_once_in_equal_steps(
+    manifest: Manifest, home: Workspace, world: int, streams: int
+) -> None:
+    layout, schema = split_of(manifest, home, "valid", ["row"])
+    seen: list[Batch] = []
+    counts = set()
+    for rank in range(world):
+        with EvalSource(layout, schema, World(rank, world), batch_size=32, streams=streams, carried=["row"]) as source:
+            batches = list(source)
+            counts.add(len(batches))
+            assert len(batches) == source.steps
+            seen += [b for b in batches if b.rows]
+    assert len(counts) == 1
+    expected = pa.concat_tables([pq.read_table(f) for f in layout.files]).column("row").to_numpy()
+    assert layout.rows == len(expected) == 203
+    np.testing.assert_array_equal(np.sort(rows_of(seen)), np.sort(expected))
+
+
+def test_negatives_are_other_known_values_and_the_same_for_any_world(split: Split) -> None:
+    train = TRAIN.model_copy(update={"negatives": Negatives(column="item", per_positive=3)})
+    (alone,) = steps(split, 60, train=train)
+    pairs = steps(split, 60, train=train, world=2)
+    for step, expected in enumerate(alone):
+        assert expected.rows == 64
+        assert_equal(side_by_side([ranks[step] for ranks in pairs]), expected)
+    with TrainSource(*split, train) as source:
+        stored = pa.concat_tables([pq.read_table(f) for f in split[0].files]).to_pandas().set_index("row")
+        assert source.rows == len(stored) + 3 * int(stored["click"].sum())
+    # Stream 0 of the first epoch, row by row: an original, then its three copies where it is a positive.
+    layout = split[0]
+    own = np.concatenate([b.carried["row"][:16] for b in alone])
+    codes = np.concatenate([b.codes[:16] for b in alone])
+    labels = np.concatenate([b.labels[:16] for b in alone])
+    expected_rows = sum(g.rows for g in layout.stream(0, 4))
+    at, originals, drawn = 0, 0, []
+    while originals < expected_rows:
+        original = stored.loc[own[at]]
+        assert labels[at] == original["click"]
+        assert codes[at, 1] == original["item"]
+        originals += 1
+        copies = 3 if labels[at] else 0
+        for j in range(at + 1, at + 1 + copies):
+            assert own[j] == own[at]
+            assert labels[j] == 0
+            assert 2 <= codes[j, 1] < 40
+            assert codes[j, 1] != original["item"]
+            np.testing.assert_array_equal(np.delete(codes[j], 1), np.delete(codes[at], 1))
+            drawn.append(codes[j, 1])
+        at += 1 + copies
+    assert set(drawn) == set(range(2, 40))
+
+
+def test_too_few_row_groups_names_the_setting(tmp_path: Path, make_dataset: Callable[..., Manifest]) -> None:
+    ws = Workspace(tmp_path)
+    manifest = make_dataset(ws, train=100, groups=2)
+    with pytest.raises(
+        UserError, match=r"2 row groups .100 rows., fewer than train.streams .4.: set features.min_row_g"
+    ):
+        TrainSource.from_manifest(manifest, ws, TRAIN)
+
+
+def test_damaged_files_are_named(tmp_path: Path, make_dataset: Callable[..., Manifest]) -> None:
+    ws = Workspace(tmp_path)
+    manifest = make_dataset(ws, train=100)
+    folder = ws.home / manifest.output("dataset").name
+    assert manifest.dataset_schema is not None
+    with pytest.raises(UserError, match="has no split 'rank'"):
+        open_split(folder, "rank", manifest.dataset_schema)
+    with pytest.raises(UserError, match=r"carries no column 'colour' .it has: row, query."):
+        open_split(folder, "train", manifest.dataset_schema, ["colour"])
+    part = folder / "train" / "part-0001.parquet"
+    whole = part.read_bytes()
+    part.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match=r"part-0001.parquet is not a whole Parquet file"):
+        open_split(folder, "train", manifest.dataset_schema)
+    pq.write_table(pa.table({"age": [1.0]}), part)
+    with pytest.raises(UserError, match=r"part-0001.parquet lacks the columns click, item, price"):
+        open_split(folder, "train", manifest.dataset_schema)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("item", pa.array([5, 99, 3, 4], pa.int32()), r"'item' has codes 3..99, outside its vocabulary .0, 40."),
+        ("price", pa.array([1.0, None, 2.0, 3.0], pa.float32()), r"'price' has 1 nulls"),
+    ],
+)
+def test_bad_values_are_named(
+    tmp_path: Path, make_dataset: Callable[..., Manifest], column: str, values: pa.Array, message: str
+) -> None:
+    ws = Workspace(tmp_path)
+    manifest = make_dataset(ws, train=8, groups=2)
+    part = ws.home / manifest.output("dataset").name / "train" / "part-0000.parquet"
+    table = pq.read_table(part)
+    pq.write_table(table.set_column(table.schema.get_field_index(column), column, values), part)
+    with pytest.raises(UserError, match=message):
+        TrainSource.from_manifest(manifest, ws, Train(batch_size=4, streams=2, ranks=1)).__next__()
+
+
+@pytest.mark.parametrize(("column", "message"), [("tags", "one value a row"), ("colour", "there are: user, item")])
+def test_negatives_of_a_wrong_column(split: Split, column: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        TrainSource(*split, TRAIN.model_copy(update={"negatives": Negatives(column=column)}))
+
+
+def test_row_groups_come_in_the_order_asked_for(split: Split) -> None:
+    layout, _ = split
+    asked = [7, 0, 3, 3, 9]
+    reader = RowGroupReader(layout, ["row"], iter(asked))
+    given = [t.column("row").to_numpy() for t in reader]
+    reader.close()
+    groups = {g.piece: g for g in layout.row_groups}
+    for piece, rows in zip(asked, given, strict=True):
+        with pq.ParquetFile(groups[piece].path) as file:
+            expected = file.read_row_group(groups[piece].index, ["row"]).column("row").to_numpy()
+        np.testing.assert_array_equal(rows, expected)
+
+
+def test_a_failing_producer_is_heard(split: Split) -> None:
+    from headrace.dataset.prefetch import Prefetch
+
+    def broken() -> Iterator[int]:
+        yield 1
+        raise UserError("no more")
+
+    items = Prefetch(broken())
+    assert next(items) == 1
+    for _ in range(2):
+        with pytest.raises(UserError, match="no more"):
+            next(items)
+    items.close()

@@ -1,0 +1,72 @@
+"""The registry: versions by key, the champion, what MLflow itself then holds."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace import registry
+from headrace.errors import UserError
+from headrace.workspace import Workspace
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """One store for the module: making its tables takes seconds."""
+    return Workspace(tmp_path_factory.mktemp("registry"))
+
+
+def test_importing_the_registry_does_not_import_mlflow() -> None:
+    code = "import sys, headrace.registry; sys.exit('mlflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_versions_by_key_and_the_champion(home: Workspace, capfd: pytest.CaptureFixture[str]) -> None:
+    assert registry.champion(home, "clicks") is None  # no store yet
+    metrics = {"auc": 0.71, "hr_at_k": None, "calibration": math.nan}
+    first = registry.register(home, "clicks", home.home / "a", metrics, "k1", params={"dim": 16}, ds="2026-01-10")
+    again = registry.register(home, "clicks", home.home / "a", metrics, "k1", params={"dim": 16}, ds="2026-01-10")
+    assert first == again == "1"
+    found = registry.champion(home, "clicks")
+    assert found == registry.Version("clicks", "1", home.home / "a", "k1", "2026-01-10", {"auc": 0.71})
+    assert registry.register(home, "clicks", home.home / "b", {"auc": 0.7}, "k2") == "2"
+    assert registry.champion(home, "clicks").key == "k2"  # type: ignore[union-attr]
+    # Training an old day again with its old key gives the champion back to it, without a third version.
+    assert registry.register(home, "clicks", home.home / "a", metrics, "k1") == "1"
+    assert registry.champion(home, "clicks").key == "k1"  # type: ignore[union-attr]
+    assert registry.champion(home, "clicks-baseline") is None
+    assert registry.register(home, "clicks-baseline", home.home / "c", {}, "k1") == "1"
+    assert "INFO" not in capfd.readouterr().err
+    with sqlite3.connect(home.home / "mlflow.db") as db:
+        assert db.execute("select name, version from model_versions order by 1, 2").fetchall() == [
+            ("clicks", 1), ("clicks", 2), ("clicks-baseline", 1)]  # fmt: skip
+        assert db.execute("select key, value from params").fetchall() == [("dim", "16")]
+
+
+def test_a_killed_registration_is_completed(home: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow.tracking import MlflowClient
+
+    def killed(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "create_model_version", killed)
+        with pytest.raises(KeyboardInterrupt):
+            registry.register(home, "killed", home.home / "a", {"auc": 0.6}, "k9")
+    assert registry.champion(home, "killed") is None
+    assert registry.register(home, "killed", home.home / "a", {"auc": 0.6}, "k9") == "1"
+    with sqlite3.connect(home.home / "mlflow.db") as db:
+        runs = "select count(*) from tags where key = 'headrace.key' and value = 'k9'"
+        assert db.execute(runs).fetchall() == [(1,)]
+
+
+def test_a_damaged_store_is_named(tmp_path: Path) -> None:
+    ws = Workspace(tmp_path)
+    (tmp_path / "mlflow.db").write_bytes(b"this is no database" * 100)
+    with pytest.raises(UserError, match=r"mlflow.db cannot be used .*move it away"):
+        registry.register(ws, "clicks", tmp_path, {}, "k")

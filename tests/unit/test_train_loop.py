@@ -1,0 +1,365 @@
+"""The loop in one process: any number of ranks, kills, damage, and what it says to the user."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.config import Model, Negatives, Optimizer, Train
+from headrace.embeddings.collective import LocalCollective
+from headrace.embeddings.collective_threads import run_ranks
+from headrace.errors import UserError
+from headrace.manifest import Manifest
+from headrace.models.predictor import load_predictor
+from headrace.models.saved import load_dlrm
+from headrace.train.job import Diverged, Job, Report, list_steps
+from headrace.train.loop import train, train_local
+from headrace.train.progress import Tick
+from headrace.workspace import Workspace
+
+TRAIN = Train(
+    batch_size=200, streams=4, epochs=2, seed=3, checkpoint_steps=5, keep=2,
+    dense=Optimizer(kind="adam", learning_rate=0.01), embeddings=Optimizer(kind="adagrad", learning_rate=0.1),
+)  # fmt: skip
+MODEL = Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(16,))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return Workspace(tmp_path_factory.mktemp("train"))
+
+
+@pytest.fixture(scope="module")
+def features(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest:
+    # 20 steps an epoch, 40 in all.
+    return make_dataset(home, train=4_000, valid=1_000, rank=30)
+
+
+def job_of(home: Workspace, features: Manifest, key: str, train: Train = TRAIN, **more: Any) -> Job:
+    return Job(
+        home=home.home, pipeline="clicks", ds="2026-01-10", key=key, features=features, model=MODEL, train=train,
+        progress_seconds=0.0, **more,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def undisturbed(home: Workspace, features: Manifest) -> tuple[Job, Report]:
+    torch.set_num_threads(1)
+    job = job_of(home, features, "undisturbed")
+    return job, train_local(job)
+
+
+def weights(job: Job) -> dict[str, np.ndarray]:
+    model = load_dlrm(job.saved_model)
+    return {k: v.numpy() for k, v in model.state_dict().items()} | {"embeddings": model.embeddings.weight.numpy()}
+
+
+def assert_same_weights(a: Job, b: Job) -> None:
+    left, right = weights(a), weights(b)
+    assert left.keys() == right.keys()
+    for name in left:
+        np.testing.assert_array_equal(left[name], right[name], err_msg=name)
+
+
+def test_it_learns(undisturbed: tuple[Job, Report], features: Manifest) -> None:
+    job, report = undisturbed
+    losses = [p["loss"] for p in report.curve]
+    assert len(losses) == 40
+    assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.02
+    assert report.metrics["auc"] is not None
+    assert report.metrics["auc"] > 0.65
+    assert report.metrics["auc"] == report.evals[-1]["auc"]
+    assert [(e["epoch"], e["step"]) for e in report.evals] == [(1, 20), (2, 40)]
+    assert report.rows == {"train": 4_000, "valid": 1_000}
+    assert sum(b["rows"] for b in report.calibration_bins) == 1_000
+    assert list_steps(job.checkpoints) == [40, 35]
+    assert report.peak_memory_mib["rank0"] > 50
+
+
+def test_reported_metrics_are_the_saved_models(undisturbed: tuple[Job, Report]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from sklearn.metrics import log_loss, roc_auc_score
+
+    job, report = undisturbed
+    dataset = job.ws.home / job.features.output("dataset").name
+    table = pa.concat_tables([pq.read_table(f) for f in sorted((dataset / "valid").glob("*.parquet"))])
+    columns = {name: table.column(name).to_numpy() for name in table.column_names}
+    p = load_predictor(job.saved_model).predict(columns)
+    assert roc_auc_score(columns["click"], p) == pytest.approx(report.metrics["auc"], abs=1e-6)
+    assert log_loss(columns["click"], p.astype(float)) == pytest.approx(report.metrics["log_loss"], abs=1e-6)
+    meta = json.loads((job.saved_model / "model.json").read_text())
+    assert (meta["pipeline"], meta["ds"], meta["key"]) == ("clicks", "2026-01-10", "undisturbed")
+    assert meta["metrics"]["auc"] == report.metrics["auc"]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_take_the_same_steps(
+    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report], ranks: int
+) -> None:
+    job = job_of(home, features, f"ranks-{ranks}")
+    reports = run_ranks(ranks, lambda collective: train(job, collective))
+    expected = [p["loss"] for p in undisturbed[1].curve]
+    for report in reports:
+        found = [p["loss"] for p in report.curve]
+        # Sums in another order differ in the last bits, and training magnifies that.
+        np.testing.assert_allclose(found[:10], expected[:10], rtol=1e-5)
+        np.testing.assert_allclose(found, expected, rtol=2e-4)
+        assert report.metrics["auc"] == pytest.approx(undisturbed[1].metrics["auc"], abs=2e-3)
+    for name, value in weights(undisturbed[0]).items():
+        np.testing.assert_allclose(weights(job)[name], value, atol=2e-3, err_msg=name)
+
+
+KILLED = """
+import os, signal, sys
+import torch
+from pathlib import Path
+from headrace.train import checkpoint
+from headrace.train.job import Job
+from headrace.train.loop import train_local
+
+job = Job.model_validate_json(Path(sys.argv[1]).read_text())
+moment = sys.argv[2]
+torch.set_num_threads(1)
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def say(tick):
+    if moment == "between" and tick.step == 13:
+        die()
+
+if moment == "writing":  # the second checkpoint: all but its record is written
+    real, calls = checkpoint.write_text, []
+    def write_text(path, text):
+        calls.append(path)
+        if len(calls) == 2:
+            die()
+        real(path, text)
+    checkpoint.write_text = write_text
+if moment == "saving":  # the last step is checkpointed, the model is not yet saved
+    from headrace.models import saved
+    saved.save_model = lambda *args, **kwargs: die()
+train_local(job, say)
+"""
+
+
+@pytest.mark.parametrize(("moment", "resumed"), [("between", 10), ("writing", 5), ("saving", 40)])
+def test_killed_and_run_again_equals_undisturbed(
+    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report], tmp_path: Path, moment: str, resumed: int
+) -> None:
+    job = job_of(home, features, f"killed-{moment}")
+    (tmp_path / "job.json").write_text(job.model_dump_json())
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "job.json"), moment]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    assert "Warning" not in process.stderr
+    assert not job.saved_model.exists()
+    report = train_local(job)
+    assert report.resumed_from_step == resumed
+    assert_same_weights(job, undisturbed[0])
+    expected = undisturbed[1]
+    assert report.metrics == expected.metrics
+    assert report.evals == expected.evals
+    assert [(p["step"], p["loss"]) for p in report.curve] == [(p["step"], p["loss"]) for p in expected.curve]
+    assert [p.name for p in job.checkpoints.iterdir() if p.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("part", ["checkpoint.json", "dense.safetensors", "embeddings"])
+def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(
+    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report], part: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = job_of(home, features, f"damaged-{part}")
+    shutil.copytree(undisturbed[0].checkpoints, job.checkpoints)
+    path = job.checkpoints / "step-00000040" / part
+    path = path if path.is_file() else max(path.rglob("*.safetensors"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    report = train_local(job)
+    assert report.resumed_from_step == 35
+    assert "step-00000040 is refused" in caplog.text
+    assert path.name in caplog.text
+    assert_same_weights(job, undisturbed[0])
+
+
+def test_without_any_whole_checkpoint_it_starts_anew(
+    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report]
+) -> None:
+    job = job_of(home, features, "all-damaged")
+    shutil.copytree(undisturbed[0].checkpoints, job.checkpoints)
+    for path in job.checkpoints.glob("step-*/dense.safetensors"):
+        path.write_bytes(path.read_bytes()[:-1])
+    report = train_local(job)
+    assert report.resumed_from_step == 0
+    assert_same_weights(job, undisturbed[0])
+
+
+class _Stopped(Exception):
+    pass
+
+
+def _stop_at(step: int) -> Callable[[Tick], None]:
+    def say(tick: Tick) -> None:
+        if tick.step == step:
+            raise _Stopped
+
+    return say
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(
+    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report]
+) -> None:
+    job = job_of(home, features, "other-world")
+    with pytest.raises(_Stopped):
+        run_ranks(4, lambda collective: train(job, collective, _stop_at(23)))
+    report = run_ranks(2, lambda collective: train(job, collective))[0]
+    assert report.resumed_from_step == 20
+    np.testing.assert_allclose([p["loss"] for p in report.curve], [p["loss"] for p in undisturbed[1].curve], rtol=2e-4)
+
+
+def test_checkpoints_of_another_configuration_are_refused(
+    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report]
+) -> None:
+    faster = TRAIN.model_copy(update={"dense": Optimizer(kind="adam", learning_rate=0.5)})
+    job = job_of(home, features, "other-config", faster)
+    shutil.copytree(undisturbed[0].checkpoints, job.checkpoints)
+    with pytest.raises(UserError, match="written with another model, training or dataset"):
+        train_local(job)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
+def test_each_optimizer_resumes_exactly(home: Workspace, features: Manifest, kind: Any) -> None:
+    optimizer = Optimizer(kind=kind, learning_rate=0.01, weight_decay=0.001)
+    conf = TRAIN.model_copy(update={"dense": optimizer, "embeddings": optimizer, "max_steps": 12})
+    whole, stopped = job_of(home, features, f"whole-{kind}", conf), job_of(home, features, f"stopped-{kind}", conf)
+    train_local(whole)
+    with pytest.raises(_Stopped):
+        train_local(stopped, _stop_at(8))
+    assert train_local(stopped).resumed_from_step == 5
+    assert_same_weights(whole, stopped)
+
+
+def test_divergence_names_the_step_and_what_to_do(home: Workspace, features: Manifest) -> None:
+    hot = TRAIN.model_copy(update={"dense": Optimizer(kind="sgd", learning_rate=1e30)})
+    with pytest.raises(Diverged, match=r"at step [2-9]\. Lower .* train.dense.learning_rate .1e\+30."):
+        train_local(job_of(home, features, "hot", hot))
+
+
+def test_negatives_and_ranking(home: Workspace, features: Manifest) -> None:
+    conf = TRAIN.model_copy(
+        update={"negatives": Negatives(column="item", per_positive=2), "rank_group": "query", "rank_k": 3, "epochs": 1}
+    )
+    one = job_of(home, features, "negatives-1", conf)
+    report = train_local(one)
+    positives = (report.rows["train"] - 4_000) / 2
+    assert 500 < positives < 3_000
+    assert report.steps == report.rows["train"] // 200
+    two = run_ranks(2, lambda collective: train(job_of(home, features, "negatives-2", conf), collective))[0]
+    np.testing.assert_allclose([p["loss"] for p in two.curve], [p["loss"] for p in report.curve], rtol=2e-4)
+    # Ranking again, from the saved model and the definition.
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    dataset = home.home / features.output("dataset").name
+    table = pa.concat_tables([pq.read_table(f) for f in sorted((dataset / "rank").glob("*.parquet"))]).to_pandas()
+    table["p"] = load_predictor(one.saved_model).predict({c: table[c].to_numpy() for c in table.columns})
+    places = [int((g["p"] > g.loc[g["click"] == 1, "p"].item()).sum()) for _, g in table.groupby("query")]
+    assert report.rows["rank"] == 300
+    assert report.metrics["hr_at_k"] == pytest.approx(np.mean([p < 3 for p in places]))
+    assert report.metrics["ndcg_at_k"] == pytest.approx(np.mean([1 / np.log2(p + 2) if p < 3 else 0 for p in places]))
+
+
+def test_warm_start_keeps_what_was_learned(
+    home: Workspace, undisturbed: tuple[Job, Report], make_dataset: Callable[..., Manifest]
+) -> None:
+    tomorrow = make_dataset(home, train=2_000, valid=500, users=80, items=45, ds="2026-01-11", seed=1)
+    conf = TRAIN.model_copy(update={"epochs": 1, "max_steps": 1})
+    tiny = conf.model_copy(update={k: Optimizer(kind="sgd", learning_rate=1e-12) for k in ("dense", "embeddings")})
+    cold = train_local(job_of(home, tomorrow, "cold", conf))
+    job = job_of(home, tomorrow, "warm", tiny, warm_start=undisturbed[0].saved_model)
+    warm = train_local(job)
+    assert warm.warm_start == str(undisturbed[0].saved_model)
+    assert warm.curve[0]["loss"] < cold.curve[0]["loss"] - 0.02
+    # Row by row, after a step too small to see: old users as they were, new ones at their own start.
+    old, new = load_dlrm(undisturbed[0].saved_model).embeddings, load_dlrm(job.saved_model).embeddings
+    fresh = load_dlrm(job_of(home, tomorrow, "cold", conf).saved_model).embeddings
+
+    def rows(of: Any, n: int) -> torch.Tensor:
+        address = of.plan.addresses.of_rows("user", torch.arange(n))
+        return of.weight[address]
+
+    torch.testing.assert_close(rows(new, 60), rows(old, 60), rtol=0, atol=1e-9)
+    assert not torch.allclose(rows(old, 60), rows(fresh, 60), atol=1e-3)
+    bound = float(rows(new, 80)[60:].abs().max())
+    assert 0 < bound <= 0.05 + 1e-6
+    # The run is continued, not started warm again.
+    assert train_local(job).resumed_from_step == 1
+
+
+def test_a_superseded_rank_does_not_commit(
+    home: Workspace, features: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its driver was killed and a second launch has begun before it noticed."""
+
+    def leave(code: int) -> None:
+        raise _Stopped
+
+    monkeypatch.setattr(os, "_exit", leave)
+    job = job_of(home, features, "superseded", token="old")
+    job.folder.mkdir(parents=True)
+    job.fence.write_text("old")
+    with pytest.raises(_Stopped):
+        train_local(job, _stop_at(8))
+    job.fence.write_text("new")
+    with pytest.raises(_Stopped):
+        train_local(job)
+    assert list_steps(job.checkpoints) == [5]
+    assert not job.saved_model.exists()
+
+
+def test_a_rank_leaves_its_complaint(home: Workspace, features: Manifest) -> None:
+    """The rank's whole body, as a Horovod job of one process."""
+    hot = TRAIN.model_copy(update={"dense": Optimizer(kind="sgd", learning_rate=1e30)})
+    job = job_of(home, features, "complaint", hot)
+    job.folder.mkdir(parents=True)
+    code = "import sys; from headrace.train.worker import rank_main; rank_main(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, job.model_dump_json()], capture_output=True, text=True, check=False, env=os.environ
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "training diverged" in json.loads(job.complaint.read_text())["message"]
+    assert '"phase": "train"' in job.voice.read_text()
+
+
+def test_evaluation_does_not_depend_on_ranks(
+    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report]
+) -> None:
+    from headrace.dataset.layout import split_of
+    from headrace.train.evaluate import predict_split
+
+    layout, schema = split_of(features, home, "valid")
+
+    def ask(collective: Any) -> np.ndarray:
+        model = load_dlrm(undisturbed[0].saved_model, collective)
+        model.eval()
+        found = predict_split(model, layout, schema, collective, batch_size=64, streams=16, group=None)
+        return np.sort(found.logits)
+
+    alone = ask(LocalCollective())
+    assert len(alone) == 1_000
+    for ranks in (2, 4):
+        for logits in run_ranks(ranks, ask):
+            np.testing.assert_allclose(logits, alone, atol=1e-6)
