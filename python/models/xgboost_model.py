@@ -1,0 +1,139 @@
+"""The XGBoost baseline as a saved model: what its matrix holds, how it is written, how it is read.
+
+A saved model is one folder: `model.json` (what it is), `model.ubj` (XGBoost's own binary JSON: data, never code) and
+`workflow/` (the fitted features that it was trained on).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xgboost as xgb
+from numpy.typing import NDArray
+
+from headrace import __version__
+from headrace.atomic import write_text
+from headrace.errors import UserError
+from headrace.schema import NULL_CODE, DatasetSchema, Kind
+
+KIND = "xgboost"
+MODEL_FILE = "model.ubj"
+META_FILE = "model.json"
+WORKFLOW = "workflow"
+
+
+def matrix_columns(schema: DatasetSchema) -> tuple[str, ...]:
+    """The physical columns that the trees see, in the order of the matrix: continuous, then categorical."""
+    features = (*schema.of(Kind.CONTINUOUS), *schema.of(Kind.CATEGORICAL))
+    return tuple(column for f in features for column in f.physical)
+
+
+def matrix(schema: DatasetSchema, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+    """What a tree sees: the float32 [n, F] matrix of `columns` (each [n], by physical name).
+
+    Continuous values go in as they are, NaN where they are missing. A categorical code goes in as a number: codes are
+    given by frequency, so a threshold on one cuts popular values from rare ones. Code 0 says that there is no value (a
+    null, or the padding of a list), so it goes in as missing, for which XGBoost learns the better side of every split
+    (Chen and Guestrin, 2016, section 3.4). float32 holds codes exactly up to 2^24; XGBoost knows no wider type.
+
+    Raises:
+        KeyError: a column is not there.
+    """
+    names = matrix_columns(schema)
+    rows = len(columns[names[0]]) if names else 0
+    out = np.empty((rows, len(names)), dtype=np.float32)
+    continuous = sum(f.length for f in schema.of(Kind.CONTINUOUS))
+    for i, name in enumerate(names):
+        out[:, i] = columns[name]
+        if i >= continuous:
+            out[out[:, i] == NULL_CODE, i] = np.nan
+    return out
+
+
+@dataclass(frozen=True)
+class XGBoostPredictor:
+    """Click probabilities by boosted trees."""
+
+    schema: DatasetSchema
+    booster: xgb.Booster
+    kind: str = KIND
+
+    def predict(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        """float32 probabilities [n] for physical columns, each [n]. A row's result does not depend on the others."""
+        data = matrix(self.schema, columns)
+        if not len(data):
+            return np.empty(0, dtype=np.float32)
+        return np.asarray(self.booster.inplace_predict(data, validate_features=False), dtype=np.float32)
+
+
+def importance(booster: xgb.Booster, schema: DatasetSchema) -> list[dict[str, Any]]:
+    """Gain by logical feature, greatest first: how much a split on it lowers the loss, the mean over its splits.
+
+    The booster names its columns `f0`, `f1`, ..., as XGBoost does where it is given no names. A list is one feature:
+    the mean over the splits of all its columns. A feature never split on has 0.
+    """
+    total, splits = (booster.get_score(importance_type=kind) for kind in ("total_gain", "weight"))
+    gains: dict[str, float] = {}
+    position = 0
+    for f in (*schema.of(Kind.CONTINUOUS), *schema.of(Kind.CATEGORICAL)):
+        names = [f"f{position + i}" for i in range(f.length)]
+        position += f.length
+        number = sum(splits.get(name, 0.0) for name in names)
+        gains[f.name] = sum(total.get(name, 0.0) for name in names) / number if number else 0.0
+    ranked = sorted(gains.items(), key=lambda item: (-item[1], item[0]))
+    return [{"feature": name, "gain": round(gain, 4)} for name, gain in ranked]
+
+
+def save(folder: Path, booster: xgb.Booster, schema: DatasetSchema, workflow: Path, meta: Mapping[str, Any]) -> None:
+    """Fill `folder` (there and empty; its atomic commit is the caller's) with a self-contained saved model.
+
+    Args:
+        folder: where `model.json`, `model.ubj` and `workflow/` go.
+        booster: trained on `matrix(schema, ...)`.
+        schema: the dataset's.
+        workflow: the dataset's `workflow` folder, copied.
+        meta: what else model.json says (pipeline, ds, key, metrics, settings). JSON values.
+
+    Raises:
+        UserError: the dataset has no workflow folder.
+    """
+    if not workflow.is_dir():
+        raise UserError(f"{workflow} is missing: the dataset is damaged; run the features stage again")
+    booster.save_model(folder / MODEL_FILE)
+    shutil.copytree(workflow, folder / WORKFLOW)
+    content = {"kind": KIND, **meta, "schema": schema.model_dump(mode="json"), "code_version": __version__}
+    write_text(folder / META_FILE, json.dumps(content, indent=1) + "\n")
+
+
+def load(folder: Path, schema: DatasetSchema, threads: int | None = None) -> XGBoostPredictor:
+    """Read `model.ubj` of a saved model.
+
+    Args:
+        folder: the saved model.
+        schema: from its model.json.
+        threads: of XGBoost; None: all cores.
+
+    Raises:
+        UserError: the file is damaged, or was trained on another number of columns.
+    """
+    path = folder / MODEL_FILE
+    booster = xgb.Booster()
+    try:
+        booster.load_model(path)
+    except xgb.core.XGBoostError as e:
+        raise UserError(f"{path} is damaged ({str(e).splitlines()[0]}); run the baseline stage again") from None
+    wanted = len(matrix_columns(schema))
+    if booster.num_features() != wanted:
+        raise UserError(
+            f"{path} was trained on {booster.num_features()} columns, but {folder / META_FILE} lists {wanted}; "
+            f"run the baseline stage again"
+        )
+    if threads is not None:
+        booster.set_param({"nthread": threads})
+    return XGBoostPredictor(schema, booster)

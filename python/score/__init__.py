@@ -1,0 +1,1 @@
+"""Batch scoring: candidates, features of pairs, the model's answer, the best of each user."""

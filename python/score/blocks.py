@@ -1,0 +1,119 @@
+"""What a Spark task does: the cross of its users with all candidate items, a block at a time, and the best of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from headrace.errors import UserError
+from headrace.features.workflow import FittedWorkflow
+from headrace.models.predictor import Predictor, load_predictor
+from headrace.score.sides import Columns, Sides, gather
+from headrace.score.top_k import top_k
+
+#: Pairs that are in memory at a time: some 60 MB with 30 columns, whatever the number of users and items.
+BLOCK_PAIRS = 262_144
+#: The column of users that lists the items they must not be shown, where there is one.
+SEEN = "__seen"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all tasks are told; small, but for the items."""
+
+    #: The saved model's folder, visible on every executor.
+    model: str
+    threads: int
+    top_k: int
+    user_key: str
+    #: In order of the key: the order in which ties are broken.
+    item_keys: pa.Array
+    item_columns: Columns
+    user_columns: tuple[str, ...]
+    #: Everything that `Sides` needs besides the fitted workflow, which each process loads from the model.
+    item_names: tuple[str, ...]
+    context: dict[str, pa.Scalar]
+    block_pairs: int = BLOCK_PAIRS
+
+
+def score_batches(
+    job: Job, batches: Iterable[pa.RecordBatch], count: Callable[[int], None]
+) -> Iterator[pa.RecordBatch]:
+    """Users to their best items.
+
+    Args:
+        job: the candidates and the model.
+        batches: users: the key, the user's columns and perhaps `__seen`.
+        count: is called with the number of pairs of each finished block.
+
+    Yields:
+        Batches of (user key, item key, rank int32 from 1, score float32), one for each block of users.
+
+    Raises:
+        UserError: the model is damaged, or gives scores that are no numbers.
+    """
+    predictor, fitted = _model(job.model, job.threads)
+    sides = Sides(job.user_columns, job.item_names, job.context, fitted)
+    n_items = len(job.item_keys)
+    users_a_block = max(1, job.block_pairs // n_items)
+    for batch in batches:
+        columns = sides.user_columns(batch)
+        for start in range(0, batch.num_rows, users_a_block):
+            users = range(start, min(start + users_a_block, batch.num_rows))
+            scores = _score(job, predictor, columns, users)
+            part = batch.slice(users.start, len(users))
+            if SEEN in batch.schema.names:
+                _leave_out(scores, part.column(SEEN), job.item_keys)
+            yield _best(scores, part.column(job.user_key), job)
+            count(len(users) * n_items)
+
+
+def _score(job: Job, predictor: Predictor, columns: Columns, users: range) -> NDArray[np.float32]:
+    """Probabilities of all items for some users: float32 [users, items], predicted in blocks of bounded size."""
+    n_items = len(job.item_keys)
+    scores = np.empty((len(users), n_items), dtype=np.float32)
+    width = min(n_items, job.block_pairs)
+    for start in range(0, n_items, width):
+        items = range(start, min(start + width, n_items))
+        pairs = gather(columns, job.item_columns, users, items)
+        scores[:, items.start : items.stop] = predictor.predict(pairs).reshape(len(users), len(items))
+    if not np.isfinite(scores).all():
+        raise UserError(f"the model in {job.model} gives scores that are no numbers; train it again (a lower rate?)")
+    return scores
+
+
+def _leave_out(scores: NDArray[np.float32], seen: pa.ListArray, item_keys: pa.Array) -> None:
+    """Make the scores of items that a user has seen minus infinity, in place."""
+    flat = seen.flatten()
+    places = pc.index_in(flat, value_set=item_keys)
+    rows = np.repeat(np.arange(len(seen)), pc.fill_null(pc.list_value_length(seen), 0).to_numpy(zero_copy_only=False))
+    candidate = places.is_valid().to_numpy(zero_copy_only=False)
+    scores[rows[candidate], places.drop_null().to_numpy()] = -np.inf
+
+
+def _best(scores: NDArray[np.float32], users: pa.Array, job: Job) -> pa.RecordBatch:
+    best = top_k(scores, job.top_k)
+    values = np.take_along_axis(scores, best, axis=1)
+    row, place = np.nonzero(values > -np.inf)
+    return pa.RecordBatch.from_arrays(
+        [
+            users.take(pa.array(row)),
+            job.item_keys.take(pa.array(best[row, place])),
+            pa.array((place + 1).astype(np.int32)),
+            pa.array(values[row, place]),
+        ],
+        ["user", "item", "rank", "score"],
+    )
+
+
+@lru_cache(maxsize=1)
+def _model(folder: str, threads: int) -> tuple[Predictor, FittedWorkflow]:
+    """Loaded once in each Python worker, which Spark keeps for its next tasks; a model's folder never changes."""
+    return load_predictor(Path(folder), threads), FittedWorkflow.load(Path(folder) / "workflow")

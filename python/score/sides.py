@@ -1,0 +1,154 @@
+"""Users, items and context: which columns of a pair come from where, and their features, each computed once.
+
+Features are chains over one column each, so a pair's features are the user's, the item's and the context's side by
+side. A user's are computed once, not once for each candidate, and so are an item's: for 3,000 users and 200 items that
+is 3,200 rows to transform in place of 600,000. `check_sides` compares with the features of whole pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from headrace.config import Score, Spec
+from headrace.errors import UserError
+from headrace.features.columns import declared
+from headrace.features.workflow import FittedWorkflow
+
+#: Physical columns by name, each [n].
+Columns = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Where each column that the features read comes from."""
+
+    user: tuple[str, ...]
+    item: tuple[str, ...]
+    context: Mapping[str, pa.Scalar]
+    fitted: FittedWorkflow
+
+    @cached_property
+    def of_user(self) -> tuple[str, ...]:
+        """Physical columns that come from the user."""
+        return tuple(c for f in self.fitted.features if f.name in self.user for c in f.physical)
+
+    @cached_property
+    def of_item(self) -> tuple[str, ...]:
+        """All others: the item's, and the context's, which is the same for every item."""
+        return tuple(c for f in self.fitted.features if f.name not in self.user for c in f.physical)
+
+    def user_columns(self, batch: pa.RecordBatch) -> Columns:
+        """Physical columns of users; `batch` has the key and the user's columns."""
+        return self._columns(batch, self.of_user)
+
+    def item_columns(self, batch: pa.RecordBatch) -> Columns:
+        """Physical columns of items and the context; `batch` has the key and the item's columns."""
+        return self._columns(batch, self.of_item)
+
+    def pair_columns(self, users: pa.RecordBatch, items: pa.RecordBatch) -> Columns:
+        """Physical columns of pairs (row i: users[i], items[i]), transformed as whole rows, as training does it."""
+        both = pa.RecordBatch.from_arrays([*users.columns, *items.columns], [*users.schema.names, *items.schema.names])
+        return self._columns(both, (*self.of_user, *self.of_item))
+
+    def _columns(self, batch: pa.RecordBatch, wanted: Sequence[str]) -> Columns:
+        """The wanted physical columns; inputs that `batch` lacks are the context's, or null."""
+        arrays = []
+        for name in self.fitted.input_columns:
+            type_ = self.fitted.workflow.input_type(name).arrow
+            if name in batch.schema.names:
+                arrays.append(batch.column(name))
+            elif name in self.context:
+                arrays.append(pa.array([self.context[name].as_py()] * batch.num_rows, type_))
+            else:
+                arrays.append(pa.nulls(batch.num_rows, type_))
+        whole = pa.RecordBatch.from_arrays(arrays, list(self.fitted.input_columns))
+        made = self.fitted.transform_batch(whole)
+        return {name: made.column(name).to_numpy(zero_copy_only=False) for name in wanted}
+
+
+def check_columns(spec: Spec, score: Score) -> None:
+    """See that every column that the features read comes from exactly one place; cheap, needs no data.
+
+    Raises:
+        UserError: a column comes from nowhere or from two places, a key is a list, a constant has the wrong type, or a
+            key's name is taken by a column of the scores table.
+    """
+    types = {c.name: declared(c) for c in spec.table.columns}
+    places: dict[str, list[str]] = {}
+    for side_name, side in (("user", score.user), ("item", score.item)):
+        if types[side.key].is_list:
+            raise UserError(f"score.{side_name}.key: column '{side.key}' is {types[side.key]}; a key is a single value")
+        if side.key.lower() in RESERVED:
+            raise UserError(f"score.{side_name}.key: '{side.key}' is the name of another column of the scores table "
+                            f"({', '.join(RESERVED)}); rename the column")  # fmt: skip
+        for column in dict.fromkeys((side.key, *side.columns)):
+            places.setdefault(column, []).append(f"score.{side_name}")
+    for column in score.context:
+        places.setdefault(column, []).append("score.context")
+    for column, found in places.items():
+        if len(found) > 1:
+            raise UserError(f"column '{column}' is in {' and in '.join(found)}; a pair can have it from one only")
+    read = [c for chain in spec.features.workflow for c in chain.columns]
+    missing = [c for c in read if c not in places]
+    if missing:
+        raise UserError(
+            f"score: the features read {', '.join(repr(c) for c in missing)}, which a pair has from nowhere; add to "
+            f"score.user.columns, to score.item.columns, or a constant to score.context"
+        )
+    context_scalars(spec, score)
+    context_scalars(spec, score)
+
+
+#: Columns of the scores table besides the two keys.
+RESERVED = ("ds", "rank", "score", "model_version")
+
+
+def context_scalars(spec: Spec, score: Score) -> dict[str, pa.Scalar]:
+    """The constants in their declared types.
+
+    Raises:
+        UserError: a constant is not of its column's type.
+    """
+    types = {c.name: declared(c) for c in spec.table.columns}
+    found = {}
+    for name, value in score.context.items():
+        try:
+            found[name] = pa.scalar(value, types[name].arrow)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            raise UserError(f"score.context.{name}: {value!r} is no {types[name]}, the column's type") from None
+    return found
+
+
+def gather(users: Columns, items: Columns, user_rows: range, item_rows: range) -> Columns:
+    """The cross of some users and some items, users slowest: physical columns, each [len(users) * len(items)]."""
+    u, i = slice(user_rows.start, user_rows.stop), slice(item_rows.start, item_rows.stop)
+    out = {name: np.repeat(v[u], len(item_rows)) for name, v in users.items()}
+    return out | {name: np.tile(v[i], len(user_rows)) for name, v in items.items()}
+
+
+def check_sides(sides: Sides, users: pa.RecordBatch, items: pa.RecordBatch) -> None:
+    """Compare features computed by side with those of whole pairs, to the bit, for all pairs of a few rows.
+
+    Raises:
+        RuntimeError: they differ: an operator looks at more than its own column.
+    """
+    n, m = users.num_rows, items.num_rows
+    by_side = gather(sides.user_columns(users), sides.item_columns(items), range(n), range(m))
+    i, j = np.repeat(np.arange(n), m), np.tile(np.arange(m), n)
+    whole = sides.pair_columns(_take(users, i), _take(items, j))
+    for name, values in whole.items():
+        if by_side[name].tobytes() != values.tobytes():
+            raise RuntimeError(f"feature '{name}' of a pair is not what its side alone gives: no pairs were scored")
+
+
+def _take(batch: pa.RecordBatch, rows: NDArray[np.int64]) -> pa.RecordBatch:
+    table = pa.Table.from_batches([batch]).take(pa.array(rows)).combine_chunks()
+    return pa.RecordBatch.from_arrays([c.chunk(0) if c.num_chunks else pa.array([], c.type) for c in table.columns],
+                                      table.schema.names)  # fmt: skip

@@ -1,0 +1,321 @@
+"""The score stage: users x candidate items, the best of each user, one Delta commit."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import Accumulator, StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from headrace.config import Score, Spec
+from headrace.errors import UserError
+from headrace.features.spark_plan import col
+from headrace.features.workflow import FittedWorkflow
+from headrace.lake.log import DeltaLog
+from headrace.lake.peaks import note_peak, worker_peak
+from headrace.lake.session import session
+from headrace.manifest import Input, Manifest, Output
+from headrace.models.predictor import read_meta
+from headrace.score.blocks import SEEN, Job, score_batches
+from headrace.score.candidates import active_events, events_output, newest, seen
+from headrace.score.sides import Sides, check_columns, check_sides, context_scalars
+from headrace.stage import Context, Result
+
+log = logging.getLogger("headrace.score")
+
+#: Tasks for each core, so that cores finish together and progress is seen; and the most pairs of a task.
+_TASKS_A_CORE = 4
+_TASK_PAIRS = 4_000_000
+_PROGRESS_SECONDS = 2.0
+_SAMPLE_ROWS = 10
+_SQL_TYPES = {"int": "integer", "bigint": "long"}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The model that scores."""
+
+    stage: str
+    output: Output
+    facts: Mapping[str, Any]
+
+
+class ScoreCandidates:
+    """Score active users x candidate items on Spark with the registered model; keep the top K of each user."""
+
+    name = "score"
+    version = 1
+    needs: tuple[str, ...] = ("train", "features", "ingest", "baseline?")
+
+    def applies(self, spec: Spec) -> bool:
+        """Pipelines with a section `score`."""
+        return spec.score is not None
+
+    def spec_part(self, spec: Spec) -> Mapping[str, Any]:
+        """The section; columns, window and label are part of the upstream stages' keys."""
+        return {
+            "score": spec.score.model_dump(mode="json") if spec.score else None,
+            "event_time": spec.table.event_time,
+        }
+
+    def inputs(self, ctx: Context) -> tuple[Input, ...]:
+        """The events at ingest's version, and the model. Raises UserError where columns or the model are missing."""
+        assert ctx.spec.score is not None
+        check_columns(ctx.spec, ctx.spec.score)
+        events, model = events_output(ctx), choose(ctx).output
+        return (
+            Input(kind="delta", name=events.name, version=events.version),
+            Input(kind="model", name=model.name, version=model.version),
+        )
+
+    def verify(self, ctx: Context, manifest: Manifest) -> str | None:
+        """The table's version still has this day's rows, and their files are there."""
+        output = manifest.output("delta")
+        files = DeltaLog(ctx.ws.home / output.name).files(int(output.version))
+        if files is None:
+            return f"{output.name} has no version {output.version} any more"
+        mine = [f for f in files if f.partition.get("ds") == ctx.ds]
+        for f in mine:
+            if not f.path.is_file():
+                return f"{f.path} is gone"
+        rows = sum(f.rows or 0 for f in mine)
+        if rows != output.rows:
+            return f"{output.name} version {output.version} has {rows} rows for {ctx.ds}, not {output.rows}"
+        return None
+
+    def run(self, ctx: Context) -> Result:
+        """See the class. Raises UserError for what the spec, the data or the model lack."""
+        chosen = choose(ctx)
+        read_meta(ctx.ws.home / chosen.output.name)
+        _check_table(ctx)
+        with session(ctx.spec.spark, ctx.ws, f"score {ctx.spec.pipeline} {ctx.ds}") as spark:
+            return _run(ctx, chosen, spark)
+
+
+def choose(ctx: Context) -> Chosen:
+    """The model that `score.model` asks for.
+
+    Raises:
+        UserError: it asks for a baseline that is not there.
+    """
+    spec = ctx.spec
+    assert spec.score is not None
+    neural = _chosen(ctx, "train")
+    has_baseline = spec.baseline is not None and "baseline" in ctx.upstream
+    if spec.score.model == "neural" or (spec.score.model == "best" and not has_baseline):
+        return neural
+    if not has_baseline:
+        why = "has no section `baseline`" if spec.baseline is None else f"has no finished baseline for {ctx.ds}"
+        raise UserError(
+            f"score.model is 'baseline', but pipeline '{spec.pipeline}' {why}; run: "
+            f"headrace run {spec.pipeline} --ds {ctx.ds} --from baseline, or set score.model=neural"
+        )
+    baseline = _chosen(ctx, "baseline")
+    if spec.score.model == "baseline":
+        return baseline
+    # Where a day has one class only, no AUC is defined: the neural model stays.
+    auc = {c.stage: c.facts["metrics"]["auc"] or 0.0 for c in (neural, baseline)}
+    return baseline if auc["baseline"] > auc["train"] else neural
+
+
+def _chosen(ctx: Context, stage: str) -> Chosen:
+    manifest = ctx.upstream[stage]
+    return Chosen(stage, manifest.output("model"), manifest.facts)
+
+
+def _check_table(ctx: Context) -> None:
+    """An existing table must have the columns that are about to be written: its other days stay readable."""
+    spec = ctx.spec
+    assert spec.score is not None
+    folder = ctx.ws.table(spec.pipeline, "scores")
+    there = DeltaLog(folder).columns()
+    types = {c.name: c.type for c in spec.table.columns}
+    keys = (spec.score.user.key, spec.score.item.key)
+    wanted = {"ds": "string", **{k: _SQL_TYPES.get(types[k], types[k]) for k in keys}, "rank": "integer",
+              "score": "float", "model_version": "string"}  # fmt: skip
+    if there and there != wanted:
+        raise UserError(f"table {folder} has the columns {there}, but these scores have {wanted}: its keys were "
+                        f"others. Move the table away, or give the pipeline another name")  # fmt: skip
+
+
+def _run(ctx: Context, chosen: Chosen, spark: SparkSession) -> Result:
+    spec, score = ctx.spec, ctx.spec.score
+    assert score is not None
+    folder = ctx.ws.home / chosen.output.name
+    sides = Sides(
+        (score.user.key, *score.user.columns), (score.item.key, *score.item.columns), context_scalars(spec, score),
+        FittedWorkflow.load(folder / "workflow"),
+    )  # fmt: skip
+    events = active_events(ctx, spark)
+    items = _in_key_order(newest(spec, events, score.item).toArrow(), score.item.key)
+    users = newest(spec, events, score.user)
+    if score.exclude_seen:
+        clicked = seen(spec, events, score.user.key, score.item.key).select(F.col("key").alias("__key"), "seen")
+        users = users.join(clicked, col(score.user.key).eqNullSafe(F.col("__key")), "left")
+        users = users.withColumnRenamed("seen", SEEN).drop("__key")
+    users = users.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        n_users, n_items = users.count(), items.num_rows
+        if not n_users or not n_items:
+            empty = score.user.key if not n_users else score.item.key
+            raise UserError(f"no event in the training window of {ctx.ds} has a '{empty}': there is nothing to score")
+        _check_sides(sides, users, items)
+        log.info("score: %s users x %s items = %s pairs with the %s model", f"{n_users:,}", f"{n_items:,}",
+                 f"{n_users * n_items:,}", _kind(chosen))  # fmt: skip
+        threads = int(spark.sparkContext.getConf().get("spark.task.cpus") or 1)
+        job = Job(
+            model=str(folder), threads=threads, top_k=score.top_k,
+            user_key=score.user.key, item_keys=items.column(score.item.key), item_columns=sides.item_columns(items),
+            user_columns=sides.user, item_names=sides.item, context=dict(sides.context),
+        )  # fmt: skip
+        tick = time.perf_counter()
+        peak = worker_peak(spark.sparkContext)
+        version = _write(ctx, spark, job, users, n_users * n_items, chosen.output.version, peak)
+        seconds = time.perf_counter() - tick
+    finally:
+        users.unpersist()
+    pairs = n_users * n_items
+    log.info("score: %s pairs in %.1f s (%s pairs/s)", f"{pairs:,}", seconds, f"{pairs / seconds:,.0f}")
+    table = ctx.ws.table(spec.pipeline, "scores")
+    files = DeltaLog(table).files(version) or []
+    rows = sum(f.rows or 0 for f in files if f.partition.get("ds") == ctx.ds)
+    output = Output(kind="delta", name=str(table.relative_to(ctx.ws.home)), version=str(version), rows=rows)
+    return Result(
+        outputs=(output,),
+        rows={"users": n_users, "candidates": n_items, "pairs": pairs, "scores": rows},
+        facts={
+            "model": {
+                "stage": chosen.stage, "kind": _kind(chosen), "name": chosen.output.name,
+                "version": chosen.output.version, "registered": chosen.facts.get("registered"),
+                "auc": chosen.facts["metrics"]["auc"], "asked": score.model,
+            },
+            "pairs_per_second": round(pairs / seconds),
+            "sample": _sample(ctx, spark, table, version),
+        },
+        peak_memory_mib={"worker": peak.value},
+    )  # fmt: skip
+
+
+def _kind(chosen: Chosen) -> str:
+    return {"train": "neural", "baseline": "baseline"}[chosen.stage]
+
+
+def _in_key_order(table: pa.Table, key: str) -> pa.RecordBatch:
+    """All rows as one batch, keys ascending (text by its UTF-8 bytes, as Spark orders it)."""
+    table = table.take(pc.sort_indices(table[key])).combine_chunks()
+    arrays = [c.chunk(0) if c.num_chunks else pa.array([], c.type) for c in table.columns]
+    return pa.RecordBatch.from_arrays(arrays, table.schema.names)
+
+
+def _check_sides(sides: Sides, users: DataFrame, items: pa.RecordBatch) -> None:
+    """The shortcut's proof, on a few pairs of this very run."""
+    few = users.drop(SEEN).limit(8).toArrow().combine_chunks()
+    batch = pa.RecordBatch.from_arrays([c.chunk(0) for c in few.columns], few.schema.names)
+    check_sides(sides, batch, items.slice(0, 8))
+
+
+def _write(
+    ctx: Context, spark: SparkSession, job: Job, users: DataFrame, pairs: int, model: str, peak: Accumulator[float]
+) -> int:
+    """Score and commit; the version of the commit.
+
+    Users are dealt to tasks by a hash of their key: the one exchange, of users; pairs never leave their task.
+    """
+    spec, score = ctx.spec, ctx.spec.score
+    assert score is not None
+    n_users = pairs // len(job.item_keys)
+    tasks = min(n_users, max(_TASKS_A_CORE * spark.sparkContext.defaultParallelism, -(-pairs // _TASK_PAIRS)))
+    dealt = users.repartition(tasks, col(score.user.key)).sortWithinPartitions(col(score.user.key))
+    shared, counter = spark.sparkContext.broadcast(job), spark.sparkContext.accumulator(0)
+
+    def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from score_batches(shared.value, batches, counter.add)
+        note_peak(peak)
+
+    types = {c.name: c.type for c in spec.table.columns}
+    best = dealt.mapInArrow(work, f"user {types[score.user.key]}, item {types[score.item.key]}, rank int, score float")
+    frame = best.select(
+        F.lit(ctx.ds).alias("ds"), F.col("user").alias(score.user.key), F.col("item").alias(score.item.key), "rank",
+        "score", F.lit(model).alias("model_version"),
+    )  # fmt: skip
+    # Names the run in the table's history; the newest commit that has it is this one.
+    said = json.dumps({"stage": "score", "ds": ctx.ds, "key": ctx.key})
+    table = ctx.ws.table(spec.pipeline, "scores")
+    with _progress(counter, pairs), _worker_errors():
+        (
+            frame.write.format("delta").mode("overwrite").partitionBy("ds")
+            .option("replaceWhere", f"ds = '{ctx.ds}'").option("userMetadata", said).save(str(table))
+        )  # fmt: skip
+    shared.unpersist()
+    return next(version for version, text in DeltaLog(table).user_metadata() if text == said)
+
+
+@contextmanager
+def _progress(counter: Accumulator[int], pairs: int) -> Iterator[None]:
+    """A line every few seconds about the tasks that have finished."""
+    done, tick = threading.Event(), time.perf_counter()
+
+    def tell() -> None:
+        first: tuple[int, float] | None = None
+        shown = 0
+        while not done.wait(_PROGRESS_SECONDS):
+            # A task that is run twice counts twice.
+            scored, now = min(counter.value, pairs), time.perf_counter()
+            if scored == shown:
+                continue
+            shown = scored
+            line = f"{scored:,}/{pairs:,} pairs ({100 * scored // pairs} %), {scored / (now - tick):,.0f} pairs/s"
+            # The first tasks pay for the start of the workers and the load of the model; the pace is that of the rest.
+            if first is None:
+                first = (scored, now)
+            else:
+                line += f", {(pairs - scored) * (now - first[1]) / (scored - first[0]):.0f} s left"
+            log.info("score: %s", line)
+
+    thread = threading.Thread(target=tell, name="score-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@contextmanager
+def _worker_errors() -> Iterator[None]:
+    """What a task says to the user comes wrapped in Spark's own words: unwrap it."""
+    try:
+        yield
+    except PySparkException as e:
+        said = re.search(r"headrace\.errors\.UserError: ([^\n]+)", str(e))
+        if said is None:
+            raise
+        raise UserError(said[1]) from None
+
+
+def _sample(ctx: Context, spark: SparkSession, table: Path, version: int) -> list[dict[str, Any]]:
+    """The first rows, as JSON values."""
+    score: Score | None = ctx.spec.score
+    assert score is not None
+    frame = spark.read.format("delta").option("versionAsOf", version).load(str(table)).where(F.col("ds") == ctx.ds)
+    rows = frame.orderBy(col(score.user.key), "rank").limit(_SAMPLE_ROWS).collect()
+    return [
+        {
+            name: value if isinstance(value, (str, int, float, bool)) else str(value)
+            for name, value in r.asDict().items()
+        }
+        for r in rows
+    ]

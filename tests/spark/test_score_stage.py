@@ -1,0 +1,272 @@
+"""The score stage against a cross join in pandas, with features by training's own Spark body."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from headrace.config import Model, Spec, build_spec
+from headrace.embeddings.collective import LocalCollective
+from headrace.errors import UserError
+from headrace.features.columns import declared
+from headrace.features.stage import BuildFeatures
+from headrace.features.workflow import FittedWorkflow
+from headrace.manifest import Manifest, Output
+from headrace.models.dlrm import DLRM
+from headrace.models.predictor import load_predictor
+from headrace.models.saved import save_model
+from headrace.schema import Column
+from headrace.score.stage import ScoreCandidates
+from headrace.stage import run_stage
+from headrace.train.baseline import TrainBaseline
+from headrace.workspace import Workspace
+
+DS = "2026-01-05"
+TYPES = {
+    "user": "bigint", "age": "int", "city": "string", "likes": "array<string>", "item": "string", "price": "double",
+    "hour": "int", "ts": "timestamp", "click": "int",
+}  # fmt: skip
+
+
+def spec(**score: Any) -> Spec:
+    base: dict[str, Any] = {
+        "user": {"key": "user", "columns": ["age", "city", "likes"]},
+        "item": {"key": "item", "columns": ["price"], "limit": 12}, "context": {"hour": 20}, "top_k": 5,
+    }  # fmt: skip
+    return build_spec(
+        {
+            "pipeline": "shop", "source": {"format": "jsonl", "path": "{ds}/*"},
+            "table": {"columns": [{"name": k, "type": v} for k, v in TYPES.items()], "event_time": "ts"},
+            "features": {
+                "label": "click", "window_days": 3, "split": {"by": "time", "valid_days": 1}, "min_row_groups": 4,
+                "workflow": [
+                    {"columns": ["age", "price"], "ops": ["fill_missing", "log", "normalize"]},
+                    {"columns": ["hour"], "ops": ["categorify"]},
+                    {"columns": ["user", "item"], "ops": [{"categorify": {"min_count": 2}}]},
+                    {"columns": ["city"], "ops": [{"hash_bucket": {"buckets": 5}}]},
+                    {"columns": ["likes"], "ops": ["categorify", {"pad": {"length": 2}}]},
+                ],
+            },
+            "baseline": {"rounds": 4, "max_depth": 2, "workers": 1}, "score": base | score,
+        }
+    )  # fmt: skip
+
+
+def draw(rows: int = 1500, seed: int = 4) -> pd.DataFrame:
+    """Six days of events; columns of a user and of an item change from one event to the next; keys may be null."""
+    rng = np.random.default_rng(seed)
+    start = pd.Timestamp("2025-12-31")
+
+    def maybe(values: np.ndarray, rate: float = 0.1) -> list[Any]:
+        return [None if gone else v for v, gone in zip(values.tolist(), rng.random(len(values)) < rate, strict=True)]
+
+    # Whole hours: many events of a user happen at the same time, and the place in the source decides.
+    hours = rng.integers(0, 24 * 6, rows)
+    frame = pd.DataFrame(
+        {
+            "user": pd.Series(maybe(rng.integers(10**11, 10**11 + 60, rows), 0.02), dtype=object),
+            "age": pd.Series(maybe(rng.integers(18, 60, rows)), dtype=object),
+            "city": maybe(rng.choice(["Genf", "Zürich", "Bern"], rows)),
+            "likes": [list(rng.choice(["a", "b", "c", "d"], rng.integers(0, 4))) for _ in range(rows)],
+            "item": maybe(np.array([f"é{i}" if i % 2 else f"z{i}" for i in rng.zipf(1.3, rows) % 30]), 0.02),
+            "price": pd.Series(maybe(rng.gamma(2, 9, rows)), dtype=object),
+            "hour": hours % 24,
+            "ts": start + pd.to_timedelta(hours, unit="h"),
+            "click": (rng.random(rows) < 0.3).astype(int),
+            "_source_file": [f"f{i % 3}.json" for i in range(rows)],
+            "_source_line": np.arange(rows),
+        }
+    )
+    late = rng.integers(0, 2, rows)
+    frame["ds"] = (frame["ts"].dt.normalize() + pd.to_timedelta(late, unit="D")).dt.strftime("%Y-%m-%d")
+    return frame
+
+
+def to_spark(spark: SparkSession, frame: pd.DataFrame, columns: dict[str, str]) -> DataFrame:
+    def values(name: str) -> list[Any]:
+        found = frame[name].tolist()
+        return [[str(x) for x in v] if isinstance(v, list) else None if v is None or v != v else v for v in found]
+
+    arrow = {name: declared(Column(name=name, type=type_)).arrow for name, type_ in columns.items()}
+    table = pa.table([pa.array(values(name), type_) for name, type_ in arrow.items()], list(arrow))
+    return spark.createDataFrame(table)
+
+
+@pytest.fixture(scope="module")
+def events() -> pd.DataFrame:
+    return draw()
+
+
+@pytest.fixture(scope="module")
+def day(spark: SparkSession, events: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A day up to its two models: the real features and baseline stages, and a DLRM as it starts."""
+    ws = Workspace(tmp_path_factory.mktemp("shop") / "home")
+    stored = {**TYPES, "_source_file": "string", "_source_line": "bigint", "ds": "string"}
+    path = ws.table("shop", "events")
+    to_spark(spark, events, stored).write.format("delta").partitionBy("ds").save(str(path))
+    Manifest(
+        stage="ingest", pipeline="shop", ds=DS, key="i", spec_hash="",
+        outputs=(Output(kind="delta", name="lake/shop/events", version="0"),
+                 Output(kind="quarantine", name="lake/shop/quarantine", version="0")),
+    ).save(ws.manifest("shop", DS, "ingest"))  # fmt: skip
+    # A later commit must not be seen: the version is pinned.
+    more = to_spark(spark, events.head(50).assign(user=7, item="new"), stored)
+    more.write.format("delta").mode("append").save(str(path))
+    features = run_stage(BuildFeatures(), spec(), ws, DS).manifest
+    run_stage(TrainBaseline(), spec(), ws, DS)
+    assert features.dataset_schema is not None
+    model = DLRM(features.dataset_schema, Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,)), LocalCollective(), 2)
+    folder = ws.model("shop", DS, "t") / "model"
+    workflow = ws.home / features.output("dataset").name / "workflow"
+    save_model(folder, model, workflow=workflow, pipeline="shop", ds=DS, key="t", metrics={"auc": 0.5})
+    Manifest(
+        stage="train", pipeline="shop", ds=DS, key="t", spec_hash="", facts={"metrics": {"auc": 0.5}},
+        outputs=(Output(kind="model", name=str(folder.relative_to(ws.home)), version="t"),),
+    ).save(ws.manifest("shop", DS, "train"))  # fmt: skip
+    return ws
+
+
+def sides(events: pd.DataFrame, item_limit: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Users and items by pandas: active on 2 to 4 January, columns of the newest event up to the 5th."""
+    window = events[(events.ts >= "2026-01-02") & (events.ts < "2026-01-06") & (events.ds <= DS)]
+    train = window[window.ts < "2026-01-05"]
+    newest = window.sort_values(["ts", "_source_file", "_source_line"])
+
+    def side(key: str, columns: list[str], limit: int | None) -> pd.DataFrame:
+        counts = train[key].value_counts()
+        order = sorted(counts.index, key=lambda k: (-counts[k], k.encode() if isinstance(k, str) else k))[:limit]
+        last = newest.drop_duplicates(key, keep="last").set_index(key)
+        return last.loc[order, columns].reset_index()
+
+    return side("user", ["age", "city", "likes"], None), side("item", ["price"], item_limit)
+
+
+def expected(
+    spark: SparkSession, ws: Workspace, events: pd.DataFrame, stage: str, k: int = 5, limit: int = 12,
+    clicked: set[tuple[Any, Any]] | None = None,
+) -> pd.DataFrame:  # fmt: skip
+    """Every pair as a row of the events table, through training's transform, the model, and a sort."""
+    users, items = sides(events, limit)
+    pairs = users.merge(items, how="cross").assign(hour=20)
+    folder = ws.home / _manifest(ws, stage).output("model").name
+    fitted = FittedWorkflow.load(folder / "workflow")
+    columns = {c: TYPES[c] for c in pairs.columns}
+    made = fitted.transform(to_spark(spark, pairs, columns), keep={"u": "user", "i": "item"}).toPandas()
+    physical = {c: made[c].to_numpy() for f in fitted.features for c in f.physical}
+    made = made[["u", "i"]].rename(columns={"u": "user", "i": "item"})
+    made["score"] = load_predictor(folder, threads=1).predict(physical)
+    if clicked is not None:
+        made = made[[pair not in clicked for pair in zip(made.user, made.item, strict=True)]]
+    made["bytes"] = made["item"].str.encode("utf-8")
+    made = made.sort_values(["user", "score", "bytes"], ascending=[True, False, True])
+    made["rank"] = made.groupby("user").cumcount() + 1
+    return made[made["rank"] <= k][["user", "item", "rank", "score"]].reset_index(drop=True)
+
+
+def _manifest(ws: Workspace, stage: str) -> Manifest:
+    found = Manifest.load(ws.manifest("shop", DS, stage))
+    assert found is not None
+    return found
+
+
+def scores(spark: SparkSession, ws: Workspace, ds: str = DS) -> pd.DataFrame:
+    frame = spark.read.format("delta").load(str(ws.table("shop", "scores"))).where(F.col("ds") == ds)
+    return frame.orderBy("user", "rank").toPandas()
+
+
+def test_equals_brute_force_and_reruns(spark: SparkSession, day: Workspace, events: pd.DataFrame) -> None:
+    s = spec(model="baseline")
+    done = run_stage(ScoreCandidates(), s, day, DS).manifest
+    found, wanted = scores(spark, day), expected(spark, day, events, "baseline")
+    pd.testing.assert_frame_equal(found[["user", "item", "rank", "score"]], wanted, check_dtype=False, check_exact=True)
+    # Worth something: shallow trees give many ties.
+    assert wanted.duplicated(["user", "score"]).sum() > len(wanted) / 10
+    assert list(found.columns) == ["ds", "user", "item", "rank", "score", "model_version"]
+    assert set(found.model_version) == {_manifest(day, "baseline").key}
+    users, _ = sides(events, 12)
+    assert done.rows == {"users": len(users), "candidates": 12, "pairs": 12 * len(users), "scores": 5 * len(users)}
+    assert done.facts["model"]["stage"] == "baseline"
+    assert done.peak_memory_mib["worker"] > 50
+    assert done.facts["sample"][0] == found.iloc[0].to_dict()
+    assert run_stage(ScoreCandidates(), s, day, DS).skipped
+
+    # Another day's rows stay; a run that died after its commit is made again, with nothing doubled.
+    other = found.head(1).assign(ds="2026-01-04")
+    types = "ds string, user bigint, item string, rank int, score float, model_version string"
+    table = day.table("shop", "scores")
+    spark.createDataFrame(other, types).write.format("delta").mode("append").save(str(table))
+    day.manifest("shop", DS, "score").unlink()
+    again = run_stage(ScoreCandidates(), s, day, DS).manifest
+    pd.testing.assert_frame_equal(scores(spark, day), found, check_exact=True)
+    assert len(scores(spark, day, "2026-01-04")) == 1
+    assert again.key == done.key
+
+    # A lost data file is noticed, and mended.
+    for path in (table / f"ds={DS}").glob("*.parquet"):
+        path.unlink()
+    healed = run_stage(ScoreCandidates(), s, day, DS)
+    assert not healed.skipped
+    assert "is gone" in healed.reason
+    pd.testing.assert_frame_equal(scores(spark, day), found, check_exact=True)
+
+
+def test_neural_and_best(spark: SparkSession, day: Workspace, events: pd.DataFrame) -> None:
+    done = run_stage(ScoreCandidates(), spec(model="neural"), day, DS).manifest
+    assert done.facts["model"]["version"] == "t"
+    found, wanted = scores(spark, day), expected(spark, day, events, "train")
+    # A matrix product's last bits depend on the batch's size, so near ties may change places.
+    np.testing.assert_allclose(found.score, wanted.score, rtol=1e-5)
+    np.testing.assert_array_equal(found.user, wanted.user)
+    assert (found.item == wanted.item).mean() > 0.98
+    best = run_stage(ScoreCandidates(), spec(model="best"), day, DS).manifest
+    auc = _manifest(day, "baseline").facts["metrics"]["auc"]
+    assert best.facts["model"]["stage"] == ("baseline" if auc > 0.5 else "train")
+
+
+def test_limits_and_seen(spark: SparkSession, day: Workspace, events: pd.DataFrame) -> None:
+    s = spec(model="baseline", exclude_seen=True, top_k=50,
+             user={"key": "user", "columns": ["age", "city", "likes"], "limit": 7})  # fmt: skip
+    run_stage(ScoreCandidates(), s, day, DS)
+    window = events[(events.ts >= "2026-01-02") & (events.ts < "2026-01-06") & (events.ds <= DS) & (events.click == 1)]
+    clicked = set(zip(window.user, window.item, strict=True))
+    wanted = expected(spark, day, events, "baseline", k=50, clicked=clicked)
+    train = events[(events.ts >= "2026-01-02") & (events.ts < "2026-01-05") & (events.ds <= DS)]
+    counts = train.user.value_counts()
+    most = sorted(counts.index, key=lambda u: (-counts[u], u))[:7]
+    wanted = wanted[wanted.user.isin(most)].reset_index(drop=True)
+    found = scores(spark, day)[["user", "item", "rank", "score"]]
+    pd.testing.assert_frame_equal(found, wanted, check_dtype=False, check_exact=True)
+    assert len(found) < 7 * 12, "nobody has clicked anything"
+
+
+def test_messages(spark: SparkSession, day: Workspace, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ws = Workspace(tmp_path / "home")
+    shutil.copytree(day.home, ws.home)
+    with pytest.raises(UserError, match="the features read 'hour'"):
+        run_stage(ScoreCandidates(), spec(context={}), ws, DS)
+
+    # The table's other days were written with other keys.
+    swapped = spec(user={"key": "city", "columns": ["user", "age", "likes"]})
+    with pytest.raises(UserError, match="its keys were others"):
+        run_stage(ScoreCandidates(), swapped, ws, DS)
+
+    # A damage that only a task finds still comes out as one message.
+    dense = ws.home / _manifest(ws, "train").output("model").name / "dense.safetensors"
+    data = bytearray(dense.read_bytes())
+    data[-1] ^= 0xFF
+    dense.write_bytes(data)
+    with caplog.at_level(logging.CRITICAL), pytest.raises(UserError, match=r"dense\.safetensors"):
+        run_stage(ScoreCandidates(), spec(top_k=4), ws, DS)
+
+    ws.manifest("shop", DS, "baseline").unlink()
+    with pytest.raises(UserError, match=f"no finished baseline for {DS}"):
+        run_stage(ScoreCandidates(), spec(model="baseline"), ws, DS)

@@ -1,0 +1,208 @@
+"""Scoring of blocks of pairs without Spark, against a plain loop over all pairs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xgboost as xgb
+
+from headrace.config import Chain, Spec, build_spec
+from headrace.errors import UserError
+from headrace.features.lookup import Lookup
+from headrace.features.workflow import FittedWorkflow, Workflow
+from headrace.models import xgboost_model
+from headrace.models.predictor import load_predictor
+from headrace.schema import Column
+from headrace.score.blocks import SEEN, Job, score_batches
+from headrace.score.sides import Sides, check_columns, check_sides, context_scalars
+
+COLUMNS = [
+    {"name": "user", "type": "string"}, {"name": "age", "type": "int"}, {"name": "likes", "type": "array<string>"},
+    {"name": "item", "type": "bigint"}, {"name": "price", "type": "double"}, {"name": "hour", "type": "int"},
+    {"name": "click", "type": "int"},
+]  # fmt: skip
+CHAINS = [
+    {"columns": ["user"], "ops": [{"categorify": {}}]},
+    {"columns": ["hour", "age"], "ops": ["fill_missing"]},
+    {"columns": ["item"], "ops": [{"hash_bucket": {"buckets": 7}}]},
+    {"columns": ["price"], "ops": [{"clip": {"min": 0, "max": 5}}, "log"]},
+    {"columns": ["likes"], "ops": [{"categorify": {}}, {"pad": {"length": 2}}]},
+]
+USER, ITEM = ("user", "age", "likes"), ("item", "price")
+
+
+def spec(**score: Any) -> Spec:
+    base = {"user": {"key": "user", "columns": ["age", "likes"]}, "item": {"key": "item", "columns": ["price"]},
+            "context": {"hour": 9}}  # fmt: skip
+    return build_spec(
+        {
+            "pipeline": "p", "source": {"format": "jsonl", "path": "x"}, "table": {"columns": COLUMNS},
+            "features": {"label": "click", "workflow": CHAINS, "split": {"by": "position"}},
+            "score": base | score,
+        }
+    )  # fmt: skip
+
+
+def fitted() -> FittedWorkflow:
+    workflow = Workflow([Chain.model_validate(c) for c in CHAINS], [Column(**c) for c in COLUMNS], label="click")
+    states = [[{c: {} for c in chain.columns} for _ in chain.steps] for chain in workflow.chains]
+    vocabularies = {}
+    for name, values in (("user", [f"u{i}" for i in range(0, 40, 2)]), ("likes", ["jazz", "rock"])):
+        codes = np.arange(2, 2 + len(values))
+        vocabularies[name] = Lookup(pa.table({"value": values, "code": pa.array(codes, pa.int64())}))
+    return FittedWorkflow(workflow, states, vocabularies)
+
+
+def users(n: int, seed: int = 1) -> pa.RecordBatch:
+    rng = np.random.default_rng(seed)
+    likes = [None if rng.random() < 0.2 else list(rng.choice(["jazz", "rock", "pop"], rng.integers(0, 4))) for _ in range(n)]  # noqa: E501  # fmt: skip
+    age = [None if rng.random() < 0.2 else int(rng.integers(18, 80)) for _ in range(n)]
+    return pa.record_batch(
+        [pa.array([f"u{i}" for i in range(n)]), pa.array(age, pa.int32()), pa.array(likes, pa.list_(pa.string()))],
+        names=list(USER),
+    )
+
+
+def items(n: int, seed: int = 2) -> pa.RecordBatch:
+    rng = np.random.default_rng(seed)
+    price = [None if rng.random() < 0.2 else float(rng.normal(2, 2)) for _ in range(n)]
+    keys = np.sort(rng.choice(10**12, n, replace=False))
+    return pa.record_batch([pa.array(keys), pa.array(price, pa.float64())], names=list(ITEM))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shallow trees: most pairs tie with others, so the order of ties is put to the test."""
+    folder = tmp_path_factory.mktemp("m")
+    workflow = fitted()
+    workflow.save(folder / "dataset" / "workflow")
+    width = len(xgboost_model.matrix_columns(workflow.schema))
+    rng = np.random.default_rng(5)
+    data = rng.normal(2, 3, (400, width)).astype(np.float32)
+    label = (data.sum(1) + rng.normal(0, 2, 400) > 2 * width).astype(np.float32)
+    booster = xgb.train({"objective": "binary:logistic", "max_depth": 2, "nthread": 1}, xgb.DMatrix(data, label), 6)
+    (folder / "model").mkdir()
+    xgboost_model.save(folder / "model", booster, workflow.schema, folder / "dataset" / "workflow", {})
+    return folder / "model"
+
+
+def sides() -> Sides:
+    s = spec()
+    assert s.score is not None
+    return Sides(USER, ITEM, context_scalars(s, s.score), fitted())
+
+
+def make_job(model: Path, candidates: pa.RecordBatch, **changes: Any) -> Job:
+    s = sides()
+    given = {
+        "model": str(model), "threads": 1, "top_k": 3, "user_key": "user", "item_keys": candidates.column("item"),
+        "item_columns": s.item_columns(candidates), "user_columns": USER, "item_names": ITEM,
+        "context": dict(s.context),
+    }  # fmt: skip
+    return Job(**(given | changes))
+
+
+def plain(
+    model: Path, people: pa.RecordBatch, things: pa.RecordBatch, k: int, seen: Any = None
+) -> list[tuple[Any, ...]]:
+    """Each pair alone, as a row of the events table through the whole workflow; a plain sort for each user."""
+    predictor, workflow = load_predictor(model, threads=1), fitted()
+    out = []
+    for n, person in enumerate(people.to_pylist()):
+        rows = [{**person, **thing, "hour": 9, "click": None} for thing in things.to_pylist()]
+        schema = pa.schema([*people.schema, *things.schema, ("hour", pa.int32()), ("click", pa.int32())])
+        made = workflow.transform_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
+        scores = predictor.predict({c: made.column(c).to_numpy(zero_copy_only=False) for c in made.schema.names})
+        order = sorted(zip(-scores, things.column("item").to_pylist(), strict=True))
+        order = [(s, i) for s, i in order if not (seen and i in seen[n])]
+        out += [(person["user"], i, rank, -s) for rank, (s, i) in enumerate(order[:k], 1)]
+    return out
+
+
+def rows_of(batches: list[pa.RecordBatch]) -> list[tuple[Any, ...]]:
+    return [tuple(r.values()) for r in pa.Table.from_batches(batches).to_pylist()]
+
+
+@pytest.mark.parametrize("block_pairs", [1, 7, 50, 10_000])
+def test_equals_a_loop_over_pairs(model: Path, block_pairs: int) -> None:
+    people, things = users(23), items(17)
+    counted: list[int] = []
+    job = make_job(model, things, block_pairs=block_pairs)
+    found = rows_of(list(score_batches(job, iter([people.slice(0, 11), people.slice(11)]), counted.append)))
+    expected = plain(model, people, things, k=3)
+    assert found == expected
+    assert sum(counted) == 23 * 17
+    # The test is worth something: there are ties at the edge of the top 3.
+    wide = plain(model, people, things, k=4)
+    assert sum(a[3] == b[3] for a, b in zip(wide[2::4], wide[3::4], strict=True)) > 0
+
+
+def test_more_places_than_items(model: Path) -> None:
+    people, things = users(4), items(2)
+    found = rows_of(list(score_batches(make_job(model, things), iter([people]), lambda n: None)))
+    assert found == plain(model, people, things, k=3)
+    assert len(found) == 8
+
+
+def test_seen_items_are_left_out(model: Path) -> None:
+    people, things = users(6), items(9)
+    keys = things.column("item").to_pylist()
+    seen = [[], keys[:8], keys, [keys[3], 5, keys[0]], [], [7]]
+    lists = pa.array([None, *seen[1:]], pa.list_(pa.int64()))
+    with_seen = pa.RecordBatch.from_arrays([*people.columns, lists], [*people.schema.names, SEEN])
+    found = rows_of(list(score_batches(make_job(model, things), iter([with_seen]), lambda n: None)))
+    assert found == plain(model, people, things, k=3, seen=seen)
+    by_user = {u: sum(r[0] == u for r in found) for u in people.column("user").to_pylist()}
+    assert (by_user["u1"], by_user["u2"]) == (1, 0)
+
+
+def test_features_by_side_are_those_of_whole_pairs() -> None:
+    check_sides(sides(), users(9), items(6))
+
+
+def test_an_operator_across_columns_would_be_noticed() -> None:
+    class Crossed(FittedWorkflow):
+        """The price as a share of the age: no column is alone in it."""
+
+        def transform_batch(self, batch: pa.RecordBatch, keep: Any = ()) -> pa.RecordBatch:
+            made = super().transform_batch(batch, keep)
+            place = made.schema.get_field_index("price")
+            share = made.column("price").to_numpy() / (1 + made.column("age").to_numpy())
+            columns = [pa.array(share) if i == place else c for i, c in enumerate(made.columns)]
+            return pa.RecordBatch.from_arrays(columns, schema=made.schema)
+
+    whole = fitted()
+    crossed = Crossed(whole.workflow, whole.states, whole.vocabularies)
+    s = sides()
+    with pytest.raises(RuntimeError, match="'price'"):
+        check_sides(Sides(s.user, s.item, s.context, crossed), users(9), items(6))
+
+
+def test_scores_that_are_no_numbers_are_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        xgboost_model.XGBoostPredictor, "predict", lambda self, c: np.full(len(c["item"]), np.nan, np.float32)
+    )
+    with pytest.raises(UserError, match="no numbers"):
+        list(score_batches(make_job(model, items(3)), iter([users(2)]), lambda n: None))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"context": {}}, "the features read 'hour'"),
+        ({"context": {"hour": "noon"}}, r"score\.context\.hour: 'noon' is no int"),
+        ({"context": {"hour": 2**40}}, r"score\.context\.hour"),
+        ({"context": {"hour": 9, "age": 3}}, "'age' is in score.user and in score.context"),
+        ({"item": {"key": "item", "columns": ["price", "age"]}}, "'age' is in score.user and in score.item"),
+        ({"user": {"key": "likes", "columns": ["user", "age"]}}, "a key is a single value"),
+    ],
+)
+def test_columns_from_nowhere_or_twice_are_refused(change: dict[str, Any], said: str) -> None:
+    s = spec(**change)
+    assert s.score is not None
+    with pytest.raises(UserError, match=said):
+        check_columns(s, s.score)
