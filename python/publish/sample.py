@@ -1,0 +1,59 @@
+"""Looking at what was published, the way psql shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime
+from typing import Any
+
+from psycopg import sql
+
+from headrace.publish.warehouse import Connection
+
+
+def sample(conn: Connection, table: str, ds: str, n: int = 10) -> list[dict[str, Any]]:
+    """The first rows of a day, by primary key: column -> value, in the table's order of columns.
+
+    Args:
+        conn: the warehouse.
+        table: `name` or `schema.name`.
+        ds: the day.
+        n: rows.
+    """
+    name = sql.Identifier(*table.split(".", 1))
+    cursor = conn.execute(sql.SQL("SELECT * FROM {} WHERE ds = %s ORDER BY 1, 2, 4 LIMIT %s").format(name), [ds, n])
+    columns = [c.name for c in cursor.description or ()]
+    return [dict(zip(columns, row, strict=True)) for row in cursor]
+
+
+def psql_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as psql's aligned text: centred headings, numbers to the right, the count below."""
+    foot = f"({len(rows)} row{'' if len(rows) == 1 else 's'})"
+    if not rows:
+        return foot
+    columns = list(rows[0])
+    cells = [[_text(row[c]) for c in columns] for row in rows]
+    widths = [max(len(c), *(len(line[i]) for line in cells)) for i, c in enumerate(columns)]
+    right = [all(_is_number(row[c]) for row in rows) for c in columns]
+    lines = [
+        " " + " | ".join(c.center(w) for c, w in zip(columns, widths, strict=True)).rstrip(),
+        "-" + "-+-".join("-" * w for w in widths) + "-",
+    ]
+    for line in cells:
+        padded = (t.rjust(w) if r else t.ljust(w) for t, w, r in zip(line, widths, right, strict=True))
+        lines.append((" " + " | ".join(padded)).rstrip())
+    return "\n".join([*lines, foot])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "t" if value else "f"
+    if isinstance(value, float):
+        return repr(value).removesuffix(".0")  # the fewest digits that read back as the same, as PostgreSQL's
+    return value.isoformat() if isinstance(value, (date, datetime)) else str(value)

@@ -1,0 +1,178 @@
+"""Where scores are published: a connection to the user's PostgreSQL, or to the one that comes as a wheel.
+
+    with connect(spec.publish.warehouse, ws) as conn:
+        conn.execute("SELECT ...")
+
+The password is read from a variable or a file just before it is used, is handed to libpq as a parameter, and is in no
+command line, no log and no `repr`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from headrace.config import Warehouse
+from headrace.errors import UserError
+from headrace.publish import embedded
+from headrace.workspace import Workspace
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+_CONNECT_SECONDS = 10
+
+
+@dataclass(frozen=True)
+class Server:
+    """A reachable PostgreSQL and the account on it."""
+
+    host: str
+    port: int
+    database: str
+    user: str
+    password: str | None = field(repr=False)
+    sslmode: str = "prefer"
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}/{self.database}"
+
+    def connect(self) -> Connection:
+        """A new connection in autocommit mode: transactions are written out where they are meant.
+
+        Raises:
+            psycopg.OperationalError: it cannot be reached, or refuses.
+        """
+        return psycopg.connect(
+            host=self.host, port=self.port, dbname=self.database, user=self.user, password=self.password,
+            sslmode=self.sslmode, connect_timeout=_CONNECT_SECONDS, autocommit=True, application_name="headrace",
+        )  # fmt: skip
+
+
+@contextmanager
+def serve(warehouse: Warehouse, ws: Workspace) -> Iterator[Server]:
+    """The warehouse's server; an embedded one runs at least until the block ends.
+
+    Raises:
+        UserError: the password is not where the spec says, or the embedded server cannot start.
+    """
+    if warehouse.kind == "embedded":
+        with embedded.lease(ws, warehouse.port, warehouse.database, warehouse.user) as port:
+            yield Server(embedded.HOST, port, warehouse.database, warehouse.user, embedded.password(ws), "disable")
+    else:
+        yield Server(
+            warehouse.host, warehouse.port or 5432, warehouse.database, warehouse.user, _password(warehouse),
+            warehouse.sslmode,
+        )  # fmt: skip
+
+
+@contextmanager
+def connect(warehouse: Warehouse, ws: Workspace) -> Iterator[Connection]:
+    """A connection (autocommit) to the warehouse, closed at the end.
+
+    Raises:
+        UserError: as for `serve`, or it cannot be reached: says where, as whom, why and what to do.
+    """
+    with serve(warehouse, ws) as server, dial(server, warehouse) as conn:
+        yield conn
+
+
+@contextmanager
+def dial(server: Server, warehouse: Warehouse) -> Iterator[Connection]:
+    """A connection to a server of `serve`, closed at the end. Raises UserError where it cannot be reached."""
+    try:
+        conn = server.connect()
+    except psycopg.OperationalError as e:
+        reason = reason_of(e)
+        raise UserError(
+            f"cannot reach {server} as user '{server.user}': {reason}; {_advice(reason, warehouse)}"
+        ) from None
+    with conn:
+        yield conn
+
+
+def reason_of(error: psycopg.Error) -> str:
+    """The telling line of an error of the server or of libpq, without its address and position prefixes."""
+    if error.diag.message_primary:
+        return error.diag.message_primary
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    # "connection failed: connection to server at "h", port 1 failed: FATAL:  the reason"
+    return lines[0].rpartition("failed: ")[2].removeprefix("FATAL:").strip()
+
+
+def psql_info(warehouse: Warehouse, ws: Workspace) -> str:
+    """A shell command that opens the warehouse in psql; the password stays in its file or variable."""
+    if warehouse.kind == "embedded":
+        port = embedded.status(ws).port or warehouse.port
+        if not port:
+            raise UserError("the embedded PostgreSQL is not running: headrace warehouse start")
+        host, secret = embedded.HOST, f"PGPASSFILE={shlex.quote(str(ws.postgres / 'pgpass'))} "
+        psql = str(embedded.program("psql"))
+    else:
+        host, port, psql = warehouse.host, warehouse.port or 5432, "psql"
+        secret = ""
+        if warehouse.password_env:
+            secret = f'PGPASSWORD="${warehouse.password_env}" '
+        elif warehouse.password_file:
+            secret = f'PGPASSWORD="$(cat {shlex.quote(warehouse.password_file)})" '
+    where = ["-h", host, "-p", str(port), "-U", warehouse.user, "-d", warehouse.database]
+    return secret + shlex.join([psql, *where])
+
+
+def start(ws: Workspace, warehouse: Warehouse | None = None) -> embedded.Status:
+    """Start the embedded server and let it run until `stop`. Raises UserError as `embedded.start` does."""
+    w = warehouse or Warehouse()
+    return embedded.start(ws, w.port, w.database, w.user)
+
+
+def stop(ws: Workspace) -> embedded.Status:
+    """Stop the embedded server, or let its last user do so."""
+    return embedded.stop(ws)
+
+
+def status(ws: Workspace) -> embedded.Status:
+    """What the embedded server is doing."""
+    return embedded.status(ws)
+
+
+def _password(warehouse: Warehouse) -> str | None:
+    """From the variable or the file that the spec names; None where it names neither (trust, ~/.pgpass, ...)."""
+    if warehouse.password_env and warehouse.password_file:
+        raise UserError("publish.warehouse: give password_env or password_file, not both")
+    if warehouse.password_env:
+        # The spec names the variable, so the spec is still what says where the password comes from.
+        found = os.environ.get(warehouse.password_env)
+        if not found:
+            raise UserError(
+                f"publish.warehouse.password_env names the variable {warehouse.password_env}, which is "
+                f"{'empty' if found == '' else 'not set'}: export it, or use password_file"
+            )
+        return found
+    if warehouse.password_file:
+        path = Path(warehouse.password_file).expanduser()
+        try:
+            found = path.read_text(encoding="utf-8").rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as e:
+            reason = e.strerror if isinstance(e, OSError) else "not a text file"
+            raise UserError(f"publish.warehouse.password_file: cannot read {path}: {reason}") from None
+        if not found:
+            raise UserError(f"publish.warehouse.password_file: {path} is empty")
+        return found
+    return None
+
+
+def _advice(reason: str, warehouse: Warehouse) -> str:
+    if "password" in reason or "authentication" in reason or "pg_hba" in reason:
+        place = warehouse.password_env or warehouse.password_file or "publish.warehouse.password_env or password_file"
+        return f"check publish.warehouse.user and the password in {place}"
+    if "does not exist" in reason:
+        return "create it, or correct publish.warehouse.database and user"
+    if "SSL" in reason:
+        return "see publish.warehouse.sslmode"
+    return "start the server, or correct publish.warehouse.host and port"

@@ -1,0 +1,280 @@
+"""The stage `publish` with real Delta tables and a real PostgreSQL server."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import psycopg
+import pytest
+from delta.tables import DeltaTable
+from pyspark.sql import SparkSession
+
+from headrace.config import Spec, load_spec
+from headrace.errors import UserError
+from headrace.manifest import Manifest, Output
+from headrace.publish import embedded, staging, swap, tables, warehouse
+from headrace.publish import stage as publish_stage
+from headrace.publish.stage import Publish
+from headrace.stage import Outcome, run_stage
+from headrace.workspace import Workspace
+
+DS = "2026-01-10"
+NEXT = "2026-01-11"
+SPEC = load_spec("clicks", ["score.top_k=4"])
+SCHEMA = "ds string, user_id {user}, item_id {item}, rank int, score float, model_version string"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
+    """A workspace whose server runs throughout this module."""
+    ws = Workspace(tmp_path_factory.mktemp("publish") / "home")
+    with embedded.lease(ws):
+        yield ws
+
+
+@pytest.fixture
+def fresh(home: Workspace) -> Workspace:
+    """The same with no table in the warehouse and nothing published in the lake."""
+    with warehouse.connect(SPEC.publish.warehouse, home) as conn:  # type: ignore[union-attr]
+        conn.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    for ds in (DS, NEXT):
+        for name in ("score", "publish"):
+            home.manifest("clicks", ds, name).unlink(missing_ok=True)
+    return home
+
+
+def scores(users: int, seed: int = 0, ds: str = DS, k: int = 4, text_keys: bool = False) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame({
+        "ds": ds,
+        "user_id": np.repeat(np.arange(users, dtype=np.int64) - 2, k),
+        "item_id": np.concatenate([rng.permutation(50)[:k] for _ in range(users)]).astype(np.int64),
+        "rank": np.tile(np.arange(1, k + 1, dtype=np.int32), users),
+        "score": -np.sort(-rng.random((users, k), dtype=np.float32), axis=1).ravel(),
+        "model_version": f"model{seed}",
+    })  # fmt: skip
+    if text_keys:
+        frame["user_id"] = "u, \"'" + frame["user_id"].astype(str)
+        frame["item_id"] = "é\n" + frame["item_id"].astype(str)
+    return frame
+
+
+def land(spark: SparkSession, ws: Workspace, frame: pd.DataFrame, ds: str = DS, rows: int | None = None) -> None:
+    """What the stage `score` leaves: a Delta version and a manifest that pins it."""
+    key = "string" if frame["user_id"].dtype == object else "bigint"
+    path = str(ws.table("clicks", "scores"))
+    (
+        spark.createDataFrame(frame, SCHEMA.format(user=key, item=key))
+        .write.format("delta").mode("overwrite").option("replaceWhere", f"ds = '{ds}'").partitionBy("ds").save(path)
+    )  # fmt: skip
+    version = DeltaTable.forPath(spark, path).history(1).collect()[0]["version"]
+    count = len(frame) if rows is None else rows
+    Manifest(
+        stage="score", pipeline="clicks", ds=ds, key=f"score-{version}", spec_hash="x", rows={"scores": count},
+        outputs=(Output(kind="delta", name="lake/clicks/scores", version=str(version), rows=count),),
+    ).save(ws.manifest("clicks", ds, "score"))  # fmt: skip
+
+
+def publish(ws: Workspace, ds: str = DS, overrides: Sequence[str] = ()) -> Outcome:
+    spec: Spec = load_spec("clicks", ["score.top_k=4", *overrides])
+    return run_stage(Publish(), spec, ws, ds)
+
+
+def in_warehouse(ws: Workspace, table: str = "clicks_scores", ds: str | None = DS) -> pd.DataFrame:
+    with warehouse.connect(SPEC.publish.warehouse, ws) as conn:  # type: ignore[union-attr]
+        cursor = conn.execute(f"SELECT ds::text, user_id, item_id, rank, score, model_version FROM {table} "
+                              f"WHERE ds = %s ORDER BY ds, user_id, rank", [ds])  # fmt: skip
+        frame = pd.DataFrame(cursor.fetchall(), columns=[c.name for c in cursor.description or ()])
+    return frame.astype({"score": np.float32, "rank": np.int32})
+
+
+def in_lake(spark: SparkSession, ws: Workspace, ds: str = DS) -> pd.DataFrame:
+    found = spark.read.format("delta").load(str(ws.table("clicks", "published"))).where(f"ds = '{ds}'")
+    return found.orderBy("user_id", "rank").drop("published_key").toPandas()
+
+
+def transactions(ws: Workspace) -> list[Any]:
+    with warehouse.connect(SPEC.publish.warehouse, ws) as conn:  # type: ignore[union-attr]
+        return conn.execute("SELECT xmin, ctid, * FROM clicks_scores").fetchall()
+
+
+def same(left: pd.DataFrame, right: pd.DataFrame) -> None:
+    order = ["ds", "user_id", "rank"]
+    pd.testing.assert_frame_equal(
+        left.sort_values(order).reset_index(drop=True), right.sort_values(order).reset_index(drop=True)
+    )
+
+
+def test_publish_replace_and_heal(spark: SparkSession, fresh: Workspace) -> None:
+    land(spark, fresh, scores(50))
+    done = publish(fresh)
+    assert not done.skipped
+    same(in_warehouse(fresh), scores(50))
+    same(in_lake(spark, fresh), scores(50))
+    manifest = done.manifest
+    assert manifest.output("postgres") == Output(
+        kind="postgres", name="public.clicks_scores", version=manifest.key, rows=200
+    )
+    assert manifest.output("delta").name == "lake/clicks/published"
+    assert manifest.rows == {"published": 200}
+    assert len(manifest.facts["audit"]) == 11
+    assert all(check["ok"] for check in manifest.facts["audit"])
+    assert [r["rank"] for r in manifest.facts["sample"]] == [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
+    assert manifest.facts["sample"][0]["user_id"] == -2
+
+    # The same again does nothing, and touches no row.
+    before = transactions(fresh)
+    assert publish(fresh).skipped
+    assert transactions(fresh) == before
+
+    # The next day is beside it; new scores for the first day replace it and leave the next.
+    land(spark, fresh, scores(40, 1, NEXT), NEXT)
+    assert not publish(fresh, NEXT).skipped
+    land(spark, fresh, scores(45, 2))
+    assert not publish(fresh).skipped
+    same(in_warehouse(fresh), scores(45, 2))
+    same(in_lake(spark, fresh), scores(45, 2))
+    same(in_warehouse(fresh, ds=NEXT), scores(40, 1, NEXT))
+    same(in_lake(spark, fresh, NEXT), scores(40, 1, NEXT))
+    assert publish(fresh, NEXT).skipped, "the other day's publication made this one look undone"
+
+    # Rows deleted by hand come back.
+    with warehouse.connect(SPEC.publish.warehouse, fresh) as conn:  # type: ignore[union-attr]
+        conn.execute("DELETE FROM clicks_scores WHERE ds = %s AND user_id = 3", [DS])
+    healed = publish(fresh)
+    assert healed.reason == "public.clicks_scores has 176 rows for 2026-01-10, and 180 were published"
+    same(in_warehouse(fresh), scores(45, 2))
+
+
+def test_scores_are_read_at_the_pinned_version(spark: SparkSession, fresh: Workspace) -> None:
+    land(spark, fresh, scores(10))
+    pinned = fresh.manifest("clicks", DS, "score").read_text()
+    land(spark, fresh, scores(12, 5))
+    fresh.manifest("clicks", DS, "score").write_text(pinned)
+    publish(fresh)
+    same(in_warehouse(fresh), scores(10))
+
+
+def test_failed_audit_leaves_everything_as_it_was(spark: SparkSession, fresh: Workspace) -> None:
+    land(spark, fresh, scores(50))
+    publish(fresh)
+    before, lake = transactions(fresh), in_lake(spark, fresh)
+    bad = scores(50, 3)
+    bad.loc[4, "score"] = np.inf
+    bad.loc[9, "rank"] = 1
+    land(spark, fresh, bad, rows=199)
+    with pytest.raises(UserError) as refused:
+        publish(fresh)
+    message = str(refused.value)
+    assert "failed 4 of 11 checks and were not published; public.clicks_scores is as it was" in message
+    for line in (
+        "  rows as the scores' manifest states: 200, must be 199",
+        "  scores outside [0, 1]: 1, must be 0 (for example inf)",
+        "  keys (user, rank) given twice: 1, must be 0 (for example user 0 rank 1)",
+        "  users whose ranks are not 1, 2, ...: 1, must be 0 (for example user 0)",
+    ):
+        assert line in message.splitlines()
+    assert transactions(fresh) == before
+    same(in_lake(spark, fresh), lake)
+    with warehouse.connect(SPEC.publish.warehouse, fresh) as conn:  # type: ignore[union-attr]
+        left = conn.execute("SELECT relname FROM pg_class WHERE starts_with(relname, %s)", [tables.STAGING_PREFIX])
+        assert left.fetchall() == []
+    # A day that is too small beside the last one is stopped too, and let through when the spec says so.
+    land(spark, fresh, scores(20, 4, NEXT), NEXT)
+    with pytest.raises(UserError, match=r"change of the number of rows: 0.6, must be at most 0.5 \(200 rows on 2026"):
+        publish(fresh, NEXT)
+    assert not publish(fresh, NEXT, ["publish.max_row_change=null"]).skipped
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: no handler of the stage's own may catch it."""
+
+
+@pytest.mark.parametrize("where", ["audited", "swapped", "delta"])
+def test_killed_anywhere_then_run_again(
+    spark: SparkSession, fresh: Workspace, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    land(spark, fresh, scores(30))
+    publish(fresh)
+    old = in_warehouse(fresh)
+    land(spark, fresh, scores(31, 6))
+
+    module, name = {
+        "audited": (publish_stage.audit, "audit"),
+        "swapped": (swap, "swap"), "delta": (publish_stage, "_write_delta"),
+    }[where]  # fmt: skip
+    real = getattr(module, name)
+
+    def dies(*args: Any) -> None:
+        real(*args)
+        conn = next((a for a in args if isinstance(a, psycopg.Connection)), None)
+        if conn is not None:
+            # The clean-up of a killed process does not happen: its connection is gone before anything else is said.
+            conn.pgconn.finish()
+        raise Killed
+
+    monkeypatch.setattr(module, name, dies)
+    with pytest.raises(Killed):
+        publish(fresh)
+    monkeypatch.undo()
+    same(in_warehouse(fresh), old if where == "audited" else scores(31, 6))
+    versions = None
+    if where == "delta":
+        versions = DeltaTable.forPath(spark, str(fresh.table("clicks", "published"))).history().count()
+    done = publish(fresh)
+    assert not done.skipped
+    assert len(done.manifest.facts["audit"]) == 11
+    same(in_warehouse(fresh), scores(31, 6))
+    same(in_lake(spark, fresh), scores(31, 6))
+    if versions is not None:
+        assert DeltaTable.forPath(spark, str(fresh.table("clicks", "published"))).history().count() == versions
+    assert publish(fresh).skipped
+
+
+def test_text_keys_and_a_table_of_another_name(spark: SparkSession, ws: Workspace) -> None:
+    frame = scores(8, text_keys=True)
+    land(spark, ws, frame)
+    done = publish(ws, overrides=["publish.table=top_items", "publish.warehouse.schema=served"])
+    assert done.manifest.output("postgres").name == "served.top_items"
+    same(in_warehouse(ws, "served.top_items"), frame)
+    assert not embedded.status(ws).running
+
+
+def test_a_version_that_is_gone_and_a_server_that_is_gone(spark: SparkSession, fresh: Workspace) -> None:
+    land(spark, fresh, scores(5))
+    path = fresh.manifest("clicks", DS, "score")
+    manifest = Manifest.load(path)
+    assert manifest is not None
+    output = manifest.output("delta").model_copy(update={"version": "999"})
+    manifest.model_copy(update={"outputs": (output,)}).save(path)
+    with pytest.raises(UserError, match=r"version 999 of .*scores cannot be read .* --from score"):
+        publish(fresh)
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+        with pytest.raises(UserError, match=f"cannot reach 127.0.0.1:{port}/headrace as user 'headrace': Connection"):
+            publish(fresh, overrides=["publish.warehouse.kind=postgres", f"publish.warehouse.port={port}"])
+
+
+def test_executors_that_cannot_reach_the_server_say_so(spark: SparkSession, fresh: Workspace) -> None:
+    land(spark, fresh, scores(5))
+    df = spark.read.format("delta").load(str(fresh.table("clicks", "scores"))).where(f"ds = '{DS}'")
+    place = SPEC.publish.warehouse  # type: ignore[union-attr]
+    table = tables.scores_table("public", "clicks_scores", "user_id", "item_id", df.dtypes)
+    with warehouse.serve(place, fresh) as server, warehouse.dial(server, place) as conn:
+        tables.create_tables(conn, table)
+        with staging.staging_table(conn, table, DS) as staged, socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            closed = warehouse.Server("127.0.0.1", s.getsockname()[1], "headrace", "headrace", "secret word")
+            with pytest.raises(UserError, match=r"could not write the scores .* Connection refused") as refused:
+                staging.copy_scores(df, closed, staged, table)
+            assert "secret word" not in str(refused.value)
+            # An attempt that is repeated does not double its rows.
+            assert staging.copy_scores(df, server, staged, table) == 20
+            assert staging.copy_scores(df, server, staged, table) == 20
+            count = conn.execute(f"SELECT count(*) FROM public.{table.staging(DS)}").fetchone()
+            assert count == (20,)
