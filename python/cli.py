@@ -1,0 +1,275 @@
+"""`headrace ...` for people. Each verb imports what it needs when it is called, so that help answers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from headrace import __version__
+from headrace.errors import EXIT_USER_ERROR, UserError
+from headrace.workspace import Workspace
+
+
+class _Group(TyperGroup):
+    """Turns what the user can mend into one message and exit code 2; Ctrl-C into 130, SIGTERM into 143."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UserError as e:
+            typer.echo(f"error: {e}", err=True)
+            raise typer.Exit(EXIT_USER_ERROR) from None
+        except KeyboardInterrupt as e:
+            typer.echo("\nstopped. Finished stages are kept: the same command goes on from here.", err=True)
+            raise typer.Exit(128 + getattr(e, "signum", 2)) from None
+
+
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    help="From clicks in a data lake to a recommender retrained every day and scores in a warehouse.",
+    epilog="[bold]A first day[/]\n\nheadrace generate clicks --until 2026-01-08\n\n"
+    "headrace run clicks --ds 2026-01-08\n\nheadrace warehouse sample clicks",
+)
+warehouse_app = typer.Typer(cls=_Group, no_args_is_help=True, help="The embedded PostgreSQL, and what is published.")
+app.add_typer(warehouse_app, name="warehouse")
+
+Home = Annotated[
+    Path, typer.Option("--home", envvar="HEADRACE_HOME", help="The workspace: lake, models, logs, reports.")
+]
+Pipeline = Annotated[
+    str, typer.Argument(metavar="PIPELINE", help="A shipped pipeline's name, or the path of a .yaml file.")
+]
+MaybePipeline = Annotated[
+    str | None, typer.Argument(metavar="[PIPELINE]", help="A shipped pipeline's name, or a .yaml file.")
+]
+Ds = Annotated[str | None, typer.Option("--ds", help="The day, YYYY-MM-DD.", metavar="DATE")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Override a key of the spec; may be repeated.", metavar="KEY=VALUE"),
+]
+VAR = Path("var")
+
+
+def _examples(*lines: str) -> str:
+    return "\n\n".join(["[bold]Examples[/]", *lines])
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"headrace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _headrace(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say it and go.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(
+    epilog=_examples(
+        "headrace generate clicks --until 2026-01-08",
+        "headrace generate clicks --start 2026-01-09 --days 3",
+        "headrace generate clicks --days 2 --rows-per-day 5000000",
+    )
+)
+def generate(
+    pipeline: Pipeline,
+    days: Annotated[int | None, typer.Option(help="How many days (8 without --until).", metavar="N")] = None,
+    start: Annotated[
+        str | None,
+        typer.Option("--start", "--ds", help="The first of them; default: the log's first day.", metavar="DATE"),
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="The last of them.", metavar="DATE")] = None,
+    rows_per_day: Annotated[
+        int | None,
+        typer.Option(help="Short for --set generate.rows_per_day=N.", metavar="N"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Make days again that are there already.")] = False,
+    spark: Annotated[
+        bool | None,
+        typer.Option("--spark/--no-spark", help="Let Spark write the files; default: above 2 million rows a day."),
+    ] = None,
+    sets: Sets = None,
+    home: Home = VAR,
+) -> None:
+    """Write days of a click log as landing files, with the best AUC that any model could reach on them."""
+    from headrace.commands import generate as verb
+    from headrace.config import load_spec
+
+    overrides = [*(sets or []), *([f"generate.rows_per_day={rows_per_day}"] if rows_per_day is not None else [])]
+    spec = load_spec(pipeline, overrides)
+    verb.generate(spec, Workspace(home), verb.wanted_days(spec, days, start, until), force, spark)
+
+
+@app.command(
+    epilog=_examples(
+        "headrace run clicks --ds 2026-01-08",
+        "headrace run clicks --ds 2026-01-08 --from train --to report --set train.epochs=5",
+        "headrace run conf/pipelines/clicks.yaml --ds 2026-01-08 --home /data/headrace",
+    )
+)
+def run(
+    pipeline: Pipeline,
+    ds: Ds = None,
+    first: Annotated[str, typer.Option("--from", help="The first stage.", metavar="STAGE")] = "ingest",
+    last: Annotated[str, typer.Option("--to", help="The last stage.", metavar="STAGE")] = "report",
+    sets: Sets = None,
+    home: Home = VAR,
+) -> None:
+    """Bring a day up to date: ingest, features, train, baseline, score, publish, report.
+
+    Each stage is a Spark application of its own. One that is done with the same inputs is left alone, so a run that
+    was stopped goes on with the same command, and a second run changes nothing.
+    """
+    from headrace.commands.run import run as verb
+
+    raise typer.Exit(verb(pipeline, Workspace(home), ds, sets or [], first, last))
+
+
+#: Verb -> what it says of itself.
+_STAGES = {
+    "ingest": "Load the day's landing files into the lake's Delta table; bad rows go to quarantine with a reason.",
+    "features": "Fit the features on the training days and write the day's dataset.",
+    "train": "Train the model with sharded embeddings on Horovod's ranks, evaluate it, register it.",
+    "baseline": "Train XGBoost on the same dataset and split.",
+    "score": "Score users x candidate items with the registered model and keep the best for each user.",
+    "publish": "Write the day's scores to staging, audit them, publish them to the warehouse.",
+    "report": "Write one HTML page about the day.",
+}
+
+
+def _stage_verb(stage: str) -> Callable[..., None]:
+    def verb(pipeline: Pipeline, ds: Ds = None, sets: Sets = None, home: Home = VAR) -> None:
+        from headrace.commands.run import run as run_stages
+
+        raise typer.Exit(run_stages(pipeline, Workspace(home), ds, sets or [], stage, stage))
+
+    return verb
+
+
+for _name, _help in _STAGES.items():
+    app.command(
+        _name,
+        short_help=_help,
+        help=f"{_help} The same as `run --from {_name} --to {_name}`.",
+        epilog=_examples(f"headrace {_name} clicks --ds 2026-01-08"),
+        rich_help_panel="Stages, in the day's order",
+    )(_stage_verb(_name))
+
+
+@app.command(epilog=_examples("headrace status", "headrace status clicks --last 7", "headrace status clicks --verify"))
+def status(
+    pipeline: MaybePipeline = None,
+    ds: Ds = None,
+    last: Annotated[int, typer.Option(help="The newest N days; 0: all.", metavar="N", min=0)] = 3,
+    verify: Annotated[bool, typer.Option("--verify", help="Look at the outputs, too, not at manifests alone.")] = False,
+    sets: Sets = None,
+    home: Home = VAR,
+) -> None:
+    """Show what is done, stale or missing, with rows and times."""
+    from headrace.commands.status import status as verb
+
+    verb(Workspace(home), pipeline, ds, last, verify, sets or [])
+
+
+@app.command(
+    epilog=_examples(
+        "headrace lineage clicks_scores --ds 2026-01-08",
+        "headrace lineage lake/clicks/scores",
+        "headrace lineage clicks",
+    )
+)
+def lineage(
+    name: Annotated[str, typer.Argument(metavar="TABLE_OR_MODEL", help="A table, a registered model, or a key.")],
+    ds: Ds = None,
+    home: Home = VAR,
+) -> None:
+    """Walk from a table or a model back to the landing files that it came from."""
+    from headrace.commands.lineage import lineage as verb
+
+    verb(Workspace(home), name, ds)
+
+
+@app.command(epilog=_examples("headrace doctor", "headrace doctor clicks"))
+def doctor(pipeline: MaybePipeline = None, home: Home = VAR) -> None:
+    """Look for everything that headrace needs; exit code 1 when something needed is missing.
+
+    With a pipeline its warehouse is tried, too.
+    """
+    from headrace.commands.doctor import doctor as verb
+
+    raise typer.Exit(verb(Workspace(home), pipeline))
+
+
+@app.command(
+    "spark-properties", hidden=True, epilog=_examples("headrace spark-properties clicks --out clicks.properties")
+)
+def spark_properties(
+    pipeline: Pipeline,
+    out: Annotated[Path | None, typer.Option(help="Default: below the workspace.", metavar="FILE")] = None,
+    sets: Sets = None,
+    home: Home = VAR,
+) -> None:
+    """Write the Spark properties file of a pipeline (for other submitters) and print its path."""
+    from headrace.config import load_spec
+    from headrace.jobs.submit import properties_file, write_properties
+
+    spec, ws = load_spec(pipeline, sets or []), Workspace(home)
+    path = out or properties_file(ws, spec.pipeline)
+    write_properties(spec, ws, path)
+    typer.echo(path)
+
+
+@warehouse_app.command("start", epilog=_examples("headrace warehouse start"))
+def warehouse_start(pipeline: MaybePipeline = None, home: Home = VAR) -> None:
+    """Start the embedded PostgreSQL and leave it running; say how to open it."""
+    from headrace.commands.warehouse import start
+
+    start(Workspace(home), pipeline)
+
+
+@warehouse_app.command("stop", epilog=_examples("headrace warehouse stop"))
+def warehouse_stop(home: Home = VAR) -> None:
+    """Stop the embedded PostgreSQL."""
+    from headrace.commands.warehouse import stop
+
+    stop(Workspace(home))
+
+
+@warehouse_app.command("status", epilog=_examples("headrace warehouse status"))
+def warehouse_status(pipeline: MaybePipeline = None, home: Home = VAR) -> None:
+    """Say whether the embedded PostgreSQL runs and how to open it."""
+    from headrace.commands.warehouse import status
+
+    status(Workspace(home), pipeline)
+
+
+@warehouse_app.command("sample", epilog=_examples("headrace warehouse sample clicks --ds 2026-01-08 --rows 20"))
+def warehouse_sample(
+    pipeline: Pipeline,
+    ds: Ds = None,
+    rows: Annotated[int, typer.Option(help="How many.", metavar="N", min=1)] = 10,
+    home: Home = VAR,
+) -> None:
+    """Show the first published scores of a day as psql would; default: of the newest day."""
+    from headrace.commands.warehouse import sample
+
+    sample(Workspace(home), pipeline, ds, rows)
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="headrace")

@@ -1,0 +1,270 @@
+"""`headrace doctor`: what is installed, what is missing, what to do about it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from rich.text import Text
+
+from headrace.commands.screen import out, table
+from headrace.config import load_spec
+from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
+from headrace.workspace import Workspace, checkout, jars_dir
+
+#: missing: a day cannot run. optional: it can, without this. warning: it can, with less room than is wise.
+State = Literal["ok", "missing", "optional", "warning"]
+_STYLES = {"ok": "green", "missing": "bold red", "optional": "dim", "warning": "yellow"}
+#: Pins that decide whether the stack holds together: a line of their own. The others share one.
+_SHOWN_PINS = ("pyspark", "delta-spark", "pyarrow", "numpy", "pandas", "petastorm", "torch", "xgboost", "mlflow")
+_GIB = 2**30
+_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the table."""
+
+    what: str
+    state: State
+    found: str
+    todo: str = ""
+
+
+def doctor(ws: Workspace, pipeline: str | None = None) -> int:
+    """Print the findings; 1 when something needed is missing."""
+    findings = list(examine(ws, pipeline))
+    shown = table("what", "state", "found", "what to do")
+    for f in findings:
+        shown.add_row(f.what, Text(f.state, style=_STYLES[f.state]), Text(f.found), Text(f.todo))
+    out.print(shown)
+    missing = [f.what for f in findings if f.state == "missing"]
+    out.print()
+    out.print(f"missing: {', '.join(missing)}" if missing else "everything that is needed is here", markup=False)
+    return EXIT_FAILURE if missing else EXIT_DONE
+
+
+def examine(ws: Workspace, pipeline: str | None = None) -> Iterator[Finding]:
+    """All findings, in the order in which things are installed."""
+    checks: list[Callable[[], Iterator[Finding]]] = [python, java, pins, spark, horovod, shared_memory]
+    for check in checks:
+        yield from check()
+    yield from disk(ws)
+    yield from gpu()
+    yield from warehouse(ws, pipeline)
+
+
+def python() -> Iterator[Finding]:
+    """CPython 3.11: what the pins were locked for."""
+    found = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro} ({sys.executable})"
+    good = sys.version_info[:2] == (3, 11)
+    yield Finding("Python", "ok" if good else "missing", found, "" if good else "Python 3.11, then `make env`")
+
+
+def java() -> Iterator[Finding]:
+    """A JDK 17 or 21, where spark-submit looks for it: JAVA_HOME, then PATH."""
+    home = os.environ.get("JAVA_HOME")
+    program = Path(home) / "bin" / "java" if home else Path(shutil.which("java") or "java")
+    todo = "install a JDK 17 or 21" + (
+        f", or correct JAVA_HOME ({home})" if home else " (Debian: openjdk-17-jdk-headless)"
+    )
+    try:
+        text = subprocess.run(
+            [str(program), "-version"], capture_output=True, text=True, timeout=_SECONDS, check=True
+        ).stderr
+    except (OSError, subprocess.SubprocessError):
+        yield Finding("Java", "missing", f"{program} does not run", todo)
+        return
+    major = java_major(text)
+    good = major in (17, 21)
+    found = f"{major or 'unknown version'} ({program})"
+    yield Finding("Java", "ok" if good else "missing", found, "" if good else todo)
+
+
+def java_major(text: str) -> int | None:
+    """The major version in what `java -version` says: 17 of `openjdk version "17.0.13"`, 8 of `"1.8.0_392"`."""
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
+    if found is None:
+        return None
+    first = int(found[1])
+    return int(found[2]) if first == 1 and found[2] else first
+
+
+def pins() -> Iterator[Finding]:
+    """The installed packages beside requirements/headrace.in."""
+    wanted = requirements(checkout() / "requirements" / "headrace.in")
+    if wanted is None:
+        yield Finding("pins", "warning", "requirements/headrace.in is not here: versions are not compared")
+        return
+    from packaging.specifiers import SpecifierSet
+
+    others: list[str] = []
+    for name, specifier in wanted.items():
+        found = _installed(name)
+        good = found is not None and SpecifierSet(specifier).contains(found.partition("+")[0], prereleases=True)
+        if name in _SHOWN_PINS:
+            state: State = "ok" if good else "missing"
+            yield Finding(name, state, found or "not installed", "" if good else f"`make env` (pinned: {specifier})")
+        elif not good:
+            others.append(f"{name} {found or 'not installed'} (pinned: {specifier})")
+    count = len(wanted) - len([n for n in _SHOWN_PINS if n in wanted])
+    if others:
+        yield Finding("other pins", "missing", "; ".join(others), "`make env`")
+    else:
+        yield Finding("other pins", "ok", f"{count} packages as requirements/headrace.in has them")
+
+
+def requirements(path: Path) -> dict[str, str] | None:
+    """Package -> version specifier of a requirements file; None where there is none."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return None
+    found = (re.match(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^#;]*)", line) for line in lines)
+    return {m[1].lower(): m[2].strip() for m in found if m}
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def spark() -> Iterator[Finding]:
+    """spark-submit of the installed package, and the jars that build.gradle names."""
+    from headrace.jobs.submit import spark_home
+
+    try:
+        program = spark_home() / "bin" / "spark-submit"
+        good = os.access(program, os.X_OK)
+        yield Finding("spark-submit", "ok" if good else "missing", str(program), "" if good else "`make env`")
+    except UserError as e:
+        yield Finding("spark-submit", "missing", str(e), "`make env`")
+    here = {p.name for p in jars_dir().glob("*.jar")}
+    wanted = jars(checkout() / "build.gradle", "sparkJars")
+    lacking = sorted(set(wanted) - here)
+    found = f"{len(wanted) - len(lacking)} of {len(wanted)} in {jars_dir()}"
+    if lacking or not wanted:
+        yield Finding("jars", "missing", f"{found}; not there: {', '.join(lacking)}", "`make jars`")
+    else:
+        yield Finding("jars", "ok", found)
+
+
+def jars(gradle: Path, configuration: str) -> list[str]:
+    """File names of the jars that a configuration of build.gradle names."""
+    try:
+        text = gradle.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    return [f"{name}-{v}.jar" for name, v in re.findall(rf"^\s*{configuration} '[^:']+:([^:']+):([^:']+)'", text, re.M)]
+
+
+def horovod() -> Iterator[Finding]:
+    """How Horovod was built. Asked in a process of its own: its libraries and torch take a gibibyte and seconds."""
+    if importlib.util.find_spec("horovod") is None:
+        yield Finding("Horovod", "missing", "not installed", "`make env` (builds it from source, cached)")
+        return
+    script = (
+        "import horovod, horovod.torch as hvd; "
+        "print('headrace', horovod.__version__, hvd.gloo_built(), hvd.nccl_built(), hvd.mpi_built())"
+    )
+    try:
+        ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        yield Finding("Horovod", "missing", f"did not load in {_SECONDS} s", "try again when the machine is less busy")
+        return
+    said = next((line.split() for line in ran.stdout.splitlines() if line.startswith("headrace ")), None)
+    if ran.returncode or said is None:
+        reason = (ran.stderr.strip().splitlines() or ["no reason given"])[-1]
+        todo = "`make env` builds it anew; it must match torch and Python"
+        yield Finding("Horovod", "missing", f"does not load: {reason}", todo)
+        return
+    _, number, gloo, nccl, mpi = said
+    flavours = [n for n, v in (("Gloo", gloo), ("NCCL", nccl), ("MPI", mpi)) if v not in ("False", "0")]
+    good = "Gloo" in flavours
+    found = f"{number} with {', '.join(flavours) or 'no controller'}"
+    yield Finding("Horovod", "ok" if good else "missing", found, "" if good else "build it with HOROVOD_WITH_GLOO=1")
+
+
+def shared_memory() -> Iterator[Finding]:
+    """Ranks on one machine talk through it."""
+    folder = Path("/dev/shm")
+    if not folder.is_dir():
+        yield Finding("shared memory", "warning", "no /dev/shm", "mount one, or expect slower ranks")
+        return
+    free = shutil.disk_usage(folder).free
+    good = free >= 256 * 2**20
+    todo = "" if good else "enlarge it (containers: --shm-size=1g)"
+    yield Finding("shared memory", "ok" if good else "warning", f"{free / _GIB:.1f} GiB free in /dev/shm", todo)
+
+
+def disk(ws: Workspace) -> Iterator[Finding]:
+    """Room for the workspace."""
+    folder = ws.home
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if not os.access(folder, os.W_OK):
+        yield Finding("disk", "missing", f"{folder} cannot be written", "choose another --home")
+        return
+    state: State = "ok" if free >= 5 * _GIB else "warning" if free >= _GIB else "missing"
+    todo = "" if state == "ok" else "make room, or choose another --home"
+    yield Finding("disk", state, f"{free / _GIB:.1f} GiB free for {ws.home}", todo)
+
+
+def gpu() -> Iterator[Finding]:
+    """A GPU and the RAPIDS plugin: both optional."""
+    program = shutil.which("nvidia-smi")
+    names: list[str] = []
+    if program:
+        ran = subprocess.run(
+            [program, "--query-gpu=name,memory.total", "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=_SECONDS, check=False,
+        )  # fmt: skip
+        names = [line.strip() for line in ran.stdout.splitlines() if line.strip()] if ran.returncode == 0 else []
+    if not names:
+        yield Finding("GPU", "optional", "none; CPU profile is used")
+    else:
+        yield Finding("GPU", "ok", "; ".join(names))
+    plugin = sorted((checkout() / "build" / "rapids").glob("rapids-4-spark*.jar"))
+    if plugin:
+        yield Finding("RAPIDS plugin", "ok", plugin[-1].name)
+    else:
+        yield Finding("RAPIDS plugin", "optional", "not here", "`gradle rapids` (1 GB), for GPUs only" if names else "")
+
+
+def warehouse(ws: Workspace, pipeline: str | None) -> Iterator[Finding]:
+    """The embedded server's programs, or an answer from the pipeline's own server."""
+    from headrace.publish import embedded
+    from headrace.publish import warehouse as house
+
+    spec = load_spec(pipeline) if pipeline else None
+    place = spec.publish.warehouse if spec and spec.publish else None
+    if spec and place is None:
+        yield Finding("warehouse", "optional", f"pipeline '{spec.pipeline}' publishes nothing")
+    elif place and place.kind == "postgres":
+        try:
+            with house.connect(place, ws) as conn:
+                row = conn.execute("SHOW server_version").fetchone()
+            yield Finding("warehouse", "ok", f"PostgreSQL {row[0] if row else '?'} at {place.host}")
+        except UserError as e:
+            yield Finding("warehouse", "missing", str(e), "see publish.warehouse in the pipeline's file")
+    else:
+        try:
+            program = embedded.program("postgres")
+        except UserError as e:
+            yield Finding("warehouse", "missing", str(e), "`make env`, or name a server in publish.warehouse")
+            return
+        running = house.status(ws)
+        state = f"runs on port {running.port}" if running.running else "starts when needed"
+        yield Finding("warehouse", "ok", f"embedded PostgreSQL, {state} ({program})")

@@ -1,0 +1,37 @@
+"""`headrace lineage`: the tree behind a table or a model."""
+
+from __future__ import annotations
+
+from rich.text import Text
+from rich.tree import Tree
+
+from headrace.commands.screen import out
+from headrace.config import parse_ds
+from headrace.monitor.lineage import Node, find, load_runs, trace
+from headrace.workspace import Workspace
+
+
+def lineage(ws: Workspace, name: str, ds: str | None) -> None:
+    """Print the tree from a table, a model, a dataset or a key back to landing files.
+
+    Raises:
+        UserError: nothing of that name was made, or a manifest is damaged.
+    """
+    runs = load_runs(ws)
+    out.print(_grown(trace(runs, *find(runs, name, parse_ds(ds) if ds else None))), soft_wrap=True)
+
+
+def _grown(node: Node) -> Tree:
+    tree = Tree(_label(node), guide_style="dim")
+    for child in node.children:
+        tree.children.append(_grown(child))
+    return tree
+
+
+def _label(node: Node) -> Text:
+    label = Text(node.title, style="bold")
+    if node.detail:
+        label.append(f"  {node.detail}", style="not bold dim")
+    if node.warning:
+        label.append(f"  {node.warning}", style="yellow")
+    return label

@@ -1,0 +1,108 @@
+"""`headrace run` and the stages' own verbs: what is pending, each as an application of its own; then what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.markup import escape
+
+from headrace.commands import summary
+from headrace.commands.screen import out
+from headrace.config import Spec, load_spec, parse_ds
+from headrace.errors import EXIT_DONE, EXIT_FAILURE, EXIT_USER_ERROR, UserError
+from headrace.stage import ORDER, check_stage
+from headrace.workspace import Workspace
+
+
+def resolve(pipeline: str, ds: str | None, overrides: Sequence[str]) -> tuple[Spec, str]:
+    """The spec and the day.
+
+    Raises:
+        UserError: the spec has faults; no day is given and the spec has none.
+    """
+    spec = load_spec(pipeline, overrides)
+    if ds is not None:
+        return spec, parse_ds(ds)
+    if spec.ds is not None:
+        return spec, spec.ds
+    start = f", for example --ds {spec.generate.start} (the generator's first day)" if spec.generate else ""
+    raise UserError(f"pipeline '{spec.pipeline}' has new data every day, so say which: --ds YYYY-MM-DD{start}")
+
+
+def run(
+    pipeline: str,
+    ws: Workspace,
+    ds: str | None,
+    overrides: Sequence[str] = (),
+    first: str = ORDER[0],
+    last: str = ORDER[-1],
+    finale: bool = True,
+) -> int:
+    """Bring the stages from `first` to `last` up to date, in order; stop at the first that fails.
+
+    What needs no work is found out here, from manifests and the lake's log, without starting a JVM.
+
+    Args:
+        pipeline: a shipped pipeline's name or a YAML file.
+        ws: the workspace.
+        ds: the day; None: the spec's.
+        overrides: `key=value` for the spec.
+        first: the first stage.
+        last: the last stage.
+        finale: show the day's results at the end.
+
+    Returns:
+        the exit code.
+
+    Raises:
+        UserError: what the user can mend, found before anything was started.
+    """
+    spec, day = resolve(pipeline, ds, overrides)
+    # Late: jobs bring the stages, and with them pyspark; a misspelt key should be told at once.
+    from headrace.jobs.stages import load_stage
+    from headrace.jobs.submit import submit
+
+    named = _between(first, last)
+    stages = [s for n in named if (s := load_stage(n)).applies(spec)]
+    if not stages:
+        raise UserError(f"pipeline '{spec.pipeline}' has no '{named[0]}' section, so it has no such stage")
+    states: dict[str, str] = {}
+    for number, stage in enumerate(stages, 1):
+        place = f"[{number}/{len(stages)}] {stage.name}"
+        reason = check_stage(stage, spec, ws, day)
+        if reason is None:
+            states[stage.name] = "nothing to do"
+            out.print(f"{place}: already done with the same inputs; nothing to do", markup=False)
+            continue
+        out.print(f"[bold]{escape(place)}[/]: {escape(reason)}", soft_wrap=True)
+        code = submit(stage.name, pipeline, spec, ws, day, overrides)
+        if code != EXIT_DONE:
+            _explain_failure(stage.name, code, ws.log(spec.pipeline, day, stage.name))
+            return EXIT_USER_ERROR if code == EXIT_USER_ERROR else EXIT_FAILURE
+        states[stage.name] = "done"
+    if finale:
+        summary.show(spec, ws, day, states)
+    return EXIT_DONE
+
+
+def _between(first: str, last: str) -> tuple[str, ...]:
+    """The stages from one to another.
+
+    Raises:
+        UserError: one is unknown, or they are the wrong way round.
+    """
+    for name in (first, last):
+        if name not in ORDER:
+            raise UserError(f"no stage '{name}'; stages, in order: {', '.join(ORDER)}")
+    if ORDER.index(first) > ORDER.index(last):
+        raise UserError(f"stage '{first}' comes after '{last}'; stages, in order: {', '.join(ORDER)}")
+    return ORDER[ORDER.index(first) : ORDER.index(last) + 1]
+
+
+def _explain_failure(stage: str, code: int, log: Path) -> None:
+    how = "see the message above" if code == EXIT_USER_ERROR else f"exit code {code}"
+    if code > 128:
+        how = f"killed by signal {code - 128}" + (" (out of memory?)" if code == 137 else "")
+    out.print(f"[red]{stage} did not finish[/]: {how}. Its whole output: {escape(str(log))}")
+    out.print("Finished stages are kept: the same command goes on from here.")

@@ -1,0 +1,85 @@
+"""What is shown at the end of a run: stages, quality beside its ceiling, the report, the published scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headrace.commands.screen import out, table
+from headrace.config import Spec
+from headrace.manifest import Manifest
+from headrace.monitor import facts
+from headrace.monitor.stage import read_truth
+from headrace.stage import ORDER
+from headrace.workspace import Workspace
+
+_SAMPLE_ROWS = 10
+#: The counts that say most about a stage, in this order.
+_TELLING = {
+    "ingest": ("kept", "quarantined"), "features": ("train", "valid", "rank"), "train": ("train", "valid"),
+    "baseline": ("train", "valid"), "score": ("scores", "users"), "publish": ("published",),
+}  # fmt: skip
+
+
+def manifests_of(ws: Workspace, pipeline: str, ds: str) -> dict[str, Manifest]:
+    """The manifests of a day, in order."""
+    return {s: m for s in ORDER if (m := Manifest.load(ws.manifest(pipeline, ds, s))) is not None}
+
+
+def show(spec: Spec, ws: Workspace, ds: str, states: Mapping[str, str]) -> None:
+    """Print the results of a day. `states`: what this run did, by stage."""
+    manifests = manifests_of(ws, spec.pipeline, ds)
+    out.print()
+    shown = table("stage", "state", ">rows", ">time", ">peak memory")
+    for stage, state in states.items():
+        shown.add_row(stage, state, *_numbers(manifests.get(stage)))
+    out.print(shown)
+    for line in quality_lines(manifests, facts.number(read_truth(ws, spec.pipeline, ds).get("auc_ceiling"))):
+        out.print(line, markup=False)
+    if ws.report(spec.pipeline, ds).is_file() and "report" in states:
+        # soft_wrap: a path that is broken over two lines cannot be clicked or copied.
+        out.print(f"\nreport  {ws.report(spec.pipeline, ds)}", markup=False, soft_wrap=True)
+    publish = manifests.get("publish")
+    if publish is not None and "publish" in states:
+        _show_sample(publish)
+
+
+def telling_rows(manifest: Manifest | None) -> str:
+    """The counts that say most about what a stage made."""
+    if manifest is None or not manifest.rows:
+        return "–"
+    names = [n for n in _TELLING.get(manifest.stage, ()) if n in manifest.rows] or list(manifest.rows)[:2]
+    return ", ".join(f"{manifest.rows[n]:,} {n}" for n in names)
+
+
+def _numbers(manifest: Manifest | None) -> tuple[str, str, str]:
+    if manifest is None:
+        return "–", "–", "–"
+    peak = max(manifest.peak_memory_mib.values(), default=None)
+    return telling_rows(manifest), facts.duration(manifest.seconds), facts.memory(peak)
+
+
+def quality_lines(manifests: Mapping[str, Manifest], ceiling: float | None) -> list[str]:
+    """AUC (and ranking metrics) of the models, one a line, beside the ceiling."""
+    lines = []
+    for name, stage in (("neural", "train"), ("XGBoost", "baseline")):
+        metrics = facts.mapping(manifests[stage].facts.get("metrics")) if stage in manifests else {}
+        auc = facts.number(metrics.get("auc"))
+        ranking = [f"{n} {v:.4f}" for n, v in facts.numbers(metrics).items() if n.startswith(("hr", "ndcg"))]
+        if auc is None and not ranking:
+            continue
+        share = facts.ceiling_share(auc, ceiling)
+        told = f"  {facts.percent(share)} of the way from 0.5 to the ceiling" if share is not None else ""
+        value = f"{auc:.4f}" if auc is not None else "–     "
+        lines.append(f"{name:<8}{value}{told}{'  ' + ', '.join(ranking) if ranking else ''}")
+    if lines and ceiling is not None:
+        lines.append(f"{'ceiling':<8}{ceiling:.4f}  the AUC of the probabilities that the clicks were drawn from")
+    return ["", "AUC on the validation split", *lines] if lines else []
+
+
+def _show_sample(publish: Manifest) -> None:
+    from headrace.publish.sample import psql_table
+
+    sample = facts.records(publish.facts.get("sample"))[:_SAMPLE_ROWS]
+    where = publish.facts.get("table", "scores")
+    out.print(f"\nSELECT * FROM {where} WHERE ds = '{publish.ds}' LIMIT {len(sample)};", markup=False)
+    out.print(psql_table(sample), markup=False, soft_wrap=True)

@@ -1,0 +1,180 @@
+"""Lineage: from a table, a model or a file back to the landing files, by walking manifests.
+
+A manifest names its inputs by version and its outputs by version; a run of a stage is a node, an input that a stage
+of ours did not make (a landing file) is a leaf.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headrace.errors import UserError
+from headrace.manifest import Input, Manifest, Output
+from headrace.stage import ORDER, identity
+from headrace.workspace import Workspace
+
+#: (pipeline, ds, stage) -> manifest.
+Runs = Mapping[tuple[str, str, str], Manifest]
+
+#: Landing days or files are listed up to this many a run; the rest is counted.
+_LISTED = 8
+
+
+@dataclass(frozen=True)
+class Node:
+    """One thing in the tree: a run of a stage, or something that was there before."""
+
+    title: str
+    detail: str = ""
+    #: Set where the chain no longer holds: what was read has been made anew since, or its record is gone.
+    warning: str = ""
+    children: tuple[Node, ...] = ()
+
+
+def load_runs(ws: Workspace, pipeline: str | None = None) -> dict[tuple[str, str, str], Manifest]:
+    """All manifests of a workspace (of one pipeline), by pipeline, day and order of stages.
+
+    Raises:
+        UserError: a file among them is no manifest.
+    """
+    found: dict[tuple[str, str, str], Manifest] = {}
+    for path in sorted((ws.home / "runs").glob(f"{pipeline or '*'}/*/*.json")):
+        if path.stem in ORDER and (manifest := Manifest.load(path)) is not None:
+            found[(path.parent.parent.name, path.parent.name, path.stem)] = manifest
+    return dict(sorted(found.items(), key=lambda kv: (kv[0][0], kv[0][1], ORDER.index(kv[0][2]))))
+
+
+def find(runs: Runs, name: str, ds: str | None = None) -> tuple[Manifest, Output]:
+    """The run that made a thing, and the thing; of several days the newest, unless `ds` is given.
+
+    Args:
+        runs: from `load_runs`.
+        name: an output's path (`lake/clicks/scores`), `<pipeline>_<table>` or `<pipeline>/<table>`, a warehouse's
+            table with or without its schema, a registered model's name (`clicks`, `clicks-baseline`, with `/VERSION`
+            or `@KEY`), or a key.
+        ds: the day.
+
+    Raises:
+        UserError: nothing of that name was made (on that day).
+    """
+    known: dict[str, list[tuple[Manifest, Output]]] = {}
+    for (_, day, _), manifest in runs.items():
+        for output in manifest.outputs if ds is None or day == ds else ():
+            for alias in _aliases(manifest, output):
+                known.setdefault(alias, []).append((manifest, output))
+    found = known.get(name.strip("/"))
+    if not found:
+        day = f" on {ds}" if ds else ""
+        if not known:
+            raise UserError(f"nothing has been made{day} yet: no manifests. Run: headrace run PIPELINE --ds DATE")
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"; did you mean '{close[0]}'?" if close else ""
+        shown = sorted({o.name for pairs in known.values() for _, o in pairs if o.kind in ("delta", "postgres")})
+        models = sorted({m.pipeline + ("-baseline" if m.stage == "baseline" else "")
+                         for pairs in known.values() for m, o in pairs if o.kind == "model"})  # fmt: skip
+        made = f"Tables: {', '.join(shown) or 'none'}; models: {', '.join(models) or 'none'}"
+        raise UserError(f"no run made '{name}'{day}{hint}. {made}")
+    return max(found, key=lambda pair: pair[0].ds)
+
+
+def _aliases(manifest: Manifest, output: Output) -> set[str]:
+    """The names by which a person may ask for an output."""
+    names = {output.name, f"{output.name}@{output.version}"}
+    parts = output.name.split("/")
+    if output.kind in ("delta", "quarantine") and len(parts) >= 3 and parts[0] == "lake":
+        names |= {"_".join(parts[1:]), "/".join(parts[1:])}
+    if output.kind == "postgres":
+        names.add(output.name.rpartition(".")[2])
+    if output.kind == "model":
+        model = manifest.pipeline + ("-baseline" if manifest.stage == "baseline" else "")
+        names |= {model, f"{model}@{output.version}", output.version}
+        registered = manifest.facts.get("registered")
+        if isinstance(registered, Mapping) and "version" in registered:
+            names.add(f"{registered.get('name', model)}/{registered['version']}")
+    if output.kind == "dataset":
+        names.add(output.version)
+    return names
+
+
+def trace(runs: Runs, manifest: Manifest, output: Output | None = None) -> Node:
+    """The tree below a run (and one of its outputs, as the root)."""
+    seen: set[tuple[str, str, str]] = set()
+    below = _run_node(runs, manifest, seen)
+    if output is None:
+        return below
+    return Node(title=output.name, detail=_describe(output), children=(below,))
+
+
+def _run_node(runs: Runs, manifest: Manifest, seen: set[tuple[str, str, str]], version: str | None = None) -> Node:
+    """`version`: the identity that the reader saw; the tree says so where the run has been repeated since."""
+    title = f"{manifest.stage} {manifest.ds}"
+    warning = ""
+    if version is not None and identity(manifest) != version:
+        warning = "has been run again since with another result"
+    place = (manifest.pipeline, manifest.ds, manifest.stage)
+    if place in seen:
+        return Node(title, "as above", warning)
+    seen.add(place)
+    made = "; ".join(f"{o.name} {_describe(o)}" for o in manifest.outputs)
+    # Upstream stages in the day's order: what later ones share is then told once, near the root. A table that such a
+    # stage made is told with it.
+    read = sorted((i for i in manifest.inputs if i.kind != "landing"), key=_order)
+    stages = [runs.get((manifest.pipeline, manifest.ds, i.name)) for i in read if i.kind == "stage"]
+    told = {(o.name, o.version) for m in stages if m for o in m.outputs}
+    children = [_input_node(runs, manifest, i, seen) for i in read if (i.name, i.version) not in told]
+    children += _landing(manifest)
+    if manifest.stage == "ingest":
+        children += _earlier_days(runs, manifest, seen)
+    named = any(o.version == manifest.key for o in manifest.outputs)
+    detail = "; ".join([*([] if named else [f"key {manifest.key}"]), *([f"made {made}"] if made else [])])
+    return Node(title, detail, warning, tuple(children))
+
+
+def _order(read: Input) -> int:
+    return ORDER.index(read.name) if read.kind == "stage" and read.name in ORDER else len(ORDER)
+
+
+def _input_node(runs: Runs, reader: Manifest, read: Input, seen: set[tuple[str, str, str]]) -> Node:
+    if read.kind == "stage":
+        upstream = runs.get((reader.pipeline, reader.ds, read.name))
+        if upstream is None:
+            return Node(f"{read.name} {reader.ds}", warning="its manifest is gone")
+        return _run_node(runs, upstream, seen, read.version)
+    title, detail = read.name, f"{read.kind}, version {read.version}"
+    for maker in runs.values():
+        if maker is not reader and any(o.name == read.name and o.version == read.version for o in maker.outputs):
+            return Node(title, detail, children=(_run_node(runs, maker, seen),))
+    return Node(title, detail)
+
+
+def _landing(manifest: Manifest) -> list[Node]:
+    # A run covers earlier days, too; the newest are the telling ones.
+    files = sorted((i for i in manifest.inputs if i.kind == "landing"), key=lambda i: i.name, reverse=True)
+    nodes = [Node(i.name, f"landing, version {i.version}") for i in files[:_LISTED]]
+    if len(files) > _LISTED:
+        nodes.append(Node(f"and {len(files) - _LISTED} more from landing"))
+    return nodes
+
+
+def _earlier_days(runs: Runs, manifest: Manifest, seen: set[tuple[str, str, str]]) -> list[Node]:
+    """Other days of the same table, beyond those that this run looked at: its version holds them, too."""
+    looked_at = {i.name for i in manifest.inputs}
+    nodes = []
+    for place, other in runs.items():
+        pipeline, ds, stage = place
+        if pipeline != manifest.pipeline or stage != "ingest" or ds >= manifest.ds or place in seen:
+            continue
+        if any(i.kind == "landing" and i.name in looked_at for i in other.inputs):
+            continue
+        files = sum(i.kind == "landing" for i in other.inputs)
+        rows = other.rows.get("kept")
+        kept = f", {rows:,} rows kept" if rows is not None else ""
+        nodes.append(Node(f"ingest {ds}", f"earlier day of the same table: {files} landing inputs{kept}"))
+    return nodes
+
+
+def _describe(output: Output) -> str:
+    rows = f", {output.rows:,} rows" if output.rows is not None else ""
+    return f"({output.kind}, version {output.version}{rows})"

@@ -1,0 +1,234 @@
+"""Plots of the report as inline SVG: they take their colours from the page, so dark mode needs no second set.
+
+Matplotlib draws with sentinel colours; in the SVG's text each becomes a CSS variable of the page. Text stays text: the
+page's font, selectable, small. No pyplot: figures are plain objects, so nothing global is touched.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec
+
+import matplotlib
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+INK, MUTED, GRID = "#010101", "#020202", "#030303"
+NEURAL, BASELINE, CEILING, BAD = "#040404", "#050505", "#060606", "#070707"
+_VARIABLES = {
+    INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--line)", NEURAL: "var(--neural)",
+    BASELINE: "var(--baseline)", CEILING: "var(--ceiling)", BAD: "var(--bad)",
+}  # fmt: skip
+
+#: Inches; the SVG scales to its column, and at a phone's width this is about 1:1.
+_WIDTH, _HEIGHT = 5.2, 3.0
+#: Longer curves are averaged down to this many points: the page stays small.
+_MAX_POINTS = 400
+
+Point = tuple[float, float]
+P = ParamSpec("P")
+
+_STYLE: dict[Any, Any] = {
+    "font.size": 9.0, "font.family": "sans-serif", "axes.labelsize": 9.0, "legend.frameon": False,
+    "legend.fontsize": 8.5, "legend.labelcolor": INK, "svg.fonttype": "none", "text.color": INK,
+    # A `$` in a feature's name is a `$`.
+    "text.parse_math": False,
+}  # fmt: skip
+
+
+def _styled(draw: Callable[P, Markup]) -> Callable[P, Markup]:
+    """Draw with the report's style, whatever the process' own settings are."""
+
+    @functools.wraps(draw)
+    def styled(*args: P.args, **kwargs: P.kwargs) -> Markup:
+        with matplotlib.rc_context(_STYLE):
+            return draw(*args, **kwargs)
+
+    return styled
+
+
+@_styled
+def loss_curve(train: Sequence[Point], log_loss: Sequence[Point], base: float | None = None) -> Markup:
+    """Training loss by step (thin: as it was; thick: smoothed), validation log loss, and that of the base rate.
+
+    Args:
+        train: (step, loss).
+        log_loss: (step, validation log loss).
+        base: log loss of always predicting the base rate, nats a row.
+    """
+    figure, axes = _axes("step", "log loss")
+    points = _thin(train)
+    steps, losses = [p[0] for p in points], [p[1] for p in points]
+    if len(points) > 20:
+        axes.plot(steps, losses, color=NEURAL, alpha=0.3, linewidth=0.8)
+        axes.plot(steps, _smooth(losses), color=NEURAL, linewidth=1.8, label="training (smoothed)")
+    elif points:
+        axes.plot(steps, losses, color=NEURAL, linewidth=1.8, marker="o", markersize=3, label="training")
+    if log_loss:
+        axes.plot(*_columns(log_loss), color=BASELINE, linewidth=1.6, marker="o", markersize=4, label="validation")
+    if base is not None:
+        axes.axhline(base, color=MUTED, linewidth=1.0, linestyle=(0, (4, 3)), label="always the base rate")
+    axes.margins(y=0.15)
+    axes.legend(loc="best")
+    return _svg(figure, "Learning curve: loss by step")
+
+
+@_styled
+def auc_curve(evals: Sequence[Point], baseline: float | None = None, ceiling: float | None = None) -> Markup:
+    """Validation AUC at each evaluation, beside the baseline's and the ceiling."""
+    figure, axes = _axes("step", "validation AUC")
+    axes.plot(*_columns(evals), color=NEURAL, linewidth=1.8, marker="o", markersize=4, label="neural")
+    if baseline is not None:
+        axes.axhline(baseline, color=BASELINE, linewidth=1.3, linestyle=(0, (4, 3)), label="XGBoost")
+    if ceiling is not None:
+        axes.axhline(ceiling, color=CEILING, linewidth=1.3, linestyle=(0, (1, 2)), label="ceiling")
+    axes.margins(y=0.12)
+    axes.legend(loc="best")
+    return _svg(figure, "AUC on the validation split by evaluation")
+
+
+@_styled
+def auc_bars(rows: Sequence[tuple[str, float, str]]) -> Markup:
+    """AUCs as bars from 0.5, where a coin stands. `rows`: (name, AUC, sentinel colour)."""
+    figure, axes = _axes("AUC (0.5 is a coin)", "", height=0.62 + 0.42 * len(rows))
+    values = [r[1] for r in rows]
+    axes.barh(range(len(rows)), [v - 0.5 for v in values], left=0.5, color=[r[2] for r in rows], height=0.6)
+    for y, value in enumerate(values):
+        axes.annotate(
+            f"{value:.4f}", (max(value, 0.5), y), xytext=(4, 0), textcoords="offset points", va="center", color=INK
+        )
+    low, high = min(0.5, *values), max(0.5, *values)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+    axes.set_xlim(low, high + 0.16 * max(high - low, 0.01))
+    _name_bars(axes, [r[0] for r in rows])
+    return _svg(figure, "AUC of the models beside the ceiling")
+
+
+@_styled
+def calibration(models: Sequence[tuple[str, Sequence[tuple[float, float, float]], str]]) -> Markup:
+    """Observed click rate by predicted: on the diagonal a model's probabilities mean what they say.
+
+    Args:
+        models: (name, [(mean predicted, observed rate, rows)], sentinel colour); area of a dot: rows.
+    """
+    figure, axes = _axes("predicted probability", "observed rate", height=3.6)
+    top = max((max(p, o) for _, bins, _ in models for p, o, _ in bins), default=1.0) * 1.06
+    axes.plot([0, top], [0, top], color=MUTED, linewidth=1.0, linestyle=(0, (4, 3)), label="perfectly calibrated")
+    for name, bins, colour in models:
+        largest = max((n for _, _, n in bins), default=1.0) or 1.0
+        predicted, observed = [b[0] for b in bins], [b[1] for b in bins]
+        axes.plot(predicted, observed, color=colour, linewidth=1.2, label=name)
+        axes.scatter(predicted, observed, s=[8 + 40 * n / largest for _, _, n in bins], color=colour, alpha=0.75)
+    axes.set_xlim(0, top)
+    axes.set_ylim(0, top)
+    axes.legend(loc="upper left")
+    return _svg(figure, "Calibration: observed rate by predicted probability")
+
+
+@_styled
+def rate_bars(rows: Sequence[tuple[str, float, float]]) -> Markup:
+    """Missing and out-of-vocabulary rates by feature, worst first. `rows`: (feature, missing, oov), shares of 1."""
+    figure, axes = _axes("share of rows", "", height=0.75 + 0.26 * len(rows))
+    missing, oov = [r[1] for r in rows], [r[2] for r in rows]
+    axes.barh(range(len(rows)), missing, color=NEURAL, height=0.62, label="missing")
+    axes.barh(range(len(rows)), oov, left=missing, color=BASELINE, height=0.62, label="out of vocabulary")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g} %"))
+    axes.set_xlim(0, max([m + o for m, o in zip(missing, oov, strict=True)] + [0.01]) * 1.05)
+    axes.legend(loc="lower right")
+    _name_bars(axes, [r[0] for r in rows])
+    return _svg(figure, "Features by missing and out-of-vocabulary rate")
+
+
+@_styled
+def value_bars(
+    rows: Sequence[tuple[str, float]], label: str, title: str, colour: str = NEURAL, unit: str = ""
+) -> Markup:
+    """One bar a name, first on top, its value beside it."""
+    figure, axes = _axes(label, "", height=0.62 + 0.28 * len(rows))
+    values = [r[1] for r in rows]
+    axes.barh(range(len(rows)), values, color=colour, height=0.62)
+    for y, value in enumerate(values):
+        text = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+        _beside(axes, f"{text}{unit}", value, y)
+    axes.set_xlim(0, max([*values, 1e-9]) * 1.2)
+    _name_bars(axes, [r[0] for r in rows])
+    return _svg(figure, title)
+
+
+def _axes(xlabel: str, ylabel: str, height: float = _HEIGHT) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xlabel(xlabel, color=MUTED)
+    axes.set_ylabel(ylabel, color=MUTED)
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(color=GRID, labelcolor=INK, length=0)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(GRID)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6))
+    return figure, axes
+
+
+def _beside(axes: Axes, text: str, x: float, y: float) -> None:
+    axes.annotate(text, (x, y), xytext=(4, 0), textcoords="offset points", va="center", color=INK)
+
+
+def _name_bars(axes: Axes, names: Sequence[str]) -> None:
+    """Bars at 0, 1, ... get their names, the first on top. By position: two of the same name stay two."""
+    axes.grid(visible=False, axis="y")
+    axes.spines["left"].set_visible(False)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+
+
+def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:
+    return [p[0] for p in points], [p[1] for p in points]
+
+
+def _thin(points: Sequence[Point]) -> list[Point]:
+    """Means of equal runs of points, at most `_MAX_POINTS` of them."""
+    size = -(-len(points) // _MAX_POINTS) or 1
+    groups = [points[i : i + size] for i in range(0, len(points), size)]
+    return [(sum(p[0] for p in g) / len(g), sum(p[1] for p in g) / len(g)) for g in groups]
+
+
+def _smooth(values: Sequence[float]) -> list[float]:
+    """Exponential moving average over about a twentieth of the curve, so that it follows short ones, too.
+
+    Corrected for its start as in Adam (Kingma and Ba, 2015).
+    """
+    weight = 1 - 1 / max(2.0, len(values) / 20)
+    mean, power, smoothed = 0.0, 1.0, []
+    for value in values:
+        mean, power = weight * mean + (1 - weight) * value, power * weight
+        smoothed.append(mean / (1 - power))
+    return smoothed
+
+
+def _svg(figure: Figure, title: str) -> Markup:
+    """The figure as an `<svg>` element for inlining: page colours, page font, ids unique by title, no date."""
+    buffer = io.StringIO()
+    # Ids of clip paths and markers are hashes: salted by the title, those of two plots on a page differ.
+    with matplotlib.rc_context({"svg.hashsalt": title}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # Matplotlib's stroke-linejoin rule would hold for the whole page; the page has it once, for its plots.
+    text = re.sub(r"<defs>\s*<style type=\"text/css\">.*?</style>\s*</defs>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    # Group ids (figure_1, axes_1, ...) repeat from plot to plot, and nothing refers to them.
+    text = re.sub(r' id="[A-Za-z_.0-9]*_\d+"', "", text)
+    text = re.sub(r"(font(?:-family)?: ?[^;\"]*?)'DejaVu Sans'[^;\"]*", r"\1inherit", text)
+    for sentinel, variable in _VARIABLES.items():
+        text = text.replace(sentinel, variable)
+    text = re.sub(r'<svg ([^>]*?)width="[^"]*"', r"<svg \1", text, count=1)
+    text = re.sub(r'<svg ([^>]*?)height="[^"]*"', r"<svg \1", text, count=1)
+    return Markup(text.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1))

@@ -1,0 +1,85 @@
+"""The stage `report`: one self-contained HTML page about a pipeline's day."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace.atomic import write_text
+from headrace.config import Spec
+from headrace.manifest import Input, Manifest, Output
+from headrace.stage import Context, Result
+from headrace.workspace import Workspace
+
+log = logging.getLogger("headrace.monitor")
+
+
+class Report:
+    """One HTML page about the day: what ran, on what, how good it is, where it came from."""
+
+    name = "report"
+    #: Raise it when the page changes, so that days reported before get the new one when they are run again.
+    version = 1
+    needs: tuple[str, ...] = ("ingest?", "features?", "train?", "baseline?", "score?", "publish?")
+
+    def applies(self, spec: Spec) -> bool:
+        return True
+
+    def spec_part(self, spec: Spec) -> Mapping[str, Any]:
+        """All of it: the page shows the settings."""
+        return spec.model_dump(mode="json")
+
+    def inputs(self, ctx: Context) -> tuple[Input, ...]:
+        """What is known of the day's clicks beforehand, where they were generated."""
+        path = truth_file(ctx.ws, ctx.spec.pipeline, ctx.ds)
+        if not path.is_file():
+            return ()
+        return (Input(kind="file", name=str(path.relative_to(ctx.ws.home)), version=_digest(path.read_bytes())),)
+
+    def verify(self, ctx: Context, manifest: Manifest) -> str | None:
+        path = ctx.ws.report(ctx.spec.pipeline, ctx.ds)
+        if not path.is_file():
+            return "the page is gone"
+        if _digest(path.read_bytes()) != manifest.output("file").version:
+            return "the page was changed"
+        return None
+
+    def run(self, ctx: Context) -> Result:
+        from headrace.monitor.lineage import load_runs
+        from headrace.monitor.report import Day, page
+
+        runs = load_runs(ctx.ws, ctx.spec.pipeline)
+        text = page(
+            Day(spec=ctx.spec, ds=ctx.ds, manifests=ctx.upstream, truth=read_truth(ctx.ws, ctx.spec.pipeline, ctx.ds),
+                runs=runs)
+        )  # fmt: skip
+        path = ctx.ws.report(ctx.spec.pipeline, ctx.ds)
+        write_text(path, text)
+        log.info("report: %s (%.0f KiB)", path, len(text.encode()) / 1024)
+        return Result(
+            outputs=(Output(kind="file", name=str(path.relative_to(ctx.ws.home)), version=_digest(text.encode())),),
+            rows={},
+            facts={"bytes": len(text.encode()), "stages": list(ctx.upstream)},
+        )
+
+
+def truth_file(ws: Workspace, pipeline: str, ds: str) -> Path:
+    """Where the generator says what it knows of a day (`auc_ceiling` and more)."""
+    return ws.landing(pipeline) / "truth" / f"{ds}.json"
+
+
+def read_truth(ws: Workspace, pipeline: str, ds: str) -> Mapping[str, Any]:
+    """The truth of a day; empty where there is none (real data) or it is no JSON object."""
+    try:
+        found = json.loads(truth_file(ws, pipeline, ds).read_text(encoding="utf-8"))
+    except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]

@@ -1,0 +1,269 @@
+"""Jobs and their submission: commands, properties, logs, exit codes, and nobody left behind."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from headrace.config import load_spec
+from headrace.errors import UserError
+from headrace.jobs import submit
+from headrace.jobs.stages import load_stage
+from headrace.stage import ORDER
+from headrace.workspace import Workspace
+
+DS = "2026-01-03"
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """Poll; the limit only ends a test that has failed."""
+    for _ in range(1200):
+        if condition():
+            return
+        time.sleep(0.05)
+    pytest.fail(f"did not happen: {what}")
+
+
+def test_each_stage_has_a_job_and_a_class_that_needs_only_earlier_ones() -> None:
+    for position, name in enumerate(ORDER):
+        stage = load_stage(name)
+        assert stage.name == name
+        assert {n.rstrip("?") for n in stage.needs} <= set(ORDER[:position])
+        assert f'job_main("{name}", __doc__)' in submit.job_file(name).read_text()
+    with pytest.raises(KeyError):
+        load_stage("cook")
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_help_of_a_job_loads_no_stack(name: str) -> None:
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv = ['x', '--help']\n"
+        "try:\n"
+        f"    runpy.run_path({str(submit.job_file(name))!r}, run_name='__main__')\n"
+        "except SystemExit as e:\n"
+        "    heavy = {'pyspark', 'torch', 'mlflow', 'xgboost', 'matplotlib'}\n"
+        "    print('exit', e.code, sorted(heavy & set(sys.modules)))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--ds DS" in ran.stdout
+    assert ran.stdout.splitlines()[-1] == "exit 0 []"
+
+
+def run_job(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, str(submit.job_file(name)), *arguments]
+    return subprocess.run(line, capture_output=True, text=True, check=False)
+
+
+def test_exit_codes_of_a_job(ws: Workspace) -> None:
+    """The report needs no Spark, so its job can be run as it is."""
+    first = run_job("report", "clicks", "--ds", DS, "--home", str(ws.home))
+    assert first.returncode == 0, first.stderr
+    assert "report: done in" in first.stdout
+    again = run_job("report", "clicks", "--ds", DS, "--home", str(ws.home))
+    assert (again.returncode, again.stdout) == (0, "report: already done with the same inputs; nothing to do\n")
+    for arguments, message in (
+        (["klicks", "--ds", DS], "no pipeline 'klicks'"),
+        (["clicks"], "needs a day"),
+        (["clicks", "--ds", "today"], "not a date"),
+        (["clicks", "--ds", DS, "--set", "train.epoch=1"], "unknown key 'train.epoch'"),
+    ):
+        ran = run_job("report", *arguments, "--home", str(ws.home))
+        assert ran.returncode == 2
+        assert ran.stderr.startswith("error: ")
+        assert message in ran.stderr
+        assert "Traceback" not in ran.stderr
+    ws.report("clicks", DS).unlink()
+    ws.report("clicks", DS).mkdir()  # what no user can be told how to mend: a failure with its trace
+    broken = run_job("report", "clicks", "--ds", DS, "--home", str(ws.home))
+    assert broken.returncode == 1
+    assert "Traceback" in broken.stderr
+
+
+def test_the_command_is_the_packages_own_spark_submit(ws: Workspace) -> None:
+    line = submit.command("train", "clicks", DS, ws, ["train.epochs=1", "spark.master=local[1]"], Path("/p.properties"))
+    program = Path(line[0])
+    assert program.is_file()
+    assert program.parent.parent.name == "pyspark"
+    assert line[1:3] == ["--properties-file", "/p.properties"]
+    job = line.index(str(submit.job_file("train")))
+    assert line[job + 1 :] == [
+        "clicks", "--ds", DS, "--home", str(ws.home), "--set", "train.epochs=1", "--set", "spark.master=local[1]",
+    ]  # fmt: skip
+    assert submit.command("report", "clicks", DS, ws)[:2] == [sys.executable, str(submit.job_file("report"))]
+    env = submit.environment({"KEEP": "me"})
+    assert env["KEEP"] == "me"
+    assert env["SPARK_HOME"] == str(program.parent.parent)
+    assert env["PYSPARK_PYTHON"] == env["PYSPARK_DRIVER_PYTHON"] == sys.executable
+    assert env["SPARK_LOCAL_IP"] == "127.0.0.1"
+
+
+def test_properties_are_written_whole_and_the_same_for_the_same_spec(ws: Workspace, tmp_path: Path) -> None:
+    spec = load_spec("clicks", ["spark.driver_memory=2g", "spark.properties={spark.foo: 'a b'}"])
+    path = tmp_path / "deep" / "x.properties"
+    submit.write_properties(spec, ws, path)
+    lines = path.read_text().splitlines()
+    assert "spark.driver.memory=2g" in lines
+    assert "spark.foo=a b" in lines
+    assert f"spark.local.dir={ws.spark_local / 'local'}" in lines
+    assert [p.name for p in path.parent.iterdir()] == ["x.properties"]
+    before = path.read_bytes()
+    submit.write_properties(spec, ws, path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["spark.hadoop.fs.s3a.secret.key", "spark.hadoop.fs.s3a.access.key", "spark.authenticate.secret",
+     "spark.ssl.keyStorePassword", "spark.hadoop.fs.s3a.session.token"],
+)  # fmt: skip
+def test_a_secret_is_refused_and_not_repeated(ws: Workspace, tmp_path: Path, key: str) -> None:
+    spec = load_spec("clicks").model_copy(
+        update={"spark": load_spec("clicks").spark.model_copy(update={"properties": {key: "hunter2"}})}
+    )
+    with pytest.raises(UserError, match="does not belong") as e:
+        submit.write_properties(spec, ws, tmp_path / "x.properties")
+    assert key in str(e.value)
+    assert "hunter2" not in str(e.value)
+    assert not list(tmp_path.iterdir())
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+SAYS = r"""
+import sys
+out = sys.stdout.buffer
+out.write("WARNING: Using incubator modules: jdk.incubator.vector\n".encode())
+out.write("one\n\n".encode())
+sys.stdout.flush()
+sys.stderr.write("WARN NativeCodeLoader: Unable to load native-hadoop library for your platform\n"); sys.stderr.flush()
+out.write("10 %\r20 %\r100 %\n".encode()); out.write(b"caf\xc3\xa9 \xff\n"); out.write(b"no newline")
+out.flush()
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_output_is_logged_whole_and_shown_without_noise(code: int) -> None:
+    sink, echo, live = io.BytesIO(), io.StringIO(), Terminal()
+    for screen in (echo, live):
+        sink.seek(0)
+        sink.truncate()
+        assert submit.run_logged([sys.executable, "-c", SAYS, str(code)], os.environ, sink, screen) == code
+    logged = sink.getvalue()
+    assert b"incubator" in logged
+    assert b"native-hadoop" in logged
+    assert b"10 %\r20 %\r100 %\ncaf\xc3\xa9 \xff\nno newline" in logged
+    assert echo.getvalue() == "one\n100 %\ncafé \N{REPLACEMENT CHARACTER}\nno newline\n"
+    assert "\r\x1b[2K10 %\r\x1b[2K20 %\r\x1b[2K100 %\n" in live.getvalue()
+
+
+def test_a_killed_application_is_no_small_exit_code() -> None:
+    line = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
+    assert submit.run_logged(line, os.environ, io.BytesIO(), io.StringIO()) == 137
+
+
+def test_a_line_is_shown_when_it_is_written(tmp_path: Path) -> None:
+    """The child waits for a file that appears only once its first line has been shown."""
+
+    class Screen(io.StringIO):
+        def write(self, text: str) -> int:
+            if "ready" in text:
+                (tmp_path / "seen").touch()
+            return super().write(text)
+
+    code = (
+        "import sys, time, pathlib\n"
+        "print('ready')\n"
+        "for _ in range(1200):\n"
+        f"    if pathlib.Path({str(tmp_path / 'seen')!r}).exists(): sys.exit(0)\n"
+        "    time.sleep(0.05)\n"
+        "sys.exit(9)\n"
+    )
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    assert submit.run_logged([sys.executable, "-c", code], env, io.BytesIO(), Screen()) == 0
+
+
+# A family as Spark's: the application starts a helper in a group of its own that will not go when asked.
+FAMILY = """
+import signal, subprocess, sys, time
+from pathlib import Path
+deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+helper = subprocess.Popen([sys.executable, "-c", deaf], start_new_session=True, stdout=subprocess.PIPE)
+helper.stdout.readline()
+Path(sys.argv[1]).write_text(f"{__import__('os').getpid()} {helper.pid}")
+time.sleep(600)
+"""
+SUBMITTER = """
+import io, os, sys
+from headrace.jobs import submit
+submit._GRACE_SECONDS = 0.5
+try:
+    submit.run_logged([sys.executable, "-c", sys.argv[1], sys.argv[2]], os.environ, io.BytesIO(), io.StringIO())
+except KeyboardInterrupt as e:
+    sys.exit(128 + getattr(e, "signum", 2))
+"""
+
+
+def start_family(tmp_path: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
+    pids = tmp_path / "pids"
+    submitter = subprocess.Popen([sys.executable, "-c", SUBMITTER, FAMILY, str(pids)], start_new_session=True)
+    wait_for(lambda: pids.exists() and len(pids.read_text().split()) == 2, "the family starts")
+    return submitter, [int(p) for p in pids.read_text().split()]
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=lambda v: str(v)
+)
+def test_a_signal_stops_the_whole_family(tmp_path: Path, signum: int, code: int) -> None:
+    submitter, family = start_family(tmp_path)
+    submitter.send_signal(signum)
+    assert submitter.wait() == code
+    assert all(gone(p) for p in family)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+def test_a_submitter_that_is_killed_takes_its_application_with_it(tmp_path: Path) -> None:
+    submitter, (application, helper) = start_family(tmp_path)
+    try:
+        submitter.kill()
+        submitter.wait()
+        wait_for(lambda: gone(application), "the application stops")
+    finally:
+        os.kill(helper, signal.SIGKILL)  # beyond the kernel's reach: jobs watch their parents for that
+
+
+WATCHED = """
+import subprocess, sys
+job = "import headrace.jobs._main as m, time; m._leave_with_parent(); print('up', flush=True); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", job], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_job_leaves_when_its_parent_is_gone() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", WATCHED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    job = int(parent.stdout.readline())
+    assert not gone(job)
+    parent.kill()
+    parent.communicate()
+    wait_for(lambda: gone(job), "the job leaves")
