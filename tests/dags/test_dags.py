@@ -1,0 +1,227 @@
+"""The DAGs in Airflow's own environment: what they are, what they submit, and both of them for a real day."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headrace.config import load_spec
+from headrace.jobs.submit import job_file, spark_home
+from headrace.manifest import Manifest
+from headrace.publish import warehouse
+from headrace.workspace import Workspace, checkout, pipeline_file
+
+AIRFLOW = checkout() / ".venv-airflow" / "bin" / "python"
+DAGS = checkout() / "airflow_dags"
+DS = "2026-01-04"
+RETRAIN = ["ingest", "features", "baseline", "train"]
+SCORE = ["score", "publish", "report"]
+
+pytestmark = pytest.mark.skipif(not AIRFLOW.is_file(), reason="Airflow's environment is not here: run `make airflow`")
+
+Ask = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
+    """Run airflow_side.py with its own database; returns what it says, its log under "log"."""
+    home = tmp_path_factory.mktemp("airflow")
+    base = {k: v for k, v in os.environ.items() if not k.startswith(("AIRFLOW", "HEADRACE", "PYTHONPATH"))} | {
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__LOGGING__LOGGING_LEVEL": "INFO",
+        "HEADRACE_PYTHON": sys.executable,
+    }
+    migrated = False
+
+    def call(*args: str, env: Mapping[str, str] | None = None, connection: str | None = "local[2]") -> dict[str, Any]:
+        nonlocal migrated
+        variables = base | dict(env or {})
+        if connection is not None:
+            variables["AIRFLOW_CONN_SPARK_DEFAULT"] = json.dumps({"conn_type": "spark", "host": connection})
+        if args[0] == "run" and not migrated:
+            subprocess.run([AIRFLOW.with_name("airflow"), "db", "migrate"], env=variables, check=True,
+                           capture_output=True)  # fmt: skip
+            migrated = True
+        done = subprocess.run(
+            [AIRFLOW, Path(__file__).with_name("airflow_side.py"), *args], env=variables, capture_output=True,
+            text=True, check=False, cwd=home,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-4000:]
+        return {**json.loads(done.stdout), "log": done.stderr}
+
+    return call
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Path:
+    """A stand-in for spark-submit that notes its arguments and variables, one line of JSON a call."""
+    path = tmp_path / "spark-submit"
+    path.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\n"
+        f"with open({str(tmp_path / 'calls')!r}, 'a') as f:\n"
+        f"    f.write(json.dumps({{'argv': sys.argv[1:], 'env': dict(os.environ)}}) + '\\n')\n"
+    )
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def calls(recorder: Path) -> list[dict[str, Any]]:
+    path = recorder.with_name("calls")
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def options(argv: list[str]) -> tuple[dict[str, str], list[str]]:
+    """(options of spark-submit, the application and its arguments)."""
+    start = next(i for i, word in enumerate(argv) if word.endswith(".py"))
+    return dict(zip(argv[:start:2], argv[1:start:2], strict=True)), argv[start:]
+
+
+def test_what_the_dags_are(ask: Ask) -> None:
+    seen = ask("look")
+    assert seen["errors"] == {}
+    assert seen["heavy"] == [], "a DAG file is read every few seconds: it must not import these"
+    assert set(seen["dags"]) == {"headrace_retrain", "headrace_score"}
+    retrain, score = seen["dags"]["headrace_retrain"], seen["dags"]["headrace_score"]
+    assert list(retrain["tasks"]) == RETRAIN
+    assert list(score["tasks"]) == SCORE
+    for dag, stages in ((retrain, RETRAIN), (score, SCORE)):
+        assert not dag["catchup"]
+        assert dag["max_active_runs"] == 1
+        assert dag["timeout"]
+        assert dag["params"] == ["ds", "pipeline"]
+        for stage, after in zip(stages, [*stages[1:], None], strict=True):
+            task = dag["tasks"][stage]
+            assert task["submits"]
+            assert Path(task["application"]).samefile(job_file(stage))
+            assert task["downstream"] == ([after] if after else [])
+            assert task["retries"] == 1
+            assert task["trigger_rule"] == "none_failed"
+            assert task["timeout"]
+    assert "CronDataIntervalTimetable" in retrain["timetable"]
+    assert retrain["assets"] == []
+    # The scoring DAG runs on the asset that the last task of the retraining DAG, and no other task, emits.
+    emitted = {stage: task["outlets"] for stage, task in retrain["tasks"].items() if task["outlets"]}
+    assert emitted == {"train": score["assets"]}
+    assert len(score["assets"]) == 1
+    assert seen["newest_event"] == {"ds": "2026-01-10", "pipeline": "q"}
+    assert seen["no_event"] == {"ds": None, "pipeline": None}
+
+
+def test_what_is_submitted(ask: Ask, recorder: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home with a blank"
+    env = {"HEADRACE_SPARK_SUBMIT": str(recorder), "HEADRACE_HOME": str(home), "AIRFLOW_CONN_OTHER": "http://:pw@x"}
+    # The second run is given its day and a pipeline without a baseline.
+    bare = yaml.safe_load(pipeline_file("clicks").read_text())
+    del bare["baseline"]
+    other = tmp_path / "bare.yaml"
+    other.write_text(yaml.safe_dump(bare))
+    seen = ask(
+        # Started at the end of the day DS: the run's interval is that day.
+        "run", "headrace_retrain", json.dumps({"logical_date": "2026-01-05T00:00:00+00:00"}),
+        "headrace_retrain", json.dumps({"logical_date": "2026-01-20T00:00:00+00:00", "ds": DS, "pipeline": str(other)}),
+        "headrace_score", json.dumps({"ds": DS}),
+        env=env,
+    )  # fmt: skip
+    assert [r["state"] for r in seen["runs"]] == ["success"] * 3, seen["log"][-4000:]
+    assert seen["runs"][1]["tasks"] == {
+        "ingest": "success", "features": "success", "baseline": "skipped", "train": "success",
+    }  # fmt: skip
+    assert seen["events"] == [{"pipeline": "clicks", "ds": DS}, {"pipeline": str(other), "ds": DS}]
+    made = calls(recorder)
+    expected = [(s, "clicks") for s in RETRAIN] + [(s, str(other)) for s in RETRAIN if s != "baseline"]
+    expected += [(s, "clicks") for s in SCORE]
+    assert len(made) == len(expected)
+    for call, (stage, pipeline) in zip(made, expected, strict=True):
+        given, application = options(call["argv"])
+        assert Path(application[0]).samefile(job_file(stage))
+        assert application[1:] == [pipeline, "--ds", DS, "--home", str(home)]
+        assert given["--master"] == "local[2]"
+        assert given["--name"] == f"headrace {stage} {DS}"
+        properties = Path(given["--properties-file"]).read_text()
+        assert f"spark.pyspark.python={sys.executable}" in properties
+        env_seen = call["env"]
+        assert env_seen["SPARK_HOME"] == str(spark_home())
+        assert env_seen["PYSPARK_PYTHON"] == env_seen["PYSPARK_DRIVER_PYTHON"] == sys.executable
+        assert env_seen["PYTHONPATH"] == ""
+        assert env_seen["AIRFLOW_CONN_OTHER"] == ""
+
+
+@pytest.mark.parametrize(
+    ("connection", "env", "message"),
+    [
+        (None, {}, "define the connection 'spark_default' as JSON"),
+        ("local[2]", {"HEADRACE_PIPELINE": "click"}, "no pipeline 'click'; did you mean 'clicks'?"),
+    ],
+)
+def test_what_is_not_set_up_is_said_and_nothing_is_submitted(
+    ask: Ask, recorder: Path, tmp_path: Path, connection: str | None, env: dict[str, str], message: str
+) -> None:
+    variables = {"HEADRACE_SPARK_SUBMIT": str(recorder), "HEADRACE_HOME": str(tmp_path / "home"), **env}
+    seen = ask("run", "headrace_score", json.dumps({"ds": DS}), env=variables, connection=connection)
+    assert seen["runs"][0]["state"] == "failed"
+    assert message in seen["log"], seen["log"][-4000:]
+    assert calls(recorder) == []
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Workspace]:
+    """A pipeline of its own, small enough to train in seconds, with three generated days."""
+    folder = tmp_path_factory.mktemp("tiny")
+    spec = yaml.safe_load(pipeline_file("clicks").read_text().replace("landing/clicks/", "landing/tiny/"))
+    spec |= {"pipeline": "tiny", "generate": {"rows_per_day": 1500, "users": 150, "items": 40, "files_per_day": 2,
+                                              "formats": ["jsonl", "csv"]}}  # fmt: skip
+    spec["train"] |= {"ranks": 1, "batch_size": 512, "epochs": 1}
+    spec["baseline"] = {"rounds": 5, "max_depth": 3, "workers": 1}
+    spec["score"]["item"]["limit"] = 20
+    spec["spark"] = {"driver_memory": "1g"}
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(spec))
+    ws = Workspace(folder / "home")
+    subprocess.run(
+        [Path(sys.executable).with_name("headrace"), "generate", path, "--home", ws.home, "--until", DS], check=True
+    )
+    assert list(ws.landing("tiny").glob(f"{DS}/*.gz"))
+    return path, ws
+
+
+def state(path: Path, ws: Workspace) -> dict[str, Any]:
+    """All that a second run might change: manifests, Delta commits, rows with their physical places."""
+    place = load_spec(path).publish
+    assert place is not None
+    with warehouse.connect(place.warehouse, ws) as conn:
+        rows = conn.execute("SELECT xmin::text, ctid::text, ds::text, user_id, item_id, rank, score FROM tiny_scores "
+                            "ORDER BY ds, user_id, rank").fetchall()  # fmt: skip
+        publications = conn.execute("SELECT * FROM headrace_publications").fetchall()
+    manifests = {s: ws.manifest("tiny", DS, s).read_bytes() for s in (*RETRAIN, *SCORE)}
+    commits = sorted(str(p) for p in (ws.home / "lake").rglob("_delta_log/*.json"))
+    return {"rows": rows, "publications": publications, "manifests": manifests, "commits": commits}
+
+
+@pytest.mark.timeout(1500)  # fourteen applications of Spark, a dozen seconds each on an idle machine
+def test_both_dags_for_a_day_and_again(ask: Ask, tiny: tuple[Path, Workspace]) -> None:
+    path, ws = tiny
+    conf = json.dumps({"logical_date": f"{DS}T00:00:00+00:00", "pipeline": str(path), "ds": DS})
+    env = {"HEADRACE_HOME": str(ws.home)}
+    day = ("run", "headrace_retrain", conf, "headrace_score", conf)
+    seen = ask(*day, env=env)
+    assert [r["state"] for r in seen["runs"]] == ["success", "success"], seen["log"][-6000:]
+    done = state(path, ws)
+    manifest = Manifest.load(ws.manifest("tiny", DS, "score"))
+    assert manifest is not None
+    assert len(done["rows"]) == manifest.output("delta").rows > 0
+    assert {row[2] for row in done["rows"]} == {DS}
+    assert ws.report("tiny", DS).is_file()
+    again = ask(*day, env=env)
+    assert [r["state"] for r in again["runs"]] == ["success", "success"], again["log"][-6000:]
+    assert state(path, ws) == done
