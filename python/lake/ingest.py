@@ -11,8 +11,8 @@ A day is loaded in this order, so that a kill between any two steps is healed by
 from __future__ import annotations
 
 import logging
-import time
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from headrace.lake.lines import FileDamaged, Reading, damage_named, one_file_a_t
 from headrace.lake.log import DeltaLog
 from headrace.lake.profile import FileProfile, profiles
 from headrace.lake.session import session
-from headrace.lake.sources import adapter
+from headrace.lake.sources import Adapter, adapter
 from headrace.manifest import Input, Manifest, Output, fingerprint
 from headrace.stage import Context, Result
 
@@ -162,7 +162,7 @@ class _Load:
 
     def create_tables(self, spark: SparkSession) -> None:
         """Make both tables, empty, where they are not there."""
-        columns = ", ".join(f"{q} {c.type}" for q, c in zip(*self._declared_columns(), strict=True))
+        columns = self.ctx.spec.table.spark_schema
         for path, ddl in (
             (self.quarantine, _QUARANTINE),
             (self.events, f"{columns}, _source_file string, _source_line bigint, ds string"),
@@ -185,7 +185,7 @@ class _Load:
             rows = self._staged(spark, reading, staging / "rows")
             found = profiles(rows, spec.table, reading)
             repeats: dict[str, int] = {}
-            dropped = self._dropped(spark, rows, chunk)
+            dropped = self._duplicates(spark, rows, chunk)
             if dropped is not None:
                 dropped = _stage(spark, dropped, staging / "dropped")
                 repeats = {r["_ds"]: r["count"] for r in dropped.groupBy("_ds").count().collect()}
@@ -195,8 +195,29 @@ class _Load:
                 "read %s rows of %d files in %.1f s (%s rows/s)", f"{read:,}", len(found), seconds,
                 f"{read / max(seconds, 1e-9):,.0f}",
             )  # fmt: skip
-            for day in chunk:
-                self._commit(spark, rows, dropped, day, [f for f in found if f.ds == day.ds], repeats.get(day.ds, 0))
+            judged, stopped = self._judged_days(chunk, found, repeats)
+            if judged:
+                self._quarantine(rows, [day for day, _, _ in judged])
+            for day, entry, extra in judged:
+                self._commit(rows, dropped if repeats.get(day.ds) else None, day, entry, extra)
+            if stopped is not None:
+                raise stopped
+
+    def _judged_days(
+        self, chunk: list[Day], found: list[FileProfile], repeats: Mapping[str, int]
+    ) -> tuple[list[tuple[Day, ledger.Entry, list[str]]], UserError | None]:
+        """The days that may be loaded (day, ledger's entry, undeclared columns) up to the first that may not, and why."""
+        judged: list[tuple[Day, ledger.Entry, list[str]]] = []
+        there = DeltaLog(self.events).columns()
+        for day in chunk:
+            try:
+                files = [f for f in found if f.ds == day.ds]
+                entry, extra = self._judged(day, files, repeats.get(day.ds, 0), there)
+            except UserError as e:
+                return judged, e
+            judged.append((day, entry, extra))
+            there |= dict.fromkeys(extra, "string")
+        return judged, None
 
     @contextmanager
     def _staging(self) -> Iterator[Path]:
@@ -216,7 +237,10 @@ class _Load:
         """
         try:
             with one_file_a_task(spark), damage_named(reading):
-                return _stage(spark, _rows(reading), folder)
+                chosen = _adapter(reading)
+                frames = [typed(frame, reading.table) for frame in chosen.parse(reading)]
+                rows = _stage(spark, reduce(DataFrame.unionByName, frames), folder / "lines")
+            return rows if chosen.finish is None else _stage(spark, chosen.finish(rows, reading), folder / "finished")
         except FileDamaged as e:
             damaged = e
         before = [day for day in reading.days if day.ds < damaged.ds]
@@ -227,7 +251,7 @@ class _Load:
             f"deliver the file again"
         )
 
-    def _dropped(self, spark: SparkSession, rows: DataFrame, chunk: list[Day]) -> DataFrame | None:
+    def _duplicates(self, spark: SparkSession, rows: DataFrame, chunk: list[Day]) -> DataFrame | None:
         spec = self.ctx.spec
         if not spec.table.keys:
             return None
@@ -244,42 +268,42 @@ class _Load:
             there = near.select(*(F.col(k) for k in quoted(spec.table.keys)), "ds")
         return dedup.duplicates(rows, there, spec.table)
 
-    def _commit(
-        self, spark: SparkSession, rows: DataFrame, dropped: DataFrame | None, day: Day, files: list[FileProfile],
-        repeats: int,
-    ) -> None:  # fmt: skip
-        spec, tick = self.ctx.spec, time.perf_counter()
-        entry, new = self._judged(day, files, repeats)
-        for file in day.files:
-            if not file.unchanged():
-                raise UserError(f"landing file {file.name} changed while it was read; nothing of {day.ds} was loaded. "
-                                f"Run again when it is complete")  # fmt: skip
-        of_day = rows.where(F.col("_ds") == day.ds)
+    def _quarantine(self, rows: DataFrame, days: list[Day]) -> None:
+        """Bad rows of all the days, in one commit: what a kill before the events' commits leaves is replaced again."""
+        for day in days:
+            _check_unchanged(day)
+        names = [day.ds for day in days]
+        bad = rows.where((F.col("_state") == BAD) & F.col("_ds").isin(names))
         line = F.col("_line").alias("_source_line")
-        bad = of_day.where(F.col("_state") == BAD).select(
-            "_source_file", line, "_raw", "_reason", F.col("_ds").alias("ds")
-        )
-        _replace(bad, self.quarantine, day.ds, entry.key)
-        good = of_day.where(F.col("_state") == GOOD)
-        if dropped is not None and repeats:
+        bad = bad.select("_source_file", line, "_raw", "_reason", F.col("_ds").alias("ds"))
+        _replace(bad, self.quarantine, names, "")
+
+    def _commit(
+        self, rows: DataFrame, dropped: DataFrame | None, day: Day, entry: ledger.Entry, extra: list[str]
+    ) -> None:
+        tick = time.perf_counter()
+        _check_unchanged(day)
+        good = rows.where((F.col("_ds") == day.ds) & (F.col("_state") == GOOD))
+        if dropped is not None:
             good = good.join(
                 dropped.where(F.col("_ds") == day.ds).drop("_ds"), ["_file", "_line", "_copy"], "left_anti"
             )
-        extra = [F.try_element_at("_extra", F.lit(n)).alias(n) for n in new]
-        names, _ = self._declared_columns()
-        _replace(
-            good.select(*names, *extra, "_source_file", line, F.col("_ds").alias("ds")), self.events, day.ds,
-            entry.metadata(),
-        )  # fmt: skip
-        n = entry.rows
-        _LOG.info(
-            "%s %s: %s of %s rows kept, %s quarantined, %s duplicates; committed in %.1f s", spec.pipeline, day.ds,
-            f"{n['kept']:,}", f"{n['read']:,}", f"{n['quarantined']:,}", f"{n['duplicates']:,}",
-            time.perf_counter() - tick,
-        )  # fmt: skip
+        columns = [*quoted([c.name for c in self.ctx.spec.table.columns])]
+        good = good.select(
+            *columns,
+            *(F.try_element_at("_extra", F.lit(name)).alias(name) for name in extra),
+            "_source_file",
+            F.col("_line").alias("_source_line"),
+            F.col("_ds").alias("ds"),
+        )
+        _replace(good, self.events, [day.ds], entry.metadata())
+        counts = ", ".join(f"{name} {n:,}" for name, n in entry.rows.items())
+        _LOG.info("%s: %s; committed in %.1f s", day.ds, counts, time.perf_counter() - tick)
 
-    def _judged(self, day: Day, files: list[FileProfile], repeats: int) -> tuple[ledger.Entry, list[str]]:
-        """The ledger's entry, and the undeclared columns that the table takes; raises what stops the day."""
+    def _judged(
+        self, day: Day, files: list[FileProfile], repeats: int, there: Mapping[str, str]
+    ) -> tuple[ledger.Entry, list[str]]:
+        """The ledger's entry, and the undeclared columns that the table has or gets; raises what stops the day."""
         table = self.ctx.spec.table
         read, expanded = sum(f.read for f in files), sum(f.expanded for f in files)
         if not read and table.expectations.min_rows:
@@ -289,7 +313,6 @@ class _Load:
                 f"table.expectations.min_rows to 0"
             )
         declared = {c.name for c in table.columns}
-        there = DeltaLog(self.events).columns()
         accepted = frozenset(n for n in there if n not in declared and n != "ds" and not n.startswith("_"))
         found = expectations.drift(files, table, accepted)
         for d in found:
@@ -320,10 +343,6 @@ class _Load:
         )
         return entry, new
 
-    def _declared_columns(self) -> tuple[list[str], tuple[Any, ...]]:
-        columns = self.ctx.spec.table.columns
-        return quoted([c.name for c in columns]), columns
-
     def result(self) -> Result:
         """What this run, its killed attempts included, has loaded; else what the day was loaded with."""
         ws = self.ctx.ws
@@ -348,14 +367,13 @@ class _Load:
         )
 
 
-def _rows(reading: Reading) -> DataFrame:
+def _adapter(reading: Reading) -> Adapter:
     chosen = adapter(reading.source.format)
     declared = {c.name for c in reading.table.columns}
     for name in chosen.columns:
         if name not in declared:
             raise UserError(f"source.format '{reading.source.format}' needs column '{name}' in table.columns")
-    frames = [typed(frame, reading.table) for frame in chosen.parse(reading)]
-    return chosen.finish(reduce(DataFrame.unionByName, frames), reading)
+    return chosen
 
 
 def _stage(spark: SparkSession, frame: DataFrame, folder: Path) -> DataFrame:
@@ -363,10 +381,20 @@ def _stage(spark: SparkSession, frame: DataFrame, folder: Path) -> DataFrame:
     return spark.read.schema(frame.schema).parquet(str(folder))
 
 
-def _replace(frame: DataFrame, path: Path, ds: str, metadata: str) -> None:
-    """Make the rows those of the day, in one commit."""
+def _check_unchanged(day: Day) -> None:
+    for file in day.files:
+        if not file.unchanged():
+            raise UserError(
+                f"landing file {file.name} changed while it was read; nothing of {day.ds} was loaded. Run again when "
+                f"it is complete"
+            )
+
+
+def _replace(frame: DataFrame, path: Path, days: list[str], metadata: str) -> None:
+    """Make the rows those of the days, in one commit."""
+    shown = ", ".join(f"'{ds}'" for ds in days)
     (
-        frame.write.format("delta").mode("overwrite").option("replaceWhere", f"ds = '{ds}'")
+        frame.write.format("delta").mode("overwrite").option("replaceWhere", f"ds IN ({shown})")
         .option("mergeSchema", "true").option("userMetadata", metadata).save(str(path))
     )  # fmt: skip
 

@@ -39,10 +39,6 @@ WRONG_FIELDS = "wrong number of fields"
 BROKEN = frozenset({NOT_UTF8, NOT_JSON, WRONG_FIELDS})
 
 
-def _same(frame: DataFrame, reading: Reading) -> DataFrame:
-    return frame
-
-
 @dataclass(frozen=True)
 class Adapter:
     """One format."""
@@ -50,7 +46,7 @@ class Adapter:
     #: Lines to frames as the module describes them.
     parse: Callable[[Reading], list[DataFrame]]
     #: What needs typed rows: splits, drawn negatives. Gets and gives rows as headrace.lake.cast makes them.
-    finish: Callable[[DataFrame, Reading], DataFrame] = _same
+    finish: Callable[[DataFrame, Reading], DataFrame] | None = None
     #: Columns that the spec must declare.
     columns: tuple[str, ...] = ()
 

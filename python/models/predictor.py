@@ -61,12 +61,14 @@ def load_predictor(folder: Path | str, threads: int | None = None) -> Predictor:
     if meta["kind"] == "xgboost":
         from headrace.models import xgboost_model
 
-        return xgboost_model.load(folder, schema, threads)
+        return xgboost_model.load(folder, schema, meta.get("files", ()), threads)
     return _Dlrm(folder, schema, threads)
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """`model.json` of a saved model, after a look at whether all its parts are there.
+    """`model.json` of a saved model, after a look at whether all its parts are there, in their recorded sizes.
+
+    Cheap: imports neither torch nor XGBoost, and reads no other file. Checksums are looked at when a model is loaded.
 
     Raises:
         UserError: a part is missing, model.json is no JSON, or its kind is unknown; names the file.
@@ -84,6 +86,12 @@ def read_meta(folder: Path) -> dict[str, Any]:
     missing = [part for part in _PARTS[kind] if not (folder / part).exists()]
     if missing:
         raise UserError(f"{folder} is not a complete saved model: {', '.join(missing)} missing")
+    for record in meta.get("files", ()):
+        file = folder / record["name"]
+        size = file.stat().st_size if file.is_file() else None
+        if size != record["bytes"]:
+            found = "missing" if size is None else f"damaged: {size} bytes instead of {record['bytes']}"
+            raise UserError(f"{file} of a saved model is {found}")
     assert isinstance(meta, dict)
     return meta
 

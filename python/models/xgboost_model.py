@@ -6,9 +6,11 @@ A saved model is one folder: `model.json` (what it is), `model.ubj` (XGBoost's o
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,24 +107,44 @@ def save(folder: Path, booster: xgb.Booster, schema: DatasetSchema, workflow: Pa
     """
     if not workflow.is_dir():
         raise UserError(f"{workflow} is missing: the dataset is damaged; run the features stage again")
-    booster.save_model(folder / MODEL_FILE)
+    trees = bytes(booster.save_raw("ubj"))
+    with open(folder / MODEL_FILE, "wb") as f:
+        f.write(trees)
+        f.flush()
+        os.fsync(f.fileno())
     shutil.copytree(workflow, folder / WORKFLOW)
-    content = {"kind": KIND, **meta, "schema": schema.model_dump(mode="json"), "code_version": __version__}
+    copied = sorted(p for p in (folder / WORKFLOW).rglob("*") if p.is_file())
+    files = [_record(MODEL_FILE, trees), *(_record(str(p.relative_to(folder)), p.read_bytes()) for p in copied)]
+    content = {"kind": KIND, **meta, "schema": schema.model_dump(mode="json"), "files": files,
+               "code_version": __version__}  # fmt: skip
     write_text(folder / META_FILE, json.dumps(content, indent=1) + "\n")
 
 
-def load(folder: Path, schema: DatasetSchema, threads: int | None = None) -> XGBoostPredictor:
+def _record(name: str, content: bytes) -> dict[str, Any]:
+    """The same record that a saved DLRM keeps of its files."""
+    return {"name": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def load(
+    folder: Path, schema: DatasetSchema, files: Sequence[Mapping[str, Any]] = (), threads: int | None = None
+) -> XGBoostPredictor:
     """Read `model.ubj` of a saved model.
 
     Args:
         folder: the saved model.
         schema: from its model.json.
+        files: the records of its files, from there too.
         threads: of XGBoost; None: all cores.
 
     Raises:
         UserError: the file is damaged, or was trained on another number of columns.
     """
     path = folder / MODEL_FILE
+    for record in files:
+        if _record(record["name"], (folder / record["name"]).read_bytes()) != record:
+            raise UserError(
+                f"{folder / record['name']} is damaged (its checksum differs); run the baseline stage again"
+            )
     booster = xgb.Booster()
     try:
         booster.load_model(path)

@@ -163,9 +163,9 @@ def _run(ctx: Context, chosen: Chosen, spark: SparkSession) -> Result:
     items = _in_key_order(newest(spec, events, score.item).toArrow(), score.item.key)
     users = newest(spec, events, score.user)
     if score.exclude_seen:
-        clicked = seen(spec, events, score.user.key, score.item.key).select(F.col("key").alias("__key"), "seen")
-        users = users.join(clicked, col(score.user.key).eqNullSafe(F.col("__key")), "left")
-        users = users.withColumnRenamed("seen", SEEN).drop("__key")
+        clicked = seen(spec, events, score.user.key, score.item.key)
+        clicked = clicked.select(F.col("key").alias("__key"), F.col("seen").alias(SEEN))
+        users = users.join(clicked, col(score.user.key) == F.col("__key"), "left").drop("__key")
     users = users.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         n_users, n_items = users.count(), items.num_rows

@@ -14,8 +14,7 @@ from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output
-from headrace.models import xgboost_model
-from headrace.models.predictor import load_predictor
+from headrace.models.predictor import read_meta
 from headrace.registry.versions import preload
 from headrace.stage import Context, Result
 from headrace.train.metrics import calibration_bins, click_metrics
@@ -54,9 +53,9 @@ class TrainBaseline:
         return ()
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
-        """The saved model opens, and the registry is there."""
+        """The saved model and the registry are there."""
         try:
-            load_predictor(ctx.ws.home / manifest.output("model").name)
+            read_meta(ctx.ws.home / manifest.output("model").name)
         except UserError as e:
             return str(e)
         if not (ctx.ws.home / "mlflow.db").is_file():
@@ -65,7 +64,8 @@ class TrainBaseline:
 
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError for what the dataset or the master lack."""
-        # Imports pyspark.ml: not for those who only ask what a stage is.
+        # Import XGBoost and scikit-learn (2 s): not for those who only ask whether there is something to do.
+        from headrace.models import xgboost_model
         from headrace.train import xgboost_spark
 
         spec, conf, seed = ctx.spec, ctx.spec.baseline, ctx.spec.train.seed

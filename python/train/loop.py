@@ -99,7 +99,7 @@ def train(job: Job, collective: Collective, say: Say = lambda tick: None) -> Rep
     metrics = dict(evaluation.metrics)
     sizes = {"train": rows, "valid": evaluation.rows}
     if job.train.rank_group is not None:
-        ranked = open_split(dataset, "rank", schema, [job.train.rank_group])
+        ranked = open_split(dataset, "rank", schema, [schema.carried_name(job.train.rank_group)])
         sizes["rank"] = ranked.rows
         metrics |= _rank(job, learner.model, ranked, schema, collective)
     say(Tick(phase="save", step=total, total=total))
@@ -228,10 +228,11 @@ def _evaluate(job: Job, model: DLRM, layout: SplitLayout, schema: DatasetSchema,
 def _rank(
     job: Job, model: DLRM, layout: SplitLayout, schema: DatasetSchema, collective: Collective
 ) -> dict[str, float]:
+    assert job.train.rank_group is not None
     model.eval()
     return evaluate_ranking(
         predict_split(model, layout, schema, collective, batch_size=job.train.batch_size, streams=job.train.streams,
-                      group=job.train.rank_group), job.train.rank_k,
+                      group=schema.carried_name(job.train.rank_group)), job.train.rank_k,
     )  # fmt: skip
 
 

@@ -118,7 +118,7 @@ def check_dataset(job: Job) -> None:
     if open_split(dataset, "valid", schema).rows == 0:
         raise UserError(f"{dataset / 'valid'} holds no rows to evaluate on: widen features.split")
     if job.train.rank_group is not None:
-        open_split(dataset, "rank", schema, [job.train.rank_group])
+        open_split(dataset, "rank", schema, [schema.carried_name(job.train.rank_group)])
 
 
 def with_slots(spark: Spark, ranks: int) -> Spark:

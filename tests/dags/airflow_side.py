@@ -42,7 +42,8 @@ def look() -> dict[str, Any]:
             t.task_id: {
                 "submits": isinstance(t, SparkSubmitOperator), "application": t.application,
                 "arguments": t.application_args, "downstream": sorted(t.downstream_task_ids),
-                "outlets": [a.uri for a in t.outlets], "retries": t.retries, "trigger_rule": getattr(t.trigger_rule, "value", t.trigger_rule),
+                "outlets": [a.uri for a in t.outlets], "retries": t.retries,
+                "trigger_rule": getattr(t.trigger_rule, "value", t.trigger_rule),
                 "timeout": t.execution_timeout is not None and t.execution_timeout.total_seconds(),
             }
             for t in dag.tasks

@@ -93,7 +93,7 @@ def assert_same_bits(left: pa.Table, right: pa.Table) -> None:
         assert a.tobytes() == b.tobytes(), (name, [(x, y) for x, y in zip(a, b, strict=True) if x != y][:5])
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(ROW, min_size=1, max_size=60))
 def test_spark_equals_arrow(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]
@@ -104,11 +104,10 @@ def test_spark_equals_arrow(
     frame = as_frame(spark, w, batch).coalesce(1)
     fitted = w.fit(frame, VocabularyTable(spark, folder / "vocabulary", "2026-01-01"))
     by_arrow = pa.Table.from_batches([fitted.transform_batch(batch)])
-    assert_same_bits(fitted.transform(frame).toArrow(), by_arrow)
     fitted.save(folder / "w")
-    loaded = FittedWorkflow.load(folder / "w")
-    assert_same_bits(loaded.transform(frame, keep=["id"]).toArrow().select(by_arrow.schema.names[:3]),
-                     by_arrow.select(by_arrow.schema.names[:3]))  # fmt: skip
+    by_spark = FittedWorkflow.load(folder / "w").transform(frame, keep={"kept": "hs"}).toArrow()
+    assert by_spark.column("kept").to_pylist() == [r["hs"] for r in rows]
+    assert_same_bits(by_spark.drop_columns(["kept"]), by_arrow)
     for name in by_arrow.schema.names:
         assert np.isfinite(by_arrow.column(name).to_numpy()).all()
 
@@ -187,7 +186,8 @@ def test_statistics_are_exact_and_do_not_depend_on_partitioning(spark: SparkSess
 def test_passes_do_not_grow_with_the_columns(spark: SparkSession, tmp_path: Path) -> None:
     """Two passes for all means and deviations, one for all vocabularies: counted by the scans of the rows."""
     w = build()
-    rows = as_frame(spark, w, as_batch(w, []))
+    one = dict.fromkeys(w.input_columns) | {"x": 1.0, "y": 2.0, "f": 3.0, "b": 4, "s": "a"}
+    rows = as_frame(spark, w, as_batch(w, [one]))
     seen = spark.sparkContext.accumulator(0)
 
     def watch(batches: Any) -> Any:

@@ -25,8 +25,8 @@ from headrace.models.dlrm import DLRM
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import save_model
 from headrace.schema import Column
-from headrace.score.stage import ScoreCandidates
-from headrace.stage import run_stage
+from headrace.score.stage import ScoreCandidates, choose
+from headrace.stage import Context, run_stage
 from headrace.train.baseline import TrainBaseline
 from headrace.workspace import Workspace
 
@@ -219,7 +219,7 @@ def test_equals_brute_force_and_reruns(spark: SparkSession, day: Workspace, even
     pd.testing.assert_frame_equal(scores(spark, day), found, check_exact=True)
 
 
-def test_neural_and_best(spark: SparkSession, day: Workspace, events: pd.DataFrame) -> None:
+def test_neural(spark: SparkSession, day: Workspace, events: pd.DataFrame) -> None:
     done = run_stage(ScoreCandidates(), spec(model="neural"), day, DS).manifest
     assert done.facts["model"]["version"] == "t"
     found, wanted = scores(spark, day), expected(spark, day, events, "train")
@@ -227,9 +227,23 @@ def test_neural_and_best(spark: SparkSession, day: Workspace, events: pd.DataFra
     np.testing.assert_allclose(found.score, wanted.score, rtol=1e-5)
     np.testing.assert_array_equal(found.user, wanted.user)
     assert (found.item == wanted.item).mean() > 0.98
-    best = run_stage(ScoreCandidates(), spec(model="best"), day, DS).manifest
-    auc = _manifest(day, "baseline").facts["metrics"]["auc"]
-    assert best.facts["model"]["stage"] == ("baseline" if auc > 0.5 else "train")
+
+
+@pytest.mark.parametrize(
+    ("asked", "neural", "baseline", "chosen"),
+    [("best", 0.7, 0.6, "train"), ("best", 0.6, 0.7, "baseline"), ("best", 0.7, 0.7, "train"),
+     ("best", None, 0.6, "baseline"), ("best", None, None, "train"), ("best", 0.5, "none", "train"),
+     ("neural", 0.5, 0.9, "train"), ("baseline", 0.9, 0.5, "baseline")],
+)  # fmt: skip
+def test_choice(asked: str, neural: float | None, baseline: Any, chosen: str, ws: Workspace) -> None:
+    upstream = {
+        stage: Manifest(
+            stage=stage, pipeline="shop", ds=DS, key=stage, spec_hash="", facts={"metrics": {"auc": auc}},
+            outputs=(Output(kind="model", name=stage, version=stage),),
+        )
+        for stage, auc in (("train", neural), ("baseline", baseline)) if auc != "none"
+    }  # fmt: skip
+    assert choose(Context(spec(model=asked), ws, DS, upstream)).stage == chosen
 
 
 def test_limits_and_seen(spark: SparkSession, day: Workspace, events: pd.DataFrame) -> None:

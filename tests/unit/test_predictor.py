@@ -16,7 +16,7 @@ from headrace.embeddings.collective import LocalCollective
 from headrace.errors import UserError
 from headrace.models import xgboost_model
 from headrace.models.dlrm import DLRM
-from headrace.models.predictor import load_predictor
+from headrace.models.predictor import load_predictor, read_meta
 from headrace.models.saved import save_model
 from headrace.schema import DatasetSchema, Feature, Kind
 
@@ -141,11 +141,16 @@ def test_incomplete_folder_is_refused(kind: str, part: str, saved_trees: Path, s
     assert str(folder) in str(e.value)
 
 
-def test_damaged_trees_are_refused(saved_trees: Path) -> None:
-    path = saved_trees / "model.ubj"
-    path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(UserError, match=r"model\.ubj"):
+@pytest.mark.parametrize("name", ["model.ubj", "workflow/workflow.json"])
+def test_damaged_trees_are_refused(saved_trees: Path, name: str) -> None:
+    path = saved_trees / name
+    data = path.read_bytes()
+    path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    with pytest.raises(UserError, match=f"{name} is damaged"):
         load_predictor(saved_trees)
+    path.write_bytes(data[:-1])
+    with pytest.raises(UserError, match=f"{name} of a saved model is damaged: {len(data) - 1} bytes"):
+        read_meta(saved_trees)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -276,3 +278,22 @@ def test_an_unreachable_server(ws: Workspace) -> None:
 def test_no_password_no_entry(home: Workspace) -> None:
     with embedded.lease(home) as port, pytest.raises(psycopg.OperationalError, match="password"):
         psycopg.connect(host="127.0.0.1", port=port, user="postgres", dbname="postgres", passfile="/dev/null")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs the server as another account")
+def test_programs_that_the_account_cannot_reach_are_copied(
+    ws: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o700)
+    wheel = embedded.program("psql").parents[2]
+    shutil.copytree(wheel / "pginstall18", tmp_path / "site" / wheel.name / "pginstall18", symlinks=True)
+    shutil.copytree(wheel.with_name(f"{wheel.name}.libs"), tmp_path / "site" / f"{wheel.name}.libs")
+    here = tmp_path / "site" / wheel.name / "pginstall18" / "bin"
+    monkeypatch.setattr(embedded, "program", lambda name: here / name)
+    with tempfile.TemporaryDirectory() as open_to_all:
+        Path(open_to_all).chmod(0o755)
+        monkeypatch.setattr(embedded, "SHARED_PROGRAMS", Path(open_to_all) / "headrace")
+        with warehouse.connect(Warehouse(), ws) as conn:
+            assert conn.execute("SELECT 1").fetchone() == (1,)
+            running = Path(f"/proc/{embedded.status(ws).pid}/exe").readlink()
+            assert running.is_relative_to(open_to_all)
