@@ -273,3 +273,7 @@ def warehouse_sample(
 def main() -> None:
     """The console script."""
     app(prog_name="headrace")
+
+
+if __name__ == "__main__":
+    main()

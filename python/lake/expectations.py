@@ -57,7 +57,7 @@ def drift(files: Sequence[FileProfile], table: Table, accepted: frozenset[str]) 
         if other:
             example = other[0].unreadable[column.name].example
             count = sum(f.unreadable[column.name].count for f in other)
-            values = count + sum(f.readable[column.name] for f in other)
+            values = count + sum(f.readable.get(column.name, 0) for f in other)
             found.append(
                 Drift(ds, column.name, "retyped", f"declared {column.type}, but {count:,} of {values:,} values are not "
                       f"({_looks_like(example)} such as '{example}') in {_names(other)}")

@@ -206,7 +206,7 @@ class _Load:
     def _judged_days(
         self, chunk: list[Day], found: list[FileProfile], repeats: Mapping[str, int]
     ) -> tuple[list[tuple[Day, ledger.Entry, list[str]]], UserError | None]:
-        """The days that may be loaded (day, ledger's entry, undeclared columns) up to the first that may not, and why."""
+        """(day, ledger's entry, undeclared columns) of the days up to the first that may not be loaded, and why not."""
         judged: list[tuple[Day, ledger.Entry, list[str]]] = []
         there = DeltaLog(self.events).columns()
         for day in chunk:

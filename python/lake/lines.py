@@ -33,7 +33,7 @@ _FAILED = re.compile(r"FAILED_READ_FILE[^\]]*\] Encountered error while reading 
 POSITION = ("_file", "_line", "_copy")
 
 
-@dataclass(frozen=True)
+@dataclass
 class FileDamaged(Exception):
     """A landing file that cannot be read to its end."""
 

@@ -121,9 +121,7 @@ def stages(day: Day) -> Section:
     train = day.facts("train")
     remarks = []
     if train.get("warm_start"):
-        # The input's name is a path below the workspace; the fact may be absolute, and a page is passed around.
-        named = [i.name for i in day.manifests["train"].inputs if i.kind == "model"] or [train["warm_start"]]
-        remarks.append(f"Training started from an earlier day's model: {named[0]}.")
+        remarks.append(f"Training started from an earlier day's model: {train['warm_start']}.")
     if "train" in day.manifests and train.get("warm_start") is None and "warm_start" in train:
         remarks.append("Training started cold: no finished model of an earlier day was there, or none was asked for.")
     if facts.number(train.get("resumed_from_step")):

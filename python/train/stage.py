@@ -59,7 +59,8 @@ class Train:
         return None
 
     def run(self, ctx: Context) -> Result:
-        job = make_job(ctx, self.inputs(ctx))
+        inputs = self.inputs(ctx)
+        job = make_job(ctx, inputs)
         check_dataset(job)
         # Imports Horovod and, with it, pyspark's pickling of functions: not for those who only ask what a stage is.
         from headrace.train.launch import launch
@@ -80,8 +81,10 @@ class Train:
             outputs=(Output(kind="model", name=name, version=ctx.key, rows=report.rows["train"]),),
             rows=report.rows,
             facts={
-                **report.model_dump(include={"metrics", "curve", "evals", "calibration_bins", "warm_start", "steps",
+                **report.model_dump(include={"metrics", "curve", "evals", "calibration_bins", "steps",
                                              "steps_per_epoch", "resumed_from_step", "data_wait_seconds"}),
+                # Below the workspace's home, as in the inputs: manifests move with their workspace.
+                "warm_start": next((i.name for i in inputs if i.kind == "model"), None),
                 "registered": {"name": spec.pipeline, "version": version},
                 "ranks": spec.train.ranks,
             },
