@@ -115,7 +115,7 @@ def check(ds: str, files: Sequence[FileProfile], duplicates: int, wanted: Expect
     return found
 
 
-def enforce(checks: Sequence[Check], drifts: Sequence[Drift], reasons: dict[str, int]) -> None:
+def enforce(checks: Sequence[Check], drifts: Sequence[Drift], reasons: dict[str, int], duplicates: int = 0) -> None:
     """Stop a day whose expectations do not hold.
 
     Raises:
@@ -130,6 +130,8 @@ def enforce(checks: Sequence[Check], drifts: Sequence[Drift], reasons: dict[str,
     if any(c.name in ("max_bad_rate", "min_rows") for c in breached) and reasons:
         most = sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:5]
         text.append("  bad rows: " + ", ".join(f"{kind} ({count:,})" for kind, count in most))
+    if duplicates and any(c.name == "min_rows" for c in breached):
+        text.append(f"  duplicates: {duplicates:,}")
     text += [f"  column '{d.column}' is {d.change}: {d.detail}" for d in drifts]
     text.append("Deliver the day again, or change table.expectations.")
     raise UserError("\n".join(text))

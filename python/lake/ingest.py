@@ -323,7 +323,7 @@ class _Load:
             new += _acceptable([d.column for d in found if d.change == "new"], there)
         reasons = _summed(f.reasons for f in files)
         checks = expectations.check(day.ds, files, repeats, table.expectations)
-        expectations.enforce(checks, found, reasons)
+        expectations.enforce(checks, found, reasons, repeats)
         good, bad = sum(f.good for f in files), sum(f.bad for f in files)
         rows = {"read": read, "kept": good - repeats, "quarantined": bad, "duplicates": repeats}
         if expanded:

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def version(ws: Workspace) -> int | None:
     return DeltaLog(ws.table("shop", "events")).version
 
 
-# --- an independent reading, without Spark -------------------------------------------------------------------------
+# --- an independent reading, without Spark ---------------------------------------------------------------------------
 
 
 def plain_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -287,7 +288,7 @@ CSV = (
 def loaded(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, Spec, Manifest]:
     """Two days with everything in them, loaded by one run. Tests only read it."""
     ws = Workspace(tmp_path_factory.mktemp("ingest") / "home")
-    mixed = [row for pair in zip(RIGHT, WRONG, strict=False) for row in pair] + WRONG[len(RIGHT) :]
+    mixed = [row for pair in zip_longest(RIGHT, WRONG) for row in pair if row is not None]
     put(ws, f"in/{D1}/part-0 [é].json.gz", jsonl(mixed))
     put(ws, f"in/{D1}/part-1.csv.gz", CSV.encode())
     put(
@@ -393,7 +394,7 @@ def test_a_second_run_does_nothing_and_damage_is_noticed(
     assert table(spark, ws, "events") == before
 
 
-# --- runs, reruns, kills -------------------------------------------------------------------------------------------------
+# --- runs, reruns, kills ---------------------------------------------------------------------------------------------
 
 
 def test_changed_file_replaces_its_day_and_never_doubles(spark: SparkSession, ws: Workspace) -> None:
@@ -532,7 +533,7 @@ def test_plain_files_larger_than_a_split_keep_their_line_numbers(spark: SparkSes
     assert bad == [(f"in/{D1}/{name}.json", n + 1) for name in "ab" for n in range(0, 500, 7)]
 
 
-# --- what stops a day ----------------------------------------------------------------------------------------------------
+# --- what stops a day ------------------------------------------------------------------------------------------------
 
 
 def test_expectations_stop_the_day_before_anything_of_it_is_committed(spark: SparkSession, ws: Workspace) -> None:
@@ -693,7 +694,7 @@ def test_declared_type_that_the_table_does_not_have(spark: SparkSession, ws: Wor
     put(ws, f"in/{D1}/a.json.gz", jsonl([event(1, D1)]))
     run(make_spec(), ws, D1)
     columns = [c | {"type": "string"} if c["name"] == "user" else c for c in COLUMNS]
-    with pytest.raises(UserError, match="declares 'user' as string, but .* has 'user' as long"):
+    with pytest.raises(UserError, match=r"declares 'user' as string, but .* has 'user' as long"):
         run(make_spec(columns=columns), ws, D1)
     # A column that is declared later is added, and the day that the run is for gets its values.
     more = [*COLUMNS, {"name": "color", "type": "array<bigint>"}]
