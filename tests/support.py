@@ -91,8 +91,13 @@ def everything(spark: SparkSession, home: Path, ds: str = DAY, pipeline: str = "
         "events": read_delta(spark, ws.table(pipeline, "events"), *source),
         "quarantine": read_delta(spark, ws.table(pipeline, "quarantine"), *source),
         "vocabulary": read_delta(spark, ws.table(pipeline, "vocabulary"), "name", "code"),
-        "scores": read_delta(spark, ws.table(pipeline, "scores"), "ds", "user_id", "rank"),
-        "published": read_delta(spark, ws.table(pipeline, "published"), "ds", "user_id", "rank"),
+        **{
+            # Keys are made of Delta versions, among others, and a healed day may have taken one commit more.
+            name: read_delta(spark, ws.table(pipeline, name), "ds", "user_id", "rank").drop(
+                columns=["model_version", "published_key"], errors="ignore"
+            )
+            for name in ("scores", "published")
+        },
     }
     dataset = ws.home / made["features"].output("dataset").name
     for split in ("train", "valid"):
@@ -102,10 +107,13 @@ def everything(spark: SparkSession, home: Path, ds: str = DAY, pipeline: str = "
         for name, array in load_file(path).items():
             found[f"model {path.relative_to(model)} {name}"] = array
     found["metrics"] = {stage: made[stage].facts["metrics"] for stage in ("train", "baseline")}
-    found["rows"] = {stage: m.rows for stage, m in made.items()}
+    # Ingest counts the days that a run loaded, and a rerun after a kill loads what was left: the tables are compared.
+    found["rows"] = {stage: m.rows for stage, m in made.items() if stage != "ingest"}
     with connect(Warehouse(), ws) as db:
-        rows = db.execute(f"SELECT * FROM {pipeline}_scores ORDER BY ds, user_id, rank").fetchall()
-        found["warehouse"] = [(str(r[0]), *r[1:]) for r in rows]
+        columns = "ds::text, user_id, item_id, rank, score"
+        found["warehouse"] = db.execute(
+            f"SELECT {columns} FROM {pipeline}_scores ORDER BY ds, user_id, rank"
+        ).fetchall()
     return found
 
 

@@ -197,7 +197,8 @@ class _Load:
             )  # fmt: skip
             judged, stopped = self._judged_days(chunk, found, repeats)
             if judged:
-                self._quarantine(rows, [day for day, _, _ in judged])
+                any_bad = any(entry.rows["quarantined"] for _, entry, _ in judged)
+                self._quarantine(rows, [day for day, _, _ in judged], any_bad)
             for day, entry, extra in judged:
                 self._commit(rows, dropped if repeats.get(day.ds) else None, day, entry, extra)
             if stopped is not None:
@@ -257,22 +258,23 @@ class _Load:
             return None
         there = None
         if spec.source.daily:
-            # Days that are loaded and stay: those still to be loaded again are compared when their turn comes.
-            coming = {d.ds for d in self.days if d.ds >= chunk[0].ds}
             late = timedelta(days=spec.table.late_days)
             low, high = date.fromisoformat(chunk[0].ds) - late, date.fromisoformat(chunk[-1].ds) + late
             near = spark.read.format("delta").load(str(self.events))
             near = near.where(F.col("ds").between(low.isoformat(), high.isoformat()))
-            if coming:
-                near = near.where(~F.col("ds").isin(sorted(coming)))
+            # Days that are loaded and stay: those still to be loaded again are compared when their turn comes.
+            coming = {d.ds for d in self.days if d.ds >= chunk[0].ds}
+            near = near.where(~F.col("ds").isin(sorted(coming)))
             there = near.select(*(F.col(k) for k in quoted(spec.table.keys)), "ds")
         return dedup.duplicates(rows, there, spec.table)
 
-    def _quarantine(self, rows: DataFrame, days: list[Day]) -> None:
+    def _quarantine(self, rows: DataFrame, days: list[Day], any_bad: bool) -> None:
         """Bad rows of all the days, in one commit: what a kill before the events' commits leaves is replaced again."""
         for day in days:
             _check_unchanged(day)
         names = [day.ds for day in days]
+        if not any_bad and not _holds(self.quarantine, names):
+            return
         bad = rows.where((F.col("_state") == BAD) & F.col("_ds").isin(names))
         line = F.col("_line").alias("_source_line")
         bad = bad.select("_source_file", line, "_raw", "_reason", F.col("_ds").alias("ds"))
@@ -388,6 +390,13 @@ def _check_unchanged(day: Day) -> None:
                 f"landing file {file.name} changed while it was read; nothing of {day.ds} was loaded. Run again when "
                 f"it is complete"
             )
+
+
+def _holds(table: Path, days: list[str]) -> bool:
+    """Whether a table has, or may have, rows of the days."""
+    log = DeltaLog(table)
+    files = log.files(log.version) if log.version is not None else []
+    return files is None or any(f.partition.get("ds") in days for f in files)
 
 
 def _replace(frame: DataFrame, path: Path, days: list[str], metadata: str) -> None:

@@ -57,8 +57,11 @@ def profiles(rows: DataFrame, table: Table, reading: Reading) -> list[FileProfil
         RuntimeError: lines were lost or not numbered one by one; nothing may be committed then.
     """
     found = [FileProfile(ds, file.name) for ds, file in reading.files]
-    _count(rows, table, found)
-    _reasons(rows, table, found)
+    extras = _count(rows, table, found)
+    if any(f.bad for f in found):
+        _reasons(rows, table, found)
+    if not extras:
+        return found
     extra = rows.where(F.col("_extra").isNotNull() & (F.col("_state") != SKIPPED))
     names = extra.groupBy("_file").agg(F.array_distinct(F.flatten(F.collect_set(F.map_keys("_extra")))).alias("names"))
     for row in names.collect():
@@ -66,7 +69,9 @@ def profiles(rows: DataFrame, table: Table, reading: Reading) -> list[FileProfil
     return found
 
 
-def _count(rows: DataFrame, table: Table, found: list[FileProfile]) -> None:
+def _count(rows: DataFrame, table: Table, found: list[FileProfile]) -> int:
+    """Fill in all that one aggregate gives; the number of rows with undeclared columns."""
+    extras = 0
     state, columns = F.col("_state"), [c.name for c in table.columns]
     good = state == GOOD
     wanted_nulls = list(table.expectations.null_rate)
@@ -77,6 +82,7 @@ def _count(rows: DataFrame, table: Table, found: list[FileProfile]) -> None:
         F.count_if((state != SKIPPED) & (F.col("_copy") > 0)).alias("expanded"),
         F.count_if(good).alias("good"),
         F.count_if(state == BAD).alias("bad"),
+        F.count_if((state != SKIPPED) & F.col("_extra").isNotNull()).alias("extras"),
         *(F.bit_or(F.when(state != SKIPPED, F.col(m))).alias(m) for m in mask_names(len(columns))),
         *(F.count_if(good & F.col(q).isNull()).alias(f"n{i}") for i, q in enumerate(quoted(wanted_nulls))),
         *(F.count(q).alias(f"c{i}") for i, q in enumerate(quoted(columns))),
@@ -87,6 +93,7 @@ def _count(rows: DataFrame, table: Table, found: list[FileProfile]) -> None:
     for row in rows.groupBy("_file").agg(*aggregates).collect():
         if row["_file"] is None or row["lines"] != row["last"]:
             raise RuntimeError(f"lines of landing files were lost or misnumbered: {row.asDict()}")
+        extras += row["extras"]
         one = found[row["_file"]]
         one.read, one.good, one.bad, one.expanded = row["read"], row["good"], row["bad"], row["expanded"]
         one.readable = {name: row[f"c{i}"] for i, name in enumerate(columns)}
@@ -98,6 +105,7 @@ def _count(rows: DataFrame, table: Table, found: list[FileProfile]) -> None:
             )
         if table.event_time and row["newest"] is not None:
             one.newest = datetime.fromtimestamp(row["newest"] / 1e6, UTC)
+    return extras
 
 
 def _reasons(rows: DataFrame, table: Table, found: list[FileProfile]) -> None:
