@@ -180,7 +180,22 @@ class _Load:
         """Read some days together, commit them one by one."""
         spec = self.ctx.spec
         reading = Reading(spark, spec.source, spec.table, tuple(chunk))
-        tick = time.perf_counter()
+        try:
+            self._load(spark, reading, chunk)
+        except FileDamaged as e:
+            damaged = e
+        else:
+            return
+        before = [day for day in chunk if day.ds < damaged.ds]
+        if before:
+            self.load(spark, before)
+        raise UserError(
+            f"landing file {damaged.file.name} cannot be read: {damaged.cause}. Nothing of {damaged.ds} was loaded; "
+            f"deliver the file again"
+        )
+
+    def _load(self, spark: SparkSession, reading: Reading, chunk: list[Day]) -> None:
+        spec, tick = self.ctx.spec, time.perf_counter()
         with self._staging() as staging:
             rows = self._staged(spark, reading, staging / "rows")
             found = profiles(rows, spec.table, reading)
@@ -236,21 +251,11 @@ class _Load:
 
         Not Spark's cache: a plan that reads files is a short one, and this one is planned again for each commit.
         """
-        try:
-            with one_file_a_task(spark), damage_named(reading):
-                chosen = _adapter(reading)
-                frames = [typed(frame, reading.table) for frame in chosen.parse(reading)]
-                rows = _stage(spark, reduce(DataFrame.unionByName, frames), folder / "lines")
-            return rows if chosen.finish is None else _stage(spark, chosen.finish(rows, reading), folder / "finished")
-        except FileDamaged as e:
-            damaged = e
-        before = [day for day in reading.days if day.ds < damaged.ds]
-        if before:
-            self.load(spark, before)
-        raise UserError(
-            f"landing file {damaged.file.name} cannot be read: {damaged.cause}. Nothing of {damaged.ds} was loaded; "
-            f"deliver the file again"
-        )
+        chosen = _adapter(reading)
+        with one_file_a_task(spark), damage_named(reading):
+            frames = [typed(frame, reading.table) for frame in chosen.parse(reading)]
+            rows = _stage(spark, reduce(DataFrame.unionByName, frames), folder / "lines")
+        return rows if chosen.finish is None else _stage(spark, chosen.finish(rows, reading), folder / "finished")
 
     def _duplicates(self, spark: SparkSession, rows: DataFrame, chunk: list[Day]) -> DataFrame | None:
         spec = self.ctx.spec

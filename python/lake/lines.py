@@ -29,6 +29,15 @@ _UNSPLIT = 1 << 42
 _GLOB_CHARACTERS = re.compile(r"([\[\]{}*?\\])")
 _FAILED = re.compile(r"FAILED_READ_FILE[^\]]*\] Encountered error while reading file (\S+?)\.\s")
 
+#: Loggers that print traces, or tell of the clean-up, when a task cannot read its file.
+_TASK_LOGGERS = (
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.sql.execution.datasources.FileFormatWriter",
+    "org.apache.spark.util.Utils",
+    "org.apache.hadoop.mapreduce.lib.output.FileOutputCommitter",
+)
+
 #: Columns of `Reading.lines`, which every adapter hands on.
 POSITION = ("_file", "_line", "_copy")
 
@@ -156,9 +165,8 @@ def _cause(file: LandingFile, message: str) -> str:
 def _quiet_tasks(spark: SparkSession) -> Iterator[None]:
     assert spark._jvm is not None
     log4j = spark._jvm.org.apache.logging.log4j
-    names = ("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager")
-    before = {name: log4j.LogManager.getLogger(name).getLevel() for name in names}
-    for name in names:
+    before = {name: log4j.LogManager.getLogger(name).getLevel() for name in _TASK_LOGGERS}
+    for name in _TASK_LOGGERS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
     try:
         yield

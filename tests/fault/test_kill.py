@@ -59,7 +59,7 @@ def run_and_kill(home: Path, stage: str, after: float) -> bool:
     return False
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_killed_anywhere_then_rerun_equals_undisturbed(
     spark: SparkSession, finished_day: tuple[Path, Run], home: Path
 ) -> None:
