@@ -132,7 +132,7 @@ def _untimely(column: str, late_days: int) -> list[_Wrong]:
     time = F.col(_quoted(column)).cast("timestamp")
     text = time.cast("string")
     late, future = F.coalesce(time < F.col("_from"), F.lit(False)), F.coalesce(time >= F.col("_to"), F.lit(False))
-    too_late, too_early = f"more than {late_days} days late", "after the end of the day"
+    too_late, too_early = f"more than {late_days} day{'' if late_days == 1 else 's'} late", "after the end of the day"
     return [
         _Wrong(when, f"{column}: {what}", F.concat(F.lit(f"{column}: '"), text, F.lit(f"' is {what}")), text)
         for when, what in ((late, too_late), (future, too_early))

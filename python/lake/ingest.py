@@ -30,7 +30,7 @@ from headrace.errors import UserError
 from headrace.lake import dedup, expectations, landing, ledger
 from headrace.lake.cast import BAD, GOOD, check_table, quoted, typed
 from headrace.lake.landing import Day
-from headrace.lake.lines import FileDamaged, Reading, damage_named, one_file_a_task
+from headrace.lake.lines import FileDamaged, Reading, damage_named, one_file_a_task, settings
 from headrace.lake.log import DeltaLog
 from headrace.lake.profile import FileProfile, profiles
 from headrace.lake.session import session
@@ -44,6 +44,8 @@ _LOG = logging.getLogger("headrace.lake")
 CHUNK_BYTES = 256 << 20
 #: The ledger is in the log, so the log is kept.
 _LOG_RETENTION = "interval 3650 days"
+#: Delta leaves out a commit that changes nothing, and with it the ledger's entry.
+_SKIP_EMPTY = "spark.databricks.delta.skipRecordingEmptyCommits"
 _QUARANTINE = "_source_file string, _source_line bigint, _raw string, _reason string, ds string"
 #: Characters that Delta refuses in a column's name (without column mapping).
 _NOT_IN_NAMES = set(" ,;{}()\n\t=")
@@ -405,12 +407,13 @@ def _holds(table: Path, days: list[str]) -> bool:
 
 
 def _replace(frame: DataFrame, path: Path, days: list[str], metadata: str) -> None:
-    """Make the rows those of the days, in one commit."""
+    """Make the rows those of the days, in one commit: also where there are none, and were none."""
     shown = ", ".join(f"'{ds}'" for ds in days)
-    (
-        frame.write.format("delta").mode("overwrite").option("replaceWhere", f"ds IN ({shown})")
-        .option("mergeSchema", "true").option("userMetadata", metadata).save(str(path))
-    )  # fmt: skip
+    with settings(frame.sparkSession, {_SKIP_EMPTY: "false"}):
+        (
+            frame.write.format("delta").mode("overwrite").option("replaceWhere", f"ds IN ({shown})")
+            .option("mergeSchema", "true").option("userMetadata", metadata).save(str(path))
+        )  # fmt: skip
 
 
 def _chunks(days: list[Day]) -> Iterable[list[Day]]:

@@ -8,8 +8,8 @@ keep small files from sharing a task, `one_file_a_task` sets the two sizes that 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -104,13 +104,8 @@ class Reading:
 
 
 @contextmanager
-def one_file_a_task(spark: SparkSession) -> Iterator[None]:
-    """Within, scans that start read each file in a task of its own."""
-    wanted = {
-        "spark.sql.files.maxPartitionBytes": str(_UNSPLIT),
-        "spark.sql.files.openCostInBytes": str(_UNSPLIT),
-        "spark.sql.files.maxPartitionNum": str((1 << 31) - 1),
-    }
+def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+    """Within, the session has these properties; after it, those from before."""
     before = {key: spark.conf.get(key, None) for key in wanted}
     for key, value in wanted.items():
         spark.conf.set(key, value)
@@ -122,6 +117,18 @@ def one_file_a_task(spark: SparkSession) -> Iterator[None]:
                 spark.conf.unset(key)
             else:
                 spark.conf.set(key, old)
+
+
+def one_file_a_task(spark: SparkSession) -> AbstractContextManager[None]:
+    """Within, scans that start read each file in a task of its own."""
+    return settings(
+        spark,
+        {
+            "spark.sql.files.maxPartitionBytes": str(_UNSPLIT),
+            "spark.sql.files.openCostInBytes": str(_UNSPLIT),
+            "spark.sql.files.maxPartitionNum": str((1 << 31) - 1),
+        },
+    )
 
 
 @contextmanager

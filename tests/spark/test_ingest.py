@@ -165,7 +165,7 @@ def plain_value(name: str, value: Any) -> tuple[Any, bool]:
             return None, False
         items = [plain_value("note" if name == "tags" else "hour", v) for v in value]
         return [v for v, _ in items], all(ok for _, ok in items)
-    text = value if isinstance(value, str) else json.dumps(value)
+    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     if name in ("id", "note"):
         return text, True
     if name in ("user", "hour"):
@@ -339,7 +339,7 @@ def test_rows_and_quarantine_equal_a_plain_reading(
         ("e913", "price: 'free' is not a double; hour: -1 is outside [0, 23]"),
         ("e915", "sizes: '[1,\"x\"]' is not an array<int>"),
         ("e917", "user: required, but null"),
-        ("e918", "ts: '2026-02-27 23:59:59.999' is more than 1 days late"),
+        ("e918", "ts: '2026-02-27 23:59:59.999' is more than 1 day late"),
         ("e919", "ts: '2026-03-02 00:00:00' is after the end of the day"),
     ],
 )
@@ -486,7 +486,7 @@ def test_kill_after_a_replaced_day_still_reloads_those_that_follow(
     def dying(*args: Any) -> None:
         nonlocal calls
         calls += 1
-        if calls == 3:
+        if calls == 2:
             raise Killed
         replace(*args)
 
@@ -537,7 +537,7 @@ def test_plain_files_larger_than_a_split_keep_their_line_numbers(spark: SparkSes
 
 
 def test_expectations_stop_the_day_before_anything_of_it_is_committed(spark: SparkSession, ws: Workspace) -> None:
-    put(ws, f"in/{D1}/a.json.gz", jsonl([event(n, D1) for n in range(10)]))
+    put(ws, f"in/{D1}/a.json.gz", jsonl([event(n, D1) for n in range(14, 24)]))
     late = [event(n, D1, note=None) for n in range(100, 106)]
     put(ws, f"in/{D2}/a.json.gz", jsonl([*late, event(106, D1), "bad", "bad", "bad"]))
     strict = {"min_rows": 8, "max_bad_rate": 0.2, "null_rate": {"note": 0.5}, "freshness_hours": 12}

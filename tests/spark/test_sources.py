@@ -1,0 +1,309 @@
+"""Adapters on tiny files that are written here, and on the real data sets where they are."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from datetime import datetime
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from headrace.config import Spec, load_spec
+from headrace.errors import UserError
+from headrace.lake import landing
+from headrace.lake.cast import BAD, GOOD, SKIPPED, typed
+from headrace.lake.ingest import Ingest
+from headrace.lake.lines import Reading, one_file_a_task
+from headrace.lake.sources import adapter
+from headrace.lake.sources_fixed import CRITEO
+from headrace.lake.sources_movielens import RANK_NEGATIVES, VALID_NEGATIVES
+from headrace.stage import run_stage
+from headrace.workspace import Workspace
+
+
+def read(spark: SparkSession, ws: Workspace, spec: Spec, files: Mapping[str, str | bytes]) -> list[dict[str, Any]]:
+    """The judged rows of some files, as the stage stages them, in the order of the source."""
+    for name, body in files.items():
+        path = ws.home / "in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = body if isinstance(body, bytes) else body.encode()
+        path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    source = spec.source.model_copy(update={"path": "in/*"})
+    reading = Reading(spark, source, spec.table, landing.days(source, ws, str(spec.ds)))
+    chosen = adapter(source.format)
+    staged = ws.home / "staged"
+    with one_file_a_task(spark):
+        frames = [typed(frame, spec.table) for frame in chosen.parse(reading)]
+        reduce(DataFrame.unionByName, frames).write.parquet(str(staged))
+    rows = spark.read.parquet(str(staged))
+    found = (rows if chosen.finish is None else chosen.finish(rows, reading)).collect()
+    return sorted((r.asDict() for r in found), key=lambda r: (r["_file"], r["_line"], r["_copy"]))
+
+
+def shipped(name: str, **source: Any) -> Spec:
+    spec = load_spec(name)
+    return spec.model_copy(update={"source": spec.source.model_copy(update=source)})
+
+
+def ingest(spec: Spec, ws: Workspace) -> Any:
+    return run_stage(Ingest(), spec, ws, str(spec.ds)).manifest
+
+
+def events(spark: SparkSession, ws: Workspace, spec: Spec) -> DataFrame:
+    return spark.read.format("delta").load(str(ws.table(spec.pipeline, "events")))
+
+
+# --- csv and jsonl -------------------------------------------------------------------------------------------------
+
+
+def columns_spec(format_: str, **source: Any) -> Spec:
+    spec = shipped("talkingdata", format=format_, **source)
+    columns = [{"name": "a", "type": "int"}, {"name": "b", "type": "string"}, {"name": "c", "type": "array<double>"}]
+    table = type(spec.table).model_validate({"columns": columns})
+    return spec.model_copy(update={"table": table})
+
+
+def test_csv_with_separator_null_value_and_no_header(spark: SparkSession, ws: Workspace) -> None:
+    spec = columns_spec("csv", separator=";", header=False, null_value="NA")
+    rows = read(spark, ws, spec, {"x.csv": '1;NA;1.5|2\n\n2;"x;y";\nNA;;NA\n3;4\n4;z;1|NA\n', "y.csv": "5;;"})
+    good = [(r["_file"], r["_line"], r["a"], r["b"], r["c"]) for r in rows if r["_state"] == GOOD]
+    assert good == [
+        (0, 1, 1, None, [1.5, 2.0]),
+        (0, 3, 2, "x;y", None),
+        (0, 4, None, None, None),
+        (1, 1, 5, None, None),
+    ]
+    bad = [(r["_line"], r["_reason"]) for r in rows if r["_state"] == BAD]
+    assert bad == [(5, "wrong number of fields"), (6, "c: '1|NA' is not an array<double>")]
+    assert [r["_line"] for r in rows if r["_state"] == SKIPPED] == [2]
+
+
+def test_csv_files_with_their_own_headers(spark: SparkSession, ws: Workspace) -> None:
+    """Columns are found by name, in each file's own order; what is not there is null, what is not declared is kept."""
+    files = {"x.csv": "a,b\n1,x\n", "y.csv": "b,z,a\nq,new,2\n,,3\n"}
+    rows = read(spark, ws, columns_spec("csv"), files)
+    good = [(r["a"], r["b"], r["c"], r["_extra"]) for r in rows if r["_state"] == GOOD]
+    assert good == [(1, "x", None, None), (2, "q", None, {"z": "new"}), (3, None, None, {"z": None})]
+    # A bit for each declared column that the file has.
+    assert [r["_present0"] for r in rows if r["_state"] == GOOD] == [0b011, 0b011, 0b011]
+
+
+def test_json_lines(spark: SparkSession, ws: Workspace) -> None:
+    body = '{"a": 1, "b": "x", "c": [1, 2.5, null]}\n{"a": null, "z": {"k": [1]}}\n{"c": []}\n{"a": 1.0}\n{}'
+    rows = read(spark, ws, columns_spec("jsonl"), {"x.jsonl": body})
+    good = [(r["_line"], r["a"], r["b"], r["c"], r["_extra"]) for r in rows if r["_state"] == GOOD]
+    assert good == [
+        (1, 1, "x", [1.0, 2.5, None], None),
+        (2, None, None, None, {"z": '{"k":[1]}'}),
+        (3, None, None, [], None),
+        (5, None, None, None, None),
+    ]
+    assert [r["_reason"] for r in rows if r["_state"] == BAD] == ["a: '1.0' is not an int"]
+    assert [r["_present0"] for r in rows] == [0b111, 0b001, 0b100, 0b001, 0]
+
+
+# --- criteo ----------------------------------------------------------------------------------------------------------
+
+
+def test_criteo_lines(spark: SparkSession, ws: Workspace) -> None:
+    numbers = [str(n) for n in range(-1, 12)]
+    names = [f"{n:08x}" for n in range(26)]
+    full = "\t".join(["1", *numbers, *names])
+    blank = "\t".join(["0", *[""] * 39])
+    short = "\t".join(["0", *numbers, *names[:-1]])
+    word = "\t".join(["0", "many", *numbers[1:], *names])
+    rows = read(spark, ws, shipped("criteo"), {"train.txt": f"{full}\n{blank}\n{short}\n{word}\n"})
+    assert [rows[0][c] for c in CRITEO] == [1, *range(-1, 12), *names]
+    assert [rows[1][c] for c in CRITEO] == [0, *[None] * 39]
+    assert [(r["_line"], r["_reason"]) for r in rows[2:]] == [
+        (3, "wrong number of fields"),
+        (4, "I1: 'many' is not an int"),
+    ]
+
+
+def test_criteo_real(spark: SparkSession, ws: Workspace, shared_data: Path) -> None:
+    spec = shipped("criteo")
+    manifest = ingest(spec, ws)
+    assert manifest.rows == {"read": 10_000, "kept": 10_000, "quarantined": 0, "duplicates": 0}
+    found = events(spark, ws, spec).orderBy("_source_file", "_source_line").collect()
+    lines = (shared_data / "criteo" / "kaggle-first-10k.txt").read_text().splitlines()
+    for number, (row, line) in enumerate(zip(found, lines, strict=True), 1):
+        fields = [text or None for text in line.split("\t")]
+        expected = [*(None if t is None else int(t) for t in fields[:14]), *fields[14:]]
+        assert [row[c] for c in CRITEO] == expected
+        assert row["_source_line"] == number
+
+
+# --- talkingdata -----------------------------------------------------------------------------------------------------
+
+HEADER = "ip,app,device,os,channel,click_time,attributed_time,is_attributed\n"
+
+
+def test_talkingdata_times(spark: SparkSession, ws: Workspace) -> None:
+    body = (
+        f"{HEADER}1,2,3,4,5,2017-11-07 9:30,,0\n"
+        "1,2,3,4,5,2017-11-07 19:30,2017-11-08 2:05,1\n"
+        "1,2,3,4,5,2017-11-07 09:30:59,2017-11-07 12:00:01,1\n"
+        "1,2,3,4,5,7.11.2017 9:30,,0\n"
+        "1,2,3,4,5,2017-11-10 0:00,,0\n"
+    )
+    rows = read(spark, ws, shipped("talkingdata"), {"train.csv.gz": body})
+    assert rows[0]["_state"] == SKIPPED
+    times = [(r["click_time"], r["attributed_time"], r["is_attributed"]) for r in rows[1:4]]
+    assert times == [
+        (datetime(2017, 11, 7, 9, 30), None, 0),
+        (datetime(2017, 11, 7, 19, 30), datetime(2017, 11, 8, 2, 5), 1),
+        (datetime(2017, 11, 7, 9, 30, 59), datetime(2017, 11, 7, 12, 0, 1), 1),
+    ]
+    assert [(r["_line"], r["_reason"]) for r in rows[4:]] == [
+        (5, "click_time: '7.11.2017 9:30' is not a timestamp"),
+        (6, "click_time: '2017-11-10 00:00:00' is after the end of the day"),
+    ]
+
+
+def test_talkingdata_real(spark: SparkSession, ws: Workspace, shared_data: Path) -> None:
+    spec = shipped("talkingdata")
+    manifest = ingest(spec, ws)
+    assert manifest.rows["kept"] == manifest.rows["read"] == 100_000
+    assert manifest.facts["drift"] == []
+    found = events(spark, ws, spec).orderBy("_source_line").toPandas()
+    with open(shared_data / "talkingdata" / "train_sample.csv", newline="") as f:
+        rows = list(csv.DictReader(f))
+    for column in ("ip", "app", "device", "os", "channel", "is_attributed"):
+        assert found[column].tolist() == [int(r[column]) for r in rows]
+    for column in ("click_time", "attributed_time"):
+        expected = [datetime.strptime(r[column], "%Y-%m-%d %H:%M") if r[column] else None for r in rows]
+        assert [None if t is None or t != t else t.to_pydatetime() for t in found[column]] == expected
+    assert int(found["is_attributed"].sum()) == 227
+    # What is known only after the label is no feature.
+    assert "attributed_time" not in {c for chain in spec.features.workflow for c in chain.columns}
+
+
+# --- movielens -------------------------------------------------------------------------------------------------------
+
+
+def splits(rows: list[dict[str, Any]]) -> dict[tuple[str, int], set[tuple[int, int]]]:
+    """(split, label) -> (user, item) pairs, each there once."""
+    found: dict[tuple[str, int], set[tuple[int, int]]] = defaultdict(set)
+    for r in rows:
+        if r["_state"] == GOOD:
+            pair = (r["user_id"], r["item_id"])
+            assert pair not in found[r["split"], r["label"]]
+            found[r["split"], r["label"]].add(pair)
+    return dict(found)
+
+
+def check_negatives(found: dict[tuple[str, int], set[tuple[int, int]]], split: str, count: int, items: int) -> None:
+    """As many negatives a user as wanted, or as there are, of items that the user has not rated."""
+    seen: dict[int, set[int]] = defaultdict(set)
+    for name in ("train", "valid", *(["rank"] if split == "rank" else [])):
+        for user, item in found.get((name, 1), ()):
+            seen[user].add(item)
+    drawn = Counter(user for user, _ in found[split, 0])
+    for user, _ in found[split, 1]:
+        assert drawn[user] == min(count, items - len(seen[user]))
+    assert not {(u, i) for u, i in found[split, 0] if i in seen[u]}
+
+
+def test_movielens_ratings(spark: SparkSession, ws: Workspace) -> None:
+    # User 1 rates 300 items (two at the same last second), user 2 five of them, user 3 two.
+    lines = [f"1::{item}::{item % 5 + 1}::{978_300_000 + min(item, 299)}" for item in range(1, 301)]
+    lines += [f"2::{item}::4::{978_300_000 - item}" for item in range(1, 6)]
+    lines += ["3::1::4::978300000", "3::2::4::978300001", "4::x::3::978300000", "5::1::3", "6::1::9::978300000"]
+    spec = shipped("movielens", format="movielens")
+    rows = read(spark, ws, spec, {"ratings.dat": "\n".join(lines) + "\n"})
+    bad = [(r["_line"], r["_reason"]) for r in rows if r["_state"] == BAD]
+    assert bad == [
+        (308, "item_id: 'x' is not a bigint"),
+        (309, "wrong number of fields"),
+        (310, "rating: 9 is outside [0, 5]"),
+    ] or bad[2] == (310, "rating: 9.0 is outside [0, 5]")
+    found = splits(rows)
+    # Of the two ratings of one second the later line is the last. Two ratings are too few to hold any out.
+    assert found["rank", 1] == {(1, 300), (2, 1)}
+    assert found["valid", 1] == {(1, 299), (2, 2)}
+    assert found["train", 1] == {(1, i) for i in range(1, 299)} | {(2, 3), (2, 4), (2, 5), (3, 1), (3, 2)}
+    assert ("train", 0) not in found
+    check_negatives(found, "valid", VALID_NEGATIVES, 300)
+    everything = {u: {i for (s, y), pairs in found.items() if y for v, i in pairs if v == u} for u in (1, 2)}
+    assert not {(u, i) for u, i in found["rank", 0] | found["valid", 0] if i in everything[u]}
+    assert Counter(u for u, _ in found["rank", 0]) == {2: RANK_NEGATIVES}
+    first = next(r for r in rows if r["_line"] == 1)
+    assert (first["ts"], first["rating"]) == (datetime(2000, 12, 31, 22, 0, 1), 2.0)
+    drawn = [r for r in rows if r["label"] == 0]
+    assert all(r["rating"] is None and r["_copy"] > 0 for r in drawn)
+    again = read(spark, Workspace(ws.home / "again"), spec, {"ratings.dat": "\n".join(lines) + "\n"})
+    assert splits(again) == found
+
+
+NCF = {
+    "x.train.rating": "".join(f"{u}\t{i}\t5\n" for u in range(3) for i in range(u, 40, u + 1)) + "3\t7\t4\nx\t1\t1\n",
+    "x.test.rating": "".join(f"{u}\t{60 + u}\t4\t978300{u}00\n" for u in range(4)),
+    "x.test.negative": "".join(f"({u},{60 + u})\t" + "\t".join(str(41 + k) for k in range(9)) + "\n" for u in range(4))
+    + "broken\t1\t2\n(4,64)\n",
+}
+
+
+def test_movielens_ncf(spark: SparkSession, ws: Workspace) -> None:
+    spec = shipped("movielens")
+    rows = read(spark, ws, spec, NCF)
+    bad = {(r["_source_file"], r["_line"]): r["_reason"] for r in rows if r["_state"] == BAD}
+    assert bad == {
+        ("in/x.train.rating", 68): "user_id: 'x' is not a bigint",
+        ("in/x.test.negative", 5): "wrong number of fields",
+        ("in/x.test.negative", 6): "wrong number of fields",
+    }
+    found = splits(rows)
+    given = {(u, i) for u in range(3) for i in range(u, 40, u + 1)} | {(3, 7)}
+    assert found["rank", 1] == {(u, 60 + u) for u in range(4)}
+    assert found["rank", 0] == {(u, 41 + k) for u in range(4) for k in range(9)}
+    # One of each user's training items is held out; user 3 has a single one, which stays.
+    assert found["train", 1] | found["valid", 1] == given
+    assert not found["train", 1] & found["valid", 1]
+    assert sorted(u for u, _ in found["valid", 1]) == [0, 1, 2]
+    assert ("train", 0) not in found
+    items = {i for pairs in (given, found["rank", 1], found["rank", 0]) for _, i in pairs}
+    check_negatives(found, "valid", VALID_NEGATIVES, len(items))
+    assert not found["train", 1] & (found["rank", 1] | found["rank", 0])
+    times = {r["user_id"]: r["ts"] for r in rows if r["split"] == "rank" and r["label"] == 1 and r["_state"] == GOOD}
+    assert times[1] == datetime(1971, 2, 7, 7, 8, 20) or times[1].year in (1973, 2001)
+
+
+def test_movielens_ncf_wants_its_three_files(spark: SparkSession, ws: Workspace) -> None:
+    spec = shipped("movielens")
+    with pytest.raises(UserError, match=r"no landing file ends in '\.test\.negative'"):
+        read(spark, ws, spec, {k: v for k, v in NCF.items() if "negative" not in k})
+    with pytest.raises(UserError, match=r"landing file in/notes\.txt is none of \*\.train\.rating"):
+        read(spark, ws, spec, {**NCF, "notes.txt": "x"})
+
+
+def test_movielens_ncf_real(spark: SparkSession, ws: Workspace, shared_data: Path) -> None:
+    spec = shipped("movielens")
+    manifest = ingest(spec, ws)
+    assert manifest.rows["quarantined"] == 0
+    assert manifest.rows["read"] == 994_169 + 6_040 + 6_040
+    assert manifest.rows["kept"] == manifest.rows["read"] + manifest.rows["expanded"]
+    frame = events(spark, ws, spec).select("user_id", "item_id", "split", "label").toPandas()
+    counts = frame.groupby(["split", "label"]).size().to_dict()
+    assert counts == {("train", 1): 988_129, ("valid", 1): 6_040, ("valid", 0): 4 * 6_040,
+                      ("rank", 1): 6_040, ("rank", 0): 99 * 6_040}  # fmt: skip
+    pairs = {key: set(zip(g.user_id, g.item_id, strict=True)) for key, g in frame.groupby(["split", "label"])}
+    folder = shared_data / "ml-1m-ncf"
+    given = {tuple(map(int, line.split("\t")[:2])) for line in open(folder / "ml-1m.train.rating")}
+    left_out = {tuple(map(int, line.split("\t")[:2])) for line in open(folder / "ml-1m.test.rating")}
+    assert pairs["train", 1] | pairs["valid", 1] == given
+    assert not pairs["train", 1] & pairs["valid", 1]
+    assert pairs["rank", 1] == left_out
+    assert not left_out & given
+    assert not pairs["valid", 0] & given
+    listed = set()
+    for line in open(folder / "ml-1m.test.negative"):
+        head, *items = line.split("\t")
+        listed |= {(int(head[1:].split(",")[0]), int(item)) for item in items}
+    assert pairs["rank", 0] == listed
