@@ -7,30 +7,18 @@ nothing to do with label, user or time.
 
 from __future__ import annotations
 
-import json
-import logging
 import math
-import os
-import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from headrace.features.spark_plan import col, is_missing
+from headrace.features.spark_plan import col
 from headrace.features.split import SPLIT
-from headrace.features.workflow import FittedWorkflow, physical_schema
-from headrace.schema import NULL_CODE, OOV_CODE, DatasetSchema, Kind
-
-_LOG = logging.getLogger("headrace.features")
+from headrace.features.workflow import FittedWorkflow, Workflow
 
 Engine = Literal["spark", "arrow"]
 
@@ -105,34 +93,39 @@ def write_dataset(
     """
     for split in {p.split for p in plans}:
         (folder / split).mkdir(parents=True, exist_ok=True)
-    w = fitted.workflow
-    carried = {f"__carried{i}": name for i, name in enumerate(w.carried_columns)}
-    meta = [
+    # Each engine writes in a module of its own, which has its types from here.
+    from headrace.features import writer_arrow, writer_spark
+
+    write = writer_spark.write if engine == "spark" else writer_arrow.write
+    return write(fitted, rows, plans, folder, workflow)
+
+
+def carried_columns(w: Workflow) -> dict[str, str]:
+    """Carried columns as they travel to the writer: name on the way -> of the table."""
+    return {f"__carried{i}": name for i, name in enumerate(w.carried_columns)}
+
+
+def identity(w: Workflow) -> list[Column]:
+    """What travels with a row besides its features: label, carried columns, split, and what places it."""
+    return [
         col(w.label_column).cast("float").alias("__label"),
-        *[col(source).alias(name) for name, source in carried.items()],
+        *[col(source).alias(name) for name, source in carried_columns(w).items()],
         F.col(SPLIT),
         F.xxhash64("_source_file", "_source_line").alias("__hash"),
         F.col("_source_file").alias("__source_file"),
         F.col("_source_line").alias("__source_line"),
     ]
-    frame = rows.select(*[col(c) for c in w.input_columns], *meta)
-    if engine == "spark":
-        flags = {c: f"__missing{i}" for i, c in enumerate(w.input_columns)}
-        frame = frame.select("*", *[is_missing(c, w.input_type(c)).alias(flag) for c, flag in flags.items()])
-        keep = ["__label", *carried, SPLIT, "__hash", "__source_file", "__source_line", *flags.values()]
-        frame = fitted.transform(frame, keep=keep)
+
+
+def placed(frame: DataFrame, plans: list[FilePlan]) -> DataFrame:
+    """Rows with `identity` brought to their files: each file's in one partition, in its order, `__file` its index."""
     frame = frame.withColumn("__file", _file_of(plans)).drop(SPLIT)
     keys = F.array(*[F.lit(k) for k in partition_keys(len(plans))])
-    frame = (
+    return (
         frame.repartition(len(plans), F.element_at(keys, F.col("__file") + 1))
         .sortWithinPartitions("__file", "__hash", "__source_file", "__source_line")
         .drop("__hash", "__source_file", "__source_line")
     )
-    task = _Task(tuple(plans), str(folder), str(workflow), engine, tuple(carried), tuple(frame.columns))
-    # mapInArrow reads a dot in a column's name as a field's: numbers travel, the task puts the names back.
-    numbered = frame.toDF(*[f"c{i}" for i in range(len(frame.columns))])
-    found = numbered.mapInArrow(task.run, "written string").collect()
-    return sorted((_written(json.loads(r[0])) for r in found), key=lambda f: f.name)
 
 
 def _file_of(plans: list[FilePlan]) -> Column:
@@ -173,96 +166,3 @@ def _murmur3(x: int) -> int:
     h = (h ^ (h >> 13)) * 0xC2B2AE35 & mask
     h ^= h >> 16
     return h - (1 << 32) if h >> 31 else h
-
-
-@dataclass(frozen=True)
-class _Task:
-    """What runs on an executor: sorted batches in, Parquet files out."""
-
-    plans: tuple[FilePlan, ...]
-    folder: str
-    workflow: str
-    engine: Engine
-    carried: tuple[str, ...]
-    #: Of the batches' columns, in order.
-    names: tuple[str, ...]
-
-    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        fitted = _loaded(self.workflow)
-        index, missing = -1, dict.fromkeys(fitted.input_columns, 0)
-        parts: list[pa.RecordBatch] = []
-        for numbered in batches:
-            whole = pa.RecordBatch.from_arrays(numbered.columns, names=list(self.names))
-            files = whole.column(whole.schema.get_field_index("__file")).to_numpy()
-            edges = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(files)]
-            for start, end in pairwise(edges):
-                if start == end:
-                    continue
-                if files[start] != index:
-                    if parts:
-                        yield self._write(fitted, index, parts, missing)
-                    index, parts, missing = int(files[start]), [], dict.fromkeys(fitted.input_columns, 0)
-                batch = whole.slice(start, end - start)
-                parts.append(self._transform(fitted, batch))
-                for i, name in enumerate(fitted.input_columns):
-                    missing[name] += self._missing(fitted, batch, i, name)
-        if parts:
-            yield self._write(fitted, index, parts, missing)
-
-    def _transform(self, fitted: FittedWorkflow, batch: pa.RecordBatch) -> pa.RecordBatch:
-        schema = physical_schema(fitted.schema.features)
-        if self.engine == "arrow":
-            made = fitted.transform_batch(batch).columns
-        else:
-            made = [batch.column(batch.schema.get_field_index(c)) for f in fitted.features for c in f.physical]
-        rest = [batch.column(batch.schema.get_field_index(c)) for c in ("__label", *self.carried)]
-        return pa.RecordBatch.from_arrays([*made, *rest], schema=schema)
-
-    def _missing(self, fitted: FittedWorkflow, batch: pa.RecordBatch, i: int, name: str) -> int:
-        if self.engine == "arrow":
-            return fitted.missing(batch, name)
-        return int(np.count_nonzero(batch.column(batch.schema.get_field_index(f"__missing{i}")).to_numpy(False)))
-
-    def _write(
-        self, fitted: FittedWorkflow, index: int, parts: list[pa.RecordBatch], missing: Mapping[str, int]
-    ) -> pa.RecordBatch:
-        plan = self.plans[index]
-        table = pa.Table.from_batches(parts)
-        rows = table.num_rows
-        groups = min(max(plan.groups, math.ceil(rows / plan.group_rows)), rows)
-        edges = [rows * i // groups for i in range(groups + 1)]
-        path = Path(self.folder) / plan.name
-        # A task may run twice; the last rename wins, and both wrote the same.
-        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
-        with pq.ParquetWriter(partial, table.schema, compression="none", use_dictionary=False) as writer:
-            for start, end in pairwise(edges):
-                writer.write_table(table.slice(start, end - start), row_group_size=end - start)
-        size = partial.stat().st_size
-        os.replace(partial, path)
-        written = {
-            "name": plan.name, "rows": rows, "row_groups": groups, "size": size,
-            "columns": {n: c.__dict__ for n, c in _count(fitted.schema, table, missing).items()},
-        }  # fmt: skip
-        return pa.RecordBatch.from_pydict({"written": [json.dumps(written)]})
-
-
-def _count(schema: DatasetSchema, table: pa.Table, missing: Mapping[str, int]) -> dict[str, ColumnCounts]:
-    out = {name: ColumnCounts(missing=number) for name, number in missing.items()}
-    for feature in schema.of(Kind.CATEGORICAL):
-        for column in feature.physical:
-            codes = table.column(column).to_numpy()
-            out[feature.name].coded += int(np.count_nonzero(codes != NULL_CODE))
-            if feature.vocabulary is not None:
-                out[feature.name].oov += int(np.count_nonzero(codes == OOV_CODE))
-    return out
-
-
-@lru_cache(maxsize=2)
-def _loaded(folder: str) -> FittedWorkflow:
-    """A worker process serves many tasks: it reads the vocabularies and builds their indexes once."""
-    return FittedWorkflow.load(Path(folder))
-
-
-def _written(data: dict[str, Any]) -> Written:
-    columns = {name: ColumnCounts(**counts) for name, counts in data.pop("columns").items()}
-    return Written(**data, columns=columns)
