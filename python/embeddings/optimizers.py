@@ -30,6 +30,8 @@ class Rule:
     state: tuple[str, ...]
     #: (weight [U, D], gradient [U, D], {state: [U, D]}, learning rate, step from 1): changes them in place.
     update: Callable[[Tensor, Tensor, Mapping[str, Tensor], float, int], None]
+    #: Those of the states that never shrink.
+    growing: tuple[str, ...] = ()
 
 
 def sgd(weight: Tensor, grad: Tensor, state: Mapping[str, Tensor], lr: float, step: int) -> None:
@@ -54,6 +56,6 @@ def adam(weight: Tensor, grad: Tensor, state: Mapping[str, Tensor], lr: float, s
 
 RULES: Mapping[str, Rule] = {
     "sgd": Rule(state=(), update=sgd),
-    "adagrad": Rule(state=("sum",), update=adagrad),
+    "adagrad": Rule(state=("sum",), update=adagrad, growing=("sum",)),
     "adam": Rule(state=("exp_avg", "exp_avg_sq"), update=adam),
 }

@@ -109,6 +109,13 @@ class ShardedEmbeddings(nn.Module):
         for name, full in self.state.items():
             full.index_copy_(0, rows, state[name])
 
+    @torch.no_grad()
+    def age_state(self, kept: float) -> None:
+        """Multiply the states that never shrink (adagrad's sums) by `kept`, so that rows stay able to move."""
+        if self.optimizer is not None:
+            for name in RULES[self.optimizer.kind].growing:
+                self.state[name].mul_(kept)
+
     def drop_gradients(self) -> None:
         """Forget the gradients since the last step."""
         self._pending.clear()

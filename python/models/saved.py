@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from headrace import __version__, config
 from headrace.atomic import write_text
 from headrace.embeddings.collective import Collective, LocalCollective
-from headrace.embeddings.storage import Loaded, shared_directory, write_index
+from headrace.embeddings.storage import Loaded, read_index, shared_directory, write_index
 from headrace.embeddings.tensors import FileRecord, load_tensors, read_checked, record_of, save_tensors
 from headrace.errors import UserError
 from headrace.models.dlrm import DLRM
@@ -134,6 +134,16 @@ def load_dlrm(folder: Path, collective: Collective | None = None) -> DLRM:
         if record.name != DENSE:
             read_checked(folder, record)
     return model.eval()
+
+
+def has_state_of(folder: Path, kind: str) -> bool:
+    """Whether a saved model has the embeddings' states of this kind of optimizer.
+
+    Raises:
+        UserError: the folder's index is missing or damaged.
+    """
+    optimizer = read_index(folder / EMBEDDINGS).optimizer
+    return optimizer is not None and optimizer.kind == kind
 
 
 def restore(model: DLRM, folder: Path, with_optimizer: bool) -> Loaded:

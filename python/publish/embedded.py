@@ -498,7 +498,8 @@ def _log_since(path: Path, offset: int) -> str:
 
 def _telling_line(text: str) -> str:
     lines = text.splitlines()
-    return next((line for line in lines if "FATAL" in line or "error" in line.lower()), lines[-1] if lines else "")
+    # pg_ctl breaks its own messages over lines.
+    return next((line for line in lines if "FATAL" in line or "error" in line.lower()), " ".join(lines))
 
 
 def _last_line(text: str) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -63,6 +64,21 @@ class Progress(BaseModel):
     curve: list[dict[str, float]] = Field(default_factory=list)
     evals: list[dict[str, float | None]] = Field(default_factory=list)
 
+    @property
+    def best(self) -> int | None:
+        """Place in `evals` of the lowest log loss, the first of equals; None before the first evaluation."""
+        losses = [math.inf if e["log_loss"] is None else e["log_loss"] for e in self.evals]
+        return losses.index(min(losses)) if losses else None
+
+    @property
+    def best_step(self) -> int | None:
+        """The step that `best` was evaluated at."""
+        return None if self.best is None else int(self.evals[self.best]["step"] or 0)
+
+    def has_stalled(self, patience: int | None) -> bool:
+        """Whether the last `patience` evaluations did not improve on the one before them."""
+        return patience is not None and self.best is not None and len(self.evals) - 1 - self.best >= patience
+
 
 class _Record(BaseModel):
     """checkpoint.json. `sha256` is of this record with an empty one."""
@@ -88,9 +104,10 @@ def save(
     *,
     config: str,
     keep: int,
+    keep_step: int | None = None,
     may_commit: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Write `folder/step-NNNNNNNN`. Collective. Then remove all but the newest `keep`.
+    """Write `folder/step-NNNNNNNN`. Collective. Then remove all but the newest `keep` and that of step `keep_step`.
 
     Args:
         may_commit: called by the chief before the rename; raises where another launch has taken over.
@@ -109,7 +126,8 @@ def save(
             may_commit()
     if collective.world.is_chief:
         for old in list_steps(folder)[keep:]:
-            shutil.rmtree(folder / step_name(old))
+            if old != keep_step:
+                shutil.rmtree(folder / step_name(old))
     return final
 
 
@@ -131,21 +149,43 @@ def restore(
     steps = _from_chief(list_steps(folder), collective)
     for step in steps:
         path = folder / step_name(step)
-        problem: UserError | None = None
-        progress = None
-        try:
-            progress = _load(path, model, dense, config)
-        except UserError as e:
-            problem = e
-        failures = torch.tensor([0.0 if problem is None else 1.0])
-        collective.all_reduce_sum([failures])
-        if float(failures) == 0:
+        progress, problem = _try(path, model, dense, collective, config)
+        if progress is not None:
             return progress
         if isinstance(problem, _OtherConfig):
             raise problem
         if problem is not None:
             log.warning("checkpoint %s is refused (%s); trying the one before", path.name, problem)
     return None
+
+
+def restore_step(
+    folder: Path, step: int, model: Model, dense: DenseOptimizer, collective: Collective, *, config: str
+) -> None:
+    """Load the checkpoint of one step. Collective.
+
+    Raises:
+        UserError: it is damaged, here or on another rank.
+    """
+    path = folder / step_name(step)
+    progress, problem = _try(path, model, dense, collective, config)
+    if progress is None:
+        raise problem or UserError(f"checkpoint {path} cannot be read on another rank; see that rank's message")
+
+
+def _try(
+    path: Path, model: Model, dense: DenseOptimizer, collective: Collective, config: str
+) -> tuple[Progress | None, UserError | None]:
+    """Load a checkpoint: its progress where all ranks could; else None, and what this rank stumbled over, if it did."""
+    problem: UserError | None = None
+    progress = None
+    try:
+        progress = _load(path, model, dense, config)
+    except UserError as e:
+        problem = e
+    failures = torch.tensor([0.0 if problem is None else 1.0])
+    collective.all_reduce_sum([failures])
+    return (progress if float(failures) == 0 else None), problem
 
 
 class _OtherConfig(UserError):

@@ -85,7 +85,9 @@ class Job(BaseModel):
 
 
 #: Keys of config.Train that change the weights; the others say how fast and how safely they are come by.
-OBEYED = ("batch_size", "streams", "epochs", "max_steps", "seed", "dense", "embeddings", "negatives")
+OBEYED = (
+    "batch_size", "streams", "epochs", "max_steps", "patience", "seed", "dense", "embeddings", "negatives", "warm_decay",
+)  # fmt: skip
 
 
 def step_name(step: int) -> str:
@@ -113,6 +115,8 @@ class Report(BaseModel):
     metrics: dict[str, float | None]
     curve: list[dict[str, float]]
     evals: list[dict[str, float | None]]
+    #: The evaluated step whose weights the model has.
+    best_step: int
     calibration_bins: list[dict[str, Any]]
     #: Seconds for which the chief's loop waited for data in this run.
     data_wait_seconds: float

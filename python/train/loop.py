@@ -74,8 +74,8 @@ def train(job: Job, collective: Collective, say: Say = lambda tick: None) -> Rep
         if list_steps(job.checkpoints):
             learner = _new_learner(job, schema, collective)
         if job.warm_start is not None:
-            # Weights, not optimizer states: adagrad's sums grow for ever, and after a year of days nothing would move.
-            saved.restore(learner.model, job.warm_start, with_optimizer=False)
+            saved.restore(learner.model, job.warm_start, saved.has_state_of(job.warm_start, job.train.embeddings.kind))
+            learner.model.embeddings.age_state(job.train.warm_decay)
     warm = str(job.warm_start) if job.warm_start is not None else None
     progress = resumed or Progress()
     resumed_from = progress.step
@@ -93,8 +93,18 @@ def train(job: Job, collective: Collective, say: Say = lambda tick: None) -> Rep
         evaluation = _steps(job, learner, source, progress, total, collective, valid, schema, say)
         rows, per_epoch, waited = source.rows, source.steps_per_epoch, source.wait_seconds
 
+    total = progress.step
     say(Tick(phase="evaluate", step=total, total=total))
-    if evaluation is None:  # all steps had been taken before this run began
+    best_step = progress.step
+    if job.train.patience is not None and progress.best_step not in (None, progress.step):
+        assert progress.best_step is not None
+        best_step, evaluation = progress.best_step, None
+        if collective.world.is_chief:
+            log.info("taking the weights of step %d, which had the lowest log loss", best_step)
+        checkpoint.restore_step(
+            job.checkpoints, best_step, learner.model, learner.dense, collective, config=job.obeyed
+        )
+    if evaluation is None:  # other weights than those of the last step; or all steps were taken before this run began
         evaluation = _evaluate(job, learner.model, valid, schema, collective)
     metrics = dict(evaluation.metrics)
     sizes = {"train": rows, "valid": evaluation.rows}
@@ -106,7 +116,7 @@ def train(job: Job, collective: Collective, say: Say = lambda tick: None) -> Rep
     _save(job, learner, dataset, metrics, collective)
     return Report(
         rows=sizes, steps=total, steps_per_epoch=per_epoch, resumed_from_step=resumed_from, warm_start=warm,
-        metrics=metrics, curve=progress.curve, evals=progress.evals, calibration_bins=evaluation.calibration_bins,
+        metrics=metrics, curve=progress.curve, evals=progress.evals, best_step=best_step, calibration_bins=evaluation.calibration_bins,
         data_wait_seconds=round(waited, 3), peak_memory_mib={f"rank{collective.world.rank}": peak_mib()},
     )  # fmt: skip
 
@@ -128,7 +138,7 @@ def _steps(
     meter = _Meter(progress, job.train.batch_size)
     said = 0.0
     learner.model.train()
-    while progress.step < total:
+    while progress.step < total and not progress.has_stalled(job.train.patience):
         batch = next(source)
         if job.model.dropout:
             # The mask is a function of the step, so that a resumed run draws the same ones.
@@ -160,10 +170,11 @@ def _steps(
                 log.info("epoch %d of %d: %s", epoch, job.train.epochs, show_metrics(found))
             progress.seconds = before + time.perf_counter() - began
             meter.restart()
-        if progress.step % job.train.checkpoint_steps == 0 or progress.step == total:
+        may_be_best = epoch_ends and job.train.patience is not None
+        if progress.step % job.train.checkpoint_steps == 0 or progress.step == total or may_be_best:
             checkpoint.save(
-                job.checkpoints, learner.model, learner.dense, progress, collective,
-                config=job.obeyed, keep=job.train.keep, may_commit=job.check_fence,
+                job.checkpoints, learner.model, learner.dense, progress, collective, config=job.obeyed,
+                keep=job.train.keep, keep_step=progress.best_step, may_commit=job.check_fence,
             )  # fmt: skip
             meter.restart()
     return evaluation
@@ -241,7 +252,7 @@ def _save(job: Job, learner: _Learner, dataset: Path, metrics: dict[str, float |
         job.check_fence()
     saved.save_model(
         job.saved_model, learner.model, workflow=dataset / "workflow", pipeline=job.pipeline, ds=job.ds, key=job.key,
-        metrics=metrics, with_optimizer=False,
+        metrics=metrics,
     )  # fmt: skip
 
 

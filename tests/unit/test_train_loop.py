@@ -21,8 +21,9 @@ from headrace.embeddings.collective import LocalCollective
 from headrace.embeddings.collective_threads import run_ranks
 from headrace.errors import UserError
 from headrace.manifest import Manifest
+from headrace.models.dlrm import DLRM
 from headrace.models.predictor import load_predictor
-from headrace.models.saved import load_dlrm
+from headrace.models.saved import load_dlrm, read_card, restore
 from headrace.train.job import Diverged, Job, Report, list_steps
 from headrace.train.loop import train, train_local
 from headrace.train.progress import Tick
@@ -306,6 +307,68 @@ def test_warm_start_keeps_what_was_learned(
     assert 0 < bound <= 0.05 + 1e-6
     # The run is continued, not started warm again.
     assert train_local(job).resumed_from_step == 1
+
+
+def test_warm_start_keeps_a_share_of_adagrads_sums(
+    home: Workspace, undisturbed: tuple[Job, Report], make_dataset: Callable[..., Manifest]
+) -> None:
+    tomorrow = make_dataset(home, train=2_000, valid=500, users=80, items=45, ds="2026-01-12", seed=1)
+    still = Optimizer(kind="adagrad", learning_rate=1e-12)
+    conf = TRAIN.model_copy(update={"max_steps": 1, "embeddings": still, "warm_decay": 0.25})
+    job = job_of(home, tomorrow, "decayed", conf, warm_start=undisturbed[0].saved_model)
+    train_local(job)
+
+    def sums(folder: Path) -> torch.Tensor:
+        card = read_card(folder)
+        model = DLRM(card.dataset_schema, card.model, LocalCollective(), card.seed)
+        model.embeddings.configure_optimizer(still)
+        restore(model, folder, with_optimizer=True)
+        return model.embeddings.state["sum"][model.embeddings.plan.addresses.of_rows("user", torch.arange(60))]
+
+    before, after = sums(undisturbed[0].saved_model), sums(job.saved_model)
+    grown = (after - 0.25 * before).numpy()
+    assert grown.min() >= -1e-7
+    # A step of 200 rows leaves some users out: theirs is the share alone.
+    untouched = np.abs(grown).max(axis=1) < 1e-9
+    assert 0 < untouched.sum() < 60
+    assert float(before[torch.from_numpy(untouched)].max()) > 0
+
+
+def test_it_stops_when_valid_gets_worse_and_takes_the_best_epoch(home: Workspace, features: Manifest) -> None:
+    # Steps so large that it learns the training rows by heart.
+    hasty = TRAIN.model_copy(update={"embeddings": Optimizer(kind="adagrad", learning_rate=0.5), "epochs": 12})
+    job = job_of(home, features, "hasty", hasty)
+    report = train_local(job)
+    losses = [e["log_loss"] for e in report.evals]
+    best = int(np.argmin(losses))
+    assert best < 10
+    assert len(losses) == best + 2
+    assert (report.best_step, report.steps) == (20 * (best + 1), 20 * (best + 2))
+    assert report.metrics["log_loss"] == losses[best]
+    # The same weights as a run that ends there.
+    plain = job_of(home, features, "plain", hasty.model_copy(update={"epochs": best + 1, "patience": None}))
+    assert train_local(plain).best_step == report.best_step
+    assert_same_weights(job, plain)
+    # A run that was killed between its last step and its end.
+    shutil.rmtree(job.saved_model)
+    again = train_local(job)
+    assert (again.resumed_from_step, again.best_step, again.metrics) == (
+        report.steps, report.best_step, report.metrics,
+    )  # fmt: skip
+    assert_same_weights(job, plain)
+    patient = job_of(home, features, "patient", hasty.model_copy(update={"patience": 2}))
+    assert len(train_local(patient).evals) == best + 3
+
+
+def test_a_damaged_best_checkpoint_is_named(home: Workspace, features: Manifest) -> None:
+    hasty = TRAIN.model_copy(update={"embeddings": Optimizer(kind="adagrad", learning_rate=0.5), "epochs": 12})
+    job = job_of(home, features, "torn", hasty)
+    report = train_local(job)
+    shutil.rmtree(job.saved_model)
+    torn = job.checkpoints / f"step-{report.best_step:08d}" / "dense.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-1])
+    with pytest.raises(UserError, match=rf"step-{report.best_step:08d}"):
+        train_local(job)
 
 
 def test_a_superseded_rank_does_not_commit(
