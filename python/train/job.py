@@ -86,7 +86,8 @@ class Job(BaseModel):
 
 #: Keys of config.Train that change the weights; the others say how fast and how safely they are come by.
 OBEYED = (
-    "batch_size", "streams", "epochs", "max_steps", "patience", "seed", "dense", "embeddings", "negatives", "warm_decay",
+    "batch_size", "streams", "epochs", "max_steps", "patience", "seed", "dense", "embeddings", "negatives",
+    "warm_decay",
 )  # fmt: skip
 
 

@@ -101,9 +101,7 @@ def train(job: Job, collective: Collective, say: Say = lambda tick: None) -> Rep
         best_step, evaluation = progress.best_step, None
         if collective.world.is_chief:
             log.info("taking the weights of step %d, which had the lowest log loss", best_step)
-        checkpoint.restore_step(
-            job.checkpoints, best_step, learner.model, learner.dense, collective, config=job.obeyed
-        )
+        checkpoint.restore_step(job.checkpoints, best_step, learner.model, learner.dense, collective, config=job.obeyed)
     if evaluation is None:  # other weights than those of the last step; or all steps were taken before this run began
         evaluation = _evaluate(job, learner.model, valid, schema, collective)
     metrics = dict(evaluation.metrics)
@@ -116,8 +114,9 @@ def train(job: Job, collective: Collective, say: Say = lambda tick: None) -> Rep
     _save(job, learner, dataset, metrics, collective)
     return Report(
         rows=sizes, steps=total, steps_per_epoch=per_epoch, resumed_from_step=resumed_from, warm_start=warm,
-        metrics=metrics, curve=progress.curve, evals=progress.evals, best_step=best_step, calibration_bins=evaluation.calibration_bins,
-        data_wait_seconds=round(waited, 3), peak_memory_mib={f"rank{collective.world.rank}": peak_mib()},
+        metrics=metrics, curve=progress.curve, evals=progress.evals, best_step=best_step,
+        calibration_bins=evaluation.calibration_bins, data_wait_seconds=round(waited, 3),
+        peak_memory_mib={f"rank{collective.world.rank}": peak_mib()},
     )  # fmt: skip
 
 
