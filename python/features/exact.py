@@ -1,0 +1,230 @@
+"""Sums of doubles and of their squares as whole numbers: the same bits in any order, any grouping, either engine.
+
+A double is cut into signed digits to the base 2**27, at fixed places: x = sum of d[k] * 2**(27 k), with d[k] whole and
+|d[k]| < 2**27. Digits are added up as 64-bit integers, which no order can change, so sums of parts merge into the sum
+of the whole, exactly (a superaccumulator: Kulisch, "Computer Arithmetic and Validity", 2013; the fixed places make it
+plain column arithmetic for Spark, hence for GPUs). The product of two digits has 54 bits, so squares are exact as
+well, and a variance is right to the last bit however small it is beside the mean. 2**31 rows fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+
+BITS = 27
+_BASE = 1 << BITS
+#: Values that float32 cannot hold are no part of statistics (nor are infinities); those below its normal numbers are 0.
+LARGEST = 3.4e38
+SMALLEST = 2.0**-126
+
+
+def usable(x: F64) -> F64:
+    """NaN for what is no part of statistics; no negative zero. float64 [n] -> float64 [n]."""
+    with np.errstate(invalid="ignore"):
+        size = np.abs(x)
+        return np.where(size <= LARGEST, np.where(size < SMALLEST, 0.0, x), np.nan)
+
+
+def spark_usable(x: Column) -> Column:
+    """Null for what is no part of statistics; no negative zero."""
+    from pyspark.sql import functions as F
+
+    x = x.cast("double")
+    size = F.abs(x)
+    return F.when(size <= F.lit(LARGEST), F.when(size < F.lit(SMALLEST), F.lit(0.0)).otherwise(x))
+
+
+def places(smallest: float, largest: float, whole: bool = False) -> range:
+    """Places of the digits of numbers whose magnitudes, where not 0, are from `smallest` to `largest`.
+
+    `whole`: they are whole numbers. Nothing but zeros: `largest` is 0.
+    """
+    if not largest:
+        return range(0, 1)
+    lowest = math.frexp(smallest)[1] - 53
+    if whole:
+        lowest = max(lowest, 0)
+    return range(lowest // BITS, (math.frexp(largest)[1] - 1) // BITS + 1)
+
+
+def square_places(places: range) -> range:
+    """Places of the digits of the squares of numbers with digits at `places`."""
+    return range(2 * places.start, 2 * places.stop)
+
+
+def places_of(x: F64) -> range:
+    """`places` of usable numbers, NaN left out."""
+    size = np.abs(x[~np.isnan(x)])
+    size = size[size > 0]
+    if not len(size):
+        return range(0, 1)
+    return places(float(size.min()), float(size.max()))
+
+
+def digits(x: F64, places: range) -> dict[int, I64]:
+    """Digits by place of usable numbers without NaN. float64 [n] -> int64 [n] each."""
+    out = {}
+    rest = x * 2.0 ** (-BITS * (places.stop - 1))
+    for place in reversed(places):
+        part = np.trunc(rest)
+        out[place] = part.astype(np.int64)
+        rest = (rest - part) * _BASE
+    return out
+
+
+def square_digits(digits: Mapping[int, I64], places: range) -> dict[int, I64]:
+    """Digits by place (up to 2**31 in size) of the squares of numbers with `digits` at `places`."""
+    n = len(digits[places.start])
+    out = {place: np.zeros(n, np.int64) for place in square_places(places)}
+    for i in places:
+        for j in range(i, places.stop):
+            product = digits[i] * digits[j]
+            weight = 1 if i == j else 2
+            out[i + j] += weight * (product & (_BASE - 1))
+            out[i + j + 1] += weight * (product >> BITS)
+    return out
+
+
+def spark_digits(x: Column, places: range) -> dict[int, Column]:
+    """`digits` as bigint columns. `x` is double, usable; it is best a plain column, since it is used many times."""
+    from pyspark.sql import functions as F
+
+    def truncated(place: int) -> Column:
+        y = x * F.lit(2.0 ** (-BITS * place))
+        # From 2**53 on every double is whole, and beyond 2**63 no bigint holds it.
+        return F.when(F.abs(y) < F.lit(2.0**53), y.cast("bigint").cast("double")).otherwise(y)
+
+    out = {}
+    for place in places:
+        part = truncated(place)
+        if place + 1 < places.stop:
+            part = part - truncated(place + 1) * F.lit(float(_BASE))
+        out[place] = part.cast("bigint")
+    return out
+
+
+def spark_square_digits(digits: Mapping[int, Column], places: range) -> dict[int, Column]:
+    """`square_digits` as bigint columns."""
+    from pyspark.sql import functions as F
+
+    out: dict[int, Column] = {}
+
+    def add(place: int, x: Column) -> None:
+        out[place] = out[place] + x if place in out else x
+
+    for i in places:
+        for j in range(i, places.stop):
+            product = digits[i] * digits[j]
+            weight = F.lit(1 if i == j else 2).cast("bigint")
+            add(i + j, product.bitwiseAND(F.lit(_BASE - 1).cast("bigint")) * weight)
+            add(i + j + 1, F.shiftright(product, BITS) * weight)
+    return out
+
+
+def carried(sums: Mapping[int, I64]) -> dict[int, I64]:
+    """Sums of digits with the carries made: each digit from -2**26 to 2**26 - 1, which is the only such spelling.
+
+    Places where all numbers have 0 are left out. int64 [n] each.
+    """
+    if not sums:
+        return {}
+    out, place, last = {}, min(sums), max(sums)
+    carry = np.zeros_like(next(iter(sums.values())))
+    while place <= last or carry.any():
+        total = sums.get(place, 0) + carry
+        carry = (total + _BASE // 2) >> BITS
+        digit = total - (carry << BITS)
+        if digit.any():
+            out[place] = digit
+        place += 1
+    return out
+
+
+def whole(sums: Mapping[int, I64], n: int) -> tuple[npt.NDArray[Any], int]:
+    """(numbers, e): the values are numbers * 2**e, exactly. int64 [n] where that holds them, else Python's int [n]."""
+    if not sums:
+        return np.zeros(n, np.int64), 0
+    low, high = min(sums), max(sums)
+    if high == low:
+        return sums[low], BITS * low
+    out = np.zeros(n, object)
+    for place in range(high, low - 1, -1):
+        out = out * _BASE + (sums[place].astype(object) if place in sums else 0)
+    return out, BITS * low
+
+
+def fraction(sums: Mapping[int, I64]) -> Fraction:
+    """The one number that sums of a single group spell."""
+    return sum((Fraction(int(digit[0])) * Fraction(2) ** (BITS * place) for place, digit in sums.items()), Fraction())
+
+
+def means(sums: Mapping[int, I64], counts: I64) -> F64:
+    """sum / count, rounded once; NaN where the count is 0. [n] -> float64 [n]."""
+    numbers, exponent = whole(sums, len(counts))
+    return _ratio(numbers, np.maximum(counts, 1), exponent, counts > 0)
+
+
+def deviations(sums: Mapping[int, I64], squares: Mapping[int, I64], counts: I64) -> F64:
+    """Standard deviations with n - 1 below; 0 of one number, NaN of none. [n] -> float64 [n]."""
+    n = counts.astype(object)
+    first, low = whole(sums, len(counts))
+    second, low2 = whole(squares, len(counts))
+    first, second = first.astype(object), second.astype(object)
+    exponent = min(2 * low, low2)
+    spread = n * (second << (low2 - exponent)) - ((first * first) << (2 * low - exponent))
+    below = np.maximum(n * (n - 1), 1)
+    return np.sqrt(_ratio(spread, below, exponent, counts > 0))
+
+
+def floats(sums: Mapping[int, I64], n: int) -> F64:
+    """The sums, each rounded once. [n] -> float64 [n]."""
+    numbers, exponent = whole(sums, n)
+    return np.ldexp(numbers.astype(np.float64), exponent)
+
+
+def _ratio(above: npt.NDArray[Any], below: npt.NDArray[Any], exponent: int, there: npt.NDArray[np.bool_]) -> F64:
+    # Python divides whole numbers of any length with one rounding.
+    ratio = above.astype(object) / below.astype(object) if len(above) else above
+    return np.where(there, np.ldexp(ratio.astype(np.float64), exponent), np.nan)
+
+
+def total(x: F64, places: range, squares: bool, weights: I64 | None = None) -> tuple[dict[int, int], dict[int, int]]:
+    """Sums of the digits of usable numbers without NaN and, if asked, of their squares; `weights`: how often each is
+    there."""
+    first = dict.fromkeys(places, 0)
+    second = dict.fromkeys(square_places(places), 0) if squares else {}
+    step = 1 << 15  # what a core's cache holds
+    for start in range(0, len(x), step):
+        mine = digits(x[start : start + step], places)
+        w = None if weights is None else weights[start : start + step]
+        for sums, parts in ((first, mine), (second, square_digits(mine, places) if squares else {})):
+            for place, part in parts.items():
+                sums[place] += int(part.sum() if w is None else (part * w).sum())
+    return first, second
+
+
+def grouped(
+    x: F64, groups: npt.NDArray[np.intp], n: int, places: range, squares: bool
+) -> tuple[dict[int, I64], dict[int, I64]]:
+    """`total` by group: usable numbers without NaN, each with its group 0..n-1. -> int64 [n] each."""
+    first = {place: np.zeros(n, np.int64) for place in places}
+    second = {place: np.zeros(n, np.int64) for place in square_places(places)} if squares else {}
+    step = 1 << 20  # 2**20 digits of at most 2**32 add up to less than 2**53: exact as doubles
+    for start in range(0, len(x), step):
+        mine, g = digits(x[start : start + step], places), groups[start : start + step]
+        for sums, parts in ((first, mine), (second, square_digits(mine, places) if squares else {})):
+            for place, part in parts.items():
+                sums[place] += np.bincount(g, weights=part, minlength=n).astype(np.int64)
+    return first, second

@@ -1,0 +1,175 @@
+"""Statistics of parts merge into those of the whole, exactly, and are what NumPy and Python say."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.features import exact
+from headrace.features.columns import ValueType
+from headrace.features.keys import joint_key
+from headrace.features.partial import LABEL, Number, Rows, Statistic, arrow_partial, canonical, folds_of, merge, rounded
+
+REALS = st.none() | st.floats(allow_nan=False) | st.sampled_from([0.0, -0.0, 1e-310, 3.4e38, -1e300, 2.0**-126, 0.1])
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "k": st.none() | st.sampled_from(["", "a", "é", "日本", "a\0b"]),
+            "i": st.none() | st.sampled_from([0, -1, 2**53, 2**53 + 1]),
+            "x": REALS,
+            "w": st.none() | st.floats(-1e3, 1e3),
+            "ks": st.lists(st.none() | st.sampled_from(["a", "b", ""]), max_size=3),
+            "y": st.integers(0, 1),
+            "id": st.integers(-(2**63), 2**63 - 1),
+            "day": st.integers(-5, 5),
+        }
+    ),
+    max_size=25,
+)
+TYPES = {
+    "k": ValueType("string"),
+    "i": ValueType("bigint"),
+    "x": ValueType("double"),
+    "w": ValueType("double"),
+    "ks": ValueType("string", is_list=True),
+}
+EVERYTHING = Number("x", sum=True, squares=True, ends=True)
+STATISTICS = {
+    "moments": Statistic(numbers=(EVERYTHING, Number("w", sum=True))),
+    "text": Statistic(key=("k",), day=True),
+    "integer": Statistic(key=("i",), numbers=(EVERYTHING,)),
+    "list": Statistic(key=("ks",), day=True),
+    "value": Statistic(key=("x",), kind="number", bits=5),
+    "joint": Statistic(key=("k", "i"), numbers=(Number("w", sum=True, squares=True),)),
+    "folds": Statistic(key=("k",), folds=3, numbers=(Number(LABEL, sum=True),)),
+    "prior": Statistic(folds=3, numbers=(Number(LABEL, sum=True),)),
+}
+
+
+def part(rows: list[dict[str, Any]], statistic: Statistic) -> pa.Table:
+    columns = {name: pa.array([r[name] for r in rows], type_.arrow) for name, type_ in TYPES.items()}
+    facts = Rows(
+        day=np.array([r["day"] for r in rows], np.int64),
+        label=pa.array([r["y"] for r in rows], pa.int32()),
+        identity=np.array([r["id"] for r in rows], np.int64),
+    )
+    return arrow_partial(statistic, columns, TYPES, facts)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROWS, st.lists(st.integers(0, 25), min_size=2, max_size=4), st.randoms(use_true_random=False))
+def test_parts_merge_into_the_whole(rows: list[dict[str, Any]], cuts: list[int], random: Any) -> None:
+    edges = sorted(min(c, len(rows)) for c in cuts)
+    pieces = [rows[a:b] for a, b in zip([0, *edges], [*edges, len(rows)], strict=True)]
+    for name, statistic in STATISTICS.items():
+        parts = [part(piece, statistic) for piece in pieces]
+        whole = canonical(part(rows, statistic))
+        assert canonical(merge(parts)).equals(whole), name
+        # In pairs, from the other end, in another order.
+        right = merge([parts[0], merge(parts[1:])])
+        left = merge([merge(parts[:-1]), parts[-1]])
+        random.shuffle(parts)
+        assert canonical(right).equals(canonical(left)), name
+        assert canonical(merge(parts)).equals(whole), name
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROWS)
+def test_statistics_are_what_python_counts(rows: list[dict[str, Any]]) -> None:
+    for name in ("integer", "moments"):
+        found = part(rows, STATISTICS[name])
+        groups: dict[Any, list[float]] = {} if name == "integer" else {None: []}
+        for r in rows:
+            if name == "moments" or r["i"] is not None:
+                key = str(r["i"]) if name == "integer" else None
+                groups.setdefault(key, [])
+                if r["x"] is not None and abs(r["x"]) <= exact.LARGEST:
+                    groups[key].append(0.0 if abs(r["x"]) < exact.SMALLEST else r["x"])
+        keys = found.column("key").to_pylist() if name == "integer" else [None]
+        assert set(keys) == set(groups)
+        assert len(keys) == len(groups)
+        sums, squares = numbers_of(found, "sum"), numbers_of(found, "squares")
+        n = found.column("0.count").to_numpy()
+        means, deviations = exact.means(sums, n), exact.deviations(sums, squares, n)
+        floats = exact.floats(sums, len(n))
+        for g, key in enumerate(keys):
+            values = [Fraction(v) for v in groups[key]]
+            assert n[g] == len(values)
+            assert exact_at(sums, g) == sum(values)
+            assert exact_at(squares, g) == sum(v * v for v in values)
+            assert floats[g] == float(sum(values))
+            assert found.column("0.min")[g].as_py() == min(groups[key], default=None)
+            assert found.column("0.max")[g].as_py() == max(groups[key], default=None)
+            if not values:
+                assert math.isnan(means[g])
+                assert math.isnan(deviations[g])
+                continue
+            assert means[g] == float(sum(values) / len(values))
+            mean = sum(values) / len(values)
+            variance = sum((v - mean) ** 2 for v in values) / max(len(values) - 1, 1)
+            assert deviations[g] == math.sqrt(variance)
+
+
+def numbers_of(partial: pa.Table, measure: str) -> dict[int, Any]:
+    from headrace.features.partial import numbers
+
+    return numbers(partial, 0, measure)  # type: ignore[arg-type]
+
+
+def exact_at(sums: dict[int, Any], group: int) -> Fraction:
+    return exact.fraction({place: digit[group : group + 1] for place, digit in sums.items()})
+
+
+def test_keys_folds_days_and_lists() -> None:
+    rows: list[dict[str, Any]] = [
+        {"k": "a", "i": 1, "x": 1.0, "w": 1.5, "ks": ["a", None, "a"], "y": 1, "id": 5 << 20, "day": 3},
+        {"k": "a", "i": None, "x": 1.01, "w": None, "ks": [], "y": 1, "id": 4 << 20, "day": 2},
+        {"k": None, "i": 1, "x": -0.0, "w": 2.0, "ks": ["b"], "y": 1, "id": -1, "day": 1},
+    ]
+    assert canonical(part(rows, STATISTICS["text"])).to_pydict() == {"day": [2], "key": ["a"], "rows": [2]}
+    assert canonical(part(rows, STATISTICS["list"])).to_pydict() == {
+        "day": [3, 1], "key": ["a", "b"], "rows": [2, 1]}  # fmt: skip
+    # -1 >> 20 is -1, in fold 2 of 3 as Spark's pmod has it.
+    assert folds_of(np.array([5 << 20, 4 << 20, -1]), 3).tolist() == [2, 1, 2]
+    assert canonical(part(rows, STATISTICS["prior"])).to_pydict() == {
+        "0.count": [1, 2], "0.sum.0": [1, 2], "fold": [1, 2], "rows": [1, 2]}  # fmt: skip
+    assert canonical(part(rows, STATISTICS["folds"])).to_pydict() == {
+        "0.count": [1, 1], "0.sum.0": [1, 1], "fold": [1, 2], "key": ["a", "a"], "rows": [1, 1]}  # fmt: skip
+    assert canonical(part(rows, STATISTICS["value"])).to_pydict() == {"key": [0.0, 1.0], "rows": [1, 2]}
+    assert part(rows, STATISTICS["joint"]).column("key").to_pylist() == ["1:a1"]
+
+
+def test_a_variance_beside_a_large_mean() -> None:
+    x = 1e9 + np.arange(5000) % 2
+    found = arrow_partial(Statistic(numbers=(Number("x", squares=True),)), {"x": pa.array(x)}, TYPES, Rows())
+    n = found.column("0.count").to_numpy()
+    assert exact.deviations(numbers_of(found, "sum"), numbers_of(found, "squares"), n)[0] == math.sqrt(1250 / 4999)
+
+
+@given(st.lists(st.floats(-1e30, 1e30), min_size=1), st.integers(1, 52))
+def test_rounding_keeps_so_many_bits(values: list[float], bits: int) -> None:
+    x = exact.usable(np.array(values))
+    out = rounded(x, bits)
+    mantissa = np.abs(np.frexp(out)[0]) * 2.0**bits
+    assert (mantissa == np.rint(mantissa)).all()
+    assert (np.abs(out - x) <= np.abs(x) * 2.0**-bits).all()
+
+
+@given(st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3)), min_size=2, max_size=20, unique=True))
+def test_joint_keys_differ(pairs: list[tuple[str, str]]) -> None:
+    keys = joint_key([pa.array([p[0] for p in pairs], pa.string()), pa.array([p[1] for p in pairs], pa.string())])
+    assert len(set(keys.to_pylist())) == len(pairs)
+
+
+def test_missing_facts_are_named() -> None:
+    with pytest.raises(ValueError, match="identity"):
+        arrow_partial(STATISTICS["folds"], {"k": pa.array(["a"])}, TYPES, Rows())
+    with pytest.raises(ValueError, match="label"):
+        arrow_partial(Statistic(key=("k",), numbers=(Number(LABEL),)), {"k": pa.array(["a"])}, TYPES, Rows())
