@@ -155,16 +155,45 @@ def _op_spec(value: Any) -> Any:
         return {"op": value}
     if isinstance(value, Mapping) and len(value) == 1 and "op" not in value:
         ((op, params),) = value.items()
-        return {"op": op, "params": params or {}}
+        return {"op": op, "params": {} if params is None else params}
     return value
 
 
 class Chain(Section):
-    """Columns and the operators they pass through, in order: `["price"] >> FillMissing() >> LogOp()`."""
+    """Columns and the operators they pass through, in order: `["price"] >> FillMissing() >> LogOp()`.
+
+    A column may begin several chains; the names of the features that come out are unique.
+    """
 
     columns: tuple[str, ...]
     ops: tuple[Annotated[OpSpec, BeforeValidator(_op_spec)], ...] = ()
+    #: Of the chain's features. `ops: [{add_tags: [user, id]}]` is another way to write it.
     tags: tuple[str, ...] = ()
+    #: Of the chain's features, kept in the dataset's schema. `ops: [{add_metadata: {unit: EUR}}]` is the same.
+    metadata: Mapping[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _labels_as_ops(cls, data: Any) -> Any:
+        """Operators that only label: taken out, wherever in the chain they are, so that there is one spec."""
+        if not isinstance(data, Mapping) or not isinstance(data.get("ops"), (list, tuple)):
+            return data
+        ops, tags, metadata = [], list(data.get("tags") or ()), dict(data.get("metadata") or {})
+        for given in data["ops"]:
+            op = _op_spec(given)
+            name = op.get("op") if isinstance(op, Mapping) else None
+            if name == "add_tags":
+                found = op["params"].get("tags") if isinstance(op["params"], Mapping) else op["params"]
+                if not isinstance(found, (list, tuple)) or not found:
+                    raise ValueError("add_tags: write a list, for example add_tags: [user, id]")
+                tags += [t for t in found if t not in tags]
+            elif name == "add_metadata":
+                if not isinstance(op["params"], Mapping) or not op["params"]:
+                    raise ValueError("add_metadata: write a mapping, for example add_metadata: {unit: EUR}")
+                metadata |= op["params"]
+            else:
+                ops.append(given)
+        return {**data, "ops": ops, "tags": tags, "metadata": metadata}
 
 
 class Split(Section):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -61,6 +62,10 @@ class Feature(BaseModel):
     #: Features that name the same vocabulary share codes, and may share an embedding table.
     vocabulary: str | None = None
     tags: tuple[str, ...] = ()
+    #: What the workflow says of it besides; JSON values.
+    metadata: Mapping[str, Any] = Field(default_factory=dict)
+    #: The columns of the events that it is made of; empty for label and carried columns.
+    sources: tuple[str, ...] = ()
 
     @property
     def physical(self) -> tuple[str, ...]:

@@ -40,6 +40,10 @@ class ValueType:
     #: `code` only: the vocabulary that the codes are from, or how many there are.
     vocabulary: str | None = None
     cardinality: int | None = None
+    #: At most this many elements, where an operator has seen to it; None: not known.
+    most: int | None = None
+    #: It is done: the chain's later operators do not take it, it passes by them (an indicator, not to be normalized).
+    final: bool = False
 
     @property
     def is_number(self) -> bool:
@@ -56,6 +60,11 @@ class ValueType:
 
     def __str__(self) -> str:
         return f"array<{self.element}>" if self.is_list else self.element
+
+
+def least(a: int | None, b: int | None) -> int | None:
+    """The smaller of two bounds, None standing for none."""
+    return b if a is None else a if b is None else min(a, b)
 
 
 def declared(column: Column) -> ValueType:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 
-from headrace.features.op import Aggregates, Fit, Request, SparkPlace, State, ValueColumn
+from headrace.features.op import Aggregates, Fit, Request, State, ValueColumn
 from headrace.features.spark_plan import enter
 from headrace.features.vocabulary import Vocabularies, count_values
 from headrace.features.workflow import Workflow
@@ -82,7 +82,7 @@ class _Walk:
         self.request = self._fit = None
         while len(self.states) < len(self._chain.steps):
             step = self._chain.steps[len(self.states)]
-            fit = step.op.fit(self._columns, step.types)
+            fit = step.fit(self._columns)
             try:
                 self.request = next(fit)
             except StopIteration as end:
@@ -96,7 +96,7 @@ class _Walk:
         self.states.append(state)
         rest = self._chain.steps[len(self.states) :]
         if any(s.op.learns for s in rest):
-            self._columns = step.op.spark(self._columns, SparkPlace(step.types, state, _no_lookup, step.reads))
+            self._columns = step.spark(self._columns, state, _no_lookup)
 
 
 def _no_lookup(vocabulary: str, key: Column) -> Column:

@@ -11,7 +11,7 @@ To add one, write a class in a file of headrace.features.ops and name it in that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,6 +25,7 @@ from headrace.features.columns import Element, ValueType
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
+    from headrace.features.chains import Selection
     from headrace.features.lookup import Lookup
 
 #: What fit learned for a column. JSON values only; empty for operators that learn nothing.
@@ -83,8 +84,8 @@ class SparkPlace:
     state: Mapping[str, State]
     #: (vocabulary, its key as text) -> code; null where the vocabulary lacks it. A left join in the plan.
     lookup: Callable[[str, Column], Column]
-    #: How many leading elements of a list the rest of the chain looks at.
-    reads: Mapping[str, int] = field(default_factory=dict)
+    #: By column that comes out: how many leading elements of a list the rest of the chain looks at; None: all.
+    reads: Mapping[str, int | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,26 @@ class Op(BaseModel):
     name: ClassVar[str]
     #: Whether `fit` asks for anything.
     learns: ClassVar[bool] = False
+    #: Whether it also takes columns that are `final` or padded, which pass by other operators.
+    takes_final: ClassVar[bool] = False
+    #: Whether its Spark body has an expression for each element of a list, so that their number must have a bound.
+    unrolls: ClassVar[bool] = False
 
     def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
         """Types of the columns that come out. Raises OpError for a column that it cannot take."""
         raise NotImplementedError
+
+    def sources(self, given: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
+        """For each column that comes out, the columns that it is made of.
+
+        This answer is right where columns of the same name are made of each other, and others of all; an operator of
+        which less is true says so itself. What depends on fewer columns can be scored by side, without the pairs.
+        """
+        return {name: (name,) if name in given else tuple(given) for name in self.types(given)}
+
+    def vocabularies(self, given: Mapping[str, ValueType]) -> dict[str, VocabularyRule]:
+        """The vocabularies that it gives codes of, by name."""
+        return {}
 
     def fit(self, columns: Mapping[str, Column], types: Mapping[str, ValueType]) -> Fit:
         """Ask for aggregates over `columns` (as they arrive at this operator), return what they teach."""
@@ -122,9 +139,18 @@ class Op(BaseModel):
         """Columns as Arrow arrays, each as long as its input."""
         raise NotImplementedError
 
-    def reads(self, needed: int) -> int:
-        """How many leading elements of a list it looks at so that the first `needed` of its output are right."""
+    def reads(self, needed: int | None) -> int | None:
+        """How many leading elements of a list it looks at so that the first `needed` of its output are right.
+
+        None stands for all of them.
+        """
         return needed
+
+    def __rrshift__(self, columns: str | Sequence[str]) -> Selection:
+        """`["price"] >> LogOp()`."""
+        from headrace.features.chains import Selection
+
+        return Selection.of(columns) >> self
 
 
 class Elementwise(Op):
@@ -146,7 +172,9 @@ class Elementwise(Op):
         out = {}
         for name, value in given.items():
             try:
-                out[name] = replace(self.type_of(element_of(value)), is_list=value.is_list, length=value.length)
+                out[name] = replace(
+                    self.type_of(element_of(value)), is_list=value.is_list, length=value.length, most=value.most
+                )
             except OpError as e:
                 raise OpError(f"column '{name}': {e}") from None
         return out
@@ -179,7 +207,7 @@ class Elementwise(Op):
 
 def element_of(given: ValueType) -> ValueType:
     """The type of a list's element; of a scalar, itself."""
-    return replace(given, is_list=False, length=None)
+    return replace(given, is_list=False, length=None, most=None)
 
 
 def with_elements(lists: pa.ListArray, elements: pa.Array) -> pa.ListArray:

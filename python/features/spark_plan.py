@@ -10,7 +10,6 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from headrace.features.columns import ValueType
-from headrace.features.op import SparkPlace
 from headrace.schema import Kind
 
 if TYPE_CHECKING:
@@ -55,13 +54,11 @@ def transform_frame(
         return F.col(f"__code{len(joins) - 1}")
 
     ends: dict[str, Column] = {}
-    types: dict[str, ValueType] = {}
     for chain, states in zip(fitted.workflow.chains, fitted.states, strict=True):
         columns = {name: enter(name, fitted.workflow.input_type(name)) for name in chain.columns}
         for step, state in zip(chain.steps, states, strict=True):
-            columns = step.op.spark(columns, SparkPlace(step.types, state, lookup, step.reads))
+            columns = step.spark(columns, state, lookup)
         ends |= columns
-        types |= chain.ends
 
     selected = []
     for feature in fitted.features:

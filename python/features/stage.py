@@ -173,7 +173,7 @@ def _facts(
     by_split = {s: [f for f in files if f.name.startswith(f"{s}/")] for s in rows.splits}
     columns = []
     for feature in fitted.features:
-        entry: dict[str, Any] = {"name": feature.name, "kind": feature.kind.value}
+        entry: dict[str, Any] = {"name": feature.name, "kind": feature.kind.value, "sources": list(feature.sources)}
         has_oov = feature.kind is Kind.CATEGORICAL and feature.vocabulary is not None
         entry |= _rates(files, feature.name, has_oov)
         entry["splits"] = {s: _rates(mine, feature.name, has_oov) for s, mine in by_split.items() if mine}
@@ -194,7 +194,8 @@ def _facts(
 
 
 def _rates(files: list[Written], column: str, has_oov: bool) -> dict[str, float | None]:
-    """missing_rate: share of the rows without a value; oov_rate: share of the values that the vocabulary lacks."""
+    """missing_rate: of the rows, those that lack a value of the feature's columns; oov_rate: of the values, those that
+    the vocabulary lacks."""
     found = [f.columns.get(column, ColumnCounts()) for f in files]
     rows, coded = sum(f.rows for f in files), sum(c.coded for c in found)
     return {

@@ -10,10 +10,8 @@ This module does not import pyspark; only the Spark bodies do, when called.
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,26 +21,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace import __version__
 from headrace.atomic import write_text
 from headrace.config import Chain, Spec
 from headrace.errors import UserError
+from headrace.features.bound import BoundChain, bind, nearest
+from headrace.features.chains import Chains, Selection, as_chains
 from headrace.features.columns import ValueType, declared
 from headrace.features.lookup import Lookup
-from headrace.features.op import (
-    ArrowPlace,
-    Op,
-    OpError,
-    State,
-    VocabularyRule,
-    doubles,
-    to_numpy,
-    with_elements,
-)
-from headrace.features.ops import REGISTRY
-from headrace.features.ops.categorify import Categorify
+from headrace.features.op import State, VocabularyRule, doubles, to_numpy, with_elements
 from headrace.schema import Column, DatasetSchema, Feature, Kind
 
 if TYPE_CHECKING:
@@ -67,32 +57,12 @@ _PHYSICAL = {"float32": pa.float32(), "int32": pa.int32(), "int64": pa.int64(), 
 _BROADCAST_ROWS = 5_000_000
 
 
-@dataclass(frozen=True)
-class Step:
-    """An operator in its place: the types of the columns that arrive, and how much of lists the rest looks at."""
-
-    op: Op
-    types: Mapping[str, ValueType]
-    reads: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class BoundChain:
-    """A chain whose every step has been checked against the declared columns."""
-
-    columns: tuple[str, ...]
-    steps: tuple[Step, ...]
-    #: Types of the columns at the end: numbers or codes, lists with a length.
-    ends: Mapping[str, ValueType]
-    tags: tuple[str, ...]
-
-
 class Workflow:
     """The chains of a spec, checked."""
 
     def __init__(
         self,
-        chains: Sequence[Chain],
+        chains: Sequence[Chain | Selection] | Selection | Chains,
         columns: Sequence[Column],
         label: str,
         carried: Sequence[str] = (),
@@ -101,13 +71,16 @@ class Workflow:
         """Check everything that can be known without data.
 
         Raises:
-            UserError: an unknown operator or parameter, a column that an operator cannot take, a column used twice;
-                all of the first chain that has faults, each with its place `features.workflow[i].ops[j]`.
+            UserError: an unknown operator or parameter, a column that an operator cannot take, two features of one
+                name; with its place `features.workflow[i].ops[j]`.
         """
-        self.spec_chains, self.declared, self.label_column = tuple(chains), tuple(columns), label
+        self.spec_chains = as_chains(chains)
+        self.declared, self.label_column = tuple(columns), label
         self.carried_columns, self._where = tuple(carried), where
         self._types = {c.name: declared(c) for c in columns}
-        self.chains = tuple(self._bind(i, chain) for i, chain in enumerate(chains))
+        self.chains: tuple[BoundChain, ...] = tuple(
+            bind(chain, self._types, label, f"{where}.workflow[{i}]") for i, chain in enumerate(self.spec_chains)
+        )
         self._check_names()
         self.rules = self._rules()
 
@@ -120,7 +93,7 @@ class Workflow:
     @property
     def input_columns(self) -> tuple[str, ...]:
         """Columns of the lake's table that the features are made of, each once; the label is not among them."""
-        return tuple(column for chain in self.chains for column in chain.columns)
+        return tuple(dict.fromkeys(column for chain in self.chains for column in chain.columns))
 
     def input_type(self, column: str) -> ValueType:
         """The declared type of a column."""
@@ -139,53 +112,19 @@ class Workflow:
         states, tables = fit_states(self, train, vocabularies, day)
         return FittedWorkflow(self, states, {name: Lookup(table) for name, table in tables.items()})
 
-    def _bind(self, i: int, chain: Chain) -> BoundChain:
-        where = f"{self._where}.workflow[{i}]"
-        if not chain.columns:
-            raise UserError(f"{where}: names no column")
-        for column in chain.columns:
-            if column not in self._types:
-                raise UserError(f"{where}.columns: column '{column}' is not declared in table.columns"
-                                f"{_nearest(column, self._types)}")  # fmt: skip
-            if column == self.label_column:
-                raise UserError(f"{where}.columns: '{column}' is the label; a feature made of it would leak it")
-        ops = [build_op(spec.op, spec.params, f"{where}.ops[{j}]") for j, spec in enumerate(chain.ops)]
-        types: dict[str, ValueType] = {c: self._types[c] for c in chain.columns}
-        arriving = []
-        for j, op in enumerate(ops):
-            arriving.append(types)
-            at = f"{where}.ops[{j}] ({op.name})"
-            if any(t.length is not None for t in types.values()):
-                raise UserError(f"{at}: nothing can follow `pad`; put it last")
-            try:
-                types = op.types(types)
-            except OpError as e:
-                raise UserError(f"{at}: {e}") from None
-        for column, end in types.items():
-            _check_end(where, column, end)
-        steps = []
-        for j, op in enumerate(ops):
-            reads = {}
-            for column, end in types.items():
-                needed = end.length or 1
-                for later in reversed(ops[j + 1 :]):
-                    needed = later.reads(needed)
-                reads[column] = needed
-            steps.append(Step(op, arriving[j], reads))
-        return BoundChain(chain.columns, tuple(steps), types, chain.tags)
-
     def _check_names(self) -> None:
         seen: dict[str, int] = {}
         for i, chain in enumerate(self.chains):
-            for column in chain.columns:
-                if column in seen:
-                    raise UserError(f"{self._where}.workflow[{i}]: column '{column}' is already a feature of "
-                                    f"{self._where}.workflow[{seen[column]}]; name it in one chain")  # fmt: skip
-                seen[column] = i
+            for name in chain.ends:
+                if name in seen:
+                    raise UserError(f"{self._where}.workflow[{i}]: '{name}' is already a feature of "
+                                    f"{self._where}.workflow[{seen[name]}]; rename one of them (rename: "
+                                    f"{{suffix: _2}}), or name its column in one chain")  # fmt: skip
+                seen[name] = i
         for name, what in ((self.label_column, "label"), *((c, "carried") for c in self.carried_columns)):
             if name not in self._types:
                 raise UserError(f"{self._where}.{what}: column '{name}' is not declared in table.columns"
-                                f"{_nearest(name, self._types)}")  # fmt: skip
+                                f"{nearest(name, self._types)}")  # fmt: skip
         label = self._types[self.label_column]
         if not label.is_number or label.is_list:
             raise UserError(f"{self._where}.label: '{self.label_column}' is {label}; a label is a number, 0 or 1")
@@ -204,16 +143,20 @@ class Workflow:
     def _rules(self) -> dict[str, VocabularyRule]:
         """Rules of all vocabularies, by name."""
         rules: dict[str, VocabularyRule] = {}
+        unnamed: set[str] = set()
         for i, chain in enumerate(self.chains):
             for j, step in enumerate(chain.steps):
-                if isinstance(step.op, Categorify):
-                    for column in chain.columns:
-                        name = step.op.vocabulary_of(column)
-                        if rules.setdefault(name, step.op.rule) != step.op.rule:
-                            raise UserError(
-                                f"{self._where}.workflow[{i}].ops[{j}] (categorify): vocabulary '{name}' is shared "
-                                f"with a chain that has another min_count or max_size; give both the same"
-                            )
+                at = f"{self._where}.workflow[{i}].ops[{j}] ({step.op.name})"
+                for name, rule in step.op.vocabularies(step.types).items():
+                    if rules.setdefault(name, rule) != rule:
+                        raise UserError(f"{at}: vocabulary '{name}' is shared with a chain that has another min_count "
+                                        f"or max_size; give both the same")  # fmt: skip
+                    if getattr(step.op, "vocabulary", None) is None:
+                        if name in unnamed:
+                            raise UserError(f"{at}: another chain makes the vocabulary '{name}' too; if they are to "
+                                            f"share it (its values are counted in both), say `vocabulary: {name}` in "
+                                            f"both; else rename the column before")  # fmt: skip
+                        unnamed.add(name)
         return rules
 
     def schema_of(self, cardinalities: Mapping[str, int]) -> DatasetSchema:
@@ -236,6 +179,8 @@ class Workflow:
                         cardinality=cardinality if code else None,
                         vocabulary=end.vocabulary,
                         tags=chain.tags,
+                        metadata=chain.metadata,
+                        sources=chain.sources[column],
                     )
                 )
         features.append(Feature(name=self.label_column, kind=Kind.LABEL, dtype="float32"))
@@ -277,32 +222,41 @@ class FittedWorkflow:
         """Of `transform_batch`: continuous columns float32, categorical ones int32, no nulls; in the schema's order."""
         return physical_schema(self.features)
 
-    def transform_batch(self, batch: pa.RecordBatch, keep: Sequence[str] = ()) -> pa.RecordBatch:
+    def transform_batch(
+        self, batch: pa.RecordBatch, keep: Sequence[str] = (), only: Collection[str] | None = None
+    ) -> pa.RecordBatch:
         """Rows of the lake's table to physical columns, by the Arrow bodies. Needs no Spark.
 
         Args:
             batch: has the input columns, in the declared types or ones that cast to them without loss.
             keep: further columns of the batch, taken along unchanged at the end.
+            only: names of features; the others are left out, and chains that make none of them are not computed, so
+                the batch need not have their columns.
 
         Raises:
             UserError: an input column is missing or has another type.
         """
+        features = self.features if only is None else tuple(f for f in self.features if f.name in only)
+        wanted = {f.name for f in features}
         arrays: dict[str, pa.Array] = {}
         for chain, states in zip(self.workflow.chains, self.states, strict=True):
+            if wanted.isdisjoint(chain.ends):
+                continue
             columns = {name: self._column(batch, name) for name in chain.columns}
             for step, state in zip(chain.steps, states, strict=True):
-                columns = step.op.arrow(columns, ArrowPlace(step.types, state, self.vocabularies.__getitem__))
+                columns = step.arrow(columns, state, self.vocabularies.__getitem__)
             for name, end in chain.ends.items():
-                arrays[name] = _finish_arrow(columns[name], end)
+                if name in wanted:
+                    arrays[name] = _finish_arrow(columns[name], end)
         out: list[pa.Array] = []
-        for feature in self.features:
+        for feature in features:
             array = arrays[feature.name]
             if feature.is_list:
                 matrix = array.flatten().to_numpy().reshape(-1, feature.length)
                 out += [pa.array(matrix[:, i].copy()) for i in range(feature.length)]
             else:
                 out.append(array)
-        schema = self.arrow_schema
+        schema = self.arrow_schema if only is None else physical_schema(features)
         for name in keep:
             schema = schema.append(batch.schema.field(name))
             out.append(batch.column(name))
@@ -321,12 +275,11 @@ class FittedWorkflow:
         kept = dict(keep) if isinstance(keep, Mapping) else {name: name for name in keep}
         return transform_frame(self, frame, kept, self._folder, _BROADCAST_ROWS)
 
-    def missing(self, batch: pa.RecordBatch, column: str) -> int:
-        """How many rows of a raw batch have no value: null, NaN, or an empty list."""
+    def missing(self, batch: pa.RecordBatch, column: str) -> NDArray[np.bool_]:
+        """Which rows of a raw batch have no value of an input column: null, NaN, or an empty list. bool [rows]."""
         x = self._column(batch, column)
-        if self.workflow.input_type(column).is_list:
-            return int(pc.sum(pc.equal(pc.list_value_length(x), 0)).as_py() or 0)
-        return int(x.null_count)
+        none = pc.equal(pc.list_value_length(x), 0) if self.workflow.input_type(column).is_list else x.is_null()
+        return np.asarray(none.to_numpy(zero_copy_only=False), np.bool_)
 
     def save(self, folder: Path) -> None:
         """Write `workflow.json` and `vocabulary/NAME.parquet` (value, code) into `folder`."""
@@ -408,34 +361,6 @@ class _Saved(BaseModel):
     dataset_schema: DatasetSchema
 
 
-def build_op(name: str, params: Mapping[str, Any], where: str) -> Op:
-    """An operator of the registry with its parameters.
-
-    Raises:
-        UserError: no such operator, no such parameter, a wrong value; with the place and the nearest valid name.
-    """
-    kind = REGISTRY.get(name)
-    if kind is None:
-        raise UserError(
-            f"{where}: no operator '{name}'{_nearest(name, REGISTRY)} (known: {', '.join(sorted(REGISTRY))})"
-        )
-    try:
-        return kind.model_validate(dict(params))
-    except ValidationError as e:
-        faults = []
-        for error in e.errors():
-            key = str(error["loc"][0]) if error["loc"] else ""
-            known = list(kind.model_fields)
-            if error["type"] == "extra_forbidden":
-                faults.append(f"unknown parameter '{key}'{_nearest(key, known)} (known: {', '.join(known) or 'none'})")
-            elif error["type"] == "missing":
-                faults.append(f"parameter '{key}' is missing")
-            else:
-                fault = str(error["msg"]).removeprefix("Value error, ")
-                faults.append(f"parameter '{key}': {fault} (got {error['input']!r})" if key else fault)
-        raise UserError(f"{where} ({name}): {'; '.join(dict.fromkeys(faults))}") from None
-
-
 def physical_schema(features: Sequence[Feature]) -> pa.Schema:
     """Arrow fields of the Parquet columns; only carried columns may have nulls."""
     return pa.schema(
@@ -445,14 +370,6 @@ def physical_schema(features: Sequence[Feature]) -> pa.Schema:
             for column in f.physical
         ]
     )
-
-
-def _check_end(where: str, column: str, end: ValueType) -> None:
-    if end.is_list and end.length is None:
-        raise UserError(f"{where}: column '{column}' ends as {end}; end the chain with pad: {{length: N}}")
-    if end.element != "code" and not end.is_number:
-        raise UserError(f"{where}: column '{column}' ends as {end}, which no model can take; "
-                        f"add categorify or hash_bucket to the chain")  # fmt: skip
 
 
 def _finish_arrow(x: pa.Array, end: ValueType) -> pa.Array:
@@ -473,8 +390,3 @@ def _nan_to_null(x: pa.Array) -> pa.Array:
 def vocabulary_file(folder: Path, name: str) -> Path:
     """Where a saved workflow keeps a vocabulary."""
     return folder / "vocabulary" / f"{quote(name, safe='')}.parquet"
-
-
-def _nearest(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean '{close[0]}'?" if close else ""

@@ -45,7 +45,7 @@ class FilePlan:
 class ColumnCounts:
     """What is counted of a feature's values."""
 
-    #: Rows without a value in the lake: null, NaN, an empty list.
+    #: Rows that lack a value of one of the columns that it is made of: null, NaN, an empty list.
     missing: int = 0
     #: Codes that are 1, and codes that are not 0.
     oov: int = 0

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from pyspark.sql import DataFrame
 
 from headrace.features.spark_plan import col
@@ -58,7 +59,7 @@ class _Task:
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         fitted = _loaded(self.workflow)
-        index, missing = -1, dict.fromkeys(fitted.input_columns, 0)
+        index, missing = -1, dict.fromkeys(_source_sets(fitted), 0)
         parts: list[pa.RecordBatch] = []
         for numbered in batches:
             whole = pa.RecordBatch.from_arrays(numbered.columns, names=list(self.names))
@@ -70,11 +71,12 @@ class _Task:
                 if files[start] != index:
                     if parts:
                         yield self._write(fitted, index, parts, missing)
-                    index, parts, missing = int(files[start]), [], dict.fromkeys(fitted.input_columns, 0)
+                    index, parts, missing = int(files[start]), [], dict.fromkeys(missing, 0)
                 batch = whole.slice(start, end - start)
                 parts.append(self._transform(fitted, batch))
-                for i, name in enumerate(fitted.input_columns):
-                    missing[name] += self._missing(fitted, batch, i, name)
+                rows = {name: self._missing(fitted, batch, i, name) for i, name in enumerate(fitted.input_columns)}
+                for sources in missing:
+                    missing[sources] += int(np.count_nonzero(np.logical_or.reduce([rows[name] for name in sources])))
         if parts:
             yield self._write(fitted, index, parts, missing)
 
@@ -87,13 +89,13 @@ class _Task:
         rest = [batch.column(batch.schema.get_field_index(c)) for c in ("__label", *self.carried)]
         return pa.RecordBatch.from_arrays([*made, *rest], schema=schema)
 
-    def _missing(self, fitted: FittedWorkflow, batch: pa.RecordBatch, i: int, name: str) -> int:
+    def _missing(self, fitted: FittedWorkflow, batch: pa.RecordBatch, i: int, name: str) -> NDArray[np.bool_]:
         if self.engine == "arrow":
             return fitted.missing(batch, name)
-        return int(np.count_nonzero(batch.column(batch.schema.get_field_index(f"__missing{i}")).to_numpy(False)))
+        return np.asarray(batch.column(batch.schema.get_field_index(f"__missing{i}")).to_numpy(False), np.bool_)
 
     def _write(
-        self, fitted: FittedWorkflow, index: int, parts: list[pa.RecordBatch], missing: Mapping[str, int]
+        self, fitted: FittedWorkflow, index: int, parts: list[pa.RecordBatch], missing: Mapping[tuple[str, ...], int]
     ) -> pa.RecordBatch:
         plan = self.plans[index]
         table = pa.Table.from_batches(parts)
@@ -115,8 +117,14 @@ class _Task:
         return pa.RecordBatch.from_pydict({"written": [json.dumps(written)]})
 
 
-def _count(schema: DatasetSchema, table: pa.Table, missing: Mapping[str, int]) -> dict[str, ColumnCounts]:
-    out = {name: ColumnCounts(missing=number) for name, number in missing.items()}
+def _source_sets(fitted: FittedWorkflow) -> tuple[tuple[str, ...], ...]:
+    """What the features are made of, each set once: far fewer than features where one column gives many."""
+    return tuple(dict.fromkeys(f.sources for f in fitted.features))
+
+
+def _count(schema: DatasetSchema, table: pa.Table, missing: Mapping[tuple[str, ...], int]) -> dict[str, ColumnCounts]:
+    fed = (*schema.of(Kind.CONTINUOUS), *schema.of(Kind.CATEGORICAL))
+    out = {f.name: ColumnCounts(missing=missing[f.sources]) for f in fed}
     for feature in schema.of(Kind.CATEGORICAL):
         for column in feature.physical:
             codes = table.column(column).to_numpy()

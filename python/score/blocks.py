@@ -41,6 +41,8 @@ class Job:
     #: Everything that `Sides` needs besides the fitted workflow, which each process loads from the model.
     item_names: tuple[str, ...]
     context: dict[str, pa.Scalar]
+    #: The items' columns that features of pairs are made of (`Sides.item_parts`), in order of the key; None: no such.
+    item_parts: pa.RecordBatch | None = None
     block_pairs: int = BLOCK_PAIRS
 
 
@@ -68,22 +70,32 @@ def score_batches(
         columns = sides.user_columns(batch)
         for start in range(0, batch.num_rows, users_a_block):
             users = range(start, min(start + users_a_block, batch.num_rows))
-            scores = _score(job, predictor, columns, users)
             part = batch.slice(users.start, len(users))
+            scores = _score(job, predictor, sides, columns, users, part)
             if SEEN in batch.schema.names:
                 _leave_out(scores, part.column(SEEN), job.item_keys)
             yield _best(scores, part.column(job.user_key), job)
             count(len(users) * n_items)
 
 
-def _score(job: Job, predictor: Predictor, columns: Columns, users: range) -> NDArray[np.float32]:
-    """Probabilities of all items for some users: float32 [users, items], predicted in blocks of bounded size."""
+def _score(
+    job: Job, predictor: Predictor, sides: Sides, columns: Columns, users: range, raw: pa.RecordBatch
+) -> NDArray[np.float32]:
+    """Probabilities of all items for some users: float32 [users, items], predicted in blocks of bounded size.
+
+    Args:
+        columns: physical columns of more users.
+        users: the rows of them that are meant.
+        raw: those users' own columns.
+    """
     n_items = len(job.item_keys)
     scores = np.empty((len(users), n_items), dtype=np.float32)
     width = min(n_items, job.block_pairs)
     for start in range(0, n_items, width):
         items = range(start, min(start + width, n_items))
         pairs = gather(columns, job.item_columns, users, items)
+        if job.item_parts is not None:
+            pairs |= sides.cross_columns(raw, job.item_parts.slice(items.start, len(items)))
         scores[:, items.start : items.stop] = predictor.predict(pairs).reshape(len(users), len(items))
     if not np.isfinite(scores).all():
         raise UserError(f"the model in {job.model} gives scores that are no numbers; train it again (a lower rate?)")

@@ -1,8 +1,9 @@
 """Users, items and context: which columns of a pair come from where, and their features, each computed once.
 
-Features are chains over one column each, so a pair's features are the user's, the item's and the context's side by
-side. A user's are computed once, not once for each candidate, and so are an item's: for 3,000 users and 200 items that
-is 3,200 rows to transform in place of 600,000. `check_sides` compares with the features of whole pairs.
+A feature says which columns it is made of. One that is made of the user's alone (and of constants) is computed once for
+each user, not once for each candidate, and so is an item's: for 3,000 users and 200 items that is 3,200 rows to
+transform in place of 600,000. Only features of both, such as a cross of user and item, are computed for each pair.
+`check_sides` compares with the features of whole pairs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from headrace.config import Score, Spec
 from headrace.errors import UserError
 from headrace.features.columns import declared
 from headrace.features.workflow import FittedWorkflow
+from headrace.schema import Feature
 
 #: Physical columns by name, each [n].
 Columns = dict[str, NDArray[Any]]
@@ -36,13 +38,27 @@ class Sides:
 
     @cached_property
     def of_user(self) -> tuple[str, ...]:
-        """Physical columns that come from the user."""
-        return tuple(c for f in self.fitted.features if f.name in self.user for c in f.physical)
+        """Features that are made of the user's columns, and perhaps of the context."""
+        return tuple(
+            f.name for f in self.fitted.features if self._reads(f, self.user) and not self._reads(f, self.item)
+        )
+
+    @cached_property
+    def of_pair(self) -> tuple[str, ...]:
+        """Features that are made of columns of both."""
+        return tuple(f.name for f in self.fitted.features if self._reads(f, self.user) and self._reads(f, self.item))
 
     @cached_property
     def of_item(self) -> tuple[str, ...]:
         """All others: the item's, and the context's, which is the same for every item."""
-        return tuple(c for f in self.fitted.features if f.name not in self.user for c in f.physical)
+        taken = {*self.of_user, *self.of_pair}
+        return tuple(f.name for f in self.fitted.features if f.name not in taken)
+
+    @cached_property
+    def item_parts(self) -> tuple[str, ...]:
+        """The item's columns that features of pairs are made of."""
+        read = {c for f in self.fitted.features if f.name in self.of_pair for c in f.sources}
+        return tuple(c for c in self.item if c in read)
 
     def user_columns(self, batch: pa.RecordBatch) -> Columns:
         """Physical columns of users; `batch` has the key and the user's columns."""
@@ -52,13 +68,29 @@ class Sides:
         """Physical columns of items and the context; `batch` has the key and the item's columns."""
         return self._columns(batch, self.of_item)
 
+    def cross_columns(self, users: pa.RecordBatch, items: pa.RecordBatch) -> Columns:
+        """Physical columns of the features of pairs, for the cross of users and items, users slowest.
+
+        Args:
+            users: has the user's columns.
+            items: has `item_parts` at least.
+        """
+        if not self.of_pair:
+            return {}
+        n, m = users.num_rows, items.num_rows
+        wide = _take(users.select([c for c in self.user if c in users.schema.names]), np.repeat(np.arange(n), m))
+        return self._columns(_beside(wide, _take(items, np.tile(np.arange(m), n))), self.of_pair)
+
     def pair_columns(self, users: pa.RecordBatch, items: pa.RecordBatch) -> Columns:
         """Physical columns of pairs (row i: users[i], items[i]), transformed as whole rows, as training does it."""
-        both = pa.RecordBatch.from_arrays([*users.columns, *items.columns], [*users.schema.names, *items.schema.names])
-        return self._columns(both, (*self.of_user, *self.of_item))
+        return self._columns(_beside(users, items), [f.name for f in self.fitted.features])
+
+    @staticmethod
+    def _reads(feature: Feature, side: Sequence[str]) -> bool:
+        return not set(feature.sources).isdisjoint(side)
 
     def _columns(self, batch: pa.RecordBatch, wanted: Sequence[str]) -> Columns:
-        """The wanted physical columns; inputs that `batch` lacks are the context's, or null."""
+        """Physical columns of the wanted features; inputs that `batch` lacks are the context's, or null."""
         arrays = []
         for name in self.fitted.input_columns:
             type_ = self.fitted.workflow.input_type(name).arrow
@@ -69,8 +101,8 @@ class Sides:
             else:
                 arrays.append(pa.nulls(batch.num_rows, type_))
         whole = pa.RecordBatch.from_arrays(arrays, list(self.fitted.input_columns))
-        made = self.fitted.transform_batch(whole)
-        return {name: made.column(name).to_numpy(zero_copy_only=False) for name in wanted}
+        made = self.fitted.transform_batch(whole, only=frozenset(wanted))
+        return {name: made.column(name).to_numpy(zero_copy_only=False) for name in made.schema.names}
 
 
 def check_columns(spec: Spec, score: Score) -> None:
@@ -102,7 +134,6 @@ def check_columns(spec: Spec, score: Score) -> None:
             f"score: the features read {', '.join(repr(c) for c in missing)}, which a pair has from nowhere; add to "
             f"score.user.columns, to score.item.columns, or a constant to score.context"
         )
-    context_scalars(spec, score)
     context_scalars(spec, score)
 
 
@@ -137,15 +168,20 @@ def check_sides(sides: Sides, users: pa.RecordBatch, items: pa.RecordBatch) -> N
     """Compare features computed by side with those of whole pairs, to the bit, for all pairs of a few rows.
 
     Raises:
-        RuntimeError: they differ: an operator looks at more than its own column.
+        RuntimeError: they differ: an operator looks at more columns than it says.
     """
     n, m = users.num_rows, items.num_rows
     by_side = gather(sides.user_columns(users), sides.item_columns(items), range(n), range(m))
+    by_side |= sides.cross_columns(users, items.select(list(sides.item_parts)))
     i, j = np.repeat(np.arange(n), m), np.tile(np.arange(m), n)
     whole = sides.pair_columns(_take(users, i), _take(items, j))
     for name, values in whole.items():
         if by_side[name].tobytes() != values.tobytes():
             raise RuntimeError(f"feature '{name}' of a pair is not what its side alone gives: no pairs were scored")
+
+
+def _beside(left: pa.RecordBatch, right: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([*left.columns, *right.columns], [*left.schema.names, *right.schema.names])
 
 
 def _take(batch: pa.RecordBatch, rows: NDArray[np.int64]) -> pa.RecordBatch:

@@ -180,6 +180,7 @@ def _run(ctx: Context, chosen: Chosen, spark: SparkSession) -> Result:
             model=str(folder), threads=threads, top_k=score.top_k,
             user_key=score.user.key, item_keys=items.column(score.item.key), item_columns=sides.item_columns(items),
             user_columns=sides.user, item_names=sides.item, context=dict(sides.context),
+            item_parts=items.select(list(sides.item_parts)) if sides.of_pair else None,
         )  # fmt: skip
         tick = time.perf_counter()
         peak = worker_peak(spark.sparkContext)

@@ -36,6 +36,7 @@ class Categorify(Op):
 
     name: ClassVar[str] = "categorify"
     learns: ClassVar[bool] = True
+    unrolls: ClassVar[bool] = True
 
     #: Values seen fewer times in the training range get no code (yet).
     min_count: int = Field(default=1, ge=1)
@@ -60,6 +61,9 @@ class Categorify(Op):
             out[name] = replace(value, element="code", vocabulary=self.vocabulary_of(name))
         return out
 
+    def vocabularies(self, given: Mapping[str, ValueType]) -> dict[str, VocabularyRule]:
+        return {self.vocabulary_of(name): self.rule for name in given}
+
     def fit(self, columns: Mapping[str, Column], types: Mapping[str, ValueType]) -> Fit:
         yield Values(
             tuple(ValueColumn(self.vocabulary_of(n), self.rule, column, types[n]) for n, column in columns.items())
@@ -81,6 +85,7 @@ class Categorify(Op):
             if place.types[name].is_list:
                 # A join cannot look into a list: one for each element that is used, all on one broadcast table.
                 width = place.reads[name]
+                assert width is not None  # Workflow has seen to it
                 codes = F.array(*[code(vocabulary, F.get(x, F.lit(i))) for i in range(width)])
                 out[name] = F.slice(codes, 1, F.least(F.size(x), F.lit(width)))
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from headrace.features.columns import ValueType
+from headrace.features.columns import ValueType, least
 from headrace.features.op import ArrowPlace, Op, OpError, SparkPlace
 
 if TYPE_CHECKING:
@@ -29,10 +30,10 @@ class ListSlice(Op):
         for name, value in given.items():
             if not value.is_list:
                 raise OpError(f"column '{name}': takes lists, not {value}")
-        return dict(given)
+        return {name: replace(value, most=least(self.length, value.most)) for name, value in given.items()}
 
-    def reads(self, needed: int) -> int:
-        return self.start + min(needed, self.length)
+    def reads(self, needed: int | None) -> int | None:
+        return self.start + (self.length if needed is None else min(needed, self.length))
 
     def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
         from pyspark.sql import functions as F

@@ -36,7 +36,7 @@ class Pad(Op):
                 raise OpError(f"column '{name}': takes lists of codes or numbers, not {value}{hint}")
         return {name: replace(value, length=self.length) for name, value in given.items()}
 
-    def reads(self, needed: int) -> int:
+    def reads(self, needed: int | None) -> int | None:
         return self.length
 
     def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:

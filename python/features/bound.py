@@ -1,0 +1,195 @@
+"""Chains bound to declared columns: every operator built, every type known, before any data is seen."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pydantic import ValidationError
+
+from headrace.config import Chain
+from headrace.errors import UserError
+from headrace.features.columns import ValueType, least
+from headrace.features.lookup import Lookup
+from headrace.features.op import ArrowPlace, Fit, Op, OpError, SparkPlace, State
+from headrace.features.ops import REGISTRY
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+
+
+@dataclass(frozen=True)
+class Step:
+    """An operator in its place.
+
+    Columns are named: an operator may give back others, and more or fewer, than it took.
+    """
+
+    op: Op
+    #: The columns that it takes.
+    types: Mapping[str, ValueType]
+    #: The columns that pass by it, being final.
+    passing: Mapping[str, ValueType]
+    #: The columns that come out, those that pass by among them.
+    gives: Mapping[str, ValueType]
+    #: By column that comes out: leading elements of a list that the rest of the chain looks at; None: all.
+    reads: Mapping[str, int | None]
+
+    def fit(self, columns: Mapping[str, SparkColumn]) -> Fit:
+        """The operator's fit over the chain's columns as they arrive."""
+        return self.op.fit({name: columns[name] for name in self.types}, self.types)
+
+    def spark(
+        self,
+        columns: Mapping[str, SparkColumn],
+        state: Mapping[str, State],
+        lookup: Callable[[str, SparkColumn], SparkColumn],
+    ) -> dict[str, SparkColumn]:
+        """The chain's columns after the operator, by its Spark body."""
+        place = SparkPlace(self.types, state, lookup, self.reads)
+        out = self.op.spark({name: columns[name] for name in self.types}, place)
+        return out | {name: columns[name] for name in self.passing}
+
+    def arrow(
+        self, columns: Mapping[str, pa.Array], state: Mapping[str, State], lookup: Callable[[str], Lookup]
+    ) -> dict[str, pa.Array]:
+        """The chain's columns after the operator, by its Arrow body."""
+        out = self.op.arrow({name: columns[name] for name in self.types}, ArrowPlace(self.types, state, lookup))
+        return out | {name: columns[name] for name in self.passing}
+
+
+@dataclass(frozen=True)
+class BoundChain:
+    """A chain whose every step has been checked against the declared columns."""
+
+    #: The columns that go in.
+    columns: tuple[str, ...]
+    steps: tuple[Step, ...]
+    #: Types of the columns at the end: numbers or codes, lists with a length. Their names are the features'.
+    ends: Mapping[str, ValueType]
+    #: By column at the end: the columns that go in that it is made of.
+    sources: Mapping[str, tuple[str, ...]]
+    tags: tuple[str, ...]
+    metadata: Mapping[str, Any]
+
+
+def bind(chain: Chain, declared: Mapping[str, ValueType], label: str, where: str) -> BoundChain:
+    """Check a chain.
+
+    Args:
+        declared: the columns that there are, by name.
+        label: the one of them that no feature may be made of.
+        where: the chain's place in the spec.
+
+    Raises:
+        UserError: no or an unknown column, an unknown operator or parameter, a column that an operator cannot take, two
+            columns of one name, an end that no model can take.
+    """
+    if not chain.columns:
+        raise UserError(f"{where}: names no column")
+    for column in chain.columns:
+        if column not in declared:
+            raise UserError(f"{where}.columns: column '{column}' is not declared in table.columns"
+                            f"{nearest(column, declared)}")  # fmt: skip
+        if column == label:
+            raise UserError(f"{where}.columns: '{column}' is the label; a feature made of it would leak it")
+        if chain.columns.count(column) > 1:
+            raise UserError(f"{where}.columns: names '{column}' twice")
+    ops = [build_op(spec.op, spec.params, f"{where}.ops[{j}]") for j, spec in enumerate(chain.ops)]
+    types: dict[str, ValueType] = {c: declared[c] for c in chain.columns}
+    sources: dict[str, tuple[str, ...]] = {c: (c,) for c in chain.columns}
+    # Of each step: what it takes, what passes by, what comes out, which of its columns that is made of.
+    walked: list[
+        tuple[dict[str, ValueType], dict[str, ValueType], dict[str, ValueType], dict[str, tuple[str, ...]]]
+    ] = []
+    for j, op in enumerate(ops):
+        at = f"{where}.ops[{j}] ({op.name})"
+        passing = {} if op.takes_final else {n: t for n, t in types.items() if t.final}
+        taken = {n: t for n, t in types.items() if n not in passing}
+        if not op.takes_final and any(t.length is not None for t in taken.values()):
+            raise UserError(f"{at}: nothing can follow `pad`; put it last")
+        try:
+            out, of = op.types(taken), op.sources(taken)
+        except OpError as e:
+            raise UserError(f"{at}: {e}") from None
+        for name in out:
+            if name in passing:
+                raise UserError(f"{at}: makes a column '{name}', but the chain has one of that name; rename one")
+        types = out | passing
+        of |= {n: (n,) for n in passing}
+        sources = {n: tuple(dict.fromkeys(s for m in of[n] for s in sources[m])) for n in types}
+        walked.append((taken, passing, types, of))
+    for column, end in types.items():
+        _check_end(where, column, end)
+    steps: list[Step] = []
+    needed: dict[str, int | None] = {n: t.length or 1 for n, t in types.items()}
+    for j in reversed(range(len(ops))):
+        taken, passing, gives, of = walked[j]
+        needed = {n: least(count, gives[n].most) for n, count in needed.items()}
+        if ops[j].unrolls and any(t.is_list and needed[n] is None for n, t in gives.items()):
+            raise UserError(
+                f"{where}.ops[{j}] ({ops[j].name}): what follows looks at lists from their end or as a whole, so their "
+                f"length must have a bound here; put list_slice: {{length: N, keep: last}} before it"
+            )
+        steps.append(Step(ops[j], taken, passing, gives, needed))
+        before: dict[str, int | None] = {}
+        for n, parts in of.items():
+            reads = needed[n] if n in passing else ops[j].reads(needed[n])
+            for part in parts:
+                known = before.get(part, 0)
+                before[part] = None if reads is None or known is None else max(known, reads)
+        needed = {n: before.get(n, 1) for n in (*taken, *passing)}
+    return BoundChain(chain.columns, tuple(reversed(steps)), types, sources, chain.tags, chain.metadata)
+
+
+def build_op(name: str, params: Mapping[str, Any], where: str) -> Op:
+    """An operator of the registry with its parameters.
+
+    Raises:
+        UserError: no such operator, no such parameter, a wrong value; with the place and the nearest valid name.
+    """
+    kind = REGISTRY.get(name)
+    if kind is None:
+        raise UserError(
+            f"{where}: no operator '{name}'{nearest(name, REGISTRY)} (known: {', '.join(sorted(REGISTRY))})"
+        )
+    try:
+        return kind.model_validate(dict(params))
+    except ValidationError as e:
+        raise UserError(f"{where} ({name}): {faults_of(kind, e)}") from None
+
+
+def faults_of(kind: type[Op], error: ValidationError) -> str:
+    """What is wrong with an operator's parameters, in words."""
+    faults = []
+    for fault in error.errors():
+        key = str(fault["loc"][0]) if fault["loc"] else ""
+        known = list(kind.model_fields)
+        if fault["type"] == "extra_forbidden":
+            faults.append(f"unknown parameter '{key}'{nearest(key, known)} (known: {', '.join(known) or 'none'})")
+        elif fault["type"] == "missing":
+            faults.append(f"parameter '{key}' is missing")
+        else:
+            said = str(fault["msg"]).removeprefix("Value error, ")
+            faults.append(f"parameter '{key}': {said} (got {fault['input']!r})" if key else said)
+    return "; ".join(dict.fromkeys(faults))
+
+
+def nearest(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
+    """`; did you mean 'x'?`, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def _check_end(where: str, column: str, end: ValueType) -> None:
+    if end.is_list and end.length is None:
+        raise UserError(f"{where}: column '{column}' ends as {end}; end the chain with pad: {{length: N}}")
+    if end.element in ("timestamp", "date"):
+        raise UserError(f"{where}: column '{column}' ends as {end}, which no model can take; "
+                        f"add cyclic or age to the chain")  # fmt: skip
+    if end.element != "code" and not end.is_number:
+        raise UserError(f"{where}: column '{column}' ends as {end}, which no model can take; "
+                        f"add categorify or hash_bucket to the chain")  # fmt: skip
