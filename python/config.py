@@ -241,12 +241,100 @@ class Features(Section):
     engine: Literal["auto", "spark", "arrow"] = "auto"
 
 
+class DriftColumn(Section):
+    """Limits of one column; None: the section's."""
+
+    max_psi: float | None = Field(default=None, ge=0)
+    max_missing_change: float | None = Field(default=None, ge=0, le=1)
+    max_oov_rate: float | None = Field(default=None, ge=0, le=1)
+    action: Literal["warn", "stop", "ignore"] | None = None
+
+
+class Drift(Section):
+    """How far the newest rows (split `valid`) may be from those of the training range, and what then.
+
+    With this section the features stage keeps statistics of every day in a Delta table, which the stage `drift` judges.
+    """
+
+    #: Population stability index of a column or a feature; None: not checked. 0.1: a change, 0.25: another population.
+    max_psi: float | None = Field(default=0.25, ge=0)
+    #: Difference of the shares of rows without a value.
+    max_missing_change: float | None = Field(default=0.1, ge=0, le=1)
+    #: Largest share of today's values that the vocabulary lacks.
+    max_oov_rate: float | None = Field(default=0.3, ge=0, le=1)
+    #: warn: a line in the report. stop: the day ends there, before training.
+    action: Literal["warn", "stop"] = "warn"
+    #: Other limits by name of a column or a feature; both where both have the name.
+    columns: Mapping[str, DriftColumn] = Field(default_factory=dict)
+    #: PSI is judged only with this many values on both sides: of few, it is large by chance.
+    min_values: int = Field(default=1_000, ge=1)
+    #: A number's bins are about these quantiles of the training range; a category's are its most frequent values.
+    quantiles: int = Field(default=10, ge=2, le=1_000)
+    top_values: int = Field(default=20, ge=1, le=10_000)
+
+    def limits(self, column: str) -> DriftColumn:
+        """What holds for a column or feature."""
+        own = self.columns.get(column, DriftColumn())
+        return DriftColumn(
+            **{f: getattr(self if getattr(own, f) is None else own, f) for f in DriftColumn.model_fields}
+        )
+
+
 class Optimizer(Section):
     """An optimizer and its settings."""
 
     kind: Literal["sgd", "adagrad", "adam"] = "adagrad"
     learning_rate: float = Field(default=0.05, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
+
+
+class TableOptimizer(Section):
+    """What is special about one table's updates; None: as for the others."""
+
+    learning_rate: float | None = Field(default=None, gt=0)
+    weight_decay: float | None = Field(default=None, ge=0)
+
+
+class EmbeddingOptimizer(Section):
+    """The optimizer of embedding rows. `rowwise_adagrad` keeps one number a row where adagrad keeps one a weight."""
+
+    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "adagrad"
+    learning_rate: float = Field(default=0.05, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    #: Scale a step's gradient down to this norm over all rows of all tables; None: leave it.
+    clip_norm: float | None = Field(default=None, gt=0)
+    #: Exceptions by table (a vocabulary's name, else the feature's).
+    tables: Mapping[str, TableOptimizer] = Field(default_factory=dict)
+
+
+class TableSharding(Section):
+    """What is decided about one table before the planner decides the rest."""
+
+    kind: Literal["table_wise", "row_wise", "column_wise", "data_parallel"] | None = None
+    #: Ranks that the rows, or blocks of columns, are dealt to; None: the planner's choice.
+    parts: int | None = Field(default=None, ge=1)
+    #: How rows are stored; arithmetic is float32.
+    storage: Literal["fp32", "fp16", "bf16"] | None = None
+
+
+class Sharding(Section):
+    """How embedding tables are spread over the ranks. `row_wise`: all of them; `auto`: by the planner's cost model."""
+
+    kind: Literal["row_wise", "auto"] = "row_wise"
+    storage: Literal["fp32", "fp16", "bf16"] = "fp32"
+    #: Exceptions by table (a vocabulary's name, else the feature's).
+    tables: Mapping[str, TableSharding] = Field(default_factory=dict)
+    #: GiB of each rank for tables, optimizer states and what a step needs of them; None: not limited.
+    memory_gib: float | None = Field(default=None, gt=0)
+    #: Ranks of one machine, and GB/s of a rank: to its memory, to ranks of its machine, to other machines.
+    ranks_per_node: int = Field(default=8, ge=1)
+    memory_gbps: float = Field(default=2_000.0, gt=0)
+    node_gbps: float = Field(default=200.0, gt=0)
+    network_gbps: float = Field(default=20.0, gt=0)
+    #: Seconds that a message costs besides its bytes.
+    latency_us: float = Field(default=20.0, ge=0)
+    #: Popularity of codes that is assumed: code i is looked up in proportion to (i + 1) ** -zipf; 0: all alike.
+    zipf: float = Field(default=1.05, ge=0)
 
 
 class Model(Section):
@@ -259,6 +347,8 @@ class Model(Section):
     bottom_mlp: tuple[int, ...] = (64,)
     top_mlp: tuple[int, ...] = (64, 32)
     dropout: float = Field(default=0.0, ge=0, lt=1)
+    #: How the vectors of a list become one.
+    pooling: Literal["sum", "mean", "max"] = "sum"
 
 
 class Negatives(Section):
@@ -280,15 +370,22 @@ class Train(Section):
     epochs: int = Field(default=3, ge=1)
     #: Stop after this many steps, whatever the epochs.
     max_steps: int | None = None
+    #: Stop after this many epochs in a row that did not lower the log loss of the split `valid`. The model is that of
+    #: the epoch with the lowest. None: take all epochs and keep the last.
+    patience: int | None = Field(default=1, ge=1)
     seed: int = 1
     dense: Optimizer = Optimizer(kind="adam", learning_rate=0.001)
-    embeddings: Optimizer = Optimizer(kind="adagrad", learning_rate=0.05)
+    embeddings: EmbeddingOptimizer = EmbeddingOptimizer(kind="adagrad", learning_rate=0.05)
     negatives: Negatives | None = None
+    sharding: Sharding = Sharding()
     #: A checkpoint each this many steps, and at the end; the newest `keep` stay.
     checkpoint_steps: int = Field(default=200, ge=1)
     keep: int = Field(default=2, ge=1)
     #: Start from the newest finished model of an earlier day.
     warm_start: bool = True
+    #: The share of adagrad's sums that a warm start keeps. They only grow: with 1, nothing moves after a year of days;
+    #: with 0, the first steps of a day are as large as those of untrained rows, and forget.
+    warm_decay: float = Field(default=0.5, ge=0, le=1)
     #: Threads of torch in each rank; None: cores / ranks.
     threads: int | None = None
     #: Tries after a failed launch, each from the last checkpoint.
@@ -399,6 +496,7 @@ class Spec(Section):
     source: Source
     table: Table
     features: Features
+    drift: Drift | None = None
     model: Model = Model()
     train: Train = Train()
     baseline: Baseline | None = None
