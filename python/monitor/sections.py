@@ -17,6 +17,7 @@ from headrace.monitor.blocks import Block, Card, Cell, Chip, Plot, Section, Tabl
 from headrace.stage import ORDER
 
 _TOP_FEATURES = 15
+_TOP_DRIFT = 40
 _SAMPLE_ROWS = 10
 
 
@@ -48,9 +49,12 @@ class Day:
 
     def planned(self, stage: str) -> bool:
         """Whether the pipeline has the stage."""
-        return {"baseline": self.spec.baseline, "score": self.spec.score, "publish": self.spec.publish}.get(
-            stage, self.spec
-        ) is not None
+        return {
+            "drift": self.spec.drift,
+            "baseline": self.spec.baseline,
+            "score": self.spec.score,
+            "publish": self.spec.publish,
+        }.get(stage, self.spec) is not None
 
 
 def chips(day: Day) -> list[Chip]:
@@ -240,6 +244,10 @@ def learning(day: Day) -> Section:
     if evals:
         svg = plots.auc_curve(evals, day.metric("baseline", "auc"), day.ceiling)
         blocks.append(Plot(svg, "Validation AUC by step"))
+    best, steps = facts.number(train.get("best_step")), facts.number(train.get("steps"))
+    if best is not None and steps is not None and best < steps:
+        told = f"The model is that of step {best:,.0f} of {steps:,.0f}: there the validation log loss was lowest."
+        blocks.append(Text(told))
     speed = facts.points(train.get("curve"), "step", "samples_per_s")
     if speed:
         median = sorted(v for _, v in speed)[len(speed) // 2]
@@ -252,6 +260,63 @@ def _entropy(p: float | None) -> float | None:
     if p is None or not 0 < p < 1:
         return None
     return -(p * math.log(p) + (1 - p) * math.log(1 - p))
+
+
+def drift(day: Day) -> Section:
+    """How far the newest rows are from those that the model was trained on."""
+    if not day.planned("drift"):
+        return Section("drift", "Drift", (Text("This pipeline has no section `drift`.", "dim"),))
+    if "drift" not in day.manifests:
+        return Section("drift", "Drift", (_not_run("drift"),))
+    found = facts.records(day.facts("drift").get("columns"))
+    if not found:
+        return Section("drift", "Drift", (Text("No column was compared.", "dim"),))
+    over = [r for r in found if facts.records(r.get("breaches"))]
+    told = f"{len(over)} of {len(found)} columns and features are over a limit." if over else "All within their limits."
+    blocks: list[Block] = [Text(told, "bad" if over else "good")]
+    bars = [
+        (facts.short(f"{r.get('side')} {r.get('column')}"), index, facts.number(r.get("max_psi")))
+        for r in found
+        if (index := facts.number(r.get("psi"))) is not None
+    ]
+    if bars:
+        svg = plots.drift_bars(bars[:_TOP_FEATURES])
+        blocks.append(Plot(svg, "Largest population stability index", "The tick is the limit.", wide=False))
+    # Those over a limit first: a missing rate may have risen where the index has not.
+    shown = [*over, *(r for r in found if not facts.records(r.get("breaches")))]
+    rows = tuple(_drift_row(r) for r in shown[:_TOP_DRIFT])
+    headings = ("", "Column", "Kind", ">PSI", ">KS", ">Missing before", ">now", ">Unknown before", ">now",
+                ">Mean before", ">now", "")  # fmt: skip
+    blocks.append(Table(headings, rows, "Columns of the events, and features", wide=True))
+    if len(shown) > _TOP_DRIFT:
+        blocks.append(Text(f"And {len(shown) - _TOP_DRIFT} more, within their limits or less far off.", "dim"))
+    ranges = [" to ".join(str(d) for d in facts.sequence(day.facts("features").get(f"{s}_range")))
+              for s in ("valid", "train")]  # fmt: skip
+    note = f"{ranges[0]} beside the training range, {ranges[1]}." if all(ranges) else ""
+    return Section("drift", "Drift", tuple(blocks), note)
+
+
+def _drift_row(r: Mapping[str, Any]) -> tuple[Cell | str, ...]:
+    broken = {str(b.get("what")): b for b in facts.records(r.get("breaches"))}
+    stops = any(b.get("action") == "stop" for b in broken.values())
+
+    def figure(what: str, text: str) -> Cell:
+        return Cell(text, "bad" if what in broken else "")
+
+    def pair(name: str) -> tuple[Any, Any]:
+        found = facts.sequence(r.get(name))
+        return (found[0], found[1]) if len(found) == 2 else (None, None)
+
+    missing, oov, mean = pair("missing"), pair("oov"), pair("mean")
+    index, limit = facts.number(r.get("psi")), facts.number(r.get("max_psi"))
+    state = Cell("stops the day" if stops else "over the limit", "bad") if broken else Cell(
+        "ok" if limit is not None or index is None else "not judged", "good" if limit is not None else "dim"
+    )  # fmt: skip
+    return (
+        str(r.get("side")), facts.short(r.get("column")), str(r.get("kind")), figure("psi", facts.decimals(index, 3)),
+        facts.decimals(r.get("ks"), 3), facts.percent(missing[0]), figure("missing", facts.percent(missing[1])),
+        facts.percent(oov[0]), figure("oov", facts.percent(oov[1])), facts.show(mean[0]), facts.show(mean[1]), state,
+    )  # fmt: skip
 
 
 def features(day: Day) -> Section:
