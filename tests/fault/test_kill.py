@@ -15,10 +15,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.stage import ORDER
+from headrace.workspace import Workspace
 from tests.support import DAY, NEXT_DAY, Run, assert_same, command, everything, headrace, manifests
 
 #: What a stage's application takes besides its work, in seconds: only used to aim.
 _START_SECONDS = 4.0
+#: How often a stage that got away is tried again.
+_AIMS = 4
 
 
 @pytest.fixture
@@ -68,12 +71,17 @@ def test_killed_anywhere_then_rerun_equals_undisturbed(
     seconds = {stage: m.seconds for stage, m in manifests(undisturbed).items()}
     killed: dict[str, float] = {}
     for stage in ORDER:
-        moment = random.uniform(0.3, 1.0) * (_START_SECONDS + seconds[stage])
-        started = time.monotonic()
-        if run_and_kill(home, stage, moment):
-            killed[stage] = round(time.monotonic() - started, 2)
+        moment = random.uniform(0.1, 0.9) * (_START_SECONDS + seconds[stage])
+        for _ in range(_AIMS):
+            started = time.monotonic()
+            if run_and_kill(home, stage, moment):
+                killed[stage] = round(time.monotonic() - started, 2)
+                break
+            # It was faster than thought. Without its manifest it works again, over what it has left.
+            Workspace(home).manifest("clicks", DAY, stage).unlink()
+            moment /= 2
         healed = headrace(home, "run", "clicks", "--ds", DAY, "--from", stage, "--to", stage)
         assert healed.code == 0, f"{stage} killed after {moment:.1f} s does not heal:\n{healed.output}"
     print(f"killed after seconds: {killed}")
-    assert killed, "no stage was hit"
+    assert list(killed) == list(ORDER), "some stages ended before they were hit"
     assert_same(everything(spark, undisturbed), everything(spark, home))
