@@ -1,0 +1,64 @@
+"""Feature engineering: operators, workflows, vocabularies, the dataset.
+
+    from headrace.features import AddTags, Categorify, FillMissing, LogOp, Normalize, Workflow
+
+    conts = ["price", "age"] >> FillMissing() >> LogOp() >> Normalize()
+    cats = ["user_id", "item_id"] >> Categorify(min_count=2) >> AddTags("id")
+    workflow = Workflow(conts + cats, columns=columns, label="clicked")
+
+All operators of headrace.features.ops are here by their class names, some under NVTabular's too. Names are imported
+when they are asked for: importing this package costs nothing, and no name in it imports Spark.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.features.chains import AddMetadata as AddMetadata
+    from headrace.features.chains import AddTags as AddTags
+    from headrace.features.ops.age import Age as Age
+    from headrace.features.ops.bucketize import Bucketize as Bucketize
+    from headrace.features.ops.categorify import Categorify as Categorify
+    from headrace.features.ops.clip import Clip as Clip
+    from headrace.features.ops.column_similarity import ColumnSimilarity as ColumnSimilarity
+    from headrace.features.ops.cyclic import Cyclic as Cyclic
+    from headrace.features.ops.fill_missing import FillMissing as FillMissing
+    from headrace.features.ops.hash_bucket import HashBucket as HashBucket
+    from headrace.features.ops.hashed_cross import HashedCross as HashedCross
+    from headrace.features.ops.list_slice import ListSlice as ListSlice
+    from headrace.features.ops.log import Log as Log
+    from headrace.features.ops.normalize import Normalize as Normalize
+    from headrace.features.ops.pad import Pad as Pad
+    from headrace.features.ops.reduce_dtype import ReduceDtype as ReduceDtype
+    from headrace.features.ops.rename import Rename as Rename
+    from headrace.features.workflow import FittedWorkflow as FittedWorkflow
+    from headrace.features.workflow import Workflow as Workflow
+    from headrace.schema import Column as Column
+
+    LogOp, ReduceDtypeSize = Log, ReduceDtype
+
+_OTHERS = {
+    "AddMetadata": "headrace.features.chains", "AddTags": "headrace.features.chains",
+    "Column": "headrace.schema", "FittedWorkflow": "headrace.features.workflow",
+    "Workflow": "headrace.features.workflow",
+}  # fmt: skip
+#: NVTabular's names of operators that have another one here.
+ALIASES = {"LogOp": "Log", "ReduceDtypeSize": "ReduceDtype"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OTHERS:
+        return getattr(import_module(_OTHERS[name]), name)
+    if not name.startswith("_"):
+        wanted = ALIASES.get(name, name)
+        for op in import_module("headrace.features.ops").REGISTRY.values():
+            if wanted == op.__name__:
+                return op
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    ops = {op.__name__ for op in import_module("headrace.features.ops").REGISTRY.values()}
+    return sorted({*ops, *_OTHERS, *(alias for alias, op in ALIASES.items() if op in ops)})

@@ -97,17 +97,22 @@ def _word(h: U64, word: U64) -> U64:
     return _rotl(h ^ (_rotl(word * _P2, 31) * _P1), 27) * _P1 + _P4
 
 
-def xxhash64_integers(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Spark's `xxhash64` of a bigint column. int64 [n] -> int64 [n]."""
+def xxhash64_integers(
+    values: npt.NDArray[np.int64], seed: npt.NDArray[np.int64] | None = None
+) -> npt.NDArray[np.int64]:
+    """Spark's `xxhash64` of a bigint column. int64 [n] -> int64 [n].
+
+    `seed`: of each row the hash of the columns before this one, int64 [n].
+    """
     with np.errstate(over="ignore"):
-        start = np.full(values.shape, _SEED + _P5 + np.uint64(8))
+        start = (np.full(values.shape, _SEED) if seed is None else seed.view(np.uint64)) + (_P5 + np.uint64(8))
         return _mix(_word(start, values.view(np.uint64))).view(np.int64)
 
 
-def xxhash64_strings(values: pa.StringArray) -> npt.NDArray[np.int64]:
+def xxhash64_strings(values: pa.StringArray, seed: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
     """Spark's `xxhash64` (XXH64, Collet, seed 42) of a string column without nulls. pa.string [n] -> int64 [n].
 
-    Strings of one length are hashed together, as the rows of a byte matrix.
+    Strings of one length are hashed together, as the rows of a byte matrix. `seed`: see `xxhash64_integers`.
     """
     offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
     data = np.frombuffer(values.buffers()[2] or b"", np.uint8)
@@ -116,13 +121,14 @@ def xxhash64_strings(values: pa.StringArray) -> npt.NDArray[np.int64]:
     for length in np.unique(lengths):
         rows = np.flatnonzero(lengths == length)
         matrix = data[starts[rows, None] + np.arange(length)] if length else np.empty((len(rows), 0), np.uint8)
-        out[rows] = _xxhash64_rows(np.ascontiguousarray(matrix))
+        seeds = np.full(len(rows), _SEED) if seed is None else seed[rows].view(np.uint64)
+        out[rows] = _xxhash64_rows(np.ascontiguousarray(matrix), seeds)
     return out
 
 
-def _xxhash64_rows(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """XXH64 of each row of a byte matrix. uint8 [n, L] -> int64 [n]."""
-    n, length = rows.shape
+def _xxhash64_rows(rows: npt.NDArray[np.uint8], seed: U64) -> npt.NDArray[np.int64]:
+    """XXH64 of each row of a byte matrix, each with its seed. uint8 [n, L], uint64 [n] -> int64 [n]."""
+    length = rows.shape[1]
     at = 0
 
     def word() -> U64:
@@ -132,14 +138,14 @@ def _xxhash64_rows(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
 
     with np.errstate(over="ignore"):
         if length >= 32:
-            v = [np.full(n, s) for s in (_SEED + _P1 + _P2, _SEED + _P2, _SEED, _SEED - _P1)]
+            v = [seed + _P1 + _P2, seed + _P2, seed, seed - _P1]
             while at + 32 <= length:
                 v = [_rotl(lane + word() * _P2, 31) * _P1 for lane in v]
             h = _rotl(v[0], 1) + _rotl(v[1], 7) + _rotl(v[2], 12) + _rotl(v[3], 18)
             for lane in v:
                 h = (h ^ (_rotl(lane * _P2, 31) * _P1)) * _P1 + _P4
         else:
-            h = np.full(n, _SEED + _P5)
+            h = seed + _P5
         h = h + np.uint64(length)
         while at + 8 <= length:
             h = _word(h, word())

@@ -1,19 +1,41 @@
-"""The operators by name. One more is one class in one file, and its line here."""
+"""The operators by name. One more is one class in one file, and its two lines here."""
 
 from __future__ import annotations
 
 from headrace.features.op import Op
+from headrace.features.ops.age import Age
+from headrace.features.ops.bucketize import Bucketize
 from headrace.features.ops.categorify import Categorify
 from headrace.features.ops.clip import Clip
+from headrace.features.ops.column_similarity import ColumnSimilarity
+from headrace.features.ops.cyclic import Cyclic
 from headrace.features.ops.fill_missing import FillMissing
 from headrace.features.ops.hash_bucket import HashBucket
+from headrace.features.ops.hashed_cross import HashedCross
 from headrace.features.ops.list_slice import ListSlice
 from headrace.features.ops.log import Log
 from headrace.features.ops.normalize import Normalize
 from headrace.features.ops.pad import Pad
+from headrace.features.ops.reduce_dtype import ReduceDtype
+from headrace.features.ops.rename import Rename
 
-REGISTRY: dict[str, type[Op]] = {
-    op.name: op for op in (FillMissing, Clip, Log, Normalize, Categorify, HashBucket, ListSlice, Pad)
-}
+#: One operator a line, so that two additions do not meet.
+_ALL: tuple[type[Op], ...] = (
+    FillMissing,
+    Clip,
+    Log,
+    Normalize,
+    Bucketize,
+    Categorify,
+    HashBucket,
+    HashedCross,
+    Cyclic,
+    Age,
+    ListSlice,
+    ColumnSimilarity,
+    Pad,
+    ReduceDtype,
+    Rename,
+)
 
-__all__ = ["REGISTRY", "Categorify", "Clip", "FillMissing", "HashBucket", "ListSlice", "Log", "Normalize", "Pad"]
+REGISTRY: dict[str, type[Op]] = {op.name: op for op in _ALL}

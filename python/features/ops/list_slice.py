@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -19,12 +19,17 @@ if TYPE_CHECKING:
 
 
 class ListSlice(Op):
-    """Elements `start` .. `start + length - 1` of each list, fewer where it ends before."""
+    """`length` elements of each list, fewer where it has fewer; lists of any type, the same type out.
+
+    keep first: elements `start` .. `start + length - 1`. keep last: the same counted from the end, in their order: of a
+    history in order of time, its newest. NVTabular's ListSlice, whose negative start is `keep: last`.
+    """
 
     name: ClassVar[str] = "list_slice"
 
     start: int = Field(default=0, ge=0)
     length: int = Field(ge=1)
+    keep: Literal["first", "last"] = "first"
 
     def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
         for name, value in given.items():
@@ -33,21 +38,32 @@ class ListSlice(Op):
         return {name: replace(value, most=least(self.length, value.most)) for name, value in given.items()}
 
     def reads(self, needed: int | None) -> int | None:
+        if self.keep == "last":
+            return None
         return self.start + (self.length if needed is None else min(needed, self.length))
 
     def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
         from pyspark.sql import functions as F
 
-        return {name: F.slice(x, self.start + 1, self.length) for name, x in columns.items()}
+        if self.keep == "first":
+            return {name: F.slice(x, self.start + 1, self.length) for name, x in columns.items()}
+        out = {}
+        for name, x in columns.items():
+            # Where the part ends, and where it begins; of a short list less is left, perhaps nothing.
+            end = F.size(x) - F.lit(self.start)
+            first = F.greatest(end - F.lit(self.length), F.lit(0))
+            out[name] = F.slice(x, first + F.lit(1), F.greatest(end - first, F.lit(0)))
+        return out
 
     def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
         return {name: self._slice(x) for name, x in columns.items()}
 
     def _slice(self, x: pa.ListArray) -> pa.ListArray:
         lengths = pc.list_value_length(x).to_numpy(zero_copy_only=False).astype(np.int64)
-        place = np.arange(lengths.sum()) - np.repeat(
-            np.cumsum(lengths) - lengths, lengths
-        )  # of each element in its list
+        # Of each element in its list, from the end that counts.
+        place = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        if self.keep == "last":
+            place = np.repeat(lengths, lengths) - 1 - place
         kept = x.flatten().filter(pa.array((place >= self.start) & (place < self.start + self.length)))
         offsets = np.concatenate([[0], np.cumsum(np.clip(lengths - self.start, 0, self.length))]).astype(np.int32)
         return pa.ListArray.from_arrays(pa.array(offsets), kept)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class Pad(Op):
-    """The first `length` elements of each list, 0 where it ends before; the chain's end.
+    """`length` elements of each list, 0 where it ends before; the chain's end. Lists of codes or numbers.
+
+    Of a longer list the first elements stay, or with `keep: last` the last (of a history in order of time, the newest).
+    Elements stay in their order and padding comes after them, either way.
 
     A null or empty list is all padding. A null element is 0 as padding is, and keeps its place: in a multi-hot feature
     both add nothing to the sum.
@@ -28,6 +31,7 @@ class Pad(Op):
     name: ClassVar[str] = "pad"
 
     length: int = Field(ge=1, le=1024)
+    keep: Literal["first", "last"] = "first"
 
     def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
         for name, value in given.items():
@@ -37,7 +41,7 @@ class Pad(Op):
         return {name: replace(value, length=self.length) for name, value in given.items()}
 
     def reads(self, needed: int | None) -> int | None:
-        return self.length
+        return self.length if self.keep == "first" else None
 
     def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
         from pyspark.sql import functions as F
@@ -46,7 +50,9 @@ class Pad(Op):
         for name, x in columns.items():
             element = "int" if place.types[name].element == "code" else "double"
             zero = F.lit(0).cast(element)
-            out[name] = F.array(*[F.coalesce(F.get(x, F.lit(i)).cast(element), zero) for i in range(self.length)])
+            skipped = F.greatest(F.size(x) - F.lit(self.length), F.lit(0))
+            at = [F.lit(i) if self.keep == "first" else skipped + F.lit(i) for i in range(self.length)]
+            out[name] = F.array(*[F.coalesce(F.get(x, i).cast(element), zero) for i in at])
         return out
 
     def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
@@ -62,6 +68,8 @@ class Pad(Op):
         # One zero more, which all padding points at.
         flat = np.append(pc.fill_null(elements, 0).to_numpy(zero_copy_only=False), 0)
         place = np.arange(self.length)
+        if self.keep == "last":
+            starts = starts + np.maximum(lengths - self.length, 0)
         index = np.where(place < lengths[:, None], starts[:, None] + place, len(flat) - 1)
         padded = flat[index].astype(np.int32 if codes else np.float64).ravel()
         return pa.FixedSizeListArray.from_arrays(pa.array(padded), self.length)

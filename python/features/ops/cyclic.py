@@ -1,0 +1,126 @@
+"""cyclic: positions on a circle, so that the last hour is beside the first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from headrace.features.columns import ValueType
+from headrace.features.op import ArrowPlace, Op, OpError, SparkPlace, from_numpy
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+Part = Literal["hour", "weekday", "day", "month"]
+#: Positions on each circle. A day of the year is one of 366, so that 29 February has a place.
+_PERIODS: dict[Part, int] = {"hour": 24, "weekday": 7, "day": 366, "month": 12}
+
+
+class Cyclic(Op):
+    """sin and cos of 2 pi position / period, two doubles a circle; both are missing where the column is.
+
+    Of a timestamp or a date (UTC), `of` one or several of hour (0-23), weekday (Monday 0), day (of the year, from 0)
+    and month (from 0): columns `<c>_<part>_sin`, `<c>_<part>_cos`. Of an integer, with a `period`: its position is what
+    is left of it after division by the period, never negative (-1 is period - 1); columns `<c>_sin`, `<c>_cos`.
+
+    Positions are whole, so both bodies take sin and cos from one table of constants and agree to the bit. The encoding
+    is that of directional statistics (Mardia and Jupp, "Directional Statistics", 2000, chapter 2); NVTabular leaves it
+    to LambdaOp.
+    """
+
+    name: ClassVar[str] = "cyclic"
+    by_value: ClassVar[bool] = True
+
+    of: tuple[Part, ...] = ()
+    period: int | None = Field(default=None, ge=2, le=10_000)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_part(cls, data: object) -> object:
+        if isinstance(data, Mapping) and isinstance(data.get("of"), str):
+            return {**data, "of": [data["of"]]}
+        return data
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Cyclic:
+        if bool(self.of) == (self.period is not None):
+            raise ValueError("give `of` for times and dates, or `period` for integers")
+        if len(set(self.of)) < len(self.of):
+            raise ValueError("`of` names a part twice")
+        return self
+
+    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        for name, value in given.items():
+            if self.period is not None:
+                if value.is_list or not value.is_integer:
+                    raise OpError(f"column '{name}': `period` is for integers, not {value}")
+            elif value.is_list or value.element not in ("timestamp", "date"):
+                raise OpError(f"column '{name}': `of` is for timestamps and dates, not {value}")
+            elif value.element == "date" and "hour" in self.of:
+                raise OpError(f"column '{name}': a date has no hour")
+        return {out: ValueType("double") for name in given for out, _ in self._outputs(name)}
+
+    def sources(self, given: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
+        return {out: (name,) for name in given for out, _ in self._outputs(name)}
+
+    def _outputs(self, name: str) -> list[tuple[str, Part | None]]:
+        """Names of what comes out of a column, sin before cos, with the part that each is of."""
+        parts: list[Part | None] = [*self.of] if self.period is None else [None]
+        return [(f"{name}{f'_{p}' if p else ''}_{f}", p) for p in parts for f in ("sin", "cos")]
+
+    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+        from pyspark.sql import functions as F
+
+        out = {}
+        for name, x in columns.items():
+            for made, part in self._outputs(name):
+                sines, cosines = circle(self.period or _PERIODS[part or "hour"])
+                table = F.array(*[F.lit(float(v)) for v in (sines if made.endswith("_sin") else cosines)])
+                out[made] = F.get(table, self._spark_position(x, part))
+        return out
+
+    def _spark_position(self, x: Column, part: Part | None) -> Column:
+        from pyspark.sql import functions as F
+
+        if part is None:
+            return F.pmod(x.cast("bigint"), F.lit(self.period).cast("bigint")).cast("int")
+        if part == "hour":
+            return F.hour(x)
+        if part == "weekday":
+            return F.weekday(x)
+        return (F.dayofyear(x) if part == "day" else F.month(x)) - F.lit(1)
+
+    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
+        out = {}
+        for name, x in columns.items():
+            valid = x.is_valid().to_numpy(zero_copy_only=False)
+            for made, part in self._outputs(name):
+                sines, cosines = circle(self.period or _PERIODS[part or "hour"])
+                values = (sines if made.endswith("_sin") else cosines)[self._arrow_position(x, part)]
+                out[made] = from_numpy(np.where(valid, values, np.nan))
+        return out
+
+    def _arrow_position(self, x: pa.Array, part: Part | None) -> NDArray[np.int64]:
+        """Positions, 0 for null."""
+        if part is None:
+            assert self.period is not None
+            whole: NDArray[np.int64] = pc.fill_null(x.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+            return whole % np.int64(self.period)
+        found = {"hour": pc.hour, "weekday": pc.day_of_week, "day": pc.day_of_year, "month": pc.month}[part](x)
+        whole = pc.fill_null(found.cast(pa.int64()), 1).to_numpy(zero_copy_only=False)
+        return whole - np.int64(part in ("day", "month"))
+
+
+@lru_cache(maxsize=64)
+def circle(period: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """sin and cos of 2 pi i / period for i in 0 .. period - 1: float64 [period] each."""
+    angles = [2 * math.pi * i / period for i in range(period)]
+    return np.array([math.sin(a) for a in angles]), np.array([math.cos(a) for a in angles])

@@ -1,0 +1,68 @@
+"""rename: other names for the chain's columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import pyarrow as pa
+from pydantic import StringConstraints, model_validator
+
+from headrace.features.columns import ValueType
+from headrace.features.op import ArrowPlace, Op, OpError, SparkPlace
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+#: The name of a column that an operator makes. Two underscores in front are the writer's.
+NewName = Annotated[str, StringConstraints(min_length=1, pattern=r"^([^_]|_[^_]|_$)")]
+
+
+class Rename(Op):
+    """Columns of any type under other names, as NVTabular's Rename: so that one column can begin several chains.
+
+    Either `to` (the new name, for a chain of one column; or a mapping of old names to new ones, other columns keep
+    theirs), or `prefix` and/or `suffix`. A vocabulary that `categorify` makes after it has the new name. It also
+    renames columns that other operators do not touch any more (an indicator, a padded list).
+    """
+
+    name: ClassVar[str] = "rename"
+    takes_final: ClassVar[bool] = True
+
+    to: NewName | Mapping[str, NewName] | None = None
+    prefix: str = ""
+    suffix: str = ""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Rename:
+        if bool(self.to) == bool(self.prefix or self.suffix):
+            raise ValueError("give either `to`, or `prefix` and/or `suffix`")
+        return self
+
+    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        if isinstance(self.to, str) and len(given) != 1:
+            raise OpError(f"here are several columns ({', '.join(given)}); write `to: {{old: new}}`, or `suffix`")
+        for old in self.to if isinstance(self.to, Mapping) else ():
+            if old not in given:
+                raise OpError(f"there is no column '{old}' here (there are: {', '.join(given)})")
+        out = {self._named(name): value for name, value in given.items()}
+        if len(out) < len(given):
+            raise OpError("gives two columns the same name")
+        for new in out:
+            if new.startswith("__"):
+                raise OpError(f"'{new}': names that begin with two underscores are taken")
+        return out
+
+    def sources(self, given: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
+        return {self._named(name): (name,) for name in given}
+
+    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+        return {self._named(name): x for name, x in columns.items()}
+
+    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
+        return {self._named(name): x for name, x in columns.items()}
+
+    def _named(self, name: str) -> str:
+        if isinstance(self.to, str):
+            return self.to
+        return (self.to or {}).get(name) or f"{self.prefix}{name}{self.suffix}"
