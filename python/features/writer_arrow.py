@@ -1,13 +1,12 @@
-"""The Arrow engine's write: Spark brings the rows of a file to one task, which transforms and writes them in Arrow."""
+"""The Arrow engine's write: Spark brings the rows of a part to one task, which transforms and writes them in Arrow."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -16,33 +15,34 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 from pyspark.sql import DataFrame
 
 from headrace.features.spark_plan import col
 from headrace.features.workflow import FittedWorkflow, physical_schema
-from headrace.features.writer import ColumnCounts, Engine, FilePlan, Written, carried_columns, identity, placed
+from headrace.features.writer import (
+    ColumnCounts,
+    FilePlan,
+    Written,
+    WrittenDataset,
+    carried_columns,
+    identity,
+    placed,
+    source_sets,
+)
 from headrace.schema import NULL_CODE, OOV_CODE, DatasetSchema, Kind
 
 
 def write(
     fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan], folder: Path, workflow: Path
-) -> list[Written]:
+) -> WrittenDataset:
     """See `headrace.features.writer.write_dataset`."""
     w = fitted.workflow
-    frame = rows.select(*[col(c) for c in w.input_columns], *identity(w))
-    return write_in_tasks(placed(frame, plans), plans, folder, workflow, "arrow", tuple(carried_columns(w)))
-
-
-def write_in_tasks(
-    frame: DataFrame, plans: list[FilePlan], folder: Path, workflow: Path, engine: Engine, carried: tuple[str, ...]
-) -> list[Written]:
-    """Write rows that `placed` brought together."""
-    task = _Task(tuple(plans), str(folder), str(workflow), engine, carried, tuple(frame.columns))
+    frame = placed(rows.select(*[col(c) for c in w.input_columns], *identity(w)), plans)
+    task = _Task(tuple(plans), str(folder), str(workflow), tuple(carried_columns(w)), tuple(frame.columns))
     # mapInArrow reads a dot in a column's name as a field's: numbers travel, the task puts the names back.
     numbered = frame.toDF(*[f"c{i}" for i in range(len(frame.columns))])
     found = numbered.mapInArrow(task.run, "written string").collect()
-    return sorted((_written(json.loads(r[0])) for r in found), key=lambda f: f.name)
+    return written_dataset(plans, (json.loads(text) for (text,) in found))
 
 
 @dataclass(frozen=True)
@@ -52,74 +52,86 @@ class _Task:
     plans: tuple[FilePlan, ...]
     folder: str
     workflow: str
-    engine: Engine
     carried: tuple[str, ...]
     #: Of the batches' columns, in order.
     names: tuple[str, ...]
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        fitted = _loaded(self.workflow)
-        index, missing = -1, dict.fromkeys(_source_sets(fitted), 0)
-        parts: list[pa.RecordBatch] = []
+        fitted = loaded(self.workflow)
+        index, missing = -1, dict.fromkeys(source_sets(fitted), 0)
+        done: list[pa.RecordBatch] = []
         for numbered in batches:
             whole = pa.RecordBatch.from_arrays(numbered.columns, names=list(self.names))
-            files = whole.column(whole.schema.get_field_index("__file")).to_numpy()
-            edges = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(files)]
+            parts = whole.column(whole.schema.get_field_index("__part")).to_numpy()
+            edges = [0, *(np.flatnonzero(np.diff(parts)) + 1).tolist(), len(parts)]
             for start, end in pairwise(edges):
                 if start == end:
                     continue
-                if files[start] != index:
-                    if parts:
-                        yield self._write(fitted, index, parts, missing)
-                    index, parts, missing = int(files[start]), [], dict.fromkeys(missing, 0)
+                if parts[start] != index:
+                    if done:
+                        yield self._write(fitted, index, done, missing)
+                    index, done, missing = int(parts[start]), [], dict.fromkeys(missing, 0)
                 batch = whole.slice(start, end - start)
-                parts.append(self._transform(fitted, batch))
-                rows = {name: self._missing(fitted, batch, i, name) for i, name in enumerate(fitted.input_columns)}
+                done.append(self._transform(fitted, batch))
+                rows = {name: fitted.missing(batch, name) for name in fitted.input_columns}
                 for sources in missing:
                     missing[sources] += int(np.count_nonzero(np.logical_or.reduce([rows[name] for name in sources])))
-        if parts:
-            yield self._write(fitted, index, parts, missing)
+        if done:
+            yield self._write(fitted, index, done, missing)
 
     def _transform(self, fitted: FittedWorkflow, batch: pa.RecordBatch) -> pa.RecordBatch:
-        schema = physical_schema(fitted.schema.features)
-        if self.engine == "arrow":
-            made = fitted.transform_batch(batch).columns
-        else:
-            made = [batch.column(batch.schema.get_field_index(c)) for f in fitted.features for c in f.physical]
         rest = [batch.column(batch.schema.get_field_index(c)) for c in ("__label", *self.carried)]
-        return pa.RecordBatch.from_arrays([*made, *rest], schema=schema)
-
-    def _missing(self, fitted: FittedWorkflow, batch: pa.RecordBatch, i: int, name: str) -> NDArray[np.bool_]:
-        if self.engine == "arrow":
-            return fitted.missing(batch, name)
-        return np.asarray(batch.column(batch.schema.get_field_index(f"__missing{i}")).to_numpy(False), np.bool_)
+        made = fitted.transform_batch(batch).columns
+        return pa.RecordBatch.from_arrays([*made, *rest], schema=physical_schema(fitted.schema.features))
 
     def _write(
-        self, fitted: FittedWorkflow, index: int, parts: list[pa.RecordBatch], missing: Mapping[tuple[str, ...], int]
+        self, fitted: FittedWorkflow, index: int, done: list[pa.RecordBatch], missing: Mapping[tuple[str, ...], int]
     ) -> pa.RecordBatch:
-        plan = self.plans[index]
-        table = pa.Table.from_batches(parts)
-        rows = table.num_rows
-        groups = min(max(plan.groups, math.ceil(rows / plan.group_rows)), rows)
-        edges = [rows * i // groups for i in range(groups + 1)]
-        path = Path(self.folder) / plan.name
-        # A task may run twice; the last rename wins, and both wrote the same.
-        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
-        with pq.ParquetWriter(partial, table.schema, compression="none", use_dictionary=False) as writer:
-            for start, end in pairwise(edges):
-                writer.write_table(table.slice(start, end - start), row_group_size=end - start)
-        size = partial.stat().st_size
-        os.replace(partial, path)
-        written = {
-            "name": plan.name, "rows": rows, "row_groups": groups, "size": size,
-            "columns": {n: c.__dict__ for n, c in _count(fitted.schema, table, missing).items()},
-        }  # fmt: skip
+        written = write_part(fitted.schema, self.plans[index], Path(self.folder), pa.Table.from_batches(done), missing)
         return pa.RecordBatch.from_pydict({"written": [json.dumps(written)]})
 
 
-def _source_sets(fitted: FittedWorkflow) -> tuple[tuple[str, ...], ...]:
-    """What the features are made of, each set once: far fewer than features where one column gives many."""
-    return tuple(dict.fromkeys(f.sources for f in fitted.features))
+def write_part(
+    schema: DatasetSchema, plan: FilePlan, folder: Path, table: pa.Table, missing: Mapping[tuple[str, ...], int]
+) -> dict[str, Any]:
+    """Write the files of a part.
+
+    Args:
+        table: its rows in order, as stored (`physical_schema`).
+        missing: by `source_sets`, rows that lack a value of one of these columns.
+
+    Returns:
+        What `written_dataset` puts together: JSON values.
+    """
+    # Where a column is cut into chunks Parquet may cut pages.
+    table = table.combine_chunks()
+    rows = table.num_rows
+    groups = plan.groups_of(rows)
+    edges = [rows * i // groups for i in range(groups + 1)]
+    files = []
+    for group, (start, end) in enumerate(pairwise(edges)):
+        path = folder / plan.file(group)
+        # A task may run twice; the last rename wins, and both wrote the same.
+        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
+        with pq.ParquetWriter(partial, table.schema, compression="none", use_dictionary=False) as writer:
+            writer.write_table(table.slice(start, end - start), row_group_size=end - start)
+        size = partial.stat().st_size
+        os.replace(partial, path)
+        files.append({"name": plan.file(group), "rows": end - start, "row_groups": 1, "size": size})
+    counts = {name: asdict(c) for name, c in _count(schema, table, missing).items()}
+    return {"split": plan.split, "files": files, "counts": counts}
+
+
+def written_dataset(plans: list[FilePlan], parts: Iterable[Mapping[str, Any]]) -> WrittenDataset:
+    """The parts' files and counts together."""
+    files: list[Written] = []
+    counts: dict[str, dict[str, ColumnCounts]] = {p.split: {} for p in plans}
+    for part in parts:
+        files += [Written(**file) for file in part["files"]]
+        mine = counts[part["split"]]
+        for name, found in part["counts"].items():
+            mine[name] = mine.get(name, ColumnCounts()) + ColumnCounts(**found)
+    return WrittenDataset(sorted(files, key=lambda f: f.name), counts)
 
 
 def _count(schema: DatasetSchema, table: pa.Table, missing: Mapping[tuple[str, ...], int]) -> dict[str, ColumnCounts]:
@@ -130,16 +142,12 @@ def _count(schema: DatasetSchema, table: pa.Table, missing: Mapping[tuple[str, .
             codes = table.column(column).to_numpy()
             out[feature.name].coded += int(np.count_nonzero(codes != NULL_CODE))
             if feature.vocabulary is not None:
-                out[feature.name].oov += int(np.count_nonzero(codes == OOV_CODE))
+                is_oov = (codes >= OOV_CODE) & (codes < feature.first_code)
+                out[feature.name].oov += int(np.count_nonzero(is_oov))
     return out
 
 
 @lru_cache(maxsize=2)
-def _loaded(folder: str) -> FittedWorkflow:
+def loaded(folder: str) -> FittedWorkflow:
     """A worker process serves many tasks: it reads the vocabularies and builds their indexes once."""
     return FittedWorkflow.load(Path(folder))
-
-
-def _written(data: dict[str, Any]) -> Written:
-    columns = {name: ColumnCounts(**counts) for name, counts in data.pop("columns").items()}
-    return Written(**data, columns=columns)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from headrace.config import load_spec
 from headrace.features.split import time_ranges
 from headrace.features.stage import engine_of
-from headrace.features.writer import partition_keys, plan_files
+from headrace.features.writer import FilePlan, partition_keys, plan_files
 
 
 @pytest.mark.parametrize("rows", [1, 5, 12, 13, 2_000, 60_000, 840_000, 45_000_000])
@@ -17,7 +18,7 @@ from headrace.features.writer import partition_keys, plan_files
 def test_row_groups_are_enough_and_small_enough(rows: int, group_rows: int) -> None:
     plans = plan_files({"train": rows, "valid": 0}, group_rows, 12)
     assert all(p.split == "train" for p in plans)
-    assert len({p.name for p in plans}) == len(plans)
+    assert len({p.file(g) for p in plans for g in range(p.groups)}) == sum(p.groups for p in plans)
     each = rows / len(plans)
     groups = sum(min(p.groups, math.ceil(each)) for p in plans)
     assert groups >= min(12, rows)
@@ -28,8 +29,20 @@ def test_row_groups_are_enough_and_small_enough(rows: int, group_rows: int) -> N
 
 def test_splits_are_planned_alone() -> None:
     plans = plan_files({"train": 900, "valid": 90}, 100, 4)
-    assert [(p.name, p.groups) for p in plans if p.split == "valid"] == [("valid/part-00000.parquet", 4)]
-    assert [p.name for p in plans if p.split == "train"] == [f"train/part-{i:05d}.parquet" for i in range(3)]
+    assert [(p.file(1), p.groups) for p in plans if p.split == "valid"] == [("valid/part-00000-001.parquet", 4)]
+    assert [p.file(0) for p in plans if p.split == "train"] == [f"train/part-{i:05d}-000.parquet" for i in range(3)]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 99, 100, 401, 1_000])
+def test_places_fall_evenly_into_files(rows: int) -> None:
+    groups = FilePlan("train", 0, 4, 100).groups_of(rows)
+    assert groups == min(max(4, math.ceil(rows / 100)), rows)
+    by_edges = np.repeat(np.arange(groups), np.diff([rows * g // groups for g in range(groups + 1)]))
+    # What the Spark engine's plan computes for place 1, 2, ...
+    by_place = (np.arange(1, rows + 1) * groups - 1) // rows
+    assert by_place.tolist() == by_edges.tolist()
+    assert np.bincount(by_place).max() <= 100
+    assert np.ptp(np.bincount(by_place)) <= 1
 
 
 def test_each_partition_has_a_key() -> None:
