@@ -18,7 +18,7 @@ from headrace.errors import UserError
 from headrace.features.split import SPLIT, SplitRows, check_rows, split_rows, time_ranges
 from headrace.features.vocabulary import VocabularyTable
 from headrace.features.workflow import FittedWorkflow, Workflow
-from headrace.features.writer import ColumnCounts, Engine, Written, plan_files, write_dataset
+from headrace.features.writer import ColumnCounts, Engine, Written, WrittenDataset, plan_files, write_dataset
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output
 from headrace.schema import Kind
@@ -104,8 +104,8 @@ def _build(ctx: Context, workflow: Workflow, spark: SparkSession) -> Result:
     with new_directory(final) as folder:
         fitted.save(folder / "workflow")
         plans = plan_files(counts, f.row_group_rows, f.min_row_groups)
-        files = write_dataset(fitted, rows.frame, plans, folder, folder / "workflow", engine_of(spec))
-        _complete(folder, files, counts)
+        written = write_dataset(fitted, rows.frame, plans, folder, folder / "workflow", engine_of(spec))
+        _complete(folder, written.files, counts)
     seconds = time.perf_counter() - tick
     total = sum(counts.values())
     _LOG.info("wrote %s rows in %.1f s (%s rows/s) to %s", f"{total:,}", seconds, f"{total / seconds:,.0f}", final)
@@ -114,7 +114,7 @@ def _build(ctx: Context, workflow: Workflow, spark: SparkSession) -> Result:
     return Result(
         outputs=(Output(kind="dataset", name=name, version=ctx.key, rows=total),),
         rows=counts,
-        facts=_facts(fitted, vocabularies, rows, files),
+        facts=_facts(fitted, vocabularies, rows, counts, written),
         dataset_schema=fitted.schema,
     )
 
@@ -168,15 +168,20 @@ def _complete(folder: Path, files: list[Written], counts: Mapping[str, int]) -> 
 
 
 def _facts(
-    fitted: FittedWorkflow, vocabularies: VocabularyTable, rows: SplitRows, files: list[Written]
+    fitted: FittedWorkflow,
+    vocabularies: VocabularyTable,
+    rows: SplitRows,
+    counts: Mapping[str, int],
+    written: WrittenDataset,
 ) -> dict[str, Any]:
-    by_split = {s: [f for f in files if f.name.startswith(f"{s}/")] for s in rows.splits}
+    by_split = {s: [f for f in written.files if f.name.startswith(f"{s}/")] for s in rows.splits}
     columns = []
     for feature in fitted.features:
         entry: dict[str, Any] = {"name": feature.name, "kind": feature.kind.value, "sources": list(feature.sources)}
         has_oov = feature.kind is Kind.CATEGORICAL and feature.vocabulary is not None
-        entry |= _rates(files, feature.name, has_oov)
-        entry["splits"] = {s: _rates(mine, feature.name, has_oov) for s, mine in by_split.items() if mine}
+        found = {s: columns_of[feature.name] for s, columns_of in written.counts.items()}
+        entry |= _rates(sum(found.values(), ColumnCounts()), sum(counts.values()), has_oov)
+        entry["splits"] = {s: _rates(mine, counts[s], has_oov) for s, mine in found.items()}
         columns.append(entry)
     return {
         "splits": {
@@ -193,12 +198,10 @@ def _facts(
     }
 
 
-def _rates(files: list[Written], column: str, has_oov: bool) -> dict[str, float | None]:
+def _rates(found: ColumnCounts, rows: int, has_oov: bool) -> dict[str, float | None]:
     """missing_rate: of the rows, those that lack a value of the feature's columns; oov_rate: of the values, those that
     the vocabulary lacks."""
-    found = [f.columns.get(column, ColumnCounts()) for f in files]
-    rows, coded = sum(f.rows for f in files), sum(c.coded for c in found)
     return {
-        "missing_rate": sum(c.missing for c in found) / rows if rows else 0.0,
-        "oov_rate": (sum(c.oov for c in found) / coded if coded else 0.0) if has_oov else None,
+        "missing_rate": found.missing / rows if rows else 0.0,
+        "oov_rate": (found.oov / found.coded if found.coded else 0.0) if has_oov else None,
     }
