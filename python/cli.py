@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,8 +29,27 @@ class _Group(TyperGroup):
             raise typer.Exit(128 + getattr(e, "signum", 2)) from None
 
 
+class _Root(_Group):
+    """Lists the stages in the day's order, although one of them is a group, which would come last."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        names = super().list_commands(ctx)
+        first = min(names.index(s) for s in _STAGES)
+        others = [n for n in names if n not in _STAGES]
+        return [*others[:first], *_STAGES, *others[first:]]
+
+
+class _Stage(_Group):
+    """`headrace features clicks` is `headrace features build clicks`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, *ctx.help_option_names):
+            args = ["build", *args]
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(
-    cls=_Group,
+    cls=_Root,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -162,6 +182,8 @@ def _stage_verb(stage: str) -> Callable[..., None]:
 
 for _name, _help in _STAGES.items():
     app.command(
+    if _name == "features":
+        continue  # below
         _name,
         short_help=_help,
         help=f"{_help} The same as `run --from {_name} --to {_name}`.",
@@ -169,6 +191,47 @@ for _name, _help in _STAGES.items():
         rich_help_panel="Stages, in the day's order",
     )(_stage_verb(_name))
 
+
+features_app = typer.Typer(
+    cls=_Stage,
+    no_args_is_help=True,
+    help=f"{_STAGES['features']} `features PIPELINE` is `features build PIPELINE`.",
+    short_help=_STAGES["features"],
+    epilog=_examples("headrace features clicks --ds 2026-01-08", "headrace features explain clicks"),
+)
+app.add_typer(features_app, name="features", rich_help_panel="Stages, in the day's order")
+features_app.command(
+    "build",
+    help=f"{_STAGES['features']} The same as `run --from features --to features`.",
+    epilog=_examples("headrace features build clicks --ds 2026-01-08"),
+)(_stage_verb("features"))
+
+
+class GraphFormat(StrEnum):
+    """What a graph is written as."""
+
+    text = "text"
+    mermaid = "mermaid"
+    dot = "dot"
+
+
+@features_app.command(
+    epilog=_examples(
+        "headrace features explain clicks",
+        "headrace features explain clicks --format mermaid",
+        "headrace features explain clicks --format dot | dot -Tsvg > features.svg",
+    )
+)
+def explain(
+    pipeline: Pipeline,
+    form: Annotated[GraphFormat, typer.Option("--format", help="How to write it.")] = GraphFormat.text,
+    sets: Sets = None,
+) -> None:
+    """Show what is made of which columns: operators, types, vocabularies, tags. Needs no data."""
+    from headrace.commands.features import explain as verb
+    from headrace.config import load_spec
+
+    verb(load_spec(pipeline, sets or []), form.value)
 
 @app.command(epilog=_examples("headrace status", "headrace status clicks --last 7", "headrace status clicks --verify"))
 def status(
