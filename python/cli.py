@@ -181,16 +181,15 @@ def _stage_verb(stage: str) -> Callable[..., None]:
 
 
 for _name, _help in _STAGES.items():
-    app.command(
     if _name == "features":
         continue  # below
+    app.command(
         _name,
         short_help=_help,
         help=f"{_help} The same as `run --from {_name} --to {_name}`.",
         epilog=_examples(f"headrace {_name} clicks --ds 2026-01-08"),
         rich_help_panel="Stages, in the day's order",
     )(_stage_verb(_name))
-
 
 features_app = typer.Typer(
     cls=_Stage,
@@ -232,6 +231,7 @@ def explain(
     from headrace.config import load_spec
 
     verb(load_spec(pipeline, sets or []), form.value)
+
 
 @app.command(epilog=_examples("headrace status", "headrace status clicks --last 7", "headrace status clicks --verify"))
 def status(
