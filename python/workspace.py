@@ -28,6 +28,10 @@ class Workspace:
         """A Delta table's folder: `events`, `quarantine`, `vocabulary`, `scores`, ..."""
         return self.home / "lake" / pipeline / name
 
+    def encoded(self, pipeline: str) -> Path:
+        """The lake's files as the Arrow engine decoded them: kept for the next day, made again where missing."""
+        return self.home / "encoded" / pipeline
+
     def manifest(self, pipeline: str, ds: str, stage: str) -> Path:
         return self.home / "runs" / pipeline / ds / f"{stage}.json"
 
@@ -69,6 +73,11 @@ def checkout() -> Path:
 def jars_dir() -> Path:
     """Where `build.gradle` puts the jars."""
     return checkout() / "build" / "jars"
+
+
+def rapids_dir() -> Path:
+    """Where `gradle rapids` puts the RAPIDS plugin."""
+    return checkout() / "build" / "rapids"
 
 
 def pipeline_file(name: str) -> Path:

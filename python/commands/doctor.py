@@ -240,7 +240,12 @@ def gpu() -> Iterator[Finding]:
     if plugin:
         yield Finding("RAPIDS plugin", "ok", plugin[-1].name)
     else:
-        yield Finding("RAPIDS plugin", "optional", "not here", "`gradle rapids` (1 GB), for GPUs only" if names else "")
+        yield Finding(
+            "RAPIDS plugin",
+            "optional",
+            "not here",
+            "`make rapids` (1 GB), for GPUs and the GPU-plan gate" if names else "",
+        )
 
 
 def warehouse(ws: Workspace, pipeline: str | None) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +13,9 @@ from pyspark.sql import SparkSession
 
 from headrace.config import Spark, spark_profile
 from headrace.errors import UserError
-from headrace.workspace import Workspace, jars_dir
+from headrace.workspace import Workspace, jars_dir, rapids_dir
+
+_PLUGIN = "com.nvidia.spark.SQLPlugin"
 
 
 def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
@@ -34,7 +36,36 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
         "spark.pyspark.python": sys.executable,
         "spark.pyspark.driver.python": sys.executable,
     }
+    if _PLUGIN in props.get("spark.plugins", ""):
+        props |= _gpu_properties(props, log4j.with_name("gpu-discovery.sh"))
+        if conf.master.startswith("local"):
+            # A local executor is the driver: it takes the first GPU, and has none to hand out to tasks.
+            props = {k: v for k, v in props.items() if ".resource.gpu." not in k}
     return props | dict(conf.properties)
+
+
+def rapids_jars() -> list[Path]:
+    """The plugin's jar, if it was fetched."""
+    return sorted(rapids_dir().glob("rapids-4-spark_*.jar"))
+
+
+def _gpu_properties(props: Mapping[str, str], discovery: Path) -> dict[str, str]:
+    """What the RAPIDS plugin needs of the installation.
+
+    Its jar is on the class paths besides `spark.jars`: shuffle manager and serializer are made before jars are loaded.
+    """
+    jars = rapids_jars()
+    if not jars:
+        raise UserError(
+            f"the RAPIDS plugin is not in {rapids_dir()}: run `make rapids` (1 GB), or use the profile 'cpu'"
+        )
+    jar = str(jars[-1])
+    return {
+        "spark.jars": f"{props['spark.jars']},{jar}",
+        "spark.driver.extraClassPath": jar,
+        "spark.executor.extraClassPath": jar,
+        "spark.executor.resource.gpu.discoveryScript": str(discovery),
+    }
 
 
 def read_properties(path: Path) -> dict[str, str]:
