@@ -51,7 +51,8 @@ ALIASES = {"LogOp": "Log", "ReduceDtypeSize": "ReduceDtype"}
 def __getattr__(name: str) -> Any:
     if name in _OTHERS:
         return getattr(import_module(_OTHERS[name]), name)
-    if not name.startswith("_"):
+    # A module of this package is asked for like this, too, before it is imported: operators are classes.
+    if name[:1].isupper():
         wanted = ALIASES.get(name, name)
         for op in import_module("headrace.features.ops").REGISTRY.values():
             if wanted == op.__name__:
