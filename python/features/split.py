@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
 
@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from headrace.config import Features, Spec
 from headrace.errors import UserError
 from headrace.features.spark_plan import col
+from headrace.features.split_rule import ColumnRule, PositionRule, Rule, TimeRule
 
 #: Name of the column that says the split.
 SPLIT = "__split"
@@ -26,6 +27,8 @@ class SplitRows:
     #: The events' columns and `__split`; a null there is a value of the split column that names no split.
     frame: DataFrame
     splits: tuple[str, ...]
+    #: The same split for those who do not work on the frame.
+    rule: Rule
     #: First and last day (UTC) of a split by time.
     train_range: Days | None = None
     valid_range: Days | None = None
@@ -63,7 +66,8 @@ def split_rows(spec: Spec, events: DataFrame, ds: str) -> SplitRows:
         bad = frame.where(F.col(SPLIT).isNull()).groupBy(value.alias("v")).count().orderBy(F.desc("count"), "v").head(5)
         shown = ", ".join(f"{r['v']!r} ({r['count']} rows)" for r in bad)
         raise UserError(f"features.split.column: '{split.column}' must hold train, valid or rank, not {shown}")
-    return SplitRows(frame, tuple(k for k in known if k in ("train", "valid") or k in present))
+    splits = tuple(k for k in known if k in ("train", "valid") or k in present)
+    return SplitRows(frame, splits, ColumnRule(split.column))
 
 
 def _by_time(spec: Spec, events: DataFrame, ds: str) -> SplitRows:
@@ -74,7 +78,7 @@ def _by_time(spec: Spec, events: DataFrame, ds: str) -> SplitRows:
     if type_ not in ("timestamp", "date"):
         raise UserError(f"table.event_time: column '{column}' is {type_}; a split by time needs timestamp or date")
     time = col(column)
-    day = F.unix_date(time) if type_ == "date" else _utc_day(time)
+    day = F.datediff(time, F.lit("1970-01-01").cast("date")) if type_ == "date" else _utc_day(time)
     edge = [(date.fromisoformat(d) - date(1970, 1, 1)).days for d in (train[0], valid[0], valid[1])]
     if type_ == "timestamp":
         # A plain comparison, which Parquet's statistics can use.
@@ -82,13 +86,14 @@ def _by_time(spec: Spec, events: DataFrame, ds: str) -> SplitRows:
     else:
         inside = (time >= F.lit(train[0]).cast("date")) & (time <= F.lit(valid[1]).cast("date"))
     frame = events.where(inside).withColumn(SPLIT, F.when(day >= F.lit(edge[1]), "valid").otherwise("train"))
-    return SplitRows(frame, ("train", "valid"), train, valid, day)
+    return SplitRows(frame, ("train", "valid"), TimeRule(column, *edge), train, valid, day)
 
 
 def _utc_day(time: Column) -> Column:
-    """Days since 1970 in UTC, whatever the session's time zone."""
-    micros, length = F.unix_micros(time), F.lit(86_400_000_000)
-    return ((micros - F.pmod(micros, length)) / length).cast("int")
+    """Days since 1970 in UTC, whatever the session's time zone. (GPUs have neither `unix_micros` nor `unix_date`.)"""
+    # The cast rounds down, also before 1970.
+    seconds, length = time.cast("bigint"), F.lit(86_400).cast("bigint")
+    return ((seconds - F.pmod(seconds, length)) / length).cast("int")
 
 
 def _midnight(day: str, later: int = 0) -> Column:
@@ -101,6 +106,7 @@ def _by_position(fraction: float, events: DataFrame) -> SplitRows:
     total = sum(r["count"] for r in files)
     before = total - int(total * fraction)
     is_valid: Column = F.lit(False)
+    rule = PositionRule(None, 0)
     passed = 0
     # Python orders texts by code point, Spark by UTF-8 bytes: the same order.
     for row in sorted(files, key=lambda r: str(r["_source_file"])):
@@ -110,9 +116,11 @@ def _by_position(fraction: float, events: DataFrame) -> SplitRows:
         name = F.lit(row["_source_file"])
         lines = events.where(F.col("_source_file") == name).select("_source_line").orderBy("_source_line")
         first = lines.offset(before - passed).limit(1).collect()[0][0]
+        rule = PositionRule(row["_source_file"], int(first))
         is_valid = (F.col("_source_file") > name) | ((F.col("_source_file") == name) & (F.col("_source_line") >= first))
         break
-    return SplitRows(events.withColumn(SPLIT, F.when(is_valid, "valid").otherwise("train")), ("train", "valid"))
+    frame = events.withColumn(SPLIT, F.when(is_valid, "valid").otherwise("train"))
+    return SplitRows(frame, ("train", "valid"), rule)
 
 
 def check_rows(rows: SplitRows, label: str, pipeline: str) -> dict[str, int]:
@@ -128,21 +136,25 @@ def check_rows(rows: SplitRows, label: str, pipeline: str) -> dict[str, int]:
         F.count(F.when(~y.isin(0.0, 1.0), 1)).alias("bad"),
     )
     found = {r[SPLIT]: r for r in counted.collect()}
-    faults: Sequence[tuple[str, str]] = (("null", "null"), ("bad", "neither 0 nor 1"))
-    for key, what in faults:
-        number = sum(r[key] for r in found.values())
+    null, bad = (sum(r[key] for r in found.values()) for key in ("null", "bad"))
+    counts = {split: int(found[split]["rows"]) if split in found else 0 for split in rows.splits}
+    check_counts(rows, counts, null, bad, label, pipeline)
+    return counts
+
+
+def check_counts(rows: SplitRows, counts: Mapping[str, int], null: int, bad: int, label: str, pipeline: str) -> None:
+    """Refuse what `check_rows` refuses: `null` and `bad` labels, an empty split."""
+    for number, what in ((null, "null"), (bad, "neither 0 nor 1")):
         if number:
-            total = sum(r["rows"] for r in found.values())
+            total = sum(counts.values())
             raise UserError(
                 f"features.label: column '{label}' is {what} in {number} of {total} rows. "
                 f"Let ingest quarantine such rows: `required: true` on the column, and table.expectations.ranges: "
                 f"{{{label}: [0, 1]}}"
             )
-    counts = {split: int(found[split]["rows"]) if split in found else 0 for split in rows.splits}
     for split in ("train", "valid"):
         if not counts[split]:
             raise UserError(
                 f"pipeline '{pipeline}': split {rows.describe(split)} has no row"
                 + ("; run earlier days' ingest first, or change ds or features.split" if rows.train_range else "")
             )
-    return counts

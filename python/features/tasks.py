@@ -1,0 +1,69 @@
+"""Work that Spark only schedules: numbered tasks in Python, which see the data themselves, on a shared disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+#: What a task tells the driver: a JSON value.
+Found = Any
+_T = TypeVar("_T")
+#: A task is to read about so many bytes.
+_BYTES_A_TASK = 64 << 20
+_TASKS_A_CORE = 4
+
+
+def run_tasks(spark: SparkSession | None, count: int, work: Callable[[int], Iterable[Found]]) -> list[Found]:
+    """Call `work` with 0 .. count-1, each in a Spark task; all that they yield, in that order.
+
+    A task may run twice (a lost executor, speculation), so it must leave the same behind every time. Without a session
+    they run here, one after the other.
+    """
+    if not count:
+        return []
+    if spark is None:
+        return [json.loads(json.dumps(found)) for number in range(count) for found in work(number)]
+    rows = spark.range(0, count, 1, count).mapInArrow(_Each(work), "number bigint, found string").collect()
+    return [json.loads(r["found"]) for r in sorted(rows, key=lambda r: r["number"])]
+
+
+def cores_of(spark: SparkSession | None) -> int:
+    """How many tasks run at once."""
+    return 1 if spark is None else spark.sparkContext.defaultParallelism
+
+
+def grouped(items: Sequence[_T], size: Callable[[_T], int], cores: int) -> list[list[_T]]:
+    """Items in groups for tasks, the largest groups first: about even, many where there are many bytes."""
+    total = sum(size(i) for i in items)
+    most = max(1, min(_BYTES_A_TASK, total // (_TASKS_A_CORE * cores)))
+    groups: list[tuple[int, list[_T]]] = []
+    filled, group = 0, list[_T]()
+    for item in items:
+        if group and filled + size(item) > most:
+            groups.append((filled, group))
+            filled, group = 0, []
+        group.append(item)
+        filled += size(item)
+    if group:
+        groups.append((filled, group))
+    return [g for _, g in sorted(groups, key=lambda pair: -pair[0])]
+
+
+@dataclass(frozen=True)
+class _Each:
+    work: Callable[[int], Iterable[Found]]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        # A task has one core.
+        pa.set_cpu_count(1)
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                found = [json.dumps(f) for f in self.work(number)]
+                yield pa.RecordBatch.from_pydict(
+                    {"number": pa.array([number] * len(found), pa.int64()), "found": pa.array(found, pa.string())}
+                )
