@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,10 @@ CHAINS = [
     {"columns": ["item"], "ops": [{"hash_bucket": {"buckets": 7}}]},
     {"columns": ["price"], "ops": [{"clip": {"min": 0, "max": 5}}, "log"]},
     {"columns": ["likes"], "ops": [{"categorify": {}}, {"pad": {"length": 2}}]},
+    # Of user and item, of user and context, of item and context.
+    {"columns": ["user", "item", "hour"], "ops": [{"hashed_cross": {"buckets": 4, "to": "pair"}}]},
+    {"columns": ["age", "hour"], "ops": [{"hashed_cross": {"buckets": 9, "to": "user_hour"}}]},
+    {"columns": ["hour", "item"], "ops": [{"hashed_cross": {"buckets": 9, "to": "item_hour"}}]},
 ]
 USER, ITEM = ("user", "age", "likes"), ("item", "price")
 
@@ -84,7 +89,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(5)
     data = rng.normal(2, 3, (400, width)).astype(np.float32)
     label = (data.sum(1) + rng.normal(0, 2, 400) > 2 * width).astype(np.float32)
-    booster = xgb.train({"objective": "binary:logistic", "max_depth": 2, "nthread": 1}, xgb.DMatrix(data, label), 6)
+    booster = xgb.train({"objective": "binary:logistic", "max_depth": 2, "nthread": 1}, xgb.DMatrix(data, label), 4)
     (folder / "model").mkdir()
     xgboost_model.save(folder / "model", booster, workflow.schema, folder / "dataset" / "workflow", {})
     return folder / "model"
@@ -101,7 +106,7 @@ def make_job(model: Path, candidates: pa.RecordBatch, **changes: Any) -> Job:
     given = {
         "model": str(model), "threads": 1, "top_k": 3, "user_key": "user", "item_keys": candidates.column("item"),
         "item_columns": s.item_columns(candidates), "user_columns": USER, "item_names": ITEM,
-        "context": dict(s.context),
+        "context": dict(s.context), "item_parts": candidates.select(list(s.item_parts)),
     }  # fmt: skip
     return Job(**(given | changes))
 
@@ -162,6 +167,34 @@ def test_seen_items_are_left_out(model: Path) -> None:
 
 def test_features_by_side_are_those_of_whole_pairs() -> None:
     check_sides(sides(), users(9), items(6))
+
+
+def test_features_belong_to_the_side_that_they_are_made_of() -> None:
+    s = sides()
+    assert s.of_user == ("user", "age", "likes", "user_hour")
+    assert s.of_item == ("hour", "item", "price", "item_hour")
+    assert s.of_pair == ("pair",)
+    assert s.item_parts == ("item",)
+    # Users slowest.
+    people, things = users(3), items(4)
+    cross = s.cross_columns(people, things.select(["item"]))
+    for i in range(3):
+        for j in range(4):
+            one = s.pair_columns(people.slice(i, 1), things.slice(j, 1))["pair"]
+            assert cross["pair"][4 * i + j] == one[0]
+    assert len(set(cross["pair"])) == 4
+
+
+def test_a_feature_that_says_too_few_sources_would_be_noticed() -> None:
+    whole = fitted()
+    (place,) = (i for i, c in enumerate(whole.workflow.chains) if "pair" in c.ends)
+    lying = replace(whole.workflow.chains[place], sources={"pair": ("user",)})
+    whole.workflow.chains = (*whole.workflow.chains[:place], lying, *whole.workflow.chains[place + 1 :])
+    s = sides()
+    lied = Sides(s.user, s.item, s.context, FittedWorkflow(whole.workflow, whole.states, whole.vocabularies))
+    assert "pair" in lied.of_user
+    with pytest.raises(RuntimeError, match="'pair'"):
+        check_sides(lied, users(9), items(6))
 
 
 def test_an_operator_across_columns_would_be_noticed() -> None:
