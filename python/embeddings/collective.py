@@ -6,7 +6,7 @@ is seen by autograd; gradients travel by explicit calls (headrace.embeddings.sha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -16,7 +16,7 @@ from headrace.world import World
 
 
 class Collective(Protocol):
-    """The ranks of one job. Implementations: LocalCollective, ThreadCollective, HorovodCollective."""
+    """The ranks of one job. Implementations: LocalCollective, ThreadCollective, HorovodCollective, TorchCollective."""
 
     @property
     def world(self) -> World:
@@ -33,6 +33,13 @@ class Collective(Protocol):
         Returns:
             The received rows in the order of their senders, [M, ...] (may share memory with `x`: read it only), and
             how many came from each rank, [world.size].
+        """
+        ...
+
+    def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
+        """Begin an `all_to_all`; the function that is returned waits for it. `x` must stay as it is until then.
+
+        What starts before another message is waited for in any order, but starts in the same order on all ranks.
         """
         ...
 
@@ -69,6 +76,10 @@ class LocalCollective:
     def all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> tuple[Tensor, list[int]]:
         check_send_rows(x, send_rows, 1)
         return x, [x.shape[0]]
+
+    def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
+        found = self.all_to_all(x, send_rows)
+        return lambda: found
 
     def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
         return None

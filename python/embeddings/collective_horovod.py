@@ -1,13 +1,14 @@
 """Ranks as Horovod processes. The only import of horovod.torch in this room.
 
 What Horovod 0.28 asks for: contiguous inputs; `splits` as an int32 tensor on the CPU; the same name for the same
-operation on every rank and in every step, so that negotiated responses are reused. All calls here are synchronous, so
-one name a kind of message (operation, dtype, trailing shape) is never in flight twice.
+operation on every rank and in every step, so that negotiated responses are reused; no name in flight twice. A name is
+the operation, dtype and trailing shape, and a number where an all-to-all of that kind has not been waited for yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import count
 
 import horovod.torch as hvd
 import torch
@@ -24,19 +25,35 @@ class HorovodCollective:
 
     def __init__(self) -> None:
         self._world = World(rank=hvd.rank(), size=hvd.size(), local_rank=hvd.local_rank(), local_size=hvd.local_size())
+        self._in_flight: set[str] = set()
 
     @property
     def world(self) -> World:
         return self._world
 
     def all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> tuple[Tensor, list[int]]:
+        return self.start_all_to_all(x, send_rows)()
+
+    def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
         check_send_rows(x, send_rows, self.world.size)
         if max(send_rows) > _MAX_SPLIT:
             raise ValueError(f"Horovod sends at most {_MAX_SPLIT} rows to a rank at once, not {max(send_rows)}")
         splits = torch.tensor(send_rows, dtype=torch.int32)
-        handle = hvd.alltoall_async(x.detach().contiguous(), splits=splits, name=_name("all_to_all", x))
-        received, counts = hvd.synchronize(handle)
-        return received, counts.tolist()
+        # It knows no bfloat16; nothing is computed on the way, so any type of two bytes carries the bits.
+        sent = x.detach().contiguous()
+        sent = sent.view(torch.int16) if x.dtype is torch.bfloat16 else sent
+        # Ranks start and wait in one order, so they agree on the number.
+        kind = _name("all_to_all", x)
+        name = next(n for n in (f"{kind}.{i}" for i in count()) if n not in self._in_flight)
+        self._in_flight.add(name)
+        handle = hvd.alltoall_async(sent, splits=splits, name=name)
+
+        def wait() -> tuple[Tensor, list[int]]:
+            received, counts = hvd.synchronize(handle)
+            self._in_flight.discard(name)
+            return received.view(x.dtype), counts.tolist()
+
+        return wait
 
     def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
         for members, flat in flatten_by_dtype(tensors):

@@ -57,6 +57,10 @@ class ThreadCollective:
         mine = [sent[self.world.rank] for sent in self._meeting.exchange(self.world.rank, kind, parts)]
         return torch.cat(mine), [p.shape[0] for p in mine]
 
+    def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
+        found = self.all_to_all(x, send_rows)
+        return lambda: found
+
     def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
         for members, flat in flatten_by_dtype(tensors):
             kind = f"all_reduce {flat.dtype} {flat.numel()}"

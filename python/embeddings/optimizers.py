@@ -1,11 +1,13 @@
 """Optimizers fused with the update: only rows that a step touched are read or written.
 
-Each is one pure function on the touched rows, chosen from a dict. All equal their torch counterpart:
+Each is one pure function on the touched rows, chosen from a dict. The first three equal their torch counterpart:
 
 - `sgd`: torch.optim.SGD. Exact: an untouched row has gradient 0.
 - `adagrad`: torch.optim.Adagrad, one accumulator a weight (Duchi et al., 2011). Exact, for the same reason.
 - `adam`: torch.optim.SparseAdam, the lazy Adam: moments of untouched rows stay, they do not decay; the bias
   correction counts steps of the whole table. (torch.optim.Adam would also move rows that no sample mentions.)
+- `rowwise_adagrad`: one accumulator a row, of the mean square of its gradient (FBGEMM's EXACT_ROWWISE_ADAGRAD, the
+  usual one for DLRM): the state of a table is 1 / dim of its size.
 
 Weight decay is L2 (added to the gradient, as torch.optim does), on touched rows only.
 """
@@ -23,39 +25,71 @@ _ADAM_EPS = 1e-8
 
 
 @dataclass(frozen=True)
+class Touched:
+    """The rows of a step, to be changed in place. All float32."""
+
+    #: [U, D].
+    weight: Tensor
+    #: [U, D], of any use to the rule.
+    grad: Tensor
+    #: By name: [U, D], or [U, 1].
+    state: Mapping[str, Tensor]
+    #: Steps of the table, this one included.
+    step: int
+    #: Only where the rule is by row: mean of the squared gradient over all columns of the table, [U, 1].
+    mean_square: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Rule:
     """How an optimizer changes rows."""
 
-    #: Names of its float32 states, each of the weight's shape, starting at zero.
+    #: Names of its float32 states, starting at zero.
     state: tuple[str, ...]
-    #: (weight [U, D], gradient [U, D], {state: [U, D]}, learning rate, step from 1): changes them in place.
-    update: Callable[[Tensor, Tensor, Mapping[str, Tensor], float, int], None]
+    #: (rows, learning rate): changes weight and states in place.
+    update: Callable[[Touched, float], None]
     #: Those of the states that never shrink.
     growing: tuple[str, ...] = ()
+    #: Its states are one number a row, not one a weight, and it asks for `Touched.mean_square`.
+    by_row: bool = False
 
 
-def sgd(weight: Tensor, grad: Tensor, state: Mapping[str, Tensor], lr: float, step: int) -> None:
+def sgd(rows: Touched, lr: float) -> None:
     """w -= lr * g."""
-    weight.add_(grad, alpha=-lr)
+    rows.weight.add_(rows.grad, alpha=-lr)
 
 
-def adagrad(weight: Tensor, grad: Tensor, state: Mapping[str, Tensor], lr: float, step: int) -> None:
+def adagrad(rows: Touched, lr: float) -> None:
     """s += g^2; w -= lr * g / (sqrt(s) + eps)."""
-    total = state["sum"].addcmul_(grad, grad)
-    weight.addcdiv_(grad, total.sqrt().add_(_ADAGRAD_EPS), value=-lr)
+    total = rows.state["sum"].addcmul_(rows.grad, rows.grad)
+    rows.weight.addcdiv_(rows.grad, total.sqrt().add_(_ADAGRAD_EPS), value=-lr)
 
 
-def adam(weight: Tensor, grad: Tensor, state: Mapping[str, Tensor], lr: float, step: int) -> None:
+def rowwise_adagrad(rows: Touched, lr: float) -> None:
+    """s += mean(g^2); w -= lr * g / (sqrt(s) + eps), s one number a row."""
+    assert rows.mean_square is not None
+    total = rows.state["sum"].add_(rows.mean_square)
+    rows.weight.addcdiv_(rows.grad, total.sqrt().add_(_ADAGRAD_EPS), value=-lr)
+
+
+def adam(rows: Touched, lr: float) -> None:
     """Kingma and Ba (2015), on touched rows."""
     beta1, beta2 = _ADAM_BETAS
-    mean = state["exp_avg"].lerp_(grad, 1 - beta1)
-    square = state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-    step_size = lr * (1 - beta2**step) ** 0.5 / (1 - beta1**step)
-    weight.addcdiv_(mean, square.sqrt().add_(_ADAM_EPS), value=-step_size)
+    mean = rows.state["exp_avg"].lerp_(rows.grad, 1 - beta1)
+    square = rows.state["exp_avg_sq"].mul_(beta2).addcmul_(rows.grad, rows.grad, value=1 - beta2)
+    step_size = lr * (1 - beta2**rows.step) ** 0.5 / (1 - beta1**rows.step)
+    rows.weight.addcdiv_(mean, square.sqrt().add_(_ADAM_EPS), value=-step_size)
 
 
 RULES: Mapping[str, Rule] = {
     "sgd": Rule(state=(), update=sgd),
     "adagrad": Rule(state=("sum",), update=adagrad, growing=("sum",)),
+    "rowwise_adagrad": Rule(state=("sum",), update=rowwise_adagrad, growing=("sum",), by_row=True),
     "adam": Rule(state=("exp_avg", "exp_avg_sq"), update=adam),
 }
+
+
+def state_bytes_per_row(kind: str, dim: int) -> int:
+    """Bytes of an optimizer's states for one row of `dim` weights."""
+    rule = RULES[kind]
+    return 4 * len(rule.state) * (1 if rule.by_row else dim)

@@ -2,51 +2,42 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headrace.config import Optimizer
+from headrace.config import EmbeddingOptimizer, Optimizer
 from headrace.embeddings import storage
+from headrace.embeddings.batch import Batcher, Occurrences, Ragged
 from headrace.embeddings.collective import Collective
-from headrace.embeddings.exchange import (
-    Duplicates,
-    Request,
-    fetch_rows,
-    find_duplicates,
-    merge,
-    return_gradients,
-    send_ids,
-    sum_bags,
-)
-from headrace.embeddings.optimizers import RULES
-from headrace.embeddings.plan import Plan, Shard
-
-#: Rows drawn by one generator: a row's start depends on its block, never on the table's size or on the world.
-INIT_BLOCK = 1_024
-#: Rows start uniform in +- this. Independent of the table's size, so that a table that grows starts its new rows alike.
-INIT_BOUND = 0.05
+from headrace.embeddings.exchange import Duplicates, Mail, Request, find_duplicates
+from headrace.embeddings.initial import INIT_BOUND, initial_rows
+from headrace.embeddings.layout import Arena, Layout
+from headrace.embeddings.plan import Plan
+from headrace.embeddings.pooling import max_gradient, pool_max, pool_sum, sum_gradient
+from headrace.embeddings.update import Updater
 
 
 class ShardedEmbeddings(nn.Module):
-    """The tables of a plan, this rank's shards of them, looked up and trained together.
+    """The tables of a plan, this rank's blocks of them, looked up and trained together.
 
-    Forward: codes int64 [B, S] -> float32 [B, F, D], S columns for F features (a list's columns summed, code 0 of a
-    list adding nothing). B may differ between ranks and be 0, but all ranks call forward, and backward, the same
-    number of times: both exchange rows. The weights are no torch parameters: backward leaves the gradients of touched
-    rows with their owners, summed over the ranks, and `step` applies them.
+    Forward: codes int64 [B, S], or a `Ragged` batch -> float32 [B, F, D] for F features of one width D (`features`
+    gives them apart, of any widths, and sequences too). B may differ between ranks and be 0, but all ranks call
+    forward, backward and step the same number of times: they exchange rows. The weights are no torch parameters:
+    backward leaves the gradients of touched rows with their owners, summed over the ranks, and `step` applies them.
 
         embeddings = ShardedEmbeddings(plan, LocalCollective(), seed=1)
-        embeddings.configure_optimizer(Optimizer(kind="adagrad", learning_rate=0.05))
+        embeddings.configure_optimizer(EmbeddingOptimizer(kind="adagrad", learning_rate=0.05))
         loss_of(embeddings(codes)).backward()   # local loss: sum over the rank's rows / rows of the global batch
         embeddings.step()
-    """
 
-    #: This rank's rows, shards in plan order: float32 [local rows, D]. Not in `state_dict`: storage knows ranges.
-    weight: Tensor
+    Bits: the same ranks give the same bits again. A lookup gives the same bits on any number of ranks and by any plan.
+    Gradients are summed in the order rank by rank, so weights after a step differ between worlds by rounding alone.
+    """
 
     def __init__(self, plan: Plan, collective: Collective, seed: int, *, init_bound: float = INIT_BOUND) -> None:
         super().__init__()
@@ -54,71 +45,120 @@ class ShardedEmbeddings(nn.Module):
             raise ValueError(f"a plan for {plan.world_size} ranks in a world of {collective.world.size}")
         self.plan = plan
         self.collective = collective
-        rank = collective.world.rank
-        shards = [_initial_rows(s, plan.dim, seed, init_bound) for s in plan.shards_on(rank)]
-        self.register_buffer("weight", torch.cat([*shards, torch.empty(0, plan.dim)]), persistent=False)
-        #: Optimizer states by name, each float32 [local rows, D].
-        self.state: dict[str, Tensor] = {}
-        self.optimizer: Optimizer | None = None
-        #: Steps taken.
-        self.steps = 0
-        self._pending: list[tuple[Tensor, Tensor]] = []
+        self.layout = Layout(plan, collective.world.rank)
+        #: This rank's matrix of each arena, [local rows, width]. Not in `state_dict`: storage knows ranges.
+        self.weights = [_start(a, seed, init_bound) for a in self.layout.arenas]
+        self.optimizer: EmbeddingOptimizer | None = None
+        self._updater: Updater | None = None
+        self._batcher = Batcher(self.layout)
+        self._remote = [a for a in self.layout.arenas if not a.local]
+        self._mail = Mail(self._remote, collective) if self._remote else None
+        #: By arena: rows and their gradients, one pair a backward pass.
+        self._pending: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.layout.arenas]
         # Autograd follows a function only where some input asks for a gradient.
         self._anchor = torch.zeros((), requires_grad=True)
-        lists = [x.is_list for x in plan.lookups for _ in range(x.length)]
-        self._is_list = torch.tensor(lists, dtype=torch.bool) if any(lists) else None
-        #: Feature of each slot: int64 [S].
-        self._feature = torch.tensor([i for i, x in enumerate(plan.lookups) for _ in range(x.length)])
+        #: The widths of the features' vectors.
+        self._dims = {plan.by_name[x.table].dim for x in plan.lookups}
+        self._is_uniform = len(self._dims) <= 1 and all(x.pooling != "none" for x in plan.lookups)
 
-    def forward(self, codes: Tensor) -> Tensor:
-        if codes.ndim != 2 or codes.shape[1] != self.plan.slots or codes.dtype != torch.int64:
-            raise ValueError(f"codes must be int64 [B, {self.plan.slots}], not {codes.dtype} {list(codes.shape)}")
-        if not self.plan.tables:
-            return self.weight.new_zeros(codes.shape[0], 0, 0)
-        out: Tensor = _Lookup.apply(self._anchor, self, codes)  # type: ignore[no-untyped-call]
-        return out
+    @property
+    def weight(self) -> Tensor:
+        """The rows of a plan that has one arena (or no table: [0, 0])."""
+        return self.weights[0] if len(self.weights) == 1 else _no_single(self.weights)
 
-    def configure_optimizer(self, optimizer: Optimizer) -> None:
-        """Choose the optimizer and make its states, at zero. Without one (scoring) no memory is spent on states."""
-        self.optimizer = optimizer
-        self.state = {name: torch.zeros_like(self.weight) for name in RULES[optimizer.kind].state}
-        self.steps = 0
-        self._pending.clear()
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The optimizer states of a plan that has one arena, by name: float32 [local rows, width or 1]."""
+        states = self.states
+        return states[0] if len(states) == 1 else {}
 
-    @torch.no_grad()
-    def step(self, lr: float | None = None) -> None:
-        """Apply the gradients of all backward passes since the last step to the rows they touch. No exchange.
+    @property
+    def states(self) -> list[dict[str, Tensor]]:
+        """The optimizer states of each arena."""
+        return [] if self._updater is None else self._updater.states
+
+    @property
+    def steps(self) -> int:
+        """Steps taken."""
+        return 0 if self._updater is None else self._updater.steps
+
+    @steps.setter
+    def steps(self, value: int) -> None:
+        if self._updater is None:
+            raise RuntimeError("configure_optimizer comes before counting steps")
+        self._updater.steps = value
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether gradients wait for `step`."""
+        return any(self._pending)
+
+    def prepare(self, batch: Tensor | Ragged, weights: Tensor | None = None) -> Prepared:
+        """Begin a lookup: sort out the ids and send them to their owners, who answer later.
+
+        Collective, and cheap to call ahead: while the dense part works on one batch, the ids of the next travel. No
+        row is read before `forward`, so the result is the same as without.
 
         Args:
-            lr: the learning rate of this step; default the configured one.
+            batch: codes int64 [B, S] or Ragged.
+            weights: float32 [B, S], where a lookup of padded codes is weighted.
         """
-        if self.optimizer is None:
-            raise RuntimeError("configure_optimizer comes before step")
-        self.steps += 1
-        pending, self._pending = self._pending, []
-        if not pending:
-            return
-        rows, grad = merge(pending)
-        weight = self.weight.index_select(0, rows)
-        if self.optimizer.weight_decay:
-            grad.add_(weight, alpha=self.optimizer.weight_decay)
-        state = {name: full.index_select(0, rows) for name, full in self.state.items()}
-        lr = self.optimizer.learning_rate if lr is None else lr
-        RULES[self.optimizer.kind].update(weight, grad, state, lr, self.steps)
-        self.weight.index_copy_(0, rows, weight)
-        for name, full in self.state.items():
-            full.index_copy_(0, rows, state[name])
+        if isinstance(batch, Ragged):
+            occurrences, samples = self._batcher.ragged(batch), batch.lengths.shape[1]
+        else:
+            occurrences, samples = self._batcher.padded(batch, weights), batch.shape[0]
+        return Prepared(self, samples, occurrences)
 
-    @torch.no_grad()
+    def forward(self, batch: Tensor | Ragged | Prepared, weights: Tensor | None = None) -> Tensor:
+        if not self._is_uniform:
+            raise ValueError("the features' vectors differ in width or are sequences: call features()")
+        out = self._look_up(batch, weights)
+        return out.view(out.shape[0], len(self.plan.lookups), max(self._dims, default=0))
+
+    def features(self, batch: Tensor | Ragged | Prepared, weights: Tensor | None = None) -> list[Tensor]:
+        """The vectors of each lookup, in plan order: float32 [B, dim], or [B, length, dim] of a sequence.
+
+        A sequence's padding is zeros.
+        """
+        return self.layout.split(self._look_up(batch, weights))
+
+    def _look_up(self, batch: Tensor | Ragged | Prepared, weights: Tensor | None) -> Tensor:
+        prepared = batch if isinstance(batch, Prepared) else self.prepare(batch, weights)
+        if not self.plan.lookups:
+            return torch.zeros(prepared.samples, 0)
+        out: Tensor = _Lookup.apply(self._anchor, self, prepared)  # type: ignore[no-untyped-call]
+        return out
+
+    def configure_optimizer(self, optimizer: EmbeddingOptimizer | Optimizer) -> None:
+        """Choose the optimizer and make its states, at zero. Without one (scoring) no memory is spent on states."""
+        if isinstance(optimizer, Optimizer):
+            optimizer = EmbeddingOptimizer.model_validate(optimizer.model_dump())
+        self.optimizer = optimizer
+        self._updater = Updater(self.layout, self.weights, optimizer, self.collective)
+        self.drop_gradients()
+
+    def step(self, lr: float | None = None) -> None:
+        """Apply the gradients of all backward passes since the last step to the rows they touch.
+
+        Collective where tables are replicated, where gradients are clipped by norm, and where a table is cut by columns
+        and the optimizer works by row; otherwise nothing is exchanged.
+
+        Args:
+            lr: the learning rate of this step; default the configured one. Tables with their own keep the proportion.
+        """
+        if self._updater is None:
+            raise RuntimeError("configure_optimizer comes before step")
+        pending, self._pending = self._pending, [[] for _ in self.layout.arenas]
+        self._updater.step(pending, lr)
+
     def age_state(self, kept: float) -> None:
         """Multiply the states that never shrink (adagrad's sums) by `kept`, so that rows stay able to move."""
-        if self.optimizer is not None:
-            for name in RULES[self.optimizer.kind].growing:
-                self.state[name].mul_(kept)
+        if self._updater is not None:
+            self._updater.age(kept)
 
     def drop_gradients(self) -> None:
         """Forget the gradients since the last step."""
-        self._pending.clear()
+        self._pending = [[] for _ in self.layout.arenas]
 
     def save_shards(self, directory: Path, with_optimizer: bool) -> None:
         """Write this rank's rows (and optimizer states) below `directory`; see storage.save_shards."""
@@ -128,59 +168,129 @@ class ShardedEmbeddings(nn.Module):
         """Read this rank's rows (and optimizer states), saved by any number of ranks; see storage.load_shards."""
         return storage.load_shards(self, directory, with_optimizer)
 
-    def _bags(self, codes: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The slots that are looked up, and the bag (row of [B * F, D]) of each; None: slot i is bag i."""
-        address = self.plan.addresses.of_codes(codes)
-        if self._is_list is None:
-            return address.view(-1), None
-        bag = self._feature + torch.arange(codes.shape[0]).unsqueeze(1) * len(self.plan.lookups)
-        kept = ~(self._is_list & (codes == 0))
-        return address[kept], bag[kept]
+
+@dataclass
+class _Part:
+    """What a lookup needs from one arena."""
+
+    #: Of all groups of the arena, one after the other: int32 or int64 [N].
+    addresses: Tensor
+    #: Groups of the arena: their number, and where their occurrences begin and end.
+    groups: list[tuple[int, int, int]]
+    #: None: not sorted yet (a lookup in this rank's own matrix needs that for gradients only).
+    duplicates: Duplicates | None = None
+
+    def sorted(self) -> Duplicates:
+        if self.duplicates is None:
+            self.duplicates = find_duplicates(self.addresses)
+        return self.duplicates
+
+
+class Prepared:
+    """A lookup that has begun: `ShardedEmbeddings.prepare`. Used once by `forward` or `features`."""
+
+    def __init__(self, embeddings: ShardedEmbeddings, samples: int, occurrences: Sequence[Occurrences]) -> None:
+        self.samples = samples
+        self.occurrences = list(occurrences)
+        self.parts = [self._part(embeddings, a) for a in embeddings.layout.arenas]
+        self._wait: Callable[[], Request] | None = None
+        if embeddings._mail is not None:
+            remote = [self.parts[a.number].sorted().unique for a in embeddings._remote]
+            self._wait = embeddings._mail.send_ids(remote)
+
+    def _part(self, embeddings: ShardedEmbeddings, arena: Arena) -> _Part:
+        found, pieces, end = [], [], 0
+        for number, group in enumerate(embeddings.layout.groups):
+            if group.arena == arena.number:
+                addresses = self.occurrences[number].addresses
+                found.append((number, end, end + addresses.numel()))
+                end += addresses.numel()
+                pieces.append(addresses)
+        if not pieces:  # a table that no feature looks up
+            return _Part(torch.empty(0, dtype=arena.index_dtype), [])
+        return _Part(pieces[0] if len(pieces) == 1 else torch.cat(pieces), found)
+
+    def request(self) -> Request | None:
+        """The owners' answer; None where nothing was sent."""
+        return None if self._wait is None else self._wait()
 
 
 class _Lookup(torch.autograd.Function):
-    """(anchor, embeddings, codes [B, S]) -> [B, F, D]; two all-to-alls forward, one backward."""
+    """(anchor, embeddings, prepared) -> [B, width]; two all-to-alls forward (one in `prepare`), one backward."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, embeddings: ShardedEmbeddings, codes: Tensor) -> Tensor:
-        plan, collective = embeddings.plan, embeddings.collective
-        address, bag = embeddings._bags(codes)
-        found = find_duplicates(address)
-        request = send_ids(found.unique, plan.addresses.rank_starts, collective)
-        rows = fetch_rows(request, embeddings.weight, collective)
-        bags = codes.shape[0] * len(plan.lookups)
-        if bag is None:
-            pooled = rows.index_select(0, found.inverse())
-        else:
-            counts = torch.bincount(bag, minlength=bags)
-            pooled = sum_bags(rows, found.inverse(), counts.cumsum(0) - counts)
-        ctx.embeddings, ctx.found, ctx.request, ctx.bag = embeddings, found, request, bag
-        return pooled.view(codes.shape[0], len(plan.lookups), plan.dim)
+    def forward(ctx: Any, anchor: Tensor, embeddings: ShardedEmbeddings, prepared: Prepared) -> Tensor:
+        layout = embeddings.layout
+        request = prepared.request()
+        fetched: dict[int, Tensor] = {}
+        if request is not None and embeddings._mail is not None:
+            stored = embeddings._mail.fetch_rows(request, [embeddings.weights[a.number] for a in embeddings._remote])
+            fetched = {a.number: r.float() for a, r in zip(embeddings._remote, stored, strict=True)}
+        winners: dict[int, Tensor] = {}
+        pooled: list[Tensor] = [anchor] * len(layout.groups)
+        for arena, part in zip(layout.arenas, prepared.parts, strict=True):
+            rows, index = _source(embeddings.weights[arena.number], fetched.get(arena.number), part)
+            for number, start, end in part.groups:
+                occurrences = prepared.occurrences[number]
+                if layout.groups[number].mode == "sum":
+                    pooled[number] = pool_sum(rows, index[start:end], occurrences)
+                else:
+                    pooled[number], winners[number] = pool_max(rows, index[start:end], occurrences)
+        ctx.embeddings, ctx.prepared, ctx.request, ctx.winners = embeddings, prepared, request, winners
+        return layout.join(pooled, prepared.samples)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
         embeddings: ShardedEmbeddings = ctx.embeddings
-        found: Duplicates = ctx.found
-        request: Request = ctx.request
-        grad = grads[0].reshape(-1, embeddings.plan.dim).contiguous()
-        summed = found.sum_rows(grad, ctx.bag)
-        embeddings._pending.append((request.rows, return_gradients(request, summed, embeddings.collective)))
+        prepared: Prepared = ctx.prepared
+        layout = embeddings.layout
+        by_group = layout.cut(grads[0])
+        summed = []
+        for part, arena in zip(prepared.parts, layout.arenas, strict=True):
+            found = part.sorted()
+            total: Tensor | None = None
+            for number, start, end in part.groups:
+                if layout.groups[number].mode == "sum":
+                    mine = found if len(part.groups) == 1 else found.part(start, end)
+                    one = sum_gradient(by_group[number], prepared.occurrences[number], mine)
+                else:
+                    winner = ctx.winners[number]
+                    if arena.local and arena.dtype is torch.float32:  # looked up by address, not by distinct row
+                        rank = torch.searchsorted(found.unique, winner.to(found.unique.dtype))
+                        winner = torch.where(winner < 0, winner, rank)
+                    one = max_gradient(by_group[number], winner, found.unique.numel())
+                total = one if total is None else total.add_(one)
+            summed.append(torch.zeros(0, arena.width) if total is None else total)
+        if ctx.request is not None and embeddings._mail is not None:
+            sent = [summed[a.number] for a in embeddings._remote]
+            back = embeddings._mail.return_gradients(ctx.request, sent)
+            for arena, rows, gradient in zip(embeddings._remote, ctx.request.rows, back, strict=True):
+                embeddings._pending[arena.number].append((rows, gradient))
+        for arena in layout.arenas:
+            if arena.local:
+                unique = prepared.parts[arena.number].sorted().unique
+                embeddings._pending[arena.number].append((unique, summed[arena.number]))
         return None, None, None
 
 
-def _initial_rows(shard: Shard, dim: int, seed: int, bound: float) -> Tensor:
-    """The starting rows of a shard, float32 [len(shard.rows), D]: a function of (seed, table, row) alone."""
-    rows = torch.empty(len(shard.rows), dim)
-    filled = 0
-    for first in range(0, shard.rows.stop, INIT_BLOCK):
-        text = f"{seed}/{shard.table}/{first // INIT_BLOCK}"
-        block_seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
-        # Always the whole block: a shorter draw would give other values.
-        block = torch.empty(INIT_BLOCK, dim).uniform_(
-            -bound, bound, generator=torch.Generator().manual_seed(block_seed)
-        )
-        inside = range((shard.rows.start - first) % shard.rows.step, INIT_BLOCK, shard.rows.step)
-        part = block[inside.start :: inside.step][: len(rows) - filled]
-        rows[filled : filled + len(part)] = part
-        filled += len(part)
-    return rows
+def _source(weight: Tensor, fetched: Tensor | None, part: _Part) -> tuple[Tensor, Tensor]:
+    """Float32 rows, and the index into them of each occurrence."""
+    if fetched is not None:
+        return fetched, part.sorted().inverse()
+    if weight.dtype is torch.float32:
+        return weight, part.addresses
+    found = part.sorted()
+    return weight.index_select(0, found.unique).float(), found.inverse()
+
+
+def _start(arena: Arena, seed: int, bound: float) -> Tensor:
+    weight = torch.empty(arena.rows, arena.width, dtype=arena.dtype)
+    for block, rows, first in arena.held:
+        initial_rows(block.table, rows, block.columns, seed, bound, weight[first : first + len(rows)])
+    return weight
+
+
+def _no_single(weights: Sequence[Tensor]) -> Tensor:
+    if not weights:
+        return torch.empty(0, 0)
+    raise ValueError(f"the plan has {len(weights)} matrices, not one: see `weights` and `layout.arenas`")

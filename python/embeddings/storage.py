@@ -1,9 +1,10 @@
 """Embedding shards on disk. A saved table knows nothing of the world that saved it.
 
-Each rank writes its rows as chunks: (table, start, stop, stride) and the rows themselves, in safetensors files of
-bounded size, weights and each optimizer state in files of their own, so that scoring never reads a state. Its record
-`rank-NNNNN.json` lists them with checksums. When all ranks have written (a barrier), the chief folds the records into
-`index.json` (`write_index`); only a folder with an index can be read, by any number of ranks.
+Each rank writes its rows as chunks: (table, rows from start to stop by a stride, columns from one to another) and the
+numbers themselves, in safetensors files of bounded size, weights and each optimizer state in files of their own, so
+that scoring never reads a state. Its record `rank-NNNNN.json` lists them with checksums. When all ranks have written (a
+barrier), the chief folds the records into `index.json` (`write_index`); only a folder with an index can be read, by any
+number of ranks and by any plan.
 
     with shared_directory(final, collective) as folder:
         embeddings.save_shards(folder, with_optimizer=True)
@@ -21,15 +22,17 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 from torch import Tensor
 
 from headrace.atomic import fsync_dir, write_text
 from headrace.embeddings.collective import Collective
+from headrace.embeddings.optimizers import RULES
 from headrace.embeddings.tensors import FileRecord, load_tensors, read_checked, save_tensors
 from headrace.errors import UserError
 
@@ -61,7 +64,10 @@ class TableRecord(_Record):
 
 
 class Chunk(_Record):
-    """Rows `range(start, stop, stride)` of one table's weight or optimizer state: tensor `key` of `file`."""
+    """Rows `range(start, stop, stride)` of one table's weight or optimizer state: tensor `key` of `file`.
+
+    Of these rows the columns [first, end) of `columns`; None: all that there are (one, in a state by row).
+    """
 
     table: str
     state: str
@@ -70,6 +76,12 @@ class Chunk(_Record):
     stride: int
     file: str
     key: str
+    columns: tuple[int, int] | None = None
+
+    @model_serializer(mode="wrap")
+    def _only_said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Checksums of indexes that know no columns stay what they were.
+        return {k: v for k, v in write(self).items() if k != "columns" or v is not None}
 
     @property
     def rows(self) -> range:
@@ -135,30 +147,29 @@ def save_shards(embeddings: ShardedEmbeddings, directory: Path, with_optimizer: 
     Raises:
         RuntimeError: states are wanted but there is no optimizer, or gradients wait for `step`.
     """
-    if embeddings._pending:
+    if embeddings.has_pending:
         raise RuntimeError("gradients wait for step(): a save between backward and step would lose them")
     plan, world = embeddings.plan, embeddings.collective.world
-    sources = {WEIGHT: embeddings.weight}
     optimizer = None
     if with_optimizer:
         if embeddings.optimizer is None:
             raise RuntimeError("there is no optimizer whose states could be saved")
-        sources.update(embeddings.state)
         optimizer = OptimizerRecord(
-            kind=embeddings.optimizer.kind, steps=embeddings.steps, states=tuple(embeddings.state)
+            kind=embeddings.optimizer.kind, steps=embeddings.steps, states=RULES[embeddings.optimizer.kind].state
         )
     files: list[FileRecord] = []
     chunks: list[Chunk] = []
-    for state, source in sources.items():
-        for number, pieces in enumerate(_files_of(plan, world.rank)):
+    for state, sources in _matrices(embeddings, with_optimizer).items():
+        for number, pieces in enumerate(_files_of(embeddings, state, sources)):
             name = f"{state}-{world.rank:05d}-{number:05d}.safetensors"
             tensors = {}
-            for table, rows, first in pieces:
-                key = f"{table}/{rows.start}:{rows.stop}:{rows.step}"
-                tensors[key] = source[first : first + len(rows)]
+            for piece, rows, source in pieces:
+                key = f"{piece.table}/{rows.start}:{rows.stop}:{rows.step}"
+                key += "" if piece.columns is None else "/{}:{}".format(*piece.columns)
+                tensors[key] = source
                 chunks.append(
-                    Chunk(table=table, state=state, start=rows.start, stop=rows.stop, stride=rows.step,
-                          file=name, key=key)
+                    Chunk(table=piece.table, state=state, start=rows.start, stop=rows.stop, stride=rows.step,
+                          file=name, key=key, columns=piece.columns)
                 )  # fmt: skip
             files.append(save_tensors(directory / name, tensors))
     record = RankRecord(
@@ -168,21 +179,70 @@ def save_shards(embeddings: ShardedEmbeddings, directory: Path, with_optimizer: 
     write_text(_rank_file(directory, world.rank), record.model_dump_json(indent=1) + "\n")
 
 
-def _files_of(plan: Plan, rank: int) -> Iterator[list[tuple[str, range, int]]]:
-    """Cut a rank's weight matrix into files: lists of (table, its rows, the first of them in the weight matrix)."""
-    room = limit = max(1, FILE_BYTES // max(1, plan.dim * 4))
-    pieces: list[tuple[str, range, int]] = []
-    first = 0
-    for shard in plan.shards_on(rank):
-        rows = shard.rows
+def _matrices(embeddings: ShardedEmbeddings, with_optimizer: bool) -> dict[str, list[Tensor]]:
+    """The weight and the optimizer states by name: this rank's matrix of each arena."""
+    found = {WEIGHT: list(embeddings.weights)}
+    if with_optimizer and embeddings.optimizer is not None:
+        for name in RULES[embeddings.optimizer.kind].state:
+            found[name] = [states[name] for states in embeddings.states]
+    return found
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What a rank holds of one block, in its arena's matrix: rows `rows`, from matrix row `first` on."""
+
+    table: str
+    rows: range
+    arena: int
+    first: int
+    #: First and last column of the table, where these are not all.
+    columns: tuple[int, int] | None
+    width: int
+    replicated: bool
+
+
+def _held(embeddings: ShardedEmbeddings, state: str) -> Iterator[_Held]:
+    """What this rank holds of a weight or state, block by block."""
+    plan = embeddings.plan
+    by_row = state != WEIGHT and embeddings.optimizer is not None and RULES[embeddings.optimizer.kind].by_row
+    for arena in embeddings.layout.arenas:
+        for block, rows, first in arena.held:
+            whole = by_row or len(block.columns) == plan.by_name[block.table].dim
+            yield _Held(
+                block.table, rows, arena.number, first, None if whole else (block.columns.start, block.columns.stop),
+                1 if by_row else arena.width, block.replicated,
+            )  # fmt: skip
+
+
+def _files_of(
+    embeddings: ShardedEmbeddings, state: str, sources: list[Tensor]
+) -> Iterator[list[tuple[_Held, range, Tensor]]]:
+    """Cut what a rank saves of a weight or state into files: lists of (block, table rows, their numbers)."""
+    world = embeddings.collective.world
+    pieces: list[tuple[_Held, range, Tensor]] = []
+    saved: set[tuple[str, int]] = set()
+    room = FILE_BYTES
+    for held in _held(embeddings, state):
+        source = sources[held.arena][held.first : held.first + len(held.rows)]
+        rows = held.rows
+        if held.replicated:  # all have it: each saves a part
+            rows, source = rows[world.rank :: world.size], source[world.rank :: world.size]
+        elif held.columns is None and len(embeddings.plan.blocks_of(held.table)) > 1:
+            # A state by row of a table cut by columns: every block has it, the first saves it.
+            if embeddings.plan.blocks_of(held.table)[0].first_rank != world.rank or (held.table, rows.start) in saved:
+                continue
+            saved.add((held.table, rows.start))
+        row_bytes = source.shape[1] * source.element_size()
         while len(rows):
-            part, rows = rows[:room], rows[room:]
-            pieces.append((shard.table, part, first))
-            first += len(part)
-            room -= len(part)
-            if room == 0:
+            taken = max(1, room // row_bytes) if pieces else max(1, FILE_BYTES // row_bytes)
+            part, rows = rows[:taken], rows[taken:]
+            pieces.append((held, part, source[: len(part)]))
+            source = source[len(part) :]
+            room -= len(part) * row_bytes
+            if room < row_bytes:
                 yield pieces
-                pieces, room = [], limit
+                pieces, room = [], FILE_BYTES
     if pieces:
         yield pieces
 
@@ -201,9 +261,14 @@ def write_index(directory: Path) -> Index:
     chunks = tuple(c for r in records for c in r.chunks)
     for state in (WEIGHT, *(first.optimizer.states if first.optimizer else ())):
         for table in first.tables:
-            saved = sum(len(c.rows) for c in chunks if c.table == table.name and c.state == state)
+            mine = [c for c in chunks if c.table == table.name and c.state == state]
+            shares = (len(c.rows) * Fraction(1 if c.columns is None else c.columns[1] - c.columns[0],
+                                             1 if c.columns is None else table.dim) for c in mine)  # fmt: skip
+            saved = sum(shares, Fraction(0))
             if saved != table.rows:
-                raise UserError(f"{directory}: {saved} of the {table.rows} rows of table '{table.name}' were saved")
+                raise UserError(
+                    f"{directory}: {float(saved):g} of the {table.rows} rows of table '{table.name}' were saved"
+                )
     files = tuple(f for r in records for f in r.files)
     index = Index(tables=first.tables, optimizer=first.optimizer, files=files, chunks=chunks)
     index = index.model_copy(update={"sha256": index.digest()})
@@ -255,24 +320,29 @@ def load_shards(embeddings: ShardedEmbeddings, directory: Path, with_optimizer: 
             rows than the model's.
     """
     index = read_index(directory)
-    plan, rank = embeddings.plan, embeddings.collective.world.rank
-    loaded = _compare(index, plan, directory)
-    targets = {WEIGHT: embeddings.weight}
+    loaded = _compare(index, embeddings.plan, directory)
     if with_optimizer:
         _check_optimizer(index, embeddings, directory)
-        targets.update({name: full.zero_() for name, full in embeddings.state.items()})
-    wanted = [
-        c for c in index.chunks if c.state in targets and c.table in loaded.tables and _has_rows_on(plan, rank, c)
-    ]
-    expected = sum(len(range(s.rows.start, loaded.tables.get(s.table, 0), s.rows.step)) for s in plan.shards_on(rank))
-    found = _read_chunks(wanted, index, directory, plan, rank, targets)
-    for state in targets:
-        if found.get(state, 0) != expected:
-            raise UserError(f"{directory}: {found.get(state, 0)} of {expected} rows of '{state}' were found")
+    targets = _matrices(embeddings, with_optimizer)
+    for state, matrices in targets.items():
+        if state != WEIGHT:
+            for full in matrices:
+                full.zero_()
+    for state, matrices in targets.items():
+        held = [h for h in _held(embeddings, state) if h.table in loaded.tables]
+        wanted = [c for c in index.chunks if c.state == state]
+        expected = sum(len(_saved_rows(h, loaded)) * h.width for h in held)
+        found = _read_chunks(wanted, index, directory, held, matrices)
+        if found != expected:
+            raise UserError(f"{directory}: {found} of {expected} numbers of '{state}' were found")
     embeddings.drop_gradients()
     if with_optimizer and index.optimizer:
         embeddings.steps = index.optimizer.steps
     return loaded
+
+
+def _saved_rows(held: _Held, loaded: Loaded) -> range:
+    return range(held.rows.start, min(held.rows.stop, loaded.tables[held.table]), held.rows.step)
 
 
 def _compare(index: Index, plan: Plan, directory: Path) -> Loaded:
@@ -314,33 +384,51 @@ def _check_optimizer(index: Index, embeddings: ShardedEmbeddings, directory: Pat
         )
 
 
-def _has_rows_on(plan: Plan, rank: int, chunk: Chunk) -> bool:
-    """Whether a rank may need a chunk: two arithmetic progressions can meet only if gcd(strides) divides the gap."""
-    return any(
-        s.table == chunk.table and (s.rows.start - chunk.start) % math.gcd(s.rows.step, chunk.stride) == 0
-        for s in plan.shards_on(rank)
-    )
-
-
 def _read_chunks(
-    wanted: Iterable[Chunk], index: Index, directory: Path, plan: Plan, rank: int, targets: dict[str, Tensor]
-) -> dict[str, int]:
-    """Copy the chunks' rows that live on `rank` into the targets; how many, by state."""
-    by_file: dict[str, list[Chunk]] = {}
-    for chunk in wanted:
-        by_file.setdefault(chunk.file, []).append(chunk)
+    chunks: Iterable[Chunk], index: Index, directory: Path, held: list[_Held], targets: list[Tensor]
+) -> int:
+    """Copy what is in both the chunks and the blocks held here into the targets; how many numbers."""
+    by_table: dict[str, list[_Held]] = {}
+    for h in held:
+        by_table.setdefault(h.table, []).append(h)
+    by_file: dict[str, list[tuple[Chunk, _Held]]] = {}
+    for c in chunks:
+        for h in by_table.get(c.table, ()):
+            if _meet(c, h):
+                by_file.setdefault(c.file, []).append((c, h))
     records = {f.name: f for f in index.files}
-    first, end = plan.addresses.rank_starts[rank : rank + 2].tolist()
-    found: dict[str, int] = {}
-    for name, chunks in by_file.items():
+    found = 0
+    for name, pairs in by_file.items():
         tensors = load_tensors(directory, records[name])
-        for c in chunks:
-            rows = tensors[c.key]
-            address = plan.addresses.of_rows(c.table, torch.arange(c.start, c.stop, c.stride))
-            mine = (address >= first) & (address < end)
-            targets[c.state].index_copy_(0, address[mine] - first, rows[mine])
-            found[c.state] = found.get(c.state, 0) + int(mine.sum())
+        for c, h in pairs:
+            rows = torch.arange(c.start, c.stop, c.stride)
+            mine = (rows % h.rows.step == h.rows.start % h.rows.step) & (rows < h.rows.stop) & (rows >= h.rows.start)
+            place = h.first + torch.div(rows[mine] - h.rows.start, h.rows.step, rounding_mode="trunc")
+            values, target = tensors[c.key], targets[h.arena]
+            if (c.columns, h.columns) == (None, None):
+                target.index_copy_(0, place, values[mine].to(target.dtype))
+                found += place.numel() * h.width
+                continue
+            # Columns of the table: those of the chunk, those of the block, those of both.
+            have = c.columns or (0, values.shape[1])
+            want = h.columns or (0, h.width)
+            both = max(have[0], want[0]), min(have[1], want[1])
+            part = values[:, both[0] - have[0] : both[1] - have[0]][mine]
+            target[place, both[0] - want[0] : both[1] - want[0]] = part.to(target.dtype)
+            found += part.numel()
     return found
+
+
+def _meet(chunk: Chunk, held: _Held) -> bool:
+    """Whether a chunk may have numbers of a block.
+
+    Two arithmetic progressions can meet only if gcd(strides) divides the gap.
+    """
+    if (held.rows.start - chunk.start) % math.gcd(held.rows.step, chunk.stride):
+        return False
+    if chunk.columns is None or held.columns is None:
+        return True
+    return chunk.columns[0] < held.columns[1] and held.columns[0] < chunk.columns[1]
 
 
 @contextmanager

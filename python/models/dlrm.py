@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor, nn
 
 from headrace import config
 from headrace.embeddings.collective import Collective
-from headrace.embeddings.plan import row_wise, tables_of
-from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.embeddings.plan import Lookup, Plan, Table, row_wise, tables_of
+from headrace.embeddings.sharded import Prepared, ShardedEmbeddings
 from headrace.errors import UserError
 from headrace.models.mlp import MLP, pairwise_dots
 from headrace.schema import DatasetSchema, Kind
+
+#: (tables, lookups, ranks) -> where everything lives.
+MakePlan = Callable[[Sequence[Table], Sequence[Lookup], int], Plan]
 
 
 class DLRM(nn.Module):
@@ -34,16 +39,23 @@ class DLRM(nn.Module):
         UserError: the schema has neither continuous nor categorical features.
     """
 
-    def __init__(self, schema: DatasetSchema, model: config.Model, collective: Collective, seed: int) -> None:
+    def __init__(
+        self,
+        schema: DatasetSchema,
+        model: config.Model,
+        collective: Collective,
+        seed: int,
+        make_plan: MakePlan = row_wise,
+    ) -> None:
         super().__init__()
         continuous = sum(f.length for f in schema.of(Kind.CONTINUOUS))
-        tables, lookups = tables_of(schema, model.embedding_dim)
+        tables, lookups = tables_of(schema, model.embedding_dim, pooling=model.pooling)
         if not continuous and not lookups:
             raise UserError("the dataset has no features: tag at least one column of features.workflow as an input")
         self.schema = schema
         self.config = model
         self.seed = seed
-        self.embeddings = ShardedEmbeddings(row_wise(tables, lookups, collective.world.size), collective, seed)
+        self.embeddings = ShardedEmbeddings(make_plan(tables, lookups, collective.world.size), collective, seed)
         generator = torch.Generator().manual_seed(seed)
         width = model.embedding_dim
         self.bottom: MLP | None = None
@@ -57,12 +69,13 @@ class DLRM(nn.Module):
         inputs = width + vectors * (vectors - 1) // 2
         self.top = MLP((inputs, *model.top_mlp, 1), generator, dropout=model.dropout)
 
-    def forward(self, continuous: Tensor, codes: Tensor) -> Tensor:
+    def forward(self, continuous: Tensor, codes: Tensor | Prepared) -> Tensor:
         if self.bottom is not None:
             bottom = self.bottom(continuous)  # [B, D]
         else:
             assert self.constant is not None
-            bottom = self.constant.expand(codes.shape[0], -1)
+            samples = codes.samples if isinstance(codes, Prepared) else codes.shape[0]
+            bottom = self.constant.expand(samples, -1)
         if not self.embeddings.plan.lookups:
             top_input = bottom
         else:

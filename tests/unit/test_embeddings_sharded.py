@@ -16,8 +16,8 @@ from torch.nn.functional import embedding
 from headrace.config import Optimizer
 from headrace.embeddings.collective import Collective, LocalCollective
 from headrace.embeddings.collective_threads import ThreadCollective, run_ranks
-from headrace.embeddings.plan import Lookup, Plan, Shard, Table, row_wise
-from headrace.embeddings.sharded import INIT_BLOCK, ShardedEmbeddings
+from headrace.embeddings.plan import Block, Lookup, Plan, Table, row_wise
+from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.errors import UserError
 
 STEPS = 10
@@ -219,7 +219,7 @@ def test_the_start_does_not_depend_on_world_or_size() -> None:
     for world in (2, 3, 4):
         for name, table in starts[1].items():
             assert torch.equal(table, starts[world][name])
-    big = row_wise((Table("c", 2 * INIT_BLOCK + 1_000, DIM),), (), 1)
+    big = row_wise((Table("c", 3_048, DIM),), (), 1)
     grown = ShardedEmbeddings(big, LocalCollective(), seed=5).weight
     assert torch.equal(grown[:2_500], starts[1]["c"])
     # It is a draw: rows differ, blocks differ, seeds differ, and it fills its interval evenly.
@@ -230,39 +230,22 @@ def test_the_start_does_not_depend_on_world_or_size() -> None:
     assert not torch.equal(grown, other)
 
 
-def test_any_list_of_shards_is_obeyed() -> None:
-    # Table a whole on rank 1, b in two halves on ranks 2 and 0, c row-wise in an odd order of ranks.
-    case = example(3)
-    a, b, c = case.tables
-    shards = (
-        Shard("a", 1, range(0, a.rows, 1)),
-        Shard("b", 2, range(0, b.rows, 2)), Shard("b", 0, range(1, b.rows, 2)),
-        Shard("c", 2, range(0, c.rows, 3)), Shard("c", 0, range(1, c.rows, 3)), Shard("c", 1, range(2, c.rows, 3)),
-    )  # fmt: skip
-    mixed = Plan(case.tables, case.lookups, shards, world_size=3)
-    plain = row_wise(case.tables, case.lookups, 3)
-    optimizer = Optimizer(kind="adagrad", learning_rate=0.1)
-    for (_, got, _), (_, expected, _) in zip(
-        run_ranks(3, lambda x: train(case, mixed, optimizer, x)),
-        run_ranks(3, lambda x: train(case, plain, optimizer, x)),
-        strict=True,
-    ):
-        for g, e in zip(got, expected, strict=True):
-            torch.testing.assert_close(g, e, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize(
-    ("shards", "message"),
+    ("blocks", "message"),
     [
-        ((Shard("a", 0, range(0, 4, 2)),), "not held once"),
-        ((Shard("a", 0, range(0, 4, 2)), Shard("a", 1, range(0, 4, 2))), "not held once"),
-        ((Shard("a", 0, range(0, 3, 1)),), "not held once"),
-        ((Shard("a", 2, range(0, 4, 1)),), "outside a world of 2"),
+        ((Block("a", range(3)),), "not held once"),
+        ((Block("a", range(DIM)), Block("a", range(DIM), 1)), "not held once"),
+        ((Block("a", range(2)), Block("a", range(1, DIM))), "not held once"),
+        ((), "not held once"),
+        ((Block("a", range(DIM), 2),), "outside a world of 2"),
+        ((Block("a", range(DIM), 0, 3),), "outside a world of 2"),
+        ((Block("a", range(2), 0, 0), Block("a", range(2, DIM), 0, 0)), "replicate it whole"),
+        ((Block("a", range(DIM)), Block("b", range(DIM))), "table 'b', which is not planned"),
     ],
 )
-def test_plans_that_lose_rows_are_refused(shards: tuple[Shard, ...], message: str) -> None:
+def test_plans_that_lose_rows_are_refused(blocks: tuple[Block, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Plan((Table("a", 4, DIM),), (Lookup("f", "a"),), shards, world_size=2)
+        Plan((Table("a", 4, DIM),), (Lookup("f", "a"),), blocks, world_size=2)
 
 
 @pytest.mark.parametrize("code", [-1, 40])

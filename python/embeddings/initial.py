@@ -1,0 +1,48 @@
+"""Where rows start: a function of (seed, table, row, column) alone, so any rank draws just its own."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+#: Rows start uniform in +- this. Independent of the table's size, so that a table that grows starts its new rows alike.
+INIT_BOUND = 0.05
+#: Numbers drawn at once: what passes through memory besides the rows themselves.
+_PIECE = 2**20
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def initial_rows(table: str, rows: range, columns: range, seed: int, bound: float, out: Tensor) -> None:
+    """Fill `out` [len(rows), len(columns)] with numbers uniform in [-bound, bound).
+
+    Counter-based: SplitMix64 (Steele, Lea and Flood, 2014) of the row's place, then of the pair of columns; each half
+    of the 64 bits is one number of 24 bits.
+    """
+    text = hashlib.sha256(f"{seed}/{table}".encode()).digest()
+    key = np.frombuffer(text[:8], dtype="<u8")
+    first, last = columns.start // 2, (columns.stop + 1) // 2
+    pairs = np.arange(first, last, dtype=np.uint64) * _GOLDEN
+    step = max(1, _PIECE // max(1, 2 * len(pairs)))
+    for start in range(0, len(rows), step):
+        part = rows[start : start + step]
+        place = np.arange(part.start, part.stop, part.step, dtype=np.uint64)
+        hashed = _mix(_mix(key + place * _GOLDEN)[:, None] + pairs)
+        halves = hashed.view("<u4").reshape(len(place), -1)[:, columns.start - 2 * first :][:, : len(columns)]
+        values = (halves >> np.uint32(8)).astype(np.float32)
+        values *= np.float32(bound / 2**23)
+        values -= np.float32(bound)
+        out[start : start + len(place)] = torch.from_numpy(values)
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's finisher, in place where it can be."""
+    x = x ^ (x >> np.uint64(30))
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x

@@ -1,0 +1,48 @@
+"""Pooling of looked-up rows, and its gradient. Sums run front to back in each bag: same input, same bits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headrace.embeddings.batch import Occurrences
+from headrace.embeddings.exchange import Duplicates, sum_bags
+
+_MAX = 2  # torch.embedding_bag's number for it
+
+
+def pool_sum(rows: Tensor, index: Tensor, occurrences: Occurrences) -> Tensor:
+    """Sums, weighted sums and means: [bags, D] of rows[index[i]] over each bag's occurrences; zeros for empty bags."""
+    if occurrences.bag is None or occurrences.starts is None:
+        return rows.index_select(0, index)
+    pooled = sum_bags(rows, index, occurrences.starts, occurrences.weights)
+    return pooled if occurrences.divisor is None else pooled.div_(occurrences.divisor)
+
+
+def sum_gradient(grad: Tensor, occurrences: Occurrences, duplicates: Duplicates) -> Tensor:
+    """The gradient of each distinct row [U, D] from those of the bags [bags, D]."""
+    if occurrences.divisor is not None:
+        grad = grad / occurrences.divisor
+    return duplicates.sum_rows(grad, occurrences.bag, occurrences.weights)
+
+
+def pool_max(rows: Tensor, index: Tensor, occurrences: Occurrences) -> tuple[Tensor, Tensor]:
+    """The largest number by column of each bag [bags, D], zeros for empty ones, and the row it is from (-1: empty).
+
+    Of equal numbers the first of the bag counts, as in torch's EmbeddingBag.
+    """
+    if index.numel() == 0:
+        empty = torch.full((occurrences.bags, rows.shape[1]), -1)
+        return rows.new_zeros(empty.shape), empty
+    starts = torch.arange(occurrences.bags) if occurrences.starts is None else occurrences.starts
+    pooled, _, sizes, winner = torch.embedding_bag(rows, index, starts.to(index.dtype), False, _MAX)
+    return pooled, winner.long().masked_fill_(sizes.unsqueeze(1) == 0, -1)
+
+
+def max_gradient(grad: Tensor, winner: Tensor, rows: int) -> Tensor:
+    """The gradient of each distinct row [rows, D]: each bag's goes to its winner [bags, D], by column."""
+    width = grad.shape[1]
+    taken = winner >= 0
+    place = (winner * width + torch.arange(width))[taken]
+    # One serial pass over a vector: repeated places are summed in order.
+    return grad.new_zeros(rows * width).index_add_(0, place, grad[taken]).view(rows, width)

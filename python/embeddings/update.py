@@ -1,0 +1,197 @@
+"""The step of an optimizer on the rows that a batch touched, arena by arena."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from headrace.config import EmbeddingOptimizer, TableOptimizer
+from headrace.embeddings.collective import Collective
+from headrace.embeddings.exchange import merge
+from headrace.embeddings.layout import Arena, Layout
+from headrace.embeddings.optimizers import RULES, Touched
+
+#: By arena: (distinct rows int64 [U], their gradient float32 [U, width]).
+Gradients = list[tuple[Tensor, Tensor]]
+
+
+class Updater:
+    """Optimizer states of this rank's rows, and the update."""
+
+    def __init__(
+        self, layout: Layout, weights: Sequence[Tensor], optimizer: EmbeddingOptimizer, collective: Collective
+    ) -> None:
+        unknown = sorted(optimizer.tables.keys() - layout.plan.by_name.keys())
+        if unknown:
+            raise ValueError(f"an optimizer for tables {unknown}, which are not planned")
+        self._layout = layout
+        self._weights = weights
+        self._optimizer = optimizer
+        self._collective = collective
+        self._rule = RULES[optimizer.kind]
+        #: By arena and name: float32 [local rows, width], or [local rows, 1] where the rule works by row.
+        self.states = [
+            {name: torch.zeros(a.rows, 1 if self._rule.by_row else a.width) for name in self._rule.state}
+            for a in layout.arenas
+        ]
+        self.steps = 0
+        self._segments = [_segments(a, optimizer) for a in layout.arenas]
+        self._squares = RowSquares(layout, collective) if self._rule.by_row else None
+
+    @torch.no_grad()
+    def step(self, pending: Sequence[Sequence[tuple[Tensor, Tensor]]], lr: float | None) -> None:
+        """Apply gradients: by arena, (rows [N], gradients [N, width]) of each backward pass."""
+        self.steps += 1
+        scale = 1.0 if lr is None else lr / self._optimizer.learning_rate
+        gradients = [self._merge(a, parts) for a, parts in zip(self._layout.arenas, pending, strict=True)]
+        if self._optimizer.clip_norm is not None:
+            self._clip(gradients, self._optimizer.clip_norm)
+        touched = [w.index_select(0, rows).float() for w, (rows, _) in zip(self._weights, gradients, strict=True)]
+        cuts = [_cuts(rows, segments) for (rows, _), segments in zip(gradients, self._segments, strict=True)]
+        for weight, (_, grad), parts in zip(touched, gradients, cuts, strict=True):
+            for settings, start, end in parts:
+                if settings.weight_decay:
+                    grad[start:end].add_(weight[start:end], alpha=settings.weight_decay)
+        squares = None if self._squares is None else self._squares.of(gradients)
+        for i, (weight, (rows, grad), parts) in enumerate(zip(touched, gradients, cuts, strict=True)):
+            states = {name: full.index_select(0, rows) for name, full in self.states[i].items()}
+            for settings, start, end in parts:
+                rows_of_table = Touched(
+                    weight[start:end], grad[start:end], {n: s[start:end] for n, s in states.items()}, self.steps,
+                    None if squares is None else squares[i][start:end],
+                )  # fmt: skip
+                assert settings.learning_rate is not None
+                self._rule.update(rows_of_table, settings.learning_rate * scale)
+            self._weights[i].index_copy_(0, rows, weight.to(self._weights[i].dtype))
+            for name, full in self.states[i].items():
+                full.index_copy_(0, rows, states[name])
+
+    @torch.no_grad()
+    def age(self, kept: float) -> None:
+        """Multiply the states that never shrink by `kept`."""
+        for states in self.states:
+            for name in self._rule.growing:
+                states[name].mul_(kept)
+
+    def _merge(self, arena: Arena, parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        if arena.replicated:
+            return self._reduce(arena, parts)
+        if not parts:
+            return torch.empty(0, dtype=torch.int64), torch.empty(0, arena.width)
+        if arena.local and len(parts) == 1:  # distinct already
+            return parts[0][0].long(), parts[0][1]
+        return merge(parts)
+
+    def _reduce(self, arena: Arena, parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Sum a replicated arena's gradients over the ranks: all get the same bits. The last column counts touches."""
+        dense = torch.zeros(arena.rows, arena.width + 1)
+        for rows, gradient in parts:
+            dense[:, :-1].index_add_(0, rows, gradient)
+            dense[:, -1].index_add_(0, rows, torch.ones(rows.numel()))
+        self._collective.all_reduce_sum([dense])
+        rows = dense[:, -1].nonzero().flatten()
+        return rows, dense.index_select(0, rows)[:, :-1].contiguous()
+
+    def _clip(self, gradients: Gradients, limit: float) -> None:
+        """Scale all gradients so that their norm over all rows of all ranks is at most `limit`."""
+        sharded, replicated = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+        for arena, (_, grad) in zip(self._layout.arenas, gradients, strict=True):
+            (replicated if arena.replicated else sharded).add_(grad.double().square().sum())
+        self._collective.all_reduce_sum([sharded])
+        norm = float((sharded + replicated).sqrt())
+        if norm > limit:
+            for _, grad in gradients:
+                grad.mul_(limit / norm)
+
+
+class RowSquares:
+    """The mean of each touched row's squared gradient over all columns, also where ranks hold columns of one row.
+
+    Every block of columns of a table is touched in the same rows, so the ranks exchange plain vectors of sums.
+    """
+
+    def __init__(self, layout: Layout, collective: Collective) -> None:
+        plan = layout.plan
+        self._layout = layout
+        self._collective = collective
+        #: Tables in several blocks, with the rank of each block.
+        self._cut = {
+            t.name: [b.first_rank for b in plan.blocks_of(t.name)]
+            for t in plan.tables
+            if len(plan.blocks_of(t.name)) > 1
+        }
+        for name in self._cut:
+            if any(b.ranks > 1 for b in plan.blocks_of(name)):
+                raise ValueError(f"rowwise_adagrad: table '{name}' is cut by columns and by rows; cut it one way")
+
+    def of(self, gradients: Gradients) -> list[Tensor]:
+        """By arena: float32 [U, 1]. Collective where a table is in several blocks."""
+        means = []
+        #: Sums of this rank's blocks of cut tables, in order of their columns: (first column, arena, start, end).
+        mine: dict[str, list[tuple[int, int, int, int]]] = {name: [] for name in self._cut}
+        for i, (arena, (rows, grad)) in enumerate(zip(self._layout.arenas, gradients, strict=True)):
+            means.append(grad.square().sum(1, keepdim=True))
+            ends = [first + len(r) for _, r, first in arena.held]
+            bounds = [0, *torch.searchsorted(rows, torch.tensor(ends, dtype=rows.dtype)).tolist()]
+            for (block, _, _), start, end in zip(arena.held, bounds, bounds[1:], strict=False):
+                if block.table in mine:
+                    mine[block.table].append((block.columns.start, i, start, end))
+                else:
+                    means[i][start:end] /= self._layout.plan.by_name[block.table].dim
+        if self._cut:
+            self._complete(means, mine)
+        return means
+
+    def _complete(self, sums: list[Tensor], mine: dict[str, list[tuple[int, int, int, int]]]) -> None:
+        """Replace the sums of cut tables' blocks by the means over all columns. One all-to-all."""
+        size = self._collective.world.size
+        message, counts = [torch.empty(0)], []
+        for rank in range(size):
+            parts = [
+                sums[i][start:end, 0]
+                for name, ranks in self._cut.items() if rank in ranks
+                for _, i, start, end in sorted(mine[name])
+            ]  # fmt: skip
+            message += parts
+            counts.append(sum(p.numel() for p in parts))
+        received, back = self._collective.all_to_all(torch.cat(message), counts)
+        #: (block's place among the table's, its sums), by table.
+        found: dict[str, list[tuple[int, Tensor]]] = {name: [] for name in self._cut if mine[name]}
+        # A sender's message: tables in plan order, its blocks by column.
+        for rank, sent in enumerate(torch.split(received, back)):
+            at = 0
+            for name in found:
+                length = mine[name][0][3] - mine[name][0][2]
+                for place in (p for p, r in enumerate(self._cut[name]) if r == rank):
+                    found[name].append((place, sent[at : at + length]))
+                    at += length
+        for name, parts_of_table in found.items():
+            by_column = [part for _, part in sorted(parts_of_table, key=lambda x: x[0])]
+            mean = torch.stack(by_column).sum(0) / self._layout.plan.by_name[name].dim
+            for _, i, start, end in mine[name]:
+                sums[i][start:end, 0] = mean
+
+
+def _segments(arena: Arena, optimizer: EmbeddingOptimizer) -> list[tuple[TableOptimizer, int]]:
+    """Runs of rows of an arena with the same settings: (settings, end), ascending."""
+    found: list[tuple[TableOptimizer, int]] = []
+    for block, rows, first in arena.held:
+        own = optimizer.tables.get(block.table, TableOptimizer())
+        settings = TableOptimizer(
+            learning_rate=own.learning_rate or optimizer.learning_rate,
+            weight_decay=optimizer.weight_decay if own.weight_decay is None else own.weight_decay,
+        )
+        if found and found[-1][0] == settings:
+            found.pop()
+        found.append((settings, first + len(rows)))
+    return found
+
+
+def _cuts(rows: Tensor, segments: list[tuple[TableOptimizer, int]]) -> list[tuple[TableOptimizer, int, int]]:
+    """Where ascending rows fall into segments: (settings, start, end)."""
+    if len(segments) == 1:
+        return [(segments[0][0], 0, rows.numel())]
+    ends = torch.searchsorted(rows, torch.tensor([end for _, end in segments], dtype=rows.dtype)).tolist()
+    return [(s, start, end) for (s, _), start, end in zip(segments, [0, *ends], ends, strict=False)]
