@@ -1,0 +1,61 @@
+"""Peak memory of a process and all that it started, sampled while something runs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_EVERY_S = 0.2
+
+
+class Peak:
+    """The largest sum seen, MiB."""
+
+    mib: float = 0.0
+
+
+@contextmanager
+def peak_of_tree(pid: int | None = None) -> Iterator[Peak]:
+    """Sample the tree of `pid` (this process) until the block ends.
+
+    Anonymous resident memory, what the processes hold: pages of mapped files are the kernel's to drop. Pages that a
+    forked worker shares with its parent are counted in both.
+    """
+    peak, done, root = Peak(), threading.Event(), pid or os.getpid()
+
+    def watch() -> None:
+        while not done.wait(_EVERY_S):
+            peak.mib = max(peak.mib, sum(map(_mib, _tree(root))))
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        thread.join()
+
+
+def _tree(pid: int) -> list[int]:
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = task.read_text().split()
+        except OSError:  # it has ended
+            continue
+        for child in children:
+            found += _tree(int(child))
+    return found
+
+
+def _mib(pid: int) -> float:
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) / 1024
+    except OSError:
+        pass
+    return 0.0
