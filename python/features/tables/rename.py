@@ -1,0 +1,48 @@
+"""rename: other names for columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import pyarrow as pa
+from pydantic import Field
+
+from headrace.features.columns import ValueType
+from headrace.features.tables.table_op import Given, TableArrow, TableOp, TableSpark, refuse
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class Rename(TableOp):
+    """Gives columns other names: `rename: {to: {old: new}}`. Two may swap theirs.
+
+    The label and the event's time keep theirs: other parts of the spec name them. Source: NVTabular's Rename.
+    """
+
+    name: ClassVar[str] = "rename"
+    rowwise: ClassVar[bool] = True
+
+    to: Mapping[str, str] = Field(min_length=1)
+
+    def columns(self, given: Given) -> dict[str, ValueType]:
+        for old, new in self.to.items():
+            given.type_of(old)
+            refuse(old == given.label, f"'{old}' is the label; features.label names it")
+            refuse(old == given.time, f"'{old}' is the event's time; table.event_time names it")
+            refuse(new.startswith("_") or new == "ds", f"'{new}' is a reserved name (`ds`, names that begin with `_`)")
+        out: dict[str, ValueType] = {}
+        for name, type_ in given.types.items():
+            new = self.to.get(name, name)
+            refuse(new in out, f"two columns would be named '{new}'")
+            out[new] = type_
+        return out
+
+    def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
+        from headrace.features.spark_plan import col
+
+        return frame.select(*[col(c).alias(self.to.get(c, c)) for c in frame.columns])
+
+    def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
+        return table.rename_columns([self.to.get(c, c) for c in table.schema.names])

@@ -1,0 +1,223 @@
+"""Events made for tests of table operators, and what the operators must make of them: loops over all pairs of rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hypothesis import strategies as st
+
+from headrace.config import OpSpec
+from headrace.features.columns import declared
+from headrace.features.tables.external import Reader
+from headrace.features.tables.preparation import Preparation
+from headrace.schema import Column
+
+TYPES = {
+    "user": "bigint", "item": "string", "ts": "timestamp", "price": "double", "n": "int", "big": "bigint",
+    "flag": "boolean", "day": "date", "tags": "array<string>", "odd.na`me": "float", "click": "int",
+}  # fmt: skip
+COLUMNS = [Column(name=n, type=t) for n, t in TYPES.items()]  # type: ignore[arg-type]
+META = {"_source_file": pa.string(), "_source_line": pa.int64()}
+START = datetime(2026, 1, 1, tzinfo=UTC)
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+
+Row = dict[str, Any]
+
+REALS = (
+    st.none() | st.sampled_from([0.5, -0.0, 1.0, math.nan, math.inf, -math.inf, 1e300, 0.1, 3e-7]) | st.floats(-9, 9)
+)
+#: Quarters of days, so that events share instants and windows end exactly at events; some a microsecond aside.
+TIMES = st.builds(
+    lambda quarters, micros: START + quarters * DAY / 4 + timedelta(microseconds=micros),
+    st.integers(0, 40), st.sampled_from([0, 0, 0, 0, 1, -1]),
+)  # fmt: skip
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "user": st.sampled_from([None, 1, 1, 1, 2, 2**53 + 1, 2**53]),
+            "item": st.sampled_from([None, "a", "a", "é", "日本", ""]),
+            "ts": st.one_of(TIMES, TIMES, TIMES, TIMES, TIMES, TIMES, st.none()),
+            "price": REALS,
+            "n": st.none() | st.integers(-3, 3),
+            "big": st.none() | st.sampled_from([2**62, -(2**62), 7, 2**53 + 1]),
+            "flag": st.none() | st.booleans(),
+            "day": st.none() | st.sampled_from([(START + i * DAY).date() for i in range(4)]),
+            "tags": st.none() | st.lists(st.sampled_from(["x", "y"]), max_size=2),
+            "odd.na`me": st.none() | st.sampled_from([0.25, math.nan, -2.0]),
+            "click": st.sampled_from([None, 0, 0, 1, 1]),
+        }
+    ),
+    max_size=40,
+)
+
+
+def number(rows: list[Row]) -> list[Row]:
+    """With an identity each, in no order of time."""
+    return [{**r, "_source_file": f"f{i % 3}ü", "_source_line": i // 3} for i, r in enumerate(rows)]
+
+
+def as_table(rows: list[Row], probe: bool = False) -> pa.Table:
+    types = {n: declared(Column(name=n, type=t)).arrow for n, t in TYPES.items()} | META  # type: ignore[arg-type]
+    if probe:
+        types["__probe"] = pa.string()
+    return pa.table({n: pa.array([r.get(n) for r in rows], t) for n, t in types.items()})
+
+
+def prepare(*ops: dict[str, Any], label: str = "click", knows_train: bool = True) -> Preparation:
+    specs = [OpSpec(op=name, params=params) for op in ops for name, params in op.items()]
+    return Preparation(specs, COLUMNS, label, "ts", knows_train)
+
+
+def by_identity(table: pa.Table) -> dict[tuple[str, int], Row]:
+    found = {(r["_source_file"], r["_source_line"]): r for r in table.to_pylist()}
+    assert len(found) == table.num_rows, "two rows have one identity"
+    return found
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal, NaN being NaN, and -0.0 not 0.0."""
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, float) and isinstance(b, float):
+        return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b))
+    return bool(a == b) and type(a) is type(b)
+
+
+def assert_rows(found: pa.Table, wanted: pa.Table) -> None:
+    """The same columns and the same rows by identity, to the bit."""
+    assert found.schema.names == wanted.schema.names
+    a, b = by_identity(found), by_identity(wanted)
+    assert a.keys() == b.keys()
+    for key, row in b.items():
+        for name, value in row.items():
+            assert same(a[key][name], value), (key, name, a[key][name], value)
+
+
+def external(home: Path) -> Reader:
+    """Two tables for joins, with awkward keys."""
+    items = pa.table({
+        "id": pa.array(["a", "é", "nobody", None, "日本"]), "brand": pa.array(["x", None, "z", "w", "y"]),
+        "stock": pa.array([1, 2, 3, 4, None], pa.int64()), "rank": pa.array([1, 2, 3, 4, 5], pa.int32()),
+    })  # fmt: skip
+    at = [START + i * DAY / 4 for i in (0, 3, 8, 8, 20, 12)]
+    prices = pa.table({
+        "item": pa.array(["a", "a", "a", "é", "é", None]), "since": pa.array(at, pa.timestamp("us", tz="UTC")),
+        "list_price": pa.array([1.0, None, 3.0, 4.0, 5.0, 9.0]), "tier": pa.array(["p", "q", None, "s", "t", "u"]),
+    })  # fmt: skip
+    (home / "tables").mkdir(parents=True, exist_ok=True)
+    for name, table in (("items", items), ("prices", prices)):
+        (home / "tables" / name).mkdir(exist_ok=True)
+        pq.write_table(table, home / "tables" / name / "part.parquet")
+    return Reader(home)
+
+
+def finite(x: Any) -> float | None:
+    return None if x is None or not math.isfinite(x) else float(x)
+
+
+def before(
+    rows: list[Row], row: Row, keys: Iterable[str], delay: timedelta = timedelta(), window: timedelta | None = None,
+    keep: Callable[[Row], bool] = lambda r: True,
+) -> list[Row]:  # fmt: skip
+    """The events of the row's key before it, in order: the definition, by looking at every row."""
+    if row["ts"] is None or any(row[k] is None for k in keys):
+        return []
+    found = [
+        r for r in rows
+        if r["ts"] is not None and r.get("__probe") is None and all(r[k] == row[k] for k in keys) and keep(r)
+        and r["ts"] + delay < row["ts"] and (window is None or r["ts"] + delay + window >= row["ts"])
+    ]  # fmt: skip
+    return sorted(found, key=lambda r: (r["ts"], r["_source_file"].encode(), r["_source_line"]))
+
+
+#: Every operator that looks at the past, with most of its parameters.
+PAST: list[dict[str, Any]] = [
+    {"trailing": {"keys": ["user"], "windows": [1, 2.5, "all"], "values": ["price", "big", "click"],
+                  "stats": ["count", "sum", "mean", "rate"]}},
+    {"trailing": {"keys": ["item", "user"], "windows": [3], "where": "click = 1 or price > 0.4", "delay_hours": 6}},
+    {"lag": {"keys": ["user"], "values": ["price", "n", "flag", "odd.na`me"], "since": "hours"}},
+    {"history": {"keys": ["user"], "values": ["item", "big"], "length": 3}},
+    {"history": {"keys": ["day"], "values": ["price"], "length": 2, "newest": "first", "suffix": "recent",
+                 "where": "flag is not null", "delay_hours": 6}},
+    {"sessions": {"keys": ["user"], "gap_minutes": 360}},
+    {"history": {"keys": ["session_id"], "values": ["n"], "length": 4, "suffix": "in_session"}},
+    {"target_encoding_past": {"keys": ["item"], "delay_hours": 12, "smoothing": 2, "prior": 0.25}},
+    {"target_encoding_past": {"keys": ["flag", "n"], "delay_hours": 0, "smoothing": 1.5}},
+]  # fmt: skip
+
+
+def _sums(of: list[Row], column: str) -> tuple[int, int, float]:
+    """(values, ones, sum) as the operators define them: reals on a grid."""
+    values = [v for r in of if (v := r[column]) is not None and math.isfinite(v)]
+    if column == "price":
+        grid = [round(max(min(v, 2.0**42), -(2.0**42)) * 2**20) for v in values]
+        return len(values), sum(q == 2**20 for q in grid), float(sum(grid)) / 2**20
+    return len(values), sum(v == 1 for v in values), float(sum(values))
+
+
+def expected_past(rows: list[Row]) -> dict[tuple[str, int], Row]:
+    """What PAST adds to each row."""
+    out = {}
+    starts: dict[int, datetime] = {}
+    for i, r in enumerate(rows):
+        e: Row = {}
+        for name, window in (("1d", DAY), ("2.5d", 2.5 * DAY), ("all", None)):
+            of = before(rows, r, ["user"], window=window)
+            e[f"user_count_{name}"] = len(of)
+            for c in ("price", "big", "click"):
+                n, ones, total = _sums(of, c)
+                e[f"user_{c}_sum_{name}"] = total
+                e[f"user_{c}_mean_{name}"] = total / n if n else None
+                e[f"user_{c}_rate_{name}"] = ones / n if n else None
+
+        def kept(x: Row) -> bool:
+            price = x["price"]
+            return x["click"] == 1 or (price is not None and not math.isnan(price) and price > 0.4)
+
+        e["item_user_count_3d"] = len(before(rows, r, ["item", "user"], 6 * HOUR, 3 * DAY, kept))
+
+        of = before(rows, r, ["user"])
+        for c in ("price", "n", "flag", "odd.na`me"):
+            own, last = r[c], of[-1][c] if of else None
+            gone = any(v is None or (isinstance(v, float) and math.isnan(v)) for v in (own, last))
+            e[f"user_{c}_difference"] = None if gone else float(own) - float(last)
+        e["user_since"] = (r["ts"] - of[-1]["ts"]) / timedelta(microseconds=1) / 3.6e9 if of else None
+        for c in ("item", "big"):
+            e[f"{c}_history"] = [x[c] for x in of if x[c] is not None][-3:]
+        recent = before(rows, r, ["day"], 6 * HOUR, keep=lambda x: x["flag"] is not None)
+        values = [x["price"] for x in recent if x["price"] is not None and not math.isnan(x["price"])]
+        e["price_recent"] = values[-2:][::-1]
+
+        # A session's start: walk back over the key's instants until a gap.
+        if r["user"] is not None and r["ts"] is not None:
+            start = r["ts"]
+            for x in reversed(of):
+                if start - x["ts"] > 6 * HOUR:
+                    break
+                start = x["ts"]
+            starts[i] = start
+        e["session_position"] = len([x for x in of if x["ts"] >= starts[i]]) if i in starts else 0
+        e["session_age"] = (r["ts"] - starts[i]) / timedelta(seconds=1) if i in starts else None
+        e["n_in_session"] = (
+            [x["n"] for x in of if x["ts"] >= starts[i] and x["n"] is not None][-4:] if i in starts else []
+        )
+
+        n, _, y = _sums(before(rows, r, ["item"], 12 * HOUR), "click")
+        e["item_target"] = (y + 2 * 0.25) / (n + 2)
+        n, _, y = _sums(before(rows, r, ["flag", "n"]), "click")
+        prior = None
+        if r["ts"] is not None:
+            midnight = r["ts"].replace(hour=0, minute=0, second=0, microsecond=0)
+            known = [x for x in rows if x["ts"] is not None and x["ts"] < midnight and x.get("__probe") is None]
+            m, _, total = _sums(known, "click")
+            prior = total / m if m else None
+        e["flag_n_target"] = (y + 1.5 * prior) / (n + 1.5) if prior is not None else y / n if n else None
+        out[(r["_source_file"], r["_source_line"])] = e
+    # Ids say nothing but which rows are of one session.
+    return out
