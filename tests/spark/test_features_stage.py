@@ -27,13 +27,23 @@ from headrace.manifest import Manifest, Output
 from headrace.schema import Kind
 from headrace.stage import Outcome, run_stage
 from headrace.workspace import Workspace
+from tests.spark.test_features_stateless import crossed
 
 DS = "2026-01-05"
 META = ["_source_file string", "_source_line bigint", "ds string"]
 
 
+#: Chains besides the pipeline's own: names and number of columns change, columns are used again.
+MORE = [
+    {"columns": ["user_age", "user_country"], "ops": [{"hashed_cross": {"buckets": 40}}]},
+    {"columns": ["item_price"], "ops": [{"fill_missing": {"value": 2.5, "indicator": True}},
+                                        {"rename": {"to": {"item_price": "price", "item_price_missing": "unpriced"}}}]},
+]  # fmt: skip
+
+
 def clicks(**features: Any) -> Spec:
     data = load_spec("clicks").model_dump(mode="json", by_alias=True, exclude_none=True)
+    data["features"]["workflow"] += MORE
     data["features"] |= {"row_group_rows": 100, "min_row_groups": 4, "window_days": 3} | features
     return build_spec(data)
 
@@ -166,6 +176,13 @@ def expected_split(rows: pd.DataFrame, train: pd.DataFrame) -> pd.DataFrame:
     tags = expected_codes(train, "item_tags", 1)
     for i in range(4):
         out[f"item_tags__{i}"] = [tags.get(v[i], 1) if v and len(v) > i else 0 for v in rows["item_tags"]]
+    cross = crossed(["age", "country"], 40)
+    pairs = zip(rows["user_age"], rows["user_country"], strict=True)
+    out["user_age_X_user_country"] = [
+        cross({"age": None if pd.isna(a) else a, "country": None if pd.isna(c) else c}) for a, c in pairs
+    ]
+    prices = pd.to_numeric(rows["item_price"]).astype(float)
+    out["price"], out["unpriced"] = prices.fillna(2.5).astype(np.float32), prices.isna().astype(np.float32)
     return out
 
 
@@ -229,6 +246,11 @@ def test_the_day(spark: SparkSession, ws: Workspace, caplog: pytest.LogCaptureFi
     facts = {c["name"]: c for c in manifest.facts["columns"]}
     both = pd.concat(parts.values())
     assert facts["item_price"]["missing_rate"] == pytest.approx(both["item_price"].isna().mean())
+    assert facts["unpriced"]["missing_rate"] == facts["item_price"]["missing_rate"]
+    assert facts["unpriced"]["sources"] == ["item_price"]
+    either = (both["user_age"].isna() | both["user_country"].isna()).mean()
+    assert facts["user_age_X_user_country"]["missing_rate"] == pytest.approx(either)
+    assert either > both["user_age"].isna().mean()
     tagless = np.mean([not isinstance(t, list) or not t for t in both["item_tags"]])
     assert facts["item_tags"]["missing_rate"] == pytest.approx(tagless)
     valid_users = expected_split(parts["valid"], parts["train"])["user_id"]
