@@ -98,51 +98,68 @@ def bind(chain: Chain, declared: Mapping[str, ValueType], label: str, where: str
             raise UserError(f"{where}.columns: '{column}' is the label; a feature made of it would leak it")
         if chain.columns.count(column) > 1:
             raise UserError(f"{where}.columns: names '{column}' twice")
-    ops = [build_op(spec.op, spec.params, f"{where}.ops[{j}]") for j, spec in enumerate(chain.ops)]
+    walked: list[_Walked] = []
     types: dict[str, ValueType] = {c: declared[c] for c in chain.columns}
     sources: dict[str, tuple[str, ...]] = {c: (c,) for c in chain.columns}
-    # Of each step: what it takes, what passes by, what comes out, which of its columns that is made of.
-    walked: list[
-        tuple[dict[str, ValueType], dict[str, ValueType], dict[str, ValueType], dict[str, tuple[str, ...]]]
-    ] = []
+    ops = [build_op(spec.op, spec.params, f"{where}.ops[{j}]") for j, spec in enumerate(chain.ops)]
     for j, op in enumerate(ops):
-        at = f"{where}.ops[{j}] ({op.name})"
-        passing = {} if op.takes_final else {n: t for n, t in types.items() if t.final}
-        taken = {n: t for n, t in types.items() if n not in passing}
-        if not op.takes_final and any(t.length is not None for t in taken.values()):
-            raise UserError(f"{at}: nothing can follow `pad`; put it last")
-        try:
-            out, of = op.types(taken), op.sources(taken)
-        except OpError as e:
-            raise UserError(f"{at}: {e}") from None
-        for name in out:
-            if name in passing:
-                raise UserError(f"{at}: makes a column '{name}', but the chain has one of that name; rename one")
-        types = out | passing
-        of |= {n: (n,) for n in passing}
-        sources = {n: tuple(dict.fromkeys(s for m in of[n] for s in sources[m])) for n in types}
-        walked.append((taken, passing, types, of))
+        walked.append(_walk(op, types, f"{where}.ops[{j}] ({op.name})"))
+        types = walked[-1].gives
+        sources = {n: tuple(dict.fromkeys(s for m in walked[-1].of[n] for s in sources[m])) for n in types}
     for column, end in types.items():
         _check_end(where, column, end)
+    return BoundChain(chain.columns, _steps(walked, types), types, sources, chain.tags, chain.metadata)
+
+
+@dataclass(frozen=True)
+class _Walked:
+    """An operator whose types are known, but not yet how much of lists the rest looks at."""
+
+    op: Op
+    at: str
+    taken: dict[str, ValueType]
+    passing: dict[str, ValueType]
+    gives: dict[str, ValueType]
+    #: By column that comes out, those that it is made of.
+    of: dict[str, tuple[str, ...]]
+
+
+def _walk(op: Op, types: Mapping[str, ValueType], at: str) -> _Walked:
+    """One operator on. `types`: of the columns that arrive."""
+    passing = {} if op.takes_final else {n: t for n, t in types.items() if t.final}
+    taken = {n: t for n, t in types.items() if n not in passing}
+    if not op.takes_final and any(t.length is not None for t in taken.values()):
+        raise UserError(f"{at}: nothing can follow `pad`; put it last")
+    try:
+        out, of = op.types(taken), op.sources(taken)
+    except OpError as e:
+        raise UserError(f"{at}: {e}") from None
+    for name in out:
+        if name in passing:
+            raise UserError(f"{at}: makes a column '{name}', but the chain has one of that name; rename one")
+    return _Walked(op, at, taken, passing, out | passing, of | {n: (n,) for n in passing})
+
+
+def _steps(walked: Sequence[_Walked], ends: Mapping[str, ValueType]) -> tuple[Step, ...]:
+    """From the end back: how many elements of its lists each operator must give."""
     steps: list[Step] = []
-    needed: dict[str, int | None] = {n: t.length or 1 for n, t in types.items()}
-    for j in reversed(range(len(ops))):
-        taken, passing, gives, of = walked[j]
-        needed = {n: least(count, gives[n].most) for n, count in needed.items()}
-        if ops[j].unrolls and any(t.is_list and needed[n] is None for n, t in gives.items()):
+    needed: dict[str, int | None] = {n: t.length or 1 for n, t in ends.items()}
+    for w in reversed(walked):
+        needed = {n: least(count, w.gives[n].most) for n, count in needed.items()}
+        if w.op.unrolls and any(t.is_list and needed[n] is None for n, t in w.gives.items()):
             raise UserError(
-                f"{where}.ops[{j}] ({ops[j].name}): what follows looks at lists from their end or as a whole, so their "
-                f"length must have a bound here; put list_slice: {{length: N, keep: last}} before it"
+                f"{w.at}: what follows looks at lists from their end or as a whole, so their length must have a bound "
+                f"here; put list_slice: {{length: N, keep: last}} before it"
             )
-        steps.append(Step(ops[j], taken, passing, gives, needed))
+        steps.append(Step(w.op, w.taken, w.passing, w.gives, needed))
         before: dict[str, int | None] = {}
-        for n, parts in of.items():
-            reads = needed[n] if n in passing else ops[j].reads(needed[n])
+        for n, parts in w.of.items():
+            reads = needed[n] if n in w.passing else w.op.reads(needed[n])
             for part in parts:
                 known = before.get(part, 0)
                 before[part] = None if reads is None or known is None else max(known, reads)
-        needed = {n: before.get(n, 1) for n in (*taken, *passing)}
-    return BoundChain(chain.columns, tuple(reversed(steps)), types, sources, chain.tags, chain.metadata)
+        needed = {n: before.get(n, 1) for n in (*w.taken, *w.passing)}
+    return tuple(reversed(steps))
 
 
 def build_op(name: str, params: Mapping[str, Any], where: str) -> Op:
