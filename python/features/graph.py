@@ -157,7 +157,10 @@ def _text(graph: Graph) -> Iterator[str]:
     yield graph.title
     nodes = {n.id: n for n in graph.nodes}
     below: dict[str, list[Node]] = {}
+    heads = {n for _, first in graph.parts for n in first}
     for node in graph.nodes:
+        if node.id in heads:
+            continue
         # Of several nodes before it, the last: the others' columns have passed by that one.
         before = [e.start for e in graph.edges if e.end == node.id]
         if before:
