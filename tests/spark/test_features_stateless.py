@@ -219,11 +219,18 @@ DAYS = (
 )
 LONG = TEXTS | st.sampled_from(["x" * 31, "ü" * 40])
 FEW = st.none() | st.lists(st.none() | st.sampled_from(["a", "é", "", "1", "日本"]), max_size=6)
+SMALL = st.integers(-1, 1)
+
+
+def lists_of(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.none() | st.lists(values, max_size=5)
+
+
 ROW = st.fixed_dictionaries(
     {
         "x": REALS, "f": st.none() | st.floats(width=32), "i": INTS, "b": BIGS, "flag": BITS, "s": LONG, "t": LONG,
-        "at": TIMES, "born": TIMES, "day": DAYS, "ss": FEW, "tt": FEW, "ids": st.none() | st.lists(BIGS, max_size=5),
-        "is": st.none() | st.lists(INTS, max_size=5), "ds": st.none() | st.lists(REALS, max_size=5),
+        "at": TIMES, "born": TIMES, "day": DAYS, "ss": FEW, "tt": FEW, "ids": lists_of(SMALL | BIGS),
+        "is": lists_of(SMALL | INTS), "ds": lists_of(REALS),
     }
 )  # fmt: skip
 
