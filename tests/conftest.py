@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from headrace.manifest import Manifest, Output, fingerprint
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.workspace import Workspace, checkout
 from tests.support import DAY, NEXT_DAY, Run, headrace
+
+# The JVMs of the tests live for seconds: the second compiler's work never pays off, and takes a core from Spark's.
+os.environ["JAVA_TOOL_OPTIONS"] = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} -XX:TieredStopAtLevel=1".strip()
 
 SHARED_DATA = checkout().parent / "shared" / "data"
 
