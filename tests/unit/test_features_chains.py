@@ -6,9 +6,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -34,8 +35,11 @@ from headrace.features import (
     ReduceDtype,
     Rename,
     Workflow,
+    op,
 )
+from headrace.features.columns import ValueType
 from headrace.features.graph import draw, graph_of
+from headrace.features.lookup import Lookup
 from headrace.schema import Column
 
 COLUMNS = [
@@ -127,6 +131,19 @@ def test_nvtabulars_example(tmp_path: Path) -> None:
     assert names["workflow"].spec_chains == tuple(
         Chain.model_validate(c) for c in yaml.safe_load(spec)["features"]["workflow"]
     )
+
+
+def test_the_operator_that_the_page_shows_works() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "features.md").read_text(encoding="utf-8")
+    code = page.split("## Writing a row operator")[1].split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {
+        n: getattr(op, n) for n in ("Elementwise", "State", "number", "doubles")
+    } | {"ClassVar": ClassVar, "ValueType": ValueType, "pa": pa, "pc": pc, "Column": Any}  # fmt: skip
+    exec(code, names)
+    halve = names["Halve"]()
+    types = halve.types({"x": ValueType("int")})
+    made = halve.arrow({"x": pa.array([3, None])}, op.ArrowPlace({"x": ValueType("int")}, {}, lambda v: Lookup(v)))
+    assert (types["x"], made["x"].to_pylist()) == (ValueType("double"), [1.5, None])
 
 
 def test_the_package_is_cheap_to_import() -> None:
