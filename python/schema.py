@@ -14,7 +14,8 @@ ColumnType = Literal[
     "array<string>", "array<int>", "array<bigint>", "array<float>", "array<double>",
 ]  # fmt: skip
 
-#: Vocabulary codes that mean the same in every vocabulary, for ever.
+#: Vocabulary codes that mean the same in every vocabulary, for ever; one with more than one out-of-vocabulary bucket
+#: has its first value's code further behind (`Feature.first_code`).
 NULL_CODE = 0
 OOV_CODE = 1
 FIRST_CODE = 2
@@ -61,11 +62,18 @@ class Feature(BaseModel):
     cardinality: int | None = None
     #: Features that name the same vocabulary share codes, and may share an embedding table.
     vocabulary: str | None = None
+    #: Of a vocabulary: values that it lacks have codes 1..oov_buckets, those that it has begin behind.
+    oov_buckets: int = Field(default=1, ge=1)
     tags: tuple[str, ...] = ()
     #: What the workflow says of it besides; JSON values.
     metadata: Mapping[str, Any] = Field(default_factory=dict)
     #: The columns of the events that it is made of; empty for label and carried columns.
     sources: tuple[str, ...] = ()
+
+    @property
+    def first_code(self) -> int:
+        """The first code that stands for a value that the vocabulary has."""
+        return OOV_CODE + self.oov_buckets
 
     @property
     def physical(self) -> tuple[str, ...]:

@@ -27,6 +27,8 @@ class NegativePlan:
     column: int
     cardinality: int
     per_positive: int
+    #: The first code that is a known value's.
+    first: int = FIRST_CODE
 
     @staticmethod
     def of(schema: DatasetSchema, negatives: config.Negatives | None) -> NegativePlan | None:
@@ -43,25 +45,33 @@ class NegativePlan:
             scalars = ", ".join(f.name for f in categorical if not f.is_list)
             raise UserError(f"train.negatives.column: '{negatives.column}' is not a categorical feature with one value "
                             f"a row (there are: {scalars or 'none'})")  # fmt: skip
+        fed = (*schema.of(Kind.CONTINUOUS), *categorical)
+        kept = [f.name for f in fed if f.name != negatives.column and not set(f.sources).isdisjoint(found[0].sources)]
+        if kept:
+            raise UserError(
+                f"train.negatives.column: {', '.join(kept)} is made of {', '.join(found[0].sources)} too and would keep "
+                f"the positive's value; leave it out, or draw rows with `negatives` in features.prepare"
+            )
         cardinality = found[0].cardinality or 0
-        known = max(cardinality - FIRST_CODE, 0)
+        first = found[0].first_code
+        known = max(cardinality - first, 0)
         if known < 2:
             raise UserError(
                 f"train.negatives.column: '{negatives.column}' has {known} known values; drawing another one needs 2"
             )
-        return NegativePlan(columns_of(categorical).index(negatives.column), cardinality, negatives.per_positive)
+        return NegativePlan(columns_of(categorical).index(negatives.column), cardinality, negatives.per_positive, first)
 
     def copies(self, labels: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
         """Rows that each row [N] becomes, itself included: [N]."""
         return np.where(labels > 0, 1 + self.per_positive, 1).astype(np.int64)
 
     def draw(self, own: npt.NDArray[np.int64], generator: np.random.Generator) -> npt.NDArray[np.int64]:
-        """For each of N codes, `per_positive` others, uniform over [FIRST_CODE, cardinality): [N, per_positive].
+        """For each of N codes, `per_positive` others, uniform over [first, cardinality): [N, per_positive].
 
-        A null or out-of-vocabulary code (below FIRST_CODE) has all known codes as its others.
+        A null or out-of-vocabulary code (below `first`) has all known codes as its others.
         """
-        known = own[:, None] >= FIRST_CODE
-        drawn = generator.integers(FIRST_CODE, self.cardinality - known, size=(len(own), self.per_positive))
+        known = own[:, None] >= self.first
+        drawn = generator.integers(self.first, self.cardinality - known, size=(len(own), self.per_positive))
         return drawn + (known & (drawn >= own[:, None]))
 
 

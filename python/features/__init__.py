@@ -24,15 +24,22 @@ if TYPE_CHECKING:
     from headrace.features.ops.clip import Clip as Clip
     from headrace.features.ops.column_similarity import ColumnSimilarity as ColumnSimilarity
     from headrace.features.ops.cyclic import Cyclic as Cyclic
+    from headrace.features.ops.drop_low_cardinality import DropLowCardinality as DropLowCardinality
+    from headrace.features.ops.fill_median import FillMedian as FillMedian
     from headrace.features.ops.fill_missing import FillMissing as FillMissing
     from headrace.features.ops.hash_bucket import HashBucket as HashBucket
     from headrace.features.ops.hashed_cross import HashedCross as HashedCross
+    from headrace.features.ops.join_groupby import JoinGroupby as JoinGroupby
     from headrace.features.ops.list_slice import ListSlice as ListSlice
     from headrace.features.ops.log import Log as Log
     from headrace.features.ops.normalize import Normalize as Normalize
+    from headrace.features.ops.normalize_minmax import NormalizeMinMax as NormalizeMinMax
     from headrace.features.ops.pad import Pad as Pad
+    from headrace.features.ops.quantile_bin import QuantileBin as QuantileBin
     from headrace.features.ops.reduce_dtype import ReduceDtype as ReduceDtype
     from headrace.features.ops.rename import Rename as Rename
+    from headrace.features.ops.target_encoding import TargetEncoding as TargetEncoding
+    from headrace.features.ops.value_count import ValueCount as ValueCount
     from headrace.features.workflow import FittedWorkflow as FittedWorkflow
     from headrace.features.workflow import Workflow as Workflow
     from headrace.schema import Column as Column

@@ -13,8 +13,9 @@ from pydantic import ValidationError
 from headrace.config import Chain
 from headrace.errors import UserError
 from headrace.features.columns import ValueType, least
+from headrace.features.keyed import KeyedTable
 from headrace.features.lookup import Lookup
-from headrace.features.op import ArrowPlace, Fit, Op, OpError, SparkPlace, State
+from headrace.features.op import ArrowPlace, Fit, Op, OpError, SparkPlace, State, no_table
 from headrace.features.ops import REGISTRY
 
 if TYPE_CHECKING:
@@ -47,17 +48,25 @@ class Step:
         columns: Mapping[str, SparkColumn],
         state: Mapping[str, State],
         lookup: Callable[[str, SparkColumn], SparkColumn],
+        table: Callable[[str, SparkColumn], Mapping[str, SparkColumn]] = no_table,
+        identity: SparkColumn | None = None,
     ) -> dict[str, SparkColumn]:
         """The chain's columns after the operator, by its Spark body."""
-        place = SparkPlace(self.types, state, lookup, self.reads)
+        place = SparkPlace(self.types, state, lookup, self.reads, table, identity)
         out = self.op.spark({name: columns[name] for name in self.types}, place)
         return out | {name: columns[name] for name in self.passing}
 
     def arrow(
-        self, columns: Mapping[str, pa.Array], state: Mapping[str, State], lookup: Callable[[str], Lookup]
+        self,
+        columns: Mapping[str, pa.Array],
+        state: Mapping[str, State],
+        lookup: Callable[[str], Lookup],
+        table: Callable[[str], KeyedTable] = no_table,
+        identity: pa.Array | None = None,
     ) -> dict[str, pa.Array]:
         """The chain's columns after the operator, by its Arrow body."""
-        out = self.op.arrow({name: columns[name] for name in self.types}, ArrowPlace(self.types, state, lookup))
+        place = ArrowPlace(self.types, state, lookup, table, identity)
+        out = self.op.arrow({name: columns[name] for name in self.types}, place)
         return out | {name: columns[name] for name in self.passing}
 
 

@@ -40,6 +40,8 @@ class ValueType:
     #: `code` only: the vocabulary that the codes are from, or how many there are.
     vocabulary: str | None = None
     cardinality: int | None = None
+    #: `code` only: the feature is left out of the dataset when its vocabulary has fewer values.
+    min_cardinality: int = 0
     #: At most this many elements, where an operator has seen to it; None: not known.
     most: int | None = None
     #: It is done: the chain's later operators do not take it, it passes by them (an indicator, not to be normalized).

@@ -97,40 +97,36 @@ def square_digits(digits: Mapping[int, I64], places: range) -> dict[int, I64]:
     return out
 
 
-def spark_digits(x: Column, places: range) -> dict[int, Column]:
-    """`digits` as bigint columns. `x` is double, usable; it is best a plain column, since it is used many times."""
-    from pyspark.sql import functions as F
+def sql_digits(x: str, places: range) -> dict[int, str]:
+    """`digits` as Spark SQL expressions, bigint. `x` is the name of a column of usable doubles.
 
-    def truncated(place: int) -> Column:
-        y = x * F.lit(2.0 ** (-BITS * place))
+    Texts and not columns, since each operation on a column is a call to the JVM, and these are thousands.
+    """
+
+    def truncated(place: int) -> str:
+        y = f"({x} * {2.0 ** (-BITS * place)!r}D)"
         # From 2**53 on every double is whole, and beyond 2**63 no bigint holds it.
-        return F.when(F.abs(y) < F.lit(2.0**53), y.cast("bigint").cast("double")).otherwise(y)
+        return f"(CASE WHEN abs{y} < {2.0**53!r}D THEN double(bigint{y}) ELSE {y} END)"
 
     out = {}
     for place in places:
         part = truncated(place)
         if place + 1 < places.stop:
-            part = part - truncated(place + 1) * F.lit(float(_BASE))
-        out[place] = part.cast("bigint")
+            part += f" - {truncated(place + 1)} * {float(_BASE)!r}D"
+        out[place] = f"bigint({part})"
     return out
 
 
-def spark_square_digits(digits: Mapping[int, Column], places: range) -> dict[int, Column]:
-    """`square_digits` as bigint columns."""
-    from pyspark.sql import functions as F
-
-    out: dict[int, Column] = {}
-
-    def add(place: int, x: Column) -> None:
-        out[place] = out[place] + x if place in out else x
-
+def sql_square_digits(digits: Mapping[int, str], places: range) -> dict[int, str]:
+    """`square_digits` as Spark SQL expressions, bigint. `digits` are names of columns."""
+    terms: dict[int, list[str]] = {}
     for i in places:
         for j in range(i, places.stop):
-            product = digits[i] * digits[j]
-            weight = F.lit(1 if i == j else 2).cast("bigint")
-            add(i + j, product.bitwiseAND(F.lit(_BASE - 1).cast("bigint")) * weight)
-            add(i + j + 1, F.shiftright(product, BITS) * weight)
-    return out
+            product = f"({digits[i]} * {digits[j]})"
+            weight = 1 if i == j else 2
+            terms.setdefault(i + j, []).append(f"{weight}L * ({product} & {_BASE - 1}L)")
+            terms.setdefault(i + j + 1, []).append(f"{weight}L * shiftright({product}, {BITS})")
+    return {place: " + ".join(parts) for place, parts in terms.items()}
 
 
 def carried(sums: Mapping[int, I64]) -> dict[int, I64]:

@@ -8,63 +8,94 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
 
-from headrace.features.op import Aggregates, Fit, Request, State, ValueColumn
-from headrace.features.spark_plan import enter
+from headrace.features.keyed import KeyedTable
+from headrace.features.op import Aggregates, Collect, Fit, Learned, Request, State, ValueColumn, Values
+from headrace.features.partial import IDENTITY
+from headrace.features.partial_spark import Asked, Facts, spark_partials
+from headrace.features.spark_plan import Joins, col, enter, keyed_side
 from headrace.features.vocabulary import Vocabularies, count_values
 from headrace.features.workflow import Workflow
 
 _LOG = logging.getLogger("headrace.features")
+
+#: Keyed tables of up to so many rows are broadcast.
+_BROADCAST_ROWS = 5_000_000
 
 States = list[list[Mapping[str, State]]]
 
 
 def fit_states(
     workflow: Workflow, train: DataFrame, vocabularies: Vocabularies, day: Column | None
-) -> tuple[States, dict[str, pa.Table]]:
-    """States by chain, step and column, and the pinned vocabularies (value, code).
+) -> tuple[States, dict[str, pa.Table], dict[str, KeyedTable]]:
+    """States by chain, step and column, the pinned vocabularies (value, code), and keyed tables as `CHAIN.STEP.NAME`.
 
     All chains walk at once: each goes on over operators that learn nothing (they only extend its expressions) until one
-    asks for something; then everything asked in this turn is answered by one pass for all aggregates. Values are
-    counted in one further pass for all vocabularies. So the number of passes is that of the longest chain's turns,
-    not that of the columns.
+    asks for something; then everything asked in this turn is answered together: one pass for all plain aggregates, a
+    few for all statistics (headrace.features.partial_spark). Values are counted in one further pass for all
+    vocabularies. So the number of passes is that of the longest chain's turns, not that of the columns.
     """
-    walks = [_Walk(workflow, i) for i in range(len(workflow.chains))]
+    joins = Joins(train, _BROADCAST_ROWS)
+    identity = _identity(train)
+    walks = [_Walk(workflow, i, joins, identity) for i in range(len(workflow.chains))]
+    facts = Facts(col(workflow.label_column), workflow.input_type(workflow.label_column), day, identity)
     values: list[ValueColumn] = []
     passes = 0
     while asking := [w for w in walks if w.request is not None]:
+        # With the values of keyed tables that the last turn learned, where operators behind them ask.
+        frame = joins.apply()
         columns: dict[str, Column] = {}
+        asked: list[Asked] = []
         names: list[list[tuple[str, str]]] = []
+        statistics: list[list[tuple[str, int]]] = []
         for walk in asking:
-            request, mine = walk.request, []
+            request = walk.request
+            names.append([])
+            statistics.append([])
             if isinstance(request, Aggregates):
                 for name, column in request.columns.items():
-                    mine.append((name, f"a{len(columns)}"))
-                    columns[mine[-1][1]] = column
-            elif request is not None:
+                    names[-1].append((name, f"a{len(columns)}"))
+                    columns[names[-1][-1][1]] = column
+            elif isinstance(request, Collect):
+                for name, statistic in request.statistics.items():
+                    statistics[-1].append((name, len(asked)))
+                    asked.append(Asked(statistic, request.columns, request.types))
+            elif isinstance(request, Values):
                 values += request.columns
-            names.append(mine)
         row: Mapping[str, Any] = {}
         if columns:
             passes += 1
-            row = train.agg(*[column.alias(alias) for alias, column in columns.items()]).collect()[0].asDict()
-        for walk, mine in zip(asking, names, strict=True):
-            walk.answer({name: row[alias] for name, alias in mine})
-    tables: dict[str, pa.Table] = {}
+            row = frame.agg(*[column.alias(alias) for alias, column in columns.items()]).collect()[0].asDict()
+        partials, took = spark_partials(frame, asked, facts) if asked else ([], 0)
+        passes += took
+        for walk, mine, counted in zip(asking, names, statistics, strict=True):
+            walk.answer({name: row[alias] for name, alias in mine} | {name: partials[i] for name, i in counted})
+    pinned: dict[str, pa.Table] = {}
     if values:
-        tables = vocabularies.update(count_values(train, values, workflow.rules, day), workflow.rules)
+        pinned = vocabularies.update(count_values(joins.apply(), values, workflow.rules, day), workflow.rules)
         passes += 1
     _LOG.info("fitted %d chains in %d passes over the training rows", len(walks), passes)
-    return [w.states for w in walks], tables
+    tables = {name: table for walk in walks for name, table in walk.tables.items()}
+    return [w.states for w in walks], pinned, tables
+
+
+def _identity(train: DataFrame) -> Column | None:
+    if IDENTITY in train.columns:
+        return F.col(IDENTITY)
+    if {"_source_file", "_source_line"} <= set(train.columns):
+        return F.xxhash64("_source_file", "_source_line")
+    return None
 
 
 class _Walk:
     """One chain on its way: expressions so far, the operator that is asking, what it asks."""
 
-    def __init__(self, workflow: Workflow, index: int) -> None:
-        self._chain = workflow.chains[index]
+    def __init__(self, workflow: Workflow, index: int, joins: Joins, identity: Column | None) -> None:
+        self._chain, self._index, self._joins, self._identity = workflow.chains[index], index, joins, identity
         self._columns: dict[str, Column] = {c: enter(c, workflow.input_type(c)) for c in self._chain.columns}
         self.states: list[Mapping[str, State]] = []
+        self.tables: dict[str, KeyedTable] = {}
         self.request: Request | None = None
         self._fit: Fit | None = None
         self._go_on()
@@ -91,12 +122,21 @@ class _Walk:
             self._fit = fit
             return
 
-    def _learned(self, state: Mapping[str, State]) -> None:
-        step = self._chain.steps[len(self.states)]
-        self.states.append(state)
+    def _learned(self, found: Mapping[str, State] | Learned) -> None:
+        step, scope = self._chain.steps[len(self.states)], f"{self._index}.{len(self.states)}"
+        learned = found if isinstance(found, Learned) else Learned(found)
+        self.states.append(learned.states)
+        tables = {name: KeyedTable(table) for name, table in learned.tables.items()}
+        self.tables |= {f"{scope}.{name}": table for name, table in tables.items()}
         rest = self._chain.steps[len(self.states) :]
         if any(s.op.learns for s in rest):
-            self._columns = step.spark(self._columns, state, _no_lookup)
+
+            def table(name: str, key: Column) -> Mapping[str, Column]:
+                keyed = tables[name]
+                side = keyed_side(keyed, self._joins.frame, None, name)
+                return dict(zip(keyed.values, self._joins.add(side, key).values(), strict=True))
+
+            self._columns = step.spark(self._columns, learned.states, _no_lookup, table, self._identity)
 
 
 def _no_lookup(vocabulary: str, key: Column) -> Column:

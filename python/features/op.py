@@ -21,12 +21,15 @@ import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from headrace.features.columns import Element, ValueType
+from headrace.schema import OOV_CODE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
     from headrace.features.chains import Selection
+    from headrace.features.keyed import KeyedTable
     from headrace.features.lookup import Lookup
+    from headrace.features.partial import Statistic
 
 #: What fit learned for a column. JSON values only; empty for operators that learn nothing.
 State = Mapping[str, Any]
@@ -51,6 +54,13 @@ class VocabularyRule:
     min_count: int = 1
     #: At most this many values, the most frequent; None: no limit.
     max_size: int | None = None
+    #: Other values hash into so many codes, 1..oov_buckets.
+    oov_buckets: int = 1
+
+    @property
+    def first_code(self) -> int:
+        """The code of the vocabulary's first value."""
+        return OOV_CODE + self.oov_buckets
 
 
 @dataclass(frozen=True)
@@ -70,10 +80,34 @@ class Values:
     columns: tuple[ValueColumn, ...]
 
 
-Request = Aggregates | Values
-#: Yields requests, is sent their answers, returns {column: state}. Requests that operators of the same depth of their
-#: chains yield in the same turn are answered together: one Spark pass for all aggregates, one for all values.
-Fit = Generator[Request, Mapping[str, Any], Mapping[str, State]]
+@dataclass(frozen=True)
+class Collect:
+    """A request of fit: statistics of the training rows (headrace.features.partial). The answer is {name: Partial}."""
+
+    statistics: Mapping[str, Statistic]
+    columns: Mapping[str, Column]
+    types: Mapping[str, ValueType]
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a fit gives."""
+
+    #: By column.
+    states: Mapping[str, State]
+    #: Keyed tables by name: `key` (string, no null, none twice) and columns of values; see headrace.features.keyed.
+    tables: Mapping[str, pa.Table] = field(default_factory=dict)
+
+
+Request = Aggregates | Values | Collect
+#: Yields requests, is sent their answers, returns what it learned, or {column: state}. Requests that operators of the
+#: same depth of their chains yield in the same turn are answered together, in as few Spark passes as it can be done in.
+Fit = Generator[Request, Mapping[str, Any], Mapping[str, State] | Learned]
+
+
+def no_table(*_: Any) -> Any:
+    """In the place of keyed tables where an operator learned none."""
+    raise RuntimeError("the operator learned no keyed table")
 
 
 @dataclass(frozen=True)
@@ -86,6 +120,11 @@ class SparkPlace:
     lookup: Callable[[str, Column], Column]
     #: By column that comes out: how many leading elements of a list the rest of the chain looks at; None: all.
     reads: Mapping[str, int | None] = field(default_factory=dict)
+    #: (keyed table that the operator learned, the key as text) -> its values by name, null where it lacks the key. A
+    #: left join in the plan.
+    table: Callable[[str, Column], Mapping[str, Column]] = no_table
+    #: A hash of the row's identity where it is of the training range, null where not; None: no row is of it.
+    identity: Column | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +134,10 @@ class ArrowPlace:
     types: Mapping[str, ValueType]
     state: Mapping[str, State]
     lookup: Callable[[str], Lookup]
+    #: A keyed table that the operator learned.
+    table: Callable[[str], KeyedTable] = no_table
+    #: int64: see SparkPlace.
+    identity: pa.Array | None = None
 
 
 class Op(BaseModel):
@@ -105,10 +148,15 @@ class Op(BaseModel):
     name: ClassVar[str]
     #: Whether `fit` asks for anything.
     learns: ClassVar[bool] = False
+    #: Whether rows of the training range, which bring their identity, are transformed otherwise than others.
+    out_of_fold: ClassVar[bool] = False
     #: Whether it also takes columns that are `final` or padded, which pass by other operators.
     takes_final: ClassVar[bool] = False
     #: Whether its Spark body has an expression for each element of a list, so that their number must have a bound.
     unrolls: ClassVar[bool] = False
+    #: Whether each column that comes out depends on one column alone, value by value: then the Arrow body can be given
+    #: each distinct value once, in columns of different lengths.
+    by_value: ClassVar[bool] = False
 
     def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
         """Types of the columns that come out. Raises OpError for a column that it cannot take."""
@@ -155,6 +203,8 @@ class Op(BaseModel):
 
 class Elementwise(Op):
     """An operator that treats each column, and each element of a list, alone."""
+
+    by_value: ClassVar[bool] = True
 
     def type_of(self, given: ValueType) -> ValueType:
         """The type that comes out of a scalar or of an element (never called with a list)."""
@@ -216,6 +266,14 @@ def with_elements(lists: pa.ListArray, elements: pa.Array) -> pa.ListArray:
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     return pa.ListArray.from_arrays(pa.array(offsets), elements)
+
+
+def scalars(given: Mapping[str, ValueType]) -> Mapping[str, ValueType]:
+    """The same types; raises OpError for a list."""
+    for name, value in given.items():
+        if value.is_list:
+            raise OpError(f"column '{name}': takes scalars, not {value}")
+    return given
 
 
 def number(given: ValueType, element: Element) -> ValueType:

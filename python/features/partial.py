@@ -22,8 +22,8 @@ range.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,10 @@ from headrace.features import exact
 from headrace.features.columns import ValueType
 from headrace.features.exact import F64, I64
 from headrace.features.keys import joint_key
-from headrace.features.op import Op, State, doubles, to_numpy
+from headrace.features.op import Collect, Fit, Learned, Op, doubles, to_numpy
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 #: A statistic of some rows: a row a group. Columns: key (string or double), fold (int32), rows (int64), day (int64, the
 #: first), and for number i `i.count` (int64), `i.min`, `i.max` (double; null where the count is 0), `i.sum.P` and
@@ -44,6 +47,9 @@ Partials: TypeAlias = Mapping[str, Partial]
 
 #: Stands for the workflow's label among a statistic's columns.
 LABEL = "\0label"
+#: A hidden column of rows to be transformed: xxhash64 of `_source_file` and `_source_line` of rows of the training
+#: range, null of others. Where it is missing no row is of the training range, as in scoring and serving.
+IDENTITY = "__identity"
 
 
 @dataclass(frozen=True)
@@ -88,16 +94,6 @@ class Rows:
     identity: I64 | None = None
 
 
-@dataclass(frozen=True)
-class Learned:
-    """What a fit gives."""
-
-    #: By column; JSON values only.
-    states: Mapping[str, State]
-    #: Keyed tables by name: `key` (string, no null, none twice) and columns of values, see headrace.features.keyed.
-    tables: Mapping[str, pa.Table] = field(default_factory=dict)
-
-
 class Learner(Op):
     """An operator that learns by statistics of parts."""
 
@@ -117,6 +113,11 @@ class Learner(Op):
         """The statistics of a batch: `columns` as they arrive at this operator, NaN being null."""
         made = self.statistics(types)
         return {name: arrow_partial(s, columns, types, rows or Rows()) for name, s in made.items()}
+
+    def fit(self, columns: Mapping[str, Column], types: Mapping[str, ValueType]) -> Fit:
+        """The statistics of all training rows, by Spark, finished."""
+        partials = yield Collect(self.statistics(types), columns, types)
+        return self.finish(partials, types)
 
 
 def merge_all(parts: Iterable[Partials]) -> dict[str, Partial]:
@@ -159,7 +160,7 @@ def merge(parts: Sequence[Partial]) -> Partial:
             sums.setdefault((number, measure), {})[int(place)] = added
         else:
             out[name] = pa.array(added)
-    return _table(out, sums)
+    return assemble(out, sums)
 
 
 def canonical(partial: Partial) -> Partial:
@@ -221,7 +222,7 @@ def arrow_partial(
             sums[f"{i}", "sum"] = first
             if number.squares:
                 sums[f"{i}", "squares"] = second
-    return _table(out, sums)
+    return assemble(out, sums)
 
 
 def folds_of(identity: I64, folds: int) -> npt.NDArray[np.int32]:
@@ -275,17 +276,23 @@ def _groups(keys: Mapping[str, pa.Array], n: int) -> tuple[npt.NDArray[np.intp],
     """Each row's group 0..size-1, the size, and the groups' keys, texts for `key` unless it is numbers."""
     if not keys:
         return np.zeros(n, np.intp), 1, {}
-    groups, size = np.zeros(n, np.intp), 1
+    groups, possible = np.zeros(n, np.intp), 1
     dictionaries: dict[str, pa.Array] = {}
     for name, key in keys.items():
         # Integers are grouped as integers, and each distinct one is spelled once.
         encoded = _encoded(key)
         dictionaries[name] = encoded.dictionary
         size = len(encoded.dictionary)
-        groups = groups * size + encoded.indices.to_numpy(zero_copy_only=False)
+        groups, possible = groups * size + encoded.indices.to_numpy(zero_copy_only=False), possible * size
     out: dict[str, pa.Array] = {}
     if len(keys) > 1:
-        there, groups = np.unique(groups, return_inverse=True)
+        if possible <= 8 * n:  # a counter for each is cheaper than a sort
+            there = np.flatnonzero(np.bincount(groups, minlength=possible))
+            number = np.zeros(possible, np.intp)
+            number[there] = np.arange(len(there))
+            groups = number[groups]
+        else:
+            there, groups = np.unique(groups, return_inverse=True)
         size = len(there)
         for name, dictionary in reversed(dictionaries.items()):
             out[name] = dictionary.take(pa.array(there % len(dictionary)))
@@ -345,7 +352,8 @@ def _least(values: pa.Array, groups: npt.NDArray[np.intp], n: int, greatest: boo
     return pa.array(out, mask=np.isinf(out))
 
 
-def _table(columns: Mapping[str, pa.Array], sums: Mapping[tuple[str, str], Mapping[int, I64]]) -> Partial:
+def assemble(columns: Mapping[str, pa.Array], sums: Mapping[tuple[str, str], Mapping[int, I64]]) -> Partial:
+    """A statistic's table of its columns and of digits by (number, measure) and place."""
     out = dict(columns)
     for (number, measure), digits in sums.items():
         for place, digit in exact.carried(digits).items():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +12,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from headrace.features.columns import ValueType
+from headrace.features.keyed import KEY, KeyedTable
+from headrace.features.partial import IDENTITY
 from headrace.schema import Kind
 
 if TYPE_CHECKING:
@@ -47,17 +51,27 @@ def transform_frame(
     fitted: FittedWorkflow, frame: DataFrame, keep: Mapping[str, str], folder: Path | None, broadcast_rows: int
 ) -> DataFrame:
     """See `FittedWorkflow.transform`."""
-    joins: list[tuple[str, Column]] = []
+    joins = Joins(frame, broadcast_rows)
+    vocabularies: dict[str, Side] = {}
 
     def lookup(vocabulary: str, key: Column) -> Column:
-        joins.append((vocabulary, key))
-        return F.col(f"__code{len(joins) - 1}")
+        if vocabulary not in vocabularies:
+            side = _vocabulary(fitted, frame, vocabulary, folder)
+            vocabularies[vocabulary] = Side(side, "value", ("code",), len(fitted.vocabularies[vocabulary]))
+        return joins.add(vocabularies[vocabulary], key)["code"].cast("int")
 
+    def table(scope: str, name: str, key: Column) -> Mapping[str, Column]:
+        keyed = fitted.tables[f"{scope}.{name}"]
+        return dict(
+            zip(keyed.values, joins.add(keyed_side(keyed, frame, folder, f"{scope}.{name}"), key).values(), strict=True)
+        )
+
+    identity = F.col(IDENTITY) if IDENTITY in frame.columns else None
     ends: dict[str, Column] = {}
-    for chain, states in zip(fitted.workflow.chains, fitted.states, strict=True):
+    for i, (chain, states) in enumerate(zip(fitted.workflow.chains, fitted.states, strict=True)):
         columns = {name: enter(name, fitted.workflow.input_type(name)) for name in chain.columns}
-        for step, state in zip(chain.steps, states, strict=True):
-            columns = step.spark(columns, state, lookup)
+        for j, (step, state) in enumerate(zip(chain.steps, states, strict=True)):
+            columns = step.spark(columns, state, lookup, partial(table, f"{i}.{j}"), identity)
         ends |= columns
 
     selected = []
@@ -68,17 +82,66 @@ def transform_frame(
             selected.append((value.cast("int") if feature.kind is Kind.CATEGORICAL else _finite(value)).alias(column))
     selected += [col(source).alias(name) for name, source in keep.items()]
 
-    if joins:
-        frame = frame.select("*", *[key.alias(f"__key{i}") for i, (_, key) in enumerate(joins)])
-        tables = {name: _vocabulary(fitted, frame, name, folder) for name in {name for name, _ in joins}}
-        for i, (name, _) in enumerate(joins):
-            side = tables[name].select(F.col("value").alias(f"__key{i}"), F.col("code").cast("int").alias(f"__code{i}"))
-            if len(fitted.vocabularies[name]) <= broadcast_rows:
-                side = F.broadcast(side)
-            frame = frame.join(side, f"__key{i}", "left")
-            if (i + 1) % _JOINS_A_METHOD == 0 and i + 1 < len(joins):
+    return joins.apply().select(*selected)
+
+
+@dataclass(frozen=True)
+class Side:
+    """The right side of a left join by a text."""
+
+    frame: DataFrame
+    key: str
+    values: tuple[str, ...]
+    rows: int
+
+
+@dataclass
+class Joins:
+    """Left joins that expressions ask for while they are built, and that are put below them at the end."""
+
+    frame: DataFrame
+    #: Sides of up to so many rows are broadcast; above, Spark chooses.
+    broadcast_rows: int
+    _asked: list[tuple[Side, Column]] = field(default_factory=list)
+    _first: int = 0
+
+    def add(self, side: Side, key: Column) -> dict[str, Column]:
+        """The side's values for a key, null where it lacks it."""
+        i = self._first + len(self._asked)
+        self._asked.append((side, key))
+        return {name: F.col(f"__value{i}_{j}") for j, name in enumerate(side.values)}
+
+    def apply(self) -> DataFrame:
+        """The frame with the values of all joins asked for since the last time."""
+        asked, first, frame = self._asked, self._first, self.frame
+        if asked:
+            frame = frame.select("*", *[key.alias(f"__key{first + i}") for i, (_, key) in enumerate(asked)])
+        for i, (side, _) in enumerate(asked, first):
+            values = [F.col(name).alias(f"__value{i}_{j}") for j, name in enumerate(side.values)]
+            right = side.frame.select(F.col(side.key).alias(f"__key{i}"), *values)
+            if side.rows <= self.broadcast_rows:
+                right = F.broadcast(right)
+            frame = frame.join(right, f"__key{i}", "left")
+            if (i - first + 1) % _JOINS_A_METHOD == 0 and i - first + 1 < len(asked):
                 frame = frame.coalesce(_MORE_THAN_ANY)
-    return frame.select(*selected)
+        self.frame, self._asked, self._first = frame, [], first + len(asked)
+        return frame
+
+
+def keyed_side(table: KeyedTable, frame: DataFrame, folder: Path | None, name: str) -> Side:
+    """A keyed table as a frame: of its saved file where there is one (GPUs can scan it)."""
+    from headrace.features.workflow import table_file
+
+    spark = frame.sparkSession
+    types = {"int64": "bigint", "double": "double", "string": "string"}
+    ddl = ", ".join(f"`{f.name.replace('`', '``')}` {types[str(f.type)]}" for f in table.table.schema)
+    if folder is not None:
+        made = spark.read.schema(ddl).parquet(str(table_file(folder, name)))
+    else:
+        made = spark.createDataFrame(table.table, ddl)
+    # Values travel under numbers: names of columns may hold dots.
+    plain = made.toDF(KEY, *[f"v{i}" for i in range(len(table.values))])
+    return Side(plain, KEY, tuple(f"v{i}" for i in range(len(table.values))), len(table))
 
 
 def _vocabulary(fitted: FittedWorkflow, frame: DataFrame, name: str, folder: Path | None) -> DataFrame:

@@ -10,13 +10,14 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from delta.tables import DeltaTable
+import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from headrace.errors import UserError
 from headrace.features import lookup
 from headrace.features.op import ValueColumn, VocabularyRule
-from headrace.schema import FIRST_CODE
+from headrace.lake.log import DeltaLog
 
 _LOG = logging.getLogger("headrace.features")
 
@@ -36,7 +37,7 @@ _ROWS_A_FILE = 2_000_000
 class Vocabularies(Protocol):
     """Where codes are kept from one fit to the next."""
 
-    def update(self, counts: DataFrame, rules: Mapping[str, VocabularyRule]) -> dict[str, pa.Table]:
+    def update(self, counts: DataFrame | pa.Table, rules: Mapping[str, VocabularyRule]) -> dict[str, pa.Table]:
         """Give codes to the values that have none yet; return each vocabulary as (value, code), in order of code.
 
         Args:
@@ -49,9 +50,10 @@ class Vocabularies(Protocol):
 class VocabularyTable:
     """All vocabularies of a pipeline in one append-only Delta table (name, value, code, count, added_ds).
 
-    Codes start at 2 and have no gaps in the table; new ones go on where the highest ended, in order of (first day seen,
-    count, most first, value). All that one fit adds is one commit. Repeating a fit adds nothing, since its values are
-    there: a run that was killed after the commit heals by itself. The caller holds the run lock.
+    Codes start at 2 (behind the out-of-vocabulary buckets, if there are more than one) and have no gaps in the table;
+    new ones go on where the highest ended, in order of (first day seen, count, most first, value). All that one fit
+    adds is one commit. Repeating a fit adds nothing, since its values are there: a run that was killed after the commit
+    heals by itself. The caller holds the run lock.
 
     What a fit of day `ds` sees is the values added by fits up to `ds`, and those it counted itself. So a rerun of an
     old day gives the result that it gave, and learns nothing from the days after it.
@@ -64,18 +66,18 @@ class VocabularyTable:
         #: Values in each vocabulary that were added by this day's fits.
         self.added: dict[str, int] = {}
 
-    def update(self, counts: DataFrame, rules: Mapping[str, VocabularyRule]) -> dict[str, pa.Table]:
+    def update(self, counts: DataFrame | pa.Table, rules: Mapping[str, VocabularyRule]) -> dict[str, pa.Table]:
         """See `Vocabularies.update`.
 
         The tables end up in this process in any case, so codes are given out here, in Arrow: one Spark job to count,
         one to read what there is, one to append.
         """
-        counted = counts.toArrow()
+        counted = counts if isinstance(counts, pa.Table) else counts.toArrow()
         there = self._read()
         pinned, appended = {}, []
         for name, rule in rules.items():
             mine, known = _named(counted, name), _named(there, name)
-            new = _give_codes(mine, known, rule)
+            new = _give_codes(name, mine, known, rule)
             appended.append(_rows(name, new, self._ds))
             # Known before this day, or counted now (a later day may have given the code).
             seen = known.filter(
@@ -94,10 +96,14 @@ class VocabularyTable:
         return pinned
 
     def _read(self) -> pa.Table:
-        if not DeltaTable.isDeltaTable(self._spark, self._path):
-            self.version = None
-            return _ROWS.empty_table()
         self.version = self._latest()
+        if self.version is None:
+            return _ROWS.empty_table()
+        files = DeltaLog(Path(self._path)).files(self.version)
+        if files is not None:
+            # Without a Spark job: a day's fit is short.
+            tables = [pq.ParquetFile(f.path).read(_ROWS.names).cast(_ROWS) for f in files]
+            return pa.concat_tables(tables) if tables else _ROWS.empty_table()
         table = self._spark.read.format("delta").option("versionAsOf", self.version).load(self._path)
         return table.select(_ROWS.names).toArrow().cast(_ROWS)
 
@@ -110,21 +116,27 @@ class VocabularyTable:
         writer.option("userMetadata", f"headrace vocabulary of {self._ds}").save(self._path)
         self.version = self._latest()
 
-    def _latest(self) -> int:
-        return int(DeltaTable.forPath(self._spark, self._path).history(1).select("version").collect()[0][0])
+    def _latest(self) -> int | None:
+        return DeltaLog(Path(self._path)).version
 
 
 def _named(table: pa.Table, name: str) -> pa.Table:
     return table.filter(pc.equal(table.column("name"), name))
 
 
-def _give_codes(counted: pa.Table, known: pa.Table, rule: VocabularyRule) -> pa.Table:
+def _give_codes(name: str, counted: pa.Table, known: pa.Table, rule: VocabularyRule) -> pa.Table:
     """The counted values that are not known, with codes that go on after the highest: (value, code, count)."""
-    highest = pc.max(known.column("code")).as_py() if known.num_rows else FIRST_CODE - 1
+    first = rule.first_code
+    if known.num_rows and (lowest := pc.min(known.column("code")).as_py()) != first:
+        raise UserError(
+            f"vocabulary '{name}' began with oov_buckets: {lowest - 1}, and its codes stay for ever; "
+            f"set oov_buckets to {lowest - 1} again, or begin another (vocabulary: NEW_NAME)"
+        )
+    highest = pc.max(known.column("code")).as_py() if known.num_rows else first - 1
     new = counted.filter(pc.invert(pc.is_in(counted.column("value"), known.column("value"))))
     if rule.max_size is not None:
         # Codes have no gaps in the table, so the highest tells how many values there are.
-        room = max(rule.max_size - (highest - FIRST_CODE + 1), 0)
+        room = max(rule.max_size - (highest - first + 1), 0)
         new = new.sort_by([("count", "descending"), ("value", "ascending")]).slice(0, room)
     # Arrow orders texts by their UTF-8 bytes.
     new = new.sort_by([("day", "ascending"), ("count", "descending"), ("value", "ascending")])

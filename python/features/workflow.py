@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -31,8 +31,11 @@ from headrace.errors import UserError
 from headrace.features.bound import BoundChain, bind, nearest
 from headrace.features.chains import Chains, Selection, as_chains
 from headrace.features.columns import ValueType, declared
-from headrace.features.lookup import Lookup
+from headrace.features.keyed import KEY, KeyedTable
+from headrace.features.lookup import FileLookup, Lookup
 from headrace.features.op import State, VocabularyRule, doubles, to_numpy, with_elements
+from headrace.features.partial import IDENTITY
+from headrace.features.tables.preparation import prepared_columns
 from headrace.schema import Column, DatasetSchema, Feature, Kind
 
 if TYPE_CHECKING:
@@ -81,14 +84,14 @@ class Workflow:
         self.chains: tuple[BoundChain, ...] = tuple(
             bind(chain, self._types, label, f"{where}.workflow[{i}]") for i, chain in enumerate(self.spec_chains)
         )
-        self._check_names()
         self.rules = self._rules()
+        self._check_names()
 
     @staticmethod
     def from_spec(spec: Spec) -> Workflow:
         """The workflow of a pipeline. Raises UserError, see `Workflow`."""
         f = spec.features
-        return Workflow(f.workflow, spec.table.columns, f.label, f.carried)
+        return Workflow(f.workflow, prepared_columns(spec), f.label, f.carried)
 
     @property
     def input_columns(self) -> tuple[str, ...]:
@@ -99,18 +102,24 @@ class Workflow:
         """The declared type of a column."""
         return self._types[column]
 
+    @property
+    def out_of_fold(self) -> bool:
+        """Whether rows of the training range are transformed otherwise than others: they must bring IDENTITY."""
+        return any(step.op.out_of_fold for chain in self.chains for step in chain.steps)
+
     def fit(self, train: DataFrame, vocabularies: Vocabularies, day: SparkColumn | None = None) -> FittedWorkflow:
         """Learn from the training rows.
 
         Args:
-            train: has the input columns with their declared types.
+            train: has the input columns with their declared types, and the label where an operator learns from it;
+                `_source_file` and `_source_line` (or IDENTITY, a hash of them) where one has folds.
             vocabularies: keeps codes from one fit to the next.
             day: an integer or text that orders the days on which values were first seen; None: all on one day.
         """
         from headrace.features.fit import fit_states
 
-        states, tables = fit_states(self, train, vocabularies, day)
-        return FittedWorkflow(self, states, {name: Lookup(table) for name, table in tables.items()})
+        states, values, tables = fit_states(self, train, vocabularies, day)
+        return FittedWorkflow(self, states, {name: Lookup(table) for name, table in values.items()}, tables)
 
     def _check_names(self) -> None:
         seen: dict[str, int] = {}
@@ -149,8 +158,8 @@ class Workflow:
                 at = f"{self._where}.workflow[{i}].ops[{j}] ({step.op.name})"
                 for name, rule in step.op.vocabularies(step.types).items():
                     if rules.setdefault(name, rule) != rule:
-                        raise UserError(f"{at}: vocabulary '{name}' is shared with a chain that has another min_count "
-                                        f"or max_size; give both the same")  # fmt: skip
+                        raise UserError(f"{at}: vocabulary '{name}' is shared with a chain that has another "
+                                        f"min_count, max_size or oov_buckets; give both the same")  # fmt: skip
                     if getattr(step.op, "vocabulary", None) is None:
                         if name in unnamed:
                             raise UserError(f"{at}: another chain makes the vocabulary '{name}' too; if they are to "
@@ -159,15 +168,21 @@ class Workflow:
                         unnamed.add(name)
         return rules
 
-    def schema_of(self, cardinalities: Mapping[str, int]) -> DatasetSchema:
+    def schema_of(self, cardinalities: Mapping[str, int], sizes: Mapping[str, int] | None = None) -> DatasetSchema:
         """The dataset's schema: features in the chains' order, the label, the carried columns.
 
         A carried column that is a feature too is stored beside it as `<column>__carried`.
+
+        Args:
+            cardinalities: by vocabulary, its highest code and one.
+            sizes: by vocabulary, how many values it has: features that drop_low_cardinality drops are left out.
         """
         features = []
         for chain in self.chains:
             for column, end in chain.ends.items():
                 code = end.element == "code"
+                if sizes is not None and end.vocabulary and sizes[end.vocabulary] < end.min_cardinality:
+                    continue
                 cardinality = cardinalities.get(end.vocabulary) if end.vocabulary else end.cardinality
                 features.append(
                     Feature(
@@ -178,6 +193,7 @@ class Workflow:
                         is_list=end.is_list,
                         cardinality=cardinality if code else None,
                         vocabulary=end.vocabulary,
+                        oov_buckets=self.rules[end.vocabulary].oov_buckets if end.vocabulary else 1,
                         tags=chain.tags,
                         metadata=chain.metadata,
                         sources=chain.sources[column],
@@ -200,12 +216,30 @@ class FittedWorkflow:
         workflow: Workflow,
         states: Sequence[Sequence[Mapping[str, State]]],
         vocabularies: Mapping[str, Lookup],
+        tables: Mapping[str, KeyedTable] | None = None,
         folder: Path | None = None,
     ) -> None:
-        """Args: states: by chain, step and column; folder: where it is saved, if it is."""
+        """Put together what was learned.
+
+        Args:
+            states: by chain, step and column.
+            tables: keyed tables as `CHAIN.STEP.NAME`.
+            folder: where it is saved, if it is.
+
+        Raises:
+            UserError: drop_low_cardinality leaves no feature.
+        """
         self.workflow, self.states, self.vocabularies = workflow, tuple(tuple(s) for s in states), dict(vocabularies)
+        self.tables = dict(tables or {})
         self._folder = folder
-        self.schema = workflow.schema_of({name: v.cardinality for name, v in self.vocabularies.items()})
+        first = {name: rule.first_code for name, rule in workflow.rules.items()}
+        self.schema = workflow.schema_of(
+            {name: max(v.cardinality, first[name]) for name, v in self.vocabularies.items()},
+            {name: len(v) for name, v in self.vocabularies.items()},
+        )
+        if not self.features:
+            raise UserError("drop_low_cardinality leaves no feature at all: every vocabulary has fewer values than its "
+                            "min_cardinality")  # fmt: skip
 
     @property
     def input_columns(self) -> tuple[str, ...]:
@@ -228,7 +262,8 @@ class FittedWorkflow:
         """Rows of the lake's table to physical columns, by the Arrow bodies. Needs no Spark.
 
         Args:
-            batch: has the input columns, in the declared types or ones that cast to them without loss.
+            batch: has the input columns, in the declared types or ones that cast to them without loss, and IDENTITY
+                where some rows are of the training range.
             keep: further columns of the batch, taken along unchanged at the end.
             only: names of features; the others are left out, and chains that make none of them are not computed, so
                 the batch need not have their columns.
@@ -239,12 +274,16 @@ class FittedWorkflow:
         features = self.features if only is None else tuple(f for f in self.features if f.name in only)
         wanted = {f.name for f in features}
         arrays: dict[str, pa.Array] = {}
-        for chain, states in zip(self.workflow.chains, self.states, strict=True):
+        index = batch.schema.get_field_index(IDENTITY)
+        identity = batch.column(index) if index >= 0 else None
+        for i, (chain, states) in enumerate(zip(self.workflow.chains, self.states, strict=True)):
             if wanted.isdisjoint(chain.ends):
                 continue
             columns = {name: self._column(batch, name) for name in chain.columns}
-            for step, state in zip(chain.steps, states, strict=True):
-                columns = step.arrow(columns, state, self.vocabularies.__getitem__)
+            for j, (step, state) in enumerate(zip(chain.steps, states, strict=True)):
+                columns = step.arrow(
+                    columns, state, self.vocabularies.__getitem__, partial(self._table, f"{i}.{j}"), identity
+                )
             for name, end in chain.ends.items():
                 if name in wanted:
                     arrays[name] = _finish_arrow(columns[name], end)
@@ -262,11 +301,15 @@ class FittedWorkflow:
             out.append(batch.column(name))
         return pa.RecordBatch.from_arrays(out, schema=schema)
 
+    def _table(self, scope: str, name: str) -> KeyedTable:
+        return self.tables[f"{scope}.{name}"]
+
     def transform(self, frame: DataFrame, keep: Mapping[str, str] | Sequence[str] = ()) -> DataFrame:
         """Rows of the lake's table to physical columns, by the Spark bodies: joins with vocabularies, then one select.
 
         Args:
-            frame: has the input columns in their declared types.
+            frame: has the input columns in their declared types, and IDENTITY where some rows are of the training
+                range.
             keep: further columns, taken along unchanged at the end; a mapping renames them (name of the result -> of
                 the frame).
         """
@@ -282,22 +325,30 @@ class FittedWorkflow:
         return np.asarray(none.to_numpy(zero_copy_only=False), np.bool_)
 
     def save(self, folder: Path) -> None:
-        """Write `workflow.json` and `vocabulary/NAME.parquet` (value, code) into `folder`."""
+        """Write `workflow.json`, `vocabulary/NAME.parquet` (value, code) and `table/NAME.parquet` into `folder`."""
         (folder / "vocabulary").mkdir(parents=True, exist_ok=True)
+        if self.tables:
+            (folder / "table").mkdir(exist_ok=True)
+        for name, keyed in self.tables.items():
+            pq.write_table(keyed.table, table_file(folder, name), compression="zstd")
         for name, vocabulary in self.vocabularies.items():
             pq.write_table(vocabulary.table, vocabulary_file(folder, name), compression="zstd")
         w = self.workflow
         saved = _Saved(
             headrace=__version__, columns=w.declared, label=w.label_column, carried=w.carried_columns,
             chains=w.spec_chains, states=self.states,
-            vocabularies={name: len(v) for name, v in self.vocabularies.items()}, dataset_schema=self.schema,
+            vocabularies={name: len(v) for name, v in self.vocabularies.items()},
+            tables={name: len(t) for name, t in self.tables.items()}, dataset_schema=self.schema,
         )  # fmt: skip
         write_text(folder / "workflow.json", json.dumps(saved.model_dump(mode="json"), indent=1) + "\n")
         self._folder = folder
 
     @staticmethod
-    def load(folder: Path) -> FittedWorkflow:
+    def load(folder: Path, most_values: int | None = None) -> FittedWorkflow:
         """What `save` wrote.
+
+        Args:
+            most_values: a vocabulary with more values stays in its file; None: none does.
 
         Raises:
             UserError: a file is missing or damaged.
@@ -310,18 +361,25 @@ class FittedWorkflow:
         except (ValidationError, UnicodeDecodeError) as e:
             raise UserError(f"{path} is not a workflow that headrace {__version__} reads: "
                             f"{' '.join(str(e).split())[:300]}") from None  # fmt: skip
-        vocabularies = {}
+        vocabularies: dict[str, Lookup] = {}
         for name, rows in saved.vocabularies.items():
             file = vocabulary_file(folder, name)
-            try:
-                table = pq.read_table(file)
-            except (OSError, pa.ArrowException) as e:
-                raise UserError(f"vocabulary file {file} cannot be read: {' '.join(str(e).split())[:300]}") from None
+            if most_values is not None and rows > most_values:
+                vocabularies[name] = FileLookup(file)
+                continue
+            table = _read(file)
             if table.num_rows != rows or table.schema.names != ["value", "code"]:
                 raise UserError(f"{file} does not hold the {rows} values (value, code) that {path} says")
             vocabularies[name] = Lookup(table)
+        tables = {}
+        for name, rows in saved.tables.items():
+            file = table_file(folder, name)
+            table = _read(file)
+            if table.num_rows != rows or KEY not in table.schema.names:
+                raise UserError(f"{file} does not hold the {rows} keys that {path} says")
+            tables[name] = KeyedTable(table)
         workflow = Workflow(saved.chains, saved.columns, saved.label, saved.carried, where=str(path))
-        return FittedWorkflow(workflow, saved.states, vocabularies, folder)
+        return FittedWorkflow(workflow, saved.states, vocabularies, tables, folder)
 
     def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
         """An input column in its declared type; NaN is null, a null list is empty."""
@@ -358,6 +416,7 @@ class _Saved(BaseModel):
     #: By chain, step and column.
     states: tuple[tuple[dict[str, dict[str, Any]], ...], ...]
     vocabularies: dict[str, int]
+    tables: dict[str, int] = Field(default_factory=dict)
     dataset_schema: DatasetSchema
 
 
@@ -385,6 +444,18 @@ def _finish_arrow(x: pa.Array, end: ValueType) -> pa.Array:
 
 def _nan_to_null(x: pa.Array) -> pa.Array:
     return pc.if_else(pc.is_nan(x), pa.scalar(None, x.type), x)
+
+
+def _read(file: Path) -> pa.Table:
+    try:
+        return pq.read_table(file)
+    except (OSError, pa.ArrowException) as e:
+        raise UserError(f"{file} cannot be read: {' '.join(str(e).split())[:300]}") from None
+
+
+def table_file(folder: Path, name: str) -> Path:
+    """Where a saved workflow keeps a keyed table."""
+    return folder / "table" / f"{quote(name, safe='')}.parquet"
 
 
 def vocabulary_file(folder: Path, name: str) -> Path:

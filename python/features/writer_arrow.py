@@ -148,6 +148,6 @@ def _count(schema: DatasetSchema, table: pa.Table, missing: Mapping[tuple[str, .
 
 
 @lru_cache(maxsize=2)
-def loaded(folder: str) -> FittedWorkflow:
+def loaded(folder: str, most_values: int | None = None) -> FittedWorkflow:
     """A worker process serves many tasks: it reads the vocabularies and builds their indexes once."""
-    return FittedWorkflow.load(Path(folder))
+    return FittedWorkflow.load(Path(folder), most_values)

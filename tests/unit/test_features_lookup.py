@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.features import lookup as module
-from headrace.features.lookup import Lookup
+from headrace.features.lookup import FileLookup, Lookup
 
 VALUES = st.one_of(
     st.text(max_size=12), st.integers(-(2**63), 2**63 - 1).map(str),
@@ -62,3 +64,23 @@ def test_cardinality_is_the_highest_code_and_one() -> None:
     assert lookup_of(["x"], first=9).cardinality == 10  # of an old day, above a gap
     assert lookup_of(["x"], first=9).codes(pa.array(["x"])).tolist() == [9]
     assert lookup_of([]).codes(pa.array(["x", None])).tolist() == [1, 0]
+
+
+@given(st.lists(VALUES, unique=True, max_size=30), st.lists(VALUES, unique=True, max_size=30))
+def test_values_that_are_there_once(vocabulary: list[str], others: list[str]) -> None:
+    values = [None, *others]
+    assert lookup_of(vocabulary).once.codes(pa.array(values, pa.string())).tolist() == expected(vocabulary, values)
+
+
+def test_a_vocabulary_in_its_file(tmp_path: Path) -> None:
+    vocabulary = [f"ü{i}" for i in range(20)] + [str(i) for i in range(20)] + ["true"]
+    there = lookup_of(vocabulary)
+    pq.write_table(there.table, tmp_path / "v", row_group_size=7)
+    found = FileLookup(tmp_path / "v")
+    assert (len(found), found.cardinality, found.table) == (len(there), there.cardinality, there.table)
+    for values in (pa.array(["ü3", None, "x", "ü19", "ü3"]), pa.array([3, None, 77, 19, 3]), pa.array([True, False])):
+        for one, other in ((found, there), (found.once, there.once)):
+            assert one.codes(values).tolist() == other.codes(values).tolist()
+    pq.write_table(lookup_of([]).table, tmp_path / "none")
+    assert FileLookup(tmp_path / "none").cardinality == 2
+    assert FileLookup(tmp_path / "none").codes(pa.array(["a", None])).tolist() == [1, 0]

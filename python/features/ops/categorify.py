@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
 from headrace.features.columns import ValueType
+from headrace.features.kernels import xxhash64_strings
+from headrace.features.lookup import Codes
 from headrace.features.op import (
     ArrowPlace,
     Fit,
-    Op,
     OpError,
     SparkPlace,
     ValueColumn,
@@ -21,14 +23,18 @@ from headrace.features.op import (
     VocabularyRule,
     with_elements,
 )
+from headrace.features.partial import Learner, Statistic
 from headrace.schema import NULL_CODE, OOV_CODE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
 
-class Categorify(Op):
+class Categorify(Learner):
     """A code for each value: 0 for null, 1 for one that the vocabulary lacks, from 2 the values, the same for ever.
+
+    With `oov_buckets: n`, values that the vocabulary lacks have codes 1..n by their hash (xxhash64 of the text, mod n,
+    and 1), and the vocabulary begins at n + 1: in front of it, so that it can grow for ever. n cannot change later.
 
     Takes text, integers and booleans (and lists of them); other numbers have no one spelling. The empty text is a
     value. Integers and texts of the same spelling are one value, so columns of both types can share a vocabulary.
@@ -37,11 +43,14 @@ class Categorify(Op):
     name: ClassVar[str] = "categorify"
     learns: ClassVar[bool] = True
     unrolls: ClassVar[bool] = True
+    by_value: ClassVar[bool] = True
 
     #: Values seen fewer times in the training range get no code (yet).
     min_count: int = Field(default=1, ge=1)
     #: At most this many values, the most frequent first come.
     max_size: int | None = Field(default=None, ge=1)
+    #: Codes for what the vocabulary lacks.
+    oov_buckets: int = Field(default=1, ge=1, le=2**30)
     #: One vocabulary for all columns that name it; else each column has its own, of its name.
     vocabulary: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
 
@@ -51,7 +60,7 @@ class Categorify(Op):
 
     @property
     def rule(self) -> VocabularyRule:
-        return VocabularyRule(self.min_count, self.max_size)
+        return VocabularyRule(self.min_count, self.max_size, self.oov_buckets)
 
     def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
         out = {}
@@ -76,7 +85,10 @@ class Categorify(Op):
         def code(vocabulary: str, x: Column) -> Column:
             # Casting integers and booleans to string gives the spelling that the vocabulary has.
             key = x.cast("string")
-            found = F.coalesce(place.lookup(vocabulary, key), F.lit(OOV_CODE))
+            bucket = F.lit(OOV_CODE)
+            if self.oov_buckets > 1:
+                bucket = (F.pmod(F.xxhash64(key), F.lit(self.oov_buckets).cast("bigint")) + F.lit(1)).cast("int")
+            found = F.coalesce(place.lookup(vocabulary, key), bucket)
             return F.when(x.isNull(), F.lit(NULL_CODE)).otherwise(found).cast("int")
 
         out = {}
@@ -97,7 +109,21 @@ class Categorify(Op):
         for name, x in columns.items():
             lookup = place.lookup(self.vocabulary_of(name))
             if place.types[name].is_list:
-                out[name] = with_elements(x, pa.array(lookup.codes(x.flatten())))
+                out[name] = with_elements(x, pa.array(self._bucketed(lookup.codes(x.flatten()), x.flatten())))
             else:
-                out[name] = pa.array(lookup.codes(x))
+                out[name] = pa.array(self._bucketed(lookup.codes(x), x))
         return out
+
+    def _bucketed(self, codes: Codes, x: pa.Array) -> Codes:
+        """Codes with those of values that the vocabulary lacks put into buckets."""
+        if self.oov_buckets == 1:
+            return codes
+        lacking = np.flatnonzero(codes == OOV_CODE)
+        texts = x.take(pa.array(lacking)).cast(pa.string())
+        codes = codes.copy()
+        codes[lacking] = OOV_CODE + xxhash64_strings(texts) % self.oov_buckets
+        return codes
+
+    def statistics(self, types: Mapping[str, ValueType]) -> dict[str, Statistic]:
+        """How often each value is there, and when first. Merged by vocabulary, they are what `Vocabularies` is fed."""
+        return {name: Statistic(key=(name,), day=True) for name in types}

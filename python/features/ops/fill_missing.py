@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
@@ -11,27 +10,26 @@ import pyarrow.compute as pc
 from pydantic import StrictBool, StrictFloat, StrictInt, StrictStr, field_validator
 
 from headrace.features.columns import ValueType
-from headrace.features.op import ArrowPlace, Elementwise, OpError, SparkPlace, State, doubles
+from headrace.features.op import OpError, State, doubles
+from headrace.features.ops.indicator import WithIndicator
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
 
-class FillMissing(Elementwise):
+class FillMissing(WithIndicator):
     """Null and NaN become `value`; in lists, null elements do (a null list is an empty one).
 
     Integers stay integers where `value` is one, so that `categorify` can follow; other numbers become double.
 
-    With `indicator`, each column (no list: an empty one says it itself) also gives `<c>_missing`: true where the value
-    was missing. The chain's later operators leave it as it is, so `normalize` does not touch it. NVTabular's
-    FillMissing with add_binary_cols.
+    With `indicator`, each column that is no list also gives `<c>_missing`: true where the value was missing (see
+    `WithIndicator`). NVTabular's FillMissing with add_binary_cols.
     """
 
     name: ClassVar[str] = "fill_missing"
 
     #: A text for a text column, else a number.
     value: StrictBool | StrictInt | StrictFloat | StrictStr = 0
-    indicator: bool = False
 
     @field_validator("value")
     @classmethod
@@ -54,31 +52,6 @@ class FillMissing(Elementwise):
         if given.is_number:
             return ValueType("double")
         raise OpError(f"takes numbers and text, not {given}")
-
-    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        out = super().types(given)
-        if self.indicator:
-            for name, value in given.items():
-                if value.is_list:
-                    raise OpError(f"column '{name}': `indicator` is for single values, not {value}")
-                if f"{name}_missing" in out:
-                    raise OpError(f"column '{name}': its indicator has the name of the column '{name}_missing'")
-                out[f"{name}_missing"] = ValueType("boolean", final=True)
-        return out
-
-    def sources(self, given: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
-        out: dict[str, tuple[str, ...]] = {name: (name,) for name in given}
-        if self.indicator:
-            out |= {f"{name}_missing": (name,) for name in given}
-        return out
-
-    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
-        out = super().spark(columns, place)
-        return out | ({f"{name}_missing": x.isNull() for name, x in columns.items()} if self.indicator else {})
-
-    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
-        out = super().arrow(columns, place)
-        return out | ({f"{name}_missing": x.is_null() for name, x in columns.items()} if self.indicator else {})
 
     def spark_value(self, x: Column, given: ValueType, state: State) -> Column:
         from pyspark.sql import functions as F

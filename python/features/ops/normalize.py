@@ -2,83 +2,49 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.features import exact
 from headrace.features.columns import ValueType
-from headrace.features.op import Aggregates, Elementwise, Fit, OpError, State, doubles, number
-from headrace.features.sums import grids, slices, total
+from headrace.features.op import Elementwise, Learned, State, doubles, number, scalars
+from headrace.features.partial import Learner, Number, Partials, Statistic, counts, numbers
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-#: Values that float32 cannot hold are no part of the statistics (nor are infinities).
-_LARGEST = 3.4e38
 
+class Normalize(Elementwise, Learner):
+    """Numbers to double: (x - mean) / std over the training range; x - mean where std is 0. Null stays null.
 
-class Normalize(Elementwise):
-    """(x - mean) / std over the training range; x - mean where std is 0. std has n - 1 below, as NVTabular's Normalize.
-
-    Mean and standard deviation come from sums that are exact in any order (headrace.features.sums), so the same rows
-    give the same bits whatever the partitioning. Two passes: the ranges, then the sums around their middle.
+    std has n - 1 below, as NVTabular's Normalize. Values that float32 cannot hold are no part of the statistics, nor
+    are infinities. Mean and standard deviation come from exact sums (headrace.features.exact), each rounded once, so
+    the same rows give the same bits whatever the partitioning, and days merge.
     """
 
     name: ClassVar[str] = "normalize"
-    learns: ClassVar[bool] = True
 
     def type_of(self, given: ValueType) -> ValueType:
         return number(given, "double")
 
     def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        for name, value in given.items():
-            if value.is_list:
-                raise OpError(f"column '{name}': takes scalars, not {value}")
-        return super().types(given)
+        return super().types(scalars(given))
 
-    def fit(self, columns: Mapping[str, Column], types: Mapping[str, ValueType]) -> Fit:
-        from pyspark.sql import functions as F
+    def statistics(self, types: Mapping[str, ValueType]) -> dict[str, Statistic]:
+        return {name: Statistic(numbers=(Number(name, sum=True, squares=True),)) for name in types}
 
-        asked: dict[str, Column] = {}
-        usable = {}
-        for name, column in columns.items():
-            x = column.cast("double")
-            usable[name] = F.when(F.abs(x) <= F.lit(_LARGEST), x)
-            asked |= {
-                f"{name}.count": F.count(usable[name]),
-                f"{name}.min": F.min(usable[name]),
-                f"{name}.max": F.max(usable[name]),
-            }
-        ranges = yield Aggregates(asked)
-
-        asked, pivots, parts = {}, {}, {}
-        for name, x in usable.items():
-            low, high, n = ranges[f"{name}.min"], ranges[f"{name}.max"], ranges[f"{name}.count"]
-            if not n:
-                continue
-            # The middle is a pivot that depends on the values alone; it keeps squares small where the mean is large.
-            pivots[name] = pivot = low / 2 + high / 2
-            bound = max(high - pivot, pivot - low)
-            first, second = grids(n, bound), grids(n, bound * bound)
-            d = x - F.lit(pivot)
-            asked |= slices(f"{name}.d", d, first) | slices(f"{name}.dd", d * d, second)
-            parts[name] = len(first)
-        sums = (yield Aggregates(asked)) if asked else {}
-
+    def finish(self, partials: Partials, types: Mapping[str, ValueType]) -> Learned:
         states = {}
-        for name in columns:
-            n = ranges[f"{name}.count"]
-            if not n:
-                states[name] = {"mean": 0.0, "std": 0.0, "count": 0}
-                continue
-            s, ss = total(f"{name}.d", sums, parts[name]), total(f"{name}.dd", sums, parts[name])
-            variance = max((ss - s * s / n) / (n - 1), 0) if n > 1 else 0
-            states[name] = {"mean": float(s / n + Fraction(pivots[name])), "std": math.sqrt(variance), "count": n}
-        return states
+        for name in types:
+            partial = partials[name]
+            n = counts(partial, "0.count")
+            sums, squares = numbers(partial, 0, "sum"), numbers(partial, 0, "squares")
+            mean, std = float(exact.means(sums, n)[0]), float(exact.deviations(sums, squares, n)[0])
+            states[name] = {"mean": mean if n[0] else 0.0, "std": std if n[0] else 0.0, "count": int(n[0])}
+        return Learned(states)
 
     def spark_value(self, x: Column, given: ValueType, state: State) -> Column:
         from pyspark.sql import functions as F

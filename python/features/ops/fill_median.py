@@ -1,0 +1,61 @@
+"""fill_median: the training range's median for what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field
+
+from headrace.features import quantiles
+from headrace.features.columns import ValueType
+from headrace.features.op import Learned, State, doubles, number, scalars
+from headrace.features.ops.indicator import WithIndicator
+from headrace.features.partial import Learner, Partials, Statistic
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+
+class FillMedian(WithIndicator, Learner):
+    """Numbers to double: null and NaN become the median over the training range (0 where there is none).
+
+    NVTabular's FillMedian; `indicator` (see `WithIndicator`) is its add_binary_cols. Of an even number of values the
+    mean of the two in the middle. It is counted, not sampled: values are rounded to `significant_bits` bits and
+    counted, so days merge and partitioning changes nothing.
+    """
+
+    name: ClassVar[str] = "fill_median"
+
+    #: Values are counted with so many significant bits: the median's relative error is at most 2**-significant_bits,
+    #: and whole numbers up to 2**significant_bits are exact. 53: exact, and as many counters as there are distinct
+    #: values.
+    significant_bits: int = Field(default=16, ge=2, le=53)
+
+    def type_of(self, given: ValueType) -> ValueType:
+        return number(given, "double")
+
+    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        return super().types(scalars(given))
+
+    def statistics(self, types: Mapping[str, ValueType]) -> dict[str, Statistic]:
+        return {name: Statistic(key=(name,), kind="number", bits=self.significant_bits) for name in types}
+
+    def finish(self, partials: Partials, types: Mapping[str, ValueType]) -> Learned:
+        states = {}
+        for name in types:
+            values, upto = quantiles.cumulated(partials[name])
+            n = int(upto[-1]) if len(upto) else 0
+            median = quantiles.median(values, upto) if n else 0.0
+            states[name] = {"median": median, "count": n}
+        return Learned(states)
+
+    def spark_value(self, x: Column, given: ValueType, state: State) -> Column:
+        from pyspark.sql import functions as F
+
+        return F.coalesce(x.cast("double"), F.lit(float(state["median"])))
+
+    def arrow_value(self, x: pa.Array, given: ValueType, state: State) -> pa.Array:
+        return pc.fill_null(doubles(x), float(state["median"]))

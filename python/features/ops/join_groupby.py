@@ -1,0 +1,119 @@
+"""join_groupby: statistics of the rows that have the same key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field, field_validator
+
+from headrace.features import exact
+from headrace.features.columns import ValueType
+from headrace.features.keys import check_keys, joint_key, spark_joint_key
+from headrace.features.op import ArrowPlace, Learned, OpError, SparkPlace
+from headrace.features.partial import Learner, Number, Partials, Statistic, counts, numbers
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+Stat = Literal["count", "sum", "mean", "std", "min", "max"]
+_TABLE = "groups"
+
+
+class JoinGroupby(Learner):
+    """By the values of the columns `by` together: `<by>_count` and, for each other column x, `<by>_x_<stat>`.
+
+    Keys are text, integers and booleans; the other columns are numbers; out come bigint (count) and doubles, in place
+    of all of the chain's columns. Statistics are over the rows of the training range with that key: count of rows; sum,
+    mean, std (n - 1 below; 0 of one number), min, max of x where it is there. Null for a key that is null or that the
+    training range lacks, its count 0. Sums are exact before they are rounded. NVTabular's JoinGroupby.
+    """
+
+    name: ClassVar[str] = "join_groupby"
+
+    #: Columns of the chain that make the key; the others are the numbers.
+    by: tuple[str, ...] = Field(min_length=1)
+    stats: tuple[Stat, ...] = Field(default=("count",), min_length=1)
+
+    @field_validator("by", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        for name in self.by:
+            if name not in given:
+                raise OpError(f"`by` names '{name}', which is no column here (there are: {', '.join(given)})")
+        check_keys({name: given[name] for name in self.by})
+        numbers = self._numbers(given)
+        wanted = [s for s in self.stats if s != "count"]
+        if bool(numbers) != bool(wanted):
+            raise OpError(f"{', '.join(wanted)} of which column? name one that is not in `by`" if wanted else
+                          f"what of column '{numbers[0]}'? `stats` names nothing but count")  # fmt: skip
+        for name in numbers:
+            if given[name].is_list or not given[name].is_number:
+                raise OpError(f"column '{name}': takes numbers, not {given[name]}")
+        return {name: ValueType("bigint" if stat == "count" else "double") for name, stat, _ in self._outputs(given)}
+
+    def sources(self, given: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
+        # What is looked up depends on the key alone.
+        return {name: self.by for name, _, _ in self._outputs(given)}
+
+    def statistics(self, types: Mapping[str, ValueType]) -> dict[str, Statistic]:
+        wanted = set(self.stats)
+        sums, squares, ends = bool(wanted & {"sum", "mean", "std"}), "std" in wanted, bool(wanted & {"min", "max"})
+        measured = tuple(Number(n, sum=sums, squares=squares, ends=ends) for n in self._numbers(types))
+        return {_TABLE: Statistic(key=self.by, numbers=measured)}
+
+    def finish(self, partials: Partials, types: Mapping[str, ValueType]) -> Learned:
+        partial = partials[_TABLE]
+        columns: dict[str, Any] = {"key": partial.column("key")}
+        order = self._numbers(types)
+        for name, stat, of in self._outputs(types):
+            if of is None:
+                columns[name] = counts(partial)
+                continue
+            i = order.index(of)
+            n, sums = counts(partial, f"{i}.count"), numbers(partial, i, "sum")
+            if stat in ("min", "max"):
+                columns[name] = partial.column(f"{i}.{stat}")
+            else:
+                found = (
+                    np.where(n > 0, exact.floats(sums, len(n)), np.nan)
+                    if stat == "sum"
+                    else exact.means(sums, n)
+                    if stat == "mean"
+                    else exact.deviations(sums, numbers(partial, i, "squares"), n)
+                )
+                columns[name] = pa.array(found, from_pandas=True)
+        return Learned({}, {_TABLE: pa.table(columns)})
+
+    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+        from pyspark.sql import functions as F
+
+        found = place.table(_TABLE, spark_joint_key([columns[name] for name in self.by]))
+        return {
+            name: F.coalesce(found[name], F.lit(0).cast("bigint")) if of is None else found[name]
+            for name, _, of in self._outputs(place.types)
+        }
+
+    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
+        table = place.table(_TABLE)
+        rows = table.rows(joint_key([columns[name] for name in self.by]))
+        return {name: table.take(name, rows, 0 if of is None else None) for name, _, of in self._outputs(place.types)}
+
+    def _numbers(self, given: Mapping[str, ValueType]) -> list[str]:
+        return [name for name in given if name not in self.by]
+
+    def _outputs(self, given: Mapping[str, ValueType]) -> list[tuple[str, Stat, str | None]]:
+        """(name, statistic, number) of each column that comes out."""
+        key = "_".join(self.by)
+        out: list[tuple[str, Stat, str | None]] = []
+        for stat in dict.fromkeys(self.stats):
+            if stat == "count":
+                out.append((f"{key}_count", stat, None))
+            else:
+                out += [(f"{key}_{number}_{stat}", stat, number) for number in self._numbers(given)]
+        return out
