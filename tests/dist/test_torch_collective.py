@@ -1,0 +1,101 @@
+"""TorchCollective on two and three real processes over gloo, against ranks that are threads."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from headrace.config import EmbeddingOptimizer
+from headrace.embeddings.collective import Collective
+from headrace.embeddings.collective_threads import run_ranks
+from headrace.embeddings.plan import Lookup, Plan, Table, blocks_for
+from headrace.embeddings.sharded import ShardedEmbeddings
+
+KINDS = ["table_wise", "row_wise", "column_wise", "data_parallel"]
+
+
+def messages(c: Collective) -> dict[str, Any]:
+    """Each kind of message: ragged, of nothing, not contiguous, of half-width types."""
+    me, size = c.world.rank, c.world.size
+    out: dict[str, Any] = {}
+    for dtype in (torch.uint8, torch.int32, torch.int64, torch.float32, torch.float16, torch.bfloat16):
+        rows = [[me, to, n] for to in range(size) for n in range((me + 2 * to) % 3)]
+        send = [(me + 2 * to) % 3 for to in range(size)]
+        received, counts = c.all_to_all(torch.tensor(rows, dtype=dtype).reshape(-1, 3), send)
+        out[f"all_to_all {dtype}"] = (received.tolist(), counts, str(received.dtype))
+    wide = torch.arange(4.0 * size).view(size, 4).t() + 100 * me
+    out["transposed"] = c.all_to_all(wide, [4] + [0] * (size - 1))[0].tolist()
+    out["nothing"] = c.all_to_all(torch.zeros(0, 2), [0] * size)[0].tolist()
+    first = c.start_all_to_all(torch.full((size, 2), me), [1] * size)
+    second = c.start_all_to_all(torch.full((size, 2), 10 + me), [1] * size)
+    out["two in flight"] = (second()[0].tolist(), first()[0].tolist())
+    tensors = [torch.full((2, 3), me + 1.0), torch.tensor([me]), torch.tensor(0.5 * me)]
+    c.all_reduce_sum(tensors)
+    out["sum"] = [t.tolist() for t in tensors]
+    out["gather"] = c.all_gather(torch.full((me, 2), me)).tolist()
+    told = [torch.full((2,), float(me)), torch.tensor(me)]
+    c.broadcast(told, root=size - 1)
+    out["broadcast"] = [t.tolist() for t in told]
+    c.barrier()
+    return out
+
+
+def steps(c: Collective) -> list[list[float]]:
+    """Ten steps of a plan of all kinds and two storages; the last rows of this rank."""
+    tables = tuple(Table(f"t{i}", 5 + 7 * i, 4 + 2 * (i % 2), "bf16" if i == 1 else "fp32") for i in range(4))
+    blocks = tuple(b for t, kind in zip(tables, KINDS, strict=True) for b in blocks_for(t, kind, c.world.size))
+    lookups = tuple(Lookup(f"f{i}", t.name, 2, True, ("sum", "mean", "max", "none")[i]) for i, t in enumerate(tables))
+    embeddings = ShardedEmbeddings(Plan(tables, lookups, blocks, c.world.size), c, seed=1)
+    embeddings.configure_optimizer(EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.1))
+    for step in range(10):
+        generator = torch.Generator().manual_seed(10 * step + c.world.rank)
+        rows = (step + c.world.rank) % 3
+        codes = torch.stack(
+            [torch.randint(0, t.rows, (rows,), generator=generator) for t in tables for _ in range(2)], dim=1
+        )
+        sum((out - 1).square().sum() for out in embeddings.features(codes)).backward()
+        embeddings.step()
+    return [w.float().flatten().tolist() for w in embeddings.weights]
+
+
+def report(c: Collective) -> tuple[dict[str, Any], list[list[float]]]:
+    return messages(c), steps(c)
+
+
+def rank_main(rank: int, size: int, meeting: Path, answers: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
+    try:
+        from headrace.embeddings.collective_torch import TorchCollective
+
+        answers.put((rank, report(TorchCollective())))
+    finally:
+        dist.destroy_process_group()
+
+
+def launch(size: int, meeting: Path, main: Callable[..., None]) -> list[Any]:
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    ranks = [context.Process(target=main, args=(rank, size, meeting, answers)) for rank in range(size)]
+    for r in ranks:
+        r.start()
+    found = dict(answers.get(timeout=120) for _ in ranks)
+    for r in ranks:
+        r.join(60)
+        assert r.exitcode == 0
+    return [found[rank] for rank in range(size)]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_processes_say_and_learn_what_threads_do(size: int, tmp_path: Path) -> None:
+    got = launch(size, tmp_path / "meeting", rank_main)
+    for (told, weights), (expected, same) in zip(got, run_ranks(size, report), strict=True):
+        assert told == expected
+        for a, b in zip(weights, same, strict=True):
+            torch.testing.assert_close(torch.tensor(a), torch.tensor(b), rtol=1e-5, atol=1e-6)
