@@ -49,8 +49,8 @@ class NegativePlan:
         kept = [f.name for f in fed if f.name != negatives.column and not set(f.sources).isdisjoint(found[0].sources)]
         if kept:
             raise UserError(
-                f"train.negatives.column: {', '.join(kept)} is made of {', '.join(found[0].sources)} too and would keep "
-                f"the positive's value; leave it out, or draw rows with `negatives` in features.prepare"
+                f"train.negatives.column: {', '.join(kept)} is made of {', '.join(found[0].sources)} too and would "
+                f"keep the positive's value; leave it out, or draw rows with `negatives` in features.prepare"
             )
         cardinality = found[0].cardinality or 0
         first = found[0].first_code

@@ -15,11 +15,12 @@ import pytest
 from headrace.config import Negatives, Train
 from headrace.dataset.batch import Batch
 from headrace.dataset.layout import SplitLayout, open_split, split_of
+from headrace.dataset.negatives import NegativePlan
 from headrace.dataset.reader import RowGroupReader
 from headrace.dataset.source import EvalSource, TrainSource
 from headrace.errors import UserError
 from headrace.manifest import Manifest
-from headrace.schema import DatasetSchema
+from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.workspace import Workspace
 from headrace.world import World
 
@@ -278,6 +279,18 @@ def test_bad_values_are_named(
 def test_negatives_of_a_wrong_column(split: Split, column: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         TrainSource(*split, TRAIN.model_copy(update={"negatives": Negatives(column=column)}))
+
+
+def test_negatives_of_a_column_that_another_feature_is_made_of_are_refused() -> None:
+    def feature(name: str, *sources: str) -> Feature:
+        return Feature(name=name, kind=Kind.CATEGORICAL, dtype="int32", cardinality=9, sources=sources)
+
+    item, user = feature("item", "item"), feature("user", "user")
+    plan = NegativePlan.of(DatasetSchema(features=(user, item)), Negatives(column="item"))
+    assert plan is not None
+    assert plan.column == 1
+    with pytest.raises(UserError, match="pair is made of item too"):
+        NegativePlan.of(DatasetSchema(features=(user, item, feature("pair", "user", "item"))), Negatives(column="item"))
 
 
 def test_row_groups_come_in_the_order_asked_for(split: Split) -> None:
