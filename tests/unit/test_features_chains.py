@@ -345,6 +345,24 @@ def test_the_graph_of_a_pipeline() -> None:
     assert draw(graph, "dot").count(" -> ") == draw(graph, "mermaid").count("-->") == len(graph.edges)
 
 
+def test_the_graph_shows_what_is_prepared() -> None:
+    data = load_spec("clicks").model_dump(mode="json", by_alias=True, exclude_none=True)
+    data["features"]["prepare"] = [{"filter": {"where": "item_price > 0"}},
+                                   {"trailing": {"keys": ["user_id"], "windows": [7]}}]  # fmt: skip
+    data["features"]["workflow"] = [chain("user_id_count_7d", "log")]
+    graph = graph_of(build_spec(data))
+    nodes = {n.id: n.lines[0] for n in graph.nodes}
+    assert [(nodes[e.start], nodes[e.end]) for e in graph.edges] == [
+        ("events", "filter"), ("filter", "trailing"), ("trailing", "log"), ("log", "user_id_count_7d"),
+    ]  # fmt: skip
+    assert draw(graph, "text").splitlines()[1:] == [
+        "", "prepare: all events", "└─ filter(where: item_price > 0)",
+        '   └─ trailing(keys: ["user_id"], windows: [7]) -> user_id_count_7d: bigint',
+        "", "user_id_count_7d: bigint", "└─ log -> user_id_count_7d: double",
+        "   └─ = user_id_count_7d: number float32",
+    ]  # fmt: skip
+
+
 def test_names_cannot_break_a_drawing() -> None:
     data = load_spec("clicks").model_dump(mode="json", by_alias=True, exclude_none=True)
     data["table"]["columns"].append({"name": 'a"];#\\b', "type": "int"})
