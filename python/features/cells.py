@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,8 @@ class Cells:
 
     values: pa.Array
     index: Index | None = None
+    #: No value is twice among `values`.
+    distinct: bool = False
 
     def rows(self) -> pa.Array:
         """A value a row."""
@@ -50,6 +52,10 @@ def advance(
         given = {name: c.rows() if name in step.types else c.values for name, c in cells.items()}
         out = step.arrow(given, state, lookup, table, identity)
         return {name: cells[name] if name in step.passing else Cells(x) for name, x in out.items()}
-    out = step.arrow({name: c.values for name, c in cells.items()}, state, lookup, table, None)
+    out = step.arrow({name: c.values for name, c in cells.items()}, state, _once(lookup), table, None)
     sources = step.op.sources(step.types)
     return {name: Cells(x, cells[name if name in step.passing else sources[name][0]].index) for name, x in out.items()}
+
+
+def _once(lookup: Callable[[str], Lookup]) -> Callable[[str], Any]:
+    return lambda name: lookup(name).once

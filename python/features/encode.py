@@ -72,7 +72,7 @@ class Piece:
         """A column."""
         column = self.batch.column(self.batch.schema.get_field_index(name))
         if pa.types.is_dictionary(column.type):
-            return Cells(column.dictionary, column.indices.to_numpy())
+            return Cells(column.dictionary, column.indices.to_numpy(), distinct=True)
         return Cells(column)
 
     @cached_property

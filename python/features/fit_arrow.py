@@ -1,0 +1,166 @@
+"""Fitting a workflow without Spark's help: statistics of each lake file by Arrow, merged here.
+
+The operators are asked what they want to know (headrace.features.partial) and taught by the merged statistics of the
+files, so a fit here learns the same bits as one over a frame.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.features.cells import advance
+from headrace.features.encode import Piece
+from headrace.features.keyed import KeyedTable
+from headrace.features.lake_rows import LakeRows, concatenated, table_at
+from headrace.features.lookup import Lookup
+from headrace.features.op import Learned
+from headrace.features.ops.categorify import Categorify
+from headrace.features.partial import Learner, Partial, Statistic, counts, merge
+from headrace.features.partial_cells import TrainRows, partial_of
+from headrace.features.vocabulary import Vocabularies
+from headrace.features.workflow import FittedWorkflow, Workflow
+
+_LOG = logging.getLogger("headrace.features")
+
+#: (chain, step, name of the statistic).
+Name = tuple[int, int, str]
+_MERGING_THREADS = 4
+
+
+def can_fit(workflow: Workflow) -> bool:
+    """Whether every operator that learns does so from statistics of parts."""
+    return all(isinstance(s.op, Learner) for c in workflow.chains for s in c.steps if s.op.learns)
+
+
+class FileFit:
+    """A fit in turns: `question` is what to collect of each file, `answer` takes it; then `finish`.
+
+        fit = FileFit(workflow, rows)
+        while (question := fit.question()) is not None:
+            fit.answer(rows.measure(spark, question))
+        fitted = fit.finish(vocabularies)
+
+    All chains go on together, each over operators that learn nothing until one asks. So there are as many turns as the
+    longest chain has operators that learn, most often one.
+    """
+
+    def __init__(self, workflow: Workflow, rows: LakeRows) -> None:
+        self._workflow, self._folder, self._turn = workflow, rows.scratch, 0
+        self._learned: list[list[Learned]] = [[] for _ in workflow.chains]
+        self._values: dict[str, list[Partial]] = {}
+
+    def question(self) -> Collect | None:
+        """What to collect next of each file; None: nothing more."""
+        asked: dict[tuple[int, int], Mapping[str, Statistic]] = {}
+        for i, chain in enumerate(self._workflow.chains):
+            mine = self._learned[i]
+            while len(mine) < len(chain.steps) and not chain.steps[len(mine)].op.learns:
+                mine.append(Learned({}))
+            if len(mine) < len(chain.steps):
+                step = chain.steps[len(mine)]
+                assert isinstance(step.op, Learner)
+                asked[i, len(mine)] = step.op.statistics(step.types)
+        if not asked:
+            return None
+        self._turn += 1
+        return Collect(self._workflow, tuple(map(tuple, self._learned)), asked, str(self._folder), self._turn)
+
+    def answer(self, answers: Sequence[Mapping[str, Any]]) -> None:
+        """What `Collect` found in each file."""
+        parts: dict[Name, list[Partial]] = {}
+        for answer in answers:
+            for i, j, name, start in answer["parts"]:
+                parts.setdefault((i, j, name), []).append(table_at(Path(answer["path"]), start))
+        vocabularies: dict[str, list[Partial]] = {}
+        partials: dict[tuple[int, int], dict[str, list[Partial]]] = {}
+        for (i, j, name), mine in parts.items():
+            op = self._workflow.chains[i].steps[j].op
+            if isinstance(op, Categorify):
+                vocabularies.setdefault(op.vocabulary_of(name), []).extend(mine)
+            else:
+                partials.setdefault((i, j), {})[name] = mine
+        with ThreadPoolExecutor(_MERGING_THREADS) as pool:
+            merged = pool.map(self._counted, vocabularies, vocabularies.values())
+            for name, counted in zip(vocabularies, merged, strict=True):
+                self._values.setdefault(name, []).append(counted)
+            finished = pool.map(self._finish, partials, partials.values())
+            learned = dict(zip(partials, finished, strict=True))
+        for i, chain in enumerate(self._workflow.chains):
+            j = len(self._learned[i])
+            if j < len(chain.steps):
+                self._learned[i].append(learned.get((i, j), Learned({})))
+
+    def finish(self, vocabularies: Vocabularies) -> FittedWorkflow:
+        """Give codes and put together what was learned."""
+        pinned = vocabularies.update(self._all_counts(), self._workflow.rules) if self._workflow.rules else {}
+        tables = {
+            f"{i}.{j}.{name}": KeyedTable(table)
+            for i, steps in enumerate(self._learned)
+            for j, learned in enumerate(steps)
+            for name, table in learned.tables.items()
+        }
+        _LOG.info("fitted %d chains in %d passes over the lake files", len(self._learned), self._turn)
+        states = [[learned.states for learned in steps] for steps in self._learned]
+        return FittedWorkflow(self._workflow, states, {n: Lookup(t) for n, t in pinned.items()}, tables)
+
+    def _finish(self, at: tuple[int, int], partials: Mapping[str, Sequence[Partial]]) -> Learned:
+        step = self._workflow.chains[at[0]].steps[at[1]]
+        assert isinstance(step.op, Learner)
+        return step.op.finish({name: merge(parts) for name, parts in partials.items()}, step.types)
+
+    def _counted(self, vocabulary: str, parts: Sequence[Partial]) -> pa.Table:
+        """(name, value, count, day) of the values that are there often enough."""
+        whole = merge(parts)
+        whole = whole.filter(pa.array(counts(whole) >= self._workflow.rules[vocabulary].min_count))
+        return pa.table(
+            {
+                "name": pa.array([vocabulary] * whole.num_rows, pa.string()),
+                "value": whole.column("key"),
+                "count": whole.column("rows"),
+                "day": whole.column("day"),
+            }
+        )
+
+    def _all_counts(self) -> pa.Table:
+        return pa.concat_tables([t for tables in self._values.values() for t in tables])
+
+
+@dataclass(frozen=True)
+class Collect:
+    """What to collect of a file, in a task (headrace.features.lake_rows.Measure)."""
+
+    workflow: Workflow
+    #: By chain: what its first steps have learned; the next one asks.
+    learned: tuple[tuple[Learned, ...], ...]
+    asked: Mapping[tuple[int, int], Mapping[str, Statistic]]
+    folder: str
+    turn: int
+
+    def __call__(self, number: int, found: Sequence[tuple[Piece, TrainRows]]) -> dict[str, Any]:
+        parts: dict[Name, list[Partial]] = {}
+        for piece, rows in found:
+            for (i, j), statistics in self.asked.items():
+                chain = self.workflow.chains[i]
+                cells = {name: piece.cells(name) for name in chain.columns}
+                for step, learned in zip(chain.steps[:j], self.learned[i], strict=True):
+                    tables = {name: KeyedTable(table) for name, table in learned.tables.items()}
+                    identity = rows.training_identity if step.op.out_of_fold else None
+                    cells = advance(step, cells, learned.states, _no_lookup, tables.__getitem__, identity)
+                for name, statistic in statistics.items():
+                    made = partial_of(statistic, cells, chain.steps[j].types, rows)
+                    parts.setdefault((i, j, name), []).append(made)
+        path = Path(self.folder) / f"partial-{self.turn}-{number}.arrow"
+        names = list(parts)
+        starts = concatenated([merge(parts[n]) for n in names], path)
+        return {"path": str(path), "parts": [[*n, start] for n, start in zip(names, starts, strict=True)]}
+
+
+def _no_lookup(vocabulary: str) -> Any:
+    raise NotImplementedError(f"an operator after categorify ('{vocabulary}') that learns from codes")

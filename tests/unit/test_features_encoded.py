@@ -1,0 +1,336 @@
+"""Fit and write from lake files: against pandas, against statistics of rows, and again after harm. No Spark."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.config import Chain, build_spec, load_spec
+from headrace.features import writer_encoded as module
+from headrace.features.arrays import load_arrays, save_arrays
+from headrace.features.cells import Cells
+from headrace.features.columns import ValueType, declared
+from headrace.features.fit_arrow import FileFit
+from headrace.features.from_files import of_day
+from headrace.features.lake_rows import LakeRows, View, lake_rows
+from headrace.features.op import VocabularyRule
+from headrace.features.partial import Number, Statistic, arrow_partial, canonical
+from headrace.features.partial_cells import TrainRows, partial_of
+from headrace.features.split_rule import DROPPED, ColumnRule, PositionRule, Rule, TimeRule, split_codes
+from headrace.features.tasks import grouped
+from headrace.features.workflow import FittedWorkflow, Workflow
+from headrace.features.writer import WrittenDataset, plan_files
+from headrace.features.writer_encoded import write_encoded
+from headrace.lake.log import DataFile
+from headrace.schema import Column
+
+COLUMNS = [
+    Column(name="id", type="bigint"), Column(name="y", type="int"), Column(name="t", type="timestamp"),
+    Column(name="user", type="bigint"), Column(name="a.b", type="string"), Column(name="flag", type="boolean"),
+    Column(name="tags", type="array<string>"), Column(name="n", type="int"), Column(name="x", type="double"),
+]  # fmt: skip
+TYPES = {c.name: declared(c) for c in COLUMNS}
+CHAINS = [
+    Chain(columns=("user", "a.b", "flag"), ops=({"op": "categorify", "params": {"min_count": 2}},)),
+    Chain(columns=("tags",), ops=({"op": "categorify"}, {"op": "pad", "params": {"length": 2}})),
+    Chain(columns=("n", "x"), ops=({"op": "fill_missing"}, {"op": "clip", "params": {"min": 0, "max": 50}},
+                                   {"op": "log"}, {"op": "normalize"})),
+]  # fmt: skip
+WORKFLOW = Workflow(CHAINS, COLUMNS, "y", ("id", "a.b"))
+DAY = date(2026, 1, 1)
+FIRST = (DAY - date(1970, 1, 1)).days
+
+
+class Codes:
+    """Vocabularies that remember nothing."""
+
+    def update(self, counts: pa.Table, rules: Mapping[str, VocabularyRule]) -> dict[str, pa.Table]:
+        out = {}
+        for name in rules:
+            mine = [r for r in counts.to_pylist() if r["name"] == name]
+            values = [r["value"] for r in sorted(mine, key=lambda r: (r["day"], -r["count"], r["value"].encode()))]
+            codes = pa.array(range(2, len(values) + 2), pa.int64())
+            out[name] = pa.table({"value": pa.array(values, pa.string()), "code": codes})
+        return out
+
+
+def make(rows: int, seed: int) -> pd.DataFrame:
+    """Rows of days 0..4, whatever can be odd in them."""
+    rng = np.random.default_rng(seed)
+    pick = rng.random
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    return pd.DataFrame(
+        {
+            "id": np.arange(rows),
+            "y": rng.integers(0, 2, rows),
+            "t": [at + timedelta(seconds=int(s)) for s in rng.integers(0, 5 * 86_400, rows)],
+            "user": pd.Series([None if p < 0.1 else 2**53 + int(p * 30) for p in pick(rows)], dtype=object),
+            "a.b": [None if p < 0.1 else "" if p < 0.2 else f"ü{int(p * 12)}" for p in pick(rows)],
+            "flag": pd.Series([None if p < 0.1 else bool(p < 0.6) for p in pick(rows)], dtype=object),
+            "tags": [
+                None if p < 0.1 else [None if p < 0.3 else f"t{j}" for j in range(int(p * 4))] for p in pick(rows)
+            ],
+            "n": pd.Series([None if p < 0.2 else int(p * 60) - 15 for p in pick(rows)], dtype=object),
+            "x": pd.Series(
+                [None if p < 0.1 else float("nan") if p < 0.2 else float("inf") if p < 0.25 else -0.0 if p < 0.3 else
+                 60 * p for p in pick(rows)], dtype=object,
+            ),
+            "_source_file": [f"in/{'ab'[i % 2]}.csv" for i in range(rows)],
+            "_source_line": np.arange(rows) // 2,
+        }
+    )  # fmt: skip
+
+
+def land(events: pd.DataFrame, folder: Path, files: int, group: int = 40) -> list[DataFile]:
+    """Parquet files as Spark leaves them: INT96 times, several row groups; one without rows, one older than `n`."""
+    folder.mkdir(parents=True)
+    out = []
+    for i in range(files + 1):
+        part = events.iloc[i::files] if i < files else events.iloc[:0]
+        arrays = {c: pa.array(list(part[c]), TYPES[c].arrow) for c in TYPES if i or c != "n"}
+        arrays["_source_file"] = pa.array(list(part["_source_file"]), pa.string())
+        arrays["_source_line"] = pa.array(list(part["_source_line"]), pa.int64())
+        path = folder / f"part-{i}.parquet"
+        pq.write_table(pa.table(arrays), path, row_group_size=group, use_deprecated_int96_timestamps=True)
+        out.append(DataFile(path, {"ds": "2026-01-01"}, len(part)))
+    return out
+
+
+@contextmanager
+def opened(files: list[DataFile], home: Path, rule: Rule) -> Iterator[LakeRows]:
+    view = View(rule, ("train", "valid"), "y")
+    with lake_rows(WORKFLOW, files, view, home, {"t": ValueType("timestamp")}) as rows:
+        yield rows
+
+
+def run(rows: LakeRows, folder: Path) -> tuple[FittedWorkflow, WrittenDataset]:
+    fit = FileFit(WORKFLOW, rows)
+    while (question := fit.question()) is not None:
+        fit.answer(rows.measure(None, question))
+    fitted = fit.finish(Codes())
+    shutil.rmtree(folder, ignore_errors=True)
+    fitted.save(folder / "workflow")
+    plans = plan_files(rows.counts.rows, 50, 3)
+    return fitted, write_encoded(fitted, rows, plans, folder, folder / "workflow", None)
+
+
+def read(folder: Path, split: str) -> pd.DataFrame:
+    return pads.dataset(sorted((folder / split).glob("*.parquet"))).to_table().to_pandas().set_index("id")
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def codes(train: pd.DataFrame, rows: pd.Series, column: str, least: int) -> list[Any]:
+    """By (first day, frequency, value), counted by pandas."""
+    cells = pd.DataFrame({"v": train[column], "day": [t.date() for t in train["t"]]}).explode("v").dropna(subset=["v"])
+    cells["v"] = [str(v).lower() if isinstance(v, bool) else str(v) for v in cells["v"]]
+    counted = cells.groupby("v")["day"].agg(["min", "size"])
+    counted = counted[counted["size"] >= least]
+    order = sorted(counted.index, key=lambda v: (counted.loc[v, "min"], -counted.loc[v, "size"], v.encode()))
+    given_ = {v: i + 2 for i, v in enumerate(order)}
+
+    def code(v: Any) -> int:
+        return 0 if v is None else given_.get(str(v).lower() if isinstance(v, bool) else str(v), 1)
+
+    return [[code(e) for e in v] if isinstance(v, list) else [] if column == "tags" else code(v) for v in rows]
+
+
+def test_a_day_of_files_is_what_pandas_makes_of_the_rows(tmp_path: Path) -> None:
+    events = make(700, 3)
+    files = land(events, tmp_path / "lake", files=4)
+    rule = TimeRule("t", FIRST + 1, FIRST + 3, FIRST + 3)
+    with opened(files, tmp_path / "home", rule) as rows:
+        fitted, written = run(rows, tmp_path / "out")
+        counts = rows.counts
+    day = np.array([(t.date() - DAY).days for t in events["t"]])
+    events["n"] = events["n"].where(events["id"] % 4 != 0, None)  # the older file has no such column
+    parts = {"train": events[(day >= 1) & (day < 3)], "valid": events[day == 3]}
+    assert counts.rows == {s: len(p) for s, p in parts.items()}
+    assert (counts.null_labels, counts.bad_labels) == (0, 0)
+    train = parts["train"]
+    for split, part in parts.items():
+        found = read(tmp_path / "out", split).loc[part["id"]]
+        for column in ("user", "a.b", "flag"):
+            assert found[column].tolist() == codes(train, part[column], column, 2), column
+        tags = codes(train, part["tags"], "tags", 1)
+        for k in range(2):
+            assert found[f"tags__{k}"].tolist() == [v[k] if len(v) > k else 0 for v in tags]
+        for column in ("n", "x"):
+
+            def chain(frame: pd.DataFrame, column: str = column) -> Any:
+                return np.log1p(pd.to_numeric(frame[column]).astype(float).fillna(0.0).clip(0, 50))
+
+            expected = (chain(part) - chain(train).mean()) / chain(train).std()
+            np.testing.assert_allclose(found[column], expected.to_numpy(np.float32), rtol=2e-6, atol=2e-6)
+        assert found["y"].tolist() == part["y"].tolist()
+        assert found["a.b__carried"].where(found["a.b__carried"].notna(), None).tolist() == part["a.b"].tolist()
+        mine = written.counts[split]
+        assert mine["x"].missing == part["x"].isna().sum()
+        assert mine["n"].missing == part["n"].isna().sum()
+        assert mine["tags"].missing == sum(not v for v in part["tags"])
+        assert mine["a.b"].oov == (found["a.b"] == 1).sum()
+        assert mine["a.b"].coded == (found["a.b"] != 0).sum()
+    # Beside every row what the serving transform makes of it, bit for bit.
+    raw = {n: pa.array(list(events[n]), TYPES[n].arrow) for n in fitted.input_columns}
+    served = fitted.transform_batch(pa.RecordBatch.from_pydict(raw)).to_pandas()
+    for split, part in parts.items():
+        stored = read(tmp_path / "out", split).loc[part["id"]]
+        for column in served.columns:
+            assert served.loc[part["id"], column].to_numpy().tobytes() == stored[column].to_numpy().tobytes(), column
+
+
+def test_neither_an_earlier_run_nor_harm_changes_a_bit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "headrace")
+    events = make(300, 5)
+    files = land(events, tmp_path / "lake", files=3)
+    rule = TimeRule("t", FIRST, FIRST + 3, FIRST + 4)
+    home = tmp_path / "home"
+    with opened(files, home, rule) as rows:
+        run(rows, tmp_path / "out")
+        folder = rows.folder
+    first = digests(tmp_path / "out")
+    assert "4 lake files, 0 of them decoded by an earlier run" in caplog.text
+    assert not list(home.glob("scratch*"))
+
+    # The next run finds all pieces; a torn one, a folder without its list and one of another size are made again.
+    pieces = sorted(p for p in folder.iterdir() if (p / "0.arrow").exists())
+    (pieces[0] / "0.arrow").write_bytes((pieces[0] / "0.arrow").read_bytes()[:-8])
+    (pieces[1] / "pieces.json").unlink()
+    (folder / ".killed.partial").mkdir()
+    with opened(files, home, rule) as rows:
+        run(rows, tmp_path / "out")
+    assert "4 lake files, 2 of them decoded by an earlier run" in caplog.text
+    assert digests(tmp_path / "out") == first
+
+    # Pieces of files that the day does not see are removed.
+    with opened(files[:2], home, rule) as rows:
+        run(rows, tmp_path / "out")
+    assert sorted(p.name for p in folder.iterdir()) == sorted(f.key for f in rows.files)
+    assert len(rows.files) == 2
+
+
+@pytest.mark.parametrize("files", [1, 5])
+def test_the_dataset_does_not_depend_on_how_the_lake_is_cut(tmp_path: Path, files: int) -> None:
+    events = make(200, 7)
+    events["n"] = None  # then the file without it has the same rows
+    rule = PositionRule("in/b.csv", 20)
+    out = []
+    for name, cut in (("one", 2), ("two", files)):
+        landed = land(events, tmp_path / name / "lake", cut, group=30 if cut == 2 else 500)
+        with opened(landed, tmp_path / name / "home", rule) as rows:
+            run(rows, tmp_path / name / "out")
+            assert rows.counts.rows == {"train": 120, "valid": 80}
+        out.append(digests(tmp_path / name / "out"))
+    assert out[0] == out[1]
+
+
+STATISTICS = [
+    Statistic(key=("c",), day=True), Statistic(key=("c",), kind="number", bits=4), Statistic(day=True),
+    Statistic(numbers=(Number("c", sum=True, squares=True, ends=True),)), Statistic(key=("c",), folds=3),
+]  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.one_of(st.none(), st.integers(-(2**62), 2**62), st.integers(-3, 3)), st.booleans(), st.integers(0, 3)
+        ),
+        max_size=40,
+    ),
+    merged=st.booleans(),
+)  # fmt: skip
+def test_statistics_of_values_are_those_of_rows(rows: list[tuple[int | None, bool, int]], merged: bool) -> None:
+    column = pa.array([v for v, _, _ in rows], pa.int64())
+    train = np.array([m for _, m, _ in rows], np.bool_)
+    encoded = column.dictionary_encode(null_encoding="encode")
+    values = encoded.dictionary
+    if merged:  # as an operator before this one may leave them: several positions with one value
+        values = pa.array([None if v is None else v % 3 for v in values.to_pylist()], pa.int64())
+        column = values.take(encoded.indices)
+    cells = {"c": Cells(values, encoded.indices.to_numpy().astype(np.int32))}
+    day = np.array([d for _, _, d in rows], np.int64)
+    identity = np.arange(len(rows)) << 20
+    label = pa.array([1.0] * len(rows))
+    of = TrainRows(train, label, identity, day)
+    types = {"c": ValueType("bigint")}
+    for statistic in STATISTICS:
+        found = partial_of(statistic, cells, types, of)
+        expected = arrow_partial(statistic, {"c": column.filter(pa.array(train))}, types, of.rows)
+        assert canonical(found).equals(canonical(expected)), statistic
+
+
+def test_vocabularies_larger_than_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = land(make(300, 9), tmp_path / "lake", files=2)
+    out = []
+    for most in (module.MOST_VALUES, 3):
+        monkeypatch.setattr(module, "MOST_VALUES", most)
+        with opened(files, tmp_path / "home", TimeRule("t", FIRST, FIRST + 3, FIRST + 4)) as rows:
+            fitted, _ = run(rows, tmp_path / "out")
+        out.append(digests(tmp_path / "out"))
+    assert {len(v) > 3 for v in fitted.vocabularies.values()} == {True, False}
+    assert out[0] == out[1]
+
+
+def test_split_rules() -> None:
+    at = datetime(2026, 1, 2, tzinfo=UTC)
+    times = [at - timedelta(microseconds=1), at, at + timedelta(days=1), at + timedelta(days=2), None]
+    t = Cells(pa.array(times, pa.timestamp("us", tz="UTC")))
+    both = ("train", "valid")
+    found = split_codes(TimeRule("t", FIRST + 1, FIRST + 2, FIRST + 2), both, {"t": t})
+    assert found.tolist() == [DROPPED, 0, 1, DROPPED, DROPPED]
+    dates = Cells(pa.array([date(1969, 12, 31), date(1970, 1, 1), None], pa.date32()))
+    assert split_codes(TimeRule("t", -1, 0, 0), both, {"t": dates}).tolist() == [0, 1, DROPPED]
+    named = Cells(pa.array(["valid", "train"]), np.array([1, 0, 0], np.int32))
+    assert split_codes(ColumnRule("s"), ("train", "valid"), {"s": named}).tolist() == [0, 1, 1]
+    source = {
+        "_source_file": Cells(pa.array(["a", "ä", "b"]), np.array([0, 2, 2, 1], np.int32)),
+        "_source_line": Cells(pa.array([9, 4, 5, 0])),
+    }
+    assert split_codes(PositionRule("b", 5), both, source).tolist() == [0, 0, 1, 1]
+    assert split_codes(PositionRule(None, 0), both, source).tolist() == [0, 0, 0, 0]
+
+
+def test_arrays_and_groups(tmp_path: Path) -> None:
+    arrays = {"a": np.arange(5, dtype=np.int32), "b": np.array([], np.float64), "ü": np.array([True, False])}
+    save_arrays(tmp_path / "x", arrays)
+    found = load_arrays(tmp_path / "x")
+    assert list(found) == list(arrays)
+    for name, array in arrays.items():
+        assert found[name].dtype == array.dtype
+        assert found[name].tolist() == array.tolist()
+    assert grouped([3, 1, 1, 1, 9], lambda n: n, cores=1) == [[9], [3], [1, 1, 1]]
+    assert grouped([1] * 4, lambda n: n << 30, cores=1) == [[1]] * 4
+
+
+def test_the_files_of_a_day(tmp_path: Path) -> None:
+    files = [DataFile(tmp_path / ds, {"ds": ds}, 1) for ds in ("2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04")]
+
+    def seen(ds: str, **changes: Any) -> list[str]:
+        data = load_spec("clicks").model_dump(mode="json", by_alias=True, exclude_none=True)
+        data["features"] |= {"window_days": 1}
+        data["source"] |= changes
+        return [f.path.name for f in of_day(build_spec(data), ds, files)]
+
+    # One day of train, one of valid; a snapshot is all of the newest day up to ds.
+    assert seen("2026-01-03") == ["2026-01-02", "2026-01-03"]
+    assert seen("2026-01-03", path="all/*.jsonl") == ["2026-01-03"]
+    assert seen("2026-01-09", path="all/*.jsonl") == ["2026-01-04"]
+    assert seen("2025-12-31") == []
