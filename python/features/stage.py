@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,10 @@ class BuildFeatures:
     name = "features"
     version = 1
     needs = ("ingest",)
+
+    def __init__(self, after: Callable[[str], None] = lambda step: None) -> None:
+        """`after` is told when a step of the work has ended: rows, fit, write. The GPU-plan gate listens."""
+        self._after = after
 
     def applies(self, spec: Spec) -> bool:
         """Every pipeline has features."""
@@ -78,7 +82,7 @@ class BuildFeatures:
         """See the class. Raises UserError for what the spec or the data lack."""
         workflow = Workflow.from_spec(ctx.spec)
         with session(ctx.spec.spark, ctx.ws, f"features {ctx.spec.pipeline} {ctx.ds}") as spark:
-            return _build(ctx, workflow, spark)
+            return _build(ctx, workflow, spark, self._after)
 
 
 def engine_of(spec: Spec) -> Engine:
@@ -88,16 +92,18 @@ def engine_of(spec: Spec) -> Engine:
     return spec.features.engine
 
 
-def _build(ctx: Context, workflow: Workflow, spark: SparkSession) -> Result:
+def _build(ctx: Context, workflow: Workflow, spark: SparkSession, after: Callable[[str], None]) -> Result:
     spec, f = ctx.spec, ctx.spec.features
     rows = split_rows(spec, _events(ctx, workflow, spark), ctx.ds)
     counts = check_rows(rows, f.label, spec.pipeline)
+    after("rows")
     _LOG.info("rows: %s", ", ".join(f"{rows.describe(s)} {n:,}" for s, n in counts.items()))
 
     tick = time.perf_counter()
     vocabularies = VocabularyTable(spark, ctx.ws.table(spec.pipeline, "vocabulary"), ctx.ds)
     fitted = workflow.fit(rows.frame.where(F.col(SPLIT) == "train"), vocabularies, rows.day)
     _LOG.info("fit took %.1f s", time.perf_counter() - tick)
+    after("fit")
 
     tick = time.perf_counter()
     final = ctx.ws.dataset(spec.pipeline, ctx.ds, ctx.key)
@@ -106,6 +112,7 @@ def _build(ctx: Context, workflow: Workflow, spark: SparkSession) -> Result:
         plans = plan_files(counts, f.row_group_rows, f.min_row_groups)
         written = write_dataset(fitted, rows.frame, plans, folder, folder / "workflow", engine_of(spec))
         _complete(folder, written.files, counts)
+    after("write")
     seconds = time.perf_counter() - tick
     total = sum(counts.values())
     _LOG.info("wrote %s rows in %.1f s (%s rows/s) to %s", f"{total:,}", seconds, f"{total / seconds:,.0f}", final)
