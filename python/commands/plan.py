@@ -1,0 +1,82 @@
+"""`headrace plan`: what a pipeline would do, without doing it. `--gpu`: which of it runs on a GPU."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from headrace.commands.screen import out, table
+from headrace.config import load_spec
+from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
+from headrace.features.gpu_explain import Explainer, explain_session
+from headrace.features.gpu_plan import Seen, check_operators, check_pipeline
+from headrace.features.ops import REGISTRY
+from headrace.features.tables import TABLE_OPS
+from headrace.workspace import Workspace, checkout
+
+
+def gpu(pipeline: str | None, sets: Sequence[str], operators: Sequence[str] = ()) -> int:
+    """Print what stays on the GPU and what does not; 1 when anything leaves it.
+
+    Args:
+        pipeline: one pipeline; None: every operator and every shipped pipeline, unless `operators` are named.
+
+    Raises:
+        UserError: the plugin's jar is missing, the pipeline has faults, or there is no such operator.
+    """
+    if unknown := sorted({*operators} - {*REGISTRY, *TABLE_OPS}):
+        raise UserError(f"no operator '{unknown[0]}' (known: {', '.join(sorted({*REGISTRY, *TABLE_OPS}))})")
+    if pipeline is None and sets:
+        raise UserError("--set changes a pipeline: name one")
+    names = [pipeline] if pipeline else [] if operators else shipped()
+    specs = [load_spec(name, [*sets, "features.engine=spark"]) for name in names]
+    logging.getLogger("headrace.features").setLevel(logging.WARNING)
+    seen: list[Seen] = []
+    with tempfile.TemporaryDirectory(prefix="headrace-gpu-") as folder:
+        ws = Workspace(Path(folder))
+        with explain_session(ws) as spark:
+            explainer = Explainer(spark)
+            if pipeline is None:
+                seen += check_operators(explainer, Path(folder) / "operators", operators)
+            for spec in specs:
+                seen += check_pipeline(explainer, ws, spec)
+    _print(seen)
+    return EXIT_DONE if all(s.green for s in seen) else EXIT_FAILURE
+
+
+def shipped() -> list[str]:
+    """Names of the pipelines of conf/pipelines."""
+    return sorted(p.stem for p in (checkout() / "conf" / "pipelines").glob("*.yaml"))
+
+
+def _print(seen: Sequence[Seen]) -> None:
+    shown = table("what", "step", ">plans", "on the GPU", "operators", "what leaves, and why")
+    for s in seen:
+        state = Text("yes", style="green") if s.green else Text("NO", style="bold red")
+        if s.step == "_delta_log":
+            state = Text("-", style="dim")
+        shown.add_row(
+            Text(s.subject), Text(s.step), str(len(s.plans)), state, Text(_operators(s)), Text("\n".join(s.faults()))
+        )
+    out.print(shown)
+    out.print()
+    red = list(dict.fromkeys(s.subject for s in seen if not s.green))
+    subjects = len({s.subject for s in seen})
+    plans = sum(len(s.plans) for s in seen if s.step != "_delta_log")
+    if red:
+        out.print(f"leaves the GPU: {', '.join(red)} ({len(red)} of {subjects})", markup=False)
+    else:
+        out.print(f"all of {plans} plans of {subjects} stay on the GPU; `_delta_log` is read on the CPU by design",
+                  markup=False)  # fmt: skip
+
+
+def _operators(seen: Seen) -> str:
+    """The physical operators of the step, each once, as the plan has them from the top."""
+    if seen.step == "_delta_log":
+        return "the table's log"
+    names = [n.name.removesuffix("Exec") for p in seen.plans for n in p.execs]
+    return ", ".join(dict.fromkeys(names))

@@ -1,0 +1,201 @@
+"""What the RAPIDS plugin says of Spark plans, on a machine without a GPU.
+
+In its explain-only mode the plugin looks at every physical plan that Spark is about to run, logs what it would put on
+the GPU and what not and why, and lets the CPU run it. That covers what its `ExplainPlan` call does not: writes,
+aggregates that are collected, commits. Here the log goes into a string of the JVM's, from which plans are read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from headrace.config import Spark
+from headrace.lake.session import properties, rapids_jars
+from headrace.workspace import Workspace
+
+#: Where the plugin's reports come from.
+_LOGGER = "com.nvidia.spark.rapids.GpuOverrides"
+#: Begins each message in the string: plans have many lines.
+_START = "\x01"
+
+# `*Exec <SortExec> will run on GPU`, `!Expression <NTile> ntile(4) cannot run on GPU because ...`, `! <NTile> ...`
+_LINE = re.compile(
+    r"^(?P<indent> *)(?P<mark>[*!@#$])(?P<kind>[A-Za-z]*) *<(?P<name>[^>]+)>(?P<rest>.*)$",
+)
+_REASON = re.compile(r"cannot run on GPU because (.*)$")
+#: The plugin moves such data to a Python process on the host and back, and counts that as the GPU.
+_HOST = re.compile(r"Python|Pandas|MapInArrow|CogroupedMap|FlatMapGroups")
+#: Columns of the rows of a Delta table's log.
+_DELTA_ACTIONS = ("txn", "add", "remove", "metaData", "protocol", "cdc", "domainMetadata", "commitInfo")
+#: What may stand over rows that the driver hands over, on their way into a table.
+_PASSES_ROWS = {"CoalesceExec", "ProjectExec", "DataWritingCommandExec", "WriteFilesExec", "ShuffleExchangeExec"}
+
+
+@dataclass(frozen=True)
+class Node:
+    """An operator or expression of a plan, as the plugin judges it."""
+
+    depth: int
+    #: `*` on the GPU, `!` not, `@` could but its surroundings cannot, `#` is left out on the GPU.
+    mark: str
+    #: Exec, Expression, Partitioning, Output ...; empty for what the plugin does not know.
+    kind: str
+    name: str
+    text: str
+    reason: str
+
+    @property
+    def is_exec(self) -> bool:
+        """A physical operator (the plugin gives no kind to those that it does not know)."""
+        return self.kind == "Exec" or (not self.kind and self.name.endswith("Exec"))
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it does not run on the GPU."""
+        if self.is_exec:
+            return self.mark not in "*#" or bool(_HOST.search(self.name))
+        return self.mark in "!$"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One physical plan."""
+
+    text: str
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """Operators and expressions from the top."""
+        return tuple(_nodes(self.text))
+
+    @property
+    def execs(self) -> tuple[Node, ...]:
+        """Physical operators from the top."""
+        return tuple(n for n in self.nodes if n.is_exec)
+
+    @property
+    def is_bookkeeping(self) -> bool:
+        """Reads or writes a Delta table's `_delta_log`, which is done on CPUs by design."""
+        if "org.apache.spark.sql.delta.actions." in self.text or "org.apache.spark.sql.delta.DeltaHistory" in self.text:
+            return True
+        if any(n.name == "FileSourceScanExec" and "_delta_log" in n.text + n.reason for n in self.nodes):
+            return True
+        return "RDDScanExec" in self.text and all(
+            re.search(rf"<AttributeReference> {a}#\d+", self.text) for a in _DELTA_ACTIONS
+        )
+
+    @property
+    def is_from_driver(self) -> bool:
+        """Rows that this process made (new vocabulary values, statistics), on their way into a table and no further."""
+        names = [n.name for n in self.execs]
+        return bool(names) and names[-1] == "LocalTableScanExec" and set(names[:-1]) <= _PASSES_ROWS
+
+    @property
+    def leaving(self) -> tuple[Node, ...]:
+        """What leaves the GPU: the deepest causes, not what could run there were it not for them."""
+        if self.is_bookkeeping:
+            return ()
+        found = [n for n in self.nodes if n.leaves]
+        if self.is_from_driver:
+            found = [n for n in found if n.name != "LocalTableScanExec"]
+        causes = [n for n in found if not _follows(n)]
+        return tuple(causes or found)
+
+
+def _follows(node: Node) -> bool:
+    """Whether its reason is that a part of it, or what it is a part of, cannot."""
+    return any(
+        m in node.reason
+        for m in ("not all expressions can be replaced", "because parent can't", "not all data writing commands can be")
+    )
+
+
+def _nodes(text: str) -> Iterator[Node]:
+    for line in text.splitlines():
+        found = _LINE.match(line)
+        if found is None:
+            continue
+        rest = found["rest"].strip()
+        reason = _REASON.search(rest)
+        shown = re.sub(r" ?(cannot run on GPU because .*|will run on GPU.*|could run on GPU.*)$", "", rest)
+        name = found["name"].removesuffix("$")
+        why = reason[1] if reason else ""
+        if _HOST.search(name) and not why:
+            why = "rows go to a Python process on the host and back"
+        yield Node(len(found["indent"]) // 2, found["mark"], found["kind"], name, shown, why)
+
+
+class Explainer:
+    """A session's plans as the plugin sees them. Needs a session of `explain_session`."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark = spark
+        jvm: Any = spark.sparkContext._jvm
+        self._explain = jvm.com.nvidia.spark.rapids.ExplainPlan
+        self._written = jvm.java.io.StringWriter()
+        log4j = jvm.org.apache.logging.log4j
+        layout = log4j.core.layout.PatternLayout.newBuilder().withPattern(f"{_START}%m%n").build()
+        appender = log4j.core.appender.WriterAppender.createAppender(layout, None, self._written, "gpu", False, True)
+        appender.start()
+        context = log4j.LogManager.getContext(False)
+        # Its own logger, whose messages go nowhere else: they are thousands of lines.
+        logger = log4j.core.config.LoggerConfig(_LOGGER, log4j.Level.WARN, False)
+        logger.addAppender(appender, log4j.Level.WARN, None)
+        context.getConfiguration().addAppender(appender)
+        context.getConfiguration().addLogger(_LOGGER, logger)
+        context.updateLoggers()
+
+    def ran(self) -> list[Plan]:
+        """The plans that ran since the last call."""
+        text = self._written.toString()
+        self._written.getBuffer().setLength(0)
+        plans = [Plan(part) for part in text.split(_START)]
+        return [p for p in plans if p.nodes]
+
+    def explain(self, frame: DataFrame) -> Plan:
+        """The plan of a frame, without running it."""
+        return Plan(str(self._explain.explainPotentialGpuPlan(frame._jdf, "ALL")))
+
+
+@contextmanager
+def explain_session(ws: Workspace, master: str = "local[2]") -> Iterator[SparkSession]:
+    """A session with the settings of conf/spark/gpu.conf in explain-only mode. There must be no other in this process.
+
+    Raises:
+        UserError: the plugin's jar is missing.
+    """
+    settings = explain_properties(properties(Spark(profile="gpu", master=master, driver_memory="2g"), ws))
+    if SparkSession.getActiveSession() is not None:
+        raise RuntimeError("the plugin must be there when the session starts, and one is running")
+    builder = SparkSession.builder.appName("gpu plans")
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    (ws.spark_local / "local").mkdir(parents=True, exist_ok=True)
+    spark = builder.getOrCreate()
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def explain_properties(settings: dict[str, str]) -> dict[str, str]:
+    """Settings of a GPU cluster, changed so that a machine without a GPU explains what they would do."""
+    assert rapids_jars(), "properties() refuses the profile without the jar"
+    return settings | {
+        "spark.rapids.sql.mode": "explainOnly",
+        "spark.rapids.sql.explain": "ALL",
+        # A bridge evaluates expressions that the GPU lacks on the host, and is reported as the GPU.
+        "spark.rapids.sql.expression.cpuBridge.enabled": "false",
+        # Adaptive execution plans stage by stage: the log would hold pieces of plans.
+        "spark.sql.adaptive.enabled": "false",
+        # The plugin puts what a reused exchange repeats in its place, and then misses the attributes' own names.
+        "spark.sql.exchange.reuse": "false",
+        "spark.sql.shuffle.partitions": "2",
+    }

@@ -1,0 +1,141 @@
+"""Runs in a process of its own, with the RAPIDS plugin in explain-only mode: looks at good and bad plans.
+
+python tests/gpu_plan/look.py FILE      writes what it saw as JSON
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from pyspark.sql import Column, Window
+from pyspark.sql import functions as F
+
+from headrace.config import build_spec
+from headrace.errors import UserError
+from headrace.features import gpu_cases, gpu_plan, writer_spark
+from headrace.features.gpu_explain import Explainer, Plan, explain_session
+from headrace.features.op import Elementwise, SparkPlace
+from headrace.features.ops import REGISTRY
+from headrace.workspace import Workspace
+
+
+class Quarter(Elementwise):
+    """An operator that a GPU cannot run: `ntile` is a rank over all rows, too, but that is not what is looked at."""
+
+    name: ClassVar[str] = "quarter"
+
+    def type_of(self, given: Any) -> Any:
+        return given
+
+    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+        return {n: F.ntile(4).over(Window.orderBy(x)) for n, x in columns.items()}
+
+
+class Unseen(Elementwise):
+    """An operator without a case."""
+
+    name: ClassVar[str] = "unseen"
+
+
+SPEC: dict[str, Any] = {
+    "pipeline": "small",
+    "source": {"format": "csv", "path": "in/*.csv"},
+    "table": {
+        "event_time": "ts",
+        "columns": [
+            {"name": "user", "type": "bigint"}, {"name": "text", "type": "string"}, {"name": "x", "type": "double"},
+            {"name": "tags", "type": "array<string>"}, {"name": "ts", "type": "timestamp"},
+            {"name": "y", "type": "int"},
+        ],
+    },
+    "features": {
+        "engine": "spark", "label": "y", "window_days": 3, "carried": ["text"],
+        "workflow": [
+            {"columns": ["x"], "ops": ["fill_missing", "log", "normalize"]},
+            {"columns": ["user", "text"], "ops": ["categorify"]},
+            {"columns": ["tags"], "ops": ["categorify", {"pad": {"length": 2}}]},
+        ],
+    },
+    "ds": "2026-01-08",
+}  # fmt: skip
+
+
+def main(out: Path) -> None:
+    seen: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        ws = Workspace(Path(folder))
+        with explain_session(ws) as spark:
+            explainer = Explainer(spark)
+            spark.range(100).selectExpr(
+                "id", "id % 7 as k", "cast(id as string) as s", "id / 3 as x", "array(s) as l"
+            ).write.parquet(f"{folder}/rows")
+            rows = spark.read.parquet(f"{folder}/rows")
+            explainer.ran()
+            upper = F.udf(lambda s: s.upper(), "string")
+            vectors = F.pandas_udf(lambda s: s.str.upper(), "string")  # type: ignore[call-overload]
+
+            def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+                return batches
+
+            frames = {
+                "good": rows.groupBy("k").agg(F.sum("id"), F.min("x")),
+                "ntile": rows.select(F.ntile(4).over(Window.partitionBy("k").orderBy("id"))),
+                "python udf": rows.select(upper("s")),
+                "pandas udf": rows.select(vectors("s")),
+                "map in arrow": rows.select("id").mapInArrow(same, "id bigint"),
+                "expression": rows.select(F.crc32(F.encode("s", "utf-8"))),
+                "handed over": spark.createDataFrame([(1,)], "a int").groupBy("a").count(),
+            }
+            for name, frame in frames.items():
+                seen[name] = _judged(explainer.explain(frame))
+            rows.groupBy("k").count().collect()
+            seen["collected"] = _all(explainer.ran())
+            rows.write.parquet(f"{folder}/good")
+            seen["written"] = _all(explainer.ran())
+            rows.drop("l").write.csv(f"{folder}/csv")
+            seen["written as csv"] = _all(explainer.ran())
+
+            REGISTRY["quarter"], REGISTRY["unseen"] = Quarter, Unseen
+            gpu_cases.ROW_CASES["quarter"] = [{"columns": ["x"], "ops": ["quarter"]}]  # type: ignore[index]
+            operators = gpu_plan.check_operators(explainer, ws.home / "operators", ["clip", "quarter", "unseen"])
+            seen["operators"] = [[s.subject, s.step, s.green, s.faults()] for s in operators]
+
+            seen["pipeline"] = [
+                [s.step, s.green, s.faults()] for s in gpu_plan.check_pipeline(explainer, ws, build_spec(SPEC))
+            ]
+            writer_spark._columns = _with_crc(writer_spark._columns)  # type: ignore[assignment]
+            bad = gpu_plan.check_pipeline(explainer, ws, build_spec(SPEC | {"pipeline": "bad"}))
+            seen["bad pipeline"] = [[s.step, s.green, s.faults()] for s in bad]
+    out.write_text(json.dumps(seen, indent=1))
+
+
+def _with_crc(columns: Any) -> Any:
+    """The dataset's columns, the first by an expression that no GPU has (and that changes nothing)."""
+
+    def changed(*args: Any) -> list[Column]:
+        first, *rest = columns(*args)
+        zero = F.crc32(F.encode(F.col("__source_file"), "utf-8"))
+        return [(first + zero.cast("float") * F.lit(0.0).cast("float")).cast("float").alias("x"), *rest]
+
+    return changed
+
+
+def _judged(plan: Plan) -> list[Any]:
+    return [[n.name, n.reason] for n in plan.leaving]
+
+
+def _all(plans: list[Plan]) -> list[Any]:
+    return [[len(plans)], *[pair for p in plans for pair in _judged(p)]]
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]))
+    except UserError as e:
+        sys.exit(f"error: {e}")

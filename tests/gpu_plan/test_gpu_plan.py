@@ -1,0 +1,82 @@
+"""The GPU-plan gate is green on plans that stay on the GPU and red on those that leave it, for the reason given."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from headrace.lake.session import rapids_jars
+from headrace.workspace import checkout
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a process with the plugin saw of good and bad plans (one session for all: 20 s to start)."""
+    if not rapids_jars():
+        pytest.skip("the RAPIDS plugin is not here: make rapids")
+    out = tmp_path_factory.mktemp("gpu") / "seen.json"
+    ran = subprocess.run(
+        [sys.executable, "tests/gpu_plan/look.py", str(out)],
+        cwd=checkout(),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def test_good_plans_are_green(seen: dict[str, Any]) -> None:
+    assert seen["good"] == []
+    for name in ("collected", "written"):
+        (plans,), *leaving = seen[name]
+        assert plans >= 1, name
+        assert leaving == [], name
+
+
+@pytest.mark.parametrize(
+    ("name", "culprit", "reason"),
+    [
+        ("ntile", "NTile", "does not currently support"),
+        ("python udf", "BatchEvalPythonExec", ""),
+        ("pandas udf", "ArrowEvalPythonExec", "host"),
+        ("map in arrow", "MapInArrowExec", "host"),
+        ("expression", "Crc32", "does not currently support"),
+        ("handed over", "LocalTableScanExec", "does not currently support"),
+    ],
+)
+def test_bad_plans_are_red_by_name_and_reason(seen: dict[str, Any], name: str, culprit: str, reason: str) -> None:
+    assert culprit in [n for n, _ in seen[name]], seen[name]
+    assert reason in next(r for n, r in seen[name] if n == culprit)
+
+
+def test_a_write_that_leaves_is_red(seen: dict[str, Any]) -> None:
+    _, *leaving = seen["written as csv"]
+    assert ["InsertIntoHadoopFsRelationCommand", "CSV output is not supported"] in leaving
+
+
+def test_an_operator_is_named(seen: dict[str, Any]) -> None:
+    by_subject = {subject: (green, faults) for subject, _, green, faults in seen["operators"]}
+    assert by_subject["operator clip"] == (True, [])
+    green, faults = by_subject["operator quarter"]
+    assert not green
+    assert any(f.startswith("NTile: ") for f in faults)
+    assert by_subject["operator unseen"] == (False, ["has no case in headrace.features.gpu_cases"])
+
+
+def test_a_pipeline_is_green_step_by_step(seen: dict[str, Any]) -> None:
+    steps = [step for step, _, _ in seen["pipeline"]]
+    for step in ("scan and prepare", "fit", "count values", "transform and write", "_delta_log"):
+        assert step in steps
+    assert [(step, faults) for step, green, faults in seen["pipeline"] if not green] == []
+
+
+def test_a_bad_pipeline_is_red_where_it_is_bad(seen: dict[str, Any]) -> None:
+    red = {step: faults for step, green, faults in seen["bad pipeline"] if not green}
+    assert list(red) == ["transform and write"]
+    assert any(f.startswith("Crc32: ") for f in red["transform and write"])
