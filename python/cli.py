@@ -266,6 +266,38 @@ def lineage(
     verb(Workspace(home), name, ds)
 
 
+@app.command(
+    epilog=_examples(
+        "headrace plan --gpu clicks",
+        "headrace plan --gpu clicks --set features.row_group_rows=1000000",
+        "headrace plan --gpu --operator target_encoding --operator history",
+        "headrace plan --gpu",
+    )
+)
+def plan(
+    pipeline: MaybePipeline = None,
+    gpu: Annotated[bool, typer.Option("--gpu", help="What of the features runs on a GPU, and why not.")] = False,
+    operators: Annotated[
+        list[str] | None,
+        typer.Option("--operator", help="This operator alone; may be repeated.", metavar="NAME"),
+    ] = None,
+    sets: Sets = None,
+) -> None:
+    """Show what a pipeline would do, without doing it.
+
+    --gpu asks the RAPIDS plugin, which needs no GPU for it but its jar (make rapids): each step of the features of a
+    small table with the pipeline's schema, on the GPU or not, and the reason. Without a pipeline: every operator and
+    every shipped pipeline. Exit code 1 when anything leaves the GPU.
+    """
+    from headrace.commands.plan import gpu as verb
+
+    if not gpu:
+        raise UserError("say what to plan: --gpu")
+    if pipeline and operators:
+        raise UserError("name a pipeline or operators, not both")
+    raise typer.Exit(verb(pipeline, sets or [], operators or []))
+
+
 @app.command(epilog=_examples("headrace doctor", "headrace doctor clicks"))
 def doctor(pipeline: MaybePipeline = None, home: Home = VAR) -> None:
     """Look for everything that headrace needs; exit code 1 when something needed is missing.
