@@ -53,8 +53,8 @@ def advance(
         out = step.arrow(given, state, lookup, table, identity)
         return {name: cells[name] if name in step.passing else Cells(x) for name, x in out.items()}
     out = step.arrow({name: c.values for name, c in cells.items()}, state, _once(lookup), table, None)
-    sources = step.op.sources(step.types)
-    return {name: Cells(x, cells[name if name in step.passing else sources[name][0]].index) for name, x in out.items()}
+    made_of = {name: of for name, (of,) in step.op.sources(step.types).items()} | {name: name for name in step.passing}
+    return {name: Cells(x, cells[made_of[name]].index) for name, x in out.items()}
 
 
 def _once(lookup: Callable[[str], Lookup]) -> Callable[[str], Any]:

@@ -24,6 +24,7 @@ class DropLowCardinality(Op):
     """
 
     name: ClassVar[str] = "drop_low_cardinality"
+    by_value: ClassVar[bool] = True
 
     min_cardinality: int = Field(default=2, ge=1)
 

@@ -27,6 +27,7 @@ class Rename(Op):
     """
 
     name: ClassVar[str] = "rename"
+    by_value: ClassVar[bool] = True
     takes_final: ClassVar[bool] = True
 
     to: NewName | Mapping[str, NewName] | None = None

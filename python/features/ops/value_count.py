@@ -28,6 +28,7 @@ class ValueCount(Learner):
     """
 
     name: ClassVar[str] = "value_count"
+    by_value: ClassVar[bool] = True
 
     #: log(1 + count) in place of the count.
     log: bool = False
