@@ -113,6 +113,9 @@ class _Walk:
         self.request = self._fit = None
         while len(self.states) < len(self._chain.steps):
             step = self._chain.steps[len(self.states)]
+            if not step.op.learns:  # behind the last that learns, its columns have not been made
+                self._learned({})
+                continue
             fit = step.fit(self._columns)
             try:
                 self.request = next(fit)
