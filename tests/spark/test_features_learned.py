@@ -20,15 +20,19 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headrace.config import Chain
+from headrace.config import Chain, build_spec
 from headrace.errors import UserError
 from headrace.features.exact import LARGEST, SMALLEST
-from headrace.features.kernels import xxhash64_strings
+from headrace.features.kernels import xxhash64_integers, xxhash64_strings
 from headrace.features.keyed import KeyedTable
 from headrace.features.partial import IDENTITY, Learner, Rows, folds_of, merge_all
+from headrace.features.stage import BuildFeatures
 from headrace.features.vocabulary import VocabularyTable
 from headrace.features.workflow import FittedWorkflow, Workflow
 from headrace.schema import Column
+from headrace.stage import run_stage
+from headrace.workspace import Workspace
+from tests.spark.test_features_stage import DS, clicks, dataset, land, make_clicks, read
 
 COLUMNS = [
     Column(name="s", type="string"), Column(name="i", type="int"), Column(name="b", type="boolean"),
@@ -156,7 +160,8 @@ def test_engines_agree_and_are_right(
             assert by_arrow[name].to_numpy().tobytes() == by_spark[name].to_numpy().tobytes(), name
         check(rows, by_arrow, training)
     # Without the column, no row is of the training range.
-    assert pa.Table.from_batches([fitted.transform_batch(batch.drop_columns([IDENTITY]))]).equals(by_arrow)
+    plain = batch.select([c.name for c in COLUMNS])
+    assert pa.Table.from_batches([fitted.transform_batch(plain)]).equals(by_arrow)
 
 
 def check(rows: list[Row], found: pa.Table, training: bool) -> None:
@@ -338,7 +343,7 @@ def test_statistics_of_spark_do_not_depend_on_partitioning(spark: SparkSession, 
 def test_the_identity_of_rows_is_of_file_and_line(spark: SparkSession, tmp_path: Path) -> None:
     """Fit takes the folds from the lake's columns where the frame has no hash of them."""
     rows = [dict.fromkeys(c.name for c in COLUMNS) | {"s": "a", "label": i % 2} for i in range(20)]
-    batch = as_batch(rows).drop_columns([IDENTITY])
+    batch = as_batch(rows).select([c.name for c in COLUMNS])
     ddl = ", ".join(f"{c.name} {c.type}" for c in COLUMNS)
     frame = spark.createDataFrame(pa.Table.from_batches([batch]), ddl)
     w = build([{"columns": ["s"], "ops": ["target_encoding"]}])
@@ -349,3 +354,30 @@ def test_the_identity_of_rows_is_of_file_and_line(spark: SparkSession, tmp_path:
     fitted = w.fit(lines, vocabularies)
     marked = lines.withColumn(IDENTITY, F.xxhash64("_source_file", "_source_line"))
     assert w.fit(marked, vocabularies).tables["0.0.s_te"].table.equals(fitted.tables["0.0.s_te"].table)
+
+
+def test_the_written_dataset_is_out_of_fold(spark: SparkSession, ws: Workspace) -> None:
+    """Of the files: train without the own fold, valid with all of train, and no label of valid anywhere."""
+    spec = clicks().model_dump(mode="json", by_alias=True, exclude_none=True)
+    spec["features"]["workflow"] = [
+        {"columns": ["item_category"], "ops": [{"target_encoding": {"folds": 3, "smoothing": 4}}]}
+    ]
+    events = make_clicks(600)
+    land(spark, ws, build_spec(spec), events)
+    folder = dataset(ws, run_stage(BuildFeatures(), build_spec(spec), ws, DS).manifest)
+    lines = events["_source_line"].to_numpy(np.int64)
+    hashes = xxhash64_integers(lines, xxhash64_strings(pa.array(events["_source_file"])))
+    events["fold"] = folds_of(hashes, 3)
+    train = read(folder, "train").merge(events, on="event_id", suffixes=("", "_raw"))
+    valid = read(folder, "valid").merge(events, on="event_id", suffixes=("", "_raw"))
+    assert len(train) > 200
+    assert len(valid) > 50
+
+    def expected(row: Any, others: pd.DataFrame) -> float:
+        mine = others[others["item_category"] == row["item_category"]]["clicked"]
+        return float((mine.sum() + 4 * others["clicked"].mean()) / (len(mine) + 4))
+
+    wanted = [expected(row, train[train["fold"] != row["fold"]]) for _, row in train.iterrows()]
+    np.testing.assert_allclose(train["item_category_te"], wanted, rtol=1e-6)
+    wanted = [expected(row, train) for _, row in valid.iterrows()]
+    np.testing.assert_allclose(valid["item_category_te"], wanted, rtol=1e-6)

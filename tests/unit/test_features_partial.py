@@ -12,10 +12,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.features import exact
+from headrace.config import Chain
+from headrace.errors import UserError
+from headrace.features import exact, quantiles
 from headrace.features.columns import ValueType
+from headrace.features.keyed import KeyedTable
 from headrace.features.keys import joint_key
-from headrace.features.partial import LABEL, Number, Rows, Statistic, arrow_partial, canonical, folds_of, merge, rounded
+from headrace.features.partial import (
+    LABEL,
+    Learner,
+    Number,
+    Rows,
+    Statistic,
+    arrow_partial,
+    canonical,
+    folds_of,
+    merge,
+    merge_all,
+    numbers,
+    rounded,
+)
+from headrace.features.workflow import Workflow
+from headrace.schema import Column
 
 REALS = st.none() | st.floats(allow_nan=False) | st.sampled_from([0.0, -0.0, 1e-310, 3.4e38, -1e300, 2.0**-126, 0.1])
 ROWS = st.lists(
@@ -118,8 +136,6 @@ def test_statistics_are_what_python_counts(rows: list[dict[str, Any]]) -> None:
 
 
 def numbers_of(partial: pa.Table, measure: str) -> dict[int, Any]:
-    from headrace.features.partial import numbers
-
     return numbers(partial, 0, measure)  # type: ignore[arg-type]
 
 
@@ -173,3 +189,98 @@ def test_missing_facts_are_named() -> None:
         arrow_partial(STATISTICS["folds"], {"k": pa.array(["a"])}, TYPES, Rows())
     with pytest.raises(ValueError, match="label"):
         arrow_partial(Statistic(key=("k",), numbers=(Number(LABEL),)), {"k": pa.array(["a"])}, TYPES, Rows())
+
+
+COLUMNS = [
+    Column(name="s", type="string"), Column(name="x", type="double"), Column(name="xs", type="array<double>"),
+    Column(name="when", type="timestamp"), Column(name="label", type="int"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("columns", "ops", "words"),
+    [
+        (["x"], ["target_encoding"], ["'x'", "key", "double"]),
+        (["xs"], ["value_count"], ["'xs'", "key"]),
+        (["s", "label"], ["target_encoding"], ["label", "leak"]),
+        (["s"], [{"target_encoding": {"folds": 1}}], ["folds", "2"]),
+        (["s"], [{"target_encoding": {"smoothing": float("inf")}}], ["smoothing", "finite"]),
+        (["s"], [{"join_groupby": {"by": "t"}}], ["'t'", "no column here"]),
+        (["s"], [{"join_groupby": {"by": "s", "stats": ["mean"]}}], ["mean of which column"]),
+        (["s", "x"], [{"join_groupby": {"by": "s"}}], ["'x'", "count"]),
+        (["s", "when"], [{"join_groupby": {"by": "s", "stats": ["min"]}}], ["'when'", "numbers"]),
+        (["xs"], ["fill_median"], ["'xs'", "scalars"]),
+        (["s"], ["normalize_minmax"], ["'s'", "numbers"]),
+        (["s"], [{"quantile_bin": {"bins": 4}}], ["'s'", "numbers"]),
+        (["x"], [{"quantile_bin": {"bins": 1}}], ["bins", "2"]),
+        (["x"], ["drop_low_cardinality"], ["'x'", "categorify"]),
+        (["s"], [{"hash_bucket": {"buckets": 9}}, "drop_low_cardinality"], ["'s'", "vocabulary"]),
+        (["s"], [{"categorify": {"oov_buckets": 0}}], ["oov_buckets"]),
+    ],
+)
+def test_what_operators_refuse(columns: list[str], ops: list[Any], words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        Workflow([Chain.model_validate({"columns": columns, "ops": ops})], COLUMNS, label="label")
+    for word in ["features.workflow[0]", *words]:
+        assert word in str(caught.value)
+
+
+def test_a_vocabulary_has_one_number_of_buckets() -> None:
+    chains = [
+        Chain.model_validate({"columns": [c], "ops": [{"categorify": {"vocabulary": "v", "oov_buckets": n}}]})
+        for c, n in (("s", 2), ("t", 3))
+    ]
+    with pytest.raises(UserError, match=r"'v'.*oov_buckets"):
+        Workflow(chains, [*COLUMNS, Column(name="t")], label="label")
+
+
+@given(st.lists(st.integers(-9, 9), min_size=1, max_size=40), st.integers(2, 6))
+def test_quantiles_of_counts_are_numpys(values: list[int], bins: int) -> None:
+    x = np.array(values, float)
+    partial = arrow_partial(Statistic(key=("x",), kind="number"), {"x": pa.array(x)}, TYPES, Rows())
+    found, upto = quantiles.cumulated(partial)
+    assert quantiles.median(found, upto) == np.median(x)
+    wanted = {np.sort(x)[math.ceil(Fraction(i * len(x), bins)) - 1] for i in range(1, bins)}
+    assert quantiles.edges(found, upto, bins) == sorted(wanted)
+
+
+def test_days_merge_into_what_a_fit_of_all_days_learns() -> None:
+    """What every operator learns of days 1..n, merged with day n + 1, is what it learns of days 1..n + 1."""
+    rng = np.random.default_rng(7)
+    chains: list[dict[str, Any]] = [
+        {
+            "columns": ["x"],
+            "ops": [{name: {"bins": 5} if name == "quantile_bin" else {}}, {"rename": {"suffix": f"_{i}"}}],
+        }
+        for i, name in enumerate(["normalize", "normalize_minmax", "fill_median", "quantile_bin"])
+    ]
+    chains += [
+        {"columns": ["s"], "ops": ["target_encoding"]},
+        {"columns": ["s"], "ops": ["value_count"]},
+        {"columns": ["s", "x"], "ops": [{"join_groupby": {"by": "s", "stats": ["mean", "std", "min"]}}]},
+    ]
+    w = Workflow([Chain.model_validate(c) for c in chains], COLUMNS, label="label")
+
+    def day(n: int) -> tuple[dict[str, pa.Array], Rows]:
+        columns = {"s": pa.array(rng.integers(0, 9, n).astype(str)), "x": pa.array(rng.lognormal(0, 3, n))}
+        return columns, Rows(label=pa.array(rng.integers(0, 2, n)), identity=rng.integers(-(2**63), 2**63 - 1, n))
+
+    days = [day(n) for n in (50, 1, 0, 80)]
+    columns = {name: pa.concat_arrays([c[name] for c, _ in days]) for name in ("s", "x")}
+    facts = Rows(
+        label=pa.concat_arrays([r.label for _, r in days]),
+        identity=np.concatenate([r.identity for _, r in days if r.identity is not None]),
+    )
+    for chain in w.chains:
+        step = chain.steps[0]
+        assert isinstance(step.op, Learner)
+
+        def learn(parts: list[Any], step: Any = step) -> tuple[Any, dict[str, Any]]:
+            made = [step.op.arrow_partial({n: c[n] for n in step.types}, step.types, r) for c, r in parts]
+            old = made[0]
+            for new in made[1:]:
+                old = merge_all([old, new])
+            learned = step.op.finish(old, step.types)
+            return learned.states, {n: KeyedTable(t).table.to_pydict() for n, t in learned.tables.items()}
+
+        assert learn(days) == learn([(columns, facts)])
