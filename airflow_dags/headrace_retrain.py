@@ -27,6 +27,7 @@ with DAG(
     (
         HeadraceJob(stage="ingest")
         >> HeadraceJob(stage="features")
+        >> HeadraceJob(stage="drift", hours=0.5)
         >> HeadraceJob(stage="baseline")
         >> HeadraceJob(stage="train", hours=6, outlets=[MODEL])
     )

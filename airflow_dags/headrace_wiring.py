@@ -124,7 +124,7 @@ class HeadraceJob(SparkSubmitOperator):
     """
 
     #: Sections of a pipeline's YAML without which the stage of that name does not exist.
-    OPTIONAL = ("baseline", "score", "publish")
+    OPTIONAL = ("drift", "baseline", "score", "publish")
 
     def __init__(self, *, stage: str, hours: float = 2, **kwargs: Any) -> None:
         self.stage = stage

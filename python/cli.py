@@ -149,7 +149,7 @@ def run(
     sets: Sets = None,
     home: Home = VAR,
 ) -> None:
-    """Bring a day up to date: ingest, features, train, baseline, score, publish, report.
+    """Bring a day up to date: ingest, features, drift, train, baseline, score, publish, report.
 
     Each stage is a Spark application of its own. One that is done with the same inputs is left alone, so a run that
     was stopped goes on with the same command, and a second run changes nothing.
@@ -163,6 +163,7 @@ def run(
 _STAGES = {
     "ingest": "Load the day's landing files into the lake's Delta table; bad rows go to quarantine with a reason.",
     "features": "Fit the features on the training days and write the day's dataset.",
+    "drift": "Compare the newest rows with the training range, column by column; over a limit, warn or stop the day.",
     "train": "Train the model with sharded embeddings on Horovod's ranks, evaluate it, register it.",
     "baseline": "Train XGBoost on the same dataset and split.",
     "score": "Score users x candidate items with the registered model and keep the best for each user.",

@@ -20,7 +20,7 @@ from headrace.schema import DatasetSchema
 from headrace.workspace import Workspace
 
 #: The day, in order. A stage whose section the spec lacks is left out.
-ORDER = ("ingest", "features", "train", "baseline", "score", "publish", "report")
+ORDER = ("ingest", "features", "drift", "train", "baseline", "score", "publish", "report")
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from headrace.workspace import Workspace
 _SAMPLE_ROWS = 10
 #: The counts that say most about a stage, in this order.
 _TELLING = {
-    "ingest": ("kept", "quarantined"), "features": ("train", "valid", "rank"), "train": ("train", "valid"),
-    "baseline": ("train", "valid"), "score": ("scores", "users"), "publish": ("published",),
+    "ingest": ("kept", "quarantined"), "features": ("train", "valid", "rank"), "drift": ("columns", "over_limit"),
+    "train": ("train", "valid"), "baseline": ("train", "valid"), "score": ("scores", "users"),
+    "publish": ("published",),
 }  # fmt: skip
 
 

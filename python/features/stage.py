@@ -16,9 +16,12 @@ from headrace.atomic import new_directory, write_text
 from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.features.split import SPLIT, SplitRows, check_rows, split_rows, time_ranges
+from headrace.features.statistics import feature_columns, input_columns, measure_dataset, measure_events
+from headrace.features.statistics_table import write_statistics
 from headrace.features.vocabulary import VocabularyTable
 from headrace.features.workflow import FittedWorkflow, Workflow
 from headrace.features.writer import ColumnCounts, Engine, Written, WrittenDataset, plan_files, write_dataset
+from headrace.lake.log import DeltaLog
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output
 from headrace.schema import Kind
@@ -51,11 +54,14 @@ class BuildFeatures:
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
         """The section `features`, and what it needs of the table's declaration."""
         features = spec.features.model_dump(mode="json") | {"engine": engine_of(spec)}
+        # What is counted, not its limits: those are for the stage `drift`.
+        counted = spec.drift and spec.drift.model_dump(include={"quantiles", "top_values"})
         return {
             "features": features,
             "columns": [c.model_dump() for c in spec.table.columns],
             "event_time": spec.table.event_time,
             "daily": spec.source.daily,
+            **({"statistics": counted} if counted else {}),
         }
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
@@ -76,6 +82,9 @@ class BuildFeatures:
                 return f"{path} is gone"
             if path.stat().st_size != file["size"]:
                 return f"{path} has {path.stat().st_size} bytes, not {file['size']}"
+        for output in manifest.outputs:
+            if output.kind == "delta" and DeltaLog(ctx.ws.home / output.name).version is None:
+                return f"the table {output.name} is gone"
         return None
 
     def run(self, ctx: Context) -> Result:
@@ -119,7 +128,10 @@ def _build(ctx: Context, workflow: Workflow, spark: SparkSession, after: Callabl
 
     name = str(final.relative_to(ctx.ws.home))
     return Result(
-        outputs=(Output(kind="dataset", name=name, version=ctx.key, rows=total),),
+        outputs=(
+            Output(kind="dataset", name=name, version=ctx.key, rows=total),
+            *([_statistics(ctx, fitted, rows, counts, final)] if spec.drift else []),
+        ),
         rows=counts,
         facts=_facts(fitted, vocabularies, rows, counts, written),
         dataset_schema=fitted.schema,
@@ -154,6 +166,29 @@ def _events(ctx: Context, workflow: Workflow, spark: SparkSession) -> DataFrame:
     # Each run's day of a snapshot source holds all of it.
     newest = events.where(F.col("ds") <= ctx.ds).agg(F.max("ds")).collect()[0][0]
     return events.where(F.col("ds") == F.lit(newest))
+
+
+def _statistics(
+    ctx: Context, fitted: FittedWorkflow, rows: SplitRows, counts: Mapping[str, int], folder: Path
+) -> Output:
+    """Count what came in and what was made of it, and put it into the table of statistics."""
+    assert ctx.spec.drift is not None
+    tick = time.perf_counter()
+    quantiles, top = ctx.spec.drift.quantiles, ctx.spec.drift.top_values
+    splits = tuple(counts)
+    types = {c: fitted.workflow.input_type(c) for f in fitted.features for c in f.sources}
+    spark = rows.frame.sparkSession
+    raw = measure_events(
+        rows.frame, SPLIT, splits, input_columns(types, fitted.features), counts[splits[0]], quantiles, top,
+        engine_of(ctx.spec),
+    )  # fmt: skip
+    made = measure_dataset(spark, folder, splits, feature_columns(fitted.features), quantiles, top)
+    records = [r for part in (raw, made) for r in part.rows(fitted.vocabularies)]
+    path = ctx.ws.table(ctx.spec.pipeline, "statistics")
+    ranges = {"train": rows.train_range, "valid": rows.valid_range}
+    version = write_statistics(spark, path, ctx.ds, ctx.key, records, ranges)
+    _LOG.info("statistics of %d columns took %.1f s", len(records) // len(splits), time.perf_counter() - tick)
+    return Output(kind="delta", name=str(path.relative_to(ctx.ws.home)), version=str(version), rows=len(records))
 
 
 def _complete(folder: Path, files: list[Written], counts: Mapping[str, int]) -> None:

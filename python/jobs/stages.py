@@ -20,6 +20,10 @@ def load_stage(name: str) -> Stage:
             from headrace.features.stage import BuildFeatures
 
             return BuildFeatures()
+        case "drift":
+            from headrace.monitor.drift import JudgeDrift
+
+            return JudgeDrift()
         case "train":
             from headrace.train.stage import Train
 

@@ -27,7 +27,7 @@ from headrace.errors import UserError
 from headrace.workspace import Workspace
 
 #: Stages that open no Spark session: plain Python saves the JVM's start. Their job files run under spark-submit too.
-WITHOUT_SPARK = frozenset({"report"})
+WITHOUT_SPARK = frozenset({"drift", "report"})
 
 #: What a stopped application gets to end by itself before it is killed.
 _GRACE_SECONDS = 10.0

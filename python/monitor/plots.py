@@ -160,6 +160,26 @@ def value_bars(
     return _svg(figure, title)
 
 
+@_styled
+def drift_bars(rows: Sequence[tuple[str, float, float | None]]) -> Markup:
+    """Population stability index by column, its limit as a tick; a bar above it is red.
+
+    Args:
+        rows: (column, PSI, limit or None), largest first.
+    """
+    figure, axes = _axes("population stability index", "", height=0.62 + 0.28 * len(rows))
+    for y, (_, value, limit) in enumerate(rows):
+        over = limit is not None and value > limit
+        axes.barh(y, value, color=BAD if over else NEURAL, height=0.62)
+        if limit is not None:
+            axes.plot([limit, limit], [y - 0.42, y + 0.42], color=INK, linewidth=1.2)
+        _beside(axes, f"{value:.3g}", value, y)
+    top = max((max(value, limit or 0.0) for _, value, limit in rows), default=0.0)
+    axes.set_xlim(0, max(top, 1e-9) * 1.15)
+    _name_bars(axes, [r[0] for r in rows])
+    return _svg(figure, "Drift: population stability index by column")
+
+
 def _axes(xlabel: str, ylabel: str, height: float = _HEIGHT) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(_WIDTH, height), layout="constrained")
     axes = figure.add_subplot()

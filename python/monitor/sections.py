@@ -18,6 +18,8 @@ from headrace.stage import ORDER
 
 _TOP_FEATURES = 15
 _TOP_DRIFT = 40
+#: Beyond any real one: two distributions that share no bin have about 18.
+_LARGEST_PSI = 1e3
 _SAMPLE_ROWS = 10
 
 
@@ -274,14 +276,6 @@ def drift(day: Day) -> Section:
     over = [r for r in found if facts.records(r.get("breaches"))]
     told = f"{len(over)} of {len(found)} columns and features are over a limit." if over else "All within their limits."
     blocks: list[Block] = [Text(told, "bad" if over else "good")]
-    bars = [
-        (facts.short(f"{r.get('side')} {r.get('column')}"), index, facts.number(r.get("max_psi")))
-        for r in found
-        if (index := facts.number(r.get("psi"))) is not None
-    ]
-    if bars:
-        svg = plots.drift_bars(bars[:_TOP_FEATURES])
-        blocks.append(Plot(svg, "Largest population stability index", "The tick is the limit.", wide=False))
     # Those over a limit first: a missing rate may have risen where the index has not.
     shown = [*over, *(r for r in found if not facts.records(r.get("breaches")))]
     rows = tuple(_drift_row(r) for r in shown[:_TOP_DRIFT])
@@ -290,10 +284,37 @@ def drift(day: Day) -> Section:
     blocks.append(Table(headings, rows, "Columns of the events, and features", wide=True))
     if len(shown) > _TOP_DRIFT:
         blocks.append(Text(f"And {len(shown) - _TOP_DRIFT} more, within their limits or less far off.", "dim"))
-    ranges = [" to ".join(str(d) for d in facts.sequence(day.facts("features").get(f"{s}_range")))
+    bars = [
+        (facts.short(f"{r.get('side')} {r.get('column')}"), min(index, _LARGEST_PSI), facts.number(r.get("max_psi")))
+        for r in found
+        if (index := facts.number(r.get("psi"))) is not None
+    ]
+    if bars:
+        svg = plots.drift_bars(bars[:_TOP_FEATURES])
+        blocks.append(Plot(svg, "Largest population stability index", "The tick is the limit.", wide=False))
+    blocks.append(_drift_limits(day))
+    ranges = [" to ".join(dict.fromkeys(str(d) for d in facts.sequence(day.facts("features").get(f"{s}_range"))))
               for s in ("valid", "train")]  # fmt: skip
     note = f"{ranges[0]} beside the training range, {ranges[1]}." if all(ranges) else ""
     return Section("drift", "Drift", tuple(blocks), note)
+
+
+def _drift_limits(day: Day) -> Table:
+    limits = day.spec.drift
+    assert limits is not None
+    rows: list[tuple[Cell | str, ...]] = [
+        ("PSI", "all" if not limits.columns else "all others", facts.show(limits.max_psi), limits.action),
+        ("change of the missing rate", "", facts.percent(limits.max_missing_change), ""),
+        ("unknown values", "", facts.percent(limits.max_oov_rate), ""),
+    ]
+    for name, own in limits.columns.items():
+        told = [facts.show(own.max_psi)] if own.max_psi is not None else []
+        told += [f"missing {facts.percent(own.max_missing_change)}"] if own.max_missing_change is not None else []
+        told += [f"unknown {facts.percent(own.max_oov_rate)}"] if own.max_oov_rate is not None else []
+        rows.append(
+            ("PSI" if own.max_psi is not None else "", name, ", ".join(told) or "–", own.action or limits.action)
+        )
+    return Table(("Limit of", "Column", ">Value", "Then"), tuple(rows), "Limits")
 
 
 def _drift_row(r: Mapping[str, Any]) -> tuple[Cell | str, ...]:

@@ -23,8 +23,8 @@ class Report:
 
     name = "report"
     #: Raise it when the page changes, so that days reported before get the new one when they are run again.
-    version = 1
-    needs: tuple[str, ...] = ("ingest?", "features?", "train?", "baseline?", "score?", "publish?")
+    version = 2
+    needs: tuple[str, ...] = ("ingest?", "features?", "drift?", "train?", "baseline?", "score?", "publish?")
 
     def applies(self, spec: Spec) -> bool:
         return True

@@ -23,7 +23,7 @@ from headrace.workspace import Workspace, checkout, pipeline_file
 AIRFLOW = checkout() / ".venv-airflow" / "bin" / "python"
 DAGS = checkout() / "airflow_dags"
 DS = "2026-01-04"
-RETRAIN = ["ingest", "features", "baseline", "train"]
+RETRAIN = ["ingest", "features", "drift", "baseline", "train"]
 SCORE = ["score", "publish", "report"]
 
 pytestmark = pytest.mark.skipif(not AIRFLOW.is_file(), reason="Airflow's environment is not here: run `make airflow`")
@@ -135,7 +135,7 @@ def test_what_is_submitted(ask: Ask, recorder: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     assert [r["state"] for r in seen["runs"]] == ["success"] * 3, seen["log"][-4000:]
     assert seen["runs"][1]["tasks"] == {
-        "ingest": "success", "features": "success", "baseline": "skipped", "train": "success",
+        "ingest": "success", "features": "success", "drift": "success", "baseline": "skipped", "train": "success",
     }  # fmt: skip
     assert seen["events"] == [{"pipeline": "clicks", "ds": DS}, {"pipeline": str(other), "ds": DS}]
     made = calls(recorder)

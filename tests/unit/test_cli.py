@@ -42,9 +42,9 @@ class Fake:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The stage before; `score` can do without a baseline, but not without a model."""
+        """The stage before; `score` can do without a baseline, but not without a model, `train` without a judgement."""
         before = ORDER[: ORDER.index(self.name)][-1:]
-        return ("train", "baseline?") if self.name == "score" else before
+        return {"score": ("train", "baseline?"), "train": ("features",)}.get(self.name, before)
 
     def applies(self, spec: Spec) -> bool:
         return getattr(spec, self.name, True) is not None

@@ -90,6 +90,22 @@ def make_manifests(ds: str = DS, pipeline: str = "clicks", warm: Manifest | None
             "train_range": ["2026-01-01", "2026-01-07"], "valid_range": [ds, ds],
         },
     )  # fmt: skip
+    add(
+        "drift", "7a" * 8, 0.1, ("features",), rows={"columns": 3, "over_limit": 1}, peak_memory_mib={"python": 95.0},
+        facts={
+            "columns": [
+                {"side": "input", "column": "item_price", "kind": "number", "values": [420_300, 59_400],
+                 "missing": [0.02, 0.31], "oov": None, "mean": [19.5, 44.25], "psi": 0.4321, "ks": 0.21,
+                 "max_psi": 0.25, "breaches": [
+                     {"what": "psi", "value": 0.4321, "limit": 0.25, "action": "warn", "key": "drift.max_psi"}]},
+                {"side": "feature", "column": "user_id", "kind": "category", "values": [420_300, 59_400],
+                 "missing": [0.0, 0.0], "oov": [0.004, 0.0123], "mean": [None, None], "psi": 0.0123, "ks": None,
+                 "max_psi": 0.25, "breaches": []},
+                {"side": "input", "column": "ts", "kind": "time", "values": [420_300, 59_400], "missing": [0.0, 0.0],
+                 "oov": None, "mean": [1.0, 2.0], "psi": None, "ks": None, "max_psi": None, "breaches": []},
+            ]
+        },
+    )  # fmt: skip
     bins = [{"predicted": p / 20 + 0.02, "observed": p / 20 + 0.02 + 0.008 * math.sin(p * 2), "rows": 12_000 - 1100 * p}
             for p in range(10)]  # fmt: skip
     model = f"models/{pipeline}/{ds}/{'3c' * 8}/model"
@@ -191,10 +207,11 @@ def test_a_whole_day_has_everything_and_fetches_nothing() -> None:
         "0.7694", f"{100 * share:.1f} % of the way to the ceiling, 0.7816", "+0.0283", "60,012",
         "74 quarantined of 60,402", "30,900", "618,000", "not JSON", "campaign", "null rate of user_age",
         "duplicate keys", "Vocabularies, version 8", "2026-01-01 to 2026-01-07", "2.4 GiB",
-        "landing/clicks/2026-01-08/part-0000.json.gz", "1 min 02 s",
+        "landing/clicks/2026-01-08/part-0000.json.gz", "1 min 02 s", "1 of 3 columns and features are over a limit",
+        "0.432", "over the limit", "2026-01-08 beside the training range, 2026-01-01 to 2026-01-07",
     ):  # fmt: skip
         assert text in seen.words, text
-    assert len([t for t, _ in seen.tags if t == "svg"]) == 8
+    assert len([t for t, _ in seen.tags if t == "svg"]) == 9
     assert "Not run" not in seen.words
     assert "not run" not in seen.words
     # Of other days only what did not hold is shown.
@@ -231,7 +248,7 @@ def test_any_subset_of_stages_makes_a_page_that_names_what_did_not_run(size: int
 
 
 def test_a_pipeline_without_a_stage_does_not_call_it_missing() -> None:
-    spec = load_spec("clicks", ["baseline=null", "score=null", "publish=null"])
+    spec = load_spec("clicks", ["drift=null", "baseline=null", "score=null", "publish=null"])
     manifests = {s: m for s, m in make_manifests().items() if s in ("ingest", "features", "train")}
     words = Checker(page(make_day(manifests, spec))).words
     assert "baseline: not part of this pipeline" in words
