@@ -106,7 +106,7 @@ class Reader:
                 raise UserError(f"{path}: version {version} of this Delta table is not there any more")
             if any(f.partition for f in files):
                 raise UserError(f"{path}: a partitioned Delta table needs Spark to be read")
-            found = pa.concat_tables([pq.read_table(f.path) for f in files], promote=True)
+            found = pa.concat_tables([pq.read_table(f.path) for f in files], promote_options="default")
         elif table.format == "csv":
             strings = pacsv.ConvertOptions(
                 column_types={n: pa.string() for n in table.columns}, strings_can_be_null=True, null_values=[""]

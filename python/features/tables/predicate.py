@@ -3,9 +3,9 @@
     clicked = 1 and (device in ('phone', 'web') or item_price is not null) and not user_age between 0 and 17
 
 Columns (in backticks where they are no plain names), numbers, 'texts', true and false; = == != <> < <= > >=,
-`in (...)`, `between`, `is [not] null`, `and`, `or`, `not`, parentheses. Timestamps and dates compare with texts ('2026-01-31',
-'2026-01-31 12:00:00', UTC). Logic is SQL's: a comparison with null is unknown, and unknown is not true. NaN is null.
-Integers compare as 64-bit integers, with a real number on either side as doubles.
+`in (...)`, `between`, `is [not] null`, `and`, `or`, `not`, parentheses. Timestamps and dates compare with texts
+('2026-01-31', '2026-01-31 12:00:00', UTC). Logic is SQL's: a comparison with null is unknown, and unknown is not true.
+NaN is null. Integers compare as 64-bit integers, with a real number on either side as doubles.
 """
 
 from __future__ import annotations

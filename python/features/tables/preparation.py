@@ -25,6 +25,7 @@ from headrace.features.tables import TABLE_OPS
 from headrace.features.tables.external import Reader
 from headrace.features.tables.negatives import Negatives
 from headrace.features.tables.past_arrow import one
+from headrace.features.tables.rename import Rename
 from headrace.features.tables.table_op import (
     DAY,
     PROBE,
@@ -81,7 +82,7 @@ class Preparation:
             op = build_table_op(spec.op, spec.params, at)
             past = [s.op.name for s in stands if s.op.keys_of()]
             if isinstance(op, Negatives) and past:
-                raise UserError(f"{at} (negatives): put it before {', '.join(past)}: those would tell a negative of its "
+                raise UserError(f"{at} (negatives): put it before {', '.join(past)}: they would tell a negative of its "
                                 f"positive's past")  # fmt: skip
             try:
                 after = op.columns(given)
@@ -113,6 +114,20 @@ class Preparation:
     def lookback_days(self) -> int:
         """Days before a row that the longest window looks at, rounded up."""
         return max((-(-s.op.lookback() // DAY) for s in self.stands), default=0)
+
+    def keys_behind(self, column: str) -> tuple[str, ...]:
+        """The keys by whose past a column (of those at the end) was made; () for one of the row's own."""
+        for i in range(len(self.stands) - 1, -1, -1):
+            stand = self.stands[i]
+            if column in stand.given.types:
+                continue
+            if isinstance(stand.op, Rename):
+                old = next(a for a, b in stand.op.to.items() if b == column)
+                return self._some(self.stands[:i]).keys_behind(old)
+            before = self._some(self.stands[:i])
+            behind = [before.keys_behind(k) or (k,) for k in stand.op.keys_of()]
+            return tuple(dict.fromkeys(k for keys in behind for k in keys))
+        return ()
 
     def split(self, serving: bool) -> tuple[Preparation, Preparation]:
         """(the leading operators that treat each row alone, the rest); `serving`: without what is for training."""
