@@ -54,6 +54,8 @@ def spec(**score: Any) -> Spec:
                     {"columns": ["user", "item"], "ops": [{"categorify": {"min_count": 2}}]},
                     {"columns": ["city"], "ops": [{"hash_bucket": {"buckets": 5}}]},
                     {"columns": ["likes"], "ops": ["categorify", {"pad": {"length": 2}}]},
+                    # Of both sides: computed for each pair.
+                    {"columns": ["user", "hour", "item"], "ops": [{"hashed_cross": {"buckets": 3, "to": "pair"}}]},
                 ],
             },
             "baseline": {"rounds": 4, "max_depth": 2, "workers": 1}, "score": base | score,

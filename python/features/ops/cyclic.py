@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
+from decimal import Decimal, localcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 Part = Literal["hour", "weekday", "day", "month"]
 #: Positions on each circle. A day of the year is one of 366, so that 29 February has a place.
 _PERIODS: dict[Part, int] = {"hour": 24, "weekday": 7, "day": 366, "month": 12}
+#: 2 pi.
+_TURN = Decimal("6.2831853071795864769252867665590057683943387987502")
+#: Terms of a series below this change nothing; a sum below that is 0 (sin of half a turn).
+_TINY, _ZERO = Decimal("1e-42"), Decimal("1e-30")
 
 
 class Cyclic(Op):
@@ -102,9 +106,10 @@ class Cyclic(Op):
         out = {}
         for name, x in columns.items():
             valid = x.is_valid().to_numpy(zero_copy_only=False)
+            positions = {part: self._arrow_position(x, part) for _, part in self._outputs(name)}
             for made, part in self._outputs(name):
                 sines, cosines = circle(self.period or _PERIODS[part or "hour"])
-                values = (sines if made.endswith("_sin") else cosines)[self._arrow_position(x, part)]
+                values = (sines if made.endswith("_sin") else cosines)[positions[part]]
                 out[made] = from_numpy(np.where(valid, values, np.nan))
         return out
 
@@ -121,6 +126,23 @@ class Cyclic(Op):
 
 @lru_cache(maxsize=64)
 def circle(period: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """sin and cos of 2 pi i / period for i in 0 .. period - 1: float64 [period] each."""
-    angles = [2 * math.pi * i / period for i in range(period)]
-    return np.array([math.sin(a) for a in angles]), np.array([math.cos(a) for a in angles])
+    """sin and cos of 2 pi i / period for i in 0 .. period - 1: float64 [period] each.
+
+    By their series in 40 digits, rounded once: the same bits on every machine, which a mathematical library's are not.
+    """
+    sines, cosines = np.empty(period), np.empty(period)
+    with localcontext() as context:
+        context.prec = 40
+        for i in range(period):
+            # Within half a turn of 0, where the series takes some 40 terms.
+            angle = _TURN * (i if 2 * i <= period else i - period) / period
+            sine, cosine, term, n = Decimal(0), Decimal(1), Decimal(1), 0
+            while abs(term) > _TINY:
+                n += 1
+                term = term * angle / n
+                if n % 2:
+                    sine += term if n % 4 == 1 else -term
+                else:
+                    cosine += term if n % 4 == 0 else -term
+            sines[i], cosines[i] = (0.0 if abs(v) < _ZERO else float(v) for v in (sine, cosine))
+    return sines, cosines
