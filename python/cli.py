@@ -273,6 +273,8 @@ def lineage(
         "headrace plan --gpu clicks --set features.row_group_rows=1000000",
         "headrace plan --gpu --operator target_encoding --operator history",
         "headrace plan --gpu",
+        "headrace plan --sharding clicks --world 8",
+        "headrace plan --sharding --tables mlperf --world 64 --memory 80",
     )
 )
 def plan(
@@ -282,18 +284,39 @@ def plan(
         list[str] | None,
         typer.Option("--operator", help="This operator alone; may be repeated.", metavar="NAME"),
     ] = None,
+    sharding: Annotated[
+        bool, typer.Option("--sharding", help="Where embedding tables would live, and what that costs.")
+    ] = False,
+    world: Annotated[int, typer.Option("--world", min=1, help="Ranks to plan for.", metavar="N")] = 8,
+    memory: Annotated[
+        float | None, typer.Option("--memory", help="GiB of each rank for the tables.", metavar="GIB")
+    ] = None,
+    tables: Annotated[
+        str | None,
+        typer.Option("--tables", help="Declared tables (conf/tables or a .yaml file) instead of a dataset's."),
+    ] = None,
+    ds: Ds = None,
     sets: Sets = None,
+    home: Home = VAR,
 ) -> None:
     """Show what a pipeline would do, without doing it.
 
     --gpu asks the RAPIDS plugin, which needs no GPU for it but its jar (make rapids): each step of the features of a
     small table with the pipeline's schema, on the GPU or not, and the reason. Without a pipeline: every operator and
     every shipped pipeline. Exit code 1 when anything leaves the GPU.
+
+    --sharding spreads the tables of a pipeline's newest dataset, or declared ones, over any number of ranks: memory by
+    rank, bytes by step, expected time, imbalance; or why it cannot fit and what would make it.
     """
+    if sharding:
+        from headrace.commands.plan_sharding import sharding as sharding_verb
+
+        sharding_verb(Workspace(home), pipeline, tables, ds, world, memory, sets or [])
+        return
     from headrace.commands.plan import gpu as verb
 
     if not gpu:
-        raise UserError("say what to plan: --gpu")
+        raise UserError("say what to plan: --gpu or --sharding")
     if pipeline and operators:
         raise UserError("name a pipeline or operators, not both")
     raise typer.Exit(verb(pipeline, sets or [], operators or []))

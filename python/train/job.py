@@ -73,6 +73,9 @@ class Job(BaseModel):
     def obeyed(self) -> str:
         """Fingerprint of what must stay as it is between a checkpoint and its continuation."""
         loop = self.train.model_dump(mode="json", include=set(OBEYED))
+        # Where rows live changes no weight; how they are rounded does.
+        sharding = self.train.sharding
+        loop["storage"] = {"": sharding.storage, **{n: t.storage for n, t in sharding.tables.items() if t.storage}}
         return fingerprint({"model": self.model.model_dump(mode="json"), "train": loop, "dataset": self.features.key})
 
     def check_fence(self) -> None:

@@ -12,7 +12,7 @@ import logging
 import math
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from headrace.dataset.layout import SplitLayout, open_split
 from headrace.dataset.source import TrainSource
 from headrace.embeddings.collective import Collective, LocalCollective
+from headrace.embeddings.plan import Lookup, Plan, Table
+from headrace.embeddings.planner import plan_tables
 from headrace.models import saved
 from headrace.models.dlrm import DLRM
 from headrace.schema import DatasetSchema
@@ -121,7 +123,13 @@ def train(job: Job, collective: Collective, say: Say = lambda tick: None) -> Rep
 
 
 def _new_learner(job: Job, schema: DatasetSchema, collective: Collective) -> _Learner:
-    model = DLRM(schema, job.model, collective, job.train.seed)
+    def make_plan(tables: Sequence[Table], lookups: Sequence[Lookup], world_size: int) -> Plan:
+        return plan_tables(
+            tables, lookups, world_size, batch_size=job.train.batch_size, optimizer=job.train.embeddings.kind,
+            settings=job.train.sharding,
+        ).plan  # fmt: skip
+
+    model = DLRM(schema, job.model, collective, job.train.seed, make_plan)
     model.embeddings.configure_optimizer(job.train.embeddings)
     return _Learner(model, DenseOptimizer(model.dense_parameters(), job.train.dense, collective))
 

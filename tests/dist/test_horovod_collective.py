@@ -13,9 +13,11 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from headrace.config import Model, Optimizer
+from headrace.config import EmbeddingOptimizer, Model, Optimizer
 from headrace.embeddings.collective import Collective, LocalCollective
 from headrace.embeddings.collective_threads import run_ranks
+from headrace.embeddings.plan import Lookup, Plan, Table, blocks_for
+from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.models.dlrm import DLRM
 from headrace.models.saved import load_dlrm, save_model
 from headrace.schema import DatasetSchema, Feature, Kind
@@ -33,6 +35,9 @@ MODEL = Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,))
 ROWS, STEPS = 64, 10
 #: Rows of each step's global batch on rank 0: even, all, none, uneven.
 SHARES = [32, ROWS, 0, 5, 60, 32, 1, 63, 32, 32]
+
+
+MIXED = ["sgd", "rowwise_adagrad", "adam"]
 
 
 def step_rows(step: int, world_size: int, rank: int) -> slice:
@@ -71,13 +76,17 @@ def messages(c: Collective) -> dict[str, Any]:
     for turn in range(2):
         rows = [[me, to, n] for to in range(size) for n in range((me + 2 * to + turn) % 3)]
         send = [(me + 2 * to + turn) % 3 for to in range(size)]
-        for dtype in (torch.int32, torch.int64, torch.float32):
+        for dtype in (torch.uint8, torch.int32, torch.int64, torch.float32, torch.float16, torch.bfloat16):
             received, counts = c.all_to_all(torch.tensor(rows, dtype=dtype).reshape(-1, 3), send)
             out[f"all_to_all {dtype} {turn}"] = (received.tolist(), counts, str(received.dtype))
         # Not contiguous, as gradients may be; and nothing at all.
         wide = torch.arange(12.0).view(3, 4) + 100 * me
         out[f"transposed {turn}"] = c.all_to_all(wide.t(), [1] * (size - 1) + [5 - size])[0].tolist()
         out[f"nothing {turn}"] = c.all_to_all(torch.zeros(0, 2), [0] * size)[0].tolist()
+        # Two of one kind on their way, waited for in the other order.
+        first = c.start_all_to_all(torch.full((size, 2), me), [1] * size)
+        second = c.start_all_to_all(torch.full((size, 2), 10 + me), [1] * size)
+        out[f"in flight {turn}"] = (second()[0].tolist(), first()[0].tolist())
         tensors = [torch.full((2, 3), me + 1.0), torch.tensor([me, turn]), torch.tensor(0.5 * me)]
         c.all_reduce_sum(tensors)
         out[f"sum {turn}"] = [t.tolist() for t in tensors]
@@ -89,9 +98,29 @@ def messages(c: Collective) -> dict[str, Any]:
     return out
 
 
+def mixed(c: Collective, kind: str) -> tuple[list[list[float]], list[list[float]]]:
+    """Ten steps of a plan of all kinds, two widths and storages, all poolings; the last rows and answers."""
+    tables = tuple(Table(f"t{i}", 5 + 7 * i, 4 + 2 * (i % 2), "bf16" if i == 1 else "fp32") for i in range(4))
+    kinds = ("table_wise", "row_wise", "column_wise", "data_parallel")
+    blocks = tuple(b for t, how in zip(tables, kinds, strict=True) for b in blocks_for(t, how, c.world.size))
+    lookups = tuple(Lookup(f"f{i}", t.name, 2, True, ("sum", "mean", "max", "none")[i]) for i, t in enumerate(tables))
+    embeddings = ShardedEmbeddings(Plan(tables, lookups, blocks, c.world.size), c, seed=1)
+    embeddings.configure_optimizer(EmbeddingOptimizer(kind=kind, learning_rate=0.1, clip_norm=5.0))
+    outs = []
+    for step in range(STEPS):
+        rng = np.random.default_rng([step, c.world.rank])
+        sizes = np.array([t.rows for t in tables for _ in range(2)])
+        codes = torch.from_numpy((rng.random(((step + c.world.rank) % 3, 8)) ** 2 * sizes).astype(np.int64))
+        outs = embeddings.features(codes)
+        sum((out - 1).square().sum() for out in outs).backward()
+        embeddings.step()
+    return [w.float().flatten().tolist() for w in embeddings.weights], [o.flatten().tolist() for o in outs]
+
+
 def rank_report(c: Collective, folder: Path) -> dict[str, Any]:
     """All that the test looks at, of one rank."""
     report: dict[str, Any] = {"messages": messages(c)}
+    report["mixed"] = {kind: mixed(c, kind) for kind in MIXED}
     for kind in ("sgd", "adagrad", "adam"):
         losses, model = train(c, kind)
         state = {name: t.numpy() for name, t in model.state_dict().items()}
@@ -134,6 +163,15 @@ def test_messages_arrive_as_between_threads(horovod_reports: tuple[Path, Sequenc
         assert reports[rank]["messages"] == expected
         assert expected["world"] == (rank, 2)
         assert expected["sum 0"] == [[[3.0] * 3] * 2, [1, 0], 0.5]
+
+
+@pytest.mark.parametrize("kind", MIXED)
+def test_a_mixed_plan_equals_threads(horovod_reports: tuple[Path, Sequence[dict[str, Any]]], kind: str) -> None:
+    _, reports = horovod_reports
+    for rank, (weights, outs) in enumerate(run_ranks(2, lambda c: mixed(c, kind))):
+        got_weights, got_outs = reports[rank]["mixed"][kind]
+        for got, expected in zip([*got_weights, *got_outs], [*weights, *outs], strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])

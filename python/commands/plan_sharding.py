@@ -1,0 +1,136 @@
+"""`headrace plan --sharding`: where embedding tables would live on any number of ranks, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich.table import Table as Screen
+
+from headrace.commands.screen import out, table
+from headrace.config import Sharding, load_spec
+from headrace.embeddings.cost import GIB, load_of
+from headrace.embeddings.declared import load_tables
+from headrace.embeddings.plan import Lookup, Table, tables_of
+from headrace.embeddings.planner import Planned, plan_tables
+from headrace.errors import UserError
+from headrace.manifest import Manifest
+from headrace.workspace import Workspace
+
+#: Ranks and tables that are shown one by one.
+_RANKS, _TABLES = 16, 60
+
+
+def sharding(
+    ws: Workspace, pipeline: str | None, declared: str | None, ds: str | None, world: int, memory_gib: float | None,
+    sets: Sequence[str],
+) -> Planned:  # fmt: skip
+    """Plan and print. Without `declared`, the tables are those of the pipeline's newest dataset (or that of `ds`).
+
+    Raises:
+        UserError: neither a pipeline nor tables, no dataset yet, or a plan that cannot fit.
+    """
+    spec = load_spec(pipeline, sets) if pipeline is not None else None
+    settings = spec.train.sharding if spec else Sharding(kind="auto")
+    if not any(s.startswith("train.sharding.kind") for s in sets):
+        settings = settings.model_copy(update={"kind": "auto"})
+    if memory_gib is not None:
+        settings = settings.model_copy(update={"memory_gib": memory_gib})
+    if declared is not None:
+        given = load_tables(declared)
+        tables, lookups = given.planned()
+        source, batch, optimizer = given.source, given.batch_size, given.optimizer
+        if spec is not None:
+            batch, optimizer = spec.train.batch_size, spec.train.embeddings.kind
+    elif spec is not None:
+        source, tables, lookups = _dataset(ws, spec.pipeline, ds, spec.model.embedding_dim)
+        batch, optimizer = spec.train.batch_size, spec.train.embeddings.kind
+    else:
+        raise UserError("say which tables: a pipeline that has a dataset, or --tables mlperf, or --tables FILE.yaml")
+    planned = plan_tables(tables, lookups, world, batch_size=batch, optimizer=optimizer, settings=settings)
+    show(planned, source)
+    return planned
+
+
+def _dataset(
+    ws: Workspace, pipeline: str, ds: str | None, dim: int
+) -> tuple[str, tuple[Table, ...], tuple[Lookup, ...]]:
+    runs = ws.manifest(pipeline, "*", "features")
+    days = sorted((p.parent.name for p in runs.parent.parent.glob("*/features.json")), reverse=True)
+    day = ds or (days[0] if days else "")
+    manifest = Manifest.load(ws.manifest(pipeline, day, "features")) if day else None
+    if manifest is None or manifest.dataset_schema is None:
+        raise UserError(
+            f"pipeline '{pipeline}' has no dataset{f' of {ds}' if ds else ''} in {ws.home}, so its tables' sizes are "
+            f"not known: run it up to features, or declare tables (--tables mlperf, --tables FILE.yaml)"
+        )
+    return f"{pipeline}, dataset of {day}", *tables_of(manifest.dataset_schema, dim)
+
+
+def show(planned: Planned, source: str) -> None:
+    """Print a plan: its assumptions, its tables, its ranks."""
+    work, load, s = planned.work, planned.load, planned.work.settings
+    seconds = load.seconds(s)
+    rows = sum(t.rows for t in work.tables)
+    weights = float(load.memory.sum())
+    out.print(
+        f"[bold]{source}[/]: {len(work.tables)} tables, {rows:,} rows, {weights / GIB:,.1f} GiB on all ranks with the "
+        f"states of {work.optimizer}; {work.world_size:,} ranks, {work.batch_size:,} rows a step"
+    )
+    out.print(
+        f"assumed: ids Zipf({s.zipf:g}); a rank's memory {s.memory_gbps:g} GB/s, {s.node_gbps:g} GB/s to the "
+        f"{s.ranks_per_node} ranks of its machine, {s.network_gbps:g} GB/s to others, {s.latency_us:g} µs a message\n"
+    )
+    out.print(_tables(planned))
+    out.print()
+    out.print(_ranks(planned))
+    means = [f"{name} {v.max() / max(v.mean(), 1e-30):.2f}" for name, v in
+             (("memory", load.memory + load.buffers), ("sent", load.sent), ("time", seconds)) if v.any()]  # fmt: skip
+    out.print(
+        f"\nexpected time of a step's embeddings: {seconds.max() * 1e3:.3f} ms on the slowest rank; "
+        f"imbalance, largest / mean: {', '.join(means)}"
+    )
+
+
+def _tables(planned: Planned) -> Screen:
+    shown = table(
+        "table", ">rows", ">width", "storage", "kind", "ranks", ">GiB a rank", ">MB sent by all", title="tables"
+    )
+    order = sorted(planned.work.tables, key=lambda t: -t.rows * t.dim)
+    for t in order[:_TABLES]:
+        blocks = planned.plan.blocks_of(t.name)
+        load = load_of(planned.work, blocks)
+        kind = planned.plan.kind_of(t.name)
+        sent = float((load.sent + load.reduced).sum()) / 1e6
+        shown.add_row(
+            t.name, f"{t.rows:,}", str(t.dim), t.storage, kind.replace("_", "-"), _ranks_of(planned, t),
+            f"{load.memory.max() / GIB:.4f}", f"{sent:,.2f}",
+        )  # fmt: skip
+    if len(order) > _TABLES:
+        shown.add_row(f"and {len(order) - _TABLES} smaller", *[""] * 7)
+    return shown
+
+
+def _ranks_of(planned: Planned, t: Table) -> str:
+    blocks, world = planned.plan.blocks_of(t.name), planned.work.world_size
+    if blocks[0].replicated or blocks[0].ranks == world:
+        return "all"
+    if len(blocks) == 1:
+        first, last = blocks[0].first_rank, (blocks[0].first_rank + blocks[0].ranks - 1) % world
+        return str(first) if blocks[0].ranks == 1 else f"{first}-{last}"
+    return ",".join(str(b.first_rank) for b in blocks)
+
+
+def _ranks(planned: Planned) -> Screen:
+    load = planned.load
+    seconds = load.seconds(planned.work.settings)
+    shown = table("rank", ">tables GiB", ">step GiB", ">all GiB", ">sent MB", ">received MB", ">ms", title="ranks")
+    columns = [load.memory / GIB, load.buffers / GIB, (load.memory + load.buffers) / GIB,
+               (load.sent + load.reduced) / 1e6, (load.received + load.reduced) / 1e6, seconds * 1e3]  # fmt: skip
+    if planned.work.world_size <= _RANKS:
+        for rank in range(planned.work.world_size):
+            shown.add_row(str(rank), *(f"{c[rank]:,.3f}" for c in columns))
+    else:
+        for name, pick in (("least", np.min), ("mean", np.mean), ("most", np.max)):
+            shown.add_row(name, *(f"{pick(c):,.3f}" for c in columns))
+    return shown

@@ -1,0 +1,170 @@
+"""What a plan costs each rank: memory, bytes on the wire, bytes of memory traffic, and the time that follows.
+
+The exchange sends each distinct row once, so what counts is the expected number of distinct ids in a rank's part of the
+batch (`Popularity`), not the number of ids. All figures are of one training step; all vectors are by rank, [W].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.config import Sharding
+from headrace.embeddings.optimizers import RULES, state_bytes_per_row
+from headrace.embeddings.plan import BYTES, Block, Lookup, Plan, Table
+from headrace.embeddings.popularity import Popularity
+
+Vector = NDArray[np.float64]
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What the plan is for."""
+
+    tables: tuple[Table, ...]
+    lookups: tuple[Lookup, ...]
+    world_size: int
+    #: Rows of a step over all ranks.
+    batch_size: int
+    #: Kind of the optimizer (config.EmbeddingOptimizer).
+    optimizer: str
+    settings: Sharding
+    #: Known popularities by table; the others are Zipf with `settings.zipf`.
+    popularity: Mapping[str, Popularity] = field(default_factory=dict)
+
+    @cached_property
+    def by_name(self) -> dict[str, Table]:
+        return {t.name: t for t in self.tables}
+
+    @cached_property
+    def slots(self) -> dict[str, int]:
+        """Ids of each table in one sample; lists are taken to be full."""
+        found = {t.name: 0 for t in self.tables}
+        for x in self.lookups:
+            found[x.table] += x.length
+        return found
+
+    @property
+    def local_batch(self) -> float:
+        return self.batch_size / self.world_size
+
+    def popularity_of(self, table: str) -> Popularity:
+        known = self.popularity.get(table)
+        return known if known is not None else self._zipf[table]
+
+    @cached_property
+    def _zipf(self) -> dict[str, Popularity]:
+        return {t.name: Popularity.zipf(t.rows, self.settings.zipf) for t in self.tables}
+
+    @cached_property
+    def id_bytes(self) -> int:
+        """Ids travel as row numbers of their owner: 4 bytes where the shards have fewer than 2^31 rows."""
+        return 4 if sum(t.rows for t in self.tables) < 2**31 * self.world_size else 8
+
+
+@dataclass
+class Load:
+    """Sums by rank, each float64 [W]."""
+
+    #: Weights and optimizer states.
+    memory: Vector
+    #: Most of what one step holds besides them.
+    buffers: Vector
+    sent: Vector
+    received: Vector
+    #: Bytes read and written in the rank's own memory.
+    traffic: Vector
+    #: Bytes that each rank puts into the all-reduce of replicated tables, the rank's share of its ring.
+    reduced: Vector
+
+    @staticmethod
+    def zero(world_size: int) -> Load:
+        return Load(*(np.zeros(world_size) for _ in range(6)))
+
+    def add(self, other: Load, sign: float = 1.0) -> None:
+        """Add, or take away, in place."""
+        for name in vars(self):
+            getattr(self, name).__iadd__(sign * getattr(other, name))
+
+    def seconds(self, settings: Sharding) -> Vector:
+        """Expected time of a step's embedding part on each rank, [W].
+
+        Messages inside a machine and between machines travel at the same time; memory traffic comes before and after.
+        """
+        world = len(self.memory)
+        near = min(settings.ranks_per_node, world) - 1
+        inside = near / max(1, world - 1)
+        moved = np.maximum(self.sent, self.received) + self.reduced
+        wire = np.maximum(moved * inside / settings.node_gbps, moved * (1 - inside) / settings.network_gbps) / 1e9
+        messages = 3 * bool(self.sent.any()) + bool(self.reduced.any())
+        return wire + self.traffic / settings.memory_gbps / 1e9 + messages * settings.latency_us * 1e-6
+
+
+def block_bytes(work: Workload, block: Block) -> int:
+    """Bytes of one row of a block with its optimizer states."""
+    table = work.by_name[block.table]
+    width = len(block.columns)
+    return width * BYTES[table.storage] + state_bytes_per_row(work.optimizer, width)
+
+
+def load_of(work: Workload, blocks: Sequence[Block]) -> Load:
+    """What the blocks of one table cost each rank."""
+    world = work.world_size
+    load = Load.zero(world)
+    for block in blocks:
+        table = work.by_name[block.table]
+        width, stored = len(block.columns), len(block.columns) * BYTES[table.storage]
+        numbers = 4 * width  # a row's gradient
+        ids = work.local_batch * work.slots[block.table]
+        pieces = work.local_batch * sum(1 for x in work.lookups if x.table == block.table)
+        popularity = work.popularity_of(block.table)
+        distinct = popularity.distinct(ids)
+        row = block_bytes(work, block)
+        # Everywhere: codes, addresses and their sort (about 40 bytes an id), output and its gradient, summed gradient.
+        load.buffers += 40 * ids + 2 * pieces * numbers + distinct * numbers
+        load.traffic += 40 * ids + ids * numbers * 2 + 3 * pieces * numbers
+        if block.replicated:
+            load.memory += table.rows * row
+            touched = popularity.distinct(ids * world)
+            dense = table.rows * (numbers + 4)
+            load.buffers += 2 * dense + 4 * touched * numbers
+            load.traffic += 4 * dense + 2 * touched * row
+            load.reduced += 2 * dense * (world - 1) / world
+            continue
+        holders = (block.first_rank + np.arange(block.ranks)) % world
+        held = (table.rows - np.arange(block.ranks) + block.ranks - 1) // block.ranks
+        load.memory[holders] += held * row
+        own = np.zeros(world)  # distinct rows that a rank asks of itself
+        own[holders] = popularity.distinct_by_place(ids, block.ranks)
+        touched_here = np.zeros(world)
+        touched_here[holders] = popularity.distinct_by_place(ids * world, block.ranks)
+        away, served = distinct - own, own * (world - 1)
+        load.sent += away * (work.id_bytes + numbers) + served * stored
+        load.received += away * stored + served * (work.id_bytes + numbers)
+        asked = served + own
+        if world > 1:
+            # Rows as stored and as float32, both ways.
+            load.buffers += distinct * (stored + numbers) + asked * (stored + 2 * numbers)
+        load.buffers += touched_here * (2 * numbers + row)
+        load.traffic += asked * 2 * stored + asked * 2 * numbers + touched_here * 2 * row + distinct * 2 * numbers
+    if len(blocks) > 1 and RULES[work.optimizer].by_row:
+        # The blocks' owners tell each other their sums of squares.
+        touched = 4 * work.popularity_of(blocks[0].table).distinct(work.batch_size * work.slots[blocks[0].table])
+        holders = np.array([b.first_rank for b in blocks])
+        others = touched * (len(set(holders.tolist())) - 1)
+        load.sent[np.unique(holders)] += others
+        load.received[np.unique(holders)] += others
+    return load
+
+
+def plan_load(work: Workload, plan: Plan) -> Load:
+    """What a whole plan costs each rank."""
+    total = Load.zero(work.world_size)
+    for t in work.tables:
+        total.add(load_of(work, plan.blocks_of(t.name)))
+    return total

@@ -1,0 +1,249 @@
+"""Choose where tables live: the cheapest kind for each, by the cost model, within the memory and the constraints.
+
+Greedy, the largest table first; then the tables of the slowest rank are tried again elsewhere while that helps. The
+same input gives the same plan. A few vector operations of the world's length for each table and kind, so that hundreds
+of tables on thousands of ranks are planned in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from headrace.config import Sharding, TableSharding
+from headrace.embeddings.cost import GIB, Load, Workload, load_of
+from headrace.embeddings.optimizers import state_bytes_per_row
+from headrace.embeddings.plan import BYTES, Block, Lookup, Plan, ShardingKind, Table, blocks_for
+from headrace.errors import UserError
+
+#: Narrower blocks of columns cost more in ids than they win.
+_MIN_COLUMNS = 16
+#: A table is replicated only if that takes less than this share of a rank's memory (without a limit: this many bytes).
+_REPLICATED_SHARE, _REPLICATED_BYTES = 0.02, 256 * 2**20
+_MOVES = 400
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan and what it is expected to cost."""
+
+    plan: Plan
+    work: Workload
+    load: Load
+
+
+def plan_tables(
+    tables: Sequence[Table], lookups: Sequence[Lookup], world_size: int, *, batch_size: int, optimizer: str,
+    settings: Sharding,
+) -> Planned:  # fmt: skip
+    """Make the plan that `settings` asks for.
+
+    Raises:
+        UserError: a constraint names no table or cannot be met, or the tables do not fit; says what would make them.
+    """
+    unknown = sorted(settings.tables.keys() - {t.name for t in tables})
+    if unknown:
+        known = ", ".join(sorted(t.name for t in tables)[:20])
+        raise UserError(f"train.sharding.tables: no table '{unknown[0]}' in the model; its tables: {known}")
+    own = settings.tables
+    stored = tuple(replace(t, storage=own.get(t.name, TableSharding()).storage or settings.storage) for t in tables)
+    work = Workload(stored, tuple(lookups), world_size, batch_size, optimizer, settings)
+    return Planner(work).plan()
+
+
+class Planner:
+    """One search."""
+
+    def __init__(self, work: Workload) -> None:
+        self._work = work
+        self._world = work.world_size
+        limit = work.settings.memory_gib
+        self._limit = np.inf if limit is None else limit * GIB
+        self._total = Load.zero(self._world)
+        self._chosen: dict[str, tuple[list[Block], Load]] = {}
+        self._shared: dict[tuple[str, str, int, int], Load] = {}
+
+    def plan(self) -> Planned:
+        """Search.
+
+        Raises:
+            UserError: nothing fits.
+        """
+        order = sorted(self._work.tables, key=lambda t: (-self._bytes(t), t.name))
+        # What cannot move takes its place first.
+        for table in sorted(order, key=lambda t: not self._fixed(t)):
+            self._place(table)
+        self._improve()
+        blocks = tuple(b for t in self._work.tables for b in self._chosen[t.name][0])
+        plan = Plan(self._work.tables, self._work.lookups, blocks, self._world)
+        return Planned(plan, self._work, self._total)
+
+    def _bytes(self, table: Table) -> int:
+        return table.rows * (table.dim * BYTES[table.storage] + state_bytes_per_row(self._work.optimizer, table.dim))
+
+    def _rule(self, table: Table) -> TableSharding:
+        return self._work.settings.tables.get(table.name, TableSharding())
+
+    def _fixed(self, table: Table) -> bool:
+        return self._rule(table).kind is not None
+
+    def _options(self, table: Table) -> Iterator[tuple[ShardingKind, int]]:
+        """Kinds, and numbers of parts, that are tried."""
+        rule = self._rule(table)
+        if self._world == 1:
+            yield ("data_parallel" if rule.kind == "data_parallel" else "table_wise"), 1
+            return
+        default: ShardingKind | None = "row_wise" if self._work.settings.kind == "row_wise" else None
+        kind = rule.kind or default
+        if kind in (None, "row_wise"):
+            node = self._work.settings.ranks_per_node
+            yield "row_wise", rule.parts or self._world
+            if kind is None and rule.parts is None and 1 < node < self._world:
+                yield "row_wise", node
+        if kind in (None, "table_wise"):
+            yield "table_wise", 1
+        if kind == "column_wise" or kind is None:
+            parts = 2
+            while rule.parts is None and parts <= self._world and table.dim >= parts * _MIN_COLUMNS:
+                yield "column_wise", parts
+                parts *= 2
+            if kind == "column_wise" and (rule.parts or table.dim < 2 * _MIN_COLUMNS):
+                yield "column_wise", rule.parts or min(2, table.dim)
+        small = min(_REPLICATED_SHARE * self._limit, _REPLICATED_BYTES)
+        if kind == "data_parallel" or (kind is None and rule.parts is None and self._bytes(table) <= small):
+            yield "data_parallel", 1
+
+    def _load(self, table: Table, kind: ShardingKind, first: int, parts: int) -> tuple[list[Block], Load]:
+        """Blocks and their load; that of another first rank is the same, turned."""
+        blocks = blocks_for(table, kind, self._world, first, parts)
+        key = (table.name, kind, parts, 0)
+        if key not in self._shared:
+            self._shared[key] = load_of(self._work, blocks_for(table, kind, self._world, 0, parts))
+        base = self._shared[key]
+        return blocks, Load(*(np.roll(v, first) for v in vars(base).values())) if first else base
+
+    def _starts(self, kind: ShardingKind, parts: int) -> list[int]:
+        """First ranks that are worth a try: where the next parts ranks have most room, and are fastest."""
+        if kind == "data_parallel":
+            return [0]
+        seconds = self._total.seconds(self._work.settings)
+        starts = set()
+        for measure in (seconds, self._total.memory + self._total.buffers):
+            doubled = np.concatenate([measure, measure[: parts - 1]])
+            windows = np.lib.stride_tricks.sliding_window_view(doubled, parts).max(axis=1) if parts > 1 else measure
+            starts.add(int(np.argmin(windows)))
+        if parts == self._world:  # the first row is the most popular: it goes where there is least to do
+            return [int(np.argmin(seconds))]
+        return sorted(starts)
+
+    def _score(self, extra: Load) -> tuple[float, float] | None:
+        """(time of the slowest rank, time of all); None: it does not fit."""
+        memory = self._total.memory + self._total.buffers + extra.memory + extra.buffers
+        if memory.max() > self._limit:
+            return None
+        both = Load(*(a + b for a, b in zip(vars(self._total).values(), vars(extra).values(), strict=True)))
+        seconds = both.seconds(self._work.settings)
+        return float(seconds.max()), float(seconds.sum())
+
+    def _best(self, table: Table) -> tuple[tuple[float, float], list[Block], Load] | None:
+        best = None
+        for kind, parts in self._options(table):
+            for first in self._starts(kind, min(parts, self._world)):
+                blocks, load = self._load(table, kind, first, parts)
+                score = self._score(load)
+                if score is not None and (best is None or score < best[0]):
+                    best = score, blocks, load
+        return best
+
+    def _place(self, table: Table) -> None:
+        best = self._best(table)
+        if best is None:
+            raise self._misfit(table)
+        self._total.add(best[2])
+        self._chosen[table.name] = best[1], best[2]
+
+    def _improve(self) -> None:
+        """Try the tables of the slowest rank again, those that cost it most first."""
+        moves = min(_MOVES, 4 * len(self._chosen))
+        stuck: set[str] = set()
+        for _ in range(moves):
+            slowest = int(np.argmax(self._total.seconds(self._work.settings)))
+            costs = sorted(
+                ((-float(load.seconds(self._work.settings)[slowest]), name)
+                 for name, (_, load) in self._chosen.items() if name not in stuck)
+            )  # fmt: skip
+            if not costs:
+                return
+            name = costs[0][1]
+            before = self._total.seconds(self._work.settings)
+            blocks, load = self._chosen[name]
+            self._total.add(load, -1.0)
+            found = self._best(self._work.by_name[name])
+            if found is not None and found[0] < (float(before.max()) * (1 - 1e-9), float(before.sum())):
+                blocks, load = found[1], found[2]
+                stuck.clear()
+            stuck.add(name)
+            self._chosen[name] = blocks, load
+            self._total.add(load)
+
+    def _misfit(self, table: Table) -> UserError:
+        """Why the tables do not fit, and what would make them."""
+        work, world = self._work, self._world
+        limit = float(self._limit)
+        rule = self._rule(table)
+        total = sum(self._bytes(t) for t in work.tables)
+        largest = max(work.tables, key=lambda t: (self._bytes(t), t.name))
+        room = f"{world} rank(s) of {limit / GIB:.3g} GiB"
+        head = (
+            f"table '{table.name}' ({table.rows:,} rows of {table.dim}, {self._bytes(table) / GIB:.3g} GiB with its "
+            f"optimizer's states) does not fit"
+        )
+        if rule.kind in ("table_wise", "column_wise", "data_parallel") and self._bytes(table) <= limit * world:
+            return UserError(
+                f"{head} {room} as train.sharding.tables.{table.name}.kind={rule.kind} asks; leave the kind to the "
+                f"planner, or set it to row_wise"
+            )
+        advice = []
+        ranks = self._ranks_needed(total, limit)
+        if ranks is not None and ranks > world:
+            advice.append(f"{ranks} ranks")
+        step = self._step_bytes(world)
+        usable = max(0.0, limit - step) * world
+        half = sum(t.rows * (t.dim * 2 + state_bytes_per_row(work.optimizer, t.dim)) for t in work.tables)
+        if half <= usable and half < total:
+            advice.append(f"rows stored as bf16 (train.sharding.storage=bf16: {half / GIB:.3g} GiB)")
+        if work.optimizer != "rowwise_adagrad":
+            by_row = sum(t.rows * (t.dim * BYTES[t.storage] + 4) for t in work.tables)
+            if by_row <= usable and by_row < total:
+                advice.append(f"train.embeddings.kind=rowwise_adagrad ({by_row / GIB:.3g} GiB)")
+        width = max(t.dim for t in work.tables)
+        narrow = int(width * usable / total)
+        if narrow >= 1:
+            advice.append(f"model.embedding_dim={narrow}")
+        per_row = self._bytes(largest) / largest.rows
+        left = usable - (total - self._bytes(largest))
+        if left > per_row:
+            advice.append(f"'{largest.name}' hashed to {int(left / per_row):,} buckets (operator hash_bucket)")
+        what = "; or ".join(advice) if advice else "more memory for each rank (train.sharding.memory_gib)"
+        return UserError(
+            f"{head}: all tables need {total / GIB:.4g} GiB, and a step {step / GIB:.3g} GiB on each of {room}. It "
+            f"would fit with {what}"
+        )
+
+    def _step_bytes(self, ranks: int) -> float:
+        """What a step needs besides the tables where all are dealt by rows; and one row of each, for rows left over."""
+        work = replace(self._work, world_size=ranks)
+        loads = [load_of(work, blocks_for(t, "row_wise", ranks)) for t in work.tables]
+        return sum(float(x.buffers.max()) for x in loads) + sum(self._bytes(t) / t.rows for t in work.tables)
+
+    def _ranks_needed(self, total: float, limit: float) -> int | None:
+        """The fewest ranks on which all tables by rows fit; None: more than 2^20."""
+        ranks = self._world
+        while ranks <= 2**20:
+            step = self._step_bytes(ranks)
+            if total / ranks + step <= limit:
+                return ranks
+            ranks = max(ranks + 1, min(2 * ranks, int(np.ceil(total / max(1.0, limit - step)))))
+        return None

@@ -1,0 +1,69 @@
+"""How often the rows of a table are looked up, and so how many distinct ones a batch asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: Rows that are counted one by one; those after them in groups that grow by a few percent.
+_HEAD = 1_024
+_GROWTH = 1.02
+
+
+@dataclass(frozen=True)
+class Popularity:
+    """Rows in groups of equal popularity, most popular first."""
+
+    #: Rows of each group: float64 [G].
+    rows: NDArray[np.float64]
+    #: The chance that a lookup is of one row of the group: float64 [G].
+    chance: NDArray[np.float64]
+
+    @staticmethod
+    def zipf(rows: int, exponent: float) -> Popularity:
+        """Row i (from 0) in proportion to (i + 1) ** -exponent; 0: all alike."""
+        if exponent == 0:
+            return Popularity(np.array([float(rows)]), np.array([1.0 / rows]))
+        head = min(rows, _HEAD)
+        steps = max(0, int(np.ceil(np.log(max(rows, 1) / head) / np.log(_GROWTH))))
+        edges = np.unique(np.concatenate([np.arange(head + 1), np.floor(head * _GROWTH ** np.arange(1, steps + 1))]))
+        edges = np.minimum(edges, rows)
+        edges = np.unique(np.append(edges, rows)).astype(np.float64)
+        counts = np.diff(edges)
+        # The rank in the middle of a group stands for all of it.
+        weight = ((edges[:-1] + edges[1:] + 1) / 2) ** -exponent
+        return Popularity(counts, weight / float((counts * weight).sum()))
+
+    @staticmethod
+    def counted(counts: Sequence[int], rows: int) -> Popularity:
+        """From counts of the most frequent rows (a vocabulary's statistics); each other row counts one, or less."""
+        seen = np.sort(np.asarray(counts, dtype=np.float64))[::-1]
+        rest = rows - len(seen)
+        every = np.append(np.ones(len(seen)), rest) if rest > 0 else np.ones(len(seen))
+        weight = np.append(seen, min(1.0, float(seen[-1]) if len(seen) else 1.0)) if rest > 0 else seen
+        return Popularity(every, weight / float((every * weight).sum()))
+
+    def asked(self, lookups: float) -> NDArray[np.float64]:
+        """The chance that at least one of so many lookups is of a row, by group: float64 [G]."""
+        result: NDArray[np.float64] = -np.expm1(lookups * np.log1p(-np.minimum(self.chance, 1 - 1e-12)))
+        return result
+
+    def distinct(self, lookups: float) -> float:
+        """Expected distinct rows among so many lookups."""
+        return float((self.rows * self.asked(lookups)).sum())
+
+    def distinct_by_place(self, lookups: float, ranks: int) -> NDArray[np.float64]:
+        """Expected distinct rows at each of `ranks` places, row i at place i % ranks: float64 [ranks]."""
+        asked = self.asked(lookups)
+        single = int(np.argmin(self.rows == 1)) if (self.rows != 1).any() else len(self.rows)
+        places = np.bincount(np.arange(single) % ranks, weights=asked[:single], minlength=ranks).astype(np.float64)
+        total = float(self.rows.sum())
+        tail = float((self.rows[single:] * asked[single:]).sum())
+        if tail and total >= ranks:
+            places += tail / ranks
+        elif tail:
+            places[: int(total)] += tail / total
+        return places

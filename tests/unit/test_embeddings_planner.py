@@ -1,0 +1,250 @@
+"""The planner: plans that hold everything once, within the memory, the same again; costs that come true."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headrace.commands.plan_sharding import sharding
+from headrace.config import EmbeddingOptimizer, Sharding, TableSharding
+from headrace.embeddings.collective_threads import ThreadCollective, run_ranks
+from headrace.embeddings.cost import GIB, plan_load
+from headrace.embeddings.declared import load_tables
+from headrace.embeddings.plan import Lookup, Table
+from headrace.embeddings.planner import Planned, plan_tables
+from headrace.embeddings.popularity import Popularity
+from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.errors import UserError
+from headrace.workspace import Workspace
+
+KINDS = ["table_wise", "row_wise", "column_wise", "data_parallel"]
+
+
+def make(
+    given_tables: Sequence[Table], world: int, optimizer: str = "adagrad", batch: int = 256, **given: object
+) -> Planned:
+    lookups = [Lookup(t.name, t.name) for t in given_tables]
+    return plan_tables(
+        given_tables,
+        lookups,
+        world,
+        batch_size=batch,
+        optimizer=optimizer,
+        settings=Sharding(**{"kind": "auto", **given}),
+    )
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[list[Table], int, Sharding]:
+    world = draw(st.integers(1, 9))
+    tables = [
+        Table(
+            f"t{i}", draw(st.one_of(st.integers(1, 12), st.integers(1, 20_000))), draw(st.sampled_from([1, 8, 32, 96]))
+        )
+        for i in range(draw(st.integers(1, 6)))
+    ]
+    rules = {
+        t.name: TableSharding(kind=draw(st.sampled_from([None, *KINDS])), storage=draw(st.sampled_from([None, "bf16"])))
+        for t in tables if draw(st.booleans())
+    }  # fmt: skip
+    memory = draw(st.sampled_from([None, 0.0005, 0.004, 0.05]))
+    node = draw(st.sampled_from([1, 2, 4]))
+    return tables, world, Sharding(
+        kind=draw(st.sampled_from(["auto", "row_wise"])), tables=rules, memory_gib=memory, ranks_per_node=node,
+        zipf=draw(st.sampled_from([0.0, 1.05])),
+    )  # fmt: skip
+
+
+@settings(max_examples=80, deadline=None)
+@given(problem=problems(), optimizer=st.sampled_from(["sgd", "adagrad", "rowwise_adagrad", "adam"]))
+def test_everything_is_held_once_within_the_memory_or_it_says_why(
+    problem: tuple[list[Table], int, Sharding], optimizer: str
+) -> None:
+    tables, world, given_settings = problem
+    lookups = [Lookup(t.name, t.name) for t in tables]
+
+    def plan() -> Planned:
+        return plan_tables(tables, lookups, world, batch_size=64, optimizer=optimizer, settings=given_settings)
+
+    try:
+        planned = plan()
+    except UserError as e:
+        refused = str(e)
+    else:
+        refused = ""
+    if refused:
+        assert given_settings.memory_gib is not None
+        assert re.search(r"table 't\d' .* does not fit", refused)
+        return
+    assert planned.plan == plan().plan
+    states = {"sgd": 0, "adagrad": 1, "adam": 2}
+    held = np.zeros(world)
+    for t in planned.plan.tables:
+        rule = given_settings.tables.get(t.name, TableSharding())
+        assert t.storage == (rule.storage or "fp32")
+        blocks = planned.plan.blocks_of(t.name)
+        if blocks[0].replicated:
+            assert rule.kind in (None, "data_parallel")
+        if rule.kind == "data_parallel":
+            assert blocks[0].replicated
+        if rule.kind == "table_wise":
+            assert len(blocks) == 1
+            assert blocks[0].ranks == 1
+        seen = np.zeros((t.rows, t.dim), dtype=int)
+        for rank in range(world):
+            for b in blocks:
+                rows = planned.plan.rows_on(b, rank)
+                if rank == 0 or not b.replicated:
+                    seen[rows.start : rows.stop : rows.step, b.columns.start : b.columns.stop] += 1
+                width = len(b.columns)
+                state = 4 if optimizer == "rowwise_adagrad" else 4 * width * states[optimizer]
+                held[rank] += len(rows) * (width * (2 if t.storage == "bf16" else 4) + state)
+        assert (seen == 1).all()
+    np.testing.assert_allclose(planned.load.memory, held)
+    if given_settings.memory_gib is not None:
+        assert (planned.load.memory + planned.load.buffers).max() <= given_settings.memory_gib * GIB
+    again = plan_load(planned.work, planned.plan)
+    np.testing.assert_allclose(planned.load.sent, again.sent, rtol=1e-9, atol=1e-3)
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.8, 1.05, 1.5])
+@pytest.mark.parametrize("rows", [1, 7, 1_500, 200_000])
+def test_distinct_rows_are_those_of_a_draw(rows: int, exponent: float) -> None:
+    popularity = Popularity.zipf(rows, exponent)
+    assert float(popularity.rows.sum()) == rows
+    assert float((popularity.rows * popularity.chance).sum()) == pytest.approx(1)
+    chance = np.arange(1, rows + 1) ** -exponent
+    rng = np.random.default_rng(1)
+    draws = [np.unique(rng.choice(rows, 5_000, p=chance / chance.sum())) for _ in range(20)]
+    assert popularity.distinct(5_000) == pytest.approx(np.mean([len(d) for d in draws]), rel=0.02, abs=0.3)
+    for ranks in (1, 3, 8):
+        places = popularity.distinct_by_place(5_000, ranks)
+        got = np.mean([np.bincount(d % ranks, minlength=ranks) for d in draws], axis=0)
+        np.testing.assert_allclose(places, got, rtol=0.05, atol=1)
+        assert places.sum() == pytest.approx(popularity.distinct(5_000))
+
+
+def test_counted_popularity_is_that_of_the_counts() -> None:
+    popularity = Popularity.counted([900, 90, 10], rows=1_000)
+    draws = [900, 90, 10, *[1] * 997]
+    assert float((popularity.rows * popularity.chance).sum()) == pytest.approx(1)
+    expected = 1 - (1 - np.array(draws) / sum(draws)) ** 100
+    assert popularity.distinct(100) == pytest.approx(expected.sum())
+
+
+class Counting(ThreadCollective):
+    """Counts what leaves the rank, and what comes, without what it says to itself."""
+
+    def __init__(self, inner: ThreadCollective) -> None:
+        super().__init__(inner._meeting, inner.world.rank)
+        self.sent = self.received = 0
+
+    def all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> tuple[Tensor, list[int]]:
+        got, counts = super().all_to_all(x, send_rows)
+        row = x[:1].numel() * x.element_size() if len(x) else 0
+        back = got[:1].numel() * got.element_size() if len(got) else 0
+        self.sent += (sum(send_rows) - send_rows[self.world.rank]) * row
+        self.received += (sum(counts) - counts[self.world.rank]) * back
+        return got, counts
+
+
+@pytest.mark.parametrize("kind", ["row_wise", "table_wise", "column_wise", "mixed"])
+@pytest.mark.parametrize("world", [2, 4])
+def test_bytes_of_a_step_are_those_that_were_planned(kind: str, world: int) -> None:
+    tables = [Table("a", 20_000, 32), Table("b", 5_000, 32, "bf16"), Table("c", 300, 48)]
+    storage = {"b": "bf16"}
+    kinds = KINDS if kind == "mixed" else [kind] * 3
+    rules = {t.name: TableSharding(kind=k, storage=storage.get(t.name)) for t, k in zip(tables, kinds, strict=False)}
+    planned = make(tables, world, "rowwise_adagrad", batch=4_000 * world, tables=rules)
+
+    def rank_main(c: ThreadCollective) -> tuple[int, int]:
+        counting = Counting(c)
+        embeddings = ShardedEmbeddings(planned.plan, counting, seed=1)
+        embeddings.configure_optimizer(EmbeddingOptimizer(kind="rowwise_adagrad"))
+        rng = np.random.default_rng(c.world.rank)
+        codes = []
+        for t in tables:
+            chance = np.arange(1, t.rows + 1) ** -1.05
+            codes.append(rng.choice(t.rows, 4_000, p=chance / chance.sum()))
+        outs = embeddings.features(torch.from_numpy(np.stack(codes, axis=1)))
+        sum(o.sum() for o in outs).backward()
+        embeddings.step()
+        return counting.sent, counting.received
+
+    measured = np.array(run_ranks(world, rank_main), dtype=float)
+    np.testing.assert_allclose(planned.load.sent, measured[:, 0], rtol=0.04)
+    np.testing.assert_allclose(planned.load.received, measured[:, 1], rtol=0.04)
+
+
+BIG = [Table("user", 3_000_000, 64), Table("item", 400_000, 64), Table("flag", 3, 64)]
+
+
+def test_a_plan_that_cannot_fit_says_what_would_make_it_fit() -> None:
+    with pytest.raises(UserError) as caught:
+        make(BIG, 4, memory_gib=0.3)
+    message = str(caught.value)
+    assert message.startswith("table 'user' (3,000,000 rows of 64, 1.43 GiB with its optimizer's states) does not fit")
+    ranks = int(re.search(r"fit with (\d+) ranks", message).group(1))
+    assert ranks > 4
+    make(BIG, ranks, memory_gib=0.3)
+    assert "storage=bf16" not in message  # 1.2 GiB of 1.2: there are the buffers of a step, too
+    assert "rowwise_adagrad" in message
+    make(BIG, 4, "rowwise_adagrad", memory_gib=0.3)
+    dim = int(re.search(r"embedding_dim=(\d+)", message).group(1))
+    make([Table(t.name, t.rows, dim) for t in BIG], 4, memory_gib=0.3)
+    buckets = int(re.search(r"'user' hashed to ([\d,]+) buckets", message).group(1).replace(",", ""))
+    make([Table("user", buckets, 64), *BIG[1:]], 4, memory_gib=0.3)
+    assert buckets > 1_500_000
+    with pytest.raises(UserError):
+        make([Table("user", int(buckets * 1.1), 64), *BIG[1:]], 4, memory_gib=0.3)
+
+
+def test_a_constraint_that_cannot_be_met_is_named() -> None:
+    with pytest.raises(UserError, match=r"table 'user' .* as train\.sharding\.tables\.user\.kind=table_wise asks"):
+        make(BIG, 8, memory_gib=0.5, tables={"user": TableSharding(kind="table_wise")})
+    with pytest.raises(UserError, match="no table 'users' in the model; its tables: flag, item, user"):
+        make(BIG, 8, tables={"users": TableSharding(kind="table_wise")})
+
+
+def test_a_slow_network_and_small_tables_are_replicated() -> None:
+    tables = [Table("a", 50, 8), Table("b", 20, 8)]
+    planned = make(tables, 4, "sgd", batch=100_000, latency_us=50.0)
+    assert {planned.plan.kind_of(t.name) for t in tables} == {"data_parallel"}
+    large = make([*tables, Table("user", 5_000_000, 8)], 4, "sgd", batch=4_000)
+    assert large.plan.kind_of("user") != "data_parallel"
+
+
+def test_hundreds_of_tables_on_thousands_of_ranks() -> None:
+    rng = np.random.default_rng(3)
+    sizes = (10 ** rng.uniform(1, 9.5, 300)).astype(int)
+    tables = [Table(f"t{i}", int(n), int(rng.choice([16, 64, 128]))) for i, n in enumerate(sizes)]
+    planned = make(tables, 2_048, "rowwise_adagrad", batch=2**18, memory_gib=70)
+    total = planned.load.memory + planned.load.buffers
+    assert planned.load.memory.sum() > 2**40
+    assert total.max() <= 70 * GIB
+
+
+@pytest.mark.parametrize("world", [8, 64])
+def test_the_shipped_tables_fit(world: int, capsys: pytest.CaptureFixture[str], tmp_path: object) -> None:
+    planned = sharding(Workspace(tmp_path), None, "mlperf", None, world, 80.0, [])
+    shown = capsys.readouterr().out
+    assert "204,184,588 rows" in shown
+    assert "expected time" in shown
+    rows = sum(t.rows for t in load_tables("mlperf").tables)
+    assert planned.load.memory.sum() == pytest.approx(rows * 128 * 8, rel=1e-3)
+
+
+def test_tables_must_be_said(tmp_path: object) -> None:
+    with pytest.raises(UserError, match="say which tables"):
+        sharding(Workspace(tmp_path), None, None, None, 8, None, [])
+    with pytest.raises(UserError, match="pipeline 'clicks' has no dataset"):
+        sharding(Workspace(tmp_path), "clicks", None, None, 8, None, [])
+    with pytest.raises(UserError, match="no tables 'mlpref'; shipped: mlperf, mlperf-onehot"):
+        load_tables("mlpref")
