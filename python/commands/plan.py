@@ -13,7 +13,7 @@ from headrace.commands.screen import out, table
 from headrace.config import load_spec
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
 from headrace.features.gpu_explain import Explainer, explain_session
-from headrace.features.gpu_plan import Seen, check_operators, check_pipeline
+from headrace.features.gpu_plan import LOG, Seen, check_operators, check_pipeline
 from headrace.features.ops import REGISTRY
 from headrace.features.tables import TABLE_OPS
 from headrace.workspace import Workspace, checkout
@@ -57,7 +57,7 @@ def _print(seen: Sequence[Seen]) -> None:
     shown = table("what", "step", ">plans", "on the GPU", "operators", "what leaves, and why")
     for s in seen:
         state = Text("yes", style="green") if s.green else Text("NO", style="bold red")
-        if s.step == "_delta_log":
+        if s.step == LOG:
             state = Text("-", style="dim")
         shown.add_row(
             Text(s.subject), Text(s.step), str(len(s.plans)), state, Text(_operators(s)), Text("\n".join(s.faults()))
@@ -66,7 +66,7 @@ def _print(seen: Sequence[Seen]) -> None:
     out.print()
     red = list(dict.fromkeys(s.subject for s in seen if not s.green))
     subjects = len({s.subject for s in seen})
-    plans = sum(len(s.plans) for s in seen if s.step != "_delta_log")
+    plans = sum(len(s.plans) for s in seen if s.step != LOG)
     if red:
         out.print(f"leaves the GPU: {', '.join(red)} ({len(red)} of {subjects})", markup=False)
     else:
@@ -76,7 +76,7 @@ def _print(seen: Sequence[Seen]) -> None:
 
 def _operators(seen: Seen) -> str:
     """The physical operators of the step, each once, as the plan has them from the top."""
-    if seen.step == "_delta_log":
+    if seen.step == LOG:
         return "the table's log"
     names = [n.name.removesuffix("Exec") for p in seen.plans for n in p.execs]
     return ", ".join(dict.fromkeys(names))

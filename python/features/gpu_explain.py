@@ -85,11 +85,12 @@ class Plan:
         """Reads or writes a Delta table's `_delta_log`, which is done on CPUs by design."""
         if "org.apache.spark.sql.delta.actions." in self.text or "org.apache.spark.sql.delta.DeltaHistory" in self.text:
             return True
-        if any(n.name == "FileSourceScanExec" and "_delta_log" in n.text + n.reason for n in self.nodes):
-            return True
-        return "RDDScanExec" in self.text and all(
-            re.search(rf"<AttributeReference> {a}#\d+", self.text) for a in _DELTA_ACTIONS
-        )
+        scans = [n for n in self.execs if "Scan" in n.name]
+        if any(n.name != "RDDScanExec" for n in scans):
+            return bool(scans) and all("_delta_log" in n.text + n.reason for n in scans)
+        # The state of a table, and which of its files a query needs by their statistics.
+        actions = all(re.search(rf"<AttributeReference> {a}#\d+", self.text) for a in _DELTA_ACTIONS)
+        return bool(scans) and (actions or "org.apache.spark.sql.delta.stats." in self.text)
 
     @property
     def is_from_driver(self) -> bool:

@@ -163,12 +163,24 @@ def check_pipeline(explainer: Explainer, ws: Workspace, spec: Spec) -> Iterator[
     except _FAILURES as e:
         after("the step that failed")
         seen.append(Seen(subject, "-", (), _first_line(e)))
-    wanted = {"scan and prepare", "fit", "transform and write"}
-    if missing := wanted - {s.step for s in seen}:
-        seen.append(Seen(subject, ", ".join(sorted(missing)), (), "was not seen in the plugin's log"))
-    yield from seen
+    found = {s.step for s in seen}
+    for wanted in ({"scan and prepare"}, {"fit", "count values"}, {"transform and write"}):
+        if not wanted & found:
+            seen.append(Seen(subject, " or ".join(sorted(wanted)), (), "was not seen in the plugin's log"))
+    yield from _merged(seen)
 
 
+def _merged(seen: Sequence[Seen]) -> Iterator[Seen]:
+    """One for each step, in the order in which steps began; the log's at the end."""
+    steps = list(dict.fromkeys(s.step for s in seen))
+    for step in sorted(steps, key=lambda s: s == LOG):
+        mine = [s for s in seen if s.step == step]
+        faults = [s.fault for s in mine if s.fault]
+        yield Seen(mine[0].subject, step, tuple(p for s in mine for p in s.plans), "; ".join(faults))
+
+
+#: Plans of Delta's own, over a table's log.
+LOG = "_delta_log"
 #: The steps of the stage, as people know them.
 _STEPS = {"rows": "scan and prepare", "fit": "fit", "write": "transform and write"}
 
@@ -180,7 +192,7 @@ def _by_step(name: str, plans: Sequence[Plan]) -> list[tuple[str, tuple[Plan, ..
         execs = [n.name for n in plan.execs]
         writes = any(n.name == "InsertIntoHadoopFsRelationCommand" for n in plan.nodes)
         if plan.is_bookkeeping:
-            fine = "_delta_log"
+            fine = LOG
         elif plan.is_from_driver or "ExecutedCommandExec" in execs:
             fine = "append to tables"
         elif name == "fit" and "GenerateExec" in execs:

@@ -147,7 +147,8 @@ def _count_codes(
         codes = [col(c) for c in feature.physical]
         asked[f"n{i}"] = reduce(operator.add, [F.count(F.when(x != NULL_CODE, 1)) for x in codes])
         if feature.vocabulary is not None:
-            asked[f"o{i}"] = reduce(operator.add, [F.count(F.when(x == OOV_CODE, 1)) for x in codes])
+            lacking = [(x >= OOV_CODE) & (x < feature.first_code) for x in codes]
+            asked[f"o{i}"] = reduce(operator.add, [F.count(F.when(x, 1)) for x in lacking])
     found = spark.read.parquet(str(written)).groupBy("__part").agg(*[c.alias(name) for name, c in asked.items()])
     for row in found.collect():
         mine = counts[plans[row["__part"]].split]

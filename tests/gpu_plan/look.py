@@ -45,7 +45,7 @@ class Unseen(Elementwise):
 
 SPEC: dict[str, Any] = {
     "pipeline": "small",
-    "source": {"format": "csv", "path": "in/*.csv"},
+    "source": {"format": "csv", "path": "in/{ds}/*.csv"},
     "table": {
         "event_time": "ts",
         "columns": [
@@ -55,14 +55,13 @@ SPEC: dict[str, Any] = {
         ],
     },
     "features": {
-        "engine": "spark", "label": "y", "window_days": 3, "carried": ["text"],
+        "engine": "spark", "label": "y", "window_days": 3, "split": {"by": "time", "valid_days": 1}, "carried": ["text"],
         "workflow": [
             {"columns": ["x"], "ops": ["fill_missing", "log", "normalize"]},
             {"columns": ["user", "text"], "ops": ["categorify"]},
             {"columns": ["tags"], "ops": ["categorify", {"pad": {"length": 2}}]},
         ],
     },
-    "ds": "2026-01-08",
 }  # fmt: skip
 
 
