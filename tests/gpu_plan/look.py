@@ -55,7 +55,8 @@ SPEC: dict[str, Any] = {
         ],
     },
     "features": {
-        "engine": "spark", "label": "y", "window_days": 3, "split": {"by": "time", "valid_days": 1}, "carried": ["text"],
+        "engine": "spark", "label": "y", "window_days": 3, "split": {"by": "time", "valid_days": 1},
+        "carried": ["text"],
         "workflow": [
             {"columns": ["x"], "ops": ["fill_missing", "log", "normalize"]},
             {"columns": ["user", "text"], "ops": ["categorify"]},
