@@ -24,7 +24,7 @@ HEADRACE := .venv/bin/headrace
 UV := build/tools/bin/uv
 UV_VERSION := 0.13.8
 
-.PHONY: demo test lint bench doctor airflow clean env jars lock format
+.PHONY: demo test lint bench doctor airflow clean env native jars lock format
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -52,6 +52,11 @@ $(STAMPS)/package: pyproject.toml $(STAMPS)/horovod
 	@mkdir -p build/src && ln -sfn ../../python build/src/headrace
 	@touch $@
 
+$(STAMPS)/native: native/embeddings.cpp $(STAMPS)/tools
+	@mkdir -p build/native
+	@$(STEP) "compile the embedding loops for this processor" $${CXX:-g++} -std=c++17 -O3 -march=native -ffp-contract=off -fno-math-errno -fPIC -shared -pthread $< -o build/native/libheadrace_embeddings.so
+	@touch $@
+
 $(STAMPS)/jars: build.gradle $(STAMPS)/tools
 	@$(STEP) "resolve jars (Delta, PostgreSQL driver)" bash -c 'set -o pipefail; gradle -q --no-daemon jars 2>&1 | { grep -vi "^openjdk" || true; }'
 	@touch $@
@@ -60,8 +65,9 @@ $(STAMPS)/airflow: requirements/airflow.lock $(STAMPS)/tools
 	@$(STEP) "install Airflow's environment" bash -c '[ -x .venv-airflow/bin/python ] || $(UV) venv -q --python "$$(scripts/prerequisites.sh --python)" .venv-airflow; $(UV) pip sync -q --require-hashes --python .venv-airflow/bin/python requirements/airflow.lock'
 	@touch $@
 
-env: $(STAMPS)/package $(STAMPS)/jars
+env: $(STAMPS)/package $(STAMPS)/native $(STAMPS)/jars
 jars: $(STAMPS)/jars
+native: $(STAMPS)/native
 airflow: $(STAMPS)/airflow
 
 # --- what people run ------------------------------------------------------------------------------------------------
@@ -81,6 +87,10 @@ lint: env
 
 test: lint airflow
 	@$(PYTHON) -m pytest $(PYTEST_ARGS)
+
+.PHONY: bench-embeddings-peers
+bench-embeddings-peers: $(STAMPS)/venv
+	@$(STEP) "install FBGEMM for the CPU" $(UV) pip install -q --python $(PYTHON) --target build/peers/fbgemm --no-deps fbgemm-gpu-cpu==1.8.0
 
 BENCHES := $(patsubst bench/bench_%.py,%,$(wildcard bench/bench_*.py))
 bench: $(addprefix bench-,$(BENCHES))

@@ -159,11 +159,3 @@ def _by_rank(parts: Sequence[Tensor], counts: Sequence[Sequence[int]]) -> Tensor
         return parts[0]
     pieces = [torch.split(p, list(n)) for p, n in zip(parts, counts, strict=True)]
     return torch.cat([piece for of_rank in zip(*pieces, strict=True) for piece in of_rank])
-
-
-def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Sum gradients by row: [(rows [N], gradients [N, D]), ...] -> distinct rows int64 [U], sums [U, D]."""
-    rows = torch.cat([r for r, _ in parts])
-    gradients = torch.cat([g for _, g in parts])
-    found = find_duplicates(rows)
-    return found.unique.long(), found.sum_rows(gradients)

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-_ADAGRAD_EPS = 1e-10
-_ADAM_BETAS = (0.9, 0.999)
-_ADAM_EPS = 1e-8
+ADAGRAD_EPS = 1e-10
+ADAM_BETAS = (0.9, 0.999)
+ADAM_EPS = 1e-8
 
 
 @dataclass(frozen=True)
@@ -62,23 +62,23 @@ def sgd(rows: Touched, lr: float) -> None:
 def adagrad(rows: Touched, lr: float) -> None:
     """s += g^2; w -= lr * g / (sqrt(s) + eps)."""
     total = rows.state["sum"].addcmul_(rows.grad, rows.grad)
-    rows.weight.addcdiv_(rows.grad, total.sqrt().add_(_ADAGRAD_EPS), value=-lr)
+    rows.weight.addcdiv_(rows.grad, total.sqrt().add_(ADAGRAD_EPS), value=-lr)
 
 
 def rowwise_adagrad(rows: Touched, lr: float) -> None:
     """s += mean(g^2); w -= lr * g / (sqrt(s) + eps), s one number a row."""
     assert rows.mean_square is not None
     total = rows.state["sum"].add_(rows.mean_square)
-    rows.weight.addcdiv_(rows.grad, total.sqrt().add_(_ADAGRAD_EPS), value=-lr)
+    rows.weight.addcdiv_(rows.grad, total.sqrt().add_(ADAGRAD_EPS), value=-lr)
 
 
 def adam(rows: Touched, lr: float) -> None:
     """Kingma and Ba (2015), on touched rows."""
-    beta1, beta2 = _ADAM_BETAS
+    beta1, beta2 = ADAM_BETAS
     mean = rows.state["exp_avg"].lerp_(rows.grad, 1 - beta1)
     square = rows.state["exp_avg_sq"].mul_(beta2).addcmul_(rows.grad, rows.grad, value=1 - beta2)
     step_size = lr * (1 - beta2**rows.step) ** 0.5 / (1 - beta1**rows.step)
-    rows.weight.addcdiv_(mean, square.sqrt().add_(_ADAM_EPS), value=-step_size)
+    rows.weight.addcdiv_(mean, square.sqrt().add_(ADAM_EPS), value=-step_size)
 
 
 RULES: Mapping[str, Rule] = {

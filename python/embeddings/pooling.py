@@ -5,25 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headrace.embeddings import native
 from headrace.embeddings.batch import Occurrences
-from headrace.embeddings.exchange import Duplicates, sum_bags
+from headrace.embeddings.exchange import sum_bags
 
 _MAX = 2  # torch.embedding_bag's number for it
 
 
 def pool_sum(rows: Tensor, index: Tensor, occurrences: Occurrences) -> Tensor:
     """Sums, weighted sums and means: [bags, D] of rows[index[i]] over each bag's occurrences; zeros for empty bags."""
-    if occurrences.bag is None or occurrences.starts is None:
-        return rows.index_select(0, index)
-    pooled = sum_bags(rows, index, occurrences.starts, occurrences.weights)
+    if native.usable(rows):
+        pooled = native.pool_sum(rows, index, occurrences.bags, occurrences.starts, occurrences.weights)
+    elif occurrences.starts is None:
+        pooled = rows.index_select(0, index)
+    else:
+        pooled = sum_bags(rows, index, occurrences.starts, occurrences.weights)
     return pooled if occurrences.divisor is None else pooled.div_(occurrences.divisor)
-
-
-def sum_gradient(grad: Tensor, occurrences: Occurrences, duplicates: Duplicates) -> Tensor:
-    """The gradient of each distinct row [U, D] from those of the bags [bags, D]."""
-    if occurrences.divisor is not None:
-        grad = grad / occurrences.divisor
-    return duplicates.sum_rows(grad, occurrences.bag, occurrences.weights)
 
 
 def pool_max(rows: Tensor, index: Tensor, occurrences: Occurrences) -> tuple[Tensor, Tensor]:

@@ -15,10 +15,11 @@ from headrace.embeddings import storage
 from headrace.embeddings.batch import Batcher, Occurrences, Ragged
 from headrace.embeddings.collective import Collective
 from headrace.embeddings.exchange import Duplicates, Mail, Request, find_duplicates
+from headrace.embeddings.gradients import Gradient
 from headrace.embeddings.initial import INIT_BOUND, initial_rows
 from headrace.embeddings.layout import Arena, Layout
 from headrace.embeddings.plan import Plan
-from headrace.embeddings.pooling import max_gradient, pool_max, pool_sum, sum_gradient
+from headrace.embeddings.pooling import max_gradient, pool_max, pool_sum
 from headrace.embeddings.update import Updater
 
 
@@ -53,8 +54,8 @@ class ShardedEmbeddings(nn.Module):
         self._batcher = Batcher(self.layout)
         self._remote = [a for a in self.layout.arenas if not a.local]
         self._mail = Mail(self._remote, collective) if self._remote else None
-        #: By arena: rows and their gradients, one pair a backward pass.
-        self._pending: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.layout.arenas]
+        #: By arena, one for each backward pass.
+        self._pending: list[list[Gradient]] = [[] for _ in self.layout.arenas]
         # Autograd follows a function only where some input asks for a gradient.
         self._anchor = torch.zeros((), requires_grad=True)
         #: The widths of the features' vectors.
@@ -242,35 +243,39 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
         embeddings: ShardedEmbeddings = ctx.embeddings
-        prepared: Prepared = ctx.prepared
         layout = embeddings.layout
         by_group = layout.cut(grads[0])
-        summed = []
-        for part, arena in zip(prepared.parts, layout.arenas, strict=True):
-            found = part.sorted()
-            total: Tensor | None = None
-            for number, start, end in part.groups:
-                if layout.groups[number].mode == "sum":
-                    mine = found if len(part.groups) == 1 else found.part(start, end)
-                    one = sum_gradient(by_group[number], prepared.occurrences[number], mine)
-                else:
-                    winner = ctx.winners[number]
-                    if arena.local and arena.dtype is torch.float32:  # looked up by address, not by distinct row
-                        rank = torch.searchsorted(found.unique, winner.to(found.unique.dtype))
-                        winner = torch.where(winner < 0, winner, rank)
-                    one = max_gradient(by_group[number], winner, found.unique.numel())
-                total = one if total is None else total.add_(one)
-            summed.append(torch.zeros(0, arena.width) if total is None else total)
-        if ctx.request is not None and embeddings._mail is not None:
-            sent = [summed[a.number] for a in embeddings._remote]
-            back = embeddings._mail.return_gradients(ctx.request, sent)
-            for arena, rows, gradient in zip(embeddings._remote, ctx.request.rows, back, strict=True):
-                embeddings._pending[arena.number].append((rows, gradient))
-        for arena in layout.arenas:
+        found = [_gradient(ctx, a, by_group) for a in layout.arenas]
+        for arena, gradient in zip(layout.arenas, found, strict=True):
             if arena.local:
-                unique = prepared.parts[arena.number].sorted().unique
-                embeddings._pending[arena.number].append((unique, summed[arena.number]))
+                embeddings._pending[arena.number].append(gradient)
+        if ctx.request is not None and embeddings._mail is not None:
+            sent = [found[a.number].sums() for a in embeddings._remote]
+            back = embeddings._mail.return_gradients(ctx.request, sent)
+            for arena, rows, grad in zip(embeddings._remote, ctx.request.rows, back, strict=True):
+                embeddings._pending[arena.number].append(Gradient.of_rows(rows, grad))
         return None, None, None
+
+
+def _gradient(ctx: Any, arena: Arena, by_group: list[Tensor]) -> Gradient:
+    """The gradient of the rows of one arena that a rank looked up."""
+    groups, prepared = ctx.embeddings.layout.groups, ctx.prepared
+    part: _Part = prepared.parts[arena.number]
+    found = part.sorted()
+    if len(part.groups) == 1 and groups[part.groups[0][0]].mode == "sum":
+        number = part.groups[0][0]
+        return Gradient.of_bags(found, by_group[number], prepared.occurrences[number])
+    total = torch.zeros(found.unique.numel(), arena.width)
+    for number, start, end in part.groups:
+        if groups[number].mode == "sum":
+            one = Gradient.of_bags(found.part(start, end), by_group[number], prepared.occurrences[number])
+            total += one.sums()
+            continue
+        winner = ctx.winners[number]
+        if arena.local and arena.dtype is torch.float32:  # looked up by address, not by distinct row
+            winner = torch.where(winner < 0, winner, torch.searchsorted(found.unique, winner.to(found.unique.dtype)))
+        total += max_gradient(by_group[number], winner, found.unique.numel())
+    return Gradient.of_sums(found.unique, total)
 
 
 def _source(weight: Tensor, fetched: Tensor | None, part: _Part) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from headrace.config import EmbeddingOptimizer, TableOptimizer
+from headrace.embeddings import native
 from headrace.embeddings.collective import Collective
-from headrace.embeddings.exchange import merge
+from headrace.embeddings.gradients import Gradient, merge
 from headrace.embeddings.layout import Arena, Layout
 from headrace.embeddings.optimizers import RULES, Touched
 
@@ -39,24 +40,59 @@ class Updater:
         self.steps = 0
         self._segments = [_segments(a, optimizer) for a in layout.arenas]
         self._squares = RowSquares(layout, collective) if self._rule.by_row else None
+        cut = {t.name for t in layout.plan.tables if len(layout.plan.blocks_of(t.name)) > 1}
+        #: By arena: its step needs nothing of other ranks or arenas, and the C++ loop can do it. The same on all ranks.
+        self._is_native = [
+            not a.replicated
+            and optimizer.clip_norm is None
+            and not (self._rule.by_row and any(b.table in cut for b in a.blocks))
+            and native.usable(weights[a.number])
+            for a in layout.arenas
+        ]
 
     @torch.no_grad()
-    def step(self, pending: Sequence[Sequence[tuple[Tensor, Tensor]]], lr: float | None) -> None:
-        """Apply gradients: by arena, (rows [N], gradients [N, width]) of each backward pass."""
+    def step(self, pending: Sequence[Sequence[Gradient]], lr: float | None) -> None:
+        """Apply gradients: by arena, one for each backward pass."""
         self.steps += 1
         scale = 1.0 if lr is None else lr / self._optimizer.learning_rate
-        gradients = [self._merge(a, parts) for a, parts in zip(self._layout.arenas, pending, strict=True)]
+        slow = []
+        for arena, parts in zip(self._layout.arenas, pending, strict=True):
+            if self._is_native[arena.number] and parts:
+                self._native(arena.number, merge(parts), scale)
+            elif not self._is_native[arena.number]:
+                slow.append(arena)
+        if slow:
+            self._by_torch(slow, [self._merge(a, pending[a.number]) for a in slow], scale)
+
+    def _native(self, number: int, gradient: Gradient, scale: float) -> None:
+        """Sum and apply in one pass."""
+        found, states = gradient.duplicates, self.states[number]
+        for settings, start, end in _cuts(found.unique, self._segments[number]):
+            assert settings.learning_rate is not None
+            last = found.order.numel() if end == found.unique.numel() else int(found.starts[end])
+            native.update(
+                self._optimizer.kind, self._weights[number], list(states.values()), found.unique[start:end],
+                found.starts[start:end], found.order, last, gradient.grad, bag=gradient.bag, weights=gradient.weights,
+                divisor=gradient.divisor, lr=settings.learning_rate * scale, decay=settings.weight_decay or 0.0,
+                step=self.steps,
+            )  # fmt: skip
+
+    def _by_torch(self, arenas: Sequence[Arena], gradients: Gradients, scale: float) -> None:
         if self._optimizer.clip_norm is not None:
-            self._clip(gradients, self._optimizer.clip_norm)
-        touched = [w.index_select(0, rows).float() for w, (rows, _) in zip(self._weights, gradients, strict=True)]
-        cuts = [_cuts(rows, segments) for (rows, _), segments in zip(gradients, self._segments, strict=True)]
+            self._clip(arenas, gradients, self._optimizer.clip_norm)
+        touched = [
+            self._weights[a.number].index_select(0, rows).float()
+            for a, (rows, _) in zip(arenas, gradients, strict=True)
+        ]
+        cuts = [_cuts(rows, self._segments[a.number]) for a, (rows, _) in zip(arenas, gradients, strict=True)]
         for weight, (_, grad), parts in zip(touched, gradients, cuts, strict=True):
             for settings, start, end in parts:
                 if settings.weight_decay:
                     grad[start:end].add_(weight[start:end], alpha=settings.weight_decay)
-        squares = None if self._squares is None else self._squares.of(gradients)
-        for i, (weight, (rows, grad), parts) in enumerate(zip(touched, gradients, cuts, strict=True)):
-            states = {name: full.index_select(0, rows) for name, full in self.states[i].items()}
+        squares = None if self._squares is None else self._squares.of(arenas, gradients)
+        for i, (arena, weight, (rows, grad), parts) in enumerate(zip(arenas, touched, gradients, cuts, strict=True)):
+            full_states, full_weight = self.states[arena.number], self._weights[arena.number]
+            states = {name: full.index_select(0, rows) for name, full in full_states.items()}
             for settings, start, end in parts:
                 rows_of_table = Touched(
                     weight[start:end], grad[start:end], {n: s[start:end] for n, s in states.items()}, self.steps,
@@ -64,8 +100,8 @@ class Updater:
                 )  # fmt: skip
                 assert settings.learning_rate is not None
                 self._rule.update(rows_of_table, settings.learning_rate * scale)
-            self._weights[i].index_copy_(0, rows, weight.to(self._weights[i].dtype))
-            for name, full in self.states[i].items():
+            full_weight.index_copy_(0, rows, weight.to(full_weight.dtype))
+            for name, full in full_states.items():
                 full.index_copy_(0, rows, states[name])
 
     @torch.no_grad()
@@ -75,29 +111,28 @@ class Updater:
             for name in self._rule.growing:
                 states[name].mul_(kept)
 
-    def _merge(self, arena: Arena, parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    def _merge(self, arena: Arena, parts: Sequence[Gradient]) -> tuple[Tensor, Tensor]:
         if arena.replicated:
             return self._reduce(arena, parts)
         if not parts:
             return torch.empty(0, dtype=torch.int64), torch.empty(0, arena.width)
-        if arena.local and len(parts) == 1:  # distinct already
-            return parts[0][0].long(), parts[0][1]
-        return merge(parts)
+        merged = merge(parts)
+        return merged.rows.long(), merged.sums()
 
-    def _reduce(self, arena: Arena, parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    def _reduce(self, arena: Arena, parts: Sequence[Gradient]) -> tuple[Tensor, Tensor]:
         """Sum a replicated arena's gradients over the ranks: all get the same bits. The last column counts touches."""
         dense = torch.zeros(arena.rows, arena.width + 1)
-        for rows, gradient in parts:
-            dense[:, :-1].index_add_(0, rows, gradient)
-            dense[:, -1].index_add_(0, rows, torch.ones(rows.numel()))
+        for part in parts:
+            dense[:, :-1].index_add_(0, part.rows, part.sums())
+            dense[:, -1].index_add_(0, part.rows, torch.ones(part.rows.numel()))
         self._collective.all_reduce_sum([dense])
         rows = dense[:, -1].nonzero().flatten()
         return rows, dense.index_select(0, rows)[:, :-1].contiguous()
 
-    def _clip(self, gradients: Gradients, limit: float) -> None:
+    def _clip(self, arenas: Sequence[Arena], gradients: Gradients, limit: float) -> None:
         """Scale all gradients so that their norm over all rows of all ranks is at most `limit`."""
         sharded, replicated = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-        for arena, (_, grad) in zip(self._layout.arenas, gradients, strict=True):
+        for arena, (_, grad) in zip(arenas, gradients, strict=True):
             (replicated if arena.replicated else sharded).add_(grad.double().square().sum())
         self._collective.all_reduce_sum([sharded])
         norm = float((sharded + replicated).sqrt())
@@ -126,12 +161,12 @@ class RowSquares:
             if any(b.ranks > 1 for b in plan.blocks_of(name)):
                 raise ValueError(f"rowwise_adagrad: table '{name}' is cut by columns and by rows; cut it one way")
 
-    def of(self, gradients: Gradients) -> list[Tensor]:
+    def of(self, arenas: Sequence[Arena], gradients: Gradients) -> list[Tensor]:
         """By arena: float32 [U, 1]. Collective where a table is in several blocks."""
         means = []
         #: Sums of this rank's blocks of cut tables, in order of their columns: (first column, arena, start, end).
         mine: dict[str, list[tuple[int, int, int, int]]] = {name: [] for name in self._cut}
-        for i, (arena, (rows, grad)) in enumerate(zip(self._layout.arenas, gradients, strict=True)):
+        for i, (arena, (rows, grad)) in enumerate(zip(arenas, gradients, strict=True)):
             means.append(grad.square().sum(1, keepdim=True))
             ends = [first + len(r) for _, r, first in arena.held]
             bounds = [0, *torch.searchsorted(rows, torch.tensor(ends, dtype=rows.dtype)).tolist()]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from headrace.config import EmbeddingOptimizer, TableOptimizer
+from headrace.embeddings import native
 from headrace.embeddings.batch import Ragged
 from headrace.embeddings.collective import Collective, LocalCollective
 from headrace.embeddings.collective_threads import run_ranks
@@ -301,9 +304,18 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(plan, steps, draw(st.integers(0, 2**20)), optimizer, draw(st.booleans()))
 
 
+def test_the_build_made_the_loops() -> None:
+    assert native.library() is not None, "run make native"
+
+
 @settings(max_examples=50, deadline=None)
-@given(case=cases())
-def test_any_plan_equals_a_dense_model(case: Case) -> None:
+@given(case=cases(), built=st.booleans())
+def test_any_plan_equals_a_dense_model(case: Case, built: bool) -> None:
+    with nullcontext() if built else patch.object(native, "library", lambda: None):
+        check_any(case)
+
+
+def check_any(case: Case) -> None:
     half = any(t.storage != "fp32" for t in case.plan.tables)
     ranks = run_ranks(case.plan.world_size, lambda c: train(case, c))
     embeddings = [r.embeddings for r in ranks]
@@ -445,3 +457,34 @@ def test_a_save_opens_by_any_plan_on_any_world(kind: str, tmp_path: Path) -> Non
     assert alone.steps == direct.steps == 4
     for a, b in zip(alone.features(*asked), direct.features(*asked), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [1, 16, 37])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_the_loops_equal_torch(kind: str, width: int) -> None:
+    # Thousands of bags and rows: more than one thread's share; popular rows, empty bags, tables with rates of their own.
+    table, other = Table("t", 3_000, width), Table("u", 2_000, width)
+    lookups = (Lookup("a", "t", 4, True), Lookup("b", "t", 3, True, "sum", True), Lookup("c", "u", 2, True, "mean"))
+    plan = Plan((table, other), lookups, tuple(b for t in (table, other) for b in blocks_for(t, "row_wise", 1)), 1)
+    # Adam's first steps are its rate in size however small a gradient is, so rounding shows in proportion to the rate.
+    rate = 0.003 if kind == "adam" else 0.1
+    optimizer = EmbeddingOptimizer(
+        kind=kind, learning_rate=rate, weight_decay=0.01, tables={"u": TableOptimizer(learning_rate=3 * rate)}
+    )
+    case = Case(plan, ((2_500,),) * 2, 4, optimizer)
+    with patch.object(native, "library", lambda: None):
+        expected = train(case, LocalCollective())
+    threads = torch.get_num_threads()
+    weights = []
+    for n in (1, 3):
+        torch.set_num_threads(n)
+        try:
+            got = train(case, LocalCollective())
+        finally:
+            torch.set_num_threads(threads)
+        weights.append(got.embeddings.weight)
+        for a, b in zip(got.outs, expected.outs, strict=True):
+            for x, y in zip(a, b, strict=True):
+                torch.testing.assert_close(x, y, rtol=1e-4, atol=2e-5)
+    assert torch.equal(*weights), "the bits depend on the number of threads"
+    torch.testing.assert_close(weights[0], expected.embeddings.weight, rtol=1e-3, atol=2e-5)

@@ -1,0 +1,184 @@
+// The two memory-bound loops of an embedding table, called from headrace.embeddings.native by ctypes.
+//
+// pool_sum: rows of a table, gathered and summed by bag. update: gradients summed by row and applied by the optimizer, in
+// one pass over each touched row. Both read ahead by software prefetch: a random row is a cache miss, and the processor
+// hides it only if it is told early. Rows are split over threads, each row wholly by one, so the bits do not depend on the
+// number of threads. No allocation, no torch: the callers own all memory and have checked all sizes.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace {
+
+constexpr int64_t kAhead = 12;   // rows between a prefetch and its use
+constexpr int64_t kLine = 16;    // floats of a cache line
+
+inline void prefetch(const float* row, int64_t width) {
+  for (int64_t i = 0; i < width; i += kLine) __builtin_prefetch(row + i, 0, 1);
+}
+
+template <class Body>
+void parallel_parts(int64_t parts, const Body& body) {
+  std::vector<std::thread> workers;
+  for (int64_t part = 1; part < parts; ++part) workers.emplace_back([&, part] { body(part); });
+  body(0);
+  for (auto& w : workers) w.join();
+}
+
+template <class Body>
+void parallel(int64_t n, int threads, const Body& body) {
+  const int64_t parts = n < 1024 ? 1 : std::max(1, threads);
+  parallel_parts(parts, [&](int64_t part) { body(n * part / parts, n * (part + 1) / parts); });
+}
+
+template <class Index>
+void pool(const float* table, int64_t width, const Index* index, int64_t n, const int64_t* starts, int64_t bags,
+          const float* weights, float* out, int threads) {
+  parallel(bags, threads, [&](int64_t from, int64_t to) {
+    for (int64_t b = from; b < to; ++b) {
+      const int64_t first = starts ? starts[b] : b;
+      const int64_t last = starts ? (b + 1 < bags ? starts[b + 1] : n) : b + 1;
+      float* row = out + b * width;
+      if (first == last) {
+        std::fill(row, row + width, 0.0f);
+        continue;
+      }
+      for (int64_t i = first; i < last; ++i) {
+        if (i + kAhead < n) prefetch(table + int64_t(index[i + kAhead]) * width, width);
+        const float* source = table + int64_t(index[i]) * width;
+        if (weights) {
+          const float w = weights[i];
+          if (i == first) for (int64_t c = 0; c < width; ++c) row[c] = w * source[c];
+          else for (int64_t c = 0; c < width; ++c) row[c] += w * source[c];
+        } else if (i == first) {
+          for (int64_t c = 0; c < width; ++c) row[c] = source[c];
+        } else {
+          for (int64_t c = 0; c < width; ++c) row[c] += source[c];
+        }
+      }
+    }
+  });
+}
+
+enum Kind { kSgd = 0, kAdagrad = 1, kRowwiseAdagrad = 2, kAdam = 3 };
+
+struct Rule {
+  int kind;
+  float lr, decay, eps, beta1, beta2;
+};
+
+// `grad` may be changed. States: one number a weight, or (row-wise) one a row.
+void apply(const Rule& rule, float* weight, float* grad, float* state, float* second, int64_t width) {
+  if (rule.decay != 0.0f)
+    for (int64_t c = 0; c < width; ++c) grad[c] += rule.decay * weight[c];
+  switch (rule.kind) {
+    case kSgd:
+      for (int64_t c = 0; c < width; ++c) weight[c] -= rule.lr * grad[c];
+      break;
+    case kAdagrad:
+      for (int64_t c = 0; c < width; ++c) {
+        state[c] += grad[c] * grad[c];
+        weight[c] -= rule.lr * (grad[c] / (std::sqrt(state[c]) + rule.eps));
+      }
+      break;
+    case kRowwiseAdagrad: {
+      float part[kLine] = {0};
+      int64_t c = 0;
+      for (; c + kLine <= width; c += kLine)
+        for (int64_t k = 0; k < kLine; ++k) part[k] += grad[c + k] * grad[c + k];
+      for (int64_t k = 0; c < width; ++c, ++k) part[k] += grad[c] * grad[c];
+      float sum = 0;
+      for (float p : part) sum += p;
+      *state += sum / float(width);
+      const float step = rule.lr / (std::sqrt(*state) + rule.eps);
+      for (int64_t i = 0; i < width; ++i) weight[i] -= step * grad[i];
+      break;
+    }
+    case kAdam:  // lr holds the bias correction already
+      for (int64_t c = 0; c < width; ++c) {
+        state[c] += (grad[c] - state[c]) * (1.0f - rule.beta1);
+        second[c] = second[c] * rule.beta2 + (1.0f - rule.beta2) * grad[c] * grad[c];
+        weight[c] -= rule.lr * (state[c] / (std::sqrt(second[c]) + rule.eps));
+      }
+      break;
+  }
+}
+
+template <class Index>
+void step(float* table, float* state, float* second, int64_t width, const Index* rows, const int64_t* starts,
+          int64_t distinct, const int64_t* order, int64_t n, const int64_t* bag, const float* weights,
+          const float* divisor, const float* grads, const Rule& rule, int threads) {
+  const int64_t state_width = rule.kind == kRowwiseAdagrad ? 1 : width;
+  if (distinct == 0) return;
+  // Popular rows have many gradients and lie side by side: threads share the work, not the rows.
+  auto work = [&](int64_t u) { return (u < distinct ? starts[u] : n) - starts[0] + 2 * u; };
+  auto bound = [&](int64_t part, int64_t parts) {
+    int64_t low = 0, high = distinct;
+    const int64_t goal = work(distinct) * part / parts;
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if (work(middle) < goal) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  };
+  const int64_t parts = distinct < 1024 ? 1 : std::max(1, threads);
+  parallel_parts(parts, [&](int64_t part) {
+    const int64_t from = bound(part, parts), to = bound(part + 1, parts);
+    std::vector<float> sum(width);
+    auto source = [&](int64_t i) { return bag ? bag[order[i]] : order[i]; };
+    for (int64_t u = from; u < to; ++u) {
+      const int64_t first = starts[u], last = u + 1 < distinct ? starts[u + 1] : n;
+      if (u + kAhead < distinct) {
+        const int64_t next = int64_t(rows[u + kAhead]);
+        prefetch(table + next * width, width);
+        if (state) prefetch(state + next * state_width, state_width);
+        if (second) prefetch(second + next * width, width);
+      }
+      std::fill(sum.begin(), sum.end(), 0.0f);
+      for (int64_t i = first; i < last; ++i) {
+        if (i + kAhead < n) prefetch(grads + source(i + kAhead) * width, width);
+        const int64_t s = source(i);
+        const float* grad = grads + s * width;
+        float scale = 1.0f;
+        if (weights) scale = weights[order[i]];
+        if (divisor) scale /= divisor[s];
+        if (scale == 1.0f) for (int64_t c = 0; c < width; ++c) sum[c] += grad[c];
+        else for (int64_t c = 0; c < width; ++c) sum[c] += scale * grad[c];
+      }
+      const int64_t row = int64_t(rows[u]);
+      apply(rule, table + row * width, sum.data(), state ? state + row * state_width : nullptr,
+            second ? second + row * width : nullptr, width);
+    }
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+int headrace_embeddings_version() { return 1; }
+
+void headrace_pool_sum(const float* table, int64_t width, const void* index, int wide, int64_t n, const int64_t* starts,
+                       int64_t bags, const float* weights, float* out, int threads) {
+  if (wide) pool(table, width, static_cast<const int64_t*>(index), n, starts, bags, weights, out, threads);
+  else pool(table, width, static_cast<const int32_t*>(index), n, starts, bags, weights, out, threads);
+}
+
+void headrace_update(float* table, float* state, float* second, int64_t width, const void* rows, int wide,
+                     const int64_t* starts, int64_t distinct, const int64_t* order, int64_t n, const int64_t* bag,
+                     const float* weights, const float* divisor, const float* grads, int kind, float lr, float decay,
+                     float eps, float beta1, float beta2, int threads) {
+  const Rule rule{kind, lr, decay, eps, beta1, beta2};
+  if (wide)
+    step(table, state, second, width, static_cast<const int64_t*>(rows), starts, distinct, order, n, bag, weights,
+         divisor, grads, rule, threads);
+  else
+    step(table, state, second, width, static_cast<const int32_t*>(rows), starts, distinct, order, n, bag, weights,
+         divisor, grads, rule, threads);
+}
+
+}  // extern "C"
