@@ -85,15 +85,22 @@ def digits(x: F64, places: range) -> dict[int, I64]:
 
 
 def square_digits(digits: Mapping[int, I64], places: range) -> dict[int, I64]:
-    """Digits by place (up to 2**31 in size) of the squares of numbers with `digits` at `places`."""
-    n = len(digits[places.start])
-    out = {place: np.zeros(n, np.int64) for place in square_places(places)}
+    """Digits by place (less than 2**32 in size) of the squares of numbers with `digits` at `places`."""
+    out = {place: np.zeros_like(digits[places.start]) for place in square_places(places)}
+    for place, pairs in _pairs(places).items():
+        # At most a dozen products of 54 bits, all of one sign.
+        added = sum((digits[i] * digits[j] * weight for i, j, weight in pairs), np.int64(0))
+        out[place] += added & (_BASE - 1)
+        out[place + 1] += added >> BITS
+    return out
+
+
+def _pairs(places: range) -> dict[int, list[tuple[int, int, int]]]:
+    """By place of a square's digit: (i, j, how often) of the digits whose products make it."""
+    out: dict[int, list[tuple[int, int, int]]] = {}
     for i in places:
         for j in range(i, places.stop):
-            product = digits[i] * digits[j]
-            weight = 1 if i == j else 2
-            out[i + j] += weight * (product & (_BASE - 1))
-            out[i + j + 1] += weight * (product >> BITS)
+            out.setdefault(i + j, []).append((i, j, 1 if i == j else 2))
     return out
 
 
@@ -120,12 +127,10 @@ def sql_digits(x: str, places: range) -> dict[int, str]:
 def sql_square_digits(digits: Mapping[int, str], places: range) -> dict[int, str]:
     """`square_digits` as Spark SQL expressions, bigint. `digits` are names of columns."""
     terms: dict[int, list[str]] = {}
-    for i in places:
-        for j in range(i, places.stop):
-            product = f"({digits[i]} * {digits[j]})"
-            weight = 1 if i == j else 2
-            terms.setdefault(i + j, []).append(f"{weight}L * ({product} & {_BASE - 1}L)")
-            terms.setdefault(i + j + 1, []).append(f"{weight}L * shiftright({product}, {BITS})")
+    for place, pairs in _pairs(places).items():
+        added = " + ".join(f"{digits[i]} * {digits[j]} * {weight}L" for i, j, weight in pairs)
+        terms.setdefault(place, []).append(f"(({added}) & {_BASE - 1}L)")
+        terms.setdefault(place + 1, []).append(f"shiftright({added}, {BITS})")
     return {place: " + ".join(parts) for place, parts in terms.items()}
 
 
