@@ -22,20 +22,27 @@ def initial_rows(table: str, rows: range, columns: range, seed: int, bound: floa
     Counter-based: SplitMix64 (Steele, Lea and Flood, 2014) of the row's place, then of the pair of columns; each half
     of the 64 bits is one number of 24 bits.
     """
+    step = max(1, _PIECE // max(1, len(columns)))
+    for start in range(0, len(rows), step):
+        part = rows[start : start + step]
+        places = np.arange(part.start, part.stop, part.step, dtype=np.uint64)
+        out[start : start + len(places)] = torch.from_numpy(initial_values(table, places, columns, seed, bound))
+
+
+def initial_values(
+    table: str, places: NDArray[np.uint64], columns: range, seed: int, bound: float
+) -> NDArray[np.float32]:
+    """The numbers of any rows: float32 [len(places), len(columns)]."""
     text = hashlib.sha256(f"{seed}/{table}".encode()).digest()
     key = np.frombuffer(text[:8], dtype="<u8")
     first, last = columns.start // 2, (columns.stop + 1) // 2
     pairs = np.arange(first, last, dtype=np.uint64) * _GOLDEN
-    step = max(1, _PIECE // max(1, 2 * len(pairs)))
-    for start in range(0, len(rows), step):
-        part = rows[start : start + step]
-        place = np.arange(part.start, part.stop, part.step, dtype=np.uint64)
-        hashed = _mix(_mix(key + place * _GOLDEN)[:, None] + pairs)
-        halves = hashed.view("<u4").reshape(len(place), -1)[:, columns.start - 2 * first :][:, : len(columns)]
-        values = (halves >> np.uint32(8)).astype(np.float32)
-        values *= np.float32(bound / 2**23)
-        values -= np.float32(bound)
-        out[start : start + len(place)] = torch.from_numpy(values)
+    hashed = _mix(_mix(key + places * _GOLDEN)[:, None] + pairs)
+    halves = hashed.view("<u4").reshape(len(places), -1)[:, columns.start - 2 * first :][:, : len(columns)]
+    values: NDArray[np.float32] = (halves >> np.uint32(8)).astype(np.float32)
+    values *= np.float32(bound / 2**23)
+    values -= np.float32(bound)
+    return values
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -1,0 +1,83 @@
+"""A hash table from 64-bit ids to small numbers, in NumPy: open addressing, whole batches at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def mix(ids: Ids, salt: int = 0) -> NDArray[np.uint64]:
+    """SplitMix64 (Steele, Lea and Flood, 2014) of ids: uint64 [N]. All 2^64 ids have hashes of their own."""
+    x = ids.view(np.uint64) + np.uint64((salt + 1) * int(_GOLDEN) % 2**64)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: NDArray[np.uint64] = x ^ (x >> np.uint64(31))
+    return mixed
+
+
+class IdMap:
+    """Ids and their numbers. Linear probing, at most half full, so that a few rounds over a batch find everything.
+
+    Nothing is ever taken out alone: who evicts makes a new map of those who stay.
+    """
+
+    def __init__(self, ids: Ids | None = None) -> None:
+        self._keys: Ids = np.zeros(16, dtype=np.int64)
+        #: -1: the place is free.
+        self._numbers: Ids = np.full(16, -1, dtype=np.int64)
+        self._used = 0
+        if ids is not None:
+            self.add(ids)
+
+    def __len__(self) -> int:
+        return self._used
+
+    @property
+    def load(self) -> float:
+        """Share of places that are taken."""
+        return self._used / len(self._keys)
+
+    def find(self, ids: Ids) -> Ids:
+        """The number of each id [N]; -1 where it is not in the map."""
+        found = np.full(len(ids), -1, dtype=np.int64)
+        mask = len(self._keys) - 1
+        place = (mix(ids) & np.uint64(mask)).astype(np.int64)
+        open_ = np.arange(len(ids))
+        while len(open_):
+            at = place[open_]
+            numbers = self._numbers[at]
+            hit = (numbers >= 0) & (self._keys[at] == ids[open_])
+            found[open_[hit]] = numbers[hit]
+            open_ = open_[(numbers >= 0) & ~hit]
+            place[open_] = (place[open_] + 1) & mask
+        return found
+
+    def add(self, ids: Ids) -> Ids:
+        """Give distinct new ids [N] the next numbers, in their order: int64 [N]."""
+        numbers = np.arange(self._used, self._used + len(ids), dtype=np.int64)
+        self._used += len(ids)
+        if 2 * self._used > len(self._keys):
+            held = self._numbers >= 0
+            ids_before, numbers_before = self._keys[held], self._numbers[held]
+            size = 1 << int(np.ceil(np.log2(4 * self._used)))
+            self._keys, self._numbers = np.zeros(size, dtype=np.int64), np.full(size, -1, dtype=np.int64)
+            self._put(ids_before, numbers_before)
+        self._put(ids, numbers)
+        return numbers
+
+    def _put(self, ids: Ids, numbers: Ids) -> None:
+        mask = len(self._keys) - 1
+        place = (mix(ids) & np.uint64(mask)).astype(np.int64)
+        open_ = np.arange(len(ids))
+        while len(open_):
+            at = place[open_]
+            free = self._numbers[at] < 0
+            # Of several that want one free place the last gets it.
+            self._keys[at[free]] = ids[open_[free]]
+            self._numbers[at[free]] = numbers[open_[free]]
+            open_ = open_[self._numbers[at] != numbers[open_]]
+            place[open_] = (place[open_] + 1) & mask

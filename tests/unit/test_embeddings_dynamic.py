@@ -1,0 +1,279 @@
+"""Tables of raw ids against a plain dictionary of vectors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headrace.config import EmbeddingOptimizer
+from headrace.embeddings.collective import Collective, LocalCollective
+from headrace.embeddings.collective_threads import ThreadCollective, run_ranks
+from headrace.embeddings.dynamic import DynamicEmbedding, DynamicReport, DynamicSpec, total
+from headrace.embeddings.id_map import IdMap, mix
+from headrace.embeddings.initial import INIT_BOUND, initial_values
+from headrace.errors import UserError
+
+DIM = 3
+ANY_ID = st.one_of(st.integers(-3, 12), st.sampled_from([-(2**63), 2**63 - 1, 2**40, 2**53 + 1, -1]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(batches=st.lists(st.lists(ANY_ID, unique=True, max_size=40), max_size=6), asked=st.lists(ANY_ID))
+def test_the_map_is_a_dictionary(batches: list[list[int]], asked: list[int]) -> None:
+    found, expected = IdMap(), {}
+    for batch in batches:
+        new = [i for i in batch if i not in expected]
+        numbers = found.add(np.array(new, dtype=np.int64))
+        for i in new:
+            expected[i] = len(expected)
+        assert numbers.tolist() == [expected[i] for i in new]
+    assert len(found) == len(expected)
+    assert found.load <= 0.5
+    assert found.find(np.array(asked, dtype=np.int64)).tolist() == [expected.get(i, -1) for i in asked]
+
+
+def test_the_map_takes_a_million_ids() -> None:
+    ids = np.random.default_rng(1).permutation(np.arange(-500_000, 500_000)) * 2**20
+    found = IdMap(ids)
+    assert np.array_equal(found.find(ids), np.arange(len(ids)))
+    assert (found.find(ids + 1) == -1).all()
+    assert len(np.unique(mix(ids))) == len(ids)
+
+
+class Dictionary:
+    """What the table should do, one id at a time. SGD with rate `lr`."""
+
+    def __init__(self, spec: DynamicSpec, lr: float) -> None:
+        self.spec, self.lr = spec, lr
+        self.rows: dict[int, np.ndarray] = {}
+        self.seen: Counter[int] = Counter()
+        self.last: dict[int, int] = {}
+        self.batch = self.evicted = 0
+
+    def start(self, i: int) -> np.ndarray:
+        place = np.array([i], dtype=np.int64).view(np.uint64)
+        return initial_values(self.spec.name, place, range(DIM), 7, INIT_BOUND)[0].copy()
+
+    def forward(self, ids: Sequence[int]) -> np.ndarray:
+        self.batch += 1
+        times = Counter(ids)
+        for i, n in times.items():
+            self.seen[i] += n
+            if i in self.rows:
+                self.last[i] = self.batch
+        admitted = [i for i in times if i not in self.rows and self.seen[i] >= self.spec.admit_after]
+        limit = self.spec.max_rows
+        if limit is not None and len(self.rows) + len(admitted) > limit and admitted:
+            admitted = sorted(admitted, key=lambda i: (-self.seen[i], i))
+            for i in admitted[limit:]:
+                del self.seen[i]
+            admitted = admitted[:limit]
+            goes = max(len(self.rows) + len(admitted) - limit, int(self.spec.evict_share * limit))
+            by_worth = sorted(self.rows, key=lambda i: (-self.seen[i], -self.last[i], i))
+            for i in by_worth[len(by_worth) - min(goes, len(by_worth)) :]:
+                del self.rows[i], self.seen[i], self.last[i]
+                self.evicted += 1
+        for i in admitted:
+            self.rows[i], self.last[i] = self.start(i), self.batch
+        return np.array([self.rows.get(i, np.zeros(DIM)) for i in ids], dtype=np.float32).reshape(-1, DIM)
+
+    def step(self, ids: Sequence[int], grads: np.ndarray) -> None:
+        for i, g in zip(ids, grads, strict=True):
+            if i in self.rows:
+                self.rows[i] -= np.float32(self.lr) * g
+
+
+def train(
+    spec: DynamicSpec, c: Collective, batches: Sequence[Sequence[Sequence[int]]]
+) -> tuple[DynamicEmbedding, list[Tensor]]:
+    table = DynamicEmbedding(spec, c, seed=7)
+    table.configure_optimizer(EmbeddingOptimizer(kind="sgd", learning_rate=0.5))
+    outs = []
+    for batch in batches:
+        out = table(torch.tensor(batch[c.world.rank], dtype=torch.int64))
+        ((out - 1) ** 2).sum().backward()
+        table.step()
+        outs.append(out.detach())
+    return table, outs
+
+
+def compare(spec: DynamicSpec, world: int, batches: Sequence[Sequence[Sequence[int]]]) -> list[DynamicEmbedding]:
+    expected = Dictionary(spec, 0.5)
+    ranks = run_ranks(world, lambda c: train(spec, c, batches))
+    for step, batch in enumerate(batches):
+        ids = [i for of_rank in batch for i in of_rank]
+        vectors = expected.forward(ids)
+        got = torch.cat([outs[step] for _, outs in ranks])
+        np.testing.assert_allclose(got.numpy(), vectors, rtol=1e-4, atol=1e-5)
+        expected.step(ids, 2 * (vectors - 1))
+    held = {int(i): w for t, _ in ranks for i, w in zip(t.ids, t.weight, strict=True)}
+    assert held.keys() == expected.rows.keys()
+    for i, w in held.items():
+        np.testing.assert_allclose(w.numpy(), expected.rows[i], rtol=1e-3, atol=1e-4)
+    report = total([t.report for t, _ in ranks])
+    assert report.rows == len(expected.rows)
+    assert report.evicted == expected.evicted
+    assert report.lookups == sum(len(r) for b in batches for r in b)
+    return [t for t, _ in ranks]
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> tuple[int, int, list[list[list[int]]]]:
+    world = draw(st.integers(1, 4))
+    ids = st.lists(ANY_ID, max_size=8)
+    batches = draw(st.lists(st.lists(ids, min_size=world, max_size=world), min_size=1, max_size=6))
+    return world, draw(st.integers(1, 3)), batches
+
+
+@settings(max_examples=60, deadline=None)
+@given(run=runs())
+def test_rows_come_with_their_ids_on_any_world(run: tuple[int, int, list[list[list[int]]]]) -> None:
+    world, admit_after, batches = run
+    compare(DynamicSpec("t", DIM, admit_after=admit_after), world, batches)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    batches=st.lists(st.lists(st.integers(0, 25), max_size=20), min_size=1, max_size=8),
+    limit=st.integers(1, 12), admit_after=st.integers(1, 2),
+)  # fmt: skip
+def test_the_least_seen_make_room(batches: list[list[int]], limit: int, admit_after: int) -> None:
+    spec = DynamicSpec("t", DIM, admit_after=admit_after, max_rows=limit, evict_share=0.3)
+    (table,) = compare(spec, 1, [[b] for b in batches])
+    assert len(table.weight) <= limit
+
+
+def test_an_evicted_id_starts_again_as_it_started() -> None:
+    table = DynamicEmbedding(DynamicSpec("t", DIM, max_rows=2), LocalCollective(), seed=7)
+    table.configure_optimizer(EmbeddingOptimizer(kind="adagrad", learning_rate=0.5))
+    first = table(torch.tensor([5, 5])).detach()[0]
+    for batch in ([5, 5], [6, 6, 6, 6, 6], [7] * 9, [8] * 9):
+        table(torch.tensor(batch)).sum().backward()
+        table.step()
+    assert 5 not in table.ids
+    assert table.report == DynamicReport(2, 0, 2 / 16, 4, 2, 27, 27)
+    assert torch.equal(table(torch.tensor([5] * 20)).detach()[0], first)
+    assert float(table._states["sum"][list(table.ids).index(5)].abs().max()) == 0
+
+
+def test_scoring_changes_nothing() -> None:
+    table, _ = train(DynamicSpec("t", DIM, admit_after=2), LocalCollective(), [[[1, 1, 2]]])
+    before = (table.report, table.weight.clone())
+    table.eval()
+    with torch.no_grad():
+        out = table(torch.tensor([1, 2, 3, 2, 3]))
+    assert torch.equal(out[0], before[1][0])
+    assert not out[1:].any()
+    assert table.report == before[0]
+
+
+def test_a_chance_of_admission_is_that_chance() -> None:
+    spec = DynamicSpec("t", DIM, admit_chance=0.25)
+    table, _ = train(spec, LocalCollective(), [[list(range(20_000))]])
+    assert len(table.ids) == pytest.approx(5_000, rel=0.04)
+    again, _ = train(spec, LocalCollective(), [[list(range(20_000))]])
+    assert np.array_equal(table.ids, again.ids)
+
+
+def test_those_who_wait_longest_are_forgotten_first() -> None:
+    spec = DynamicSpec("t", DIM, admit_after=2, max_waiting=10)
+    table, _ = train(spec, LocalCollective(), [[list(range(10))], [list(range(10, 16))]])
+    assert table.report.waiting == 10
+    table(torch.arange(20))  # of 0-9, four were kept
+    assert sorted(table.ids.tolist()) == [0, 1, 2, 3, *range(10, 16)]
+
+
+def test_growing_keeps_rows_and_states() -> None:
+    spec = DynamicSpec("t", DIM)
+    batches = [[list(range(n))] for n in (3, 60, 61, 500, 2_000)]
+    compare(spec, 1, batches)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "rowwise_adagrad", "adam"])
+def test_saved_on_two_loaded_on_three_and_on_one(kind: str, tmp_path: Path) -> None:
+    spec = DynamicSpec("t", DIM, admit_after=2)
+    asked = torch.arange(-20, 60)
+
+    def new(c: Collective) -> DynamicEmbedding:
+        table = DynamicEmbedding(spec, c, seed=7)
+        table.configure_optimizer(EmbeddingOptimizer(kind=kind, learning_rate=0.1))
+        return table
+
+    def step(table: DynamicEmbedding, number: int) -> None:
+        ids = np.random.default_rng(number).integers(-20, 60, 48)
+        mine = np.array_split(ids, table.collective.world.size)[table.collective.world.rank]
+        (table(torch.from_numpy(mine)) - 1).square().sum().backward()
+        table.step()
+
+    def look(table: DynamicEmbedding) -> Tensor:
+        table.eval()
+        with torch.no_grad():
+            out = table(asked)
+        table.train()
+        return out
+
+    def first(c: ThreadCollective) -> Tensor:
+        table = new(c)
+        for n in range(4):
+            step(table, n)
+        table.save(tmp_path / "two")
+        return look(table)
+
+    def second(c: ThreadCollective) -> Tensor:
+        table = new(c)
+        table.load(tmp_path / "two")
+        table.save(tmp_path / "three")
+        return look(table)
+
+    (tmp_path / "two").mkdir()
+    (tmp_path / "three").mkdir()
+    expected = run_ranks(2, first)[0]
+    assert 20 < int(expected.any(dim=1).sum()) < 80
+    for got in run_ranks(3, second):
+        assert torch.equal(got, expected)
+    alone = new(LocalCollective())
+    alone.load(tmp_path / "three")
+    assert torch.equal(look(alone), expected)
+    # Counts, states and those who wait came along.
+    undisturbed = new(LocalCollective())
+    for n in range(4):
+        step(undisturbed, n)
+    for n in range(4, 7):
+        step(undisturbed, n)
+        step(alone, n)
+    torch.testing.assert_close(look(alone), look(undisturbed), rtol=1e-4, atol=1e-6)
+    assert alone.report.waiting == undisturbed.report.waiting
+
+
+def test_damage_is_refused_by_name(tmp_path: Path) -> None:
+    table, _ = train(DynamicSpec("t", DIM), LocalCollective(), [[[1, 2, 3]]])
+    table.save(tmp_path)
+    path = tmp_path / "t-00000.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"t-00000\.safetensors is damaged"):
+        table.load(tmp_path)
+    meta = tmp_path / "t-00000-dynamic.json"
+    meta.write_text(meta.read_text().replace('"steps":1', '"steps":2'))
+    with pytest.raises(UserError, match=r"t-00000-dynamic\.json is damaged"):
+        table.load(tmp_path)
+    other = DynamicEmbedding(DynamicSpec("u", DIM), LocalCollective(), seed=7)
+    with pytest.raises(UserError, match=r"the save of .* did not finish"):
+        other.load(tmp_path)
+
+
+def test_evicting_between_forward_and_backward_is_refused() -> None:
+    table = DynamicEmbedding(DynamicSpec("t", DIM, max_rows=2), LocalCollective(), seed=7)
+    out = table(torch.tensor([1, 2]))
+    table(torch.tensor([3, 4, 3, 4]))
+    with pytest.raises(RuntimeError, match="evicted by another forward"):
+        out.sum().backward()
