@@ -35,26 +35,30 @@ REALS = (
 #: Quarters of days, so that events share instants and windows end exactly at events; some a microsecond aside.
 TIMES = st.builds(
     lambda quarters, micros: START + quarters * DAY / 4 + timedelta(microseconds=micros),
-    st.integers(0, 40), st.sampled_from([0, 0, 0, 0, 1, -1]),
+    st.integers(0, 14), st.sampled_from([0, 0, 0, 0, 1, -1]),
 )  # fmt: skip
-ROWS = st.lists(
-    st.fixed_dictionaries(
-        {
-            "user": st.sampled_from([None, 1, 1, 1, 2, 2**53 + 1, 2**53]),
-            "item": st.sampled_from([None, "a", "a", "é", "日本", ""]),
-            "ts": st.one_of(TIMES, TIMES, TIMES, TIMES, TIMES, TIMES, st.none()),
-            "price": REALS,
-            "n": st.none() | st.integers(-3, 3),
-            "big": st.none() | st.sampled_from([2**62, -(2**62), 7, 2**53 + 1]),
-            "flag": st.none() | st.booleans(),
-            "day": st.none() | st.sampled_from([(START + i * DAY).date() for i in range(4)]),
-            "tags": st.none() | st.lists(st.sampled_from(["x", "y"]), max_size=2),
-            "odd.na`me": st.none() | st.sampled_from([0.25, math.nan, -2.0]),
-            "click": st.sampled_from([None, 0, 0, 1, 1]),
-        }
-    ),
-    max_size=40,
+CELLS = {
+    "user": st.sampled_from([None, 1, 1, 1, 2, 2**53 + 1, 2**53]),
+    "item": st.sampled_from([None, "a", "a", "é", "日本", ""]),
+    "ts": st.one_of(TIMES, TIMES, TIMES, TIMES, TIMES, TIMES, st.none()),
+    "price": REALS,
+    "n": st.none() | st.integers(-3, 3),
+    "big": st.none() | st.sampled_from([2**62, -(2**62), 7, 2**53 + 1]),
+    "flag": st.none() | st.booleans(),
+    "day": st.none() | st.sampled_from([(START + i * DAY).date() for i in range(4)]),
+    "tags": st.none() | st.lists(st.sampled_from(["x", "y"]), max_size=2),
+    "odd.na`me": st.none() | st.sampled_from([0.25, math.nan, -2.0]),
+    "click": st.sampled_from([None, 0, 0, 1, 1]),
+}
+#: Few rows or, mostly, enough that keys and instants meet.
+ROWS = st.lists(st.fixed_dictionaries(CELLS), max_size=3) | st.lists(
+    st.fixed_dictionaries(CELLS), min_size=14, max_size=40
 )
+#: Rows that negatives can be drawn for.
+ROW_OF_CLICKS = st.fixed_dictionaries(
+    {**CELLS, "user": st.sampled_from([None, 1, 2, 3, 4]), "ts": TIMES,
+     "item": st.sampled_from(["a", "é", "日本", "", "b", "c", None])}
+)  # fmt: skip
 
 
 def number(rows: list[Row]) -> list[Row]:
@@ -105,7 +109,7 @@ def external(home: Path) -> Reader:
         "id": pa.array(["a", "é", "nobody", None, "日本"]), "brand": pa.array(["x", None, "z", "w", "y"]),
         "stock": pa.array([1, 2, 3, 4, None], pa.int64()), "rank": pa.array([1, 2, 3, 4, 5], pa.int32()),
     })  # fmt: skip
-    at = [START + i * DAY / 4 for i in (0, 3, 8, 8, 20, 12)]
+    at = [START + i * DAY / 4 for i in (0, 3, 8, 8, 13, 5)]
     prices = pa.table({
         "item": pa.array(["a", "a", "a", "é", "é", None]), "since": pa.array(at, pa.timestamp("us", tz="UTC")),
         "list_price": pa.array([1.0, None, 3.0, 4.0, 5.0, 9.0]), "tier": pa.array(["p", "q", None, "s", "t", "u"]),
@@ -221,3 +225,69 @@ def expected_past(rows: list[Row]) -> dict[tuple[str, int], Row]:
         out[(r["_source_file"], r["_source_line"])] = e
     # Ids say nothing but which rows are of one session.
     return out
+
+
+def perturbed(rows: list[Row], others: list[Row], at: datetime) -> tuple[list[Row], list[Row]]:
+    """The rows, and the same ones before `at` with all that follows changed: rows deleted, altered and added."""
+    now = number(rows)
+    future = [r for r in now if r["ts"] is not None and r["ts"] >= at]
+    kept = [r for r in now if r not in future]
+    altered = [
+        {**o, "ts": r["ts"], "_source_file": r["_source_file"], "_source_line": r["_source_line"]}
+        for r, o in zip(future[::2], others, strict=False)
+    ]
+    added = [
+        {**o, "ts": max(o["ts"] or at, at), "_source_file": "new", "_source_line": i} for i, o in enumerate(others)
+    ]
+    return now, [*altered, *added, *kept]
+
+
+def past_of(table: pa.Table, at: datetime) -> dict[tuple[str, int], Row]:
+    """The rows before `at`, by identity."""
+    return {k: r for k, r in by_identity(table).items() if r["ts"] is not None and r["ts"] < at}
+
+
+def assert_same_rows(a: dict[tuple[str, int], Row], b: dict[tuple[str, int], Row]) -> None:
+    assert a.keys() == b.keys()
+    for key, row in a.items():
+        for name, value in row.items():
+            assert same(value, b[key][name]), (key, name, value, b[key][name])
+
+
+def micros(at: datetime) -> int:
+    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+def check_negatives(found: pa.Table, rows: list[Row], params: dict[str, Any], train: tuple[datetime, datetime]) -> int:
+    """Everything that is promised of negatives, by looking at every row; how many there are."""
+    item, user = params["item"], params.get("user")
+    events = [r for r in rows if r["ts"] is not None and r[item] is not None]
+    inside = [r for r in events if train[0] <= r["ts"] < train[1]]
+    clicked = {(r.get(user), r[item]) for r in inside if r["click"] == 1 and params.get("exclude_seen")}
+    by_place = {(r["_source_file"], r["_source_line"]): r for r in rows}
+    drawn: dict[tuple[str, int], int] = {}
+    for (file, line), row in by_identity(found).items():
+        if row["__probe"] is None:
+            assert "#negative" not in file
+            of = by_place[(file, line)]
+        else:
+            file, number_ = file.split("#negative-")
+            positive = by_place[(file, line)]
+            drawn[(file, line)] = drawn.get((file, line), 0) + 1
+            assert 1 <= int(number_) <= params["per_positive"]
+            assert positive["click"] == 1
+            assert row["click"] == 0
+            assert row[item] != positive[item]
+            assert any(r[item] == row[item] and r["ts"] < positive["ts"] for r in inside)
+            # Nobody in particular has seen nothing.
+            assert user is None or positive[user] is None or (positive[user], row[item]) not in clicked
+            of = {**positive, item: row[item]}
+            newest = before(rows, of, [item])[-1]
+            of |= {c: newest[c] for c in params.get("item_columns", ())}
+        for name in TYPES:
+            assert same(row[name], of[name]) or (name == "click" and row["__probe"]), (name, row[name], of[name])
+        if "item_count_2d" in row:
+            assert row["item_count_2d"] == len(before(rows, of, [item], window=2 * DAY))
+    assert found.num_rows == len(rows) + sum(drawn.values())
+    assert all(n <= params["per_positive"] for n in drawn.values())
+    return sum(drawn.values())

@@ -15,7 +15,8 @@ from pyspark.sql import functions as F
 from headrace.atomic import new_directory, write_text
 from headrace.config import Spec
 from headrace.errors import UserError
-from headrace.features.split import SPLIT, SplitRows, check_rows, split_rows, time_ranges
+from headrace.features.prepared import day_rows, external_inputs, first_day
+from headrace.features.split import SPLIT, SplitRows, check_rows
 from headrace.features.statistics import feature_columns, input_columns, measure_dataset, measure_events
 from headrace.features.statistics_table import write_statistics
 from headrace.features.vocabulary import VocabularyTable
@@ -65,9 +66,12 @@ class BuildFeatures:
         }
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """The events' table at ingest's version."""
+        """The events' table at ingest's version, and the tables that are joined to it."""
         events = _events_output(ctx)
-        return (Input(kind="delta", name=events.name, version=events.version),)
+        return (
+            Input(kind="delta", name=events.name, version=events.version),
+            *external_inputs(ctx.spec, ctx.ws),
+        )
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
         """The dataset's files are there with the sizes that they had."""
@@ -90,8 +94,11 @@ class BuildFeatures:
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError for what the spec or the data lack."""
         workflow = Workflow.from_spec(ctx.spec)
-        with session(ctx.spec.spark, ctx.ws, f"features {ctx.spec.pipeline} {ctx.ds}") as spark:
-            return _build(ctx, workflow, spark, self._after)
+        with (
+            session(ctx.spec.spark, ctx.ws, f"features {ctx.spec.pipeline} {ctx.ds}") as spark,
+            day_rows(ctx, _events(ctx, workflow, spark)) as rows,
+        ):
+            return _build(ctx, workflow, rows, spark, self._after)
 
 
 def engine_of(spec: Spec) -> Engine:
@@ -101,9 +108,10 @@ def engine_of(spec: Spec) -> Engine:
     return spec.features.engine
 
 
-def _build(ctx: Context, workflow: Workflow, spark: SparkSession, after: Callable[[str], None]) -> Result:
+def _build(
+    ctx: Context, workflow: Workflow, rows: SplitRows, spark: SparkSession, after: Callable[[str], None]
+) -> Result:
     spec, f = ctx.spec, ctx.spec.features
-    rows = split_rows(spec, _events(ctx, workflow, spark), ctx.ds)
     counts = check_rows(rows, f.label, spec.pipeline)
     after("rows")
     _LOG.info("rows: %s", ", ".join(f"{rows.describe(s)} {n:,}" for s, n in counts.items()))
@@ -151,17 +159,20 @@ def _events(ctx: Context, workflow: Workflow, spark: SparkSession) -> DataFrame:
     path = ctx.ws.home / pinned.name
     events = spark.read.format("delta").option("versionAsOf", int(pinned.version)).load(str(path))
     there = dict(events.dtypes)
-    for column in {*workflow.input_columns, *workflow.carried_columns, f"{workflow.label_column}"}:
-        if there.get(column) != str(workflow.input_type(column)):
+    wanted = {*workflow.input_columns, *workflow.carried_columns, f"{workflow.label_column}"}
+    for declared in spec.table.columns:
+        column, found = declared.name, there.get(declared.name, "no column at all")
+        # Table operators may look at any of them.
+        if (column in wanted or spec.features.prepare) and found != declared.type:
             raise UserError(
-                f"column '{column}' is declared {workflow.input_type(column)}, but {pinned.name} (version "
-                f"{pinned.version}) has it as {there.get(column, 'no column at all')}; run ingest again"
+                f"column '{column}' is declared {declared.type}, but {pinned.name} (version {pinned.version}) has it "
+                f"as {found}; run ingest again"
             )
     if spec.source.daily:
         events = events.where(F.col("ds") <= ctx.ds)
         if spec.features.split.by == "time":
             # An event lands on its day or later, never before.
-            events = events.where(F.col("ds") >= time_ranges(spec.features, ctx.ds)[0][0])
+            events = events.where(F.col("ds") >= first_day(spec, ctx.ds))
         return events
     # Each run's day of a snapshot source holds all of it.
     newest = events.where(F.col("ds") <= ctx.ds).agg(F.max("ds")).collect()[0][0]

@@ -1,14 +1,24 @@
-"""Who is scored and what for: users and items that were active, with the columns of their newest event."""
+"""Who is scored and what for: users and items that were active, with what is known of them at the end of the day."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Side, Spec
 from headrace.errors import UserError
+from headrace.features.columns import ValueType
+from headrace.features.instants import spark_micros
+from headrace.features.prepared import first_day, within
 from headrace.features.spark_plan import col
-from headrace.features.split import SPLIT, split_rows, time_ranges
+from headrace.features.split import SPLIT, split_rows
+from headrace.features.tables.external import Reader
+from headrace.features.tables.preparation import Preparation, midnight
+from headrace.features.tables.table_op import DAY, FILE, LINE, PROBE
 from headrace.manifest import Output
 from headrace.stage import Context
 
@@ -21,22 +31,95 @@ def events_output(ctx: Context) -> Output:
     return found[0]
 
 
-def active_events(ctx: Context, spark: SparkSession) -> DataFrame:
-    """The pinned events that the dataset of this day was made of, with the column `__split`.
+@dataclass(frozen=True)
+class Active:
+    """The pinned events that the dataset of a day was made of."""
 
-    With a split by time: from the first day of the training window up to ds. Else: the newest snapshot up to ds, or
-    all days of a daily source.
-    """
-    spec, pinned = ctx.spec, events_output(ctx)
-    events = spark.read.format("delta").option("versionAsOf", int(pinned.version)).load(str(ctx.ws.home / pinned.name))
-    events = events.where(F.col("ds") <= ctx.ds)
-    if not spec.source.daily:
-        newest = events.agg(F.max("ds")).collect()[0][0]
-        events = events.where(F.col("ds") == F.lit(newest))
-    elif spec.features.split.by == "time":
-        # An event lands on its day or later, never before.
-        events = events.where(F.col("ds") >= time_ranges(spec.features, ctx.ds)[0][0])
-    return split_rows(spec, events, ctx.ds).frame
+    ctx: Context
+    #: Those of the splits, with the column `__split`, after the leading operators that treat each row alone.
+    events: DataFrame
+    #: With earlier ones that only table operators look at, and without `__split`.
+    past: DataFrame
+    #: The other table operators.
+    rest: Preparation
+    reader: Reader
+
+    @staticmethod
+    def of(ctx: Context, spark: SparkSession) -> Active:
+        """With a split by time: from the first day of the training window up to ds. Else: the newest snapshot up to ds,
+        or all days of a daily source."""
+        spec, pinned = ctx.spec, events_output(ctx)
+        path = ctx.ws.home / pinned.name
+        events = spark.read.format("delta").option("versionAsOf", int(pinned.version)).load(str(path))
+        events = events.where(F.col("ds") <= ctx.ds)
+        if not spec.source.daily:
+            newest = events.agg(F.max("ds")).collect()[0][0]
+            events = events.where(F.col("ds") == F.lit(newest))
+        elif spec.features.split.by == "time":
+            # An event lands on its day or later, never before.
+            events = events.where(F.col("ds") >= first_day(spec, ctx.ds))
+        leading, rest = Preparation.from_spec(spec).split(serving=True)
+        # The tables that the dataset was made with, not those of today.
+        features = ctx.upstream.get("features")
+        reader = Reader(ctx.ws.home, {i.name: i.version for i in features.inputs} if features else {})
+        if leading.stands:
+            events = leading.spark(within(spec, events, ctx.ds), reader).drop(PROBE)
+        past = within(spec, events, ctx.ds) if rest.stands else events
+        return Active(ctx, split_rows(spec, events, ctx.ds).frame, past, rest, reader)
+
+    def sides(self, user: Side, item: Side) -> tuple[DataFrame, DataFrame]:
+        """(users, items): see `newest`; columns of table operators that look at the past as of the end of the day."""
+        spec = self.ctx.spec
+        if not self.rest.stands:
+            return newest(spec, self.events, user), newest(spec, self.events, item)
+        types = dict(self.rest.stands[0].given.types)
+        kinds = {"user": user, "item": item}
+        asks = [self._probes(kind, side, types) for kind, side in kinds.items()]
+        columns = [*types, FILE, LINE]
+        rows = self.past.select(*[col(c) for c in columns], F.lit(None).cast("string").alias(PROBE))
+        for probes in asks:
+            rows = rows.unionByName(probes)
+        told = self.rest.spark(rows, self.reader)
+        users, items = (
+            told.where(F.col(PROBE) == kind).select(*[col(c) for c in dict.fromkeys((side.key, *side.columns))])
+            for kind, side in kinds.items()
+        )
+        return users, items
+
+    def _probes(self, kind: str, side: Side, types: Mapping[str, ValueType]) -> DataFrame:
+        """One row for each key, that of its newest event but at the end of the day and without a label."""
+        spec = self.ctx.spec
+        time = spec.table.event_time
+        assert time is not None
+        found = newest(spec, self.events, replace_columns(side, tuple(types)))
+        micros = self._end(types[time])
+        at = F.timestamp_micros(F.lit(micros)) if types[time].element == "timestamp" else _date(micros)
+        changed: dict[str, Column] = {
+            time: at, spec.features.label: F.lit(None).cast(str(types[spec.features.label]))
+        }  # fmt: skip
+        return found.select(
+            *[changed.get(c, col(c)).alias(c) for c in types],
+            F.lit(f"#{kind}").alias(FILE), F.xxhash64(col(side.key)).alias(LINE), F.lit(kind).alias(PROBE),
+        )  # fmt: skip
+
+    def _end(self, time: ValueType) -> int:
+        """The instant that is scored for, in microseconds: the end of ds; with no split by time, after all events."""
+        spec = self.ctx.spec
+        if spec.features.split.by == "time":
+            return midnight(self.ctx.ds, 1)
+        assert spec.table.event_time is not None
+        newest = self.past.agg(F.max(spark_micros(col(spec.table.event_time), time))).collect()[0][0]
+        return int(newest or 0) + (DAY if time.element == "date" else 1)
+
+
+def _date(micros: int) -> Column:
+    day = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
+    return F.lit(day.date().isoformat()).cast("date")
+
+
+def replace_columns(side: Side, columns: tuple[str, ...]) -> Side:
+    """The same side with other columns."""
+    return side.model_copy(update={"columns": columns})
 
 
 def newest(spec: Spec, events: DataFrame, side: Side) -> DataFrame:

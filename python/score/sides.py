@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from headrace.config import Score, Spec
 from headrace.errors import UserError
 from headrace.features.columns import declared
+from headrace.features.tables.preparation import Preparation, prepared_columns
 from headrace.features.workflow import FittedWorkflow
 from headrace.schema import Feature
 
@@ -112,7 +113,7 @@ def check_columns(spec: Spec, score: Score) -> None:
         UserError: a column comes from nowhere or from two places, a key is a list, a constant has the wrong type, or a
             key's name is taken by a column of the scores table.
     """
-    types = {c.name: declared(c) for c in spec.table.columns}
+    types = {c.name: declared(c) for c in prepared_columns(spec)}
     places: dict[str, list[str]] = {}
     for side_name, side in (("user", score.user), ("item", score.item)):
         if types[side.key].is_list:
@@ -135,6 +136,24 @@ def check_columns(spec: Spec, score: Score) -> None:
             f"score.user.columns, to score.item.columns, or a constant to score.context"
         )
     context_scalars(spec, score)
+    _check_keys(spec, score)
+
+
+def _check_keys(spec: Spec, score: Score) -> None:
+    """What was before a key is asked for once a user and once an item, not once a pair: the key must be that side's."""
+    if not spec.features.prepare:
+        return
+    preparation = Preparation.from_spec(spec)
+    for side_name, side in (("user", score.user), ("item", score.item)):
+        for column in side.columns:
+            keys = preparation.keys_behind(column)
+            others = [k for k in keys if k not in (side.key, *side.columns)]
+            if others:
+                raise UserError(
+                    f"score.{side_name}.columns: '{column}' is made by keys {', '.join(keys)}, of which "
+                    f"{', '.join(others)} is not the {side_name}'s: what was before a pair is not asked for when all "
+                    f"pairs are scored. Leave the operator out, or give it keys of one side"
+                )
 
 
 #: Columns of the scores table besides the two keys.
@@ -147,7 +166,7 @@ def context_scalars(spec: Spec, score: Score) -> dict[str, pa.Scalar]:
     Raises:
         UserError: a constant is not of its column's type.
     """
-    types = {c.name: declared(c) for c in spec.table.columns}
+    types = {c.name: declared(c) for c in prepared_columns(spec)}
     found = {}
     for name, value in score.context.items():
         try:

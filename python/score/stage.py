@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 from headrace.config import Score, Spec
 from headrace.errors import UserError
 from headrace.features.spark_plan import col
+from headrace.features.tables.preparation import prepared_columns
 from headrace.features.workflow import FittedWorkflow
 from headrace.lake.log import DeltaLog
 from headrace.lake.peaks import note_peak, worker_peak
@@ -30,7 +31,7 @@ from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import read_meta
 from headrace.score.blocks import SEEN, Job, score_batches
-from headrace.score.candidates import active_events, events_output, newest, seen
+from headrace.score.candidates import Active, events_output, seen
 from headrace.score.sides import Sides, check_columns, check_sides, context_scalars
 from headrace.stage import Context, Result
 
@@ -142,7 +143,7 @@ def _check_table(ctx: Context) -> None:
     assert spec.score is not None
     folder = ctx.ws.table(spec.pipeline, "scores")
     there = DeltaLog(folder).columns()
-    types = {c.name: c.type for c in spec.table.columns}
+    types = {c.name: c.type for c in prepared_columns(spec)}
     keys = (spec.score.user.key, spec.score.item.key)
     wanted = {"ds": "string", **{k: _SQL_TYPES.get(types[k], types[k]) for k in keys}, "rank": "integer",
               "score": "float", "model_version": "string"}  # fmt: skip
@@ -159,11 +160,11 @@ def _run(ctx: Context, chosen: Chosen, spark: SparkSession) -> Result:
         (score.user.key, *score.user.columns), (score.item.key, *score.item.columns), context_scalars(spec, score),
         FittedWorkflow.load(folder / "workflow"),
     )  # fmt: skip
-    events = active_events(ctx, spark)
-    items = _in_key_order(newest(spec, events, score.item).toArrow(), score.item.key)
-    users = newest(spec, events, score.user)
+    active = Active.of(ctx, spark)
+    users, found = active.sides(score.user, score.item)
+    items = _in_key_order(found.toArrow(), score.item.key)
     if score.exclude_seen:
-        clicked = seen(spec, events, score.user.key, score.item.key)
+        clicked = seen(spec, active.events, score.user.key, score.item.key)
         clicked = clicked.select(F.col("key").alias("__key"), F.col("seen").alias(SEEN))
         users = users.join(clicked, col(score.user.key) == F.col("__key"), "left").drop("__key")
     users = users.persist(StorageLevel.MEMORY_AND_DISK)
@@ -246,7 +247,7 @@ def _write(
         yield from score_batches(shared.value, batches, counter.add)
         note_peak(peak)
 
-    types = {c.name: c.type for c in spec.table.columns}
+    types = {c.name: c.type for c in prepared_columns(spec)}
     best = dealt.mapInArrow(work, f"user {types[score.user.key]}, item {types[score.item.key]}, rank int, score float")
     frame = best.select(
         F.lit(ctx.ds).alias("ds"), F.col("user").alias(score.user.key), F.col("item").alias(score.item.key), "rank",

@@ -2,26 +2,51 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
+from headrace.config import Spec, build_spec
+from headrace.errors import UserError
+from headrace.features.columns import declared
+from headrace.features.stage import BuildFeatures
+from headrace.features.tables import TABLE_OPS
+from headrace.features.tables.external import Reader
 from headrace.features.tables.preparation import Preparation
 from headrace.features.tables.table_op import TrainRows
+from headrace.manifest import Manifest, Output
+from headrace.schema import Column
+from headrace.score.candidates import Active
+from headrace.stage import Context, check_stage, run_stage
+from headrace.workspace import Workspace
 from tests.tables_support import (
+    DAY,
+    HOUR,
     PAST,
+    ROW_OF_CLICKS,
     ROWS,
+    START,
     TYPES,
     Row,
     as_table,
     assert_rows,
+    assert_same_rows,
+    before,
+    check_negatives,
     external,
+    micros,
     number,
+    past_of,
+    perturbed,
     prepare,
 )
 
@@ -65,3 +90,270 @@ def test_spark_equals_arrow(
 ) -> None:
     rows = [{**r, "__probe": p} for r, p in zip(number(rows), probes, strict=False)]
     both(spark, prepare(*OTHERS[:-1], *PAST, OTHERS[-1]), rows, tmp_path_factory.mktemp("tables"))
+
+
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(ROW_OF_CLICKS, min_size=1, max_size=60))
+def test_negatives_are_the_same_by_both(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, rows: list[Row]
+) -> None:
+    rows = number(rows)
+    range_ = (START + DAY / 2, START + 3 * DAY)
+    train = TrainRows(*map(micros, range_))
+    uniform = {"negatives": {"item": "item", "per_positive": 2, "seed": 3}}
+    for op in (NEGATIVES, uniform):
+        # Told of their own items' past, and not counted themselves.
+        p = prepare(op, {"trailing": {"keys": ["item"], "windows": [2]}})
+        check_negatives(both(spark, p, rows, tmp_path_factory.mktemp("n"), train), rows, op["negatives"], range_)
+
+
+def test_tables_without_rows(spark: SparkSession, tmp_path: Path) -> None:
+    train = TrainRows(0, 1)
+    assert both(spark, prepare(NEGATIVES, *OTHERS[:-1], *PAST, OTHERS[-1]), [], tmp_path, train).num_rows == 0
+
+
+def test_lambda(spark: SparkSession, tmp_path: Path) -> None:
+    made = {"half": {"expression": "n / 2", "type": "double"}, "up": {"expression": "upper(item)", "type": "string"},
+            "many": {"expression": "transform(tags, x -> concat(x, '*'))", "type": "array<string>"},
+            "hour": {"expression": "hour(ts)", "type": "int"}}  # fmt: skip
+    rows = number([{"n": 3, "item": "é", "tags": ["a"], "ts": START + DAY / 4}, {"n": None, "item": None, "ts": START}])
+    found = prepare({"lambda": {"add": made}}).spark(as_frame(spark, as_table(rows)), external(tmp_path)).toArrow()
+    by_line = {r["_source_file"]: {n: r[n] for n in made} for r in found.to_pylist()}
+    assert by_line == {"f0ü": {"half": 1.5, "up": "É", "many": ["a*"], "hour": 6},
+                       "f1ü": {"half": None, "up": None, "many": None, "hour": 0}}  # fmt: skip
+    spark.udf.register("mine", lambda x: x, "string")
+    for expression, fault in (
+        ("mine(item)", "Python function"), ("sum(n)", "no function of one row"), ("nope(n)", "nope"),
+    ):  # fmt: skip
+        bad = prepare({"lambda": {"add": {"x": {"expression": expression, "type": "string"}}}})
+        with pytest.raises(UserError, match=fault):
+            bad.spark(as_frame(spark, as_table(rows)), external(tmp_path))
+
+
+def test_external_tables(spark: SparkSession, tmp_path: Path) -> None:
+    """Delta at the pinned version, CSV; duplicates refused with their number, or the first taken by an order."""
+    reader = external(tmp_path)
+    path = str(tmp_path / "tables" / "shops")
+    for rows in ([("a", 1, "x")], [("a", 2, "y"), ("a", 3, None), ("é", 5, "w"), ("é", 4, "q"), (None, 9, "n")]):
+        spark.createDataFrame(rows, "item string, v bigint, s string").write.format("delta").mode("overwrite").save(
+            path
+        )
+    (tmp_path / "tables" / "days.csv").write_text("item,v,s\na,2026-01-02 00:00:00,1.5\né,,\n", encoding="utf-8")
+    events = number([{"item": i, "ts": START} for i in ("a", "é", None)])
+    add = {"v": "bigint", "s": "string"}
+    first = {"path": "tables/shops", "keys": ["item"], "add": add, "on_duplicate": "first", "order": ["-v"]}
+    csv = {
+        "path": "tables/days.csv",
+        "format": "csv",
+        "keys": ["item"],
+        "prefix": "c_",
+        "add": {"v": "timestamp", "s": "double"},
+    }
+    p = prepare({"join_external": first}, {"join_external": csv})
+    found = [(r["item"], r["v"], r["s"], r["c_v"], r["c_s"]) for r in both(spark, p, events, tmp_path).to_pylist()]
+    assert sorted(found, key=str) == sorted(
+        [("a", 3, None, START + DAY, 1.5), ("é", 5, "w", None, None), (None, None, None, None, None)], key=str
+    )
+    pinned = Reader(tmp_path, {"tables/shops": "0"})
+    old = prepare({"join_external": {"path": "tables/shops", "keys": ["item"], "add": {"v": "bigint"}}})
+    by_both = (old.arrow(as_table(events), pinned), old.spark(as_frame(spark, as_table(events)), pinned).toArrow())
+    for table in by_both:
+        assert sorted(table.column("v").to_pylist(), key=str) == [1, None, None]
+    for run in (
+        lambda: old.arrow(as_table(events), reader),
+        lambda: old.spark(as_frame(spark, as_table(events)), reader),
+    ):
+        with pytest.raises(UserError, match=r"tables/shops 2 values of item have more than one row \(4 rows\)"):
+            run()
+    wrong = prepare({"join_external": {"path": "tables/shops", "keys": ["item"], "add": {"s": "double"}}})
+    with pytest.raises(UserError, match="column 's' is string, but double is wanted"):
+        wrong.spark(as_frame(spark, as_table(events)), reader)
+
+
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
+@given(ROWS, ROWS, st.integers(1, 15))
+def test_nothing_of_the_future_is_seen_by_spark(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, rows: list[Row], others: list[Row], quarter: int
+) -> None:
+    reader = external(tmp_path_factory.mktemp("leak"))
+    p = prepare(*OTHERS[:-1], *PAST, OTHERS[-1])
+    now, then = perturbed(rows, others, START + quarter * DAY / 4)
+    told = [
+        past_of(p.spark(as_frame(spark, as_table(r)), reader).toArrow(), START + quarter * DAY / 4) for r in (now, then)
+    ]
+    assert_same_rows(*told)
+
+
+def test_the_plan_has_no_python(spark: SparkSession, tmp_path: Path) -> None:
+    as_frame(spark, as_table(number([{"ts": START}]))).write.parquet(str(tmp_path / "rows"))
+    frame = spark.read.parquet(str(tmp_path / "rows"))
+    by_user = [op for op in PAST if next(iter(op.values()))["keys"] == ["user"]]
+    plan = prepare(*by_user).spark(frame, external(tmp_path))._jdf.queryExecution().executedPlan().toString()
+    assert "Python" not in plan
+    assert "RangeFrame" not in plan
+    assert len(by_user) == 4
+
+
+# A day's run.
+
+EVENTS = {
+    "user": "bigint", "item": "string", "price": "double", "ts": "timestamp", "click": "int", "bot": "boolean",
+}  # fmt: skip
+DS = "2026-01-08"
+
+
+def shop(**features: Any) -> Spec:
+    return build_spec(
+        {
+            "pipeline": "shop", "source": {"format": "jsonl", "path": "{ds}/*"},
+            "table": {"columns": [{"name": k, "type": v} for k, v in EVENTS.items()], "event_time": "ts"},
+            "features": {
+                "label": "click", "window_days": 2, "split": {"by": "time", "valid_days": 1}, "min_row_groups": 2,
+                "carried": ["user", "item_count_3d", "cents"],
+                "prepare": [
+                    {"filter": {"where": "bot is null or not bot"}},
+                    {"lambda": {"add": {"cents": {"expression": "100 * price", "type": "double"}}}},
+                    {"join_external": {"path": "tables/brands", "format": "parquet", "keys": ["item"],
+                                       "add": {"brand": "string"}}},
+                    {"trailing": {"keys": ["item"], "windows": [3], "values": ["click"], "stats": ["count", "rate"]}},
+                    {"history": {"keys": ["user"], "values": ["item"], "length": 3, "where": "click = 1",
+                                 "delay_hours": 1}},
+                    {"target_encoding_past": {"keys": ["user"], "delay_hours": 1, "smoothing": 3}},
+                ],
+                "workflow": [
+                    {"columns": ["item_count_3d", "item_click_rate_3d", "user_target"], "ops": ["fill_missing"]},
+                    {"columns": ["item"], "ops": [{"categorify": {"vocabulary": "item"}}]},
+                    {"columns": ["item_history"], "ops": [{"categorify": {"vocabulary": "item"}},
+                                                          {"pad": {"length": 3}}]},
+                    {"columns": ["brand"], "ops": [{"hash_bucket": {"buckets": 50}}]},
+                ],
+            } | features,
+            "score": {
+                "user": {"key": "user", "columns": ["item_history", "user_target"]},
+                "item": {"key": "item", "columns": ["item_count_3d", "item_click_rate_3d", "brand"], "limit": 12},
+                "top_k": 3,
+            },
+        }
+    )  # fmt: skip
+
+
+def make_shop(seed: int = 3, rows: int = 900) -> list[Row]:
+    """Events of 1 to 8 January, some landing a day late, some of bots."""
+    rng = np.random.default_rng(seed)
+    out = []
+    for i in range(rows):
+        ts = START + timedelta(minutes=15 * int(rng.integers(0, 8 * 96)))
+        landed = min(ts + DAY * int(rng.random() < 0.1), START + 7 * DAY)
+        out.append({
+            "user": None if rng.random() < 0.03 else int(rng.zipf(1.5) % 25), "item": f"é{rng.zipf(1.4) % 12}",
+            "price": float(rng.integers(1, 9)), "ts": ts, "click": int(rng.random() < 0.4),
+            "bot": bool(rng.random() < 0.1) or None, "_source_file": f"f{i % 3}", "_source_line": i,
+            "ds": landed.strftime("%Y-%m-%d"),
+        })  # fmt: skip
+    return out
+
+
+def land(spark: SparkSession, ws: Workspace, rows: list[Row]) -> None:
+    """What ingest leaves, and the table of brands."""
+    types = {n: declared(Column(name=n, type=t)).arrow for n, t in EVENTS.items()}  # type: ignore[arg-type]
+    types |= {"_source_file": pa.string(), "_source_line": pa.int64(), "ds": pa.string()}
+    table = pa.table({n: pa.array([r[n] for r in rows], t) for n, t in types.items()})
+    path = ws.table("shop", "events")
+    spark.createDataFrame(table).repartition(2).write.format("delta").partitionBy("ds").save(str(path))
+    Manifest(
+        stage="ingest", pipeline="shop", ds=DS, key="i", spec_hash="",
+        outputs=(Output(kind="delta", name="lake/shop/events", version="0"),),
+    ).save(ws.manifest("shop", DS, "ingest"))  # fmt: skip
+    (ws.home / "tables" / "brands").mkdir(parents=True)
+    brands = pa.table({"item": [f"é{i}" for i in range(9)], "brand": [f"b{i % 4}" for i in range(9)]})
+    pq.write_table(brands, ws.home / "tables" / "brands" / "0.parquet")
+
+
+def dataset(ws: Workspace, manifest: Manifest, split: str) -> pa.Table:
+    return pads.dataset(ws.home / manifest.output("dataset").name / split, format="parquet").to_table()
+
+
+def test_the_day(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
+    """From the lake to the dataset by both engines, and to the sides of scores; the last day stays out of others."""
+    rows = make_shop()
+    land(spark, ws, rows)
+    manifest = run_stage(BuildFeatures(), shop(), ws, DS).manifest
+    assert run_stage(BuildFeatures(), shop(), ws, DS).skipped
+    assert not list((ws.spark_local / "prepared").iterdir())
+
+    # Train on the 6th and 7th, three days more for the windows; a late event counts from when it happened.
+    known = [r for r in rows if r["ts"] >= START + 2 * DAY and not r["bot"]]
+    for split, first, last in (("train", 5, 7), ("valid", 7, 8)):
+        mine = [r for r in known if START + first * DAY <= r["ts"] < START + last * DAY]
+        found = dataset(ws, manifest, split)
+        assert found.num_rows == len(mine) == manifest.rows[split]
+        names = ("user", "item_count_3d__carried", "cents", "click", "item_click_rate_3d", "user_target")
+        columns = [found.column(n).to_pylist() for n in names]
+        assert sorted(str(v) for v in zip(*columns, strict=True)) == sorted(str(told(known, r)) for r in mine)
+        codes = np.stack([found.column(f"item_history__{i}").to_numpy() for i in range(3)], axis=1)
+        lengths = sorted(len(clicked(known, r)) for r in mine)
+        assert sorted((codes > 0).sum(axis=1).tolist()) == lengths
+        assert max(lengths) == 3
+
+    # What is asked at the end of the day, by key.
+    ingest = Manifest.load(ws.manifest("shop", DS, "ingest"))
+    assert ingest is not None
+    active = Active.of(Context(shop(), ws, DS, {"ingest": ingest, "features": manifest}), spark)
+    score = shop().score
+    assert score is not None
+    users, items = (side.toArrow().to_pylist() for side in active.sides(score.user, score.item))
+    end = START + 8 * DAY
+    in_train = [r for r in known if START + 5 * DAY <= r["ts"] < START + 7 * DAY]
+    assert {u["user"] for u in users} == {r["user"] for r in in_train} - {None}
+    assert len(items) == len({r["item"] for r in in_train})
+    for u in users:
+        probe = {"user": u["user"], "ts": end}
+        assert u["item_history"] == [r["item"] for r in clicked(known, probe)]
+        assert np.float32(u["user_target"]) == np.float32(target(known, probe))
+    for i in items:
+        of = before(known, {"item": i["item"], "ts": end}, ["item"], window=3 * DAY)
+        assert i["item_count_3d"] == len(of) > 0
+        assert i["item_click_rate_3d"] == sum(r["click"] for r in of) / len(of)
+        number_ = int(i["item"][1:])
+        assert i["brand"] == (f"b{number_ % 4}" if number_ < 9 else None)
+
+    # By Spark's expressions: the same.
+    by_spark = run_stage(BuildFeatures(), shop(engine="spark"), ws, DS).manifest
+    for split in ("train", "valid"):
+        assert dataset(ws, by_spark, split).equals(dataset(ws, manifest, split))
+
+    # Another table of brands is another run.
+    pq.write_table(pa.table({"item": ["é1"], "brand": ["x"]}), ws.home / "tables" / "brands" / "1.parquet")
+    assert "inputs" in str(check_stage(BuildFeatures(), shop(engine="spark"), ws, DS))
+
+    # Another last day: the training rows are the same bits, codes and all.
+    other = Workspace(tmp_path / "other")
+    changed = [{**r, "_source_file": "new"} for r in make_shop(seed=8) if r["ts"] >= START + 7 * DAY]
+    land(spark, other, [*(r for r in rows if r["ts"] < START + 7 * DAY), *changed])
+    again = run_stage(BuildFeatures(), shop(), other, DS).manifest
+    assert dataset(other, again, "train").equals(dataset(ws, manifest, "train"))
+    assert not dataset(other, again, "valid").equals(dataset(ws, manifest, "valid"))
+
+
+def clicked(known: list[Row], row: Row) -> list[Row]:
+    return before(known, row, ["user"], HOUR, keep=lambda r: r["click"] == 1)[-3:]
+
+
+def target(known: list[Row], row: Row) -> float:
+    midnight = row["ts"].replace(hour=0, minute=0, second=0, microsecond=0)
+    prior = [r["click"] for r in known if r["ts"] + HOUR < midnight]
+    of = [r["click"] for r in before(known, row, ["user"], HOUR)]
+    return (sum(of) + 3 * (sum(prior) / len(prior))) / (len(of) + 3)
+
+
+def told(known: list[Row], row: Row) -> tuple[Any, ...]:
+    """A row of the dataset, but for the codes."""
+    of = before(known, row, ["item"], window=3 * DAY)
+    rate = float(np.float32(sum(r["click"] for r in of) / len(of))) if of else 0.0
+    return (row["user"], len(of), 100 * row["price"], float(row["click"]), rate, float(np.float32(target(known, row))))
+
+
+def test_every_operator_is_tested() -> None:
+    """A new operator comes with its comparison of both bodies."""
+    tested = {name for op in [*PAST, *OTHERS, NEGATIVES] for name in op} | {"lambda"}
+    assert tested == set(TABLE_OPS)
