@@ -98,16 +98,17 @@ class Lake:
         shutil.rmtree(self.ws.table("etl", "vocabulary"), ignore_errors=True)
         # The frame is not looked at: files are.
         split = split_rows(spec, self._spark.createDataFrame([], spec.table.spark_schema + ", " + _META), DS)
-        with files_of_day(spec, self.ws, DS, self.table, 0, workflow, split) as files:
+        vocabularies = VocabularyTable(self._spark, self.ws.table("etl", "vocabulary"), DS)
+        with files_of_day(spec, self.ws, DS, self.table, 0, workflow, split) as files, vocabularies.in_background():
             assert files is not None
             tick = time.perf_counter()
-            vocabularies = VocabularyTable(self._spark, self.ws.table("etl", "vocabulary"), DS)
             counts, fitted = fit_files(workflow, files, split, vocabularies, self._spark, "etl")
             done = time.perf_counter()
             with new_directory(out) as folder:
                 fitted.save(folder / "workflow")
                 plans = plan_files(counts, spec.features.row_group_rows, spec.features.min_row_groups)
                 written = write_encoded(fitted, files, plans, folder, folder / "workflow", self._spark)
+                vocabularies.wait()
             assert sum(f.rows for f in written.files) == self.rows
             return done - tick, time.perf_counter() - done, fitted
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -65,6 +67,8 @@ class VocabularyTable:
         self.version: int | None = None
         #: Values in each vocabulary that were added by this day's fits.
         self.added: dict[str, int] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._pending: Future[None] | None = None
 
     def update(self, counts: DataFrame | pa.Table, rules: Mapping[str, VocabularyRule]) -> dict[str, pa.Table]:
         """See `Vocabularies.update`.
@@ -92,8 +96,32 @@ class VocabularyTable:
             mine_before = int(pc.sum(pc.equal(known.column("added_ds"), self._ds)).as_py() or 0)
             self.added[name] = mine_before + new.num_rows
             _LOG.info("vocabulary %s: %s values, %s new", name, f"{pinned[name].num_rows:,}", f"{self.added[name]:,}")
-        self._append(pa.concat_tables(appended))
+        rows = pa.concat_tables(appended)
+        if self._pool is None:
+            self._append(rows)
+        else:
+            self._pending = self._pool.submit(self._append, rows)
         return pinned
+
+    @contextmanager
+    def in_background(self) -> Iterator[None]:
+        """Within, `update` commits while its caller goes on (a commit takes Delta a second or two, whatever its size).
+
+        Call `wait` before anything that holds the codes becomes visible; leaving waits too.
+        """
+        with ThreadPoolExecutor(1) as pool:
+            self._pool = pool
+            try:
+                yield
+                self.wait()
+            finally:
+                self._pool = None
+
+    def wait(self) -> None:
+        """Until what `update` added is committed and `version` is its version. Raises what went wrong there."""
+        if self._pending is not None:
+            self._pending.result()
+            self._pending = None
 
     def _read(self) -> pa.Table:
         self.version = self._latest()
