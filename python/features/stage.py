@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ from pyspark.sql import functions as F
 from headrace.atomic import new_directory, write_text
 from headrace.config import Spec
 from headrace.errors import UserError
+from headrace.features.day_statistics import day_statistics
+from headrace.features.from_files import files_of_day, fit_files
+from headrace.features.lake_rows import LakeRows
 from headrace.features.prepared import day_rows, external_inputs, first_day
 from headrace.features.split import SPLIT, SplitRows, check_rows
-from headrace.features.statistics import feature_columns, input_columns, measure_dataset, measure_events
-from headrace.features.statistics_table import write_statistics
 from headrace.features.vocabulary import VocabularyTable
 from headrace.features.workflow import FittedWorkflow, Workflow
 from headrace.features.writer import ColumnCounts, Engine, Written, WrittenDataset, plan_files, write_dataset
+from headrace.features.writer_encoded import write_encoded
 from headrace.lake.log import DeltaLog
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output
@@ -112,34 +115,38 @@ def _build(
     ctx: Context, workflow: Workflow, rows: SplitRows, spark: SparkSession, after: Callable[[str], None]
 ) -> Result:
     spec, f = ctx.spec, ctx.spec.features
-    counts = check_rows(rows, f.label, spec.pipeline)
-    after("rows")
-    _LOG.info("rows: %s", ", ".join(f"{rows.describe(s)} {n:,}" for s, n in counts.items()))
-
-    tick = time.perf_counter()
     vocabularies = VocabularyTable(spark, ctx.ws.table(spec.pipeline, "vocabulary"), ctx.ds)
-    fitted = workflow.fit(rows.frame.where(F.col(SPLIT) == "train"), vocabularies, rows.day)
-    _LOG.info("fit took %.1f s", time.perf_counter() - tick)
-    after("fit")
+    with _files(ctx, workflow, rows) as files:
+        tick = time.perf_counter()
+        if files is None:
+            counts = check_rows(rows, f.label, spec.pipeline)
+            after("rows")
+            fitted = workflow.fit(rows.frame.where(F.col(SPLIT) == "train"), vocabularies, rows.day)
+        else:
+            counts, fitted = fit_files(workflow, files, rows, vocabularies, spark, spec.pipeline)
+        _LOG.info("rows: %s", ", ".join(f"{rows.describe(s)} {n:,}" for s, n in counts.items()))
+        _LOG.info("fit took %.1f s", time.perf_counter() - tick)
+        after("fit")
 
-    tick = time.perf_counter()
-    final = ctx.ws.dataset(spec.pipeline, ctx.ds, ctx.key)
-    with new_directory(final) as folder:
-        fitted.save(folder / "workflow")
-        plans = plan_files(counts, f.row_group_rows, f.min_row_groups)
-        written = write_dataset(fitted, rows.frame, plans, folder, folder / "workflow", engine_of(spec))
-        _complete(folder, written.files, counts)
-    after("write")
-    seconds = time.perf_counter() - tick
-    total = sum(counts.values())
-    _LOG.info("wrote %s rows in %.1f s (%s rows/s) to %s", f"{total:,}", seconds, f"{total / seconds:,.0f}", final)
+        tick = time.perf_counter()
+        final = ctx.ws.dataset(spec.pipeline, ctx.ds, ctx.key)
+        with new_directory(final) as folder:
+            fitted.save(folder / "workflow")
+            plans = plan_files(counts, f.row_group_rows, f.min_row_groups)
+            if files is None:
+                written = write_dataset(fitted, rows.frame, plans, folder, folder / "workflow", engine_of(spec))
+            else:
+                written = write_encoded(fitted, files, plans, folder, folder / "workflow", spark)
+            _complete(folder, written.files, counts)
+        after("write")
+        seconds = time.perf_counter() - tick
+        total = sum(counts.values())
+        _LOG.info("wrote %s rows in %.1f s (%s rows/s) to %s", f"{total:,}", seconds, f"{total / seconds:,.0f}", final)
+        statistics = day_statistics(ctx, fitted, rows, files, counts, final, engine_of(spec), spark)
 
     name = str(final.relative_to(ctx.ws.home))
     return Result(
-        outputs=(
-            Output(kind="dataset", name=name, version=ctx.key, rows=total),
-            *([_statistics(ctx, fitted, rows, counts, final)] if spec.drift else []),
-        ),
+        outputs=(Output(kind="dataset", name=name, version=ctx.key, rows=total), *statistics),
         rows=counts,
         facts=_facts(fitted, vocabularies, rows, counts, written),
         dataset_schema=fitted.schema,
@@ -179,27 +186,12 @@ def _events(ctx: Context, workflow: Workflow, spark: SparkSession) -> DataFrame:
     return events.where(F.col("ds") == F.lit(newest))
 
 
-def _statistics(
-    ctx: Context, fitted: FittedWorkflow, rows: SplitRows, counts: Mapping[str, int], folder: Path
-) -> Output:
-    """Count what came in and what was made of it, and put it into the table of statistics."""
-    assert ctx.spec.drift is not None
-    tick = time.perf_counter()
-    quantiles, top = ctx.spec.drift.quantiles, ctx.spec.drift.top_values
-    splits = tuple(counts)
-    types = {c: fitted.workflow.input_type(c) for f in fitted.features for c in f.sources}
-    spark = rows.frame.sparkSession
-    raw = measure_events(
-        rows.frame, SPLIT, splits, input_columns(types, fitted.features), counts[splits[0]], quantiles, top,
-        engine_of(ctx.spec),
-    )  # fmt: skip
-    made = measure_dataset(spark, folder, splits, feature_columns(fitted.features), quantiles, top)
-    records = [r for part in (raw, made) for r in part.rows(fitted.vocabularies)]
-    path = ctx.ws.table(ctx.spec.pipeline, "statistics")
-    ranges = {"train": rows.train_range, "valid": rows.valid_range}
-    version = write_statistics(spark, path, ctx.ds, ctx.key, records, ranges)
-    _LOG.info("statistics of %d columns took %.1f s", len(records) // len(splits), time.perf_counter() - tick)
-    return Output(kind="delta", name=str(path.relative_to(ctx.ws.home)), version=str(version), rows=len(records))
+def _files(ctx: Context, workflow: Workflow, rows: SplitRows) -> AbstractContextManager[LakeRows | None]:
+    """The pinned events as files, for the Arrow engine."""
+    if engine_of(ctx.spec) != "arrow":
+        return nullcontext()
+    pinned = _events_output(ctx)
+    return files_of_day(ctx.spec, ctx.ws, ctx.ds, ctx.ws.home / pinned.name, int(pinned.version), workflow, rows)
 
 
 def _complete(folder: Path, files: list[Written], counts: Mapping[str, int]) -> None:

@@ -7,13 +7,18 @@ whose result is as small as the bins. On CPUs the NumPy body is several times as
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from pathlib import Path
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.features.bins import Bins, NumberBins
-from headrace.features.statistics import Measured, Tallies, Tally
+from headrace.features.spark_plan import col
+from headrace.features.statistics import Measured, Tallies
+from headrace.features.tally import Tally
+from headrace.schema import NULL_CODE, OOV_CODE
 
 _MISSING = -1
 #: The column number of a cell that only says that there is a row.
@@ -21,7 +26,7 @@ _ROW = -1
 _DISTINCT_ERROR = 0.02
 
 
-def count_events(frame: DataFrame, measured: Sequence[Measured], bins: Sequence[Bins]) -> Tallies:
+def count_frame(frame: DataFrame, measured: Sequence[Measured], bins: Sequence[Bins]) -> Tallies:
     """Count `frame`, (split int, c0, c1, ...) with a column for each of `measured`.
 
     Distinct values are estimated bin by bin (HyperLogLog++, Heule et al., 2013, 2 %) and added, since bins share none.
@@ -40,6 +45,27 @@ def count_events(frame: DataFrame, measured: Sequence[Measured], bins: Sequence[
         .toArrow()
     )  # fmt: skip
     return _tallies(added, bins)
+
+
+def dataset_frame(spark: SparkSession, files: Sequence[tuple[int, Path]], measured: Sequence[Measured]) -> DataFrame:
+    """The frame that `count_frame` counts, from the dataset's files: (split's position, path)."""
+    parts = []
+    for split in dict.fromkeys(i for i, _ in files):
+        rows = spark.read.parquet(*[str(p) for i, p in files if i == split])
+        columns = [_feature(m).alias(f"c{i}") for i, m in enumerate(measured)]
+        parts.append(rows.select(F.lit(split).alias("split"), *columns))
+    return reduce(DataFrame.union, parts)
+
+
+def _feature(measured: Measured) -> Column:
+    """A feature as `Measured.values` sees it: codes without 0, those that say unknown as one."""
+    columns = [col(c) for c in measured.columns]
+    if measured.coded:
+        known = [F.when(x > measured.unknown, x).when(x != NULL_CODE, OOV_CODE) for x in columns]
+        if not measured.is_list:
+            return known[0]
+        return F.filter(F.array(*known), lambda x: x.isNotNull())
+    return F.array(*columns) if measured.is_list else columns[0]
 
 
 def _cells(i: int, x: Column, measured: Measured, bins: Bins) -> Column:

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from collections import Counter
+from datetime import UTC, date, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,11 @@ from hypothesis import strategies as st
 from headrace.config import Drift, Spec, build_spec, load_spec
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.features.bins import NumberBins, ValueBins, describe
+from headrace.features.cells import Cells
 from headrace.features.columns import ValueType
-from headrace.features.statistics import Measured, Tally, feature_columns, input_columns
+from headrace.features.statistics import Measured, feature_columns, input_columns
 from headrace.features.statistics_table import SCHEMA
+from headrace.features.tally import Tally
 from headrace.jobs.submit import job_file
 from headrace.manifest import Manifest, Output
 from headrace.monitor.drift import JudgeDrift, judge
@@ -152,6 +155,39 @@ def test_a_numbers_statistics_are_pandas_however_the_rows_are_cut(cells: list[fl
         assert whole.mean == pytest.approx(math.fsum(finite) / len(finite), rel=1e-9, abs=1e-12 * scale)
     if len(finite) > 1 and finite.abs().max() < 1e100:
         assert whole.std == pytest.approx(float(finite.std()), rel=1e-6, abs=1e-9 * scale)
+
+
+@given(
+    st.sampled_from([("category", pa.string()), ("category", pa.int64()), ("number", pa.int64())]),
+    st.lists(st.none() | st.integers(-3, 3), max_size=30),
+    st.data(),
+)
+def test_values_that_are_kept_once_each(kind: Any, cells: list[int | None], data: st.DataObject) -> None:
+    """A dictionary and how often its values are there: the same as value by value, for any of the rows."""
+    name, type_ = kind
+    column = Measured("input", "x", name)
+    array = pa.array(cells, pa.int64()).cast(type_)
+    encoded = array.dictionary_encode(null_encoding="encode")
+    mask = np.array(data.draw(st.lists(st.booleans(), min_size=len(cells), max_size=len(cells))), bool)
+    sample, _ = column.values([array])
+    bins = NumberBins.of(sample.to_numpy(False).astype(float), 3) if name == "number" else ValueBins.of(sample, 2)
+    for rows in (None, mask):
+        mine = array if rows is None else array.filter(pa.array(rows))
+        plain, once = Tally(bins), Tally(bins)
+        plain.add(*column.values([mine]), len(mine))
+        values, missing, times = column.weighed(Cells(encoded.dictionary, encoded.indices.to_numpy(False)), rows)
+        once.add(values, missing, len(mine), times)
+        again = Tally.unpacked(bins, json.loads(json.dumps(once.packed())))
+        assert plain.packed() == once.packed() == again.packed()
+
+
+def test_moments_are_seconds() -> None:
+    column = Measured("input", "at", "time")
+    at = pa.array([None, datetime(2026, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC)], pa.timestamp("us", "UTC"))
+    values, missing = column.values([at])
+    assert (values.to_pylist(), missing) == ([1_767_225_601.5], 1)
+    days, missing = column.values([pa.array([date(1970, 1, 3), None], pa.date32())])
+    assert (days.to_pylist(), missing) == ([2 * 86_400.0], 1)
 
 
 def test_spread_beside_a_large_mean() -> None:
