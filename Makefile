@@ -2,9 +2,11 @@
 #
 #   make demo      set up, then generate clicks and run a whole day: lake -> features -> train -> score -> PostgreSQL -> report
 #                  (make demo DS=2026-01-09 for another day; its results are in ./var)
-#   make test      set up, then lint and every test
+#   make test      set up, then lint, the GPU-plan gate and every test
 #   make lint      ruff, mypy, import-linter
+#   make gpu-check every operator and shipped pipeline under the RAPIDS plugin (no GPU needed; fetches its jar, 1 GB)
 #   make bench     all benchmarks; make bench-day for one: build/bench/*.json
+#   make bench-etl-peers   NVTabular's own environment (build/peers), for make bench-etl
 #   make doctor    what is installed, what is missing, what to do
 #   make airflow   Airflow's own environment (.venv-airflow)
 #   make clean     remove build/, the environments and ./var; keep the caches
@@ -24,7 +26,7 @@ HEADRACE := .venv/bin/headrace
 UV := build/tools/bin/uv
 UV_VERSION := 0.13.8
 
-.PHONY: demo test lint bench doctor airflow clean env native jars lock format
+.PHONY: demo test lint bench bench-etl-peers doctor airflow clean env native jars rapids gpu-check lock format
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -61,13 +63,22 @@ $(STAMPS)/jars: build.gradle $(STAMPS)/tools
 	@$(STEP) "resolve jars (Delta, PostgreSQL driver)" bash -c 'set -o pipefail; gradle -q --no-daemon jars 2>&1 | { grep -vi "^openjdk" || true; }'
 	@touch $@
 
+$(STAMPS)/rapids: build.gradle $(STAMPS)/tools
+	@$(STEP) "resolve the RAPIDS plugin (1 GB the first time)" bash -c 'set -o pipefail; gradle -q --no-daemon rapids 2>&1 | { grep -vi "^openjdk" || true; }'
+	@touch $@
+
 $(STAMPS)/airflow: requirements/airflow.lock $(STAMPS)/tools
 	@$(STEP) "install Airflow's environment" bash -c '[ -x .venv-airflow/bin/python ] || $(UV) venv -q --python "$$(scripts/prerequisites.sh --python)" .venv-airflow; $(UV) pip sync -q --require-hashes --python .venv-airflow/bin/python requirements/airflow.lock'
+	@touch $@
+
+$(STAMPS)/bench-etl-peers: requirements/nvtabular.lock $(STAMPS)/tools
+	@$(STEP) "install NVTabular's environment" bash -c '[ -x build/peers/nvtabular/bin/python ] || $(UV) venv -q --python "$$(scripts/prerequisites.sh --python)" build/peers/nvtabular; $(UV) pip sync -q --require-hashes --python build/peers/nvtabular/bin/python requirements/nvtabular.lock'
 	@touch $@
 
 env: $(STAMPS)/package $(STAMPS)/native $(STAMPS)/jars
 jars: $(STAMPS)/jars
 native: $(STAMPS)/native
+rapids: $(STAMPS)/rapids
 airflow: $(STAMPS)/airflow
 
 # --- what people run ------------------------------------------------------------------------------------------------
@@ -85,7 +96,10 @@ lint: env
 	@$(STEP) "mypy --strict" .venv/bin/mypy -p headrace
 	@$(STEP) "import-linter" .venv/bin/lint-imports
 
-test: lint airflow
+gpu-check: env rapids
+	@$(STEP) "what leaves the GPU" $(HEADRACE) plan --gpu
+
+test: lint airflow gpu-check
 	@$(PYTHON) -m pytest $(PYTEST_ARGS)
 
 .PHONY: bench-embeddings-peers
@@ -94,6 +108,7 @@ bench-embeddings-peers: $(STAMPS)/venv
 
 BENCHES := $(patsubst bench/bench_%.py,%,$(wildcard bench/bench_*.py))
 bench: $(addprefix bench-,$(BENCHES))
+bench-etl-peers: $(STAMPS)/bench-etl-peers
 bench-%: env
 	@mkdir -p build/bench
 	@$(PYTHON) -m bench.bench_$*
@@ -107,6 +122,7 @@ format: env
 lock: $(STAMPS)/tools
 	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 requirements/headrace.in -o requirements/headrace.lock
 	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 --override requirements/airflow.overrides requirements/airflow.in -o requirements/airflow.lock
+	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 --override requirements/nvtabular.overrides requirements/nvtabular.in -o requirements/nvtabular.lock
 
 clean:
 	@rm -rf build .venv .venv-airflow var .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .gradle *.egg-info python/*.egg-info

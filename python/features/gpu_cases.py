@@ -54,6 +54,8 @@ ROW_CASES: Mapping[str, Sequence[Chain]] = {
         _chain("s i b flag", {"categorify": {"min_count": 2, "max_size": 100}}),
         _chain("ss bs", "categorify", _PAD),
         _chain("s t", {"categorify": {"vocabulary": "both"}}),
+        _chain("s i", {"categorify": {"oov_buckets": 8}}),
+        _chain("ss", {"categorify": {"oov_buckets": 8}}, _PAD),
     ],
     "hash_bucket": [_chain("s i b flag", {"hash_bucket": {"buckets": 100}}),
                     _chain("ss bs", {"hash_bucket": {"buckets": 100}}, _PAD)],
