@@ -116,7 +116,7 @@ def _build(
 ) -> Result:
     spec, f = ctx.spec, ctx.spec.features
     vocabularies = VocabularyTable(spark, ctx.ws.table(spec.pipeline, "vocabulary"), ctx.ds)
-    with _files(ctx, workflow, rows) as files:
+    with _files(ctx, workflow, rows) as files, vocabularies.in_background():
         tick = time.perf_counter()
         if files is None:
             counts = check_rows(rows, f.label, spec.pipeline)
@@ -137,6 +137,7 @@ def _build(
                 written = write_dataset(fitted, rows.frame, plans, folder, folder / "workflow", engine_of(spec))
             else:
                 written = write_encoded(fitted, files, plans, folder, folder / "workflow", spark)
+            vocabularies.wait()  # the dataset's codes are for ever before it is seen
             _complete(folder, written.files, counts)
         after("write")
         seconds = time.perf_counter() - tick
