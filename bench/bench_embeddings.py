@@ -6,8 +6,8 @@
   Zipf(1.05). Floor: torch.index_select of the same rows of one matrix into memory that is there already. Peers, in the
   same run, in turns: torch.nn.EmbeddingBag with sparse gradients and torch.optim.Adagrad, and FBGEMM's CPU operator
   with EXACT_ROWWISE_ADAGRAD, where `make bench-embeddings-peers` has installed it (build/peers/fbgemm).
-- bytes: two to four ranks (threads, which count what they say to others) beside the planner's figure; and what TorchRec
-  sends for the same step by rows: every id, and pooled vectors and their gradients of every rank (its reduce-scatter).
+- bytes: one to four ranks (threads, which count what they say to others) beside the planner's figure, and what TorchRec
+  sends for the same step (computed from its scheme, see `torchrec_bytes`; it is not run).
 - memory: two processes, each with half of a table; peak growth of each beside the planner's figure.
 
 Ratios are of times where less is better. Every figure is the best of several turns.
@@ -182,34 +182,45 @@ class Counting(ThreadCollective):
         return super().all_to_all(x, send_rows)
 
 
+def torchrec_bytes(world: int, ids: int) -> dict[str, float]:
+    """What TorchRec sends from a rank in one step, by its published scheme, without a cast of what it sends.
+
+    Ids of 8 bytes and lengths of 4 go to the owners. Whole tables: pooled vectors come back, their gradients go. By
+    rows: every owner has a partial sum of every sample, reduced and scattered; gradients are gathered by all.
+    """
+    away = (world - 1) / world
+    pooled = BATCH * TABLES * DIM * 4
+    sent_ids = BATCH * TABLES * ids * 8 * away
+    return {
+        "whole tables": sent_ids + BATCH * TABLES * 4 * away + 2 * pooled * away,
+        "by rows": sent_ids + BATCH * TABLES * 4 * (world - 1) + 2 * pooled * (world - 1),
+    }
+
+
 def byte_figures() -> list[Figure]:
-    tables, lookups = spec()
+    """Weak scaling: BATCH samples a rank."""
     figures = []
-    for world in (1, 2, 3, 4):
-        plan = row_wise(tables, lookups, world)
-        batch = BATCH * world  # weak scaling
-        settings = Sharding(zipf=1.05)
-        work = Workload(tuple(tables), tuple(lookups), world, batch, OPTIMIZER.kind, settings)
-        planned = float(plan_load(work, plan).sent.mean())
+    for ids in (1, IDS):
+        tables = [Table(f"t{i}", ROWS, DIM) for i in range(TABLES)]
+        lookups = [Lookup(t.name, t.name, ids, ids > 1) for t in tables]
+        for world in (1, 2, 3, 4):
+            plan = row_wise(tables, lookups, world)
+            settings = Sharding(zipf=1.05)
+            work = Workload(tuple(tables), tuple(lookups), world, BATCH * world, OPTIMIZER.kind, settings)
+            planned = float(plan_load(work, plan).sent.mean())
 
-        def rank_main(c: ThreadCollective, plan: Plan = plan) -> int:
-            counting = Counting(c)
-            ours = ShardedEmbeddings(plan, counting, seed=1)
-            ours.configure_optimizer(EmbeddingOptimizer(kind="sgd", learning_rate=0.01))
-            ours(draw("zipf", BATCH, 10 + c.world.rank)).sum().backward()
-            ours.step()
-            return counting.sent
+            def rank_main(c: ThreadCollective, plan: Plan = plan, ids: int = ids) -> int:
+                counting = Counting(c)
+                ours = ShardedEmbeddings(plan, counting, seed=1)
+                ours.configure_optimizer(EmbeddingOptimizer(kind="sgd", learning_rate=0.01))
+                ours(draw("zipf", BATCH, 10 + c.world.rank)[:, : TABLES * ids]).sum().backward()
+                ours.step()
+                return counting.sent
 
-        measured = float(np.mean(run_ranks(world, rank_main)))
-        # TorchRec by rows: ids of 8 bytes and lengths of 8 to their owners; the partial sums of all samples reduced and
-        # scattered; their gradients gathered. Of each, the part that leaves the rank.
-        away = (world - 1) / world
-        pooled = BATCH * TABLES * DIM * 4
-        torchrec = BATCH * TABLES * IDS * 8 * away + BATCH * TABLES * 8 * (world - 1) + 2 * pooled * (world - 1)
-        figures.append(
-            Figure(f"sent by a rank, Zipf(1.05), {world} rank(s) (floor: planned, peer: TorchRec's by rows)",
-                   measured / 1e6, "MB", planned / 1e6 or None, torchrec / 1e6 or None)
-        )  # fmt: skip
+            measured = float(np.mean(run_ranks(world, rank_main)))
+            for scheme, theirs in torchrec_bytes(world, ids).items():
+                name = f"sent by a rank of {world}, {ids} id(s), Zipf (floor: planned; peer: TorchRec, {scheme})"
+                figures.append(Figure(name, measured / 1e6, "MB", planned / 1e6 or None, theirs / 1e6 or None))
     return figures
 
 

@@ -1,5 +1,6 @@
-// The two memory-bound loops of an embedding table, called from headrace.embeddings.native by ctypes.
+// The loops of an embedding table that torch needs many passes for, called from headrace.embeddings.native by ctypes.
 //
+// occurrences: codes of a padded batch to addresses, bag by bag. duplicates: a stable radix sort and its distinct values.
 // pool_sum: rows of a table, gathered and summed by bag. update: gradients summed by row and applied by the optimizer, in
 // one pass over each touched row. Both read ahead by software prefetch: a random row is a cache miss, and the processor
 // hides it only if it is told early. Rows are split over threads, each row wholly by one, so the bits do not depend on the
@@ -156,11 +157,94 @@ void step(float* table, float* state, float* second, int64_t width, const Index*
   });
 }
 
+// Codes of a block are dealt to `ranks` shards: code c is in shard c % ranks, at c / ranks.
+struct Column {
+  int64_t slot, piece, is_list, rows, first_shard, ranks;
+};
+
+// How many codes are looked up; -1 where one is outside its table.
+template <class Index>
+int64_t occurrences(const int64_t* codes, int64_t batch, int64_t slots, const Column* columns, int64_t count,
+                    const int64_t* shard_address, int64_t pieces, Index* addresses, int64_t* bag, int64_t* starts) {
+  int64_t n = 0;
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t* row = codes + b * slots;
+    int64_t piece = 0;
+    for (int64_t e = 0; e < count; ++e) {
+      const Column& c = columns[e];
+      const int64_t code = row[c.slot];
+      if (uint64_t(code) >= uint64_t(c.rows)) return -1;
+      if (starts)
+        while (piece <= c.piece) starts[b * pieces + piece++] = n;
+      if (c.is_list && code == 0) continue;
+      if (c.ranks == 1) {
+        addresses[n] = Index(shard_address[c.first_shard] + code);
+      } else {
+        const int64_t quotient = c.rows <= UINT32_MAX ? int64_t(uint32_t(code) / uint32_t(c.ranks)) : code / c.ranks;
+        addresses[n] = Index(shard_address[c.first_shard + code - quotient * c.ranks] + quotient);
+      }
+      if (bag) bag[n] = b * pieces + c.piece;
+      ++n;
+    }
+    if (starts)
+      while (piece < pieces) starts[b * pieces + piece++] = n;
+  }
+  return n;
+}
+
+// Sorts values (not negative) with their places: least digit first, so equal values keep their order.
+int64_t duplicates(const int32_t* values, int64_t n, int32_t* unique, int64_t* order, int64_t* starts, int64_t* group) {
+  constexpr int kBits = 11, kSize = 1 << kBits;
+  std::vector<uint64_t> from(n), to(n);
+  uint32_t highest = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    highest = std::max(highest, uint32_t(values[i]));
+    from[i] = uint64_t(uint32_t(values[i])) << 32 | uint64_t(i);
+  }
+  for (int shift = 0; shift < 32 && (highest >> shift) != 0; shift += kBits) {
+    std::vector<int64_t> place(kSize, 0);
+    for (int64_t i = 0; i < n; ++i) ++place[(from[i] >> (32 + shift)) & (kSize - 1)];
+    int64_t next = 0;
+    for (auto& p : place) {
+      const int64_t here = p;
+      p = next;
+      next += here;
+    }
+    for (int64_t i = 0; i < n; ++i) to[place[(from[i] >> (32 + shift)) & (kSize - 1)]++] = from[i];
+    from.swap(to);
+  }
+  int64_t distinct = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const auto value = uint32_t(from[i] >> 32);
+    if (i == 0 || value != uint32_t(unique[distinct - 1])) {
+      unique[distinct] = int32_t(value);
+      starts[distinct++] = i;
+    }
+    order[i] = int64_t(from[i] & UINT32_MAX);
+    group[i] = distinct - 1;
+  }
+  return distinct;
+}
+
 }  // namespace
 
 extern "C" {
 
-int headrace_embeddings_version() { return 1; }
+int64_t headrace_occurrences(const int64_t* codes, int64_t batch, int64_t slots, const void* columns, int64_t count,
+                             const int64_t* shard_address, int64_t pieces, void* addresses, int wide, int64_t* bag,
+                             int64_t* starts) {
+  const auto* c = static_cast<const Column*>(columns);
+  if (wide)
+    return occurrences(codes, batch, slots, c, count, shard_address, pieces, static_cast<int64_t*>(addresses), bag, starts);
+  return occurrences(codes, batch, slots, c, count, shard_address, pieces, static_cast<int32_t*>(addresses), bag, starts);
+}
+
+int64_t headrace_duplicates(const int32_t* values, int64_t n, int32_t* unique, int64_t* order, int64_t* starts,
+                            int64_t* group) {
+  return duplicates(values, n, unique, order, starts, group);
+}
+
+int headrace_embeddings_version() { return 2; }
 
 void headrace_pool_sum(const float* table, int64_t width, const void* index, int wide, int64_t n, const int64_t* starts,
                        int64_t bags, const float* weights, float* out, int threads) {

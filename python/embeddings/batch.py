@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headrace.embeddings import native
 from headrace.embeddings.layout import Group, Layout
 from headrace.errors import UserError
 
@@ -74,6 +75,10 @@ class Batcher:
         if codes.ndim != 2 or codes.shape[1] != self._plan.slots or codes.dtype != torch.int64:
             raise ValueError(f"codes must be int64 [B, {self._plan.slots}], not {codes.dtype} {list(codes.shape)}")
         self.check_weights(weights, codes)
+        if codes.device.type == "cpu" and native.library() is not None and weights is None:
+            found = [g.by_loop(codes) for g in self._groups]
+            if all(f is not None for f in found):
+                return [f for f in found if f is not None]
         if codes.numel():
             wrong = (codes < 0) | (codes >= self._rows)
             if bool(wrong.any()):
@@ -156,9 +161,31 @@ class _Padded:
         #: Columns whose code 0 is padding; None: there are none, and bag i is occurrence i.
         self._is_list = torch.tensor([x.is_list for x in owners]) if any(x.is_list for x in owners) else None
         self._weighted = torch.tensor([x.weighted for x in owners]) if any(x.weighted for x in owners) else None
+        self._columns = torch.tensor(
+            [
+                (slot, piece, int(x.is_list), layout.plan.by_name[x.table].rows, *self._arena.shards_of(block))
+                for (piece, slot, block, _), x in zip(columns, owners, strict=True)
+            ],
+            dtype=torch.int64,
+        )
         self._mean = torch.zeros(group.pieces, dtype=torch.bool)
         for e in group.entries:
             self._mean[e.piece] = lookups[e.lookup].pooling == "mean"
+        self._has_mean = bool(self._mean.any())
+
+    def by_loop(self, codes: Tensor) -> Occurrences | None:
+        """`occurrences` in one pass of C++; None where a code is outside its table."""
+        has_bags = self._is_list is not None
+        arena, bags = self._arena, codes.shape[0] * self._pieces
+        found = native.occurrences(codes, self._columns, arena.shard_address, self._pieces, arena.index_dtype, has_bags)
+        if found is None:
+            return None
+        addresses, bag, starts = found
+        divisor = None
+        if starts is not None and self._has_mean:
+            counts = torch.diff(starts, append=torch.tensor([addresses.numel()]))
+            divisor = torch.where(self._mean, counts.view(-1, self._pieces).clamp(min=1), 1).float().view(-1, 1)
+        return Occurrences(addresses, bags, bag, starts, None, divisor)
 
     def occurrences(self, codes: Tensor, weights: Tensor | None) -> Occurrences:
         if self._slots is not None:
@@ -179,7 +206,7 @@ class _Padded:
         bag = (self._piece + torch.arange(codes.shape[0]).unsqueeze(1) * self._pieces)[kept]
         counts = torch.bincount(bag, minlength=bags)
         divisor = None
-        if bool(self._mean.any()):
+        if self._has_mean:
             divisor = torch.where(self._mean, counts.view(-1, self._pieces).clamp(min=1), 1).float().view(-1, 1)
         return Occurrences(
             addresses[kept], bags, bag, counts.cumsum(0) - counts, None if used is None else used[kept], divisor

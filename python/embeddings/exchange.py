@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from headrace.embeddings import native
 from headrace.embeddings.collective import Collective
 from headrace.embeddings.layout import Arena
 
@@ -52,7 +53,9 @@ class Duplicates:
 
 
 def find_duplicates(x: Tensor) -> Duplicates:
-    """Sort out the duplicates of an integer vector [N]."""
+    """Sort out the duplicates of an integer vector [N], none negative."""
+    if x.dtype is torch.int32 and x.device.type == "cpu" and native.library() is not None:
+        return Duplicates(*native.duplicates(x))
     values, order = torch.sort(x, stable=True)
     is_first = torch.ones_like(values, dtype=torch.bool)
     torch.ne(values[1:], values[:-1], out=is_first[1:])

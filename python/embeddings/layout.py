@@ -63,6 +63,15 @@ class Arena:
             if here and len(rows_here):
                 self.held.append((block, rows_here, int(used[here[0]])))
 
+    def shards_of(self, block: int) -> tuple[int, int]:
+        """First shard of a block of the arena, and how many it has: see `shard_address`."""
+        return int(self._first_shard[block]), int(self._ranks[block])
+
+    @property
+    def shard_address(self) -> Tensor:
+        """First address of each shard: int64."""
+        return self._shard_address
+
     def addresses(self, codes: Tensor, block: Tensor | int) -> Tensor:
         """Addresses of codes (any shape, int64) of the blocks with these numbers in the arena (broadcastable)."""
         first = self._first_shard[block]

@@ -16,7 +16,7 @@ from torch import Tensor
 from headrace.embeddings.optimizers import ADAGRAD_EPS, ADAM_BETAS, ADAM_EPS
 from headrace.workspace import checkout
 
-_VERSION = 1
+_VERSION = 2
 _KINDS = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 2, "adam": 3}
 _EPS = {"sgd": 0.0, "adagrad": ADAGRAD_EPS, "rowwise_adagrad": ADAGRAD_EPS, "adam": ADAM_EPS}
 
@@ -42,6 +42,10 @@ def library() -> ctypes.CDLL | None:
         p, p, p, i64, p, i32, p, i64, p, i64, p, p, p, p, i32, f32, f32, f32, f32, f32, i32,
     ]  # fmt: skip
     found.headrace_update.restype = None
+    found.headrace_occurrences.argtypes = [p, i64, i64, p, i64, p, i64, p, i32, p, p]
+    found.headrace_occurrences.restype = i64
+    found.headrace_duplicates.argtypes = [p, i64, p, p, p, p]
+    found.headrace_duplicates.restype = i64
     return found
 
 
@@ -110,6 +114,53 @@ def update(
         _pointer(bag), _pointer(weights), _pointer(divisor), grad.data_ptr(), _KINDS[kind], lr, decay, _EPS[kind],
         beta1, beta2, torch.get_num_threads(),
     )  # fmt: skip
+
+
+def occurrences(
+    codes: Tensor, columns: Tensor, shard_address: Tensor, pieces: int, dtype: torch.dtype, bags: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
+    """Addresses of the codes that are looked up, bag by bag; None where a code is outside its table.
+
+    Args:
+        codes: int64 [B, S].
+        columns: int64 [E, 6]: slot, piece, whether code 0 is padding, rows, first shard and shards; pieces ascend.
+        shard_address: int64 [shards].
+        pieces: bags of a row of `codes`.
+        dtype: of the addresses, int32 or int64.
+        bags: whether bags and starts are wanted.
+
+    Returns:
+        Addresses [N], bag of each int64 [N], first occurrence of each bag int64 [B * pieces].
+    """
+    lib = library()
+    assert lib is not None
+    batch, count = codes.shape[0], columns.shape[0]
+    codes = codes.contiguous()
+    addresses = torch.empty(batch * count, dtype=dtype)
+    bag = torch.empty(batch * count, dtype=torch.int64) if bags else None
+    starts = torch.empty(batch * pieces, dtype=torch.int64) if bags else None
+    n = lib.headrace_occurrences(
+        codes.data_ptr(), batch, codes.shape[1], columns.data_ptr(), count, shard_address.data_ptr(), pieces,
+        addresses.data_ptr(), dtype is torch.int64, _pointer(bag), _pointer(starts),
+    )  # fmt: skip
+    return None if n < 0 else (addresses[:n], None if bag is None else bag[:n], starts)
+
+
+def duplicates(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Distinct values of an int32 vector [N], none negative: they, ascending; order, starts and group int64.
+
+    See headrace.embeddings.exchange.Duplicates.
+    """
+    lib = library()
+    assert lib is not None
+    n = values.numel()
+    values = values.contiguous()
+    unique = torch.empty(n, dtype=torch.int32)
+    order, starts, group = (torch.empty(n, dtype=torch.int64) for _ in range(3))
+    distinct = lib.headrace_duplicates(
+        values.data_ptr(), n, unique.data_ptr(), order.data_ptr(), starts.data_ptr(), group.data_ptr()
+    )
+    return unique[:distinct], order, starts[:distinct], group
 
 
 def _pointer(x: Tensor | None) -> int | None:

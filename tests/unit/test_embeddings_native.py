@@ -1,0 +1,95 @@
+"""The C++ loops over whole batches against torch's passes."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.embeddings import native
+from headrace.embeddings.batch import Batcher
+from headrace.embeddings.exchange import find_duplicates
+from headrace.embeddings.layout import Layout
+from headrace.embeddings.plan import Lookup, Plan, Table, blocks_for
+from headrace.errors import UserError
+
+
+@settings(max_examples=100, deadline=None)
+@given(values=st.lists(st.one_of(st.integers(0, 9), st.integers(0, 2**31 - 1))))
+def test_duplicates_are_those_of_a_stable_sort(values: list[int]) -> None:
+    x = torch.tensor(values, dtype=torch.int32)
+    got = find_duplicates(x)
+    with patch.object(native, "library", lambda: None):
+        expected = find_duplicates(x)
+    for a, b in ((got.unique, expected.unique), (got.order, expected.order), (got.starts, expected.starts),
+                 (got.group, expected.group), (got.inverse(), expected.inverse())):  # fmt: skip
+        assert torch.equal(a, b)
+        assert a.dtype == b.dtype
+
+
+def test_a_million_values_are_sorted() -> None:
+    x = torch.from_numpy(np.random.default_rng(1).integers(0, 2**31, 1_000_000).astype(np.int32)) % 700_000
+    values, order = torch.sort(x, stable=True)
+    got = find_duplicates(x)
+    assert torch.equal(got.order, order)
+    assert torch.equal(got.unique, values.unique_consecutive())
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[Plan, torch.Tensor]:
+    world = draw(st.integers(1, 4))
+    tables = [Table(f"t{i}", draw(st.integers(1, 30)), draw(st.sampled_from([2, 3]))) for i in range(3)]
+    kinds = st.sampled_from(["table_wise", "row_wise", "column_wise", "data_parallel"])
+    blocks = [b for t in tables for b in blocks_for(t, draw(kinds), world, draw(st.integers(0, world - 1)))]
+    lookups = []
+    for i in range(draw(st.integers(1, 5))):
+        length = draw(st.sampled_from([None, 1, 3]))
+        pooling = draw(st.sampled_from(["sum", "mean", "max", "none"]))
+        lookups.append(Lookup(f"f{i}", f"t{draw(st.integers(0, 2))}", length or 1, length is not None, pooling))
+    plan = Plan(tuple(tables), tuple(lookups), tuple(blocks), world)
+    rng = np.random.default_rng(draw(st.integers(0, 2**20)))
+    sizes = np.array([plan.by_name[x.table].rows for x in lookups for _ in range(x.length)])
+    codes = (rng.random((draw(st.sampled_from([0, 1, 7])), len(sizes))) ** 2 * sizes).astype(np.int64)
+    return plan, torch.from_numpy(codes)
+
+
+@settings(max_examples=100, deadline=None)
+@given(batch=batches())
+def test_occurrences_are_those_of_torch(batch: tuple[Plan, torch.Tensor]) -> None:
+    plan, codes = batch
+    batcher = Batcher(Layout(plan, plan.world_size - 1))
+    got = batcher.padded(codes, None)
+    with patch.object(native, "library", lambda: None):
+        expected = batcher.padded(codes, None)
+    assert len(got) == len(expected)
+    for a, b in zip(got, expected, strict=True):
+        assert a.bags == b.bags
+        for name in ("addresses", "bag", "starts", "weights", "divisor"):
+            x, y = getattr(a, name), getattr(b, name)
+            assert (x is None) == (y is None), name
+            assert x is None or (torch.equal(x, y) and x.dtype == y.dtype), name
+
+
+@pytest.mark.parametrize("code", [-1, 30, 2**40, -(2**63)])
+def test_a_code_outside_its_table_is_named(code: int) -> None:
+    plan = Plan((Table("t", 30, 2),), (Lookup("a", "t"), Lookup("b", "t", 2, True)),
+                tuple(blocks_for(Table("t", 30, 2), "row_wise", 3)), 3)  # fmt: skip
+    batcher = Batcher(Layout(plan, 0))
+    codes = torch.ones(5, 3, dtype=torch.int64)
+    codes[4, 2] = code
+    with pytest.raises(UserError, match=rf"feature 'b': code {code} is outside its embedding table of 30 rows"):
+        batcher.padded(codes, None)
+
+
+def test_a_library_of_another_version_is_not_used() -> None:
+    native.library.cache_clear()
+    try:
+        with patch.object(native, "_VERSION", -1):
+            assert native.library() is None
+    finally:
+        native.library.cache_clear()
+    assert native.library() is not None
