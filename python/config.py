@@ -381,6 +381,8 @@ class Train(Section):
     #: A checkpoint each this many steps, and at the end; the newest `keep` stay.
     checkpoint_steps: int = Field(default=200, ge=1)
     keep: int = Field(default=2, ge=1)
+    #: Write checkpoints while training goes on. A rank then needs twice the memory of its tables while it writes.
+    background_checkpoints: bool = False
     #: Start from the newest finished model of an earlier day.
     warm_start: bool = True
     #: The share of adagrad's sums that a warm start keeps. They only grow: with 1, nothing moves after a year of days;

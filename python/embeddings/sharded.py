@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,6 +161,17 @@ class ShardedEmbeddings(nn.Module):
     def drop_gradients(self) -> None:
         """Forget the gradients since the last step."""
         self._pending = [[] for _ in self.layout.arenas]
+
+    def snapshot(self) -> ShardedEmbeddings:
+        """A copy of this rank's rows and states as they are now, to be saved while this goes on. Twice the memory."""
+        if self.has_pending:
+            raise RuntimeError("gradients wait for step(): a save between backward and step would lose them")
+        twin = copy.copy(self)
+        twin.weights = [w.clone() for w in self.weights]
+        twin.drop_gradients()  # its own, empty: this one's will fill
+        if self._updater is not None:
+            twin._updater = self._updater.snapshot()
+        return twin
 
     def save_shards(self, directory: Path, with_optimizer: bool) -> None:
         """Write this rank's rows (and optimizer states) below `directory`; see storage.save_shards."""

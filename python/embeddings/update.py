@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -103,6 +104,12 @@ class Updater:
             full_weight.index_copy_(0, rows, weight.to(full_weight.dtype))
             for name, full in full_states.items():
                 full.index_copy_(0, rows, states[name])
+
+    def snapshot(self) -> Updater:
+        """A copy of the states and the count of steps as they are now."""
+        twin = copy.copy(self)
+        twin.states = [{name: full.clone() for name, full in states.items()} for states in self.states]
+        return twin
 
     @torch.no_grad()
     def age(self, kept: float) -> None:

@@ -14,7 +14,10 @@ import hashlib
 import logging
 import math
 import shutil
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -95,40 +98,119 @@ class _Record(BaseModel):
         return hashlib.sha256(self.model_copy(update={"sha256": ""}).model_dump_json().encode()).hexdigest()
 
 
-def save(
-    folder: Path,
-    model: Model,
-    dense: DenseOptimizer,
-    progress: Progress,
-    collective: Collective,
-    *,
-    config: str,
-    keep: int,
-    keep_step: int | None = None,
-    may_commit: Callable[[], None] = lambda: None,
-) -> Path:
-    """Write `folder/step-NNNNNNNN`. Collective. Then remove all but the newest `keep` and that of step `keep_step`.
+class Saver:
+    """Writes checkpoints `folder/step-NNNNNNNN`, now or while training goes on. All its methods are collective.
 
-    Args:
-        may_commit: called by the chief before the rename; raises where another launch has taken over.
+    In the background, `save` copies what is to be written (a second time the memory of the rank's rows) and returns; a
+    thread of each rank writes it; `poll`, called after each step, makes it visible `lag` steps later, or `finish` at
+    once. Between, a kill leaves the checkpoints there were.
     """
-    final = folder / step_name(progress.step)
-    with shared_directory(final, collective) as partial:
-        model.embeddings.save_shards(partial / _EMBEDDINGS, with_optimizer=True)
-        collective.barrier()
-        if collective.world.is_chief:
-            write_index(partial / _EMBEDDINGS)
-            tensors = {f"model/{k}": v for k, v in model.state_dict().items()}
-            tensors |= {f"optimizer/{k}": v for k, v in dense.state().items()}
-            record = _Record(config=config, progress=progress, dense=save_tensors(partial / _DENSE, tensors))
-            record = record.model_copy(update={"sha256": record.digest()})
-            write_text(partial / _RECORD, record.model_dump_json() + "\n")
-            may_commit()
-    if collective.world.is_chief:
-        for old in list_steps(folder)[keep:]:
-            if old != keep_step:
-                shutil.rmtree(folder / step_name(old))
-    return final
+
+    def __init__(
+        self, folder: Path, collective: Collective, *, config: str, keep: int, may_commit: Callable[[], None],
+        background: bool = False, lag: int = 1,
+    ) -> None:  # fmt: skip
+        """See the class.
+
+        Args:
+            folder: of all checkpoints of a run.
+            collective: the ranks; they share the file system.
+            config: fingerprint of what must not change between a run and its continuation.
+            keep: the newest so many stay.
+            may_commit: called by the chief before the rename; raises where another launch has taken over.
+            background: see the class.
+            lag: steps, the same on all ranks.
+        """
+        self._folder, self._collective, self._config, self._keep = folder, collective, config, keep
+        self._may_commit, self._background, self._lag = may_commit, background, lag
+        self._open: _Open | None = None
+
+    def save(self, model: Model, dense: DenseOptimizer, progress: Progress, keep_step: int | None = None) -> None:
+        """Begin the checkpoint of `progress.step`, after finishing the one before. `keep_step` outlives the others."""
+        self.finish()
+        final = self._folder / step_name(progress.step)
+        tensors = {f"model/{k}": v for k, v in model.state_dict().items()}
+        tensors |= {f"optimizer/{k}": v for k, v in dense.state().items()}
+        embeddings = model.embeddings
+        if self._background:
+            embeddings, progress = embeddings.snapshot(), progress.model_copy(deep=True)
+            tensors = {k: v.clone() for k, v in tensors.items()}
+        stack = ExitStack()
+        partial = stack.enter_context(shared_directory(final, self._collective))
+
+        def write() -> FileRecord | None:
+            embeddings.save_shards(partial / _EMBEDDINGS, with_optimizer=True)
+            return save_tensors(partial / _DENSE, tensors) if self._collective.world.is_chief else None
+
+        self._open = _Open(stack, partial, progress, keep_step, _Work(write, self._background))
+        if not self._background:
+            self.finish()
+
+    def poll(self, step: int) -> None:
+        """Finish what was begun `lag` steps ago."""
+        if self._open is not None and step >= self._open.progress.step + self._lag:
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for what was begun, and make it visible; then remove all but the newest.
+
+        Raises:
+            OSError: this rank could not write (and whatever else stopped it).
+        """
+        opened, self._open = self._open, None
+        if opened is None:
+            return
+        with opened.stack:
+            written = opened.work.result()
+            self._collective.barrier()
+            if written is not None:
+                write_index(opened.partial / _EMBEDDINGS)
+                record = _Record(config=self._config, progress=opened.progress, dense=written)
+                record = record.model_copy(update={"sha256": record.digest()})
+                write_text(opened.partial / _RECORD, record.model_dump_json() + "\n")
+                self._may_commit()
+        if self._collective.world.is_chief:
+            for old in list_steps(self._folder)[self._keep :]:
+                if old != opened.keep_step:
+                    shutil.rmtree(self._folder / step_name(old))
+
+
+@dataclass
+class _Open:
+    """A checkpoint that is being written."""
+
+    stack: ExitStack
+    partial: Path
+    progress: Progress
+    keep_step: int | None
+    work: _Work
+
+
+class _Work:
+    """A call, now or in a thread; its result, or its error, is had later."""
+
+    def __init__(self, call: Callable[[], FileRecord | None], background: bool) -> None:
+        self._call = call
+        self._result: FileRecord | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True) if background else None
+        if self._thread is None:
+            self._run()
+        else:
+            self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._call()
+        except BaseException as e:
+            self._error = e
+
+    def result(self) -> FileRecord | None:
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._result
 
 
 def restore(

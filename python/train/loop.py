@@ -144,6 +144,10 @@ def _steps(
     first, began, before = progress.step, time.perf_counter(), progress.seconds
     meter = _Meter(progress, job.train.batch_size)
     said = 0.0
+    saver = checkpoint.Saver(
+        job.checkpoints, collective, config=job.obeyed, keep=job.train.keep, may_commit=job.check_fence,
+        background=job.train.background_checkpoints, lag=max(1, job.train.checkpoint_steps // 4),
+    )  # fmt: skip
     learner.model.train()
     while progress.step < total and not progress.has_stalled(job.train.patience):
         batch = next(source)
@@ -179,11 +183,10 @@ def _steps(
             meter.restart()
         may_be_best = epoch_ends and job.train.patience is not None
         if progress.step % job.train.checkpoint_steps == 0 or progress.step == total or may_be_best:
-            checkpoint.save(
-                job.checkpoints, learner.model, learner.dense, progress, collective, config=job.obeyed,
-                keep=job.train.keep, keep_step=progress.best_step, may_commit=job.check_fence,
-            )  # fmt: skip
+            saver.save(learner.model, learner.dense, progress, keep_step=progress.best_step)
             meter.restart()
+        saver.poll(progress.step)
+    saver.finish()
     return evaluation
 
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from headrace.manifest import Manifest
 from headrace.models.dlrm import DLRM
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import load_dlrm, read_card, restore
+from headrace.train import checkpoint
 from headrace.train.job import Diverged, Job, Report, list_steps
 from headrace.train.loop import train, train_local
 from headrace.train.progress import Tick
@@ -373,6 +375,51 @@ def test_a_damaged_best_checkpoint_is_named(home: Workspace, features: Manifest)
     torn.write_bytes(torn.read_bytes()[:-1])
     with pytest.raises(UserError, match=rf"step-{report.best_step:08d}"):
         train_local(job)
+
+
+def test_checkpoints_in_the_background_change_nothing(
+    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    background = TRAIN.model_copy(update={"background_checkpoints": True})
+    job = job_of(home, features, "background", background)
+    # The writers wait until training has gone on for a step: what they write must be what was then.
+    gone_on = threading.Event()
+    threads = []
+    real = checkpoint.save_tensors
+
+    def late(path: Path, tensors: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        assert gone_on.wait(60)
+        return real(path, tensors)
+
+    def say(tick: Tick) -> None:
+        (gone_on.set if tick.step % 5 == 1 or tick.step == 40 else gone_on.clear)()
+        if tick.step == 28:
+            assert list_steps(job.checkpoints) == [25, 20]
+            raise _Stopped
+
+    monkeypatch.setattr(checkpoint, "save_tensors", late)
+    with pytest.raises(_Stopped):
+        train_local(job, say)
+    assert set(threads) == {"checkpoint"}
+    monkeypatch.setattr(checkpoint, "save_tensors", real)
+    report = train_local(job)
+    assert report.resumed_from_step == 25
+    assert list_steps(job.checkpoints) == [40, 35]
+    assert_same_weights(job, undisturbed[0])
+
+
+def test_a_checkpoint_that_cannot_be_written_in_the_background_stops_the_run(
+    home: Workspace, features: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, tensors: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_tensors", full)
+    job = job_of(home, features, "full", TRAIN.model_copy(update={"background_checkpoints": True}))
+    with pytest.raises(OSError, match="No space left"):
+        train_local(job)
+    assert list_steps(job.checkpoints) == []
 
 
 def test_a_superseded_rank_does_not_commit(
