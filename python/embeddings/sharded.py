@@ -162,6 +162,20 @@ class ShardedEmbeddings(nn.Module):
         """Forget the gradients since the last step."""
         self._pending = [[] for _ in self.layout.arenas]
 
+    def track_changes(self) -> None:
+        """Remember from now on which rows each step changes (a byte a row): see headrace.embeddings.delta."""
+        if self._updater is None:
+            raise RuntimeError("configure_optimizer comes before track_changes")
+        self._updater.track()
+
+    def take_changes(self) -> tuple[list[Tensor], int]:
+        """By arena, which rows changed since the last call (bool [local rows]), and the step it was at; begins anew."""
+        if self._updater is None or self._updater.changed is None:
+            raise RuntimeError("track_changes comes before take_changes")
+        found = self._updater.changed, self._updater.changed_since
+        self._updater.track()
+        return found
+
     def snapshot(self) -> ShardedEmbeddings:
         """A copy of this rank's rows and states as they are now, to be saved while this goes on. Twice the memory."""
         if self.has_pending:

@@ -39,6 +39,9 @@ class Updater:
             for a in layout.arenas
         ]
         self.steps = 0
+        #: By arena, bool [local rows]: rows that steps after `changed_since` touched; None: not tracked.
+        self.changed: list[Tensor] | None = None
+        self.changed_since = 0
         self._segments = [_segments(a, optimizer) for a in layout.arenas]
         self._squares = RowSquares(layout, collective) if self._rule.by_row else None
         cut = {t.name for t in layout.plan.tables if len(layout.plan.blocks_of(t.name)) > 1}
@@ -65,9 +68,19 @@ class Updater:
         if slow:
             self._by_torch(slow, [self._merge(a, pending[a.number]) for a in slow], scale)
 
+    def track(self) -> None:
+        """Forget which rows changed, and remember from now on."""
+        self.changed = [torch.zeros(a.rows, dtype=torch.bool) for a in self._layout.arenas]
+        self.changed_since = self.steps
+
+    def _note(self, number: int, rows: Tensor) -> None:
+        if self.changed is not None:
+            self.changed[number].index_fill_(0, rows.long(), True)
+
     def _native(self, number: int, gradient: Gradient, scale: float) -> None:
         """Sum and apply in one pass."""
         found, states = gradient.duplicates, self.states[number]
+        self._note(number, found.unique)
         for settings, start, end in _cuts(found.unique, self._segments[number]):
             assert settings.learning_rate is not None
             last = found.order.numel() if end == found.unique.numel() else int(found.starts[end])
@@ -101,6 +114,7 @@ class Updater:
                 )  # fmt: skip
                 assert settings.learning_rate is not None
                 self._rule.update(rows_of_table, settings.learning_rate * scale)
+            self._note(arena.number, rows)
             full_weight.index_copy_(0, rows, weight.to(full_weight.dtype))
             for name, full in full_states.items():
                 full.index_copy_(0, rows, states[name])

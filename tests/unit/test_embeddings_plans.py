@@ -21,6 +21,7 @@ from headrace.embeddings import native
 from headrace.embeddings.batch import Ragged
 from headrace.embeddings.collective import Collective, LocalCollective
 from headrace.embeddings.collective_threads import run_ranks
+from headrace.embeddings.delta import apply_changes, save_changes
 from headrace.embeddings.layout import DTYPES
 from headrace.embeddings.plan import Lookup, Plan, Table, blocks_for
 from headrace.embeddings.sharded import ShardedEmbeddings
@@ -462,7 +463,7 @@ def test_a_save_opens_by_any_plan_on_any_world(kind: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("width", [1, 16, 37])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_the_loops_equal_torch(kind: str, width: int) -> None:
-    # Thousands of bags and rows: more than one thread's share; popular rows, empty bags, tables with rates of their own.
+    # Thousands of bags and rows: more than one thread's share; popular rows, empty bags, rates by table.
     table, other = Table("t", 3_000, width), Table("u", 2_000, width)
     lookups = (Lookup("a", "t", 4, True), Lookup("b", "t", 3, True, "sum", True), Lookup("c", "u", 2, True, "mean"))
     plan = Plan((table, other), lookups, tuple(b for t in (table, other) for b in blocks_for(t, "row_wise", 1)), 1)
@@ -488,3 +489,51 @@ def test_the_loops_equal_torch(kind: str, width: int) -> None:
                 torch.testing.assert_close(x, y, rtol=1e-4, atol=2e-5)
     assert torch.equal(*weights), "the bits depend on the number of threads"
     torch.testing.assert_close(weights[0], expected.embeddings.weight, rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "rowwise_adagrad"])
+def test_dumps_of_changes_bring_another_world_up_to_date(kind: str, tmp_path: Path) -> None:
+    optimizer = EmbeddingOptimizer(kind=kind, learning_rate=0.1)
+    case = Case(planned(KINDS, 2), ((2, 2),) * 6, 8, optimizer)
+    asked = Case(planned(KINDS, 1), ((30,),), 5, optimizer).padded(0, 0)
+
+    def leader(c: Collective) -> tuple[list[int], list[Tensor]]:
+        embeddings = ShardedEmbeddings(case.plan, c, seed=8)
+        embeddings.configure_optimizer(optimizer)
+        with pytest.raises(RuntimeError, match="track_changes comes before"):
+            save_changes(embeddings, tmp_path / "early")
+        embeddings.track_changes()
+        counts = []
+        for step in range(6):
+            case.loss(embeddings.features(*case.batch(step, c.world.rank)), step, c.world.rank).backward()
+            embeddings.step()
+            if step % 2:
+                counts.append(save_changes(embeddings, tmp_path / f"{step}"))
+        counts.append(save_changes(embeddings, tmp_path / "none"))
+        with torch.no_grad():
+            return counts, embeddings.features(*asked)
+
+    (counts, expected), (others, _) = run_ranks(2, leader)
+    assert counts[-1] == others[-1] == 0
+    rows = sum(t.rows for t in case.plan.tables)
+    assert 0 < counts[0] + others[0] < rows + 9 * 2  # the wide table's columns are counted by block
+
+    def follower(c: Collective) -> list[Tensor]:
+        embeddings = ShardedEmbeddings(planned(KINDS[::-1], 3), c, seed=8)  # the same start: no base is needed
+        before = embeddings.features(*asked)
+        for name in ("1", "3", "5", "none"):
+            apply_changes(embeddings, tmp_path / name)
+        after = embeddings.features(*asked)
+        assert not torch.equal(before[0], after[0])
+        return after
+
+    for got in run_ranks(3, follower):
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    path = tmp_path / "3" / "changes-00001.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+    alone = ShardedEmbeddings(planned(KINDS, 1), LocalCollective(), seed=8)
+    with pytest.raises(UserError, match=r"changes-00001\.safetensors is damaged"):
+        apply_changes(alone, tmp_path / "3")
+    (tmp_path / "5" / "changes-00001.json").unlink()
+    with pytest.raises(UserError, match=r"changes-00001\.json is missing"):
+        apply_changes(alone, tmp_path / "5")
