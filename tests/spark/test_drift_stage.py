@@ -105,17 +105,17 @@ def compare(
         for f in features:
             r, cells = here.loc[("feature", f.name)], made[list(f.physical)].to_numpy()
             if f.kind == "continuous":
-                check(r, cells.ravel().tolist(), True)
+                check(r, cells.ravel().tolist(), True, estimated)
                 assert (r["missing"], pd.isna(r["oov"])) == (0, True)
                 continue
             assert r["missing"] == (cells == 0).all(axis=1).sum()
             codes = [c for c in cells.ravel().tolist() if c]
             if f.vocabulary is None:
                 assert pd.isna(r["oov"])
-                check(r, codes, False)
+                check(r, codes, False, estimated)
                 continue
             assert r["oov"] == codes.count(1)
-            check(r, [words[f.vocabulary].get(c, statistics.UNKNOWN) for c in codes], False)
+            check(r, [words[f.vocabulary].get(c, statistics.UNKNOWN) for c in codes], False, estimated)
 
 
 def test_the_table_is_what_pandas_counts_and_a_rerun_replaces(
