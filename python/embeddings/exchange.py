@@ -63,10 +63,19 @@ def find_duplicates(x: Tensor) -> Duplicates:
     return Duplicates(values.index_select(0, starts), order, starts, is_first.cumsum(0) - 1)
 
 
+def gather(x: Tensor, rows: Tensor) -> Tensor:
+    """x[rows]: [len(rows), D]."""
+    if native.usable(x):
+        return native.pool_sum(x, rows, rows.numel())
+    return x.index_select(0, rows)
+
+
 def sum_bags(x: Tensor, rows: Tensor, starts: Tensor, weights: Tensor | None = None) -> Tensor:
     """Sum of weights[j] * x[rows[j]] over j in starts[i] : starts[i + 1]: [len(starts), D]; an empty bag is zero."""
     if rows.numel() == 0:
         return x.new_zeros(starts.numel(), x.shape[1])
+    if native.usable(x):
+        return native.pool_sum(x, rows, starts.numel(), starts, weights)
     return embedding_bag(rows, x, starts.to(rows.dtype), mode="sum", per_sample_weights=weights)
 
 
@@ -131,7 +140,7 @@ class Mail:
 
     def fetch_rows(self, request: Request, weights: Sequence[Tensor]) -> list[Tensor]:
         """The rows asked for, by arena in the order of the addresses, as stored: [U_a, D_a]. One all-to-all."""
-        found = [w.index_select(0, rows) for w, rows in zip(weights, request.rows, strict=True)]
+        found = [gather(w, rows) for w, rows in zip(weights, request.rows, strict=True)]
         return self._swap(found, request.received, request.sent)
 
     def return_gradients(self, request: Request, gradients: Sequence[Tensor]) -> list[Tensor]:

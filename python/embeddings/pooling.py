@@ -5,21 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headrace.embeddings import native
 from headrace.embeddings.batch import Occurrences
-from headrace.embeddings.exchange import sum_bags
+from headrace.embeddings.exchange import gather, sum_bags
 
 _MAX = 2  # torch.embedding_bag's number for it
 
 
 def pool_sum(rows: Tensor, index: Tensor, occurrences: Occurrences) -> Tensor:
     """Sums, weighted sums and means: [bags, D] of rows[index[i]] over each bag's occurrences; zeros for empty bags."""
-    if native.usable(rows):
-        pooled = native.pool_sum(rows, index, occurrences.bags, occurrences.starts, occurrences.weights)
-    elif occurrences.starts is None:
-        pooled = rows.index_select(0, index)
-    else:
-        pooled = sum_bags(rows, index, occurrences.starts, occurrences.weights)
+    if occurrences.starts is None:
+        return gather(rows, index)
+    pooled = sum_bags(rows, index, occurrences.starts, occurrences.weights)
     return pooled if occurrences.divisor is None else pooled.div_(occurrences.divisor)
 
 

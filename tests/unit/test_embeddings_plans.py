@@ -114,7 +114,7 @@ def look_up(case: Case, tables: dict[str, Tensor], step: int, rank: int) -> list
                 places += [sample * x.length + i for i in (range(len(bag)) if case.ragged else inside)]
             out = torch.zeros(len(bags) * x.length, rows.shape[1])
             outs.append(out.index_copy(0, torch.tensor(places, dtype=torch.int64), rows).view(len(bags), x.length, -1)
-                        if len(bags) else torch.zeros(0, x.length, rows.shape[1]))  # fmt: skip
+                        if len(bags) else rows.unsqueeze(1).expand(0, x.length, rows.shape[1]))  # fmt: skip
         elif x.pooling == "max":
             out = [rows[[i for i, s in enumerate(samples) if s == sample]] for sample in range(len(bags))]
             zero = torch.zeros(rows.shape[1]) + rows.sum() * 0
