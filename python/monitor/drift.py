@@ -199,7 +199,7 @@ def _percent(share: float) -> str:
 def _stopped(ctx: Context, stops: Sequence[tuple[ColumnDrift, Breach]]) -> str:
     drift, made = _section(ctx.spec), _statistics(ctx)
     trained, newest = (ctx.upstream["features"].facts.get(f"{s}_range") for s in (BEFORE, NOW))
-    days = f" ({' to '.join(newest)} beside {' to '.join(trained)})" if newest and trained else ""
+    days = f" ({' to '.join(dict.fromkeys(newest))} beside {' to '.join(trained)})" if newest and trained else ""
     (first, breach), more = stops[0], "\n".join(f"  {b.text(c)}" for c, b in stops)
     own = drift.columns.get(first.column)
     action = f"columns.{first.column}.action" if own is not None and own.action == "stop" else "action"

@@ -279,8 +279,8 @@ def drift(day: Day) -> Section:
     # Those over a limit first: a missing rate may have risen where the index has not.
     shown = [*over, *(r for r in found if not facts.records(r.get("breaches")))]
     rows = tuple(_drift_row(r) for r in shown[:_TOP_DRIFT])
-    headings = ("", "Column", "Kind", ">PSI", ">KS", ">Missing before", ">now", ">Unknown before", ">now",
-                ">Mean before", ">now", "")  # fmt: skip
+    headings = ("", "Column", "Kind", ">PSI", ">KS", ">Missing", ">now", ">Unknown", ">now",
+                ">Mean", ">now", "")  # fmt: skip
     blocks.append(Table(headings, rows, "Columns of the events, and features", wide=True))
     if len(shown) > _TOP_DRIFT:
         blocks.append(Text(f"And {len(shown) - _TOP_DRIFT} more, within their limits or less far off.", "dim"))
@@ -297,6 +297,14 @@ def drift(day: Day) -> Section:
               for s in ("valid", "train")]  # fmt: skip
     note = f"{ranges[0]} beside the training range, {ranges[1]}." if all(ranges) else ""
     return Section("drift", "Drift", tuple(blocks), note)
+
+
+def _mean(value: Any) -> str:
+    """Three digits; what rounding left of a normalized column's mean is 0."""
+    found = facts.number(value)
+    return (
+        "–" if found is None else "0" if abs(found) < 1e-6 else f"{found:,.3g}" if abs(found) < 1e3 else f"{found:,.0f}"
+    )
 
 
 def _drift_limits(day: Day) -> Table:
@@ -330,13 +338,13 @@ def _drift_row(r: Mapping[str, Any]) -> tuple[Cell | str, ...]:
 
     missing, oov, mean = pair("missing"), pair("oov"), pair("mean")
     index, limit = facts.number(r.get("psi")), facts.number(r.get("max_psi"))
-    state = Cell("stops the day" if stops else "over the limit", "bad") if broken else Cell(
+    state = Cell("stops" if stops else "over", "bad") if broken else Cell(
         "ok" if limit is not None or index is None else "not judged", "good" if limit is not None else "dim"
     )  # fmt: skip
     return (
         str(r.get("side")), facts.short(r.get("column")), str(r.get("kind")), figure("psi", facts.decimals(index, 3)),
         facts.decimals(r.get("ks"), 3), facts.percent(missing[0]), figure("missing", facts.percent(missing[1])),
-        facts.percent(oov[0]), figure("oov", facts.percent(oov[1])), facts.show(mean[0]), facts.show(mean[1]), state,
+        facts.percent(oov[0]), figure("oov", facts.percent(oov[1])), _mean(mean[0]), _mean(mean[1]), state,
     )  # fmt: skip
 
 

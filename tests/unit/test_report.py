@@ -208,7 +208,7 @@ def test_a_whole_day_has_everything_and_fetches_nothing() -> None:
         "74 quarantined of 60,402", "30,900", "618,000", "not JSON", "campaign", "null rate of user_age",
         "duplicate keys", "Vocabularies, version 8", "2026-01-01 to 2026-01-07", "2.4 GiB",
         "landing/clicks/2026-01-08/part-0000.json.gz", "1 min 02 s", "1 of 3 columns and features are over a limit",
-        "0.432", "over the limit", "2026-01-08 beside the training range, 2026-01-01 to 2026-01-07",
+        "0.432", "44.2", "2026-01-08 beside the training range, 2026-01-01 to 2026-01-07",
     ):  # fmt: skip
         assert text in seen.words, text
     assert len([t for t, _ in seen.tags if t == "svg"]) == 9
