@@ -162,7 +162,11 @@ class Explainer:
 
     def explain(self, frame: DataFrame) -> Plan:
         """The plan of a frame, without running it."""
-        return Plan(str(self._explain.explainPotentialGpuPlan(frame._jdf, "ALL")))
+        before = self._written.getBuffer().length()
+        plan = Plan(str(self._explain.explainPotentialGpuPlan(frame._jdf, "ALL")))
+        # It goes to the log, too, where it would be taken for one that ran.
+        self._written.getBuffer().setLength(before)
+        return plan
 
 
 @contextmanager

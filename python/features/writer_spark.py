@@ -37,13 +37,15 @@ from headrace.schema import NULL_CODE, OOV_CODE, Kind
 
 _LOG = logging.getLogger("headrace.features")
 
-#: The layout that the readers are fastest with: no compression, no dictionary, and a row group that no writer cuts.
+#: The layout that the readers are fastest with: no compression, no dictionary.
 _OPTIONS = {
     "compression": "none",
     "parquet.enable.dictionary": "false",
-    "parquet.block.size": str(1 << 30),
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
+#: A carried text may be long; no more than this is reckoned with.
+_TEXT_BYTES = 256
+_LEAST_BLOCK = 1 << 27
 _FOOTERS_AT_ONCE = 16
 
 
@@ -54,11 +56,21 @@ def write(
     parts, counts = _look(fitted, rows, plans)
     spark_folder = folder / ".spark"
     frame = dataset_frame(fitted, rows, plans, parts)
-    frame.write.options(**_OPTIONS).partitionBy("__part", "__group").parquet(str(spark_folder))
+    options = _OPTIONS | {"parquet.block.size": str(_block_bytes(fitted, plans))}
+    frame.write.options(**options).partitionBy("__part", "__group").parquet(str(spark_folder))
     _count_codes(fitted, rows.sparkSession, plans, spark_folder, counts)
     files = _named(spark_folder, folder, plans, parts)
     shutil.rmtree(spark_folder)
     return WrittenDataset(files, counts)
+
+
+def _block_bytes(fitted: FittedWorkflow, plans: list[FilePlan]) -> int:
+    """A limit of a row group's size that no file reaches, so that the CPU writer makes one of each file.
+
+    Not simply a huge one: the writer warns where all tasks' limits together are above the heap's size.
+    """
+    width = sum((_TEXT_BYTES if f.dtype == "string" else 8) * len(f.physical) for f in fitted.schema.features)
+    return max(2 * width * max(p.group_rows for p in plans), _LEAST_BLOCK)
 
 
 def _look(

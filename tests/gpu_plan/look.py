@@ -90,7 +90,7 @@ def main(out: Path) -> None:
                 "pandas udf": rows.select(vectors("s")),
                 "map in arrow": rows.select("id").mapInArrow(same, "id bigint"),
                 "expression": rows.select(F.crc32(F.encode("s", "utf-8"))),
-                "handed over": spark.createDataFrame([(1,)], "a int").groupBy("a").count(),
+                "handed over": spark.createDataFrame(pa.table({"a": [1, 2]})).groupBy("a").count(),
             }
             for name, frame in frames.items():
                 seen[name] = _judged(explainer.explain(frame))
