@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.config import Spec
+from headrace.config import Model, Spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.models.predictor import read_meta
@@ -53,7 +53,8 @@ def find_warm_start(ws: Workspace, spec: Spec, ds: str, schema: DatasetSchema) -
 def misfit(meta: dict[str, Any], spec: Spec, schema: DatasetSchema) -> str | None:
     """Why a saved model (its model.json) cannot be a start for this spec and dataset; None where it can."""
     ours = spec.model.model_dump(mode="json")
-    theirs = meta.get("model", {})
+    # Settings that an older version did not have are at their defaults.
+    theirs = {**Model().model_dump(mode="json"), **meta.get("model", {})}
     for key in ours.keys() | theirs.keys():
         if ours.get(key) != theirs.get(key):
             return f"its model.{key} is {theirs.get(key)}, now {ours.get(key)}"
