@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -67,11 +69,16 @@ class Active:
         past = within(spec, events, ctx.ds) if rest.stands else events
         return Active(ctx, split_rows(spec, events, ctx.ds).frame, past, rest, reader)
 
-    def sides(self, user: Side, item: Side) -> tuple[DataFrame, DataFrame]:
-        """(users, items): see `newest`; columns of table operators that look at the past as of the end of the day."""
+    @contextmanager
+    def sides(self, user: Side, item: Side) -> Iterator[tuple[DataFrame, DataFrame]]:
+        """(users, items): see `newest`; columns of table operators that look at the past as of the end of the day.
+
+        What those operators say is computed once and kept until the end of the context.
+        """
         spec = self.ctx.spec
         if not self.rest.stands:
-            return newest(spec, self.events, user), newest(spec, self.events, item)
+            yield newest(spec, self.events, user), newest(spec, self.events, item)
+            return
         types = dict(self.rest.stands[0].given.types)
         kinds = {"user": user, "item": item}
         asks = [self._probes(kind, side, types) for kind, side in kinds.items()]
@@ -79,12 +86,17 @@ class Active:
         rows = self.past.select(*[col(c) for c in columns], F.lit(None).cast("string").alias(PROBE))
         for probes in asks:
             rows = rows.unionByName(probes)
-        told = self.rest.spark(rows, self.reader)
-        users, items = (
-            told.where(F.col(PROBE) == kind).select(*[col(c) for c in dict.fromkeys((side.key, *side.columns))])
-            for kind, side in kinds.items()
-        )
-        return users, items
+        wanted = {kind: list(dict.fromkeys((side.key, *side.columns))) for kind, side in kinds.items()}
+        told = self.rest.spark(rows, self.reader).where(F.col(PROBE).isNotNull())
+        told = told.select(PROBE, *[col(c) for c in dict.fromkeys([*wanted["user"], *wanted["item"]])])
+        told = told.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            users, items = (
+                told.where(F.col(PROBE) == kind).select(*[col(c) for c in columns]) for kind, columns in wanted.items()
+            )
+            yield users, items
+        finally:
+            told.unpersist()
 
     def _probes(self, kind: str, side: Side, types: Mapping[str, ValueType]) -> DataFrame:
         """One row for each key, that of its newest event but at the end of the day and without a label."""

@@ -160,15 +160,7 @@ def _run(ctx: Context, chosen: Chosen, spark: SparkSession) -> Result:
         (score.user.key, *score.user.columns), (score.item.key, *score.item.columns), context_scalars(spec, score),
         FittedWorkflow.load(folder / "workflow"),
     )  # fmt: skip
-    active = Active.of(ctx, spark)
-    users, found = active.sides(score.user, score.item)
-    items = _in_key_order(found.toArrow(), score.item.key)
-    if score.exclude_seen:
-        clicked = seen(spec, active.events, score.user.key, score.item.key)
-        clicked = clicked.select(F.col("key").alias("__key"), F.col("seen").alias(SEEN))
-        users = users.join(clicked, col(score.user.key) == F.col("__key"), "left").drop("__key")
-    users = users.persist(StorageLevel.MEMORY_AND_DISK)
-    try:
+    with _asked(Active.of(ctx, spark), score) as (users, items):
         n_users, n_items = users.count(), items.num_rows
         if not n_users or not n_items:
             empty = score.user.key if not n_users else score.item.key
@@ -187,8 +179,6 @@ def _run(ctx: Context, chosen: Chosen, spark: SparkSession) -> Result:
         peak = worker_peak(spark.sparkContext)
         version = _write(ctx, spark, job, users, n_users * n_items, chosen.output.version, peak)
         seconds = time.perf_counter() - tick
-    finally:
-        users.unpersist()
     pairs = n_users * n_items
     log.info("score: %s pairs in %.1f s (%s pairs/s)", f"{pairs:,}", seconds, f"{pairs / seconds:,.0f}")
     table = ctx.ws.table(spec.pipeline, "scores")
@@ -209,6 +199,22 @@ def _run(ctx: Context, chosen: Chosen, spark: SparkSession) -> Result:
         },
         peak_memory_mib={"worker": peak.value},
     )  # fmt: skip
+
+
+@contextmanager
+def _asked(active: Active, score: Score) -> Iterator[tuple[DataFrame, pa.RecordBatch]]:
+    """(users, items): the users, perhaps with what they have seen, are computed once and kept to the context's end."""
+    with active.sides(score.user, score.item) as (users, found):
+        items = _in_key_order(found.toArrow(), score.item.key)
+        if score.exclude_seen:
+            clicked = seen(active.ctx.spec, active.events, score.user.key, score.item.key)
+            clicked = clicked.select(F.col("key").alias("__key"), F.col("seen").alias(SEEN))
+            users = users.join(clicked, col(score.user.key) == F.col("__key"), "left").drop("__key")
+        users = users.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            yield users, items
+        finally:
+            users.unpersist()
 
 
 def _kind(chosen: Chosen) -> str:

@@ -78,16 +78,30 @@ class History(TableOp):
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
-        from headrace.features.spark_plan import col
-        from headrace.features.tables.past_spark import AT, KIND, by, is_event, newest_before, real, shifted, with_time
+        from headrace.features.tables.past_spark import (
+            AT,
+            KIND,
+            by,
+            first_of_instant,
+            is_event,
+            known,
+            newest_before,
+            real,
+            shifted,
+            through,
+            with_time,
+        )
         from headrace.features.tables.table_op import FILE
 
         types, columns = place.given.types, frame.columns
         ok = F.lit(True) if self.where is None else Predicate(self.where, types).spark()
         rows = with_time(frame, place, self.keys)
-        inputs = {f"__h{i}": F.when(is_event() & ok, real(v, types[v])) for i, v in enumerate(self.values)}
+        inputs = {f"__h{i}": F.when(is_event(self.keys) & ok, real(v, types[v])) for i, v in enumerate(self.values)}
         rows = shifted(rows.withColumns(inputs), columns, self.keys, [self._delay] if self._delay else [])
         enters = F.col(KIND) == (1 if self._delay else 0)
+        # First of all by the keys alone: rows that are together by them are together by them and `__has`.
+        by_time = Window.partitionBy(*by(self.keys)).orderBy(AT, FILE, LINE)
+        rows = rows.withColumn("__first", first_of_instant(by_time, AT))
         found = []
         for i, value in enumerate(self.values):
             x = f"__h{i}"
@@ -104,10 +118,10 @@ class History(TableOp):
             )
             empty = F.array().cast(f"array<{types[value].element}>")
             rows = newest_before(rows, self.keys, f"__f{i}", F.col("__list"), empty, AT)
-            past = F.when(F.col("__alone").isNull(), F.col(f"__f{i}")).otherwise(empty)
+            past = F.when(known(self.keys), F.col(f"__f{i}")).otherwise(empty)
             past = F.reverse(past) if self.newest == "first" else past
             found.append(past.alias(f"{value}_{self.suffix}"))
-        return rows.where(F.col(KIND) == 0).select(*[col(c) for c in columns], *found)
+        return rows.where(F.col(KIND) == 0).select(*through(rows, columns), *found)
 
     def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
         types, time = place.given.types, place.given.needs_time()

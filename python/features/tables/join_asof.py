@@ -61,7 +61,7 @@ class JoinAsof(ReadsExternal):
 
         from headrace.features.instants import spark_micros
         from headrace.features.spark_plan import col
-        from headrace.features.tables.past_spark import VERSION, T, newest_version
+        from headrace.features.tables.past_spark import VERSION, T, newest_version, through
 
         table = self.external(place.given)
         needed = [*self.keys.values(), self.valid_from]
@@ -78,7 +78,7 @@ class JoinAsof(ReadsExternal):
         if self._tolerance is not None:
             version = F.when(version["0"] > F.col(T) - F.lit(self._tolerance), version)
         return rows.select(
-            *[col(c) for c in frame.columns],
+            *through(rows, frame.columns),
             *[version[str(i)].alias(n) for i, n in enumerate(self._added(), 1)],
         )
 

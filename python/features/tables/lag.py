@@ -11,7 +11,18 @@ from pydantic import Field, model_validator
 from headrace.features.columns import ValueType
 from headrace.features.op import doubles
 from headrace.features.tables.past_arrow import Past, nan_to_null, nulled, one, replaced, take
-from headrace.features.tables.table_op import DAY, HOUR, NUMBERS, Given, TableArrow, TableOp, TableSpark, refuse, scalar
+from headrace.features.tables.table_op import (
+    DAY,
+    HOUR,
+    LINE,
+    NUMBERS,
+    Given,
+    TableArrow,
+    TableOp,
+    TableSpark,
+    refuse,
+    scalar,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -70,28 +81,41 @@ class Lag(TableOp):
         return given.adding(new)
 
     def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
+        from pyspark.sql import Window
         from pyspark.sql import functions as F
 
-        from headrace.features.spark_plan import col
-        from headrace.features.tables.past_spark import T, is_event, newest_before, real, with_time
+        from headrace.features.tables.past_spark import (
+            T,
+            by,
+            first_of_instant,
+            is_event,
+            known,
+            newest_before,
+            real,
+            through,
+            with_time,
+        )
+        from headrace.features.tables.table_op import FILE
 
         types, columns = place.given.types, frame.columns
         x = {v: real(v, types[v]) for v in self.values}
         numbers = {v: (c.cast("int") if types[v].element == "boolean" else c).cast("double") for v, c in x.items()}
         fields = [F.col(T).alias("t"), *[numbers[v].alias(f"v{i}") for i, v in enumerate(self.values)]]
         # An array of one struct stands for an event, an empty one for none.
-        event = F.when(is_event(), F.array(F.struct(*fields)))
+        event = F.when(is_event(self.keys), F.array(F.struct(*fields)))
         kinds = ["t: bigint", *[f"v{i}: double" for i in range(len(self.values))]]
         empty = F.array().cast(f"array<struct<{', '.join(kinds)}>>")
-        rows = newest_before(with_time(frame, place, self.keys), self.keys, "__before", event, empty)
-        before = F.when(F.col("__alone").isNull(), F.get("__before", F.lit(0)))
+        rows = with_time(frame, place, self.keys)
+        rows = rows.withColumn("__first", first_of_instant(Window.partitionBy(*by(self.keys)).orderBy(T, FILE, LINE)))
+        rows = newest_before(rows, self.keys, "__before", event, empty)
+        before = F.when(known(self.keys), F.get("__before", F.lit(0)))
         out = [
             (numbers[v] - before[f"v{i}"]).alias(f"{self._prefix}_{v}_difference") for i, v in enumerate(self.values)
         ]
         if self.since is not None:
             unit = F.lit(float(_UNITS[self.since]))
             out.append(((F.col(T) - before["t"]).cast("double") / unit).alias(f"{self._prefix}_since"))
-        return rows.select(*[col(c) for c in columns], *out)
+        return rows.select(*through(rows, columns), *out)
 
     def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
         types, time = place.given.types, place.given.needs_time()

@@ -103,13 +103,21 @@ class Negatives(TableOp):
         from pyspark.sql import functions as F
 
         from headrace.features.spark_plan import col
-        from headrace.features.tables.past_spark import VERSION, T, is_event, newest_version, running, with_time
+        from headrace.features.tables.past_spark import (
+            VERSION,
+            T,
+            is_event,
+            newest_version,
+            running,
+            with_time,
+            without_helpers,
+        )
 
         given, train = place.given, place.train
         assert train is not None
-        frame = place.once(frame)
+        frame = place.once(without_helpers(frame))
         columns, item = frame.columns, col(self.item)
-        events = with_time(frame, place, [self.item]).where(is_event())
+        events = with_time(frame, place, [self.item]).where(is_event([self.item]))
         positive = col(given.label).cast("double") == 1.0
         if train.column is not None:
             inside = col(train.column).cast("string") == "train"
@@ -118,9 +126,10 @@ class Negatives(TableOp):
         trained = events.where(inside)
 
         weights = trained.groupBy(item.alias("__item")).agg(
-            self._weight(F.count(F.lit(1))).alias("__w"), F.min(T).alias("__since")
+            self._weight(F.count(F.lit(1))).alias("__w"), F.min(T).alias("__since"), F.min(F.lit(0)).alias("__all")
         )
-        everything = Window.partitionBy(F.lit(0))
+        # One row an item: a small table in one partition.
+        everything = Window.partitionBy("__all")
         order = everything.orderBy(
             F.xxhash64(F.concat(F.col("__item").cast("string"), F.lit(f":{self.seed}"))), "__item"
         )

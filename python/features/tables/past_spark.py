@@ -19,31 +19,58 @@ from headrace.features.instants import spark_micros
 from headrace.features.spark_plan import col
 from headrace.features.tables.table_op import FILE, LINE, PROBE, TableSpark
 
-#: Helper columns: the time of a row; a number where it has no past (a key or the time is null), so that such rows do
-#: not all meet in one partition.
-T, ALONE = "__t", "__alone"
+#: Helper columns: the time of a row; by keys, a number where it has no past (one of them or the time is null), so that
+#: such rows do not all meet in one partition. They stay for the operators that follow: rows that are together already
+#: need not be brought together again.
+T, _ALONE = "__t", "__alone"
 #: Where a row stands once it is shifted, and what it is then.
 AT, KIND = "__at", "__kind"
 
 
+def _alone(keys: Sequence[str]) -> str:
+    return f"{_ALONE}({','.join(sorted(keys))})"
+
+
+def _stays(column: str) -> bool:
+    return column == T or column.startswith(_ALONE)
+
+
 def with_time(frame: DataFrame, place: TableSpark, keys: Sequence[str]) -> DataFrame:
-    """The rows with T and ALONE."""
+    """The rows with T, and with what `known` and `by` look at."""
     time = place.given.needs_time()
-    t = spark_micros(col(time), place.given.types[time])
-    known = t.isNotNull()
+    if T not in frame.columns:
+        frame = frame.withColumn(T, spark_micros(col(time), place.given.types[time]))
+    if _alone(keys) in frame.columns:
+        return frame
+    there = F.col(T).isNotNull()
     for key in keys:
-        known = known & col(key).isNotNull()
-    return frame.withColumns({T: t, ALONE: F.when(~known, F.xxhash64(FILE, LINE))})
+        there = there & col(key).isNotNull()
+    return frame.withColumn(_alone(keys), F.when(~there, F.xxhash64(FILE, LINE)))
 
 
-def is_event() -> Column:
-    """Boolean: no probe, and it has its keys and its time (after `with_time`)."""
-    return F.col(PROBE).isNull() & F.col(ALONE).isNull()
+def without_helpers(frame: DataFrame) -> DataFrame:
+    """The rows without what `with_time` added: for operators that change keys, and for the end."""
+    return frame.drop(*[c for c in frame.columns if _stays(c)])
+
+
+def through(frame: DataFrame, columns: Sequence[str]) -> list[Column]:
+    """What an operator hands on: the columns that it was given, and the helper columns that are there by now."""
+    return [col(c) for c in dict.fromkeys([*columns, *(c for c in frame.columns if _stays(c))])]
+
+
+def known(keys: Sequence[str]) -> Column:
+    """Boolean: the row has its keys and its time (after `with_time`)."""
+    return col(_alone(keys)).isNull()
+
+
+def is_event(keys: Sequence[str]) -> Column:
+    """Boolean: `known`, and no probe."""
+    return F.col(PROBE).isNull() & known(keys)
 
 
 def by(keys: Sequence[str]) -> list[Column]:
-    """What partitions are made by."""
-    return [*(col(k) for k in keys), F.col(ALONE)]
+    """What partitions are made by, the same for keys in another order."""
+    return [*(col(k) for k in sorted(keys)), col(_alone(keys))]
 
 
 def running(window: WindowSpec) -> WindowSpec:
@@ -51,17 +78,16 @@ def running(window: WindowSpec) -> WindowSpec:
     return window.rowsBetween(Window.unboundedPreceding, Window.currentRow)
 
 
-def first_of_instant(keys: Sequence[str], order: WindowSpec, at: str = T) -> Column:
+def first_of_instant(order: WindowSpec, at: str = T) -> Column:
     """Boolean: the first row, in `order`, of its key and instant."""
-    before = F.lag(at, 1).over(order)
-    return before.isNull() | (before < F.col(at))
+    return F.coalesce(F.lag(at, 1).over(order) < F.col(at), F.lit(True))
 
 
 def sums_before(frame: DataFrame, keys: Sequence[str], values: Mapping[str, Column], at: str = T) -> DataFrame:
     """The rows with sums, by name, of a bigint column over the key's rows at strictly earlier instants; 0 if none."""
     order = Window.partitionBy(*by(keys)).orderBy(at)
     inputs = {f"__v_{name}": value for name, value in values.items()}
-    frame = frame.withColumns({**inputs, "__first": first_of_instant(keys, order, at)})
+    frame = frame.withColumns({**inputs, "__first": first_of_instant(order, at)})
     # At the first row of an instant, what came before it was earlier, whatever the order within instants.
     frame = frame.withColumns(
         {
@@ -80,13 +106,14 @@ def newest_before(
     """The rows with a column `name`: `value` of the newest row at a strictly earlier instant where it is not null.
 
     Rows at one instant follow each other by file and line. `empty`, which is not null, stands where there is none.
+    `__first` says which row of its instant is the first: see `first_of_instant`.
     """
     order = Window.partitionBy(*by(keys)).orderBy(at, FILE, LINE)
-    frame = frame.withColumns({"__x": value, "__first": first_of_instant(keys, order, at)})
+    frame = frame.withColumn("__x", value)
     frame = frame.withColumn("__y", F.last("__x", ignorenulls=True).over(running(order)))
     frame = frame.withColumn("__z", F.when(F.col("__first"), F.coalesce(F.lag("__y", 1).over(order), empty)))
     frame = frame.withColumn(name, F.last("__z", ignorenulls=True).over(running(order)))
-    return frame.drop("__x", "__y", "__z", "__first")
+    return frame.drop("__x", "__y", "__z")
 
 
 def shifted(frame: DataFrame, columns: Sequence[str], keys: Sequence[str], offsets: Sequence[int]) -> DataFrame:
@@ -97,13 +124,13 @@ def shifted(frame: DataFrame, columns: Sequence[str], keys: Sequence[str], offse
     if not offsets:
         return frame.withColumns({KIND: F.lit(0), AT: F.col(T)})
     kinds = F.array(*[F.lit(i) for i in range(len(offsets) + 1)])
-    frame = frame.withColumn(KIND, F.explode(F.when(is_event(), kinds).otherwise(F.array(F.lit(0)))))
+    frame = frame.withColumn(KIND, F.explode(F.when(is_event(keys), kinds).otherwise(F.array(F.lit(0)))))
     at = F.when(F.col(KIND) == 0, F.col(T))
     for i, offset in enumerate(offsets, 1):
         at = at.when(F.col(KIND) == i, F.col(T) + F.lit(offset).cast("bigint"))
     frame = frame.withColumn(AT, at)
     kept = {*keys, FILE, LINE, PROBE}
-    rest = [c for c in columns if c not in kept]
+    rest = [c for c in columns if c not in kept and not _stays(c)]
     return frame.withColumns({c: F.when(F.col(KIND) == 0, col(c)) for c in rest})
 
 
@@ -130,8 +157,8 @@ def window_sums(frame: DataFrame, place: TableSpark, keys: Sequence[str], sums: 
     """
     columns = frame.columns
     frame = with_time(frame, place, keys)
-    values = {f"__w_{n}": F.when(is_event(), F.coalesce(v, F.lit(0).cast("bigint"))).otherwise(F.lit(0).cast("bigint"))
-              for n, v in sums.values.items()}  # fmt: skip
+    none = F.lit(0).cast("bigint")
+    values = {f"__w_{n}": F.when(is_event(keys), F.coalesce(v, none)).otherwise(none) for n, v in sums.values.items()}
     frame = frame.withColumns(values)
     offsets = [sums.delay] if sums.delay else []
     enters = len(offsets)
@@ -141,7 +168,7 @@ def window_sums(frame: DataFrame, place: TableSpark, keys: Sequence[str], sums: 
             offsets.append(sums.delay + window)
             leaves[i] = len(offsets)
     frame = shifted(frame, columns, keys, offsets)
-    none, changes = F.lit(0).cast("bigint"), {}
+    changes = {}
     for name in sums.values:
         x = F.col(f"__w_{name}")
         for i in range(len(sums.windows)):
@@ -150,8 +177,8 @@ def window_sums(frame: DataFrame, place: TableSpark, keys: Sequence[str], sums: 
                 change = change.when(F.col(KIND) == leaves[i], -x)
             changes[sums.column(name, i)] = change.otherwise(none)
     frame = sums_before(frame, keys, changes, AT).where(F.col(KIND) == 0)
-    found = {c: F.when(F.col(ALONE).isNull(), F.col(c)).otherwise(none) for c in changes}
-    return frame.select(*[col(c) for c in columns], *[x.alias(c) for c, x in found.items()])
+    found = {c: F.when(known(keys), F.col(c)).otherwise(none) for c in changes}
+    return frame.select(*through(frame, columns), *[x.alias(c) for c, x in found.items()])
 
 
 def real(name: str, given: ValueType) -> Column:
@@ -191,5 +218,4 @@ def newest_version(
     order = Window.partitionBy(*by(keys)).orderBy(T, _ORDER, FILE, LINE)
     both = both.withColumn(VERSION, F.last(_VALUE, ignorenulls=True).over(running(order)))
     rows = both.where(F.col(_ORDER) == 1)
-    known = F.when(F.col(ALONE).isNull(), F.col(VERSION))
-    return rows.select(*[col(c) for c in columns], F.col(T), known.alias(VERSION))
+    return rows.select(*through(rows, columns), F.when(known(keys), F.col(VERSION)).alias(VERSION))

@@ -157,12 +157,14 @@ class Preparation:
             train: which rows are of the training range; for `negatives`.
             once: computes a frame once that is used several times.
         """
+        from headrace.features.tables.past_spark import without_helpers
+
         frame = with_probe(frame)
         spark = frame.sparkSession
         for stand in self.stands:
             place = TableSpark(stand.given, lambda table: reader.spark(spark, table), train, once or (lambda x: x))
             frame = stand.op.spark(frame, place)
-        return frame
+        return without_helpers(frame)
 
     def arrow(self, table: pa.Table, reader: Reader, train: TrainRows | None = None) -> pa.Table:
         """The same rows, in any order, by pyarrow and NumPy. Raises UserError where an operator has no Arrow body."""

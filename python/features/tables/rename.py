@@ -41,7 +41,9 @@ class Rename(TableOp):
 
     def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
         from headrace.features.spark_plan import col
+        from headrace.features.tables.past_spark import without_helpers
 
+        frame = without_helpers(frame)
         return frame.select(*[col(c).alias(self.to.get(c, c)) for c in frame.columns])
 
     def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:

@@ -65,19 +65,21 @@ class Sessions(TableOp):
         from pyspark.sql import functions as F
 
         from headrace.features.spark_plan import col
-        from headrace.features.tables.past_spark import T, by, is_event, running, sums_before, with_time
+        from headrace.features.tables.past_spark import T, by, is_event, known, running, sums_before, through, with_time
 
         columns, zero = frame.columns, F.lit(0).cast("bigint")
         rows = with_time(frame, place, self.keys)
         order = Window.partitionBy(*by(self.keys)).orderBy(T)
         instant = Window.partitionBy(*by(self.keys), F.col(T))
         # The time of the event before: known at the first row of an instant, then told to all rows of it.
-        rows = rows.withColumn("__newest", F.max(F.when(is_event(), F.col(T))).over(running(order)))
+        rows = rows.withColumn("__newest", F.max(F.when(is_event(self.keys), F.col(T))).over(running(order)))
         rows = rows.withColumn("__earlier", F.lag("__newest", 1).over(order))
         rows = rows.withColumn("__p", F.max(F.when(F.col("__earlier") < F.col(T), F.col("__earlier"))).over(instant))
-        rows = sums_before(rows, self.keys, {"__c": F.when(is_event(), F.lit(1).cast("bigint")).otherwise(zero)})
+        rows = sums_before(
+            rows, self.keys, {"__c": F.when(is_event(self.keys), F.lit(1).cast("bigint")).otherwise(zero)}
+        )
         new = F.col("__p").isNull() | (F.col(T) - F.col("__p") > self._gap)
-        begins = new & is_event()
+        begins = new & is_event(self.keys)
         # Times and counts grow along a key, so the newest session's are the largest.
         rows = rows.withColumn("__new", new).withColumns(
             {
@@ -86,14 +88,14 @@ class Sessions(TableOp):
             }
         )
         start = F.when(F.col("__new"), F.col(T)).otherwise(F.col("__start"))
-        known = F.col("__alone").isNull()
+        there = known(self.keys)
         text = [part for k in self.keys for part in (col(k).cast("string"), F.lit(_BETWEEN))]
         p, passed = self.prefix, F.col("__c") - F.col("__base")
         return rows.select(
-            *[col(c) for c in columns],
-            F.when(known, F.xxhash64(F.concat(*text, start.cast("string")))).alias(f"{p}_id"),
-            F.when(known & ~F.col("__new"), passed).otherwise(zero).alias(f"{p}_position"),
-            F.when(known, (F.col(T) - start).cast("double") / F.lit(1e6)).alias(f"{p}_age"),
+            *through(rows, columns),
+            F.when(there, F.xxhash64(F.concat(*text, start.cast("string")))).alias(f"{p}_id"),
+            F.when(there & ~F.col("__new"), passed).otherwise(zero).alias(f"{p}_position"),
+            F.when(there, (F.col(T) - start).cast("double") / F.lit(1e6)).alias(f"{p}_age"),
         )
 
     def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:

@@ -91,7 +91,7 @@ class TargetEncodingPast(TableOp):
         from pyspark.sql import functions as F
 
         from headrace.features.spark_plan import col
-        from headrace.features.tables.past_spark import Sums, window_sums
+        from headrace.features.tables.past_spark import Sums, through, window_sums
 
         given, columns = place.given, frame.columns
         target = self.target or given.label
@@ -113,9 +113,7 @@ class TargetEncodingPast(TableOp):
         m = F.lit(float(self.smoothing))
         smooth = F.when(count + m > 0, (y + m * prior) / (count + m))
         alone = F.when(count > 0, y / count)
-        return rows.select(
-            *[col(c) for c in columns], F.when(prior.isNull(), alone).otherwise(smooth).alias(self._name)
-        )
+        return rows.select(*through(rows, columns), F.when(prior.isNull(), alone).otherwise(smooth).alias(self._name))
 
     def _with_prior(self, rows: DataFrame, frame: DataFrame, place: TableSpark) -> DataFrame:
         """The rows with `__prior`: a table of days, each with the mean of what was known before."""
@@ -142,10 +140,10 @@ class TargetEncodingPast(TableOp):
         high, low = exact.halves(F.col("r.q"))
         days = both.groupBy(F.col("r.day").alias("__day")).agg(
             F.count("r.q").alias("n"), F.coalesce(F.sum(high), F.lit(0)).alias("h"),
-            F.coalesce(F.sum(low), F.lit(0)).alias("l"),
+            F.coalesce(F.sum(low), F.lit(0)).alias("l"), F.min(F.lit(0)).alias("__all"),
         )  # fmt: skip
         # One row a day: this window is small.
-        order = running(Window.partitionBy(F.lit(0)).orderBy("__day"))
+        order = running(Window.partitionBy("__all").orderBy("__day"))
         before = {c: F.sum(c).over(order) - F.col(c) for c in ("n", "h", "l")}
         days = days.select("__day", *[x.alias(f"__{c}") for c, x in before.items()])
         y = exact.joined(F.col("__h"), F.col("__l"), given.types[target])

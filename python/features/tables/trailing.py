@@ -137,7 +137,7 @@ class Trailing(TableOp):
         from pyspark.sql import functions as F
 
         from headrace.features.spark_plan import col
-        from headrace.features.tables.past_spark import Sums, window_sums
+        from headrace.features.tables.past_spark import Sums, through, window_sums
 
         types = place.given.types
         ok = F.lit(True) if self.where is None else Predicate(self.where, types).spark()
@@ -170,7 +170,7 @@ class Trailing(TableOp):
                     if stat != "sum":
                         x = F.when(at("n") > 0, x / at("n").cast("double"))
                     out.append(x.alias(self._name(stat, value, w)))
-        return rows.select(*[col(c) for c in frame.columns], *out)
+        return rows.select(*through(rows, frame.columns), *out)
 
     def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
         types, time = place.given.types, place.given.needs_time()
