@@ -6,8 +6,8 @@
 
 Workflow: 26 categories by categorify (min_count 15), 13 counts by fill_missing, clip, log, normalize; eight days in a
 Delta table, the last validates. Figures are rows a second over all rows (the higher the better) unless they say MiB or
-values. Floor: a plain Spark copy of the same files, in the same session. Peer: as named. A peer that is not there is
-left out, with the reason.
+values, of the best of three tries (of NVTabular, of its two schedulers). Floor: a plain Spark copy of the same files,
+in the same session. Peer: as named. A peer that is not there is left out, with the reason.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ from headrace.workspace import Workspace, checkout
 DAYS = 8
 DS = "2026-01-08"
 MIN_COUNT = 15
+#: Of the copy and of ours each; the best counts, as of NVTabular's two schedulers.
+REPEATS = 3
 PEERS = ("nvtabular", "textbook")
 NVTABULAR = checkout() / "build" / "peers" / "nvtabular" / "bin" / "python"
 _META = "_source_file string, _source_line bigint, ds string"
@@ -170,14 +172,19 @@ def of_size(spark: SparkSession, millions: float, peers: set[str], work: Path) -
     everything = lake.paths(False) + lake.paths(True)
     spec = spec_of()
 
-    with peak_of_tree() as copy_peak:
-        copy = seconds(lambda: spark.read.parquet(*everything).write.parquet(str(folder / "copy")))
-    shutil.rmtree(folder / "copy")
-    raw = seconds(lambda: decode(everything))
-    with peak_of_tree() as peak:
-        fit, write, fitted = lake.features(spec, folder / "out")
-    lake.forget(1)
-    again = sum(lake.features(spec, folder / "out")[:2])
+    copies, raws, mine, nexts = [], [], [], []
+    for _ in range(REPEATS):
+        with peak_of_tree() as copy_peak:
+            copies.append(seconds(lambda: spark.read.parquet(*everything).write.parquet(str(folder / "copy"))))
+        shutil.rmtree(folder / "copy")
+        raws.append(seconds(lambda: decode(everything)))
+        with peak_of_tree() as peak:
+            mine.append(lake.features(spec, folder / "out"))
+        lake.forget(1)
+        nexts.append(sum(lake.features(spec, folder / "out")[:2]))
+        lake.forget()
+    copy, raw, again = min(copies), min(raws), min(nexts)
+    fit, write, fitted = min(mine, key=lambda m: m[0] + m[1])
     floor = rows / copy
     total = rows / (fit + write)
     figures = [
