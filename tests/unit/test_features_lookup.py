@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.features import lookup as module
@@ -30,6 +30,7 @@ def expected(vocabulary: list[str], values: list[Any]) -> list[int]:
     return [0 if v is None else codes.get(str(v), 1) for v in values]
 
 
+@settings(deadline=None)
 @given(st.lists(VALUES, unique=True, max_size=30), st.lists(st.none() | VALUES, max_size=30))
 def test_strings(vocabulary: list[str], others: list[str | None]) -> None:
     values = [*vocabulary, *others, None, *vocabulary[:1]]
@@ -38,6 +39,7 @@ def test_strings(vocabulary: list[str], others: list[str | None]) -> None:
     assert found.tolist() == expected(vocabulary, values)
 
 
+@settings(deadline=None)
 @given(st.lists(VALUES, unique=True, max_size=30), st.lists(st.none() | st.integers(-(2**63), 2**63 - 1), max_size=30))
 def test_integers_are_their_spelling(vocabulary: list[str], others: list[int | None]) -> None:
     near = [2**53, 2**53 + 1, 7, 0, 1]  # ids beyond a double's precision stay apart
@@ -66,6 +68,7 @@ def test_cardinality_is_the_highest_code_and_one() -> None:
     assert lookup_of([]).codes(pa.array(["x", None])).tolist() == [1, 0]
 
 
+@settings(deadline=None)
 @given(st.lists(VALUES, unique=True, max_size=30), st.lists(VALUES, unique=True, max_size=30))
 def test_values_that_are_there_once(vocabulary: list[str], others: list[str]) -> None:
     values = [None, *others]
