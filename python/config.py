@@ -8,7 +8,6 @@ valid name. Nothing below the command line reads the environment: what a stage o
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from headrace.errors import UserError
+from headrace.errors import UserError, nearest
 from headrace.schema import Column
 from headrace.workspace import checkout, pipeline_file
 
@@ -134,7 +133,7 @@ class Table(Section):
         wanted = [*self.keys, *self.expectations.null_rate, *self.expectations.ranges]
         for name in [*wanted, *([self.event_time] if self.event_time else [])]:
             if name not in names:
-                raise ValueError(f"column '{name}' is used but not declared{_nearest(name, names)}")
+                raise ValueError(f"column '{name}' is used but not declared{nearest(name, names)}")
         return self
 
     @property
@@ -536,7 +535,7 @@ class Spec(Section):
             for column in columns:
                 # What `prepare` adds, headrace.features knows.
                 if column not in names and not self.features.prepare:
-                    hint = _nearest(column, names)
+                    hint = nearest(column, names)
                     raise ValueError(f"{where}: column '{column}' is not declared in table.columns{hint}")
         if self.features.split.by == "time" and not self.table.event_time:
             raise ValueError("features.split.by is 'time', but table.event_time is not set")
@@ -579,7 +578,7 @@ def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Spec:
         if not path.is_file():
             shipped = sorted(p.stem for p in path.parent.glob("*.yaml"))
             raise UserError(
-                f"no pipeline '{path_or_name}'{_nearest(str(path_or_name), shipped)}; shipped: {', '.join(shipped)}; "
+                f"no pipeline '{path_or_name}'{nearest(str(path_or_name), shipped)}; shipped: {', '.join(shipped)}; "
                 f"or give the path of a .yaml file"
             )
     try:
@@ -624,7 +623,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
 def _explain(error: Any, where: str) -> str:
     path = ".".join(str(p) for p in error["loc"])
     if error["type"] == "extra_forbidden":
-        return f"{where}: unknown key '{path}'{_nearest(str(error['loc'][-1]), _fields_at(error['loc'][:-1]))}"
+        return f"{where}: unknown key '{path}'{nearest(str(error['loc'][-1]), _fields_at(error['loc'][:-1]))}"
     if error["type"] == "missing":
         return f"{where}: key '{path}' is missing"
     message = str(error["msg"]).removeprefix("Value error, ")
@@ -659,11 +658,6 @@ def _section_of(annotation: Any) -> Any:
     return None
 
 
-def _nearest(name: str, candidates: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
-    return f"; did you mean '{close[0]}'?" if close else ""
-
-
 def spark_profile(name: str) -> Path:
     """The properties file of a Spark profile.
 
@@ -673,5 +667,5 @@ def spark_profile(name: str) -> Path:
     path = checkout() / "conf" / "spark" / f"{name}.conf"
     if not path.is_file():
         known = sorted(p.stem for p in path.parent.glob("*.conf"))
-        raise UserError(f"no Spark profile '{name}'{_nearest(name, known)}; known: {', '.join(known)}")
+        raise UserError(f"no Spark profile '{name}'{nearest(name, known)}; known: {', '.join(known)}")
     return path

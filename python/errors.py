@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(Exception):
     """Wrong input, configuration or environment: shown as one message, never as a stack trace; exit code 2.
@@ -13,3 +16,9 @@ class UserError(Exception):
 EXIT_DONE = 0
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """`; did you mean 'x'?` for a message about an unknown name; empty where nothing known is like it."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f"; did you mean '{close[0]}'?" if close else ""

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pydantic import ValidationError
 
 from headrace.config import Chain
-from headrace.errors import UserError
+from headrace.errors import UserError, nearest
 from headrace.features.columns import ValueType, least
 from headrace.features.keyed import KeyedTable
 from headrace.features.lookup import Lookup
 from headrace.features.op import ArrowPlace, Fit, Op, OpError, SparkPlace, State, no_table
 from headrace.features.ops import REGISTRY
+from headrace.features.parameters import build
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -110,7 +109,7 @@ def bind(chain: Chain, declared: Mapping[str, ValueType], label: str, where: str
     walked: list[_Walked] = []
     types: dict[str, ValueType] = {c: declared[c] for c in chain.columns}
     sources: dict[str, tuple[str, ...]] = {c: (c,) for c in chain.columns}
-    ops = [build_op(spec.op, spec.params, f"{where}.ops[{j}]") for j, spec in enumerate(chain.ops)]
+    ops = [build(REGISTRY, spec.op, spec.params, f"{where}.ops[{j}]", "operator") for j, spec in enumerate(chain.ops)]
     for j, op in enumerate(ops):
         walked.append(_walk(op, types, f"{where}.ops[{j}] ({op.name})"))
         types = walked[-1].gives
@@ -169,45 +168,6 @@ def _steps(walked: Sequence[_Walked], ends: Mapping[str, ValueType]) -> tuple[St
                 before[part] = None if reads is None or known is None else max(known, reads)
         needed = {n: before.get(n, 1) for n in (*w.taken, *w.passing)}
     return tuple(reversed(steps))
-
-
-def build_op(name: str, params: Mapping[str, Any], where: str) -> Op:
-    """An operator of the registry with its parameters.
-
-    Raises:
-        UserError: no such operator, no such parameter, a wrong value; with the place and the nearest valid name.
-    """
-    kind = REGISTRY.get(name)
-    if kind is None:
-        raise UserError(
-            f"{where}: no operator '{name}'{nearest(name, REGISTRY)} (known: {', '.join(sorted(REGISTRY))})"
-        )
-    try:
-        return kind.model_validate(dict(params))
-    except ValidationError as e:
-        raise UserError(f"{where} ({name}): {faults_of(kind, e)}") from None
-
-
-def faults_of(kind: type[Op], error: ValidationError) -> str:
-    """What is wrong with an operator's parameters, in words."""
-    faults = []
-    for fault in error.errors():
-        key = str(fault["loc"][0]) if fault["loc"] else ""
-        known = list(kind.model_fields)
-        if fault["type"] == "extra_forbidden":
-            faults.append(f"unknown parameter '{key}'{nearest(key, known)} (known: {', '.join(known) or 'none'})")
-        elif fault["type"] == "missing":
-            faults.append(f"parameter '{key}' is missing")
-        else:
-            said = str(fault["msg"]).removeprefix("Value error, ")
-            faults.append(f"parameter '{key}': {said} (got {fault['input']!r})" if key else said)
-    return "; ".join(dict.fromkeys(faults))
-
-
-def nearest(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
-    """`; did you mean 'x'?`, or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def _check_end(where: str, column: str, end: ValueType) -> None:

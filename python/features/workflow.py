@@ -27,8 +27,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from headrace import __version__
 from headrace.atomic import write_text
 from headrace.config import Chain, Spec
-from headrace.errors import UserError
-from headrace.features.bound import BoundChain, bind, nearest
+from headrace.errors import UserError, nearest
+from headrace.features.bound import BoundChain, bind
 from headrace.features.chains import Chains, Selection, as_chains
 from headrace.features.columns import ValueType, declared
 from headrace.features.keyed import KEY, KeyedTable

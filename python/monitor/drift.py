@@ -5,7 +5,6 @@ The statistics are the features stage's (a Delta table); nothing is counted here
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.config import Drift, Spec
-from headrace.errors import UserError
+from headrace.errors import UserError, nearest
 from headrace.lake.log import DeltaLog
 from headrace.manifest import Input, Manifest, Output
 from headrace.monitor.psi import ks, psi
@@ -143,9 +142,8 @@ def judge(rows: Sequence[Mapping[str, Any]], drift: Drift) -> list[ColumnDrift]:
     names = sorted({column for _, column in by})
     for name in drift.columns:
         if name not in names:
-            close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-            hint = f"; did you mean '{close[0]}'?" if close else ""
-            raise UserError(f"drift.columns: '{name}' is neither a feature nor a column that one is made of{hint} "
+            raise UserError(f"drift.columns: '{name}' is neither a feature nor a column that one is made of"
+                            f"{nearest(name, names)} "
                             f"(there are: {', '.join(names)})")  # fmt: skip
     found = [_compare(splits[BEFORE], splits[NOW], drift) for splits in by.values() if {BEFORE, NOW} <= set(splits)]
     return sorted(found, key=lambda c: (c.psi is None, -(c.psi or 0.0), c.side, c.column))

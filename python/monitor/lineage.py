@@ -6,11 +6,10 @@ of ours did not make (a landing file) is a leaf.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headrace.errors import UserError
+from headrace.errors import UserError, nearest
 from headrace.manifest import Input, Manifest, Output
 from headrace.stage import ORDER, identity
 from headrace.workspace import Workspace
@@ -69,13 +68,11 @@ def find(runs: Runs, name: str, ds: str | None = None) -> tuple[Manifest, Output
         day = f" on {ds}" if ds else ""
         if not known:
             raise UserError(f"nothing has been made{day} yet: no manifests. Run: headrace run PIPELINE --ds DATE")
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"; did you mean '{close[0]}'?" if close else ""
         shown = sorted({o.name for pairs in known.values() for _, o in pairs if o.kind in ("delta", "postgres")})
         models = sorted({m.pipeline + ("-baseline" if m.stage == "baseline" else "")
                          for pairs in known.values() for m, o in pairs if o.kind == "model"})  # fmt: skip
         made = f"Tables: {', '.join(shown) or 'none'}; models: {', '.join(models) or 'none'}"
-        raise UserError(f"no run made '{name}'{day}{hint}. {made}")
+        raise UserError(f"no run made '{name}'{day}{nearest(name, known, cutoff=0.5)}. {made}")
     return max(found, key=lambda pair: pair[0].ds)
 
 

@@ -8,19 +8,18 @@ prepared.arrow(table, reader, train)            # pa.Table -> pa.Table
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pydantic import ValidationError
 
 from headrace.config import OpSpec, Spec
-from headrace.errors import UserError
+from headrace.errors import UserError, nearest
 from headrace.features.columns import ValueType, declared
 from headrace.features.op import OpError
+from headrace.features.parameters import build
 from headrace.features.tables import TABLE_OPS
 from headrace.features.tables.external import Reader
 from headrace.features.tables.negatives import Negatives
@@ -79,7 +78,7 @@ class Preparation:
         stands: list[Stand] = []
         for i, spec in enumerate(ops):
             at = f"{where}[{i}]"
-            op = build_table_op(spec.op, spec.params, at)
+            op = build(TABLE_OPS, spec.op, spec.params, at, "table operator")
             past = [s.op.name for s in stands if s.op.keys_of()]
             if isinstance(op, Negatives) and past:
                 raise UserError(f"{at} (negatives): put it before {', '.join(past)}: they would tell a negative of its "
@@ -174,37 +173,6 @@ class Preparation:
         return table
 
 
-def build_table_op(name: str, params: Mapping[str, Any], where: str) -> TableOp:
-    """An operator of the registry with its parameters.
-
-    Raises:
-        UserError: no such operator, no such parameter, a wrong value; with the place and the nearest valid name.
-    """
-    kind = TABLE_OPS.get(name)
-    if kind is None:
-        raise UserError(f"{where}: no table operator '{name}'{_nearest(name, TABLE_OPS)} (known: "
-                        f"{', '.join(sorted(TABLE_OPS))})")  # fmt: skip
-    if not isinstance(params, Mapping):
-        raise UserError(
-            f"{where} ({name}): write its parameters as a mapping, for example {name}: {{PARAMETER: VALUE}}"
-        )
-    try:
-        return kind.model_validate(dict(params))
-    except ValidationError as e:
-        faults = []
-        for error in e.errors():
-            key = ".".join(str(p) for p in error["loc"])
-            known = list(kind.model_fields)
-            if error["type"] == "extra_forbidden":
-                faults.append(f"unknown parameter '{key}'{_nearest(key, known)} (known: {', '.join(known)})")
-            elif error["type"] == "missing":
-                faults.append(f"parameter '{key}' is missing")
-            else:
-                fault = str(error["msg"]).removeprefix("Value error, ")
-                faults.append(f"parameter '{key}': {fault} (got {error['input']!r})" if key else fault)
-        raise UserError(f"{where} ({name}): {'; '.join(dict.fromkeys(faults))}") from None
-
-
 def prepared_columns(spec: Spec) -> tuple[Column, ...]:
     """The columns that chains, label, split, carried columns and scoring may name.
 
@@ -226,7 +194,7 @@ def prepared_columns(spec: Spec) -> tuple[Column, ...]:
         for column in some:
             if column not in names:
                 raise UserError(f"{where}: column '{column}' is neither declared in table.columns nor made by "
-                                f"features.prepare{_nearest(column, names)}")  # fmt: skip
+                                f"features.prepare{nearest(column, names)}")  # fmt: skip
     return columns
 
 
@@ -252,8 +220,3 @@ def events_only(table: pa.Table) -> pa.Table:
 def types_of(columns: Sequence[Column]) -> dict[str, ValueType]:
     """By name."""
     return {c.name: declared(c) for c in columns}
-
-
-def _nearest(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean '{close[0]}'?" if close else ""
