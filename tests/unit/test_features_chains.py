@@ -182,7 +182,7 @@ else:
         ([chain("user price", {"hashed_cross": {"buckets": 9}})], ["'price'", "not double"]),
         ([chain("user tags", {"hashed_cross": {"buckets": 9}})], ["'tags'", "not array<string>"]),
         ([chain("ts", "cyclic")], ["give `of`"]),
-        ([chain("ts", {"cyclic": {"of": "minute"}})], ["cyclic", "'of'"]),
+        ([chain("ts", {"cyclic": {"of": "minute"}})], ["cyclic", "'of.0'"]),
         ([chain("ts", {"cyclic": {"period": 7}})], ["'ts'", "`period` is for integers"]),
         ([chain("price", {"cyclic": {"period": 7}})], ["'price'", "not double"]),
         ([chain("born", {"cyclic": {"of": ["hour"]}})], ["'born'", "a date has no hour"]),
