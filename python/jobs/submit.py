@@ -248,7 +248,9 @@ def _signals_raise() -> Iterator[None]:
     def stop(signum: int, _frame: FrameType | None) -> None:
         raise Stopped(signum)
 
-    before = {s: signal.signal(s, stop) for s in (signal.SIGTERM, signal.SIGHUP)}
+    # What the caller ignores stays ignored: nohup.
+    heard = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is not signal.SIG_IGN]
+    before = {s: signal.signal(s, stop) for s in heard}
     try:
         yield
     finally:

@@ -207,8 +207,11 @@ Path(sys.argv[1]).write_text(f"{__import__('os').getpid()} {helper.pid}")
 time.sleep(600)
 """
 SUBMITTER = """
-import io, os, sys
+import io, os, signal, sys
 from headrace.jobs import submit
+# Whoever runs the tests may ignore them: a shell's background job, nohup.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 submit._GRACE_SECONDS = 0.5
 try:
     submit.run_logged([sys.executable, "-c", sys.argv[1], sys.argv[2]], os.environ, io.BytesIO(), io.StringIO())
