@@ -38,6 +38,10 @@ class Cells:
         """A value a row."""
         return self.values if self.index is None else self.values.take(pa.array(self.index))
 
+    def at(self, rows: npt.NDArray[np.int64]) -> pa.Array:
+        """The values of some rows."""
+        return self.values.take(pa.array(rows if self.index is None else self.index[rows]))
+
 
 def advance(
     step: Step,

@@ -24,6 +24,7 @@ from headrace.features import writer_encoded as module
 from headrace.features.arrays import load_arrays, save_arrays
 from headrace.features.cells import Cells
 from headrace.features.columns import ValueType, declared
+from headrace.features.encode import FILE, LINE
 from headrace.features.fit_arrow import FileFit
 from headrace.features.from_files import of_day
 from headrace.features.lake_rows import LakeRows, View, lake_rows
@@ -334,3 +335,43 @@ def test_the_files_of_a_day(tmp_path: Path) -> None:
     assert seen("2026-01-03", path="all/*.jsonl") == ["2026-01-03"]
     assert seen("2026-01-09", path="all/*.jsonl") == ["2026-01-04"]
     assert seen("2025-12-31") == []
+
+
+class FakePiece:
+    """Source files (numbered values) and lines of rows."""
+
+    def __init__(self, files: list[str | None], lines: list[int | None]) -> None:
+        encoded = pa.array(files, pa.string()).dictionary_encode(null_encoding="encode")
+        self._file = Cells(encoded.dictionary, encoded.indices.to_numpy())
+        self._line = Cells(pa.array(lines, pa.int64()))
+
+    def cells(self, name: str) -> Cells:
+        return {FILE: self._file, LINE: self._line}[name]
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_rows_of_one_hash_are_in_the_order_of_file_and_line(data: st.DataObject) -> None:
+    row = st.tuples(
+        st.integers(-2, 2), st.sampled_from(["a", "b", "ä", "Z", "", None]), st.sampled_from([None, 0, 1, 7, 2**40])
+    )
+    sources, flat = [], []
+    for _ in range(data.draw(st.integers(1, 3))):
+        rows = data.draw(st.lists(row, max_size=12))
+        some = [i for i in range(len(rows)) if data.draw(st.booleans())]
+        sources.append((FakePiece([r[1] for r in rows], [r[2] for r in rows]), np.array(some, np.int64)))
+        flat += [rows[i] for i in some]
+    hashes = np.array([r[0] for r in flat], np.int64)
+    wanted = sorted(
+        range(len(flat)),
+        key=lambda i: (flat[i][0], (flat[i][1] or "").encode(), -1 if flat[i][2] is None else flat[i][2]),
+    )
+    assert module._in_order(hashes, sources).tolist() == wanted
+
+
+def test_many_rows_of_one_identity_are_ordered_at_once() -> None:
+    # Negatives that are drawn for a line have its identity: half a million ties in MovieLens.
+    piece = FakePiece(["f"] * 200_000, [i // 100 for i in range(200_000)])
+    hashes = np.repeat(np.arange(2_000)[::-1], 100)
+    taken = module._in_order(hashes, [(piece, np.arange(200_000))])
+    assert taken.tolist() == [100 * (1_999 - h) + i for h in range(2_000) for i in range(100)]
