@@ -99,8 +99,10 @@ lint: env
 gpu-check: env rapids
 	@$(STEP) "what leaves the GPU" $(HEADRACE) plan --gpu
 
+# Two processes: most tests wait for one JVM or another most of the time.
+TEST_PROCESSES ?= 2
 test: lint airflow gpu-check
-	@$(PYTHON) -m pytest $(PYTEST_ARGS)
+	@$(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder --durations 25 $(PYTEST_ARGS)
 
 .PHONY: bench-embeddings-peers
 bench-embeddings-peers: $(STAMPS)/venv

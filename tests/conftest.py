@@ -23,7 +23,25 @@ from tests.support import DAY, NEXT_DAY, Run, headrace
 # The JVMs of the tests live for seconds: the second compiler's work never pays off, and takes a core from Spark's.
 os.environ["JAVA_TOOL_OPTIONS"] = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} -XX:TieredStopAtLevel=1".strip()
 
+#: Which tests begin first when several processes share them: the longest, so that no process ends long after the others.
+_FIRST = ("fault", "e2e", "dags", "gpu_plan", "dist", "spark")
+#: Folders whose tests share one fixture that takes minutes (`finished_day`), so one process takes them all.
+_TOGETHER = ("fault", "e2e")
+
 SHARED_DATA = checkout().parent / "shared" / "data"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For `make test`, which runs two processes: a file's tests stay in one process, the long files come first."""
+
+    def place(item: pytest.Item) -> int:
+        folder = item.path.parent.name
+        return _FIRST.index(folder) if folder in _FIRST else len(_FIRST)
+
+    items.sort(key=place)
+    for item in items:
+        folder = item.path.parent.name
+        item.add_marker(pytest.mark.xdist_group("day" if folder in _TOGETHER else item.path.stem))
 
 
 @pytest.fixture(scope="session")
