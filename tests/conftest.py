@@ -23,7 +23,7 @@ from tests.support import DAY, NEXT_DAY, Run, headrace
 # The JVMs of the tests live for seconds: the second compiler's work never pays off, and takes a core from Spark's.
 os.environ["JAVA_TOOL_OPTIONS"] = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} -XX:TieredStopAtLevel=1".strip()
 
-#: Which tests begin first when several processes share them: the longest, so that no process ends long after the others.
+#: Which tests begin first when two processes share them: the longest, so that neither ends long after the other.
 _FIRST = ("fault", "e2e", "dags", "gpu_plan", "dist", "spark")
 #: Folders whose tests share one fixture that takes minutes (`finished_day`), so one process takes them all.
 _TOGETHER = ("fault", "e2e")
