@@ -1,0 +1,60 @@
+"""The pipeline's spec: one immutable object, built from YAML or Python, checked where it is built.
+
+    spec = load_spec("conf/pipelines/clicks.yaml", overrides=["train.epochs=2"])
+
+Every field says its unit. Unknown keys and wrong types are refused with the file, the key's path and the nearest
+valid name. Nothing below the command line reads the environment: what a stage obeys is in here.
+"""
+
+from headrace.config.drift import Drift, DriftColumn
+from headrace.config.features import Chain, Features, OpSpec, Split
+from headrace.config.generate import Generate
+from headrace.config.load import build_spec, load_spec
+from headrace.config.model import Baseline, Model
+from headrace.config.publish import Publish, Score, Side, Warehouse
+from headrace.config.section import Section, parse_ds
+from headrace.config.spark import Spark, spark_profile
+from headrace.config.spec import Spec
+from headrace.config.table import Expectations, Source, Table
+from headrace.config.train import (
+    EmbeddingOptimizer,
+    Negatives,
+    Optimizer,
+    Sharding,
+    TableOptimizer,
+    TableSharding,
+    Train,
+)
+
+__all__ = [
+    "Baseline",
+    "Chain",
+    "Drift",
+    "DriftColumn",
+    "EmbeddingOptimizer",
+    "Expectations",
+    "Features",
+    "Generate",
+    "Model",
+    "Negatives",
+    "OpSpec",
+    "Optimizer",
+    "Publish",
+    "Score",
+    "Section",
+    "Sharding",
+    "Side",
+    "Source",
+    "Spark",
+    "Spec",
+    "Split",
+    "Table",
+    "TableOptimizer",
+    "TableSharding",
+    "Train",
+    "Warehouse",
+    "build_spec",
+    "load_spec",
+    "parse_ds",
+    "spark_profile",
+]

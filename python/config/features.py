@@ -1,0 +1,108 @@
+"""The section `features`: from the events table to the dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from headrace.config.section import Section
+
+
+class OpSpec(Section):
+    """One operator: in YAML `name`, or `name: {parameter: value}`. Parameters are checked by headrace.features."""
+
+    op: str
+    params: Mapping[str, Any] = Field(default_factory=dict)
+
+
+def _op_spec(value: Any) -> Any:
+    if isinstance(value, str):
+        return {"op": value}
+    if isinstance(value, Mapping) and len(value) == 1 and "op" not in value:
+        ((op, params),) = value.items()
+        return {"op": op, "params": {} if params is None else params}
+    return value
+
+
+class Chain(Section):
+    """Columns and the operators they pass through, in order: `["price"] >> FillMissing() >> LogOp()`.
+
+    A column may begin several chains; the names of the features that come out are unique.
+    """
+
+    columns: tuple[str, ...]
+    ops: tuple[Annotated[OpSpec, BeforeValidator(_op_spec)], ...] = ()
+    #: Of the chain's features. `ops: [{add_tags: [user, id]}]` is another way to write it.
+    tags: tuple[str, ...] = ()
+    #: Of the chain's features, kept in the dataset's schema. `ops: [{add_metadata: {unit: EUR}}]` is the same.
+    metadata: Mapping[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _labels_as_ops(cls, data: Any) -> Any:
+        """Operators that only label: taken out, wherever in the chain they are, so that there is one spec."""
+        if not isinstance(data, Mapping) or not isinstance(data.get("ops"), (list, tuple)):
+            return data
+        ops, tags, metadata = [], list(data.get("tags") or ()), dict(data.get("metadata") or {})
+        for given in data["ops"]:
+            op = _op_spec(given)
+            name = op.get("op") if isinstance(op, Mapping) else None
+            if name == "add_tags":
+                found = op["params"].get("tags") if isinstance(op["params"], Mapping) else op["params"]
+                if not isinstance(found, (list, tuple)) or not found:
+                    raise ValueError("add_tags: write a list, for example add_tags: [user, id]")
+                tags += [t for t in found if t not in tags]
+            elif name == "add_metadata":
+                if not isinstance(op["params"], Mapping) or not op["params"]:
+                    raise ValueError("add_metadata: write a mapping, for example add_metadata: {unit: EUR}")
+                metadata |= op["params"]
+            else:
+                ops.append(given)
+        return {**data, "ops": ops, "tags": tags, "metadata": metadata}
+
+
+class Split(Section):
+    """How rows become train and valid (and `rank`, for ranked candidate lists).
+
+    time: events of the last `valid_days` days up to ds are valid, those before are train.
+    position: the last `valid_fraction` of the rows, in source order.
+    column: the value of `column` names the split (`train`, `valid`, `rank`).
+    """
+
+    by: Literal["time", "position", "column"]
+    valid_days: int = Field(default=1, ge=1)
+    valid_fraction: float = Field(default=0.1, gt=0, lt=1)
+    column: str | None = None
+
+    @model_validator(mode="after")
+    def _column_given(self) -> Split:
+        if (self.by == "column") != (self.column is not None):
+            raise ValueError("`column` is needed with `by: column`, and only there")
+        return self
+
+
+class Features(Section):
+    """From the events table to the dataset."""
+
+    #: 0/1 column.
+    label: str
+    workflow: tuple[Chain, ...]
+    split: Split
+    #: Train on this many days before the validation range (daily sources); statistics come from these rows alone.
+    window_days: int = Field(default=14, ge=1)
+    #: Operators over the whole events table before the chains, in order: filters, joins, what was before an event.
+    prepare: tuple[Annotated[OpSpec, BeforeValidator(_op_spec)], ...] = ()
+    #: Days before the training range that `prepare` reads and that are then dropped (split by time of a daily source).
+    #: None: as many as the longest window in `prepare` asks for.
+    history_days: int | None = Field(default=None, ge=0)
+    #: Columns taken along unchanged, for evaluation and for reading the dataset (not fed to the model).
+    carried: tuple[str, ...] = ()
+    #: Rows a Parquet row group: what the reader decodes at a time.
+    row_group_rows: int = Field(default=131_072, ge=1)
+    #: The dataset has at least this many row groups a split where it has the rows, so that every stream gets some.
+    min_row_groups: int = Field(default=12, ge=1)
+    #: Which body of the operators writes the dataset: Spark expressions or Arrow kernels (the same bits on CPUs).
+    #: auto: spark with the profile `gpu`, else arrow.
+    engine: Literal["auto", "spark", "arrow"] = "auto"

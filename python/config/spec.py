@@ -1,0 +1,79 @@
+"""A whole pipeline: the sections together, and what must agree between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import field_validator, model_validator
+
+from headrace.config.drift import Drift
+from headrace.config.features import Features
+from headrace.config.generate import Generate
+from headrace.config.model import Baseline, Model
+from headrace.config.publish import Publish, Score
+from headrace.config.section import NAME, Section, parse_ds
+from headrace.config.spark import Spark
+from headrace.config.table import Source, Table
+from headrace.config.train import Train
+from headrace.errors import nearest
+
+
+class Spec(Section):
+    """A whole pipeline."""
+
+    pipeline: str
+    description: str = ""
+    #: The day that is run when none is given (snapshots).
+    ds: str | None = None
+    generate: Generate | None = None
+    source: Source
+    table: Table
+    features: Features
+    drift: Drift | None = None
+    model: Model = Model()
+    train: Train = Train()
+    baseline: Baseline | None = None
+    score: Score | None = None
+    publish: Publish | None = None
+    spark: Spark = Spark()
+
+    @field_validator("pipeline")
+    @classmethod
+    def _pipeline_name(cls, value: str) -> str:
+        if not NAME.match(value):
+            raise ValueError(f"'{value}' must match {NAME.pattern}")
+        return value
+
+    @field_validator("ds", mode="before")
+    @classmethod
+    def _ds_text(cls, value: Any) -> Any:
+        # YAML reads 2026-01-01 as a date.
+        return None if value is None else parse_ds(str(value))
+
+    @model_validator(mode="after")
+    def _names_meet(self) -> Spec:
+        names = [c.name for c in self.table.columns]
+        wanted: dict[str, Sequence[str]] = {
+            "features.label": [self.features.label],
+            "features.carried": self.features.carried,
+        }
+        if self.features.split.column:
+            wanted["features.split.column"] = [self.features.split.column]
+        if self.score:
+            for side_name, side in (("user", self.score.user), ("item", self.score.item)):
+                wanted[f"score.{side_name}"] = [side.key, *side.columns]
+            wanted["score.context"] = list(self.score.context)
+        for where, columns in wanted.items():
+            for column in columns:
+                # What `prepare` adds, headrace.features knows.
+                if column not in names and not self.features.prepare:
+                    hint = nearest(column, names)
+                    raise ValueError(f"{where}: column '{column}' is not declared in table.columns{hint}")
+        if self.features.split.by == "time" and not self.table.event_time:
+            raise ValueError("features.split.by is 'time', but table.event_time is not set")
+        if self.train.rank_group and self.train.rank_group not in self.features.carried:
+            raise ValueError(f"train.rank_group: '{self.train.rank_group}' must be in features.carried")
+        if self.publish and not self.score:
+            raise ValueError("publish needs a score section")
+        return self

@@ -1,0 +1,82 @@
+"""The sections `source` and `table`: what lands, and what it becomes in the lake."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from headrace.config.section import Section
+from headrace.errors import nearest
+from headrace.schema import Column
+
+
+class Source(Section):
+    """Landing files.
+
+    `path` is a glob, relative to the workspace's home unless absolute. With `{ds}` in it, each day has its own files
+    (a day's run also catches up on earlier days not yet loaded); without, the files are one snapshot, loaded as the
+    run's ds.
+    """
+
+    #: A reader of headrace.lake.sources.
+    format: Literal["clicks", "csv", "jsonl", "criteo", "talkingdata", "movielens", "movielens_ncf"]
+    path: str
+    #: csv only.
+    separator: str = ","
+    header: bool = True
+    #: The text that means null, besides the empty one.
+    null_value: str | None = None
+    #: Days before the run's ds whose unloaded landing files are loaded too.
+    catch_up_days: int = Field(default=30, ge=0)
+
+    @property
+    def daily(self) -> bool:
+        return "{ds}" in self.path
+
+
+class Expectations(Section):
+    """What must hold for a day's rows; a breach stops the day before anything is committed."""
+
+    min_rows: int = Field(default=1, ge=0)
+    max_rows: int | None = None
+    #: Largest share of rows that may go to quarantine.
+    max_bad_rate: float = Field(default=0.05, ge=0, le=1)
+    #: Largest share of nulls by column.
+    null_rate: Mapping[str, float] = Field(default_factory=dict)
+    #: Column -> [low, high], inclusive. Rows outside go to quarantine.
+    ranges: Mapping[str, tuple[float | None, float | None]] = Field(default_factory=dict)
+    #: The newest event may be at most this many hours before the end of the day (UTC); None: not checked.
+    freshness_hours: float | None = None
+
+
+class Table(Section):
+    """The lake's Delta table, partitioned by `ds` (the landing day; a snapshot's: the run's)."""
+
+    columns: tuple[Column, ...]
+    #: Rows equal in these columns are one event: the first is kept, also against the days within `late_days`.
+    keys: tuple[str, ...] = ()
+    #: Timestamp column that says when the event happened; None where the source has no time.
+    event_time: str | None = None
+    #: An event may arrive this many days late; later ones go to quarantine, as do events from after the day.
+    late_days: int = Field(default=3, ge=0)
+    #: A column that the declaration lacks: report it and go on, add it to the table as text, or stop.
+    new_columns: Literal["report", "accept", "refuse"] = "report"
+    expectations: Expectations = Expectations()
+
+    @model_validator(mode="after")
+    def _columns_exist(self) -> Table:
+        names = [c.name for c in self.columns]
+        for twice in {n for n in names if names.count(n) > 1}:
+            raise ValueError(f"column '{twice}' is declared twice")
+        wanted = [*self.keys, *self.expectations.null_rate, *self.expectations.ranges]
+        for name in [*wanted, *([self.event_time] if self.event_time else [])]:
+            if name not in names:
+                raise ValueError(f"column '{name}' is used but not declared{nearest(name, names)}")
+        return self
+
+    @property
+    def spark_schema(self) -> str:
+        """The declared columns as a Spark DDL string."""
+        return ", ".join(f"`{c.name}` {c.type}" for c in self.columns)

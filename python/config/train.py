@@ -1,0 +1,121 @@
+"""The section `train`: the loop, its optimizers and how tables are spread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from headrace.config.section import Section
+
+
+class Optimizer(Section):
+    """An optimizer and its settings."""
+
+    kind: Literal["sgd", "adagrad", "adam"] = "adagrad"
+    learning_rate: float = Field(default=0.05, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+
+
+class TableOptimizer(Section):
+    """What is special about one table's updates; None: as for the others."""
+
+    learning_rate: float | None = Field(default=None, gt=0)
+    weight_decay: float | None = Field(default=None, ge=0)
+
+
+class EmbeddingOptimizer(Section):
+    """The optimizer of embedding rows. `rowwise_adagrad` keeps one number a row where adagrad keeps one a weight."""
+
+    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "adagrad"
+    learning_rate: float = Field(default=0.05, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    #: Scale a step's gradient down to this norm over all rows of all tables; None: leave it.
+    clip_norm: float | None = Field(default=None, gt=0)
+    #: Exceptions by table (a vocabulary's name, else the feature's).
+    tables: Mapping[str, TableOptimizer] = Field(default_factory=dict)
+
+
+class TableSharding(Section):
+    """What is decided about one table before the planner decides the rest."""
+
+    kind: Literal["table_wise", "row_wise", "column_wise", "data_parallel"] | None = None
+    #: Ranks that the rows, or blocks of columns, are dealt to; None: the planner's choice.
+    parts: int | None = Field(default=None, ge=1)
+    #: How rows are stored; arithmetic is float32.
+    storage: Literal["fp32", "fp16", "bf16"] | None = None
+
+
+class Sharding(Section):
+    """How embedding tables are spread over the ranks. `row_wise`: all of them; `auto`: by the planner's cost model."""
+
+    kind: Literal["row_wise", "auto"] = "row_wise"
+    storage: Literal["fp32", "fp16", "bf16"] = "fp32"
+    #: Exceptions by table (a vocabulary's name, else the feature's).
+    tables: Mapping[str, TableSharding] = Field(default_factory=dict)
+    #: GiB of each rank for tables, optimizer states and what a step needs of them; None: not limited.
+    memory_gib: float | None = Field(default=None, gt=0)
+    #: Ranks of one machine, and GB/s of a rank: to its memory, to ranks of its machine, to other machines.
+    ranks_per_node: int = Field(default=8, ge=1)
+    memory_gbps: float = Field(default=2_000.0, gt=0)
+    node_gbps: float = Field(default=200.0, gt=0)
+    network_gbps: float = Field(default=20.0, gt=0)
+    #: Seconds that a message costs besides its bytes.
+    latency_us: float = Field(default=20.0, ge=0)
+    #: Popularity of codes that is assumed: code i is looked up in proportion to (i + 1) ** -zipf; 0: all alike.
+    zipf: float = Field(default=1.05, ge=0)
+
+
+class Negatives(Section):
+    """Negatives drawn anew for each batch: for every positive row, copies with another value of `column`, label 0."""
+
+    column: str
+    per_positive: int = Field(default=4, ge=1)
+
+
+class Train(Section):
+    """The loop. Batches and their order depend on seed, batch_size and streams, never on the number of ranks."""
+
+    #: Horovod ranks. Must divide `streams`.
+    ranks: int = Field(default=2, ge=1)
+    #: Rows of a step over all ranks together.
+    batch_size: int = Field(default=4_096, ge=1)
+    #: The dataset is read as this many independent streams; each rank reads streams/ranks of them.
+    streams: int = Field(default=4, ge=1)
+    epochs: int = Field(default=3, ge=1)
+    #: Stop after this many steps, whatever the epochs.
+    max_steps: int | None = None
+    #: Stop after this many epochs in a row that did not lower the log loss of the split `valid`. The model is that of
+    #: the epoch with the lowest. None: take all epochs and keep the last.
+    patience: int | None = Field(default=1, ge=1)
+    seed: int = 1
+    dense: Optimizer = Optimizer(kind="adam", learning_rate=0.001)
+    embeddings: EmbeddingOptimizer = EmbeddingOptimizer(kind="adagrad", learning_rate=0.05)
+    negatives: Negatives | None = None
+    sharding: Sharding = Sharding()
+    #: A checkpoint each this many steps, and at the end; the newest `keep` stay.
+    checkpoint_steps: int = Field(default=200, ge=1)
+    keep: int = Field(default=2, ge=1)
+    #: Write checkpoints while training goes on. A rank then needs twice the memory of its tables while it writes.
+    background_checkpoints: bool = False
+    #: Start from the newest finished model of an earlier day.
+    warm_start: bool = True
+    #: The share of adagrad's sums that a warm start keeps. They only grow: with 1, nothing moves after a year of days;
+    #: with 0, the first steps of a day are as large as those of untrained rows, and forget.
+    warm_decay: float = Field(default=0.5, ge=0, le=1)
+    #: Threads of torch in each rank; None: cores / ranks.
+    threads: int | None = None
+    #: Tries after a failed launch, each from the last checkpoint.
+    retries: int = Field(default=1, ge=0)
+    #: HR@k and NDCG@k over the split `rank`, grouped by this carried column.
+    rank_group: str | None = None
+    rank_k: int = Field(default=10, ge=1)
+
+    @model_validator(mode="after")
+    def _divisible(self) -> Train:
+        if self.streams % self.ranks:
+            raise ValueError(f"ranks ({self.ranks}) must divide streams ({self.streams})")
+        if self.batch_size % self.streams:
+            raise ValueError(f"streams ({self.streams}) must divide batch_size ({self.batch_size})")
+        return self
