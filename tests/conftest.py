@@ -31,6 +31,7 @@ _TOGETHER = ("fault", "e2e")
 SHARED_DATA = checkout().parent / "shared" / "data"
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """For `make test`, which runs two processes: a file's tests stay in one process, the long files come first."""
 
