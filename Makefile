@@ -6,6 +6,7 @@
 #   make lint      ruff, mypy, import-linter
 #   make gpu-check every operator and shipped pipeline under the RAPIDS plugin (no GPU needed; fetches its jar, 1 GB)
 #   make bench     all benchmarks; make bench-day for one: build/bench/*.json
+#   make bench-peers       TorchRec and FBGEMM beside the environment (build/peers), for make bench-embeddings
 #   make bench-etl-peers   NVTabular's own environment (build/peers), for make bench-etl
 #   make doctor    what is installed, what is missing, what to do
 #   make airflow   Airflow's own environment (.venv-airflow)
@@ -104,9 +105,11 @@ TEST_PROCESSES ?= 2
 test: lint airflow gpu-check
 	@$(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder --durations 25 $(PYTEST_ARGS)
 
-.PHONY: bench-embeddings-peers
-bench-embeddings-peers: $(STAMPS)/venv
-	@$(STEP) "install FBGEMM for the CPU" $(UV) pip install -q --python $(PYTHON) --target build/peers/fbgemm --no-deps fbgemm-gpu-cpu==1.8.0
+$(STAMPS)/bench-peers: requirements/fbgemm.txt requirements/torchrec.txt $(STAMPS)/venv
+	@$(STEP) "install FBGEMM for the CPU, and TorchRec" bash -c 'for peer in fbgemm torchrec; do rm -rf build/peers/$$peer; $(UV) pip install -q --python $(PYTHON) --target build/peers/$$peer --no-deps -r requirements/$$peer.txt; done'
+	@touch $@
+.PHONY: bench-peers
+bench-peers: $(STAMPS)/bench-peers
 
 BENCHES := $(patsubst bench/bench_%.py,%,$(wildcard bench/bench_*.py))
 bench: $(addprefix bench-,$(BENCHES))

@@ -5,7 +5,7 @@
 - step: one rank, four tables of 1 M x 64, 8,192 samples of 4 ids a table, uniform ids (every row a cache miss) and
   Zipf(1.05). Floor: torch.index_select of the same rows of one matrix into memory that is there already. Peers, in the
   same run, in turns: torch.nn.EmbeddingBag with sparse gradients and torch.optim.Adagrad, and FBGEMM's CPU operator
-  with EXACT_ROWWISE_ADAGRAD, where `make bench-embeddings-peers` has installed it (build/peers/fbgemm).
+  with EXACT_ROWWISE_ADAGRAD, where `make bench-peers` has installed it (build/peers/fbgemm).
 - bytes: one to four ranks (threads, which count what they say to others) beside the planner's figure, and what TorchRec
   sends for the same step (computed from its scheme, see `torchrec_bytes`; it is not run).
 - memory: two processes, each with half of a table; peak growth of each beside the planner's figure.
