@@ -9,7 +9,7 @@ over duplicates run in that order (embedding_bag sums a bag front to back), so t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -89,6 +89,17 @@ class Request:
     rows: list[Tensor]
     #: How many of them each rank asks for: [A][W].
     received: list[list[int]]
+    _sorted: dict[int, Duplicates] = field(default_factory=dict)
+
+    def duplicates(self, arena: int) -> Duplicates:
+        """Those of `rows` of one arena, found once."""
+        if arena not in self._sorted:
+            self._sorted[arena] = find_duplicates(self.rows[arena])
+        return self._sorted[arena]
+
+    def touched(self, arena: int) -> Tensor:
+        """Distinct rows of one arena, ascending."""
+        return self.duplicates(arena).unique
 
 
 class Mail:
@@ -138,31 +149,39 @@ class Mail:
         rows = [torch.cat(of_arena) - base[i] for i, of_arena in enumerate(zip(*parts, strict=True))]
         return rows, [[p.numel() for p in of_arena] for of_arena in zip(*parts, strict=True)]
 
-    def fetch_rows(self, request: Request, weights: Sequence[Tensor]) -> list[Tensor]:
-        """The rows asked for, by arena in the order of the addresses, as stored: [U_a, D_a]. One all-to-all."""
+    def start_rows(self, request: Request, weights: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+        """Begin to fetch the rows asked for, by arena in the order of the addresses, as stored: [U_a, D_a].
+
+        One all-to-all; what is returned waits for it.
+        """
         found = [gather(w, rows) for w, rows in zip(weights, request.rows, strict=True)]
-        return self._swap(found, request.received, request.sent)
+        return self._start_swap(found, request.received, request.sent)
 
     def return_gradients(self, request: Request, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Send gradients [U_a, D_a] of the rows asked for to their owners; those of `request.rows` arrive."""
-        return self._swap(gradients, request.sent, request.received)
+        return self._start_swap(gradients, request.sent, request.received)()
 
-    def _swap(self, parts: Sequence[Tensor], sent: list[list[int]], received: list[list[int]]) -> list[Tensor]:
+    def _start_swap(
+        self, parts: Sequence[Tensor], sent: list[list[int]], received: list[list[int]]
+    ) -> Callable[[], list[Tensor]]:
         """Send matrices' rows to the ranks, receive theirs: the same matrices' other rows. One all-to-all."""
         if len(parts) == 1:
-            rows, _ = self._collective.all_to_all(parts[0], sent[0])
-            return [rows]
+            wait_for_rows = self._collective.start_all_to_all(parts[0], sent[0])
+            return lambda: [wait_for_rows()[0]]
         # One message of numbers, or of bytes where storages differ.
         dtype = parts[0].dtype if len({p.dtype for p in parts}) == 1 else torch.uint8
         flat = [p.contiguous().view(dtype).view(-1) for p in parts]
         widths = [p.shape[1] * p.element_size() // flat[i].element_size() for i, p in enumerate(parts)]
         out = [[n * w for n in row] for row, w in zip(sent, widths, strict=True)]
         back = [[n * w for n in row] for row, w in zip(received, widths, strict=True)]
-        got, _ = self._collective.all_to_all(_by_rank(flat, out), [sum(n) for n in zip(*out, strict=True)])
-        pieces = torch.split(got, [n for of_rank in zip(*back, strict=True) for n in of_rank])
-        return [
-            torch.cat(pieces[i :: len(parts)]).view(p.dtype).view(-1, p.shape[1]) for i, p in enumerate(parts)
-        ]  # fmt: skip
+        kinds = [(p.dtype, p.shape[1]) for p in parts]
+        wait = self._collective.start_all_to_all(_by_rank(flat, out), [sum(n) for n in zip(*out, strict=True)])
+
+        def answer() -> list[Tensor]:
+            pieces = torch.split(wait()[0], [n for of_rank in zip(*back, strict=True) for n in of_rank])
+            return [torch.cat(pieces[i :: len(kinds)]).view(d).view(-1, width) for i, (d, width) in enumerate(kinds)]
+
+        return answer
 
 
 def _by_rank(parts: Sequence[Tensor], counts: Sequence[Sequence[int]]) -> Tensor:

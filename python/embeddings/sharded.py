@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from headrace.config import EmbeddingOptimizer, Optimizer
 from headrace.embeddings import storage
+from headrace.embeddings.ahead import Ahead
 from headrace.embeddings.batch import Batcher, Occurrences, Ragged
 from headrace.embeddings.collective import Collective
 from headrace.embeddings.exchange import Duplicates, Mail, Request, find_duplicates
@@ -57,6 +58,10 @@ class ShardedEmbeddings(nn.Module):
         self._mail = Mail(self._remote, collective) if self._remote else None
         #: By arena, one for each backward pass.
         self._pending: list[list[Gradient]] = [[] for _ in self.layout.arenas]
+        #: Lookups whose gradients may come: what they asked of this rank. Until the next step.
+        self._open: list[Request] = []
+        #: Lookups so far that may get gradients.
+        self._opened = 0
         # Autograd follows a function only where some input asks for a gradient.
         self._anchor = torch.zeros((), requires_grad=True)
         #: The widths of the features' vectors.
@@ -99,7 +104,18 @@ class ShardedEmbeddings(nn.Module):
         """Begin a lookup: sort out the ids and send them to their owners, who answer later.
 
         Collective, and cheap to call ahead: while the dense part works on one batch, the ids of the next travel. No
-        row is read before `forward`, so the result is the same as without.
+        row is read before `forward`, so the result is the same as without. Rows travel early too where it is asked
+        for, still to the same result, bit for bit:
+
+            prepared = embeddings.prepare(codes)
+            while True:
+                following = embeddings.prepare(next_codes)   # ids travel during the forward pass
+                loss = loss_of(embeddings(prepared))
+                following.fetch_ahead()                      # rows this step leaves alone: during the backward pass
+                loss.backward()
+                embeddings.step()
+                following.start()                            # the other rows: during what comes before the lookup
+                prepared = following
 
         Args:
             batch: codes int64 [B, S] or Ragged.
@@ -128,6 +144,11 @@ class ShardedEmbeddings(nn.Module):
         prepared = batch if isinstance(batch, Prepared) else self.prepare(batch, weights)
         if not self.plan.lookups:
             return torch.zeros(prepared.samples, 0)
+        prepared.start()
+        if torch.is_grad_enabled():
+            self._opened += 1
+            if prepared.request is not None:
+                self._open.append(prepared.request)
         out: Tensor = _Lookup.apply(self._anchor, self, prepared)  # type: ignore[no-untyped-call]
         return out
 
@@ -151,6 +172,7 @@ class ShardedEmbeddings(nn.Module):
         if self._updater is None:
             raise RuntimeError("configure_optimizer comes before step")
         pending, self._pending = self._pending, [[] for _ in self.layout.arenas]
+        self._open = []
         self._updater.step(pending, lr)
 
     def age_state(self, kept: float) -> None:
@@ -161,6 +183,7 @@ class ShardedEmbeddings(nn.Module):
     def drop_gradients(self) -> None:
         """Forget the gradients since the last step."""
         self._pending = [[] for _ in self.layout.arenas]
+        self._open = []
 
     def track_changes(self) -> None:
         """Remember from now on which rows each step changes (a byte a row): see headrace.embeddings.delta."""
@@ -220,10 +243,57 @@ class Prepared:
         self.samples = samples
         self.occurrences = list(occurrences)
         self.parts = [self._part(embeddings, a) for a in embeddings.layout.arenas]
+        self._embeddings = embeddings
+        #: What the ranks asked each other for, once the answer is here; None also where nothing is sent.
+        self.request: Request | None = None
+        self._ahead: Ahead | None = None
+        #: Lookups and steps when rows were fetched ahead.
+        self._known = (0, 0)
         self._wait: Callable[[], Request] | None = None
+        self._rows: Callable[[], list[Tensor]] | None = None
         if embeddings._mail is not None:
             remote = [self.parts[a.number].sorted().unique for a in embeddings._remote]
             self._wait = embeddings._mail.send_ids(remote)
+
+    def fetch_ahead(self) -> None:
+        """Begin to fetch those rows that the step after the lookups so far cannot change. Collective.
+
+        To be called after the forward pass of the lookup before, before its backward pass. Rows that are changed
+        otherwise than by `step` meanwhile (a load) would be old. A lookup between this and the step that changes other
+        rows than known here is noticed, and all rows are fetched again.
+        """
+        mail, embeddings = self._embeddings._mail, self._embeddings
+        if mail is None or self._rows is not None:
+            return
+        request = self._answered()
+        touched = [[r.touched(i) for r in embeddings._open] for i in range(len(request.rows))]
+        self._ahead = Ahead(embeddings.collective, request, self._remote_weights(), touched)
+        self._known = embeddings._opened, embeddings.steps
+
+    def start(self) -> None:
+        """Begin to fetch the rows (those that are not here yet), as they are now. Collective; once, then it is done."""
+        mail = self._embeddings._mail
+        if mail is None or self._rows is not None:
+            return
+        request, ahead = self._answered(), self._ahead
+        opened, steps = self._known
+        if ahead is not None and opened != self._embeddings._opened and steps != self._embeddings.steps:
+            ahead.drop()
+            ahead = None
+        self._rows = mail.start_rows(request, self._remote_weights()) if ahead is None else ahead.start_rest(mail)
+
+    def rows(self) -> list[Tensor]:
+        """Rows by remote arena, as stored. After `start`."""
+        return [] if self._rows is None else self._rows()
+
+    def _answered(self) -> Request:
+        if self.request is None:
+            assert self._wait is not None
+            self.request = self._wait()
+        return self.request
+
+    def _remote_weights(self) -> list[Tensor]:
+        return [self._embeddings.weights[a.number] for a in self._embeddings._remote]
 
     def _part(self, embeddings: ShardedEmbeddings, arena: Arena) -> _Part:
         found, pieces, end = [], [], 0
@@ -237,10 +307,6 @@ class Prepared:
             return _Part(torch.empty(0, dtype=arena.index_dtype), [])
         return _Part(pieces[0] if len(pieces) == 1 else torch.cat(pieces), found)
 
-    def request(self) -> Request | None:
-        """The owners' answer; None where nothing was sent."""
-        return None if self._wait is None else self._wait()
-
 
 class _Lookup(torch.autograd.Function):
     """(anchor, embeddings, prepared) -> [B, width]; two all-to-alls forward (one in `prepare`), one backward."""
@@ -248,11 +314,9 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, embeddings: ShardedEmbeddings, prepared: Prepared) -> Tensor:
         layout = embeddings.layout
-        request = prepared.request()
-        fetched: dict[int, Tensor] = {}
-        if request is not None and embeddings._mail is not None:
-            stored = embeddings._mail.fetch_rows(request, [embeddings.weights[a.number] for a in embeddings._remote])
-            fetched = {a.number: r.float() for a, r in zip(embeddings._remote, stored, strict=True)}
+        request = prepared.request
+        stored = prepared.rows()
+        fetched = {a.number: r.float() for a, r in zip(embeddings._remote, stored, strict=True)}
         winners: dict[int, Tensor] = {}
         pooled: list[Tensor] = [anchor] * len(layout.groups)
         for arena, part in zip(layout.arenas, prepared.parts, strict=True):
@@ -278,8 +342,8 @@ class _Lookup(torch.autograd.Function):
         if ctx.request is not None and embeddings._mail is not None:
             sent = [found[a.number].sums() for a in embeddings._remote]
             back = embeddings._mail.return_gradients(ctx.request, sent)
-            for arena, rows, grad in zip(embeddings._remote, ctx.request.rows, back, strict=True):
-                embeddings._pending[arena.number].append(Gradient.of_rows(rows, grad))
+            for i, (arena, grad) in enumerate(zip(embeddings._remote, back, strict=True)):
+                embeddings._pending[arena.number].append(Gradient(ctx.request.duplicates(i), grad))
         return None, None, None
 
 

@@ -70,6 +70,8 @@ class DLRM(nn.Module):
         self.top = MLP((inputs, *model.top_mlp, 1), generator, dropout=model.dropout)
 
     def forward(self, continuous: Tensor, codes: Tensor | Prepared) -> Tensor:
+        if isinstance(codes, Prepared):
+            codes.start()  # rows travel while the bottom MLP works
         if self.bottom is not None:
             bottom = self.bottom(continuous)  # [B, D]
         else:

@@ -208,7 +208,7 @@ class Run:
     outs: list[list[Tensor]]
 
 
-def train(case: Case, collective: Collective, ahead: bool = False) -> Run:
+def train(case: Case, collective: Collective, ahead: bool = False, rows_ahead: bool = False) -> Run:
     embeddings = ShardedEmbeddings(case.plan, collective, case.seed)
     start = [w.clone() for w in embeddings.weights]
     embeddings.configure_optimizer(case.optimizer)
@@ -220,8 +220,12 @@ def train(case: Case, collective: Collective, ahead: bool = False) -> Run:
         if ahead:
             prepared = embeddings.prepare(*case.batch(step + 1, rank)) if step + 1 < len(case.rows) else None
         loss = case.loss(found, step, rank)
+        if prepared and rows_ahead:
+            prepared.fetch_ahead()
         loss.backward() if loss.requires_grad else None
         embeddings.step()
+        if prepared and rows_ahead and step % 2:
+            prepared.start()
         outs.append([o.detach() for o in found])
     return Run(embeddings, start, outs)
 
@@ -345,15 +349,64 @@ def test_lookups_give_the_same_bits_by_any_plan_on_any_world() -> None:
             assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
-def test_preparing_ahead_changes_no_bit() -> None:
-    case = everything(3)
-    for now, ahead in zip(
-        run_ranks(3, lambda c: train(case, c)), run_ranks(3, lambda c: train(case, c, ahead=True)), strict=True
-    ):
-        assert all(torch.equal(a, b) for a, b in zip(now.embeddings.weights, ahead.embeddings.weights, strict=True))
+def assert_same_bits(one: Sequence[Run], other: Sequence[Run]) -> None:
+    for a, b in zip(one, other, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(a.embeddings.weights, b.embeddings.weights, strict=True))
         assert all(
-            torch.equal(a, b) for x, y in zip(now.outs, ahead.outs, strict=True) for a, b in zip(x, y, strict=True)
+            torch.equal(x, y) for p, q in zip(a.outs, b.outs, strict=True) for x, y in zip(p, q, strict=True)
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("rows_ahead", [False, True])
+def test_preparing_ahead_changes_no_bit(rows_ahead: bool) -> None:
+    case = everything(3, steps=6)
+    now = run_ranks(3, lambda c: train(case, c))
+    assert_same_bits(now, run_ranks(3, lambda c: train(case, c, ahead=True, rows_ahead=rows_ahead)))
+
+
+@settings(max_examples=20, deadline=None)
+@given(case=cases())
+def test_rows_fetched_ahead_change_no_bit_of_any_plan(case: Case) -> None:
+    world = case.plan.world_size
+    now = run_ranks(world, lambda c: train(case, c))
+    assert_same_bits(now, run_ranks(world, lambda c: train(case, c, ahead=True, rows_ahead=True)))
+
+
+def test_rows_that_the_step_leaves_alone_travel_before_it() -> None:
+    table = Table("t", 40, 4)
+    plan = Plan((table,), (Lookup("f", "t"),), tuple(blocks_for(table, "row_wise", 2)), 2)
+
+    def rank_main(c: Collective) -> tuple[list[int], Tensor, Tensor]:
+        sent: list[int] = []
+        inner = c.all_to_all
+        c.all_to_all = lambda x, n: (sent.append(x.numel() * x.element_size()), inner(x, n))[1]  # type: ignore[method-assign]
+        embeddings = ShardedEmbeddings(plan, c, seed=1)
+        embeddings.configure_optimizer(EmbeddingOptimizer(kind="sgd", learning_rate=1.0))
+        first = embeddings(torch.arange(0, 20).view(-1, 1))
+        following = embeddings.prepare(torch.arange(10, 40).view(-1, 1))
+        following.fetch_ahead()
+        first.sum().backward()
+        embeddings.step()
+        sent.clear()
+        got = embeddings(following).detach()
+        between = list(sent)
+        # A lookup and step that were not known of: nothing early may be used.
+        late = embeddings.prepare(torch.arange(0, 4).view(-1, 1))
+        late.fetch_ahead()
+        embeddings(torch.arange(0, 4).view(-1, 1)).sum().backward()
+        embeddings.step()
+        return between, got, embeddings(late) - embeddings(torch.arange(0, 4).view(-1, 1))
+
+    for between, got, difference in run_ranks(2, rank_main):
+        # Of 30 rows 10 are touched: 5 of each owner go to each of 2 ranks.
+        assert between == [10 * 4 * 4]
+        start = ShardedEmbeddings(
+            Plan((table,), plan.lookups, tuple(blocks_for(table, "row_wise", 1)), 1), LocalCollective(), seed=1
         )
+        expected = start(torch.arange(10, 40).view(-1, 1)).detach()
+        expected[:10] -= 2.0  # both ranks' gradients
+        torch.testing.assert_close(got, expected)
+        assert not difference.any()
 
 
 def test_a_rerun_gives_the_same_bits() -> None:
