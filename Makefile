@@ -50,7 +50,7 @@ $(STAMPS)/horovod: scripts/build-horovod.sh $(STAMPS)/venv
 	@$(STEP) "install Horovod (built from source the first time)" bash -c 'wheel=$$(scripts/build-horovod.sh .venv); $(UV) pip install -q --python $(PYTHON) --no-deps "$$wheel"'
 	@touch $@
 
-$(STAMPS)/package: pyproject.toml $(STAMPS)/horovod
+$(STAMPS)/package: pyproject.toml setup.py $(STAMPS)/horovod
 	@$(STEP) "install headrace itself" $(UV) pip install -q --python $(PYTHON) --no-deps --no-build-isolation -e .
 	@mkdir -p build/src && ln -sfn ../../python build/src/headrace
 	@touch $@

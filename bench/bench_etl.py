@@ -32,13 +32,13 @@ from bench.peers.etl_textbook import textbook
 from bench.report import Figure, publish
 from headrace.atomic import new_directory
 from headrace.config import Spec, build_spec, load_spec
-from headrace.features.from_files import files_of_day, fit_files
-from headrace.features.split import split_rows
+from headrace.features.lake_files.from_files import files_of_day, fit_files
+from headrace.features.rows.split import split_rows
 from headrace.features.stage import BuildFeatures
 from headrace.features.vocabulary import VocabularyTable
 from headrace.features.workflow import FittedWorkflow, Workflow
-from headrace.features.writer import plan_files
-from headrace.features.writer_encoded import write_encoded
+from headrace.features.writing.encoded import write_encoded
+from headrace.features.writing.files import plan_files
 from headrace.lake.ingest import Ingest
 from headrace.lake.log import DataFile, DeltaLog
 from headrace.lake.session import session
@@ -120,7 +120,7 @@ class Lake:
         if days == DAYS:
             shutil.rmtree(folder)
             return
-        from headrace.features.encode import LakeFile
+        from headrace.features.lake_files.encode import LakeFile
 
         newest = sorted({f.partition["ds"] or "" for f in self.files})[-days:]
         for file in self.files:

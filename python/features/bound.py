@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from headrace.config import Chain
 from headrace.errors import UserError, nearest
+from headrace.features.bodies.keyed import KeyedTable
+from headrace.features.bodies.lookup import Lookup
 from headrace.features.columns import ValueType, least
-from headrace.features.keyed import KeyedTable
-from headrace.features.lookup import Lookup
 from headrace.features.op import ArrowPlace, Fit, Op, OpError, SparkPlace, State, no_table
 from headrace.features.ops import REGISTRY
 from headrace.features.parameters import build

@@ -26,10 +26,10 @@ from headrace.schema import OOV_CODE
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
+    from headrace.features.bodies.keyed import KeyedTable
+    from headrace.features.bodies.lookup import Lookup
     from headrace.features.chains import Selection
-    from headrace.features.keyed import KeyedTable
-    from headrace.features.lookup import Lookup
-    from headrace.features.partial import Statistic
+    from headrace.features.fitting.partial import Statistic
 
 #: What fit learned for a column. JSON values only; empty for operators that learn nothing.
 State = Mapping[str, Any]
@@ -82,7 +82,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Collect:
-    """A request of fit: statistics of the training rows (headrace.features.partial). The answer is {name: Partial}."""
+    """A request of fit: statistics of the training rows (features.fitting.partial). The answer is {name: Partial}."""
 
     statistics: Mapping[str, Statistic]
     columns: Mapping[str, Column]
@@ -95,7 +95,7 @@ class Learned:
 
     #: By column.
     states: Mapping[str, State]
-    #: Keyed tables by name: `key` (string, no null, none twice) and columns of values; see headrace.features.keyed.
+    #: Keyed tables by name: `key` (string, no null, none twice) and columns of values; see features.bodies.keyed.
     tables: Mapping[str, pa.Table] = field(default_factory=dict)
 
 

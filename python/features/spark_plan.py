@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from headrace.features.bodies.keyed import KEY, KeyedTable
 from headrace.features.columns import ValueType
-from headrace.features.keyed import KEY, KeyedTable
-from headrace.features.partial import IDENTITY
+from headrace.features.fitting.partial import IDENTITY
 from headrace.schema import Kind
 
 if TYPE_CHECKING:

@@ -16,15 +16,15 @@ from pyspark.sql import functions as F
 from headrace.atomic import new_directory, write_text
 from headrace.config import Spec
 from headrace.errors import UserError
-from headrace.features.day_statistics import day_statistics
-from headrace.features.from_files import files_of_day, fit_files
-from headrace.features.lake_rows import LakeRows
-from headrace.features.prepared import day_rows, external_inputs, first_day
-from headrace.features.split import SPLIT, SplitRows, check_rows
+from headrace.features.lake_files.from_files import files_of_day, fit_files
+from headrace.features.lake_files.lake_rows import LakeRows
+from headrace.features.rows.prepared import day_rows, external_inputs, first_day
+from headrace.features.rows.split import SPLIT, SplitRows, check_rows
+from headrace.features.statistics.day import day_statistics
 from headrace.features.vocabulary import VocabularyTable
 from headrace.features.workflow import FittedWorkflow, Workflow
-from headrace.features.writer import ColumnCounts, Engine, Written, WrittenDataset, plan_files, write_dataset
-from headrace.features.writer_encoded import write_encoded
+from headrace.features.writing.encoded import write_encoded
+from headrace.features.writing.files import ColumnCounts, Engine, Written, WrittenDataset, plan_files, write_dataset
 from headrace.lake.log import DeltaLog
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output

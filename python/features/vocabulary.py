@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
-from headrace.features import lookup
+from headrace.features.bodies import lookup
 from headrace.features.op import ValueColumn, VocabularyRule
 from headrace.lake.log import DeltaLog
 

@@ -28,13 +28,13 @@ from headrace import __version__
 from headrace.atomic import write_text
 from headrace.config import Chain, Spec
 from headrace.errors import UserError, nearest
+from headrace.features.bodies.keyed import KEY, KeyedTable
+from headrace.features.bodies.lookup import FileLookup, Lookup
 from headrace.features.bound import BoundChain, bind
 from headrace.features.chains import Chains, Selection, as_chains
 from headrace.features.columns import ValueType, declared
-from headrace.features.keyed import KEY, KeyedTable
-from headrace.features.lookup import FileLookup, Lookup
+from headrace.features.fitting.partial import IDENTITY
 from headrace.features.op import State, VocabularyRule, doubles, to_numpy, with_elements
-from headrace.features.partial import IDENTITY
 from headrace.features.tables.preparation import prepared_columns
 from headrace.schema import Column, DatasetSchema, Feature, Kind
 
@@ -116,7 +116,7 @@ class Workflow:
             vocabularies: keeps codes from one fit to the next.
             day: an integer or text that orders the days on which values were first seen; None: all on one day.
         """
-        from headrace.features.fit import fit_states
+        from headrace.features.fitting.fit import fit_states
 
         states, values, tables = fit_states(self, train, vocabularies, day)
         return FittedWorkflow(self, states, {name: Lookup(table) for name, table in values.items()}, tables)

@@ -13,11 +13,11 @@ from pyspark.sql import functions as F
 
 from headrace.config import Side, Spec
 from headrace.errors import UserError
+from headrace.features.bodies.instants import spark_micros
 from headrace.features.columns import ValueType
-from headrace.features.instants import spark_micros
-from headrace.features.prepared import first_day, within
+from headrace.features.rows.prepared import first_day, within
+from headrace.features.rows.split import SPLIT, split_rows
 from headrace.features.spark_plan import col
-from headrace.features.split import SPLIT, split_rows
 from headrace.features.tables.external import Reader
 from headrace.features.tables.preparation import Preparation, midnight
 from headrace.features.tables.table_op import DAY, FILE, LINE, PROBE

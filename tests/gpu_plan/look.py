@@ -18,10 +18,12 @@ from pyspark.sql import functions as F
 
 from headrace.config import build_spec
 from headrace.errors import UserError
-from headrace.features import gpu_cases, gpu_plan, writer_spark
-from headrace.features.gpu_explain import Explainer, Plan, explain_session
+from headrace.features.gpu import cases as gpu_cases
+from headrace.features.gpu import gate as gpu_gate
+from headrace.features.gpu.explain import Explainer, Plan, explain_session
 from headrace.features.op import Elementwise, SparkPlace
 from headrace.features.ops import REGISTRY
+from headrace.features.writing import spark as writer_spark
 from headrace.workspace import Workspace
 
 
@@ -103,14 +105,14 @@ def main(out: Path) -> None:
 
             REGISTRY["quarter"], REGISTRY["unseen"] = Quarter, Unseen
             gpu_cases.ROW_CASES["quarter"] = [{"columns": ["x"], "ops": ["quarter"]}]  # type: ignore[index]
-            operators = gpu_plan.check_operators(explainer, ws.home / "operators", ["clip", "quarter", "unseen"])
+            operators = gpu_gate.check_operators(explainer, ws.home / "operators", ["clip", "quarter", "unseen"])
             seen["operators"] = [[s.subject, s.step, s.green, s.faults()] for s in operators]
 
             seen["pipeline"] = [
-                [s.step, s.green, s.faults()] for s in gpu_plan.check_pipeline(explainer, ws, build_spec(SPEC))
+                [s.step, s.green, s.faults()] for s in gpu_gate.check_pipeline(explainer, ws, build_spec(SPEC))
             ]
             writer_spark._columns = _with_crc(writer_spark._columns)  # type: ignore[assignment]
-            bad = gpu_plan.check_pipeline(explainer, ws, build_spec(SPEC | {"pipeline": "bad"}))
+            bad = gpu_gate.check_pipeline(explainer, ws, build_spec(SPEC | {"pipeline": "bad"}))
             seen["bad pipeline"] = [[s.step, s.green, s.faults()] for s in bad]
     out.write_text(json.dumps(seen, indent=1))
 

@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 
 from headrace.config import Spec
 from headrace.errors import UserError
-from headrace.features import statistics
 from headrace.features.stage import BuildFeatures
+from headrace.features.statistics import counts as statistics
 from headrace.features.workflow import FittedWorkflow
 from headrace.manifest import Manifest
 from headrace.monitor.drift import JudgeDrift

@@ -15,10 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Chain
-from headrace.features.kernels import log1p, xxhash64_integers, xxhash64_strings
+from headrace.features.bodies.kernels import log1p, xxhash64_integers, xxhash64_strings
 from headrace.features.vocabulary import VocabularyTable
 from headrace.features.workflow import FittedWorkflow, Workflow
-from headrace.features.writer import partition_keys
+from headrace.features.writing.files import partition_keys
 from headrace.schema import Column
 
 COLUMNS = [

@@ -59,7 +59,7 @@ def test_by_position_and_column(spark: SparkSession, ws: Workspace, monkeypatch:
 
 def test_the_shipped_pipelines_learn_from_files() -> None:
     """An operator that has no statistics of parts would silently cost its pipeline the fast path."""
-    from headrace.features.fit_arrow import can_fit
+    from headrace.features.lake_files.fit import can_fit
     from headrace.features.workflow import Workflow
 
     for name in ("clicks", "criteo", "movielens"):

@@ -22,10 +22,10 @@ from pyspark.sql import functions as F
 
 from headrace.config import Chain, build_spec
 from headrace.errors import UserError
-from headrace.features.exact import LARGEST, SMALLEST
-from headrace.features.kernels import xxhash64_integers, xxhash64_strings
-from headrace.features.keyed import KeyedTable
-from headrace.features.partial import IDENTITY, Learner, Rows, folds_of, merge_all
+from headrace.features.bodies.kernels import xxhash64_integers, xxhash64_strings
+from headrace.features.bodies.keyed import KeyedTable
+from headrace.features.fitting.exact import LARGEST, SMALLEST
+from headrace.features.fitting.partial import IDENTITY, Learner, Rows, folds_of, merge_all
 from headrace.features.stage import BuildFeatures
 from headrace.features.vocabulary import VocabularyTable
 from headrace.features.workflow import FittedWorkflow, Workflow

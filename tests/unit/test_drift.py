@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 
 from headrace.config import Drift, Spec, build_spec, load_spec
 from headrace.errors import EXIT_USER_ERROR, UserError
-from headrace.features.bins import NumberBins, ValueBins, describe
-from headrace.features.cells import Cells
+from headrace.features.bodies.cells import Cells
 from headrace.features.columns import ValueType
-from headrace.features.statistics import Measured, feature_columns, input_columns
-from headrace.features.statistics_table import SCHEMA
-from headrace.features.tally import Tally
+from headrace.features.statistics.bins import NumberBins, ValueBins, describe
+from headrace.features.statistics.counts import Measured, feature_columns, input_columns
+from headrace.features.statistics.table import SCHEMA
+from headrace.features.statistics.tally import Tally
 from headrace.jobs.submit import job_file
 from headrace.manifest import Manifest, Output
 from headrace.monitor.drift import JudgeDrift, judge

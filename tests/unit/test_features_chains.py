@@ -37,9 +37,9 @@ from headrace.features import (
     Workflow,
     op,
 )
+from headrace.features.bodies.lookup import Lookup
 from headrace.features.columns import ValueType
 from headrace.features.graph import draw, graph_of
-from headrace.features.lookup import Lookup
 from headrace.schema import Column
 
 COLUMNS = [

@@ -20,22 +20,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import Chain, build_spec, load_spec
-from headrace.features import writer_encoded as module
-from headrace.features.arrays import load_arrays, save_arrays
-from headrace.features.cells import Cells
+from headrace.features.bodies.cells import Cells
 from headrace.features.columns import ValueType, declared
-from headrace.features.encode import FILE, LINE
-from headrace.features.fit_arrow import FileFit
-from headrace.features.from_files import of_day
-from headrace.features.lake_rows import LakeRows, View, lake_rows
+from headrace.features.fitting.partial import Number, Statistic, arrow_partial, canonical
+from headrace.features.fitting.partial_cells import TrainRows, partial_of
+from headrace.features.lake_files.encode import FILE, LINE
+from headrace.features.lake_files.fit import FileFit
+from headrace.features.lake_files.from_files import of_day
+from headrace.features.lake_files.lake_rows import LakeRows, View, lake_rows
+from headrace.features.lake_files.tasks import grouped
 from headrace.features.op import VocabularyRule
-from headrace.features.partial import Number, Statistic, arrow_partial, canonical
-from headrace.features.partial_cells import TrainRows, partial_of
-from headrace.features.split_rule import DROPPED, ColumnRule, PositionRule, Rule, TimeRule, split_codes
-from headrace.features.tasks import grouped
+from headrace.features.rows.split_rule import DROPPED, ColumnRule, PositionRule, Rule, TimeRule, split_codes
 from headrace.features.workflow import FittedWorkflow, Workflow
-from headrace.features.writer import WrittenDataset, plan_files
-from headrace.features.writer_encoded import write_encoded
+from headrace.features.writing import encoded as module
+from headrace.features.writing.arrays import load_arrays, save_arrays
+from headrace.features.writing.encoded import write_encoded
+from headrace.features.writing.files import WrittenDataset, plan_files
 from headrace.lake.log import DataFile
 from headrace.schema import Column
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from headrace.config import load_spec
-from headrace.features.split import time_ranges
+from headrace.features.rows.split import time_ranges
 from headrace.features.stage import engine_of
-from headrace.features.writer import FilePlan, partition_keys, plan_files
+from headrace.features.writing.files import FilePlan, partition_keys, plan_files
 
 
 @pytest.mark.parametrize("rows", [1, 5, 12, 13, 2_000, 60_000, 840_000, 45_000_000])

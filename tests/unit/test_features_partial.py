@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from headrace.config import Chain
 from headrace.errors import UserError
-from headrace.features import exact, quantiles
+from headrace.features.bodies.keyed import KeyedTable
+from headrace.features.bodies.keys import joint_key
 from headrace.features.columns import ValueType
-from headrace.features.keyed import KeyedTable
-from headrace.features.keys import joint_key
-from headrace.features.partial import (
+from headrace.features.fitting import exact, quantiles
+from headrace.features.fitting.partial import (
     LABEL,
     Learner,
     Number,

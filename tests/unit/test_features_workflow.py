@@ -14,7 +14,7 @@ import pytest
 
 from headrace.config import Chain, load_spec
 from headrace.errors import UserError
-from headrace.features.lookup import Lookup
+from headrace.features.bodies.lookup import Lookup
 from headrace.features.workflow import FittedWorkflow, Workflow
 from headrace.schema import Column, Kind
 

@@ -8,8 +8,8 @@ import pytest
 
 from headrace.config import Spark
 from headrace.errors import UserError
-from headrace.features import gpu_cases
-from headrace.features.gpu_explain import Plan
+from headrace.features.gpu import cases as gpu_cases
+from headrace.features.gpu.explain import Plan
 from headrace.features.ops import REGISTRY
 from headrace.features.tables import TABLE_OPS
 from headrace.lake import session

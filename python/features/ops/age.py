@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
+from headrace.features.bodies.instants import DAY, SECOND, arrow_micros, spark_micros
 from headrace.features.columns import ValueType
-from headrace.features.instants import DAY, SECOND, arrow_micros, spark_micros
 from headrace.features.op import ArrowPlace, Op, OpError, SparkPlace, from_numpy
 
 if TYPE_CHECKING:

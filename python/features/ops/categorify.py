@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
+from headrace.features.bodies.kernels import xxhash64_strings
+from headrace.features.bodies.lookup import Codes
 from headrace.features.columns import ValueType
-from headrace.features.kernels import xxhash64_strings
-from headrace.features.lookup import Codes
+from headrace.features.fitting.partial import Learner, Statistic
 from headrace.features.op import (
     ArrowPlace,
     Fit,
@@ -23,7 +24,6 @@ from headrace.features.op import (
     VocabularyRule,
     with_elements,
 )
-from headrace.features.partial import Learner, Statistic
 from headrace.schema import NULL_CODE, OOV_CODE
 
 if TYPE_CHECKING:

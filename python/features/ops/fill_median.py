@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from headrace.features import quantiles
 from headrace.features.columns import ValueType
+from headrace.features.fitting import quantiles
+from headrace.features.fitting.partial import Learner, Partials, Statistic
 from headrace.features.op import Learned, State, doubles, number, scalars
 from headrace.features.ops.indicator import WithIndicator
-from headrace.features.partial import Learner, Partials, Statistic
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

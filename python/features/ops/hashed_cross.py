@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
+from headrace.features.bodies.kernels import xxhash64_integers, xxhash64_strings
 from headrace.features.columns import ValueType
-from headrace.features.kernels import xxhash64_integers, xxhash64_strings
 from headrace.features.op import ArrowPlace, Op, OpError, SparkPlace
 from headrace.features.ops.rename import NewName
 

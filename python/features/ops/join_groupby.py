@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, field_validator
 
-from headrace.features import exact
+from headrace.features.bodies.keys import check_keys, joint_key, spark_joint_key
 from headrace.features.columns import ValueType
-from headrace.features.keys import check_keys, joint_key, spark_joint_key
+from headrace.features.fitting import exact
+from headrace.features.fitting.partial import Learner, Number, Partials, Statistic, counts, numbers
 from headrace.features.op import ArrowPlace, Learned, OpError, SparkPlace
-from headrace.features.partial import Learner, Number, Partials, Statistic, counts, numbers
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

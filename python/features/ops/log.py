@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
+from headrace.features.bodies.kernels import log1p
 from headrace.features.columns import ValueType
-from headrace.features.kernels import log1p
 from headrace.features.op import Elementwise, State, doubles, from_numpy, number, to_numpy
 
 if TYPE_CHECKING:

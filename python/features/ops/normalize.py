@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.features import exact
 from headrace.features.columns import ValueType
+from headrace.features.fitting import exact
+from headrace.features.fitting.partial import Learner, Number, Partials, Statistic, counts, numbers
 from headrace.features.op import Elementwise, Learned, State, doubles, number, scalars
-from headrace.features.partial import Learner, Number, Partials, Statistic, counts, numbers
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -21,7 +21,7 @@ class Normalize(Elementwise, Learner):
     """Numbers to double: (x - mean) / std over the training range; x - mean where std is 0. Null stays null.
 
     std has n - 1 below, as NVTabular's Normalize. Values that float32 cannot hold are no part of the statistics, nor
-    are infinities. Mean and standard deviation come from exact sums (headrace.features.exact), each rounded once, so
+    are infinities. Mean and standard deviation come from exact sums (features.fitting.exact), each rounded once, so
     the same rows give the same bits whatever the partitioning, and days merge.
     """
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.features.columns import ValueType
+from headrace.features.fitting.partial import Learner, Number, Partials, Statistic, counts
 from headrace.features.op import Elementwise, Learned, State, doubles, number, scalars
-from headrace.features.partial import Learner, Number, Partials, Statistic, counts
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

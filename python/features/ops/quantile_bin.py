@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from headrace.features import quantiles
 from headrace.features.columns import ValueType
+from headrace.features.fitting import quantiles
+from headrace.features.fitting.partial import Learner, Partials, Statistic
 from headrace.features.op import Elementwise, Learned, OpError, State, doubles, scalars, to_numpy
-from headrace.features.partial import Learner, Partials, Statistic
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

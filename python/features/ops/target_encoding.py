@@ -9,12 +9,22 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from headrace.features import exact
+from headrace.features.bodies.keys import check_keys, joint_key, spark_joint_key
 from headrace.features.columns import ValueType
-from headrace.features.exact import F64, I64
-from headrace.features.keys import check_keys, joint_key, spark_joint_key
+from headrace.features.fitting import exact
+from headrace.features.fitting.exact import F64, I64
+from headrace.features.fitting.partial import (
+    LABEL,
+    Learner,
+    Number,
+    Partial,
+    Partials,
+    Statistic,
+    counts,
+    folds_of,
+    numbers,
+)
 from headrace.features.op import ArrowPlace, Learned, SparkPlace
-from headrace.features.partial import LABEL, Learner, Number, Partial, Partials, Statistic, counts, folds_of, numbers
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -92,7 +102,7 @@ class TargetEncoding(Learner):
     def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
         from pyspark.sql import functions as F
 
-        from headrace.features.partial_spark import fold_of
+        from headrace.features.fitting.partial_spark import fold_of
 
         out = {}
         for name, key in self.sources(place.types).items():

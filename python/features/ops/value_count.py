@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.features.bodies.kernels import log1p
+from headrace.features.bodies.keys import check_keys
 from headrace.features.columns import ValueType
-from headrace.features.kernels import log1p
-from headrace.features.keys import check_keys
+from headrace.features.fitting.partial import Learner, Partials, Statistic, counts
 from headrace.features.op import ArrowPlace, Learned, SparkPlace
-from headrace.features.partial import Learner, Partials, Statistic, counts
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -59,7 +59,7 @@ class JoinAsof(ReadsExternal):
     def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
         from pyspark.sql import functions as F
 
-        from headrace.features.instants import spark_micros
+        from headrace.features.bodies.instants import spark_micros
         from headrace.features.spark_plan import col
         from headrace.features.tables.past_spark import VERSION, T, newest_version, through
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.features.bodies.kernels import xxhash64_strings
 from headrace.features.columns import ValueType
-from headrace.features.kernels import xxhash64_strings
 from headrace.features.tables.table_op import DAY, FILE, LINE, PROBE
 
 I64 = npt.NDArray[np.int64]

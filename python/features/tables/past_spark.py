@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F
 
+from headrace.features.bodies.instants import spark_micros
 from headrace.features.columns import ValueType
-from headrace.features.instants import spark_micros
 from headrace.features.spark_plan import col
 from headrace.features.tables.table_op import FILE, LINE, PROBE, TableSpark
 

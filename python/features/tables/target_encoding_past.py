@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, field_validator
 
+from headrace.features.bodies.kernels import F64
 from headrace.features.columns import ValueType
-from headrace.features.kernels import F64
 from headrace.features.tables import exact
 from headrace.features.tables.past_arrow import I64, Bits, Past, micros_of, one, replaced
 from headrace.features.tables.table_op import (
@@ -120,7 +120,7 @@ class TargetEncodingPast(TableOp):
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
-        from headrace.features.instants import spark_micros
+        from headrace.features.bodies.instants import spark_micros
         from headrace.features.spark_plan import col
         from headrace.features.tables.past_spark import running
 

@@ -11,8 +11,8 @@ from pyspark.sql import functions as F
 
 from headrace.config import Features, Spec
 from headrace.errors import UserError
+from headrace.features.rows.split_rule import ColumnRule, PositionRule, Rule, TimeRule
 from headrace.features.spark_plan import col
-from headrace.features.split_rule import ColumnRule, PositionRule, Rule, TimeRule
 
 #: Name of the column that says the split.
 SPLIT = "__split"

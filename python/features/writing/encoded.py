@@ -18,15 +18,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from headrace.features.arrays import load_arrays, save_arrays
-from headrace.features.cells import advance
-from headrace.features.encode import FILE, LINE, LakeFile, Piece, pieces
-from headrace.features.lake_rows import LakeRows, View
+from headrace.features.bodies.cells import advance
+from headrace.features.lake_files.encode import FILE, LINE, LakeFile, Piece, pieces
+from headrace.features.lake_files.lake_rows import LakeRows, View
+from headrace.features.lake_files.tasks import cores_of, grouped, run_tasks
 from headrace.features.op import doubles
-from headrace.features.tasks import cores_of, grouped, run_tasks
 from headrace.features.workflow import FittedWorkflow, _finish_arrow, physical_schema
-from headrace.features.writer import FilePlan, WrittenDataset, source_sets
-from headrace.features.writer_arrow import loaded, write_part, written_dataset
+from headrace.features.writing.arrays import load_arrays, save_arrays
+from headrace.features.writing.arrow import loaded, write_part, written_dataset
+from headrace.features.writing.files import FilePlan, WrittenDataset, source_sets
 
 Array = npt.NDArray[Any]
 _ORDER, _EDGES = "order", "edges"
@@ -42,7 +42,7 @@ def write_encoded(
     workflow: Path,
     spark: SparkSession | None,
 ) -> WrittenDataset:
-    """Transform the rows of all splits and write them; see `headrace.features.writer.write_dataset`.
+    """Transform the rows of all splits and write them; see `headrace.features.writing.files.write_dataset`.
 
     The same files as from a frame, bit for bit. A task holds the results of one piece, or the rows of one part.
     """

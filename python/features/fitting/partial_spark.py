@@ -17,11 +17,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
-from headrace.features import exact
+from headrace.features.bodies.keys import spark_joint_key
 from headrace.features.columns import ValueType
-from headrace.features.exact import I64
-from headrace.features.keys import spark_joint_key
-from headrace.features.partial import LABEL, Number, Partial, Statistic, assemble
+from headrace.features.fitting import exact
+from headrace.features.fitting.exact import I64
+from headrace.features.fitting.partial import LABEL, Number, Partial, Statistic, assemble
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a frame says of its rows besides features, see `headrace.features.partial.Rows`."""
+    """What a frame says of its rows besides features, see `headrace.features.fitting.partial.Rows`."""
 
     label: Column | None = None
     label_type: ValueType | None = None
@@ -82,12 +82,12 @@ def spark_partials(frame: DataFrame, asked: Sequence[Asked], facts: Facts) -> tu
 
 
 def fold_of(identity: Column, folds: int) -> Column:
-    """`headrace.features.partial.folds_of` as an int column."""
+    """`headrace.features.fitting.partial.folds_of` as an int column."""
     return F.pmod(F.shiftright(identity, 20), F.lit(folds).cast("bigint")).cast("int")
 
 
 def spark_rounded(x: Column, bits: int) -> Column:
-    """`headrace.features.partial.rounded`."""
+    """`headrace.features.fitting.partial.rounded`."""
     if bits >= 53:
         return x
     far = x * F.lit(2.0 ** (53 - bits) + 1.0)

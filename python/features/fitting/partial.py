@@ -11,8 +11,8 @@ Parquet:
     learned = op.finish(whole, types)                       # states and keyed tables
 
 `merge` is associative and commutative to the bit once `canonical` has put the groups in order: keys are exact, counts
-are integers, sums are exact (headrace.features.exact), and least and greatest know no negative zero. Spark makes the
-very same tables by plain aggregates (headrace.features.partial_spark), so both engines learn the same bits. All
+are integers, sums are exact (features.fitting.exact), and least and greatest know no negative zero. Spark makes the
+very same tables by plain aggregates (headrace.features.fitting.partial_spark), so both engines learn the same bits. All
 operators that learn are mergeable; what the tables cost is the number of groups: 1 for normalize and normalize_minmax;
 distinct values for categorify, value_count, join_groupby; values times folds for target_encoding; for fill_median and
 quantile_bin distinct numbers of `significant_bits` bits, so at most 2**significant_bits for each doubling of their
@@ -30,10 +30,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.features import exact
+from headrace.features.bodies.keys import joint_key
 from headrace.features.columns import ValueType
-from headrace.features.exact import F64, I64
-from headrace.features.keys import joint_key
+from headrace.features.fitting import exact
+from headrace.features.fitting.exact import F64, I64
 from headrace.features.op import Collect, Fit, Learned, Op, doubles, to_numpy
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 #: A statistic of some rows: a row a group. Columns: key (string or double), fold (int32), rows (int64), day (int64, the
 #: first), and for number i `i.count` (int64), `i.min`, `i.max` (double; null where the count is 0), `i.sum.P` and
-#: `i.squares.P` (int64: the digit at place P, see headrace.features.exact; a place that is missing is 0).
+#: `i.squares.P` (int64: the digit at place P, see headrace.features.fitting.exact; a place that is missing is 0).
 Partial: TypeAlias = pa.Table
 Partials: TypeAlias = Mapping[str, Partial]
 
@@ -71,7 +71,7 @@ class Statistic:
     #: Columns whose values make the key; rows (or elements of the one list) with a null there are left out. None: all
     #: rows are one group.
     key: tuple[str, ...] = ()
-    #: text: the values as texts, several made one by headrace.features.keys. number: the one column as a usable double.
+    #: text: the values as texts, several made one by features.bodies.keys. number: the one column as a usable double.
     kind: Literal["text", "number"] = "text"
     #: number: rounded to this many significant bits.
     bits: int = 53

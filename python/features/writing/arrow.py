@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 
 from headrace.features.spark_plan import col
 from headrace.features.workflow import FittedWorkflow, physical_schema
-from headrace.features.writer import (
+from headrace.features.writing.files import (
     ColumnCounts,
     FilePlan,
     Written,
@@ -35,7 +35,7 @@ from headrace.schema import NULL_CODE, OOV_CODE, DatasetSchema, Kind
 def write(
     fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan], folder: Path, workflow: Path
 ) -> WrittenDataset:
-    """See `headrace.features.writer.write_dataset`."""
+    """See `headrace.features.writing.files.write_dataset`."""
     w = fitted.workflow
     frame = placed(rows.select(*[col(c) for c in w.input_columns], *identity(w)), plans)
     task = _Task(tuple(plans), str(folder), str(workflow), tuple(carried_columns(w)), tuple(frame.columns))

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.features.lookup import Lookup
+from headrace.features.bodies.lookup import Lookup
 from headrace.schema import FIRST_CODE
 
 #: The column of a keyed table that says which value a row is of: string, no null, none twice.
@@ -15,7 +15,7 @@ KEY = "key"
 
 
 class KeyedTable:
-    """A table of values by key, found as codes are (headrace.features.lookup)."""
+    """A table of values by key, found as codes are (headrace.features.bodies.lookup)."""
 
     def __init__(self, table: pa.Table) -> None:
         """`table` has the column `key` and columns of int64 or float64 without nulls (nulls: a value that is missing).

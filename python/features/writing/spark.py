@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
+from headrace.features.rows.split import SPLIT
 from headrace.features.spark_plan import col, is_missing
-from headrace.features.split import SPLIT
 from headrace.features.workflow import FittedWorkflow
-from headrace.features.writer import (
+from headrace.features.writing.files import (
     ColumnCounts,
     FilePlan,
     Written,
@@ -52,7 +52,7 @@ _FOOTERS_AT_ONCE = 16
 def write(
     fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan], folder: Path, workflow: Path
 ) -> WrittenDataset:
-    """See `headrace.features.writer.write_dataset`."""
+    """See `headrace.features.writing.files.write_dataset`."""
     parts, counts = _look(fitted, rows, plans)
     spark_folder = folder / ".spark"
     frame = dataset_frame(fitted, rows, plans, parts)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from headrace.features.lake_rows import LakeRows
-from headrace.features.split import SPLIT, SplitRows
-from headrace.features.statistics import feature_columns, input_columns
-from headrace.features.statistics_arrow import measure_dataset, measure_frame, measure_lake
-from headrace.features.statistics_table import write_statistics
+from headrace.features.lake_files.lake_rows import LakeRows
+from headrace.features.rows.split import SPLIT, SplitRows
+from headrace.features.statistics.arrow import measure_dataset, measure_frame, measure_lake
+from headrace.features.statistics.counts import feature_columns, input_columns
+from headrace.features.statistics.table import write_statistics
 from headrace.features.workflow import FittedWorkflow
-from headrace.features.writer import Engine
+from headrace.features.writing.files import Engine
 from headrace.manifest import Output
 from headrace.stage import Context
 

@@ -1,6 +1,6 @@
 """Statistics of a piece of the lake: of distinct values and how often they are there, where that is enough.
 
-The same tables as headrace.features.partial.arrow_partial makes of the rows one by one.
+The same tables as headrace.features.fitting.partial.arrow_partial makes of the rows one by one.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.features import exact
-from headrace.features.cells import Cells, Index
+from headrace.features.bodies.cells import Cells, Index
 from headrace.features.columns import ValueType
+from headrace.features.fitting import exact
+from headrace.features.fitting.partial import LABEL, Partial, Rows, Statistic, arrow_partial, assemble, merge, rounded
 from headrace.features.op import doubles, to_numpy
-from headrace.features.partial import LABEL, Partial, Rows, Statistic, arrow_partial, assemble, merge, rounded
 
 I64 = npt.NDArray[np.int64]
 _LAST = np.iinfo(np.int64).max

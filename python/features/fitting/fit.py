@@ -10,10 +10,10 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from headrace.features.keyed import KeyedTable
+from headrace.features.bodies.keyed import KeyedTable
+from headrace.features.fitting.partial import IDENTITY
+from headrace.features.fitting.partial_spark import Asked, Facts, spark_partials
 from headrace.features.op import Aggregates, Collect, Fit, Learned, Request, State, ValueColumn, Values
-from headrace.features.partial import IDENTITY
-from headrace.features.partial_spark import Asked, Facts, spark_partials
 from headrace.features.spark_plan import Joins, col, enter, keyed_side
 from headrace.features.vocabulary import Vocabularies, count_values
 from headrace.features.workflow import Workflow
@@ -33,7 +33,7 @@ def fit_states(
 
     All chains walk at once: each goes on over operators that learn nothing (they only extend its expressions) until one
     asks for something; then everything asked in this turn is answered together: one pass for all plain aggregates, a
-    few for all statistics (headrace.features.partial_spark). Values are counted in one further pass for all
+    few for all statistics (headrace.features.fitting.partial_spark). Values are counted in one further pass for all
     vocabularies. So the number of passes is that of the longest chain's turns, not that of the columns.
     """
     joins = Joins(train, _BROADCAST_ROWS)

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.features.lookup import Lookup
+from headrace.features.bodies.lookup import Lookup
 from headrace.features.op import State
 
 if TYPE_CHECKING:
+    from headrace.features.bodies.keyed import KeyedTable
     from headrace.features.bound import Step
-    from headrace.features.keyed import KeyedTable
 
 Index = npt.NDArray[np.int32]
 

@@ -26,9 +26,9 @@ import pyarrow.parquet as pq
 
 from headrace.atomic import write_text
 from headrace.errors import UserError
-from headrace.features.cells import Cells
+from headrace.features.bodies.cells import Cells
+from headrace.features.bodies.kernels import xxhash64_integers, xxhash64_strings
 from headrace.features.columns import ValueType
-from headrace.features.kernels import xxhash64_integers, xxhash64_strings
 from headrace.features.op import with_elements
 from headrace.manifest import fingerprint
 

@@ -14,17 +14,17 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headrace.features import statistics
-from headrace.features.bins import Bins
+from headrace.features.bodies.instants import spark_micros
 from headrace.features.columns import ValueType
-from headrace.features.encode import LakeFile, Piece, pieces
-from headrace.features.instants import spark_micros
-from headrace.features.lake_rows import LakeRows
+from headrace.features.lake_files.encode import LakeFile, Piece, pieces
+from headrace.features.lake_files.lake_rows import LakeRows
+from headrace.features.lake_files.tasks import cores_of, grouped, run_tasks
 from headrace.features.spark_plan import col
-from headrace.features.statistics import Measured, Statistics, Tallies, bins_of
-from headrace.features.tally import Tally
-from headrace.features.tasks import cores_of, grouped, run_tasks
-from headrace.features.writer import Engine
+from headrace.features.statistics import counts
+from headrace.features.statistics.bins import Bins
+from headrace.features.statistics.counts import Measured, Statistics, Tallies, bins_of
+from headrace.features.statistics.tally import Tally
+from headrace.features.writing.files import Engine
 
 _BATCH_ROWS = 65_536
 
@@ -56,7 +56,7 @@ def measure_frame(
     bins = tuple(bins_of(m, [_array(taken.column(i))], quantiles, top) for i, m in enumerate(measured))
     rows = frame.select(index.alias("split"), *wanted)
     if engine == "spark":
-        from headrace.features.statistics_spark import count_frame
+        from headrace.features.statistics.spark import count_frame
 
         return Statistics(tuple(measured), bins, tuple(splits), count_frame(rows, measured, bins))
     task = _Counting(tuple(measured), bins)
@@ -105,7 +105,7 @@ def measure_dataset(
     arrays = {n: _array(taken.column(n)) for n in names}
     bins = tuple(bins_of(m, [arrays[c] for c in m.columns], quantiles, top) for m in measured)
     if engine == "spark":
-        from headrace.features.statistics_spark import count_frame, dataset_frame
+        from headrace.features.statistics.spark import count_frame, dataset_frame
 
         frame = dataset_frame(spark, listed, measured)
         return Statistics(tuple(measured), bins, tuple(splits), count_frame(frame, measured, bins))
@@ -200,9 +200,9 @@ class _Dataset:
 
 def _hash_limit(rows: int) -> int | None:
     """Rows whose hash is below it are about SAMPLE_ROWS; by their identity alone, so always the same. None: all."""
-    if rows <= statistics.SAMPLE_ROWS:
+    if rows <= counts.SAMPLE_ROWS:
         return None
-    return int(-(2.0**63) + statistics.SAMPLE_ROWS / rows * 2.0**64)
+    return int(-(2.0**63) + counts.SAMPLE_ROWS / rows * 2.0**64)
 
 
 def _plain(measured: Measured, frame: DataFrame) -> Column:
@@ -219,12 +219,12 @@ def _head(paths: Sequence[Path], names: Sequence[str]) -> pa.Table:
     parts: list[pa.Table] = []
     rows = 0
     for path in paths:
-        if rows >= statistics.SAMPLE_ROWS:
+        if rows >= counts.SAMPLE_ROWS:
             break
         with pq.ParquetFile(path) as file:
             parts.append(file.read(columns=list(names)))
             rows += parts[-1].num_rows
-    return pa.concat_tables(parts).slice(0, statistics.SAMPLE_ROWS)
+    return pa.concat_tables(parts).slice(0, counts.SAMPLE_ROWS)
 
 
 def _array(column: pa.ChunkedArray) -> pa.Array:

@@ -1,6 +1,6 @@
 """What is counted of a column in some rows; merges with what was counted of other rows.
 
-- counts by bin (headrace.features.bins), missing rows, smallest and largest finite value: exact;
+- counts by bin (headrace.features.statistics.bins), missing rows, smallest and largest finite value: exact;
 - mean and standard deviation from sums about the training median (shifted data: Chan, Golub and LeVeque, "Algorithms
   for computing the sample variance", 1983), added in the order of the parts;
 - the number of distinct values: exact up to 2,048, above it from the 2,048 smallest 64-bit hashes (k minimum values:
@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.features.bins import I64, Bins, NumberBins
-from headrace.features.kernels import xxhash64_integers, xxhash64_strings
+from headrace.features.bodies.kernels import xxhash64_integers, xxhash64_strings
+from headrace.features.statistics.bins import I64, Bins, NumberBins
 
 U64 = npt.NDArray[np.uint64]
 

@@ -1,4 +1,4 @@
-"""The split as a rule over Arrow columns: the same rows as headrace.features.split's columns give, without Spark."""
+"""The split as a rule over Arrow columns: the same rows as features.rows.split's columns give, without Spark."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.features.cells import Cells
+from headrace.features.bodies.cells import Cells
 
 #: A row that is in no split.
 DROPPED = -1

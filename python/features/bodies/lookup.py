@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headrace.features.kernels import xxhash64_strings
+from headrace.features.bodies.kernels import xxhash64_strings
 from headrace.schema import FIRST_CODE, NULL_CODE, OOV_CODE
 
 Codes = npt.NDArray[np.int32]

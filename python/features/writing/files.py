@@ -19,9 +19,9 @@ from typing import Literal
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from headrace.features.partial import IDENTITY
+from headrace.features.fitting.partial import IDENTITY
+from headrace.features.rows.split import SPLIT
 from headrace.features.spark_plan import col
-from headrace.features.split import SPLIT
 from headrace.features.workflow import FittedWorkflow, Workflow
 
 Engine = Literal["spark", "arrow"]
@@ -119,9 +119,9 @@ def write_dataset(
     for split in {p.split for p in plans}:
         (folder / split).mkdir(parents=True, exist_ok=True)
     # Each engine writes in a module of its own, which has its types from here.
-    from headrace.features import writer_arrow, writer_spark
+    from headrace.features.writing import arrow, spark
 
-    write = writer_spark.write if engine == "spark" else writer_arrow.write
+    write = spark.write if engine == "spark" else arrow.write
     return write(fitted, rows, plans, folder, workflow)
 
 

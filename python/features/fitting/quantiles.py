@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.features.exact import F64, I64
-from headrace.features.partial import Partial, counts
+from headrace.features.fitting.exact import F64, I64
+from headrace.features.fitting.partial import Partial, counts
 
 
 def cumulated(partial: Partial) -> tuple[F64, I64]:

@@ -1,6 +1,6 @@
 """Fitting a workflow without Spark's help: statistics of each lake file by Arrow, merged here.
 
-The operators are asked what they want to know (headrace.features.partial) and taught by the merged statistics of the
+The operators are asked what they want to know (features.fitting.partial) and taught by the merged statistics of the
 files, so a fit here learns the same bits as one over a frame.
 """
 
@@ -15,15 +15,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.features.cells import advance
-from headrace.features.encode import Piece
-from headrace.features.keyed import KeyedTable
-from headrace.features.lake_rows import LakeRows, concatenated, table_at
-from headrace.features.lookup import Lookup
+from headrace.features.bodies.cells import advance
+from headrace.features.bodies.keyed import KeyedTable
+from headrace.features.bodies.lookup import Lookup
+from headrace.features.fitting.partial import Learner, Partial, Statistic, counts, merge
+from headrace.features.fitting.partial_cells import TrainRows, partial_of
+from headrace.features.lake_files.encode import Piece
+from headrace.features.lake_files.lake_rows import LakeRows, concatenated, table_at
 from headrace.features.op import Learned
 from headrace.features.ops.categorify import Categorify
-from headrace.features.partial import Learner, Partial, Statistic, counts, merge
-from headrace.features.partial_cells import TrainRows, partial_of
 from headrace.features.vocabulary import Vocabularies
 from headrace.features.workflow import FittedWorkflow, Workflow
 
@@ -134,7 +134,7 @@ class FileFit:
 
 @dataclass(frozen=True)
 class Collect:
-    """What to collect of a file, in a task (headrace.features.lake_rows.Measure)."""
+    """What to collect of a file, in a task (headrace.features.lake_files.lake_rows.Measure)."""
 
     workflow: Workflow
     #: By chain: what its first steps have learned; the next one asks.

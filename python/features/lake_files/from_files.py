@@ -10,10 +10,10 @@ from pyspark.sql import SparkSession
 
 from headrace.config import Spec
 from headrace.features.columns import ValueType, declared
-from headrace.features.fit_arrow import FileFit, can_fit
-from headrace.features.lake_rows import LakeRows, View, lake_rows
-from headrace.features.split import SplitRows, check_counts, time_ranges
-from headrace.features.split_rule import columns_of
+from headrace.features.lake_files.fit import FileFit, can_fit
+from headrace.features.lake_files.lake_rows import LakeRows, View, lake_rows
+from headrace.features.rows.split import SplitRows, check_counts, time_ranges
+from headrace.features.rows.split_rule import columns_of
 from headrace.features.vocabulary import Vocabularies
 from headrace.features.workflow import FittedWorkflow, Workflow
 from headrace.lake.log import DataFile, DeltaLog
@@ -63,7 +63,7 @@ def fit_files(
     """Rows of each split, and what the training rows teach: one pass over the files does both, most often.
 
     Raises:
-        UserError: as `headrace.features.split.check_rows`.
+        UserError: as `headrace.features.rows.split.check_rows`.
     """
     fit = FileFit(workflow, files)
     question = fit.question()

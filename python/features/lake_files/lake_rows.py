@@ -1,7 +1,7 @@
 """The events of a day as lake files: what the Arrow engine works on where no table operator stands between.
 
 Spark schedules tasks over the data files of the pinned version; each file is decoded once into pieces
-(headrace.features.encode), which are kept for the next day's run. Nothing of the rows passes through the JVM.
+(features.lake_files.encode), which are kept for the next day's run. Nothing of the rows passes through the JVM.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from headrace.features.cells import Cells
+from headrace.features.bodies.cells import Cells
 from headrace.features.columns import ValueType
-from headrace.features.encode import FILE, LINE, LakeFile, Piece, layout_key, pieces, prune
+from headrace.features.fitting.partial_cells import TrainRows
+from headrace.features.lake_files.encode import FILE, LINE, LakeFile, Piece, layout_key, pieces, prune
+from headrace.features.lake_files.tasks import cores_of, grouped, run_tasks
 from headrace.features.op import doubles, to_numpy
-from headrace.features.partial_cells import TrainRows
-from headrace.features.split_rule import Rule, TimeRule, columns_of, days, split_codes
-from headrace.features.tasks import cores_of, grouped, run_tasks
+from headrace.features.rows.split_rule import Rule, TimeRule, columns_of, days, split_codes
 from headrace.features.workflow import Workflow
 from headrace.lake.log import DataFile
 

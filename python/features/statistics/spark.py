@@ -1,4 +1,4 @@
-"""The counting of headrace.features.statistics as a Spark plan: for `engine: spark`, where rows stay on the GPU.
+"""The counting of headrace.features.statistics.counts as a Spark plan: for `engine: spark`, where rows stay on the GPU.
 
 Each row becomes one cell a value, (column, bin, value), and cells are added up by (split, column, bin): one aggregate
 whose result is as small as the bins. On CPUs the NumPy body is several times as fast.
@@ -14,10 +14,10 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headrace.features.bins import Bins, NumberBins
 from headrace.features.spark_plan import col
-from headrace.features.statistics import Measured, Tallies
-from headrace.features.tally import Tally
+from headrace.features.statistics.bins import Bins, NumberBins
+from headrace.features.statistics.counts import Measured, Tallies
+from headrace.features.statistics.tally import Tally
 from headrace.schema import NULL_CODE, OOV_CODE
 
 _MISSING = -1

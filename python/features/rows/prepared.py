@@ -15,10 +15,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from headrace.config import Spec
+from headrace.features.bodies.instants import spark_micros
 from headrace.features.columns import declared
-from headrace.features.instants import spark_micros
+from headrace.features.rows.split import SplitRows, split_rows, time_ranges
 from headrace.features.spark_plan import col
-from headrace.features.split import SplitRows, split_rows, time_ranges
 from headrace.features.tables.external import Reader, pin
 from headrace.features.tables.preparation import Preparation, midnight, train_rows
 from headrace.features.tables.table_op import PROBE

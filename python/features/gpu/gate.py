@@ -3,7 +3,7 @@
 For people `headrace plan --gpu`, for builds `make gpu-check`. Two things are looked at, both under the RAPIDS plugin's
 explain-only mode and the settings of conf/spark/gpu.conf:
 
-- each registered operator by itself, in the cases of headrace.features.gpu_cases, so that a fault has a name;
+- each registered operator by itself, in the cases of headrace.features.gpu.cases, so that a fault has a name;
 - each pipeline whole: the stage `features` as it is, over a small Delta table with the declared schema: scan, prepare,
   fit, count values, transform, write.
 """
@@ -24,9 +24,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.config import Chain, OpSpec, Spec
 from headrace.errors import UserError
-from headrace.features import gpu_cases
-from headrace.features.gpu_explain import Explainer, Node, Plan
-from headrace.features.gpu_rows import made_rows
+from headrace.features.gpu import cases as gpu_cases
+from headrace.features.gpu.explain import Explainer, Node, Plan
+from headrace.features.gpu.rows import made_rows
 from headrace.features.ops import REGISTRY
 from headrace.features.spark_plan import transform_frame
 from headrace.features.stage import BuildFeatures
@@ -104,7 +104,7 @@ def _check(
     subject: str, cases: Sequence[Mapping[str, Any]], explainer: Explainer, home: Path, frame: DataFrame, case: Case
 ) -> Iterator[Seen]:
     if not cases:
-        yield Seen(subject, "-", (), "has no case in headrace.features.gpu_cases")
+        yield Seen(subject, "-", (), "has no case in headrace.features.gpu.cases")
     for number, given in enumerate(cases):
         try:
             for step, plans in case(explainer, home, frame, given):

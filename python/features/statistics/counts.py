@@ -1,7 +1,7 @@
 """Statistics of every input column and every feature, split by split: what came in today beside what was trained on.
 
-A sample of the training rows fixes the bins; then all rows are counted in them, by headrace.features.statistics_arrow
-(NumPy in tasks that Spark schedules) or headrace.features.statistics_spark (a Spark plan). What a task hands back is as
+A sample of the training rows fixes the bins; then all rows are counted in them, by headrace.features.statistics.arrow
+(NumPy in tasks that Spark schedules) or headrace.features.statistics.spark (a Spark plan). What a task hands back is as
 small as its bins, so nothing grows with rows or vocabularies.
 """
 
@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.features.bins import I64, Bins, NumberBins, ValueBins, describe
-from headrace.features.cells import Cells
+from headrace.features.bodies.cells import Cells
+from headrace.features.bodies.lookup import Lookup
 from headrace.features.columns import ValueType
-from headrace.features.lookup import Lookup
-from headrace.features.tally import Tally
+from headrace.features.statistics.bins import I64, Bins, NumberBins, ValueBins, describe
+from headrace.features.statistics.tally import Tally
 from headrace.schema import NULL_CODE, OOV_CODE, Feature, Kind
 
 #: Rows that fix the bins.
@@ -156,7 +156,7 @@ class Statistics:
     tallies: Tallies
 
     def rows(self, vocabularies: Mapping[str, Lookup]) -> Iterator[dict[str, Any]]:
-        """A record for each split and column: those of headrace.features.statistics_table, without day and ranges."""
+        """A record for each split and column: those of headrace.features.statistics.table, without day and ranges."""
         for i, (measured, bins) in enumerate(zip(self.measured, self.bins, strict=True)):
             names = _names(bins, vocabularies[measured.vocabulary]) if measured.vocabulary else None
             for split, name in enumerate(self.splits):

@@ -1,0 +1,1 @@
+"""Writing the dataset: what goes into which file, and one writer for each kind of rows."""
