@@ -7,6 +7,10 @@ from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
 
+#: Places of the smallest map.
+_LEAST = 16
+#: Bytes of a place: an id and its number.
+PLACE_BYTES = 16
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -19,6 +23,11 @@ def mix(ids: Ids, salt: int = 0) -> NDArray[np.uint64]:
     return mixed
 
 
+def places_for(ids: int) -> int:
+    """Places of a map of so many ids: a power of two, at most half of them taken."""
+    return max(_LEAST, 1 << (2 * ids - 1).bit_length())
+
+
 class IdMap:
     """Ids and their numbers. Linear probing, at most half full, so that a few rounds over a batch find everything.
 
@@ -26,9 +35,9 @@ class IdMap:
     """
 
     def __init__(self, ids: Ids | None = None) -> None:
-        self._keys: Ids = np.zeros(16, dtype=np.int64)
+        self._keys: Ids = np.zeros(_LEAST, dtype=np.int64)
         #: -1: the place is free.
-        self._numbers: Ids = np.full(16, -1, dtype=np.int64)
+        self._numbers: Ids = np.full(_LEAST, -1, dtype=np.int64)
         self._used = 0
         if ids is not None:
             self.add(ids)
@@ -40,6 +49,11 @@ class IdMap:
     def load(self) -> float:
         """Share of places that are taken."""
         return self._used / len(self._keys)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return PLACE_BYTES * len(self._keys)
 
     def find(self, ids: Ids) -> Ids:
         """The number of each id [N]; -1 where it is not in the map."""
@@ -63,7 +77,7 @@ class IdMap:
         if 2 * self._used > len(self._keys):
             held = self._numbers >= 0
             ids_before, numbers_before = self._keys[held], self._numbers[held]
-            size = 1 << int(np.ceil(np.log2(4 * self._used)))
+            size = places_for(self._used)
             self._keys, self._numbers = np.zeros(size, dtype=np.int64), np.full(size, -1, dtype=np.int64)
             self._put(ids_before, numbers_before)
         self._put(ids, numbers)

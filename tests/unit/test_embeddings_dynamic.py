@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,8 @@ from torch import Tensor
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.collective import Collective, LocalCollective
 from headrace.embeddings.collective_threads import ThreadCollective, run_ranks
-from headrace.embeddings.dynamic import DynamicEmbedding, DynamicReport, DynamicSpec, total
+from headrace.embeddings.dynamic import DynamicEmbeddings
+from headrace.embeddings.dynamic_rows import DynamicReport, DynamicRows, DynamicSpec, bytes_for, rows_within
 from headrace.embeddings.id_map import IdMap, mix
 from headrace.embeddings.initial import INIT_BOUND, initial_values
 from headrace.errors import UserError
@@ -77,7 +80,11 @@ class Dictionary:
                 del self.seen[i]
             admitted = admitted[:limit]
             goes = max(len(self.rows) + len(admitted) - limit, int(self.spec.evict_share * limit))
-            by_worth = sorted(self.rows, key=lambda i: (-self.seen[i], -self.last[i], i))
+            lru = self.spec.evict == "lru"
+            by_worth = sorted(
+                self.rows,
+                key=lambda i: (-self.last[i], -self.seen[i], i) if lru else (-self.seen[i], -self.last[i], i),
+            )
             for i in by_worth[len(by_worth) - min(goes, len(by_worth)) :]:
                 del self.rows[i], self.seen[i], self.last[i]
                 self.evicted += 1
@@ -91,38 +98,60 @@ class Dictionary:
                 self.rows[i] -= np.float32(self.lr) * g
 
 
+class One(DynamicEmbeddings):
+    """A single table, its vectors alone."""
+
+    def __init__(self, spec: DynamicSpec, c: Collective, **optimizer: Any) -> None:
+        super().__init__([spec], c, seed=7)
+        self.configure_optimizer(EmbeddingOptimizer(**(optimizer or {"kind": "sgd", "learning_rate": 0.5})))
+
+    @property
+    def rows(self) -> DynamicRows:
+        return self.tables[0]
+
+    @property
+    def told(self) -> DynamicReport:
+        return self.rows.report
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        ((vectors, found),) = super().__call__([ids])
+        assert not vectors[~found].any()
+        return vectors
+
+
 def train(
     spec: DynamicSpec, c: Collective, batches: Sequence[Sequence[Sequence[int]]]
-) -> tuple[DynamicEmbedding, list[Tensor]]:
-    table = DynamicEmbedding(spec, c, seed=7)
-    table.configure_optimizer(EmbeddingOptimizer(kind="sgd", learning_rate=0.5))
+) -> tuple[One, list[Tensor], DynamicReport]:
+    table = One(spec, c)
     outs = []
     for batch in batches:
         out = table(torch.tensor(batch[c.world.rank], dtype=torch.int64))
         ((out - 1) ** 2).sum().backward()
         table.step()
         outs.append(out.detach())
-    return table, outs
+    return table, outs, table.report()[spec.name]
 
 
-def compare(spec: DynamicSpec, world: int, batches: Sequence[Sequence[Sequence[int]]]) -> list[DynamicEmbedding]:
+def compare(spec: DynamicSpec, world: int, batches: Sequence[Sequence[Sequence[int]]]) -> DynamicReport:
     expected = Dictionary(spec, 0.5)
     ranks = run_ranks(world, lambda c: train(spec, c, batches))
     for step, batch in enumerate(batches):
         ids = [i for of_rank in batch for i in of_rank]
         vectors = expected.forward(ids)
-        got = torch.cat([outs[step] for _, outs in ranks])
+        got = torch.cat([outs[step] for _, outs, _ in ranks])
         np.testing.assert_allclose(got.numpy(), vectors, rtol=1e-4, atol=1e-5)
         expected.step(ids, 2 * (vectors - 1))
-    held = {int(i): w for t, _ in ranks for i, w in zip(t.ids, t.weight, strict=True)}
+    held = {int(i): w for t, *_ in ranks for i, w in zip(t.rows.ids, t.rows.weight, strict=True)}
     assert held.keys() == expected.rows.keys()
     for i, w in held.items():
         np.testing.assert_allclose(w.numpy(), expected.rows[i], rtol=1e-3, atol=1e-4)
-    report = total([t.report for t, _ in ranks])
+    report = ranks[0][2]
+    assert all(r == report for *_, r in ranks)
     assert report.rows == len(expected.rows)
+    assert report.waiting == sum(1 for i in expected.seen if i not in expected.rows)
     assert report.evicted == expected.evicted
     assert report.lookups == sum(len(r) for b in batches for r in b)
-    return [t for t, _ in ranks]
+    return report
 
 
 @st.composite
@@ -143,52 +172,98 @@ def test_rows_come_with_their_ids_on_any_world(run: tuple[int, int, list[list[li
 @settings(max_examples=60, deadline=None)
 @given(
     batches=st.lists(st.lists(st.integers(0, 25), max_size=20), min_size=1, max_size=8),
-    limit=st.integers(1, 12), admit_after=st.integers(1, 2),
+    limit=st.integers(1, 12), admit_after=st.integers(1, 2), evict=st.sampled_from(["lfu", "lru"]),
 )  # fmt: skip
-def test_the_least_seen_make_room(batches: list[list[int]], limit: int, admit_after: int) -> None:
-    spec = DynamicSpec("t", DIM, admit_after=admit_after, max_rows=limit, evict_share=0.3)
-    (table,) = compare(spec, 1, [[b] for b in batches])
-    assert len(table.weight) <= limit
+def test_the_least_seen_or_the_oldest_make_room(
+    batches: list[list[int]], limit: int, admit_after: int, evict: Any
+) -> None:
+    spec = DynamicSpec("t", DIM, admit_after=admit_after, max_rows=limit, evict_share=0.3, evict=evict)
+    assert compare(spec, 1, [[b] for b in batches]).rows <= limit
+
+
+@pytest.mark.parametrize("kind", ["sgd", "rowwise_adagrad", "adam"])
+def test_the_limit_of_memory_is_kept(kind: str) -> None:
+    table = One(DynamicSpec("t", 8, memory_mib=0.25), LocalCollective(), kind=kind)
+    allowed = rows_within(2**18, 8, kind)
+    assert bytes_for(allowed, 8, kind) <= 2**18 < bytes_for(allowed + 1, 8, kind)
+    most = 0
+    for step in range(12):
+        table(torch.arange(step * 700, step * 700 + 900)).sum().backward()
+        table.step()
+        assert table.told.nbytes <= 2**18
+        most = max(most, table.told.rows)
+    assert allowed > 900
+    assert most == allowed
+    assert table.told.evicted > 0
+    with pytest.raises(UserError, match="memory_mib=1e-05 has no room"):
+        One(DynamicSpec("t", 8, memory_mib=1e-5), LocalCollective())
+
+
+def test_tables_travel_together_and_stay_apart() -> None:
+    """Two tables of two widths, on three ranks, against each alone on one."""
+    specs = [DynamicSpec("a", 2), DynamicSpec("b", 5, admit_after=2)]
+    generator = np.random.default_rng(3)
+    batches = [[generator.integers(0, 9, 30), generator.integers(0, 9, 12)] for _ in range(4)]
+
+    def run(c: Collective, chosen: Sequence[int]) -> list[list[Tensor]]:
+        tables = DynamicEmbeddings([specs[i] for i in chosen], c, seed=7)
+        tables.configure_optimizer(EmbeddingOptimizer(kind="sgd", learning_rate=0.5))
+        outs = []
+        for batch in batches:
+            mine = [np.array_split(batch[i], c.world.size)[c.world.rank] for i in chosen]
+            vectors = [v for v, _ in tables([torch.from_numpy(m) for m in mine])]
+            sum(((v - 1) ** 2).sum() for v in vectors).backward()  # type: ignore[union-attr]
+            tables.step()
+            outs.append([v.detach() for v in vectors])
+        return outs
+
+    together = run_ranks(3, lambda c: run(c, [0, 1]))
+    for table in (0, 1):
+        alone = run(LocalCollective(), [table])
+        for step in range(4):
+            got = torch.cat([rank[step][table] for rank in together])
+            torch.testing.assert_close(got, alone[step][0], rtol=1e-4, atol=1e-5)
 
 
 def test_an_evicted_id_starts_again_as_it_started() -> None:
-    table = DynamicEmbedding(DynamicSpec("t", DIM, max_rows=2), LocalCollective(), seed=7)
-    table.configure_optimizer(EmbeddingOptimizer(kind="adagrad", learning_rate=0.5))
+    table = One(DynamicSpec("t", DIM, max_rows=2), LocalCollective(), kind="adagrad", learning_rate=0.5)
     first = table(torch.tensor([5, 5])).detach()[0]
     for batch in ([5, 5], [6, 6, 6, 6, 6], [7] * 9, [8] * 9):
         table(torch.tensor(batch)).sum().backward()
         table.step()
-    assert 5 not in table.ids
-    assert table.report == DynamicReport(2, 0, 2 / 16, 4, 2, 27, 27)
+    assert 5 not in table.rows.ids
+    assert table.told == DynamicReport(2, 0, 2 / 16, 4, 2, 27, 27, 0, 0, bytes_for(2, DIM, "adagrad"))
     assert torch.equal(table(torch.tensor([5] * 20)).detach()[0], first)
-    assert float(table._states["sum"][list(table.ids).index(5)].abs().max()) == 0
+    assert float(table.rows.states["sum"][list(table.rows.ids).index(5)].abs().max()) == 0
 
 
 def test_scoring_changes_nothing() -> None:
-    table, _ = train(DynamicSpec("t", DIM, admit_after=2), LocalCollective(), [[[1, 1, 2]]])
-    before = (table.report, table.weight.clone())
+    table, *_ = train(DynamicSpec("t", DIM, admit_after=2), LocalCollective(), [[[1, 1, 2]]])
+    before = (table.told, table.rows.weight.clone())
     table.eval()
     with torch.no_grad():
         out = table(torch.tensor([1, 2, 3, 2, 3]))
     assert torch.equal(out[0], before[1][0])
     assert not out[1:].any()
-    assert table.report == before[0]
+    assert table.told == replace(before[0], asked=5, absent=4)
+    assert table.told.oov_share == 0.8
+    assert table.eval().told == before[0]
 
 
 def test_a_chance_of_admission_is_that_chance() -> None:
     spec = DynamicSpec("t", DIM, admit_chance=0.25)
-    table, _ = train(spec, LocalCollective(), [[list(range(20_000))]])
-    assert len(table.ids) == pytest.approx(5_000, rel=0.04)
-    again, _ = train(spec, LocalCollective(), [[list(range(20_000))]])
-    assert np.array_equal(table.ids, again.ids)
+    table, *_ = train(spec, LocalCollective(), [[list(range(20_000))]])
+    assert len(table.rows.ids) == pytest.approx(5_000, rel=0.04)
+    again, *_ = train(spec, LocalCollective(), [[list(range(20_000))]])
+    assert np.array_equal(table.rows.ids, again.rows.ids)
 
 
 def test_those_who_wait_longest_are_forgotten_first() -> None:
     spec = DynamicSpec("t", DIM, admit_after=2, max_waiting=10)
-    table, _ = train(spec, LocalCollective(), [[list(range(10))], [list(range(10, 16))]])
-    assert table.report.waiting == 10
-    table(torch.arange(20))  # of 0-9, four were kept
-    assert sorted(table.ids.tolist()) == [0, 1, 2, 3, *range(10, 16)]
+    table, *_ = train(spec, LocalCollective(), [[list(range(10))], [list(range(10, 16))]])
+    assert table.told.waiting == 9  # a tenth more goes, for the next ones
+    table(torch.arange(20))
+    assert sorted(table.rows.ids.tolist()) == [0, 1, 2, *range(10, 16)]
 
 
 def test_growing_keeps_rows_and_states() -> None:
@@ -202,18 +277,16 @@ def test_saved_on_two_loaded_on_three_and_on_one(kind: str, tmp_path: Path) -> N
     spec = DynamicSpec("t", DIM, admit_after=2)
     asked = torch.arange(-20, 60)
 
-    def new(c: Collective) -> DynamicEmbedding:
-        table = DynamicEmbedding(spec, c, seed=7)
-        table.configure_optimizer(EmbeddingOptimizer(kind=kind, learning_rate=0.1))
-        return table
+    def new(c: Collective) -> One:
+        return One(spec, c, kind=kind, learning_rate=0.1)
 
-    def step(table: DynamicEmbedding, number: int) -> None:
+    def step(table: One, number: int) -> None:
         ids = np.random.default_rng(number).integers(-20, 60, 48)
         mine = np.array_split(ids, table.collective.world.size)[table.collective.world.rank]
         (table(torch.from_numpy(mine)) - 1).square().sum().backward()
         table.step()
 
-    def look(table: DynamicEmbedding) -> Tensor:
+    def look(table: One) -> Tensor:
         table.eval()
         with torch.no_grad():
             out = table(asked)
@@ -229,18 +302,16 @@ def test_saved_on_two_loaded_on_three_and_on_one(kind: str, tmp_path: Path) -> N
 
     def second(c: ThreadCollective) -> Tensor:
         table = new(c)
-        table.load(tmp_path / "two")
+        table.load(tmp_path / "two", True)
         table.save(tmp_path / "three")
         return look(table)
 
-    (tmp_path / "two").mkdir()
-    (tmp_path / "three").mkdir()
     expected = run_ranks(2, first)[0]
     assert 20 < int(expected.any(dim=1).sum()) < 80
     for got in run_ranks(3, second):
         assert torch.equal(got, expected)
     alone = new(LocalCollective())
-    alone.load(tmp_path / "three")
+    alone.load(tmp_path / "three", True)
     assert torch.equal(look(alone), expected)
     # Counts, states and those who wait came along.
     undisturbed = new(LocalCollective())
@@ -250,29 +321,39 @@ def test_saved_on_two_loaded_on_three_and_on_one(kind: str, tmp_path: Path) -> N
         step(undisturbed, n)
         step(alone, n)
     torch.testing.assert_close(look(alone), look(undisturbed), rtol=1e-4, atol=1e-6)
-    assert alone.report.waiting == undisturbed.report.waiting
+    assert replace(alone.told, asked=0, absent=0, load=0, nbytes=0) == replace(
+        undisturbed.told, asked=0, absent=0, load=0, nbytes=0
+    )
+    # Scoring reads ids and vectors alone.
+    scoring = DynamicEmbeddings([spec], LocalCollective(), seed=7).eval()
+    for path in (tmp_path / "three").glob("*-training.safetensors"):
+        path.unlink()
+    scoring.load(tmp_path / "three", False)
+    ((vectors, found),) = scoring([asked])
+    assert torch.equal(vectors, expected)
+    assert torch.equal(found, expected.any(dim=1))
 
 
 def test_damage_is_refused_by_name(tmp_path: Path) -> None:
-    table, _ = train(DynamicSpec("t", DIM), LocalCollective(), [[[1, 2, 3]]])
+    table, *_ = train(DynamicSpec("t", DIM), LocalCollective(), [[[1, 2, 3]]])
     table.save(tmp_path)
     path = tmp_path / "t-00000.safetensors"
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"t-00000\.safetensors is damaged"):
-        table.load(tmp_path)
-    meta = tmp_path / "t-00000-dynamic.json"
+        table.load(tmp_path, True)
+    meta = tmp_path / "t-00000.json"
     meta.write_text(meta.read_text().replace('"steps":1', '"steps":2'))
-    with pytest.raises(UserError, match=r"t-00000-dynamic\.json is damaged"):
-        table.load(tmp_path)
-    other = DynamicEmbedding(DynamicSpec("u", DIM), LocalCollective(), seed=7)
+    with pytest.raises(UserError, match=r"t-00000\.json is damaged"):
+        table.load(tmp_path, True)
+    other = One(DynamicSpec("u", DIM), LocalCollective())
     with pytest.raises(UserError, match=r"the save of .* did not finish"):
-        other.load(tmp_path)
+        other.load(tmp_path, True)
 
 
 def test_evicting_between_forward_and_backward_is_refused() -> None:
-    table = DynamicEmbedding(DynamicSpec("t", DIM, max_rows=2), LocalCollective(), seed=7)
+    table = One(DynamicSpec("t", DIM, max_rows=2), LocalCollective())
     out = table(torch.tensor([1, 2]))
     table(torch.tensor([3, 4, 3, 4]))
     with pytest.raises(RuntimeError, match="evicted by another forward"):

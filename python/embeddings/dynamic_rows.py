@@ -1,0 +1,378 @@
+"""One rank's rows of a table of raw ids: which ids have one, how they start, learn and go. Speaks to no other rank."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.config import EmbeddingOptimizer, TableOptimizer
+from headrace.embeddings.exchange import find_duplicates
+from headrace.embeddings.id_map import PLACE_BYTES, IdMap, Ids, mix, places_for
+from headrace.embeddings.initial import INIT_BOUND, initial_values
+from headrace.embeddings.optimizers import RULES, Touched, state_bytes_per_row
+from headrace.embeddings.sightings import ID, LAST, RECORD_BYTES, SEEN, Waiting, grown
+from headrace.errors import UserError
+from headrace.world import World
+
+#: Salt of the hash that says whether an id is drawn.
+_DRAW = 2
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class DynamicSpec:
+    """A table without a vocabulary."""
+
+    name: str
+    dim: int
+    #: Times that an id is seen in training before it gets a row.
+    admit_after: int = 1
+    #: Chance that an id gets a row each time it is seen, once `admit_after` is reached; 1: at once.
+    admit_chance: float = 1.0
+    #: Rows over all ranks; each rank has its even share. None: no limit.
+    max_rows: int | None = None
+    #: MiB of each rank for rows, optimizer states, counts and the hash table. None: no limit.
+    memory_mib: float | None = None
+    #: Who goes where there is no room: lfu, those seen least often (of equals the longest ago); lru the other way.
+    evict: Literal["lfu", "lru"] = "lfu"
+    #: Share of a rank's rows that go at once when there is no room: each eviction costs one pass over the rows.
+    evict_share: float = 0.1
+    #: Ids that wait for admission over all ranks; beyond it those seen longest ago are forgotten.
+    max_waiting: int = 1_000_000
+
+
+@dataclass(frozen=True)
+class DynamicReport:
+    """One rank's table. Sum over the ranks for the whole; of `load` the largest counts."""
+
+    rows: int
+    waiting: int
+    #: Share of the hash table's places that are taken.
+    load: float
+    #: Since the table began, days before included.
+    admitted: int
+    evicted: int
+    #: Lookups in training that found a row, and all.
+    hits: int
+    lookups: int
+    #: Lookups since evaluation last began that found no row, and all.
+    absent: int
+    asked: int
+    #: Of rows, states, counts and the hash table.
+    nbytes: int
+
+    @property
+    def oov_share(self) -> float | None:
+        """Share of the last evaluation's lookups that found no row; None: there were none."""
+        return self.absent / self.asked if self.asked else None
+
+
+def bytes_for(rows: int, dim: int, optimizer: str | None) -> int:
+    """Bytes of so many rows with all that belongs to them."""
+    each = 4 * dim + RECORD_BYTES + (state_bytes_per_row(optimizer, dim) if optimizer else 0)
+    return rows * each + PLACE_BYTES * places_for(rows)
+
+
+def rows_within(limit: float, dim: int, optimizer: str | None) -> int:
+    """The most rows that take at most `limit` bytes."""
+    low, high = 0, int(limit) // (4 * dim) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if bytes_for(middle, dim, optimizer) <= limit else (low, middle)
+    return low
+
+
+class DynamicRows:
+    """See the module. `headrace.embeddings.dynamic` brings the ids of all ranks here.
+
+    The order of rows means nothing and changes with evictions; nothing that is said depends on it.
+    """
+
+    def __init__(self, spec: DynamicSpec, world: World, seed: int, *, init_bound: float = INIT_BOUND) -> None:
+        self.spec, self.world, self._seed, self._bound = spec, world, seed, init_bound
+        self._map = IdMap()
+        #: By row: see headrace.embeddings.sightings. More rows than ids, as are weights and states.
+        self._facts: Ids = np.zeros((0, 3), dtype=np.int64)
+        self._waiting = Waiting(max(1, spec.max_waiting // world.size))
+        #: [room, D].
+        self._weight = torch.zeros(0, spec.dim)
+        self.states: dict[str, Tensor] = {}
+        self._pending: list[tuple[Tensor, Tensor]] = []
+        self.optimizer: EmbeddingOptimizer | None = None
+        self._own = TableOptimizer()
+        self._limit = self._rows_allowed()
+        self.steps = 0
+        #: Forward passes in training.
+        self.batches = 0
+        #: How often rows were renumbered.
+        self.numbering = 0
+        #: admitted, evicted, hits, lookups.
+        self.counters: Ids = np.zeros(4, dtype=np.int64)
+        self._absent = self._asked = 0
+
+    def __len__(self) -> int:
+        return len(self._map)
+
+    @property
+    def ids(self) -> Ids:
+        """The id of each row: int64 [rows]."""
+        return self._facts[: len(self), ID]
+
+    @property
+    def weight(self) -> Tensor:
+        """The rows: float32 [rows, D]."""
+        return self._weight[: len(self)]
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether gradients wait for `step`."""
+        return bool(self._pending)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of rows, states, counts and the hash table, spare room included."""
+        tensors = sum(t.numel() * t.element_size() for t in (self._weight, *self.states.values()))
+        return tensors + self._facts.nbytes + self._map.nbytes
+
+    @property
+    def report(self) -> DynamicReport:
+        """What is here and what was done."""
+        admitted, evicted, hits, lookups = (int(n) for n in self.counters)
+        return DynamicReport(
+            len(self), len(self._waiting), self._map.load, admitted, evicted, hits, lookups, self._absent, self._asked,
+            self.nbytes,
+        )  # fmt: skip
+
+    def configure_optimizer(self, optimizer: EmbeddingOptimizer) -> None:
+        """Choose the optimizer and make its states, at zero.
+
+        Raises:
+            UserError: the limit of memory has no room for a row.
+        """
+        self.optimizer, self._own = optimizer, optimizer.tables.get(self.spec.name, TableOptimizer())
+        self._limit = self._rows_allowed()
+        rule = RULES[optimizer.kind]
+        width = 1 if rule.by_row else self.spec.dim
+        self.states = {name: torch.zeros(len(self._weight), width) for name in rule.state}
+        self.steps = 0
+        self._pending.clear()
+
+    def _rows_allowed(self) -> int | None:
+        limits = []
+        if self.spec.max_rows is not None:
+            limits.append(max(1, self.spec.max_rows // self.world.size))
+        if self.spec.memory_mib is not None:
+            kind = self.optimizer.kind if self.optimizer else None
+            limits.append(rows_within(self.spec.memory_mib * _MIB, self.spec.dim, kind))
+            if not limits[-1]:
+                raise UserError(
+                    f"train.embeddings.dynamic.{self.spec.name}.memory_mib={self.spec.memory_mib:g} has no room for a "
+                    f"row of {self.spec.dim} weights with its states: give more, or set max_rows instead"
+                )
+        return min(limits, default=None)
+
+    # --- lookups ---------------------------------------------------------------------------------------------------
+
+    def look_up(self, ids: Ids, counts: Ids, training: bool) -> Ids:
+        """Row of each id [N], -1 where it has none; an id may be there once for each rank that asks `counts[i]` times.
+
+        In training ids are counted and admitted; else nothing changes.
+        """
+        if not training:
+            rows = self._map.find(ids)
+            self._asked += int(counts.sum())
+            self._absent += int(counts[rows < 0].sum())
+            return rows
+        distinct, inverse = np.unique(ids, return_inverse=True)
+        times = np.bincount(inverse, weights=counts, minlength=len(distinct)).astype(np.int64)
+        self.batches += 1
+        rows = self._map.find(distinct)
+        known = rows >= 0
+        self._facts[rows[known], SEEN] += times[known]
+        self._facts[rows[known], LAST] = self.batches
+        admitted, seen = self._sight(distinct[~known], times[~known])
+        if len(admitted):
+            self._admit(admitted, seen)
+            rows = self._map.find(distinct)  # an eviction renumbers
+        self.counters[2:] += (int(times[rows >= 0].sum()), int(times.sum()))
+        return rows[inverse]
+
+    def rows_at(self, rows: Ids) -> Tensor:
+        """The vectors of rows [N], zeros where -1: float32 [N, D]."""
+        index = torch.from_numpy(rows)
+        if not len(self):
+            return torch.zeros(len(rows), self.spec.dim)
+        found = self._weight.index_select(0, index.clamp(min=0))
+        found[index < 0] = 0.0
+        return found
+
+    def _sight(self, ids: Ids, times: Ids) -> tuple[Ids, Ids]:
+        """Count distinct ids without a row; (ids, times seen) of those who get one now."""
+        numbers, seen = self._waiting.find(ids)
+        seen += times
+        ready = seen >= self.spec.admit_after
+        if self.spec.admit_chance < 1.0:
+            draw = mix(ids, _DRAW + 1_000_003 * (self._seed + self.batches)).astype(np.float64) / 2.0**64
+            ready &= draw < 1 - (1 - self.spec.admit_chance) ** times
+        self._waiting.leave(numbers[ready])
+        # Whoever leaves may have made the others' numbers anew.
+        late, late_seen = ids[~ready], seen[~ready]
+        self._waiting.put(late, self._waiting.find(late)[0], late_seen, self.batches)
+        return ids[ready], seen[ready]
+
+    def _admit(self, ids: Ids, seen: Ids) -> None:
+        if self._limit is not None and len(self) + len(ids) > self._limit:
+            # Those seen most often are first; more than the limit never get in.
+            order = np.lexsort((ids, -seen))[: self._limit]
+            ids, seen = ids[order], seen[order]
+            least = max(len(self) + len(ids) - self._limit, int(self.spec.evict_share * self._limit))
+            self._evict(min(len(self), least))
+        first = len(self)
+        self._map.add(ids)
+        self._make_room(len(self))
+        self._facts[first : len(self)] = np.stack([ids, seen, np.full(len(ids), self.batches)], axis=1)
+        values = initial_values(self.spec.name, ids.view(np.uint64), range(self.spec.dim), self._seed, self._bound)
+        self._weight[first : len(self)] = torch.from_numpy(values)
+        for full in self.states.values():
+            full[first : len(self)] = 0.0
+        self.counters[0] += len(ids)
+
+    def _evict(self, count: int) -> None:
+        """Let `count` rows go, by the spec's rule. Nothing may be pending."""
+        if self._pending:
+            raise RuntimeError("gradients wait for step(): rows cannot be evicted between backward and step")
+        if not count:
+            return
+        facts = self._facts[: len(self)]
+        rule, tie = (SEEN, LAST) if self.spec.evict == "lfu" else (LAST, SEEN)
+        edge = np.partition(facts[:, rule], count - 1)[count - 1]
+        near = np.flatnonzero(facts[:, rule] <= edge)
+        # ~id: from the largest id down, without overflow.
+        worst = np.lexsort((~facts[near, ID], facts[near, tie], facts[near, rule]))[:count]
+        stay = np.ones(len(facts), dtype=bool)
+        stay[near[worst]] = False
+        # The last rows move into the holes: what stays is not copied as a whole.
+        left = len(facts) - count
+        holes, movers = np.flatnonzero(~stay[:left]), left + np.flatnonzero(stay[left:])
+        facts[holes] = facts[movers]
+        to, of = torch.from_numpy(holes), torch.from_numpy(movers)
+        for full in (self._weight, *self.states.values()):
+            full.index_copy_(0, to, full.index_select(0, of))
+        self._map = IdMap(facts[:left, ID].copy())
+        self.counters[1] += count
+        self.numbering += 1
+
+    def _make_room(self, rows: int) -> None:
+        """Grow by half, to the limit at most."""
+        self._facts = grown(self._facts, rows, self._limit)
+        room = len(self._facts)
+        if room > len(self._weight):
+            self._weight = _with_room(self._weight, room)
+            self.states = {name: _with_room(full, room) for name, full in self.states.items()}
+
+    # --- learning --------------------------------------------------------------------------------------------------
+
+    def add_gradient(self, rows: Ids, grad: Tensor) -> None:
+        """Keep the gradient float32 [N, D] of rows [N] (-1: of nobody; they may repeat) for `step`."""
+        held = torch.from_numpy(rows >= 0)
+        self._pending.append((torch.from_numpy(rows)[held], grad[held]))
+
+    def drop_gradients(self) -> None:
+        """Forget the gradients since the last step."""
+        self._pending.clear()
+
+    @torch.no_grad()
+    def step(self, lr: float | None = None) -> None:
+        """Apply the gradients since the last step to the rows that they touch. No exchange.
+
+        Args:
+            lr: the learning rate of this step; default the configured one. A table with its own keeps the proportion.
+        """
+        if self.optimizer is None:
+            raise RuntimeError("configure_optimizer comes before step")
+        self.steps += 1
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        found = find_duplicates(torch.cat([rows for rows, _ in pending]))
+        rows, grad = found.unique, found.sum_rows(torch.cat([g for _, g in pending]))
+        weight = self._weight.index_select(0, rows)
+        own, common = self._own, self.optimizer
+        decay = common.weight_decay if own.weight_decay is None else own.weight_decay
+        if decay:
+            grad.add_(weight, alpha=decay)
+        states = {name: full.index_select(0, rows) for name, full in self.states.items()}
+        touched = Touched(weight, grad, states, self.steps, grad.square().mean(1, keepdim=True))
+        rate = common.learning_rate if lr is None else lr
+        if own.learning_rate is not None:
+            rate = own.learning_rate if lr is None else lr * own.learning_rate / common.learning_rate
+        RULES[common.kind].update(touched, rate)
+        self._weight.index_copy_(0, rows, weight)
+        for name, full in self.states.items():
+            full.index_copy_(0, rows, states[name])
+
+    def age_state(self, kept: float) -> None:
+        """Multiply the states that never shrink by `kept`; see ShardedEmbeddings.age_state."""
+        if self.optimizer is not None:
+            for name in RULES[self.optimizer.kind].growing:
+                self.states[name].mul_(kept)
+
+    def begin_evaluation(self) -> None:
+        """Count lookups outside training from 0."""
+        self._absent = self._asked = 0
+
+    # --- as a whole ------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> DynamicRows:
+        """A copy as of now, to be saved while this goes on."""
+        self.check_settled()
+        twin = copy.copy(self)
+        twin._facts, twin._weight = self._facts[: len(self)].copy(), self.weight.clone()
+        twin.states = {name: full[: len(self)].clone() for name, full in self.states.items()}
+        twin._waiting = copy.deepcopy(self._waiting)
+        twin._map, twin._pending, twin.counters = IdMap(twin._facts[:, ID].copy()), [], self.counters.copy()
+        return twin
+
+    def check_settled(self) -> None:
+        """Raise RuntimeError where gradients wait for `step`: a save would lose them."""
+        if self._pending:
+            raise RuntimeError("gradients wait for step(): a save between backward and step would lose them")
+
+    def dump(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """(what scoring needs, what training needs besides), rows in order of their ids."""
+        self.check_settled()
+        order = np.argsort(self.ids)
+        rows, facts = torch.from_numpy(order), torch.from_numpy(self._facts[: len(self)][order])
+        training = {"seen": facts[:, SEEN], "last": facts[:, LAST], "waiting": torch.from_numpy(self._waiting.state())}
+        training |= {f"state/{name}": full.index_select(0, rows) for name, full in self.states.items()}
+        return {"ids": facts[:, ID], "weight": self._weight.index_select(0, rows)}, training
+
+    def replace(self, scoring: dict[str, Tensor], training: dict[str, Tensor]) -> None:
+        """Take over what `dump` gave (of ids that are this rank's); what `training` lacks starts at zero."""
+        ids = scoring["ids"].numpy()
+        n = len(ids)
+        none = torch.zeros(n, dtype=torch.int64)
+        seen, last = (training.get(k, none).numpy() for k in ("seen", "last"))
+        self._facts = np.stack([ids, seen, last], axis=1)
+        self._weight = scoring["weight"]
+        self.states = {k: training.get(f"state/{k}", torch.zeros(n, *v.shape[1:])) for k, v in self.states.items()}
+        if "waiting" in training:
+            self._waiting.load(training["waiting"].numpy())
+        self._map = IdMap(ids.copy())
+        self._pending.clear()
+        self.numbering += 1
+        if self._limit is not None and n > self._limit:
+            self._evict(n - self._limit)
+            self._facts, self._weight = self._facts[: self._limit].copy(), self.weight.clone()
+            self.states = {k: full[: self._limit].clone() for k, full in self.states.items()}
+
+
+def _with_room(old: Tensor, room: int) -> Tensor:
+    new = torch.zeros(room, old.shape[1])
+    new[: len(old)] = old
+    return new
