@@ -76,7 +76,18 @@ Sets = Annotated[
     list[str] | None,
     typer.Option("--set", help="Override a key of the spec; may be repeated.", metavar="KEY=VALUE"),
 ]
+Overlays = Annotated[
+    list[Path] | None,
+    typer.Option("--overlay", help="A YAML file with some keys of the spec, as `headrace tune` writes them; "
+                 "before --set; may be repeated.", metavar="FILE"),
+]  # fmt: skip
 VAR = Path("var")
+
+
+def _overrides(overlays: list[Path] | None, sets: list[str] | None) -> list[str]:
+    from headrace.config import load_overlay
+
+    return [*(o for path in overlays or [] for o in load_overlay(path)), *(sets or [])]
 
 
 def _examples(*lines: str) -> str:
@@ -146,6 +157,7 @@ def run(
     ds: Ds = None,
     first: Annotated[str, typer.Option("--from", help="The first stage.", metavar="STAGE")] = "ingest",
     last: Annotated[str, typer.Option("--to", help="The last stage.", metavar="STAGE")] = "report",
+    overlays: Overlays = None,
     sets: Sets = None,
     home: Home = VAR,
 ) -> None:
@@ -156,7 +168,7 @@ def run(
     """
     from headrace.commands.run import run as verb
 
-    raise typer.Exit(verb(pipeline, Workspace(home), ds, sets or [], first, last))
+    raise typer.Exit(verb(pipeline, Workspace(home), ds, _overrides(overlays, sets), first, last))
 
 
 #: Verb -> what it says of itself.
@@ -173,10 +185,10 @@ _STAGES = {
 
 
 def _stage_verb(stage: str) -> Callable[..., None]:
-    def verb(pipeline: Pipeline, ds: Ds = None, sets: Sets = None, home: Home = VAR) -> None:
+    def verb(pipeline: Pipeline, ds: Ds = None, overlays: Overlays = None, sets: Sets = None, home: Home = VAR) -> None:
         from headrace.commands.run import run as run_stages
 
-        raise typer.Exit(run_stages(pipeline, Workspace(home), ds, sets or [], stage, stage))
+        raise typer.Exit(run_stages(pipeline, Workspace(home), ds, _overrides(overlays, sets), stage, stage))
 
     return verb
 
@@ -320,6 +332,33 @@ def plan(
     if pipeline and operators:
         raise UserError("name a pipeline or operators, not both")
     raise typer.Exit(verb(pipeline, sets or [], operators or []))
+
+
+@app.command(
+    epilog=_examples(
+        "headrace tune clicks --ds 2026-01-08 --trials 30",
+        "headrace tune clicks --ds 2026-01-08 --overlay space.yaml --out best.yaml",
+        "headrace run clicks --ds 2026-01-08 --from train --overlay best.yaml",
+    )
+)
+def tune(
+    pipeline: Pipeline,
+    ds: Ds = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Short for --set train.search.trials=N.", metavar="N", min=1)
+    ] = None,
+    target: Annotated[Path | None, typer.Option("--out", help="Copy the best settings there.", metavar="FILE")] = None,
+    overlays: Overlays = None,
+    sets: Sets = None,
+    home: Home = VAR,
+) -> None:
+    """Search for better settings by short runs on a sample of the day's dataset.
+
+    What is tried is the section train.search of the spec. A search that was stopped goes on with the same command.
+    """
+    from headrace.commands.tune import tune as verb
+
+    verb(pipeline, Workspace(home), ds, _overrides(overlays, sets), trials, target)
 
 
 @app.command(epilog=_examples("headrace doctor", "headrace doctor clicks"))

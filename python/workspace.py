@@ -44,6 +44,10 @@ class Workspace:
     def model(self, pipeline: str, ds: str, key: str) -> Path:
         return self.home / "models" / pipeline / ds / key
 
+    def search(self, pipeline: str, ds: str, key: str) -> Path:
+        """A search of hyper-parameters: its study, its sample of the dataset, its best settings."""
+        return self.home / "search" / pipeline / ds / key
+
     def report(self, pipeline: str, ds: str) -> Path:
         return self.home / "reports" / pipeline / f"{ds}.html"
 

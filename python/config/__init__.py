@@ -9,9 +9,10 @@ valid name. Nothing below the command line reads the environment: what a stage o
 from headrace.config.drift import Drift, DriftColumn
 from headrace.config.features import Chain, Features, OpSpec, Split
 from headrace.config.generate import Generate
-from headrace.config.load import build_spec, load_spec
+from headrace.config.load import build_spec, load_overlay, load_spec
 from headrace.config.model import Baseline, Model
 from headrace.config.publish import Publish, Score, Side, Warehouse
+from headrace.config.search import Parameter, Search
 from headrace.config.section import Section, parse_ds
 from headrace.config.spark import Spark, spark_profile
 from headrace.config.spec import Spec
@@ -39,8 +40,10 @@ __all__ = [
     "Negatives",
     "OpSpec",
     "Optimizer",
+    "Parameter",
     "Publish",
     "Score",
+    "Search",
     "Section",
     "Sharding",
     "Side",
@@ -54,6 +57,7 @@ __all__ = [
     "Train",
     "Warehouse",
     "build_spec",
+    "load_overlay",
     "load_spec",
     "parse_ds",
     "spark_profile",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from headrace.config.paths import fields_at
 from headrace.config.spec import Spec
 from headrace.errors import UserError, nearest
 from headrace.workspace import pipeline_file
@@ -33,6 +34,36 @@ def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Spec:
                 f"no pipeline '{path_or_name}'{nearest(str(path_or_name), shipped)}; shipped: {', '.join(shipped)}; "
                 f"or give the path of a .yaml file"
             )
+    data = _read(path)
+    for override in overrides:
+        _apply(data, override)
+    return build_spec(data, where=str(path))
+
+
+def load_overlay(path: Path) -> list[str]:
+    """The keys of a YAML file that has some of a pipeline's, as overrides for `load_spec`.
+
+    Raises:
+        UserError: no such file, not YAML, not a mapping.
+    """
+    return [f"{key}={flow(value)}" for key, value in _flat(_read(path), "")]
+
+
+def flow(value: Any) -> str:
+    """A value as YAML on one line."""
+    return yaml.safe_dump(value, default_flow_style=True, width=1 << 30).removesuffix("\n").removesuffix("\n...")
+
+
+def _flat(data: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in data.items():
+        # A key with a dot in it is no path: its mapping is taken whole.
+        if isinstance(value, Mapping) and value and not any("." in str(k) for k in value):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -41,9 +72,7 @@ def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Spec:
         raise UserError(f"{path} is not YAML: {' '.join(str(e).split())}") from None
     if not isinstance(data, dict):
         raise UserError(f"{path}: a pipeline is a mapping of sections, not a {type(data).__name__}")
-    for override in overrides:
-        _apply(data, override)
-    return build_spec(data, where=str(path))
+    return data
 
 
 def build_spec(data: Mapping[str, Any], where: str = "spec") -> Spec:
@@ -75,36 +104,10 @@ def _apply(data: dict[str, Any], override: str) -> None:
 def _explain(error: Any, where: str) -> str:
     path = ".".join(str(p) for p in error["loc"])
     if error["type"] == "extra_forbidden":
-        return f"{where}: unknown key '{path}'{nearest(str(error['loc'][-1]), _fields_at(error['loc'][:-1]))}"
+        return f"{where}: unknown key '{path}'{nearest(str(error['loc'][-1]), fields_at(Spec, error['loc'][:-1]))}"
     if error["type"] == "missing":
         return f"{where}: key '{path}' is missing"
     message = str(error["msg"]).removeprefix("Value error, ")
     quiet = error["type"] == "value_error" or isinstance(error["input"], (dict, list))
     shown = "" if quiet else f" (got {error['input']!r})"
     return f"{where}: {path + ': ' if path else ''}{message}{shown}"
-
-
-def _fields_at(loc: Sequence[Any]) -> list[str]:
-    """Valid keys of the section at a key path."""
-    model: Any = Spec
-    for part in loc:
-        if isinstance(part, int):
-            continue
-        field = model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
-        if field is None:
-            return []
-        model = _section_of(field.annotation)
-    if not (isinstance(model, type) and issubclass(model, BaseModel)):
-        return []
-    return [field.alias or name for name, field in model.model_fields.items()]
-
-
-def _section_of(annotation: Any) -> Any:
-    """The pydantic model inside `X | None`, `tuple[X, ...]`, `Annotated[X, ...]`."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for inner in getattr(annotation, "__args__", ()):
-        found = _section_of(inner)
-        if found is not None:
-            return found
-    return None

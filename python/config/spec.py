@@ -11,7 +11,9 @@ from headrace.config.drift import Drift
 from headrace.config.features import Features
 from headrace.config.generate import Generate
 from headrace.config.model import Baseline, Model
+from headrace.config.paths import annotation_at, leaves, number_type
 from headrace.config.publish import Publish, Score
+from headrace.config.search import SEARCHABLE, Search
 from headrace.config.section import NAME, Section, parse_ds
 from headrace.config.spark import Spark
 from headrace.config.table import Source, Table
@@ -76,4 +78,31 @@ class Spec(Section):
             raise ValueError(f"train.rank_group: '{self.train.rank_group}' must be in features.carried")
         if self.publish and not self.score:
             raise ValueError("publish needs a score section")
+        if self.train.search:
+            _check_search(self.train.search, self.train.rank_group)
         return self
+
+
+def _check_search(search: Search, rank_group: str | None) -> None:
+    known = [p for p in leaves(Spec) if _is_searchable(p)]
+    for path, parameter in search.parameters.items():
+        where = f"train.search.parameters: '{path}'"
+        try:
+            number = number_type(annotation_at(Spec, path))
+        except KeyError:
+            hint = nearest(path, known) or f"; fields that can be searched: {', '.join(known)}"
+            raise ValueError(f"{where} is no field of the spec{hint}") from None
+        if not _is_searchable(path):
+            raise ValueError(f"{where} changes nothing that a trial could tell; below these all can be searched: "
+                             f"{', '.join(SEARCHABLE)}")  # fmt: skip
+        if parameter.choices is None and number is None:
+            raise ValueError(f"{where} takes no numbers, so it has no low and high: write {{choices: [...]}}")
+        bounds = (parameter.low, parameter.high, parameter.step)
+        if number is int and any(b is not None and b != int(b) for b in bounds):
+            raise ValueError(f"{where} takes whole numbers: low, high and step must be such")
+    if search.objective == "ndcg" and rank_group is None:
+        raise ValueError("train.search.objective is 'ndcg', but train.rank_group is not set")
+
+
+def _is_searchable(path: str) -> bool:
+    return any(path == s or path.startswith(f"{s}.") for s in SEARCHABLE)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from headrace.config.search import Search
 from headrace.config.section import Section
 
 
@@ -111,6 +112,8 @@ class Train(Section):
     #: HR@k and NDCG@k over the split `rank`, grouped by this carried column.
     rank_group: str | None = None
     rank_k: int = Field(default=10, ge=1)
+    #: Hyper-parameters to search for (`headrace tune`); training itself does not look at it.
+    search: Search | None = None
 
     @model_validator(mode="after")
     def _divisible(self) -> Train:

@@ -179,6 +179,7 @@ def _steps(
             learner.model.train()
             if collective.world.is_chief:
                 log.info("epoch %d of %d: %s", epoch, job.train.epochs, show_metrics(found))
+            say(Tick(phase="evaluated", step=progress.step, total=total, epoch=epoch, metrics=found))
             progress.seconds = before + time.perf_counter() - began
             meter.restart()
         may_be_best = epoch_ends and job.train.patience is not None

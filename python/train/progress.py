@@ -25,7 +25,8 @@ _POLL_SECONDS = 0.25
 class Tick:
     """One message of the chief."""
 
-    phase: Literal["train", "evaluate", "save"]
+    #: evaluated: the loop has looked at the split `valid` on its way, and found `metrics`.
+    phase: Literal["train", "evaluated", "evaluate", "save"]
     step: int = 0
     total: int = 0
     epoch: int = 0
@@ -35,6 +36,7 @@ class Tick:
     #: Mean since this run began, evaluations and checkpoints included.
     samples_per_s: float = 0.0
     seconds_left: float = 0.0
+    metrics: dict[str, float | None] | None = None
 
 
 def show(tick: Tick) -> str:
@@ -80,6 +82,8 @@ class Console:
         self._open = False
 
     def tick(self, tick: Tick) -> None:
+        if tick.phase == "evaluated":
+            return  # the chief's log says it
         now = time.monotonic()
         last = tick.step == tick.total
         if self._terminal and tick.phase == "train":

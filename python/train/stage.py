@@ -70,7 +70,7 @@ class Train:
             report = launch(job, s, ranks=spec.train.ranks, retries=spec.train.retries, on_tick=_preload_at_the_end())
         params = {
             **_flat("model", spec.model.model_dump(mode="json")),
-            **_flat("train", spec.train.model_dump(mode="json")),
+            **_flat("train", spec.train.model_dump(mode="json", exclude={"search"})),
         }
         version = registry.register(
             ctx.ws, spec.pipeline, job.saved_model, report.metrics, ctx.key, params=params, ds=ctx.ds
@@ -147,7 +147,7 @@ def _preload_at_the_end() -> Any:
     started: list[threading.Thread] = []
 
     def on_tick(tick: Tick) -> None:
-        if tick.phase != "train" and not started:
+        if tick.phase in ("evaluate", "save") and not started:
             started.append(threading.Thread(target=preload, name="preload", daemon=True))
             started[0].start()
 

@@ -116,6 +116,13 @@ def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
     return yard
 
 
+def test_overlays_come_before_sets(yard: Yard, tmp_path: Path) -> None:
+    overlay = tmp_path / "best.yaml"
+    overlay.write_text("train: {epochs: 5, dense: {learning_rate: 0.01}}")
+    yard.run("--overlay", str(overlay), "--set", "train.epochs=7", "--to", "ingest")
+    assert yard.overrides == [["train.epochs=5", "train.dense.learning_rate=0.01", "train.epochs=7"]]
+
+
 def test_a_day_runs_in_order_and_ends_with_what_a_person_wants_to_know(yard: Yard) -> None:
     truth = yard.home / "landing" / "clicks" / "truth" / f"{DS}.json"
     truth.parent.mkdir(parents=True)

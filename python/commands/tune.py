@@ -1,0 +1,106 @@
+"""`headrace tune`: short runs with other settings, and the best of them as a file for `--overlay`."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from headrace.commands.run import resolve
+from headrace.commands.screen import log_to_screen, out, table
+from headrace.config import Search, Spec, load_spec
+from headrace.config.load import flow
+from headrace.workspace import Workspace
+
+
+def tune(
+    pipeline: str, ws: Workspace, ds: str | None, overrides: Sequence[str], trials: int | None, target: Path | None
+) -> None:
+    """Search, showing each trial as it ends, and all of them at the end.
+
+    Args:
+        pipeline: a shipped pipeline's name or a YAML file.
+        ws: the workspace.
+        ds: the day whose dataset is trained on; None: the spec's.
+        overrides: `key=value` for the spec.
+        trials: instead of the spec's number.
+        target: where the best settings are written besides the search's folder.
+
+    Raises:
+        UserError: no section train.search, no dataset, a value that the spec refuses.
+    """
+    if trials is not None:
+        overrides = [*overrides, f"train.search.trials={trials}"]
+    spec, day = resolve(pipeline, ds, overrides)
+    # Late: Optuna and torch; a misspelt key should be told at once.
+    from headrace.train.progress import Console, Tick
+    from headrace.train.search import Trial, Tuner, show_worth
+    from headrace.train.space import overrides_of
+
+    log_to_screen()
+    bar = Console() if sys.stderr.isatty() else None
+
+    def spec_of(values: Mapping[str, Any]) -> Spec:
+        return load_spec(pipeline, [*overrides, *overrides_of(values)])
+
+    def say(tick: Tick) -> None:
+        if bar is not None:
+            bar.tick(tick)
+
+    def on_trial(trial: Trial) -> None:
+        if bar is not None:
+            bar.end()
+        name = "as it is" if trial.number is None else f"trial {trial.number + 1}/{search.trials}"
+        what = f"{search.objective} {show_worth(trial.worth)}" + (f", {trial.reason}" if trial.reason else "")
+        out.print(f"{name}: {what}  {_settings(trial.values)}  {trial.seconds:.1f} s", markup=False)
+
+    tuner = Tuner(spec, spec_of, ws, day, on_trial=on_trial, say=say)
+    search = tuner.search
+    out.print(
+        f"{len(search.parameters)} parameter(s), {search.trials} trials, {search.objective} on the split "
+        f"{'rank' if search.objective == 'ndcg' else 'valid'} of {escape(spec.pipeline)}, {day}: {tuner.folder}"
+    )
+    loop = logging.getLogger("headrace.train")
+    loop.setLevel(logging.WARNING)  # what each trial has to say is in its line
+    try:
+        found = tuner.run()
+    finally:
+        loop.setLevel(logging.NOTSET)
+    out.print()
+    out.print(_shown(found.trials, found.best, search))
+    out.print()
+    first = show_worth(found.trials[0].worth)
+    if found.best is None:
+        out.print(f"No trial was better than the settings as they are ({search.objective} {first}).")
+        return
+    path = found.overlay
+    if target is not None:
+        shutil.copyfile(path, target)
+        path = target
+    out.print(
+        f"The best: trial {(found.best.number or 0) + 1}, {search.objective} {show_worth(found.best.worth)} "
+        f"(as it is: {first}). Its settings: {path}\n"
+        f"headrace run {pipeline} --ds {day} --from train --overlay {path}", markup=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+def _shown(trials: Sequence[Any], best: Any, search: Search) -> Table:
+    from headrace.train.search import show_worth
+
+    shown = table("trial", f">{search.objective}", ">steps", ">seconds", *search.parameters, "")
+    for t in trials:
+        name = "as it is" if t.number is None else str(t.number + 1)
+        note = "best" if best is not None and t.number == best.number else t.reason or t.state * (t.state == "pruned")
+        values = [flow(t.values[p]) if p in t.values else "" for p in search.parameters]
+        shown.add_row(name, show_worth(t.worth), f"{t.steps:,}", f"{t.seconds:.1f}", *map(escape, values), escape(note))
+    return shown
+
+
+def _settings(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{path}={flow(value)}" for path, value in values.items())

@@ -1,0 +1,92 @@
+"""Key paths of a spec (`train.dense.learning_rate`): which fields there are, and what a field takes."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+
+def fields_at(model: Any, loc: Sequence[Any]) -> list[str]:
+    """Valid keys of the section at a key path below a section; none where there is no such section."""
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        field = model.model_fields.get(part) if _is_section(model) else None
+        if field is None:
+            return []
+        model = section_of(field.annotation)
+    if not _is_section(model):
+        return []
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def section_of(annotation: Any) -> Any:
+    """The section inside `X | None`, `tuple[X, ...]`, `Annotated[X, ...]`; None where there is none."""
+    if _is_section(annotation):
+        return annotation
+    for inner in getattr(annotation, "__args__", ()):
+        found = section_of(inner)
+        if found is not None:
+            return found
+    return None
+
+
+def annotation_at(model: type[BaseModel], path: str) -> Any:
+    """The type of the field at a path below a section; the keys of mappings may be anything.
+
+    Raises:
+        KeyError: there is no such field.
+    """
+    annotation: Any = model
+    for part in path.split("."):
+        entry = _entry_of(annotation)
+        if entry is not None:
+            annotation = entry
+            continue
+        section = section_of(annotation)
+        if section is None or part not in section.model_fields:
+            raise KeyError(path)
+        annotation = section.model_fields[part].annotation
+    return annotation
+
+
+def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """The paths of all fields below a section that are no sections themselves."""
+    for name, field in model.model_fields.items():
+        inner = section_of(field.annotation)
+        if inner is None or _entry_of(field.annotation) is not None:
+            yield prefix + name
+        else:
+            yield from leaves(inner, f"{prefix}{name}.")
+
+
+def number_type(annotation: Any) -> type[int] | type[float] | None:
+    """`int` or `float` where the field takes numbers of that type (or null), else None."""
+    inner = _alternatives(annotation)
+    if float in inner:
+        return float
+    return int if int in inner else None
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _alternatives(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return [a for arg in get_args(annotation) for a in _alternatives(arg)]
+    return [annotation]
+
+
+def _entry_of(annotation: Any) -> Any:
+    """The type of a mapping's values; None where it is no mapping."""
+    for inner in _alternatives(annotation):
+        if isinstance(get_origin(inner), type) and issubclass(get_origin(inner), Mapping):
+            return get_args(inner)[1]
+    return None
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

@@ -1,0 +1,260 @@
+"""The search of hyper-parameters: what it finds, that it goes on where it stopped, what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+from headrace.cli import app
+from headrace.commands import screen
+from headrace.config import Spec, build_spec, load_overlay, load_spec
+from headrace.config.load import flow
+from headrace.errors import UserError
+from headrace.manifest import Manifest
+from headrace.train import search as module
+from headrace.train.sample import sample_dataset, sizes
+from headrace.train.search import Trial, Tuner
+from headrace.train.space import overlay_of, overrides_of
+from headrace.workspace import Workspace
+
+DS = "2026-01-10"
+RATE = "train.embeddings.learning_rate"
+
+
+def spec_with(search: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Spec:
+    data: dict[str, Any] = {
+        "pipeline": "clicks",
+        "source": {"format": "clicks", "path": "{ds}"},
+        "table": {"columns": [{"name": "click"}, {"name": "row"}, {"name": "query"}]},
+        "features": {"label": "click", "workflow": [], "split": {"by": "position"}, "carried": ["row", "query"]},
+        "model": {"embedding_dim": 4, "bottom_mlp": [8], "top_mlp": [16]},
+        # Embeddings that do not move: what is to be found is hidden from such a model.
+        "train": {"batch_size": 200, "seed": 3, "threads": 1, "embeddings": {"learning_rate": 1e-6},
+                  "dense": {"kind": "adam", "learning_rate": 0.01}, "search": search},
+    }  # fmt: skip
+    for path, value in (changes or {}).items():
+        *parents, leaf = path.split(".")
+        node = data
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    return build_spec(data)
+
+
+def tuner(ws: Workspace, search: Mapping[str, Any], **more: Any) -> Tuner:
+    return Tuner(spec_with(search), lambda values: spec_with(search, values), ws, DS, **more)
+
+
+RANGE = {RATE: {"low": 0.0001, "high": 0.5, "log": True}}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, make_dataset: Callable[..., Manifest]) -> Workspace:
+    ws = Workspace(tmp_path_factory.mktemp("search"))
+    make_dataset(ws, train=4_000, valid=1_000, rank=30)
+    return ws
+
+
+def test_it_finds_a_better_rate_than_a_bad_default(home: Workspace, tmp_path: Path) -> None:
+    heard: list[Trial] = []
+    search = {"parameters": RANGE | {"model.top_mlp": {"choices": [[16], [8, 8]]}}, "trials": 6, "epochs": 2}
+    found = tuner(home, search, on_trial=heard.append).run()
+    first, *others = found.trials
+    assert first.number is None
+    assert len(others) == 6
+    assert tuple(heard) == found.trials
+    assert found.best is not None
+    assert found.best.worth is not None
+    assert first.worth is not None
+    assert found.best.worth > first.worth + 0.02
+    assert found.best.worth == max(t.worth or 0 for t in others if t.state == "finished")
+    assert found.best.worth == found.best.metrics["auc"]
+    assert found.best.steps == 40
+    assert 0.0001 <= found.best.values[RATE] <= 0.5
+    assert not (found.folder / "models").exists()
+    # What it writes is what `--overlay` reads.
+    base = tmp_path / "base.yaml"
+    base.write_text(yaml.safe_dump(spec_with(search).model_dump(mode="json", by_alias=True)))
+    spec = load_spec(base, load_overlay(found.overlay))
+    assert spec.train.embeddings.learning_rate == found.best.values[RATE]
+    assert list(spec.model.top_mlp) == found.best.values["model.top_mlp"]
+    assert "as it was" in found.overlay.read_text()
+
+
+def test_a_stopped_search_goes_on_as_if_it_had_not_stopped(
+    home: Workspace, make_dataset: Callable[..., Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Workspace(tmp_path)
+    make_dataset(other, train=4_000, valid=1_000, rank=30)
+    search = {"parameters": RANGE, "trials": 5, "warmup_trials": 2, "seed": 4}
+    whole = tuner(other, search).run()
+
+    class _Killed(BaseException):
+        pass
+
+    runs: list[int] = []
+    real = module.train_local
+
+    def train_local(job: Any, say: Any) -> Any:
+        runs.append(1)
+        if len(runs) == 4:  # the settings as they are, two trials, and this one
+            job.folder.mkdir(parents=True)
+            raise _Killed
+        return real(job, say)
+
+    monkeypatch.setattr(module, "train_local", train_local)
+    with pytest.raises(_Killed):
+        tuner(home, search).run()
+    # A kill has no `finally`.
+    left = tuner(home, search).folder / "models" / "clicks" / DS / "trial-2"
+    left.mkdir(parents=True)
+    heard: list[int | None] = []
+    # Fewer trials at first: how many are wanted is no part of which search it is.
+    part = tuner(home, search | {"trials": 4}, on_trial=lambda t: heard.append(t.number)).run()
+    assert heard == [2, 3]
+    assert len(part.trials) == 1 + 4
+    assert not left.exists()
+    healed = tuner(home, search).run()
+    assert [t.values for t in healed.trials] == [t.values for t in whole.trials]
+    assert [t.worth for t in healed.trials] == [t.worth for t in whole.trials]
+    assert len({t.values[RATE] for t in healed.trials[1:]}) == 5
+    assert len(runs) == 1 + 5 + 1
+    again = tuner(home, search).run()
+    assert again.trials == healed.trials
+    assert len(runs) == 7
+
+
+def test_what_is_worse_than_the_median_ends_early(home: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = {"parameters": {"train.dense.learning_rate": {"choices": [0.01, 1e30]}, RATE: {"low": 1e-7, "high": 0.3}},
+              "trials": 10, "epochs": 3, "evaluations": 3, "warmup_trials": 2, "objective": "log_loss"}  # fmt: skip
+    found = tuner(home, search).run()
+    reasons = [t.reason for t in found.trials if t.state == "pruned"]
+    assert any("training diverged" in r for r in reasons), reasons
+    assert any("below the median" in r for r in reasons), reasons
+    assert all(t.steps < 60 for t in found.trials if t.state == "pruned")
+    assert found.best is None or found.best.values["train.dense.learning_rate"] == 0.01
+    worths = [t.worth for t in found.trials if t.state == "finished" and t.worth is not None]
+    assert (found.best or found.trials[0]).worth == min(worths)
+
+
+def test_ndcg_is_of_the_split_rank_and_settings_that_are_best_stay(home: Workspace) -> None:
+    search = {"parameters": {RATE: {"low": 1e-9, "high": 1e-8}}, "trials": 1, "objective": "ndcg"}
+
+    def spec_of(values: Mapping[str, Any]) -> Spec:
+        return spec_with(search, {"train.rank_group": "query", "train.rank_k": 3, RATE: 0.1, **values})
+
+    found = Tuner(spec_of({}), spec_of, home, DS).run()
+    assert [t.worth for t in found.trials] == [t.metrics["ndcg_at_k"] for t in found.trials]
+    assert found.best is None
+    assert not found.overlay.exists()
+
+
+def test_a_sample_is_spread_over_the_split(home: Workspace, tmp_path: Path) -> None:
+    features = Manifest.load(home.manifest("clicks", DS, "features"))
+    assert features is not None
+    target = tmp_path / "dataset"
+    made = sample_dataset(features, home, target, {"train": 1_000, "valid": 5_000}, streams=4, seed=1)
+    assert sizes(made) == {"train": 1_000, "valid": 1_000}
+    whole = pq.read_table(home.home / features.output("dataset").name / "train").to_pandas().set_index("row")
+    files = sorted((target / "train").glob("*.parquet"))
+    assert len(files) == 8  # one for each of the split's row groups
+    for number, path in enumerate(files):
+        part = pq.read_table(path).to_pandas().set_index("row")
+        assert len(part) == 125
+        assert part.index.is_unique
+        assert part.index.min() >= number * 500
+        assert part.index.max() < (number + 1) * 500
+        np.testing.assert_array_equal(whole.loc[part.index].to_numpy(), part.to_numpy())
+    assert (target / "valid").is_symlink()
+    assert (target / "workflow" / "workflow.json").is_file()
+    few = sample_dataset(features, home, tmp_path / "few", {"train": 40}, streams=4, seed=1)
+    assert sizes(few)["train"] == 40
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"train.dense.learning_rat": {"low": 0.1, "high": 1}},
+         "'train.dense.learning_rat' is no field of the spec; did you mean 'train.dense.learning_rate'?"),
+        ({"zzz": {"low": 0.1, "high": 1}}, "fields that can be searched: model.kind, model.embedding_dim"),
+        ({"train.ranks": {"choices": [1, 2]}}, "'train.ranks' changes nothing that a trial could tell"),
+        ({"features.window_days": {"low": 1, "high": 3}}, "'features.window_days' changes nothing"),
+        ({"model.top_mlp": {"low": 1, "high": 3}}, "'model.top_mlp' takes no numbers"),
+        ({"model.embedding_dim": {"low": 1.5, "high": 3}}, "takes whole numbers"),
+        ({"model.dropout": {"low": 0.5, "high": 0.1}}, "low (0.5) must be below high (0.1)"),
+        ({"model.dropout": {"low": 0, "high": 0.1, "log": True}}, "begins above 0, not at 0"),
+        ({"model.dropout": {"low": 0}}, "write {low: ..., high: ...} or {choices: [...]}"),
+        ({"model.dropout": {"low": 0, "high": 0.2, "choices": [1]}}, "write {low: ..., high: ...} or"),
+        ({}, "at least 1 item"),
+    ],
+)  # fmt: skip
+def test_faults_of_a_space_are_named(parameters: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as raised:
+        spec_with({"parameters": parameters})
+    assert message in str(raised.value)
+
+
+def test_values_that_the_spec_refuses_are_told_before_anything_runs(home: Workspace, ws: Workspace) -> None:
+    with pytest.raises(UserError, match=r"model\.dropout cannot be 2\.0: .*less than 1"):
+        tuner(home, {"parameters": {"model.dropout": {"low": 0, "high": 2}}})
+    with pytest.raises(UserError, match=r"train\.batch_size cannot be 201: .*must divide batch_size"):
+        tuner(home, {"parameters": {"train.batch_size": {"choices": [200, 201]}}})
+    with pytest.raises(UserError, match=r"objective is 'ndcg', but train\.rank_group is not set"):
+        spec_with({"parameters": RANGE, "objective": "ndcg"})
+    with pytest.raises(UserError, match=r"stage 'features' of 'clicks' has not finished.*headrace run clicks --ds"):
+        tuner(ws, {"parameters": RANGE})
+    bare = spec_with({"parameters": RANGE}).model_copy(update={"train": load_spec("clicks").train})
+    with pytest.raises(UserError, match=r"no section train\.search"):
+        Tuner(bare, lambda values: bare, home, DS)
+
+
+def test_overlays_and_overrides_say_the_same(tmp_path: Path) -> None:
+    values = {"train.dense.learning_rate": 1e-05, "model.top_mlp": [64, 32], "train.embeddings.clip_norm": None,
+              "train.embeddings.tables.user_id.learning_rate": 0.2, "model.pooling": "mean"}  # fmt: skip
+    path = tmp_path / "best.yaml"
+    path.write_text(overlay_of(values))
+    assert sorted(load_overlay(path)) == sorted(overrides_of(values))
+    spec = load_spec("clicks", load_overlay(path))
+    assert spec.train.dense.learning_rate == 1e-05
+    assert spec.model.top_mlp == (64, 32)
+    assert spec.train.embeddings.clip_norm is None
+    assert spec.train.embeddings.tables["user_id"].learning_rate == 0.2
+    # A search is a mapping whose keys are paths: it is taken whole.
+    path.write_text(f"train: {{search: {{trials: 3, parameters: {flow(RANGE)}}}}}")
+    search = load_spec("clicks", load_overlay(path)).train.search
+    assert search is not None
+    assert (search.trials, search.parameters[RATE].high) == (3, 0.5)
+    with pytest.raises(UserError, match="no such pipeline file"):
+        load_overlay(tmp_path / "missing.yaml")
+
+
+def test_the_command_line(home: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen.out, "_file", None)
+    monkeypatch.setattr(screen.out, "_width", 220)
+    base, space, best = tmp_path / "base.yaml", tmp_path / "space.yaml", tmp_path / "best.yaml"
+    plain = spec_with({"parameters": RANGE}).model_dump(mode="json", by_alias=True, exclude={"train": {"search"}})
+    base.write_text(yaml.safe_dump(plain))
+    space.write_text(yaml.safe_dump({"train": {"search": {"parameters": {RATE: {"low": 0.05, "high": 0.5}}}}}))
+    words = ["tune", str(base), "--ds", DS, "--home", str(home.home)]
+    said = CliRunner().invoke(app, [*words, "--overlay", str(space), "--trials", "2", "--out", str(best)])
+    assert said.exit_code == 0, said.output
+    assert "as it is: auc 0." in said.output
+    assert "trial 2/2: auc 0." in said.output
+    assert f"--from train --overlay {best}" in said.output
+    assert load_spec(base, load_overlay(best)).train.embeddings.learning_rate >= 0.05
+    said = CliRunner().invoke(app, words)
+    assert said.exit_code == 2
+    assert "has no section train.search" in said.output
