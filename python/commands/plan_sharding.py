@@ -100,10 +100,10 @@ def _tables(planned: Planned) -> Screen:
     for t in order[:_TABLES]:
         blocks = planned.plan.blocks_of(t.name)
         load = load_of(planned.work, blocks)
-        kind = planned.plan.kind_of(t.name)
+        kind = planned.plan.kind_of(t.name).replace("_", "-") + (", sums" if blocks[0].pooled else "")
         sent = float((load.sent + load.reduced).sum()) / 1e6
         shown.add_row(
-            t.name, f"{t.rows:,}", str(t.dim), t.storage, kind.replace("_", "-"), _ranks_of(planned, t),
+            t.name, f"{t.rows:,}", str(t.dim), t.storage, kind, _ranks_of(planned, t),
             f"{load.memory.max() / GIB:.4f}", f"{sent:,.2f}",
         )  # fmt: skip
     if len(order) > _TABLES:

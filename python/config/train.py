@@ -46,6 +46,8 @@ class TableSharding(Section):
     parts: int | None = Field(default=None, ge=1)
     #: How rows are stored; arithmetic is float32.
     storage: Literal["fp32", "fp16", "bf16"] | None = None
+    #: Whether owners sum the rows of a list before they travel; None: what is cheaper (with `kind: row_wise`: no).
+    pooled: bool | None = None
 
 
 class Sharding(Section):
@@ -53,6 +55,9 @@ class Sharding(Section):
 
     kind: Literal["row_wise", "auto"] = "row_wise"
     storage: Literal["fp32", "fp16", "bf16"] = "fp32"
+    #: How float32 vectors and gradients travel between ranks. bf16 halves the bytes; each number is then rounded to 8
+    #: bits of mantissa (an error of at most 2^-8 of it).
+    wire: Literal["fp32", "bf16"] = "fp32"
     #: Exceptions by table (a vocabulary's name, else the feature's).
     tables: Mapping[str, TableSharding] = Field(default_factory=dict)
     #: GiB of each rank for tables, optimizer states and what a step needs of them; None: not limited.

@@ -13,32 +13,38 @@ import torch
 from torch import Tensor
 
 from headrace.embeddings.collective import Collective
-from headrace.embeddings.exchange import Mail, Request, gather
+from headrace.embeddings.duplicates import gather
+from headrace.embeddings.exchange import Mail, Request
 
 
 class Ahead:
     """The early part of one lookup, begun by one all-to-all. A arenas, W ranks."""
 
     def __init__(
-        self, collective: Collective, request: Request, weights: Sequence[Tensor], touched: Sequence[Sequence[Tensor]]
-    ) -> None:
+        self, mail: Mail, collective: Collective, request: Request, weights: Sequence[Tensor],
+        touched: Sequence[Sequence[Tensor]],
+    ) -> None:  # fmt: skip
         """See the class.
 
         Args:
+            mail: of the lookup.
             collective: the ranks.
             request: what is looked up.
             weights: this rank's matrices.
             touched: by arena, rows that the next step may change, each ascending.
         """
-        self._request = request
+        self._mail, self._request = mail, request
         self._weights = weights
+        #: Arenas whose rows travel; sums of bags, the arenas after them, come late.
+        self._by_row = sum(asked is None for asked in request.asked)
+        rows = request.rows[: self._by_row]
         #: By arena, of the rows that were asked for here: not sent early.
-        self._late = [_among(rows, of_arena) for rows, of_arena in zip(request.rows, touched, strict=True)]
-        early = [gather(w, r[~late]) for w, r, late in zip(weights, request.rows, self._late, strict=True)]
-        marks = [torch.split(late, counts) for late, counts in zip(self._late, request.received, strict=True)]
+        self._late = [_among(r, of_arena) for r, of_arena in zip(rows, touched, strict=False)]
+        early = [mail.on_wire(gather(w, r[~late])) for w, r, late in zip(weights, rows, self._late, strict=False)]
+        marks = [torch.split(late, counts) for late, counts in zip(self._late, request.received, strict=False)]
         numbers = [
-            torch.split(_bytes(rows), [int((~m).sum()) for m in of_arena])
-            for rows, of_arena in zip(early, marks, strict=True)
+            torch.split(_bytes(r), [int((~m).sum()) for m in of_arena])
+            for r, of_arena in zip(early, marks, strict=True)
         ]
         message, sizes = [torch.empty(0, dtype=torch.uint8)], []
         for rank in range(collective.world.size):
@@ -48,23 +54,25 @@ class Ahead:
             sizes.append(sum(p.numel() for p in parts))
         self._wait = collective.start_all_to_all(torch.cat(message), sizes)
 
-    def start_rest(self, mail: Mail) -> Callable[[], list[Tensor]]:
+    def start_rest(self) -> Callable[[], list[Tensor]]:
         """Begin to fetch the other rows; what waits for all of them gives them as `Mail.start_rows` does."""
-        request = self._request
+        request, by_row = self._request, self._by_row
         late, early = self._read()
+        sent = [_count(mask, counts) for mask, counts in zip(late, request.sent, strict=False)]
+        rows = [r[mask] for r, mask in zip(request.rows, self._late, strict=False)]
+        received = [_count(mask, counts) for mask, counts in zip(self._late, request.received, strict=False)]
         rest = Request(
-            sent=[_count(mask, counts) for mask, counts in zip(late, request.sent, strict=True)],
-            rows=[rows[mask] for rows, mask in zip(request.rows, self._late, strict=True)],
-            received=[_count(mask, counts) for mask, counts in zip(self._late, request.received, strict=True)],
-        )
-        wait = mail.start_rows(rest, self._weights)
+            sent + request.sent[by_row:], rows + request.rows[by_row:], received + request.received[by_row:],
+            request.asked,
+        )  # fmt: skip
+        wait = self._mail.start_rows(rest, self._weights)
 
         def whole() -> list[Tensor]:
-            found = []
-            for mask, now, later in zip(late, early, wait(), strict=True):
+            found = wait()
+            for i, (mask, now) in enumerate(zip(late, early, strict=True)):
                 out = now.new_empty(mask.numel(), now.shape[1])
-                out[~mask], out[mask] = now, later
-                found.append(out)
+                out[~mask], out[mask] = now, found[i]
+                found[i] = out
             return found
 
         return whole
@@ -76,7 +84,8 @@ class Ahead:
     def _read(self) -> tuple[list[Tensor], list[Tensor]]:
         """By arena: which of the rows that this rank wants come late, bool [U]; the others [K, D]."""
         got, counts = self._wait()
-        sent, weights = self._request.sent, self._weights
+        sent = self._request.sent[: self._by_row]
+        kinds = [(self._mail.on_wire(w[:0]).dtype, w.shape[1]) for w in self._weights[: self._by_row]]
         masks: list[list[Tensor]] = [[] for _ in sent]
         rows: list[list[Tensor]] = [[] for _ in sent]
         for rank, part in enumerate(torch.split(got, counts)):
@@ -86,12 +95,13 @@ class Ahead:
                 bits = np.unpackbits(part[at : at + size].numpy(), count=of_arena[rank])
                 masks[arena].append(torch.from_numpy(bits).bool())
                 at += size
-            for arena, weight in enumerate(weights):
-                size = int((~masks[arena][rank]).sum()) * weight.shape[1] * weight.element_size()
+            for arena, (dtype, width) in enumerate(kinds):
+                size = int((~masks[arena][rank]).sum()) * width * dtype.itemsize
                 rows[arena].append(part[at : at + size])
                 at += size
         early = [
-            torch.cat(of_arena).view(w.dtype).view(-1, w.shape[1]) for of_arena, w in zip(rows, weights, strict=True)
+            torch.cat(of_arena).view(dtype).view(-1, width)
+            for of_arena, (dtype, width) in zip(rows, kinds, strict=True)
         ]
         return [torch.cat(m) for m in masks], early
 

@@ -1,7 +1,8 @@
 """What a plan costs each rank: memory, bytes on the wire, bytes of memory traffic, and the time that follows.
 
-The exchange sends each distinct row once, so what counts is the expected number of distinct ids in a rank's part of the
-batch (`Popularity`), not the number of ids. All figures are of one training step; all vectors are by rank, [W].
+The exchange sends each distinct row once, so what counts is the expected number of distinct ids in a rank's part of
+the batch (`Popularity`), not the number of ids; where owners sum bags, the ids and the parts of bags. All figures are
+of one training step; all vectors are by rank, [W].
 """
 
 from __future__ import annotations
@@ -60,6 +61,15 @@ class Workload:
     @cached_property
     def _zipf(self) -> dict[str, Popularity]:
         return {t.name: Popularity.zipf(t.rows, self.settings.zipf) for t in self.tables}
+
+    def wire_bytes(self, table: Table) -> int:
+        """Bytes of a number of a table's rows on their way; float32 ones travel as `settings.wire`."""
+        return self.number_bytes if table.storage == "fp32" else BYTES[table.storage]
+
+    @property
+    def number_bytes(self) -> int:
+        """Bytes of a number of a gradient, or of a sum, on its way."""
+        return BYTES[self.settings.wire]
 
     @cached_property
     def id_bytes(self) -> int:
@@ -143,10 +153,14 @@ def load_of(work: Workload, blocks: Sequence[Block]) -> Load:
         own[holders] = popularity.distinct_by_place(ids, block.ranks)
         touched_here = np.zeros(world)
         touched_here[holders] = popularity.distinct_by_place(ids * world, block.ranks)
+        if block.pooled and world > 1:
+            _add_pooled(load, work, block, holders, touched_here)
+            continue
         # Two sums of the same numbers in another order: without a tiny difference where a rank holds all.
         away, served = np.maximum(distinct - own, 0.0) if world > 1 else np.zeros(1), own * (world - 1)
-        load.sent += away * (work.id_bytes + numbers) + served * stored
-        load.received += away * stored + served * (work.id_bytes + numbers)
+        row_bytes, gradient_bytes = width * work.wire_bytes(table), width * work.number_bytes
+        load.sent += away * (work.id_bytes + gradient_bytes) + served * row_bytes
+        load.received += away * row_bytes + served * (work.id_bytes + gradient_bytes)
         asked = served + own
         if world > 1:
             # Rows as stored and as float32, both ways.
@@ -161,6 +175,33 @@ def load_of(work: Workload, blocks: Sequence[Block]) -> Load:
         load.sent[np.unique(holders)] += others
         load.received[np.unique(holders)] += others
     return load
+
+
+def _add_pooled(load: Load, work: Workload, block: Block, holders: NDArray[np.int64], touched_here: Vector) -> None:
+    """Ids, parts of bags and the owners' work of a block whose owners sum bags."""
+    world, width = work.world_size, len(block.columns)
+    table, popularity = work.by_name[block.table], work.popularity_of(block.table)
+    numbers = 4 * width
+    share = np.zeros(world)
+    share[holders] = popularity.share_by_place(block.ranks)
+    ids, parts = np.zeros(world), np.zeros(world)  # of one asking rank, by owner
+    id_bytes = np.zeros(world)
+    for x in work.lookups:
+        if x.table == block.table:
+            ids += work.local_batch * x.length * share
+            id_bytes += work.local_batch * x.length * share * (work.id_bytes + (4 if x.weighted else 0))
+            parts += work.local_batch * -np.expm1(x.length * np.log1p(-np.minimum(share, 1 - 1e-15)))
+    vector = width * work.number_bytes
+    others = world - 1
+    load.sent += id_bytes.sum() - id_bytes + (parts.sum() - parts) * vector + others * parts * vector
+    load.received += others * id_bytes + others * parts * vector + (parts.sum() - parts) * vector
+    # Here: vectors and their gradients; at the owner: rows and sorting of the ids of all, sums, gradients.
+    load.buffers += 40 * ids.sum() + 2 * parts.sum() * numbers + world * (40 * ids + 2 * parts * numbers)
+    row = block_bytes(work, block)
+    load.buffers += touched_here * (2 * numbers + row)
+    stored = width * BYTES[table.storage]
+    load.traffic += 40 * ids.sum() + 4 * parts.sum() * numbers
+    load.traffic += world * (ids * (stored + numbers) + 4 * parts * numbers) + touched_here * 2 * row
 
 
 def plan_load(work: Workload, plan: Plan) -> Load:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headrace.config import EmbeddingOptimizer, TableOptimizer
-from headrace.embeddings.exchange import find_duplicates
+from headrace.embeddings.duplicates import find_duplicates
 from headrace.embeddings.id_map import PLACE_BYTES, IdMap, Ids, mix, places_for
 from headrace.embeddings.initial import INIT_BOUND, initial_values
 from headrace.embeddings.optimizers import RULES, Touched, state_bytes_per_row

@@ -1,9 +1,8 @@
 """The messages of a step: ids to their owners and rows back; gradients to the owners.
 
 Pure functions over a rank's addresses (headrace.embeddings.layout) and a collective. All tables travel in one message
-each way, whatever their widths and storage, each distinct row once. Duplicates are found by one stable sort, and sums
-over duplicates run in that order (embedding_bag sums a bag front to back), so the same input gives the same bits:
-`index_add_` would be neither parallel nor faster here.
+each way, whatever their widths and storage: each distinct row once, or, where the plan has bags summed by their owners
+(headrace.embeddings.bags), each id and one vector a bag.
 """
 
 from __future__ import annotations
@@ -13,82 +12,28 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding_bag
 
-from headrace.embeddings import native
+from headrace.embeddings.bags import Asked, Parts
 from headrace.embeddings.collective import Collective
-from headrace.embeddings.layout import Arena
+from headrace.embeddings.duplicates import Duplicates, find_duplicates, gather
+from headrace.embeddings.layout import DTYPES, Arena
+from headrace.embeddings.plan import Wire
 
 _INT32_MAX = 2**31 - 1
-
-
-@dataclass(frozen=True)
-class Duplicates:
-    """Equal values of a vector [N], found by sorting it."""
-
-    #: Distinct values, ascending: [U].
-    unique: Tensor
-    #: Positions in the vector, grouped by value, first position first: int64 [N].
-    order: Tensor
-    #: Where each value's group starts in `order`: int64 [U].
-    starts: Tensor
-    #: Index into `unique` by place in `order`: int64 [N].
-    group: Tensor
-
-    def inverse(self) -> Tensor:
-        """Index into `unique` of each element of the vector: int64 [N]."""
-        return torch.empty_like(self.order).scatter_(0, self.order, self.group)
-
-    def sum_rows(self, x: Tensor, row_of: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
-        """Sum over equal values, float32 [U, D]: element i adds weights[i] * x[row_of[i]] (None: 1, x[i])."""
-        rows = self.order if row_of is None else row_of.index_select(0, self.order)
-        return sum_bags(x, rows, self.starts, None if weights is None else weights.index_select(0, self.order))
-
-    def part(self, start: int, end: int) -> Duplicates:
-        """The same distinct values, of the vector's elements [start, end) alone; a value may have none there."""
-        inside = (self.order >= start) & (self.order < end)
-        group = self.group[inside]
-        counts = torch.bincount(group, minlength=self.unique.numel())
-        return Duplicates(self.unique, self.order[inside] - start, counts.cumsum(0) - counts, group)
-
-
-def find_duplicates(x: Tensor) -> Duplicates:
-    """Sort out the duplicates of an integer vector [N], none negative."""
-    if x.dtype is torch.int32 and x.device.type == "cpu" and native.library() is not None:
-        return Duplicates(*native.duplicates(x))
-    values, order = torch.sort(x, stable=True)
-    is_first = torch.ones_like(values, dtype=torch.bool)
-    torch.ne(values[1:], values[:-1], out=is_first[1:])
-    starts = is_first.nonzero().view(-1)
-    return Duplicates(values.index_select(0, starts), order, starts, is_first.cumsum(0) - 1)
-
-
-def gather(x: Tensor, rows: Tensor) -> Tensor:
-    """x[rows]: [len(rows), D]."""
-    if native.usable(x):
-        return native.pool_sum(x, rows, rows.numel())
-    return x.index_select(0, rows)
-
-
-def sum_bags(x: Tensor, rows: Tensor, starts: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Sum of weights[j] * x[rows[j]] over j in starts[i] : starts[i + 1]: [len(starts), D]; an empty bag is zero."""
-    if rows.numel() == 0:
-        return x.new_zeros(starts.numel(), x.shape[1])
-    if native.usable(x):
-        return native.pool_sum(x, rows, starts.numel(), starts, weights)
-    return embedding_bag(rows, x, starts.to(rows.dtype), mode="sum", per_sample_weights=weights)
 
 
 @dataclass(frozen=True)
 class Request:
     """What this rank asked for, and what it was asked for, in one lookup. W ranks, A arenas."""
 
-    #: Distinct rows asked for, by arena and owner: [A][W].
+    #: Vectors asked for, by arena and owner: distinct rows, or parts of bags: [A][W].
     sent: list[list[int]]
     #: Rows of the own matrices that the ranks ask for, by arena, ranks in order: int32 or int64 [R_a].
     rows: list[Tensor]
-    #: How many of them each rank asks for: [A][W].
+    #: How many vectors each rank asks for: [A][W].
     received: list[list[int]]
+    #: By arena: how its rows are summed to vectors; None: each row is one.
+    asked: list[Asked | None]
     _sorted: dict[int, Duplicates] = field(default_factory=dict)
 
     def duplicates(self, arena: int) -> Duplicates:
@@ -103,68 +48,127 @@ class Request:
 
 
 class Mail:
-    """The sharded arenas of a layout and the ranks between which their rows travel."""
+    """The sharded arenas of a layout and the ranks between which their rows travel.
 
-    def __init__(self, arenas: Sequence[Arena], collective: Collective) -> None:
+    Arenas whose bags are summed by their owners come last.
+    """
+
+    def __init__(self, arenas: Sequence[Arena], collective: Collective, wire: Wire = "fp32") -> None:
         self._arenas = list(arenas)
         self._collective = collective
         self._world = collective.world.size
+        self._wire = DTYPES[wire]
         rank_rows = torch.stack([a.rank_starts.diff() for a in arenas])  # [A, W]
         #: Where each arena's rows begin in an owner's one numbering of all its rows: [A, W]; and the end.
         self._base = torch.cat([rank_rows.new_zeros(1, self._world), rank_rows.cumsum(0)])
         self._dtype = torch.int32 if int(self._base[-1].max()) <= _INT32_MAX else torch.int64
+        self._by_row = sum(not a.pooled for a in self._arenas)
 
-    def send_ids(self, uniques: Sequence[Tensor]) -> Callable[[], Request]:
-        """Tell the owners which rows are wanted; learn which are wanted from here. One all-to-all.
+    def send_ids(self, wanted: Sequence[Tensor | Parts]) -> Callable[[], Request]:
+        """Tell the owners which rows are wanted; learn which are wanted from here.
 
-        The owner's own row numbers travel, so that the owner has nothing to decode.
+        One all-to-all, and one more where bags that owners sum are weighted. The owner's own row numbers travel, so
+        that the owner has nothing to decode; v that begins a part of a bag travels as -1 - v.
 
         Args:
-            uniques: addresses by arena, ascending: [U_a].
+            wanted: by arena, distinct addresses, ascending: [U_a]; or parts of bags.
 
         Returns:
             What waits for the answer: the message may travel meanwhile.
         """
-        sent, local = [], []
-        for i, (arena, unique) in enumerate(zip(self._arenas, uniques, strict=True)):
-            starts = arena.rank_starts.to(unique.dtype)
-            counts = torch.searchsorted(unique, starts).diff()
-            shift = self._base[i].to(unique.dtype) - starts[:-1]
-            local.append((unique + torch.repeat_interleave(shift, counts, output_size=unique.numel())).to(self._dtype))
-            sent.append([int(n) for n in counts])
-        wait = self._collective.start_all_to_all(_by_rank(local, sent), [sum(n) for n in zip(*sent, strict=True)])
+        sent, local, counts = [], [], []
+        given: list[tuple[Tensor, list[int]]] = []
+        for i, (arena, asks) in enumerate(zip(self._arenas, wanted, strict=True)):
+            addresses = asks.addresses if isinstance(asks, Parts) else asks
+            starts = arena.rank_starts.to(addresses.dtype)
+            of_rank = (
+                torch.tensor(asks.ids) if isinstance(asks, Parts) else torch.searchsorted(addresses, starts).diff()
+            )
+            shift = self._base[i].to(addresses.dtype) - starts[:-1]
+            rows = addresses + torch.repeat_interleave(shift, of_rank, output_size=addresses.numel())
+            rows = rows.to(self._dtype)
+            counts.append([int(n) for n in of_rank])
+            sent.append(asks.parts if isinstance(asks, Parts) else counts[-1])
+            if isinstance(asks, Parts):
+                rows = torch.where(asks.begins, -1 - rows, rows)
+                if asks.weights is not None:
+                    given.append((asks.weights, asks.ids))
+            local.append(rows)
+        wait = self._collective.start_all_to_all(_by_rank(local, counts), [sum(n) for n in zip(*counts, strict=True)])
+        wait_for_weights = None
+        if given:
+            each = [n for _, n in given]
+            wait_for_weights = self._collective.start_all_to_all(
+                _by_rank([w for w, _ in given], each), [sum(n) for n in zip(*each, strict=True)]
+            )
+        weighted = [isinstance(x, Parts) and x.weights is not None for x in wanted]
 
         def answer() -> Request:
-            asked, counts = wait()
-            return Request(sent, *self._sort_by_arena(asked, counts))
+            rows, begins, of_sender = self._sort_by_arena(*wait())
+            weights: list[Tensor | None] = [None] * len(rows)
+            if wait_for_weights is not None:
+                which = [i for i, w in enumerate(weighted) if w]
+                got, _ = wait_for_weights()
+                pieces = torch.split(got, [of_sender[i][w] for w in range(self._world) for i in which])
+                for k, i in enumerate(which):
+                    weights[i] = torch.cat(pieces[k :: len(which)])
+            received = [
+                of_sender[i] if b is None else [int(p.sum()) for p in torch.split(b, of_sender[i])]
+                for i, b in enumerate(begins)
+            ]
+            asked = [None if b is None else Asked.of(b, w) for b, w in zip(begins, weights, strict=True)]
+            return Request(sent, rows, received, asked)
 
         return answer
 
-    def _sort_by_arena(self, asked: Tensor, counts: list[int]) -> tuple[list[Tensor], list[list[int]]]:
-        if len(self._arenas) == 1:
-            return [asked], [counts]
-        base = self._base[:, self._collective.world.rank].to(asked.dtype)
-        # Each sender's rows are ascending, and so by arena.
-        parts = [torch.split(p, torch.searchsorted(p, base).diff().tolist()) for p in torch.split(asked, counts)]
-        rows = [torch.cat(of_arena) - base[i] for i, of_arena in enumerate(zip(*parts, strict=True))]
-        return rows, [[p.numel() for p in of_arena] for of_arena in zip(*parts, strict=True)]
+    def _sort_by_arena(
+        self, numbers: Tensor, counts: list[int]
+    ) -> tuple[list[Tensor], list[Tensor | None], list[list[int]]]:
+        """By arena: rows, which of them begin a part (None: there are no parts), how many are from each rank."""
+        if self._by_row == len(self._arenas) == 1:
+            return [numbers], [None], [counts]
+        pooled = self._by_row < len(self._arenas)
+        first = numbers < 0
+        rows = torch.where(first, -1 - numbers, numbers) if pooled else numbers
+        base = self._base[:, self._collective.world.rank].to(rows.dtype)
+        # Each sender's rows are in order of arenas.
+        arena = torch.bucketize(rows, base[1:-1], right=True, out_int32=True)
+        senders = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts), output_size=rows.numel())
+        of_sender = torch.bincount(senders * len(self._arenas) + arena, minlength=len(counts) * len(self._arenas))
+        cuts = of_sender.tolist()
+        pieces, marks = torch.split(rows, cuts), torch.split(first, cuts)
+        number = len(self._arenas)
+        return (
+            [torch.cat(pieces[i::number]) - base[i] for i in range(number)],
+            [torch.cat(marks[i::number]) if i >= self._by_row else None for i in range(number)],
+            [cuts[i::number] for i in range(number)],
+        )
 
     def start_rows(self, request: Request, weights: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
-        """Begin to fetch the rows asked for, by arena in the order of the addresses, as stored: [U_a, D_a].
+        """Begin to fetch the vectors asked for, by arena in the order of the asking: [U_a, D_a].
 
-        One all-to-all; what is returned waits for it.
+        Rows come as stored, sums of bags as float32; both as the plan's `wire` where they are float32. One all-to-all;
+        what is returned waits for it.
         """
-        found = [gather(w, rows) for w, rows in zip(weights, request.rows, strict=True)]
+        found = [
+            gather(w, rows) if asked is None else asked.sums(w, rows)
+            for w, rows, asked in zip(weights, request.rows, request.asked, strict=True)
+        ]
         return self._start_swap(found, request.received, request.sent)
 
+    def on_wire(self, vectors: Tensor) -> Tensor:
+        """As they travel: float32 numbers as the plan's `wire`, others as they are."""
+        return vectors.to(self._wire) if vectors.dtype is torch.float32 else vectors
+
     def return_gradients(self, request: Request, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Send gradients [U_a, D_a] of the rows asked for to their owners; those of `request.rows` arrive."""
-        return self._start_swap(gradients, request.sent, request.received)()
+        """Send gradients [U_a, D_a] of the vectors asked for to their owners; those asked for here arrive, float32."""
+        return [g.float() for g in self._start_swap(gradients, request.sent, request.received)()]
 
     def _start_swap(
         self, parts: Sequence[Tensor], sent: list[list[int]], received: list[list[int]]
     ) -> Callable[[], list[Tensor]]:
         """Send matrices' rows to the ranks, receive theirs: the same matrices' other rows. One all-to-all."""
+        parts = [self.on_wire(p) for p in parts]
         if len(parts) == 1:
             wait_for_rows = self._collective.start_all_to_all(parts[0], sent[0])
             return lambda: [wait_for_rows()[0]]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headrace.embeddings.batch import Occurrences
-from headrace.embeddings.exchange import Duplicates, find_duplicates
+from headrace.embeddings.duplicates import Duplicates, find_duplicates
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """A plan as arithmetic: arenas, addresses, and which part of the output each looked-up row adds to.
 
-An arena is one matrix on each rank: all blocks of one width, one storage and one reach (sharded or replicated). A model
+An arena is one matrix on each rank: all blocks of one width, one storage, one reach (sharded or replicated) and one way
+to travel (rows, or bags summed by the owner). A model
 whose tables have one width has one arena, or two where small tables are replicated. An address is `first address of the
 owner's rank + row in the owner's matrix`: addresses in ascending order are grouped by owner, so sorting a batch's
 addresses both removes duplicates and sorts the mail.
@@ -33,6 +34,8 @@ class Arena:
         self.blocks = tuple(blocks)
         #: Whether lookups send no ids: everything is here.
         self.local = self.replicated or plan.world_size == 1
+        #: Whether owners sum bags.
+        self.pooled = blocks[0].pooled and not self.local
         world = 1 if self.replicated else plan.world_size
         rank_rows = torch.zeros(world, dtype=torch.int64)
         shards = []
@@ -116,9 +119,9 @@ class Layout:
 
     def __init__(self, plan: Plan, rank: int) -> None:
         self.plan = plan
-        by_key: dict[tuple[int, str, bool], list[Block]] = {}
+        by_key: dict[tuple[int, str, bool, bool], list[Block]] = {}
         for b in plan.blocks:
-            key = (len(b.columns), plan.by_name[b.table].storage, b.replicated)
+            key = (len(b.columns), plan.by_name[b.table].storage, b.replicated, b.pooled and plan.world_size > 1)
             by_key.setdefault(key, []).append(b)
         self.arenas = [Arena(plan, i, blocks, rank) for i, blocks in enumerate(by_key.values())]
         self._place = {b: (a.number, i) for a in self.arenas for i, b in enumerate(a.blocks)}

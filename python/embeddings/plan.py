@@ -27,6 +27,8 @@ from headrace.schema import DatasetSchema, Kind
 Storage = Literal["fp32", "fp16", "bf16"]
 #: How the vectors of a list become one vector; `none`: they do not, the list is a sequence.
 Pooling = Literal["sum", "mean", "max", "none"]
+#: How float32 vectors and gradients travel between ranks: as they are, or rounded to the nearest bfloat16.
+Wire = Literal["fp32", "bf16"]
 ShardingKind = Literal["table_wise", "row_wise", "column_wise", "data_parallel"]
 
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -63,13 +65,15 @@ class Lookup:
 class Block:
     """Columns of a table, and who holds its rows.
 
-    Row r is on rank (first_rank + r % ranks) % world size. With `ranks` 0 every rank holds all rows.
+    Row r is on rank (first_rank + r % ranks) % world size. With `ranks` 0 every rank holds all rows. `pooled`: owners
+    sum the rows of a bag and send one vector; else each distinct row travels once.
     """
 
     table: str
     columns: range
     first_rank: int = 0
     ranks: int = 1
+    pooled: bool = False
 
     @property
     def replicated(self) -> bool:
@@ -96,6 +100,7 @@ class Plan:
     lookups: tuple[Lookup, ...]
     blocks: tuple[Block, ...]
     world_size: int
+    wire: Wire = "fp32"
 
     def __post_init__(self) -> None:
         twice = [n for n, count in Counter(t.name for t in self.tables).items() if count > 1]
@@ -121,6 +126,10 @@ class Plan:
             raise ValueError(f"table '{table.name}' of {table.dim} columns is not held once by its blocks {blocks}")
         if any(b.replicated for b in blocks) and len(blocks) > 1:
             raise ValueError(f"table '{table.name}' is replicated by columns; replicate it whole")
+        if any(b.pooled for b in blocks) and (blocks[0].replicated or not can_pool(table.name, self.lookups)):
+            raise ValueError(
+                f"table '{table.name}' cannot be summed by its owners: not all its lookups are sums of lists"
+            )
         if any(not (0 <= b.first_rank < self.world_size and b.ranks <= self.world_size) for b in blocks):
             raise ValueError(f"table '{table.name}' has a block on a rank outside a world of {self.world_size}")
 
@@ -166,6 +175,11 @@ class Plan:
         return sum(x.length for x in self.lookups)
 
 
+def can_pool(table: str, lookups: Sequence[Lookup]) -> bool:
+    """Whether a table's owners can sum bags: every lookup of it is a sum, weighted sum or mean of a list."""
+    return all(x.is_list and x.pooling in ("sum", "mean") for x in lookups if x.table == table)
+
+
 def tables_of(
     schema: DatasetSchema, dim: int, storage: Storage = "fp32", pooling: Pooling = "sum"
 ) -> tuple[tuple[Table, ...], tuple[Lookup, ...]]:
@@ -191,7 +205,9 @@ def tables_of(
     return tuple(Table(name=n, rows=r, dim=dim, storage=storage) for n, r in rows.items()), tuple(lookups)
 
 
-def blocks_for(table: Table, kind: ShardingKind, world_size: int, first_rank: int = 0, parts: int = 0) -> list[Block]:
+def blocks_for(
+    table: Table, kind: ShardingKind, world_size: int, first_rank: int = 0, parts: int = 0, pooled: bool = False
+) -> list[Block]:
     """The blocks of a table that is cut in one of the usual ways.
 
     Args:
@@ -201,18 +217,19 @@ def blocks_for(table: Table, kind: ShardingKind, world_size: int, first_rank: in
         first_rank: the first, or only, rank that holds something; the others follow it, after the last comes rank 0.
         parts: row-wise: ranks; column-wise: blocks of columns, of widths that differ by one at most. 0: as many as
             there are ranks (and columns).
+        pooled: whether owners sum bags (not for data_parallel).
     """
     whole = range(table.dim)
     if kind == "data_parallel":
         return [Block(table.name, whole, 0, 0)]
     if kind == "table_wise":
-        return [Block(table.name, whole, first_rank, 1)]
+        return [Block(table.name, whole, first_rank, 1, pooled)]
     if kind == "row_wise":
-        return [Block(table.name, whole, first_rank, min(parts or world_size, world_size))]
+        return [Block(table.name, whole, first_rank, min(parts or world_size, world_size), pooled)]
     parts = min(parts or world_size, table.dim)
     cuts = [table.dim * i // parts for i in range(parts + 1)]
     return [
-        Block(table.name, range(cuts[i], cuts[i + 1]), (first_rank + i) % world_size, 1) for i in range(parts)
+        Block(table.name, range(cuts[i], cuts[i + 1]), (first_rank + i) % world_size, 1, pooled) for i in range(parts)
     ]  # fmt: skip
 
 

@@ -7,15 +7,17 @@ of tables on thousands of ranks are planned in seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
 from headrace.config import Sharding, TableSharding
 from headrace.embeddings.cost import GIB, Load, Workload, load_of
 from headrace.embeddings.optimizers import state_bytes_per_row
-from headrace.embeddings.plan import BYTES, Block, Lookup, Plan, ShardingKind, Table, blocks_for
+from headrace.embeddings.plan import BYTES, Block, Lookup, Plan, ShardingKind, Table, blocks_for, can_pool
+from headrace.embeddings.popularity import Popularity
 from headrace.errors import UserError
 
 #: Narrower blocks of columns cost more in ids than they win.
@@ -36,9 +38,18 @@ class Planned:
 
 def plan_tables(
     tables: Sequence[Table], lookups: Sequence[Lookup], world_size: int, *, batch_size: int, optimizer: str,
-    settings: Sharding,
+    settings: Sharding, popularity: Mapping[str, Popularity] | None = None,
 ) -> Planned:  # fmt: skip
     """Make the plan that `settings` asks for.
+
+    Args:
+        tables: of the model.
+        lookups: who looks them up.
+        world_size: ranks.
+        batch_size: rows of a step over all ranks.
+        optimizer: kind of the optimizer.
+        settings: kinds, constraints, bandwidths.
+        popularity: what is known of how often rows are looked up, by table; else Zipf with `settings.zipf`.
 
     Raises:
         UserError: a constraint names no table or cannot be met, or the tables do not fit; says what would make them.
@@ -48,8 +59,14 @@ def plan_tables(
         known = ", ".join(sorted(t.name for t in tables)[:20])
         raise UserError(f"train.sharding.tables: no table '{unknown[0]}' in the model; its tables: {known}")
     own = settings.tables
+    for name, rule in own.items():
+        if rule.pooled and not can_pool(name, lookups):
+            raise UserError(
+                f"train.sharding.tables.{name}.pooled: owners can sum only where every feature of the table is a list "
+                f"with pooling sum or mean"
+            )
     stored = tuple(replace(t, storage=own.get(t.name, TableSharding()).storage or settings.storage) for t in tables)
-    work = Workload(stored, tuple(lookups), world_size, batch_size, optimizer, settings)
+    work = Workload(stored, tuple(lookups), world_size, batch_size, optimizer, settings, popularity or {})
     return Planner(work).plan()
 
 
@@ -63,7 +80,7 @@ class Planner:
         self._limit = np.inf if limit is None else limit * GIB
         self._total = Load.zero(self._world)
         self._chosen: dict[str, tuple[list[Block], Load]] = {}
-        self._shared: dict[tuple[str, str, int, int], Load] = {}
+        self._shared: dict[tuple[str, str, int, bool], Load] = {}
 
     def plan(self) -> Planned:
         """Search.
@@ -77,7 +94,7 @@ class Planner:
             self._place(table)
         self._improve()
         blocks = tuple(b for t in self._work.tables for b in self._chosen[t.name][0])
-        plan = Plan(self._work.tables, self._work.lookups, blocks, self._world)
+        plan = Plan(self._work.tables, self._work.lookups, blocks, self._world, self._work.settings.wire)
         return Planned(plan, self._work, self._total)
 
     def _bytes(self, table: Table) -> int:
@@ -115,12 +132,27 @@ class Planner:
         if kind == "data_parallel" or (kind is None and rule.parts is None and self._bytes(table) <= small):
             yield "data_parallel", 1
 
-    def _load(self, table: Table, kind: ShardingKind, first: int, parts: int) -> tuple[list[Block], Load]:
+    def _ways(self, table: Table, kind: ShardingKind) -> tuple[bool, ...]:
+        """Whether owners sum bags: what is tried."""
+        wanted = self._rule(table).pooled
+        if (
+            kind == "data_parallel"
+            or self._world == 1
+            or wanted is False
+            or not can_pool(table.name, self._work.lookups)
+        ):
+            return (False,)
+        if wanted:
+            return (True,)
+        # A sum of parts differs from a sum of rows by rounding: not where nobody asked for a choice.
+        return (False,) if self._work.settings.kind == "row_wise" and self._rule(table).kind is None else (False, True)
+
+    def _load(self, table: Table, kind: ShardingKind, first: int, parts: int, pooled: bool) -> tuple[list[Block], Load]:
         """Blocks and their load; that of another first rank is the same, turned."""
-        blocks = blocks_for(table, kind, self._world, first, parts)
-        key = (table.name, kind, parts, 0)
+        blocks = blocks_for(table, kind, self._world, first, parts, pooled)
+        key = (table.name, kind, parts, pooled)
         if key not in self._shared:
-            self._shared[key] = load_of(self._work, blocks_for(table, kind, self._world, 0, parts))
+            self._shared[key] = load_of(self._work, blocks_for(table, kind, self._world, 0, parts, pooled))
         base = self._shared[key]
         return blocks, Load(*(np.roll(v, first) for v in vars(base).values())) if first else base
 
@@ -150,8 +182,9 @@ class Planner:
     def _best(self, table: Table) -> tuple[tuple[float, float], list[Block], Load] | None:
         best = None
         for kind, parts in self._options(table):
-            for first in self._starts(kind, min(parts, self._world)):
-                blocks, load = self._load(table, kind, first, parts)
+            starts = self._starts(kind, min(parts, self._world))
+            for first, pooled in product(starts, self._ways(table, kind)):
+                blocks, load = self._load(table, kind, first, parts, pooled)
                 score = self._score(load)
                 if score is not None and (best is None or score < best[0]):
                     best = score, blocks, load

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headrace.embeddings.batch import Occurrences
-from headrace.embeddings.exchange import gather, sum_bags
+from headrace.embeddings.duplicates import gather, sum_bags
 
 _MAX = 2  # torch.embedding_bag's number for it
 
@@ -15,8 +15,14 @@ def pool_sum(rows: Tensor, index: Tensor, occurrences: Occurrences) -> Tensor:
     """Sums, weighted sums and means: [bags, D] of rows[index[i]] over each bag's occurrences; zeros for empty bags."""
     if occurrences.starts is None:
         return gather(rows, index)
-    pooled = sum_bags(rows, index, occurrences.starts, occurrences.weights)
-    return pooled if occurrences.divisor is None else pooled.div_(occurrences.divisor)
+    return divide(sum_bags(rows, index, occurrences.starts, occurrences.weights), occurrences)
+
+
+def divide(vectors: Tensor, occurrences: Occurrences, bag: Tensor | None = None) -> Tensor:
+    """Divide vectors [N, D] of bags `bag` (None: all, in order) by their bags' divisors, in place."""
+    if occurrences.divisor is None:
+        return vectors
+    return vectors.div_(occurrences.divisor if bag is None else occurrences.divisor.index_select(0, bag))
 
 
 def pool_max(rows: Tensor, index: Tensor, occurrences: Occurrences) -> tuple[Tensor, Tensor]:

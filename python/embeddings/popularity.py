@@ -57,7 +57,14 @@ class Popularity:
 
     def distinct_by_place(self, lookups: float, ranks: int) -> NDArray[np.float64]:
         """Expected distinct rows at each of `ranks` places, row i at place i % ranks: float64 [ranks]."""
-        asked = self.asked(lookups)
+        return self._by_place(self.asked(lookups), ranks)
+
+    def share_by_place(self, ranks: int) -> NDArray[np.float64]:
+        """The chance that a lookup is at each of `ranks` places, row i at place i % ranks: float64 [ranks]."""
+        return self._by_place(self.chance, ranks)
+
+    def _by_place(self, asked: NDArray[np.float64], ranks: int) -> NDArray[np.float64]:
+        """Sums over the rows at each place of a number by group."""
         single = int(np.argmin(self.rows == 1)) if (self.rows != 1).any() else len(self.rows)
         places = np.bincount(np.arange(single) % ranks, weights=asked[:single], minlength=ranks).astype(np.float64)
         total = float(self.rows.sum())

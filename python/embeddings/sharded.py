@@ -14,14 +14,16 @@ from torch import Tensor, nn
 from headrace.config import EmbeddingOptimizer, Optimizer
 from headrace.embeddings import storage
 from headrace.embeddings.ahead import Ahead
+from headrace.embeddings.bags import Parts, cut_bags
 from headrace.embeddings.batch import Batcher, Occurrences, Ragged
 from headrace.embeddings.collective import Collective
-from headrace.embeddings.exchange import Duplicates, Mail, Request, find_duplicates
+from headrace.embeddings.duplicates import Duplicates, find_duplicates, gather
+from headrace.embeddings.exchange import Mail, Request
 from headrace.embeddings.gradients import Gradient
 from headrace.embeddings.initial import INIT_BOUND, initial_rows
 from headrace.embeddings.layout import Arena, Layout
 from headrace.embeddings.plan import Plan
-from headrace.embeddings.pooling import max_gradient, pool_max, pool_sum
+from headrace.embeddings.pooling import divide, max_gradient, pool_max, pool_sum
 from headrace.embeddings.update import Updater
 
 
@@ -54,8 +56,8 @@ class ShardedEmbeddings(nn.Module):
         self.optimizer: EmbeddingOptimizer | None = None
         self._updater: Updater | None = None
         self._batcher = Batcher(self.layout)
-        self._remote = [a for a in self.layout.arenas if not a.local]
-        self._mail = Mail(self._remote, collective) if self._remote else None
+        self._remote = sorted((a for a in self.layout.arenas if not a.local), key=lambda a: a.pooled)
+        self._mail = Mail(self._remote, collective, plan.wire) if self._remote else None
         #: By arena, one for each backward pass.
         self._pending: list[list[Gradient]] = [[] for _ in self.layout.arenas]
         #: Lookups whose gradients may come: what they asked of this rank. Until the next step.
@@ -229,6 +231,8 @@ class _Part:
     groups: list[tuple[int, int, int]]
     #: None: not sorted yet (a lookup in this rank's own matrix needs that for gradients only).
     duplicates: Duplicates | None = None
+    #: Of an arena whose owners sum bags (it has one group).
+    bags: Parts | None = None
 
     def sorted(self) -> Duplicates:
         if self.duplicates is None:
@@ -252,8 +256,7 @@ class Prepared:
         self._wait: Callable[[], Request] | None = None
         self._rows: Callable[[], list[Tensor]] | None = None
         if embeddings._mail is not None:
-            remote = [self.parts[a.number].sorted().unique for a in embeddings._remote]
-            self._wait = embeddings._mail.send_ids(remote)
+            self._wait = embeddings._mail.send_ids([self._wanted(a) for a in embeddings._remote])
 
     def fetch_ahead(self) -> None:
         """Begin to fetch those rows that the step after the lookups so far cannot change. Collective.
@@ -267,7 +270,7 @@ class Prepared:
             return
         request = self._answered()
         touched = [[r.touched(i) for r in embeddings._open] for i in range(len(request.rows))]
-        self._ahead = Ahead(embeddings.collective, request, self._remote_weights(), touched)
+        self._ahead = Ahead(mail, embeddings.collective, request, self._remote_weights(), touched)
         self._known = embeddings._opened, embeddings.steps
 
     def start(self) -> None:
@@ -280,7 +283,7 @@ class Prepared:
         if ahead is not None and opened != self._embeddings._opened and steps != self._embeddings.steps:
             ahead.drop()
             ahead = None
-        self._rows = mail.start_rows(request, self._remote_weights()) if ahead is None else ahead.start_rest(mail)
+        self._rows = mail.start_rows(request, self._remote_weights()) if ahead is None else ahead.start_rest()
 
     def rows(self) -> list[Tensor]:
         """Rows by remote arena, as stored. After `start`."""
@@ -294,6 +297,13 @@ class Prepared:
 
     def _remote_weights(self) -> list[Tensor]:
         return [self._embeddings.weights[a.number] for a in self._embeddings._remote]
+
+    def _wanted(self, arena: Arena) -> Tensor | Parts:
+        part = self.parts[arena.number]
+        if not arena.pooled or not part.groups:
+            return part.sorted().unique
+        part.bags = cut_bags(arena, self.occurrences[part.groups[0][0]])
+        return part.bags
 
     def _part(self, embeddings: ShardedEmbeddings, arena: Arena) -> _Part:
         found, pieces, end = [], [], 0
@@ -320,6 +330,10 @@ class _Lookup(torch.autograd.Function):
         winners: dict[int, Tensor] = {}
         pooled: list[Tensor] = [anchor] * len(layout.groups)
         for arena, part in zip(layout.arenas, prepared.parts, strict=True):
+            if part.bags is not None:
+                occurrences = prepared.occurrences[part.groups[0][0]]
+                pooled[part.groups[0][0]] = divide(part.bags.sum(fetched[arena.number], occurrences.bags), occurrences)
+                continue
             rows, index = _source(embeddings.weights[arena.number], fetched.get(arena.number), part)
             for number, start, end in part.groups:
                 occurrences = prepared.occurrences[number]
@@ -335,16 +349,26 @@ class _Lookup(torch.autograd.Function):
         embeddings: ShardedEmbeddings = ctx.embeddings
         layout = embeddings.layout
         by_group = layout.cut(grads[0])
-        found = [_gradient(ctx, a, by_group) for a in layout.arenas]
-        for arena, gradient in zip(layout.arenas, found, strict=True):
+        for arena in layout.arenas:
             if arena.local:
-                embeddings._pending[arena.number].append(gradient)
+                embeddings._pending[arena.number].append(_gradient(ctx, arena, by_group))
         if ctx.request is not None and embeddings._mail is not None:
-            sent = [found[a.number].sums() for a in embeddings._remote]
+            sent = [_sent_gradient(ctx, a, by_group) for a in embeddings._remote]
             back = embeddings._mail.return_gradients(ctx.request, sent)
             for i, (arena, grad) in enumerate(zip(embeddings._remote, back, strict=True)):
-                embeddings._pending[arena.number].append(Gradient(ctx.request.duplicates(i), grad))
+                found, asked = ctx.request.duplicates(i), ctx.request.asked[i]
+                gradient = Gradient(found, grad) if asked is None else Gradient(found, grad, asked.part, asked.weights)
+                embeddings._pending[arena.number].append(gradient)
         return None, None, None
+
+
+def _sent_gradient(ctx: Any, arena: Arena, by_group: list[Tensor]) -> Tensor:
+    """The gradient of each vector that a rank got from an arena's owners: of distinct rows, or of parts of bags."""
+    part: _Part = ctx.prepared.parts[arena.number]
+    if part.bags is None:
+        return _gradient(ctx, arena, by_group).sums()
+    number = part.groups[0][0]
+    return divide(gather(by_group[number], part.bags.bag), ctx.prepared.occurrences[number], part.bags.bag)
 
 
 def _gradient(ctx: Any, arena: Arena, by_group: list[Tensor]) -> Gradient:

@@ -73,8 +73,9 @@ class Job(BaseModel):
     def obeyed(self) -> str:
         """Fingerprint of what must stay as it is between a checkpoint and its continuation."""
         loop = self.train.model_dump(mode="json", include=set(OBEYED))
-        # Where rows live changes no weight; how they are rounded does.
+        # Where rows live changes no weight; how they are rounded does, at rest and on their way.
         sharding = self.train.sharding
+        loop |= {} if sharding.wire == "fp32" else {"wire": sharding.wire}
         loop["storage"] = {"": sharding.storage, **{n: t.storage for n, t in sharding.tables.items() if t.storage}}
         return fingerprint({"model": self.model.model_dump(mode="json"), "train": loop, "dataset": self.features.key})
 

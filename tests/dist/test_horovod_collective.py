@@ -17,7 +17,7 @@ from headrace.config import EmbeddingOptimizer, Model, Optimizer
 from headrace.embeddings.collective import Collective, LocalCollective
 from headrace.embeddings.collective_threads import run_ranks
 from headrace.embeddings.plan import Lookup, Plan, Table, blocks_for
-from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.embeddings.sharded import Prepared, ShardedEmbeddings
 from headrace.models.dlrm import DLRM
 from headrace.models.saved import load_dlrm, save_model
 from headrace.schema import DatasetSchema, Feature, Kind
@@ -99,21 +99,35 @@ def messages(c: Collective) -> dict[str, Any]:
 
 
 def mixed(c: Collective, kind: str) -> tuple[list[list[float]], list[list[float]]]:
-    """Ten steps of a plan of all kinds, two widths and storages, all poolings; the last rows and answers."""
+    """Ten steps of a plan of all kinds, two widths and storages, all poolings; the last rows and answers.
+
+    Ids and rows travel ahead, and the owner sums the first table's bags.
+    """
     tables = tuple(Table(f"t{i}", 5 + 7 * i, 4 + 2 * (i % 2), "bf16" if i == 1 else "fp32") for i in range(4))
     kinds = ("table_wise", "row_wise", "column_wise", "data_parallel")
-    blocks = tuple(b for t, how in zip(tables, kinds, strict=True) for b in blocks_for(t, how, c.world.size))
+    blocks = tuple(
+        b for t, how in zip(tables, kinds, strict=True) for b in blocks_for(t, how, c.world.size, pooled=t.name == "t0")
+    )
     lookups = tuple(Lookup(f"f{i}", t.name, 2, True, ("sum", "mean", "max", "none")[i]) for i, t in enumerate(tables))
     embeddings = ShardedEmbeddings(Plan(tables, lookups, blocks, c.world.size), c, seed=1)
     embeddings.configure_optimizer(EmbeddingOptimizer(kind=kind, learning_rate=0.1, clip_norm=5.0))
     outs = []
-    for step in range(STEPS):
+
+    def prepare(step: int) -> Prepared:
         rng = np.random.default_rng([step, c.world.rank])
         sizes = np.array([t.rows for t in tables for _ in range(2)])
-        codes = torch.from_numpy((rng.random(((step + c.world.rank) % 3, 8)) ** 2 * sizes).astype(np.int64))
-        outs = embeddings.features(codes)
+        codes = (rng.random(((step + c.world.rank) % 3, 8)) ** 2 * sizes).astype(np.int64)
+        return embeddings.prepare(torch.from_numpy(codes))
+
+    following = prepare(0)
+    for step in range(STEPS):
+        prepared, following = following, prepare(step + 1)
+        outs = embeddings.features(prepared)
+        following.fetch_ahead()
         sum((out - 1).square().sum() for out in outs).backward()
         embeddings.step()
+    following.start()
+    following.rows()  # all ranks have heard all there is to hear
     return [w.float().flatten().tolist() for w in embeddings.weights], [o.flatten().tolist() for o in outs]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.embeddings import native
 from headrace.embeddings.batch import Batcher
-from headrace.embeddings.exchange import find_duplicates
+from headrace.embeddings.duplicates import find_duplicates
 from headrace.embeddings.layout import Layout
 from headrace.embeddings.plan import Lookup, Plan, Table, blocks_for
 from headrace.errors import UserError

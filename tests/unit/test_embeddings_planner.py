@@ -155,14 +155,30 @@ class Counting(ThreadCollective):
         return got, counts
 
 
+@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+@pytest.mark.parametrize("pooled", [False, True])
 @pytest.mark.parametrize("kind", ["row_wise", "table_wise", "column_wise", "mixed"])
 @pytest.mark.parametrize("world", [2, 4])
-def test_bytes_of_a_step_are_those_that_were_planned(kind: str, world: int) -> None:
+def test_bytes_of_a_step_are_those_that_were_planned(kind: str, world: int, pooled: bool, wire: str) -> None:
     tables = [Table("a", 20_000, 32), Table("b", 5_000, 32, "bf16"), Table("c", 300, 48)]
+    lookups = [Lookup(t.name, t.name, n, True) for t, n in zip(tables, (5, 3, 1), strict=True)]
     storage = {"b": "bf16"}
     kinds = KINDS if kind == "mixed" else [kind] * 3
-    rules = {t.name: TableSharding(kind=k, storage=storage.get(t.name)) for t, k in zip(tables, kinds, strict=False)}
-    planned = make(tables, world, "rowwise_adagrad", batch=4_000 * world, tables=rules)
+    rules = {
+        t.name: TableSharding(kind=k, storage=storage.get(t.name), pooled=pooled)
+        for t, k in zip(tables, kinds, strict=False)
+    }
+    batch = 1_000
+    chances = {t.name: np.arange(1, t.rows + 1) ** -1.05 for t in tables}
+    for chance in chances.values():
+        chance[0] = 0.0  # code 0 would be padding
+        chance /= chance.sum()
+    planned = plan_tables(
+        tables, lookups, world, batch_size=batch * world, optimizer="rowwise_adagrad",
+        settings=Sharding(kind="auto", tables=rules, wire=wire),
+        popularity={name: Popularity(np.ones(len(c)), c) for name, c in chances.items()},
+    )  # fmt: skip
+    assert any(b.pooled for b in planned.plan.blocks) == pooled
 
     def rank_main(c: ThreadCollective) -> tuple[int, int]:
         counting = Counting(c)
@@ -170,17 +186,32 @@ def test_bytes_of_a_step_are_those_that_were_planned(kind: str, world: int) -> N
         embeddings.configure_optimizer(EmbeddingOptimizer(kind="rowwise_adagrad"))
         rng = np.random.default_rng(c.world.rank)
         codes = []
-        for t in tables:
-            chance = np.arange(1, t.rows + 1) ** -1.05
-            codes.append(rng.choice(t.rows, 4_000, p=chance / chance.sum()))
-        outs = embeddings.features(torch.from_numpy(np.stack(codes, axis=1)))
+        for t, x in zip(tables, lookups, strict=True):
+            codes.append(rng.choice(t.rows, (batch, x.length), p=chances[t.name]))
+        outs = embeddings.features(torch.from_numpy(np.concatenate(codes, axis=1)))
         sum(o.sum() for o in outs).backward()
         embeddings.step()
         return counting.sent, counting.received
 
     measured = np.array(run_ranks(world, rank_main), dtype=float)
-    np.testing.assert_allclose(planned.load.sent, measured[:, 0], rtol=0.04)
-    np.testing.assert_allclose(planned.load.received, measured[:, 1], rtol=0.04)
+    np.testing.assert_allclose(planned.load.sent, measured[:, 0], rtol=0.06)
+    np.testing.assert_allclose(planned.load.received, measured[:, 1], rtol=0.06)
+
+
+def test_the_cheaper_of_rows_and_sums_is_planned() -> None:
+    tables = [Table("short", 1_000_000, 64), Table("long", 1_000_000, 64), Table("hot", 30, 64)]
+    lookups = [Lookup("short", "short", 1, True), Lookup("long", "long", 50, True), Lookup("hot", "hot", 50, True)]
+    rules = {t.name: TableSharding(kind="table_wise") for t in tables}
+    settings = Sharding(kind="auto", tables=rules, node_gbps=10, memory_gbps=1_000)
+    planned = plan_tables(tables, lookups, 2, batch_size=16_384, optimizer="sgd", settings=settings)
+    assert {t.name: planned.plan.blocks_of(t.name)[0].pooled for t in tables} == {
+        "short": False, "long": True, "hot": False,
+    }  # fmt: skip
+    with pytest.raises(UserError, match=r"train\.sharding\.tables\.short\.pooled"):
+        plan_tables(
+            tables, [Lookup("short", "short"), *lookups[1:]], 2, batch_size=64, optimizer="sgd",
+            settings=Sharding(kind="auto", tables={"short": TableSharding(pooled=True)}),
+        )  # fmt: skip
 
 
 BIG = [Table("user", 3_000_000, 64), Table("item", 400_000, 64), Table("flag", 3, 64)]

@@ -23,7 +23,7 @@ from headrace.embeddings.collective import Collective, LocalCollective
 from headrace.embeddings.collective_threads import run_ranks
 from headrace.embeddings.delta import apply_changes, save_changes
 from headrace.embeddings.layout import DTYPES
-from headrace.embeddings.plan import Lookup, Plan, Table, blocks_for
+from headrace.embeddings.plan import Block, Lookup, Plan, Table, blocks_for, can_pool
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.storage import shared_directory, write_index
 from headrace.errors import UserError
@@ -277,18 +277,69 @@ def test_ten_steps_equal_a_dense_model(sharding: str, kind: str, world: int) -> 
     check(Case(planned(kinds, world), rows, 5, EmbeddingOptimizer(kind=kind, learning_rate=0.1), world % 2 == 0))
 
 
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("sharding", ["table_wise", "row_wise", "column_wise"])
+def test_bags_summed_by_their_owners_equal_a_dense_model(sharding: str, kind: str, world: int) -> None:
+    lookups = (
+        Lookup("sum", "a", 3, True), Lookup("mean", "b", 4, True, "mean"),
+        Lookup("weighted", "a", 5, True, "sum", True),
+        Lookup("max", "tiny", 3, True, "max"), Lookup("wide", "wide", 2, True), Lookup("again", "b", 2, True),
+    )  # fmt: skip
+    blocks = [
+        b for i, t in enumerate(TABLES) for b in blocks_for(t, sharding, world, i % world, pooled=t.name != "tiny")
+    ]
+    rows = tuple(tuple((step + 2 * rank) % 4 for rank in range(world)) for step in range(STEPS))
+    plan = Plan(TABLES, lookups, tuple(blocks), world)
+    check(Case(plan, rows, 6, EmbeddingOptimizer(kind=kind, learning_rate=0.1), world % 2 == 0))
+
+
+def test_a_bag_that_one_owner_sums_has_the_same_bits() -> None:
+    lookups = (
+        Lookup("sum", "a", 3, True),
+        Lookup("weighted", "a", 5, True, "sum", True),
+        Lookup("b", "b", 4, True, "mean"),
+    )
+    tables = (Table("a", 40, 6), Table("b", 11, 6, "bf16"))
+    outs = []
+    for world, pooled in [(1, False), (3, True), (4, True)]:
+        blocks = [
+            *blocks_for(tables[0], "table_wise", world, world - 1, pooled=pooled),
+            *blocks_for(tables[1], "column_wise", world, pooled=pooled),
+        ]
+        case = Case(Plan(tables, lookups, tuple(blocks), world), ((9,) * world,), 3)
+        batch = case.padded(0, 0)
+        outs += run_ranks(world, lambda c, p=case.plan, b=batch: ShardedEmbeddings(p, c, seed=8).features(*b))
+    for got in outs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(got, outs[0], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("lookup", "kind"),
+    [
+        (Lookup("f", "t", 2, True, "max"), "table_wise"),
+        (Lookup("f", "t"), "row_wise"),
+        (Lookup("f", "t", 2, True), "dp"),
+    ],
+)
+def test_what_owners_cannot_sum_is_refused(lookup: Lookup, kind: str) -> None:
+    table = Table("t", 5, 4)
+    blocks = [Block("t", range(4), 0, 0, True)] if kind == "dp" else blocks_for(table, kind, 2, pooled=True)
+    with pytest.raises(ValueError, match="table 't' cannot be summed by its owners"):
+        Plan((table,), (lookup,), tuple(blocks), 2)
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     world = draw(st.integers(1, 4))
     kind = draw(st.sampled_from(OPTIMIZERS))
-    tables, blocks = [], []
+    tables, cuts = [], []
     for i in range(draw(st.integers(1, 4))):
         storage = draw(st.sampled_from(["fp32", "fp32", "fp32", "bf16", "fp16"]))
         t = Table(f"t{i}", draw(st.integers(1, 9)), draw(st.sampled_from([1, 2, 4, 5])), storage)
         tables.append(t)
-        blocks += blocks_for(
-            t, draw(st.sampled_from(KINDS)), world, draw(st.integers(0, world - 1)), draw(st.integers(0, 3))
-        )
+        shards = draw(st.sampled_from(KINDS)), world, draw(st.integers(0, world - 1)), draw(st.integers(0, 3))
+        cuts.append((shards, draw(st.booleans())))
     lookups = []
     # Every table is used, and some by two features.
     for i, table in enumerate([*range(len(tables)), *draw(st.lists(st.integers(0, len(tables) - 1), max_size=3))]):
@@ -296,6 +347,10 @@ def cases(draw: st.DrawFn) -> Case:
         pooling = draw(st.sampled_from(["sum", "mean", "max", "none"]))
         weighted = pooling == "sum" and draw(st.booleans())
         lookups.append(Lookup(f"f{i}", f"t{table}", length or 1, length is not None, pooling, weighted))
+    blocks = []
+    for t, ((shard_kind, *where), wanted) in zip(tables, cuts, strict=True):
+        pooled = wanted and shard_kind != "data_parallel" and can_pool(t.name, lookups)
+        blocks += blocks_for(t, shard_kind, *where, pooled=pooled)
     sizes = st.tuples(*[st.sampled_from([0, 1, 2, 5]) for _ in range(world)])
     own = st.builds(
         TableOptimizer, learning_rate=st.sampled_from([None, 0.02]), weight_decay=st.sampled_from([None, 0.1])
@@ -435,6 +490,25 @@ def test_half_storage_halves_the_rows_and_the_message() -> None:
     assert sizes["bf16"] == [(2, 50 * 8 * 2)] * 2
 
 
+@pytest.mark.parametrize("pooled", [False, True])
+def test_bfloat16_on_the_wire_rounds_each_number_once(pooled: bool) -> None:
+    """Vectors are within 2^-8 of themselves (sums: of their terms), and so are one step's weights of plain SGD."""
+    tables, lookups = (Table("t", 50, 8),), (Lookup("f", "t", 3, True),)
+    blocks = tuple(blocks_for(tables[0], "row_wise", 2, pooled=pooled))
+    found = {}
+    for wire in ("fp32", "bf16"):
+        plan = Plan(tables, lookups, blocks, 2, wire)
+        case = Case(plan, ((40, 40),), 4, EmbeddingOptimizer(kind="sgd", learning_rate=1.0))
+        found[wire] = run_ranks(2, lambda c, k=case: train(k, c))
+    for exact, rounded in zip(found["fp32"], found["bf16"], strict=True):
+        a, b = exact.outs[0][0], rounded.outs[0][0]
+        assert not torch.equal(a, b)
+        assert float((a - b).abs().max()) <= 3 * 0.05 * 2**-8
+        moved = (exact.embeddings.weight - exact.start[0]).abs().max()
+        difference = (exact.embeddings.weight - rounded.embeddings.weight).abs().max()
+        assert 0 < float(difference) < 2**-7 * float(moved) + 1e-3
+
+
 def test_wrong_batches_are_refused() -> None:
     plan = planned(KINDS, 1)
     embeddings = ShardedEmbeddings(plan, LocalCollective(), seed=1)
@@ -457,8 +531,6 @@ def test_wrong_batches_are_refused() -> None:
 
 
 def test_rowwise_adagrad_of_a_table_cut_both_ways_is_refused() -> None:
-    from headrace.embeddings.plan import Block
-
     blocks = (Block("t", range(2), 0, 2), Block("t", range(2, 4), 0, 2))
     plan = Plan((Table("t", 5, 4),), (Lookup("f", "t"),), blocks, 2)
 

@@ -1,0 +1,72 @@
+"""Duplicates in a vector, and sums over them.
+
+Found by one stable sort; sums over duplicates run in that order (embedding_bag sums a bag front to back), so the same
+input gives the same bits: `index_add_` would be neither parallel nor faster here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding_bag
+
+from headrace.embeddings import native
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Equal values of a vector [N], found by sorting it."""
+
+    #: Distinct values, ascending: [U].
+    unique: Tensor
+    #: Positions in the vector, grouped by value, first position first: int64 [N].
+    order: Tensor
+    #: Where each value's group starts in `order`: int64 [U].
+    starts: Tensor
+    #: Index into `unique` by place in `order`: int64 [N].
+    group: Tensor
+
+    def inverse(self) -> Tensor:
+        """Index into `unique` of each element of the vector: int64 [N]."""
+        return torch.empty_like(self.order).scatter_(0, self.order, self.group)
+
+    def sum_rows(self, x: Tensor, row_of: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
+        """Sum over equal values, float32 [U, D]: element i adds weights[i] * x[row_of[i]] (None: 1, x[i])."""
+        rows = self.order if row_of is None else row_of.index_select(0, self.order)
+        return sum_bags(x, rows, self.starts, None if weights is None else weights.index_select(0, self.order))
+
+    def part(self, start: int, end: int) -> Duplicates:
+        """The same distinct values, of the vector's elements [start, end) alone; a value may have none there."""
+        inside = (self.order >= start) & (self.order < end)
+        group = self.group[inside]
+        counts = torch.bincount(group, minlength=self.unique.numel())
+        return Duplicates(self.unique, self.order[inside] - start, counts.cumsum(0) - counts, group)
+
+
+def find_duplicates(x: Tensor) -> Duplicates:
+    """Sort out the duplicates of an integer vector [N], none negative."""
+    if x.dtype is torch.int32 and x.device.type == "cpu" and native.library() is not None:
+        return Duplicates(*native.duplicates(x))
+    values, order = torch.sort(x, stable=True)
+    is_first = torch.ones_like(values, dtype=torch.bool)
+    torch.ne(values[1:], values[:-1], out=is_first[1:])
+    starts = is_first.nonzero().view(-1)
+    return Duplicates(values.index_select(0, starts), order, starts, is_first.cumsum(0) - 1)
+
+
+def gather(x: Tensor, rows: Tensor) -> Tensor:
+    """x[rows]: [len(rows), D]."""
+    if native.usable(x):
+        return native.pool_sum(x, rows, rows.numel())
+    return x.index_select(0, rows)
+
+
+def sum_bags(x: Tensor, rows: Tensor, starts: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Sum of weights[j] * x[rows[j]] over j in starts[i] : starts[i + 1]: [len(starts), D]; an empty bag is zero."""
+    if rows.numel() == 0:
+        return x.new_zeros(starts.numel(), x.shape[1])
+    if native.usable(x):
+        return native.pool_sum(x, rows, starts.numel(), starts, weights)
+    return embedding_bag(rows, x, starts.to(rows.dtype), mode="sum", per_sample_weights=weights)
