@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -102,7 +103,9 @@ def _between(first: str, last: str) -> tuple[str, ...]:
 
 def _explain_failure(stage: str, code: int, log: Path) -> None:
     how = "see the message above" if code == EXIT_USER_ERROR else f"exit code {code}"
-    if code > 128:
+    if code == 128 + signal.SIGTERM:
+        how = "it was asked to stop"
+    elif code > 128:
         how = f"killed by signal {code - 128}" + (" (out of memory?)" if code == 137 else "")
     out.print(f"[red]{stage} did not finish[/]: {how}. Its whole output: {escape(str(log))}")
     out.print("Finished stages are kept: the same command goes on from here.")

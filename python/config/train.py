@@ -11,12 +11,31 @@ from headrace.config.search import Search
 from headrace.config.section import Section
 
 
+class Schedule(Section):
+    """The learning rate by step (headrace.train.schedule): a linear rise over `warmup_steps`, then a curve."""
+
+    kind: Literal["constant", "linear", "cosine", "step"] = "constant"
+    warmup_steps: int = Field(default=0, ge=0)
+    #: linear, cosine: the share of the learning rate that the last step has.
+    final: float = Field(default=0.0, ge=0, le=1)
+    #: step: after each so many steps the rate is multiplied by `factor`.
+    every_steps: int | None = Field(default=None, ge=1)
+    factor: float = Field(default=0.1, gt=0)
+
+    @model_validator(mode="after")
+    def _step_has_a_length(self) -> Schedule:
+        if (self.kind == "step") != (self.every_steps is not None):
+            raise ValueError("`every_steps` is needed with `kind: step`, and only there")
+        return self
+
+
 class Optimizer(Section):
     """An optimizer and its settings."""
 
     kind: Literal["sgd", "adagrad", "adam"] = "adagrad"
     learning_rate: float = Field(default=0.05, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
+    schedule: Schedule = Schedule()
 
 
 class TableOptimizer(Section):
@@ -32,6 +51,7 @@ class EmbeddingOptimizer(Section):
     kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "adagrad"
     learning_rate: float = Field(default=0.05, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
+    schedule: Schedule = Schedule()
     #: Scale a step's gradient down to this norm over all rows of all tables; None: leave it.
     clip_norm: float | None = Field(default=None, gt=0)
     #: Exceptions by table (a vocabulary's name, else the feature's).
@@ -92,8 +112,12 @@ class Train(Section):
     epochs: int = Field(default=3, ge=1)
     #: Stop after this many steps, whatever the epochs.
     max_steps: int | None = None
-    #: Stop after this many epochs in a row that did not lower the log loss of the split `valid`. The model is that of
-    #: the epoch with the lowest. None: take all epochs and keep the last.
+    #: A step's rows are taken in this many parts, one after the other: less memory for the same step.
+    accumulate: int = Field(default=1, ge=1)
+    #: Evaluate after each so many steps, besides the ends of epochs.
+    eval_steps: int | None = Field(default=None, ge=1)
+    #: Stop after this many evaluations in a row (of epochs' ends, where `eval_steps` is not set) that did not lower the
+    #: log loss of the split `valid`. The model is that of the lowest. None: take all epochs and keep the last.
     patience: int | None = Field(default=1, ge=1)
     seed: int = 1
     dense: Optimizer = Optimizer(kind="adam", learning_rate=0.001)
@@ -114,6 +138,13 @@ class Train(Section):
     threads: int | None = None
     #: Tries after a failed launch, each from the last checkpoint.
     retries: int = Field(default=1, ge=0)
+    #: Seconds that a message between the ranks may take: all work that one rank does while the others wait, such as
+    #: writing its part of a checkpoint. After that the launch fails with the names of the missing ranks.
+    deadline_seconds: float = Field(default=600.0, gt=0)
+    #: Seconds from a request to stop (SIGTERM) to the end of the ranks: for the step they are in, and a checkpoint.
+    stop_seconds: float = Field(default=30.0, gt=0)
+    #: Measure the parts of a step, and write a trace of some (docs/training.md).
+    profile: bool = False
     #: HR@k and NDCG@k over the split `rank`, grouped by this carried column.
     rank_group: str | None = None
     rank_k: int = Field(default=10, ge=1)

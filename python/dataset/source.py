@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -44,6 +44,7 @@ class TrainSource:
         train: its batch_size, streams, seed and negatives are obeyed.
         start_step: begin as if this many steps had been taken; row groups before it are not decoded.
         depth: batches prepared ahead.
+        timed: is given the batches where they are made, to note how long each takes.
 
     Raises:
         UserError: fewer row groups than streams, a damaged file, nulls or codes outside their vocabulary.
@@ -59,6 +60,7 @@ class TrainSource:
         start_step: int = 0,
         carried: Sequence[str] = (),
         depth: int = 4,
+        timed: Callable[[str, Iterator[Batch]], Iterator[Batch]] = lambda name, items: items,
     ) -> None:
         check_streams(layout, train.streams)
         plan = NegativePlan.of(schema, train.negatives)
@@ -71,7 +73,7 @@ class TrainSource:
             _Stream(layout, schema, train.seed, i, train.streams, plan, carried, start_step * rows_each, shuffle=True)
             for i in streams_of(world, train.streams)
         ]
-        self._batches = Prefetch(_steps(self._streams, rows_each), depth)
+        self._batches = Prefetch(timed("decode", _steps(self._streams, rows_each)), depth)
 
     @staticmethod
     def from_manifest(

@@ -19,18 +19,23 @@ from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO, TextIO
+from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from headrace.atomic import write_text
 from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.workspace import Workspace
 
+if TYPE_CHECKING:
+    import psutil
+
 #: Stages that open no Spark session: plain Python saves the JVM's start. Their job files run under spark-submit too.
 WITHOUT_SPARK = frozenset({"drift", "report"})
 
 #: What a stopped application gets to end by itself before it is killed.
 _GRACE_SECONDS = 10.0
+#: The same for its Python program, before the JVM below it is asked: training writes a checkpoint (train.stop_seconds).
+_PROGRAM_SECONDS = 60.0
 
 #: Lines that say nothing to the user; they stay in the log.
 _NOISE = re.compile(
@@ -261,7 +266,8 @@ def _signals_raise() -> Iterator[None]:
 def stop_family(process: subprocess.Popen[bytes]) -> None:
     """Stop a process, its group, and its descendants in other groups (Horovod's ranks lead groups of their own).
 
-    Asks first (SIGTERM), kills what is left after a grace period. Returns when all of them are gone.
+    Asks first (SIGTERM), kills what is left after a grace period. Returns when all of them are gone. The Python program
+    that spark-submit started is asked before the JVM, which would take its tasks down with it.
     """
     import psutil
 
@@ -270,6 +276,10 @@ def stop_family(process: subprocess.Popen[bytes]) -> None:
     except psutil.NoSuchProcess:
         family = []
     try:
+        programs = [member for member in family if _is_job(member)]
+        for member in programs:
+            _quietly(member.terminate)
+        psutil.wait_procs(programs, timeout=_PROGRAM_SECONDS)
         _signal_group(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE_SECONDS)
@@ -282,6 +292,16 @@ def stop_family(process: subprocess.Popen[bytes]) -> None:
         for member in family:
             _quietly(member.kill)
         process.wait()
+
+
+def _is_job(process: psutil.Process) -> bool:
+    import psutil
+
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        return False
+    return any(Path(word).parent == Path(__file__).parent for word in words if word.endswith(".py"))
 
 
 def _signal_group(group: int, signum: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,8 @@ _KEY = "headrace.key"
 _DS = "headrace.ds"
 #: MLflow refuses longer values of parameters.
 _PARAM_CHARS = 500
+#: Metrics that MLflow takes at once.
+_BATCH = 1000
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ def register(
     params: Mapping[str, Any] | None = None,
     ds: str | None = None,
     alias: str = CHAMPION,
+    history: Sequence[Mapping[str, float | None]] = (),
 ) -> str:
     """Make `model_dir` a version of the registered model `name`, give it the alias, return the version's number.
 
@@ -61,6 +64,7 @@ def register(
         metrics: numbers; None and NaN (undefined for this data) are left out.
         params: a flat mapping of settings, shown beside the metrics.
         ds: the day it was trained for.
+        history: what was measured on the way; each entry has a `step`.
 
     Raises:
         UserError: the store cannot be opened or written.
@@ -69,7 +73,7 @@ def register(
         _ensure_name(client, name)
         found = _by_key(client, name, key)
         if found is None:
-            run_id = _finished_run(ws, client, name, key, metrics, params or {}, ds)
+            run_id = _finished_run(ws, client, name, key, metrics, params or {}, ds, history)
             tags = {_KEY: key} | ({_DS: ds} if ds else {})
             found = client.create_model_version(name, source=str(model_dir), run_id=run_id, tags=tags)
             log.info("registered %s version %s", name, found.version)
@@ -164,7 +168,7 @@ def _by_key(client: MlflowClient, name: str, key: str) -> Any:
 
 def _finished_run(
     ws: Workspace, client: MlflowClient, name: str, key: str, metrics: Mapping[str, float | None],
-    params: Mapping[str, Any], ds: str | None,
+    params: Mapping[str, Any], ds: str | None, history: Sequence[Mapping[str, float | None]],
 ) -> str:  # fmt: skip
     """The MLflow run that holds the metrics; one that a killed registration left is completed."""
     from mlflow.entities import Metric, Param, RunTag
@@ -185,6 +189,12 @@ def _finished_run(
         params=[Param(k, str(v)[:_PARAM_CHARS]) for k, v in params.items()],
         tags=[RunTag(_DS, ds)] if ds else [],
     )
+    points = [
+        Metric(f"step_{k}", float(v), now, int(at["step"] or 0))
+        for at in history for k, v in at.items() if k != "step" and v is not None and math.isfinite(v)
+    ]  # fmt: skip
+    for start in range(0, len(points), _BATCH):
+        client.log_batch(run.info.run_id, metrics=points[start : start + _BATCH])
     client.set_terminated(run.info.run_id)
     return str(run.info.run_id)
 

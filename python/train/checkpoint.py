@@ -161,7 +161,14 @@ class Saver:
         if opened is None:
             return
         with opened.stack:
-            written = opened.work.result()
+            try:
+                written = opened.work.result()
+            except OSError as e:
+                free = shutil.disk_usage(self._folder).free / 2**30
+                raise OSError(
+                    e.errno, f"the checkpoint of step {opened.progress.step} could not be written ({e.strerror}; "
+                    f"{free:.1f} GiB free in {self._folder})",
+                ) from e  # fmt: skip
             self._collective.barrier()
             if written is not None:
                 write_index(opened.partial / _EMBEDDINGS)

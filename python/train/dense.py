@@ -24,17 +24,29 @@ class DenseOptimizer:
         self._collective = collective
         self._optimizer = _make(self._parameters, conf)
 
-    def reduce(self, loss: Tensor) -> float:
-        """Sum the gradients over the ranks, in place. Returns the global loss: the sum of the ranks' local ones."""
-        total = loss.detach().reshape(1)
+    def reduce(self, loss: float, flag: bool = False) -> tuple[float, bool]:
+        """Sum the gradients over the ranks, in place.
+
+        Returns:
+            The global loss, which is the sum of the ranks' local ones, and whether any rank raised its flag: both the
+            same on all ranks.
+        """
+        total = torch.tensor([loss, float(flag)])
         for p in self._parameters:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
         self._collective.all_reduce_sum([total, *(p.grad for p in self._parameters if p.grad is not None)])
-        return float(total)
+        return float(total[0]), bool(total[1] > 0)
 
-    def step(self) -> None:
-        """Apply the (summed) gradients and forget them."""
+    def step(self, lr: float | None = None) -> None:
+        """Apply the (summed) gradients and forget them.
+
+        Args:
+            lr: the learning rate of this step; default the last one, at first the configured.
+        """
+        if lr is not None:
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=False)
 

@@ -70,6 +70,26 @@ class Job(BaseModel):
         return self.folder / "complaint.json"
 
     @property
+    def ranks_folder(self) -> Path:
+        """Where each rank says how far it is (headrace.train.watch); a folder for each launch."""
+        return self.folder / f"ranks-{self.token}"
+
+    @property
+    def stop_file(self) -> Path:
+        """The driver makes it to ask the ranks of its launch to stop."""
+        return self.ranks_folder / "stop"
+
+    @property
+    def journal(self) -> Path:
+        """What the loop measured (headrace.train.journal)."""
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def trace(self) -> Path:
+        """Profile mode's trace (headrace.train.profile)."""
+        return self.folder / "trace.json"
+
+    @property
     def obeyed(self) -> str:
         """Fingerprint of what must stay as it is between a checkpoint and its continuation."""
         loop = self.train.model_dump(mode="json", include=set(OBEYED))
@@ -90,7 +110,8 @@ class Job(BaseModel):
 
 #: Keys of config.Train that change the weights; the others say how fast and how safely they are come by.
 OBEYED = (
-    "batch_size", "streams", "epochs", "max_steps", "patience", "seed", "dense", "embeddings", "negatives",
+    "batch_size", "streams", "epochs", "max_steps", "accumulate", "eval_steps", "patience", "seed",
+    "dense", "embeddings", "negatives",
     "warm_decay",
 )  # fmt: skip
 
@@ -125,8 +146,22 @@ class Report(BaseModel):
     calibration_bins: list[dict[str, Any]]
     #: Seconds for which the chief's loop waited for data in this run.
     data_wait_seconds: float
+    #: Profile mode: milliseconds of a step by part, and `step`, their sum.
+    profile: dict[str, float] = Field(default_factory=dict)
     peak_memory_mib: dict[str, float] = Field(default_factory=dict)
 
 
 class Diverged(UserError):
-    """The loss is no number any more."""
+    """The loss is no number any more at `step`."""
+
+    def __init__(self, message: str, step: int) -> None:
+        super().__init__(message)
+        self.step = step
+
+
+class Stopped(Exception):
+    """The ranks were asked to stop, and did so after `step` of `total` steps, with a checkpoint."""
+
+    def __init__(self, step: int, total: int) -> None:
+        super().__init__(f"stopped at step {step} of {total}")
+        self.step, self.total = step, total

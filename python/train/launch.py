@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import signal
 import socket
 import threading
@@ -19,16 +20,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TextIO
 
+import horovod.runner.gloo_run
 import horovod.runner.launch
 import horovod.spark
 from pyspark.sql import SparkSession
 
 from headrace.atomic import write_text
 from headrace.errors import UserError
-from headrace.train.job import Job, Report, list_steps
+from headrace.train.job import Diverged, Job, Report, Stopped, list_steps
 from headrace.train.progress import Console, Follower, Tick
+from headrace.train.watch import last_words
 from headrace.train.worker import rank_main
 
 log = logging.getLogger("headrace.train")
@@ -51,19 +55,30 @@ def launch(
 
     Raises:
         UserError: what a rank has to say to the user (not tried again), or fewer cores than ranks.
+        Diverged: the loss is no number, in the last try or twice at the same step: it would be a third time.
+        SystemExit, KeyboardInterrupt: this process was asked to stop; the ranks have left a checkpoint, if they could.
         RuntimeError: all tries failed.
     """
     _check_cores(spark, ranks)
+    diverged_at: set[int] = set()
     for attempt in range(retries + 1):
         try:
             return _launch(job, spark, ranks, on_tick)
-        except RuntimeError as e:
-            steps = list_steps(job.checkpoints)
-            where = f"step {steps[0]}" if steps else "the start"
+        except Diverged as e:
+            if attempt == retries or e.step in diverged_at:
+                raise
+            diverged_at.add(e.step)
+            reason = f"the loss was no number at step {e.step}"
+        except (RuntimeError, Stopped) as e:
             if attempt == retries:
                 raise
-            reason = str(e).splitlines()[0].removesuffix(", which ends:")
-            log.warning("%s; try %d of %d goes on from %s", reason, attempt + 2, retries + 1, where)
+            # Stopped: by a signal to a rank, not to this process.
+            reason = f"a rank was {e}" if isinstance(e, Stopped) else str(e).splitlines()[0]
+        steps = list_steps(job.checkpoints)
+        where = f"step {steps[0]}" if steps else "the start"
+        log.warning(
+            "%s; try %d of %d goes on from %s", reason.removesuffix(", which ends:"), attempt + 2, retries + 1, where
+        )
     raise AssertionError("unreachable")
 
 
@@ -72,6 +87,9 @@ def _launch(job: Job, spark: SparkSession, ranks: int, on_tick: Callable[[Tick],
     write_text(job.fence, job.token)
     for left in (job.complaint, *job.folder.glob("progress-*.jsonl")):
         left.unlink(missing_ok=True)
+    for folder in job.folder.glob("ranks-*"):
+        shutil.rmtree(folder, ignore_errors=True)
+    job.ranks_folder.mkdir()
     local = _is_local(spark)
     tick = time.perf_counter()
     first: list[float] = []
@@ -87,7 +105,7 @@ def _launch(job: Job, spark: SparkSession, ranks: int, on_tick: Callable[[Tick],
         Follower(job.voice, Console(), ticked),
         _gloo_is_built(),
         _quiet_thread(),
-        _signals() as received,
+        _signals(job) as received,
     ):
         tail = _Tail(file)
         try:
@@ -99,7 +117,7 @@ def _launch(job: Job, spark: SparkSession, ranks: int, on_tick: Callable[[Tick],
                 use_mpi=False,
                 use_gloo=True,
                 nics={"lo"} if local else None,
-                env=dict(_ENVIRONMENT),
+                env={**_ENVIRONMENT, **_limits(job.train.deadline_seconds)},
                 stdout=tail,
                 stderr=tail,
                 verbose=0,
@@ -107,21 +125,44 @@ def _launch(job: Job, spark: SparkSession, ranks: int, on_tick: Callable[[Tick],
         except Exception as e:
             received.raise_again()
             raise_complaint(job.complaint)
+            known = last_words(job.ranks_folder)
             raise RuntimeError(
-                f"training on {ranks} ranks failed ({' '.join(str(e).split())}); see {job.folder / 'ranks.log'}, "
-                f"which ends:\n{tail.text()}"
+                f"training on {ranks} ranks failed ({' '.join(str(e).split())}{f'; {known}' if known else ''}); "
+                f"see {job.folder / 'ranks.log'}, which ends:\n{tail.text()}"
             ) from e
+        stopped = [json.loads(a) for a in answers if a.startswith('{"stopped"')]
+        if stopped:
+            log.warning(
+                "asked to stop: training stopped after step %d of %d with a checkpoint; the same command goes on there",
+                stopped[0]["stopped"], stopped[0]["total"],
+            )  # fmt: skip
         received.raise_again()
     job.voice.unlink(missing_ok=True)
     raise_complaint(job.complaint)
+    if stopped:
+        raise Stopped(stopped[0]["stopped"], stopped[0]["total"])
+    shutil.rmtree(job.ranks_folder, ignore_errors=True)
     reports = [Report.model_validate_json(a) for a in answers]
     peaks = {name: mib for r in reports for name, mib in r.peak_memory_mib.items()}
     return reports[0].model_copy(update={"peak_memory_mib": peaks})
 
 
+def _limits(deadline: float) -> dict[str, str]:
+    """Horovod's own deadlines, behind that of headrace.train.watch: for what hangs below Python."""
+    behind = deadline + 2 * max(5.0, deadline / 10)
+    return {
+        # Warn of tensors that some ranks have not submitted; then end the job.
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, round(deadline / 2))),
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(round(behind)),
+        # One message of gloo's, among them Horovod's own; its default of 30 s is less than a checkpoint may take.
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(round(behind)),
+    }
+
+
 def _check_cores(spark: SparkSession, ranks: int) -> None:
     context = spark.sparkContext
-    if _is_local(spark) and context.defaultParallelism < ranks:
+    # Of a cluster's executors some may still be on their way.
+    if str(context.master).startswith("local[") and context.defaultParallelism < ranks:
         raise UserError(
             f"train.ranks is {ranks}, but the Spark session has {context.defaultParallelism} task slots "
             f"({context.master}), and all ranks run at once: set spark.master to local[{ranks}] or lower train.ranks"
@@ -133,12 +174,14 @@ def _is_local(spark: SparkSession) -> bool:
 
 
 def raise_complaint(path: Path) -> None:
-    """Raise a rank's message for the user, if it left one, as UserError."""
+    """Raise a rank's message for the user, if it left one, as UserError or Diverged."""
     try:
-        message = json.loads(path.read_text(encoding="utf-8"))["message"]
+        said = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return
-    raise UserError(message)
+    if "diverged_at" in said:
+        raise Diverged(said["message"], said["diverged_at"])
+    raise UserError(said["message"])
 
 
 class _Tail:
@@ -197,7 +240,7 @@ class _Received:
         self._reader = reader
 
     def raise_again(self) -> None:
-        """Act on a signal that came while Horovod held the handlers: it ends its ranks, and would call that a failure.
+        """Act on a signal that came while the ranks were at work, now that they have ended.
 
         Raises:
             KeyboardInterrupt, SystemExit: as the signal asks.
@@ -213,8 +256,31 @@ class _Received:
 
 
 @contextmanager
-def _signals() -> Iterator[_Received]:
-    """Note signals, and give back the handlers of SIGINT and SIGTERM, which Horovod replaces for good."""
+def _signals(job: Job) -> Iterator[_Received]:
+    """Note signals, and give back the handlers of SIGINT and SIGTERM, which Horovod replaces for good.
+
+    Horovod's handlers kill the ranks. Ours ask them to stop after the step they are in, and to leave a checkpoint; a
+    second signal, or `train.stop_seconds` without an end, is Horovod's again.
+    """
+
+    def register() -> threading.Event:
+        kill = threading.Event()
+
+        def ask(signum: int, frame: FrameType | None) -> None:
+            if job.stop_file.exists():
+                kill.set()
+                return
+            job.stop_file.touch()
+            timer = threading.Timer(job.train.stop_seconds, kill.set)
+            timer.daemon = True
+            timer.start()
+
+        for s in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(s, ask)
+        return kill
+
+    horovods = horovod.runner.gloo_run.register_shutdown_event
+    horovod.runner.gloo_run.register_shutdown_event = register
     reader, writer = socket.socketpair()
     for end in (reader, writer):
         end.setblocking(False)
@@ -226,5 +292,6 @@ def _signals() -> Iterator[_Received]:
         signal.set_wakeup_fd(fd)
         for s, handler in before.items():
             signal.signal(s, handler)
+        horovod.runner.gloo_run.register_shutdown_event = horovods
         reader.close()
         writer.close()

@@ -73,7 +73,14 @@ class Train:
             **_flat("train", spec.train.model_dump(mode="json", exclude={"search"})),
         }
         version = registry.register(
-            ctx.ws, spec.pipeline, job.saved_model, report.metrics, ctx.key, params=params, ds=ctx.ds
+            ctx.ws,
+            spec.pipeline,
+            job.saved_model,
+            report.metrics,
+            ctx.key,
+            params=params,
+            ds=ctx.ds,
+            history=[*report.curve, *report.evals],
         )
         log.info("%s", summary(report))
         name = str(job.saved_model.relative_to(ctx.ws.home))
@@ -82,7 +89,8 @@ class Train:
             rows=report.rows,
             facts={
                 **report.model_dump(include={"metrics", "curve", "evals", "calibration_bins", "steps",
-                                             "steps_per_epoch", "best_step", "resumed_from_step", "data_wait_seconds"}),
+                                             "steps_per_epoch", "best_step", "resumed_from_step", "data_wait_seconds",
+                                             "profile"}),
                 # Below the workspace's home, as in the inputs: manifests move with their workspace.
                 "warm_start": next((i.name for i in inputs if i.kind == "model"), None),
                 "registered": {"name": spec.pipeline, "version": version},

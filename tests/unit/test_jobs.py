@@ -212,7 +212,7 @@ from headrace.jobs import submit
 # Whoever runs the tests may ignore them: a shell's background job, nohup.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-submit._GRACE_SECONDS = 0.5
+submit._GRACE_SECONDS = submit._PROGRAM_SECONDS = 0.5
 try:
     submit.run_logged([sys.executable, "-c", sys.argv[1], sys.argv[2]], os.environ, io.BytesIO(), io.StringIO())
 except KeyboardInterrupt as e:

@@ -1,0 +1,263 @@
+"""What the loop does besides stepping: schedules, parts of a step, evaluations, stops, faults, the profile."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.config import EmbeddingOptimizer, Model, Optimizer, Schedule, Train
+from headrace.embeddings.collective import LocalCollective
+from headrace.embeddings.collective_threads import run_ranks
+from headrace.manifest import Manifest
+from headrace.models.saved import load_dlrm
+from headrace.train import launch as launching
+from headrace.train import steps
+from headrace.train.job import Diverged, Job, Report, Stopped, list_steps
+from headrace.train.journal import Journal, read_journal
+from headrace.train.loop import train, train_local
+from headrace.train.progress import Tick
+from headrace.train.schedule import share
+from headrace.train.spans import PARTS
+from headrace.train.watch import Watch
+from headrace.workspace import Workspace
+
+COSINE = Schedule(kind="cosine", warmup_steps=5, final=0.1)
+TRAIN = Train(
+    batch_size=200, streams=4, epochs=2, seed=3, checkpoint_steps=5, keep=2, patience=None,
+    dense=Optimizer(kind="adam", learning_rate=0.01, schedule=COSINE),
+    embeddings=EmbeddingOptimizer(kind="adagrad", learning_rate=0.1, schedule=Schedule(kind="step", every_steps=10)),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return Workspace(tmp_path_factory.mktemp("steps"))
+
+
+@pytest.fixture(scope="module")
+def features(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest:
+    return make_dataset(home, train=4_000, valid=1_000)  # 20 steps an epoch, 40 in all
+
+
+@pytest.fixture(scope="module")
+def make_job(home: Workspace, features: Manifest) -> Callable[..., Job]:
+    def make(key: str, train: Train = TRAIN, **more: Any) -> Job:
+        return Job(
+            home=home.home, pipeline="clicks", ds="2026-01-10", key=key, features=features, train=train,
+            model=Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(16,)), progress_seconds=0.0, **more,
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def undisturbed(make_job: Callable[..., Job]) -> tuple[Job, Report]:
+    torch.set_num_threads(1)
+    job = make_job("undisturbed")
+    return job, train_local(job)
+
+
+def weights(job: Job) -> dict[str, np.ndarray]:
+    model = load_dlrm(job.saved_model)
+    return {k: v.numpy() for k, v in model.state_dict().items()} | {"embeddings": model.embeddings.weight.numpy()}
+
+
+def assert_same(a: Job, b: Job) -> None:
+    for name, value in weights(a).items():
+        np.testing.assert_array_equal(value, weights(b)[name], err_msg=name)
+
+
+def journal_of(job: Job, kind: str) -> list[dict[str, float]]:
+    return [line for line in read_journal(job.journal) if line["kind"] == kind]
+
+
+def test_the_journal_has_rates_losses_and_evaluations(undisturbed: tuple[Job, Report]) -> None:
+    job, report = undisturbed
+    found = journal_of(job, "train")
+    assert [(f["step"], f["loss"]) for f in found] == [(p["step"], p["loss"]) for p in report.curve]
+    assert [f["dense_rate"] for f in found] == pytest.approx([0.01 * share(COSINE, s, 40) for s in range(1, 41)])
+    assert [f["embeddings_rate"] for f in found] == pytest.approx([0.1] * 10 + [0.01] * 10 + [1e-3] * 10 + [1e-4] * 10)
+    assert [f["auc"] for f in journal_of(job, "eval")] == [e["auc"] for e in report.evals]
+
+
+def test_small_rates_change_little(make_job: Callable[..., Job]) -> None:
+    """The rates of the schedule are those that are used: with a warm-up that does not end, nothing moves."""
+    still = Schedule(warmup_steps=10**9)
+    slow = TRAIN.model_copy(
+        update={"dense": TRAIN.dense.model_copy(update={"schedule": still}), "max_steps": 20,
+                "embeddings": TRAIN.embeddings.model_copy(update={"schedule": still})}
+    )  # fmt: skip
+    losses = [p["loss"] for p in train_local(make_job("still", slow)).curve]
+    free = [p["loss"] for p in train_local(make_job("moving", TRAIN.model_copy(update={"max_steps": 20}))).curve]
+    assert np.ptp(losses) < 0.3
+    assert np.mean(free[-5:]) < np.mean(losses[-5:]) - 0.02
+
+
+@pytest.mark.parametrize("parts", [3, 4])
+def test_a_step_in_parts_is_the_same_step(
+    make_job: Callable[..., Job], undisturbed: tuple[Job, Report], parts: int
+) -> None:
+    job = make_job(f"parts-{parts}", TRAIN.model_copy(update={"accumulate": parts}))
+    report = run_ranks(2, lambda collective: train(job, collective))[0]
+    expected = undisturbed[1]
+    np.testing.assert_allclose([p["loss"] for p in report.curve], [p["loss"] for p in expected.curve], rtol=2e-4)
+    assert report.metrics["auc"] == pytest.approx(expected.metrics["auc"], abs=2e-3)
+
+
+def test_evaluations_every_n_steps_are_of_all_rows_and_decide_when_to_stop(
+    make_job: Callable[..., Job], undisturbed: tuple[Job, Report]
+) -> None:
+    often = make_job("often", TRAIN.model_copy(update={"eval_steps": 8}))
+    report = train_local(often)
+    assert [e["step"] for e in report.evals] == [8, 16, 20, 24, 32, 40]
+    assert_same(often, undisturbed[0])  # looking changes nothing
+    assert report.evals[2]["auc"] == undisturbed[1].evals[0]["auc"]
+    two = run_ranks(2, lambda c: train(make_job("often-2", TRAIN.model_copy(update={"eval_steps": 8})), c))
+    assert [e["auc"] for e in two[0].evals] == pytest.approx([e["auc"] for e in report.evals], abs=2e-3)
+    assert two[0].evals == two[1].evals
+    # So hot that it gets worse: the model is that of the best evaluation, which was not an epoch's end.
+    hot = Train.model_validate(
+        {**TRAIN.model_dump(), "eval_steps": 3, "patience": 2, "epochs": 6,
+         "embeddings": {"kind": "adagrad", "learning_rate": 0.8}, "dense": {"kind": "adam", "learning_rate": 0.1}}
+    )  # fmt: skip
+    stopped = train_local(make_job("hot", hot))
+    losses = [e["log_loss"] for e in stopped.evals]
+    assert stopped.steps < 120
+    assert stopped.best_step == stopped.evals[int(np.argmin(losses))]["step"]
+    assert len(losses) - 1 - int(np.argmin(losses)) == 2
+    assert stopped.metrics["log_loss"] == min(losses)
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_stop_asked_of_one_rank_stops_all_after_the_same_step(
+    make_job: Callable[..., Job], asked: int, tmp_path: Path
+) -> None:
+    whole, job = make_job(f"unstopped-{asked}"), make_job(f"stopped-{asked}")
+    run_ranks(2, lambda collective: train(whole, collective))
+    watches = [Watch(), Watch()]
+
+    def say(tick: Tick) -> None:
+        if tick.step == 13:
+            watches[asked].is_asked_to_stop = True
+
+    stopped: list[int] = []
+
+    def rank(collective: Any) -> None:
+        with pytest.raises(Stopped) as e:
+            train(job, collective, say, watches[collective.world.rank])
+        stopped.append(e.value.step)
+
+    run_ranks(2, rank)
+    assert len(stopped) == 2
+    assert stopped[0] == stopped[1] in (13, 14)
+    assert list_steps(job.checkpoints)[0] == stopped[0]
+    assert not job.saved_model.exists()
+    reports = run_ranks(2, lambda collective: train(job, collective))
+    assert reports[0].resumed_from_step == stopped[0]
+    assert_same(job, whole)
+    assert [x["step"] for x in read_journal(job.journal)] == [x["step"] for x in read_journal(whole.journal)]
+
+
+def test_a_loss_that_is_nan_once_costs_the_steps_since_the_checkpoint(
+    make_job: Callable[..., Job], undisturbed: tuple[Job, Report], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job("nan")
+    real, calls = steps.binary_cross_entropy_with_logits, []
+
+    def once(*args: Any, **kwargs: Any) -> torch.Tensor:
+        calls.append(1)
+        return real(*args, **kwargs) * (float("nan") if len(calls) == 13 else 1.0)
+
+    monkeypatch.setattr(steps, "binary_cross_entropy_with_logits", once)
+    tries: list[Report] = []
+
+    def try_it(job: Job, *args: Any) -> Report:
+        tries.append(train_local(job))
+        return tries[-1]
+
+    # The launch's own loop, over this process instead of Horovod's.
+    monkeypatch.setattr(launching, "_launch", try_it)
+    monkeypatch.setattr(launching, "_check_cores", lambda *args: None)
+    report = launching.launch(job, None, ranks=1, retries=1)  # type: ignore[arg-type]
+    assert report.resumed_from_step == 10
+    assert_same(job, undisturbed[0])
+    # One that comes again at the same step is the data's or the settings', and is told.
+    monkeypatch.setattr(steps, "binary_cross_entropy_with_logits", lambda *a, **k: real(*a, **k) * float("nan"))
+    with pytest.raises(Diverged, match="the loss is nan at step 1"):
+        launching.launch(make_job("always-nan"), None, ranks=1, retries=5)  # type: ignore[arg-type]
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+import torch
+from headrace.train.job import Job
+from headrace.train.loop import train_local
+job = Job.model_validate_json(Path(sys.argv[1]).read_text())
+torch.set_num_threads(1)
+def say(tick):
+    if tick.step == 12:  # from here on no file may grow: the system's own error, as of a full disk
+        limit = job.journal.stat().st_size + 1024
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+train_local(job, say)
+"""
+
+
+def test_a_disk_that_is_full_ends_the_try_and_the_next_goes_on(
+    make_job: Callable[..., Job], undisturbed: tuple[Job, Report], tmp_path: Path
+) -> None:
+    job = make_job("full")
+    (tmp_path / "job.json").write_text(job.model_dump_json())
+    command = [sys.executable, "-c", FULL, str(tmp_path / "job.json")]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 1
+    assert "checkpoint of step 15 could not be written" in process.stderr
+    assert "File too large" in process.stderr
+    assert list_steps(job.checkpoints) == [10, 5]
+    assert train_local(job).resumed_from_step == 10
+    assert_same(job, undisturbed[0])
+    assert not list(job.checkpoints.glob(".*"))
+
+
+def test_the_profiles_parts_add_up_to_the_step_and_the_trace_holds_them(
+    make_job: Callable[..., Job], undisturbed: tuple[Job, Report]
+) -> None:
+    job = make_job("profile", TRAIN.model_copy(update={"profile": True}))
+    report = train(job, LocalCollective())
+    assert_same(job, undisturbed[0])  # measuring changes nothing
+    parts = {k: v for k, v in report.profile.items() if k != "step"}
+    assert tuple(parts) == PARTS
+    assert sum(parts.values()) == pytest.approx(report.profile["step"], abs=0.01)
+    assert all(ms > 0 for ms in parts.values())
+    events = json.loads(job.trace.read_text())["traceEvents"]
+    spans = [e for e in events if e["ph"] == "X"]
+    whole = [e for e in spans if e["name"] == "step"]
+    assert len(whole) == 20
+    for step in whole:
+        inside = [e for e in spans if e["args"]["step"] == step["args"]["step"] and e["tid"] == step["tid"]]
+        names = [e["name"] for e in inside]
+        assert names.count("dense forward") == names.count("dense backward") == names.count("optimizer") == 1
+        # The next batch's ids, this one's rows, the next one's, this one's gradients.
+        assert names.count("lookup") == 4
+        assert all(e["ts"] >= step["ts"] - 1 and e["ts"] + e["dur"] <= step["ts"] + step["dur"] + 1 for e in inside)
+    assert {e["args"]["name"] for e in events if e["ph"] == "M"} >= {"rank 0", "loop", "prefetch"}
+    assert any(e["name"] == "decode" for e in spans)
+
+
+def test_a_journal_takes_back_what_comes_after_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    journal = Journal(path, 0)
+    for step in range(1, 5):
+        journal.write("train", {"step": step, "loss": 0.5})
+    with open(path, "a") as f:
+        f.write('{"kind": "train", "st')  # killed while it wrote
+    Journal(path, 2).write("eval", {"step": 3, "auc": None})
+    assert [(x["kind"], x["step"]) for x in read_journal(path)] == [("train", 1), ("train", 2), ("eval", 3)]

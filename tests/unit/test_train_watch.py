@@ -1,0 +1,96 @@
+"""The deadline: who waits too long says who is missing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.train.watch import EXIT_STALLED, Watch, last_words
+from headrace.world import World
+
+RANK = """
+import sys, time
+from pathlib import Path
+from headrace.train.watch import Watch
+from headrace.world import World
+folder, rank, size, deadline, waits = Path(sys.argv[1]), *map(float, sys.argv[2:])
+watch = Watch(folder, World(rank=int(rank), size=int(size)), deadline, stop_file=folder / "stop")
+watch.step, watch.doing = 7, "train"
+watch.on_signals()
+print("up", flush=True)
+if waits:
+    with watch.waits("all_reduce_sum"):
+        time.sleep(60)
+while not watch.is_asked_to_stop:
+    time.sleep(0.05)
+watch.close()
+"""
+
+
+def start(folder: Path, rank: int, size: int, deadline: float, waits: bool) -> subprocess.Popen[str]:
+    words = [sys.executable, "-c", RANK, str(folder), str(rank), str(size), str(deadline), str(int(waits))]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    return process
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_rank_that_waits_too_long_names_those_that_are_missing(tmp_path: Path) -> None:
+    stopped, busy = start(tmp_path, 1, 5, 1e6, True), start(tmp_path, 2, 5, 2, False)
+    other = start(tmp_path, 4, 5, 1e6, True)
+    try:
+        wait_for(lambda: len(list(tmp_path.glob("rank-*.json"))) == 3)
+        os.kill(stopped.pid, signal.SIGSTOP)
+        waiting = start(tmp_path, 0, 5, 4, True)
+        assert waiting.wait(30) == EXIT_STALLED
+        message = last_words(tmp_path)
+        assert "rank 0 waited 4 s at step 7 in all_reduce_sum (train.deadline_seconds: 4); missing:" in message
+        assert f"rank 1 (process {stopped.pid} on " in message
+        assert "was at step 7 (train), and has not reported for" in message
+        assert f"rank 2 (process {busy.pid}" in message
+        assert "and is at work there" in message
+        assert "rank 3 never reported" in message
+        assert "rank 4" not in message  # it waits like this one
+    finally:
+        for process in (stopped, busy, other):
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("how", ["signal", "file"])
+def test_a_stop_is_asked_for_by_a_signal_or_the_drivers_file(tmp_path: Path, how: str) -> None:
+    rank = start(tmp_path, 0, 1, 5, False)
+    if how == "signal":
+        rank.send_signal(signal.SIGTERM)
+    else:
+        (tmp_path / "stop").touch()
+    assert rank.wait(30) == 0
+    assert last_words(tmp_path).startswith(f"rank 0 (process {rank.pid}") or how == "signal"
+
+
+def test_waiting_shorter_than_the_deadline_is_no_stall(tmp_path: Path) -> None:
+    stalls: list[str] = []
+    watch = Watch(tmp_path, World(rank=0, size=2), 0.5, stalled=stalls.append)
+    for _ in range(4):
+        with watch.waits("barrier"):
+            time.sleep(0.2)
+    assert stalls == []
+    with watch.waits("barrier"):
+        wait_for(lambda: bool(stalls))
+    watch.close()
+    assert "in barrier" in stalls[0]
+    assert "rank 1 never reported" in stalls[0]
