@@ -1,8 +1,9 @@
 """NVTabular 23.8 on CPUs: the Criteo workflow over the same files. Runs in its own environment (make bench-etl-peers).
 
-    python etl_nvtabular.py OUT SCHEDULER TRAIN_FILES VALID_FILES
+    python etl_nvtabular.py OUT SCHEDULER TRAIN_FILES VALID_FILES CATEGORIES COUNTS MIN_COUNT
 
-SCHEDULER: `synchronous`, or the number of worker processes of a dask.distributed cluster. Files separated by commas.
+SCHEDULER: `synchronous`, or the number of worker processes of a dask.distributed cluster. Files and columns are
+separated by commas.
 Prints {"fit": s, "write": s, "rows": n}; starting the cluster is not counted.
 """
 
@@ -17,13 +18,13 @@ import warnings
 warnings.filterwarnings("ignore")
 
 
-def main(out: str, scheduler: str, train_files: str, valid_files: str) -> None:
+def main(
+    out: str, scheduler: str, train_files: str, valid_files: str, categories: str, counts: str, min_count: str
+) -> None:
     """Fit on train, transform and write both."""
     import nvtabular as nvt
     from nvtabular import ops
 
-    counts = [f"I{i}" for i in range(1, 14)]
-    categories = [f"C{i}" for i in range(1, 27)]
     with contextlib.ExitStack() as stack:
         client = None
         if scheduler != "synchronous":
@@ -34,10 +35,13 @@ def main(out: str, scheduler: str, train_files: str, valid_files: str) -> None:
             )
             client = stack.enter_context(Client(cluster))
         # freq_threshold is the least count that gets a code of its own, as min_count.
-        codes = categories >> ops.Categorify(freq_threshold=15, out_path=f"{out}/categories")
-        numbers = counts >> ops.FillMissing() >> ops.Clip(min_value=0) >> ops.LogOp() >> ops.Normalize()
+        codes = categories.split(",") >> ops.Categorify(freq_threshold=int(min_count), out_path=f"{out}/categories")
+        features, label = codes, ["label"]
+        if counts:
+            numbers = counts.split(",") >> ops.FillMissing() >> ops.Clip(min_value=0) >> ops.LogOp() >> ops.Normalize()
+            features = codes + numbers
         kwargs = {} if client is None else {"client": client}
-        workflow = nvt.Workflow(codes + numbers + ["label"], **kwargs)
+        workflow = nvt.Workflow(features + label, **kwargs)
         datasets = {
             "train": nvt.Dataset(train_files.split(","), engine="parquet", cpu=True, part_size="64MB"),
             "valid": nvt.Dataset(valid_files.split(","), engine="parquet", cpu=True, part_size="64MB"),
