@@ -1,0 +1,144 @@
+"""The day in a handful of numbers, what ran, rows through the stages, time and memory."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from headrace.monitor import facts, plots
+from headrace.monitor.blocks import Block, Card, Cell, Chip, Plot, Section, Table, Text
+from headrace.monitor.sections.day import Day, not_run
+from headrace.stage import ORDER
+
+
+def chips(day: Day) -> list[Chip]:
+    """Each stage and its state, the report itself left out."""
+    found = []
+    for stage in ORDER[:-1]:
+        state = "done" if stage in day.manifests else "not run" if day.planned(stage) else "not part of this pipeline"
+        found.append(Chip(stage, state))  # type: ignore[arg-type]
+    return found
+
+
+def cards(day: Day) -> list[Card]:
+    """The day in a handful of numbers."""
+    ingest, score = day.rows("ingest"), day.rows("score")
+    auc, share = day.metric("train", "auc"), facts.ceiling_share(day.metric("train", "auc"), day.ceiling)
+    base = day.metric("baseline", "auc")
+    found = [
+        Card("Events kept", facts.count(ingest.get("kept")),
+             f"{facts.count(ingest.get('quarantined'))} quarantined of {facts.count(ingest.get('read'))} read"
+             if ingest else "ingest has not run"),
+        Card("Validation AUC", facts.decimals(auc),
+             f"{facts.percent(share)} of the way to the ceiling, {facts.decimals(day.ceiling)}" if share is not None
+             else "neural model" if auc is not None else "train has not run", meter=share),
+    ]  # fmt: skip
+    if auc is not None and base is not None:
+        gain = auc - base
+        found.append(
+            Card("Against XGBoost", f"{gain:+.4f}", f"its AUC is {base:.4f}", "good" if gain >= 0 else "bad")
+        )  # fmt: skip
+    hr, ndcg = _ranking_metric(day, "hr"), _ranking_metric(day, "ndcg")
+    if hr is not None:
+        found.append(Card(f"HR@{day.spec.train.rank_k}", f"{hr:.4f}", f"NDCG {facts.decimals(ndcg)}"))
+    if day.planned("score"):
+        published = day.rows("publish").get("published", score.get("scores"))
+        users = f"for {facts.count(score.get('users'))} users" if score else "score has not run"
+        state = "" if "publish" in day.manifests or not score else ", not published"
+        found.append(Card("Scores", facts.count(published), users + state))
+    if day.manifests:
+        peak = max((v for m in day.manifests.values() for v in m.peak_memory_mib.values()), default=None)
+        total = sum(m.seconds for m in day.manifests.values())
+        found.append(Card("Time at work", facts.duration(total), f"largest process {facts.memory(peak)}"))
+    return found
+
+
+def _ranking_metric(day: Day, kind: str) -> float | None:
+    metrics = facts.numbers(day.facts("train").get("metrics"))
+    names = (f"{kind}_at_k", f"{kind}_at_{day.spec.train.rank_k}", f"{kind}@{day.spec.train.rank_k}")
+    return next((metrics[n] for n in names if n in metrics), None)
+
+
+def stages(day: Day) -> Section:
+    """What ran, on which versions."""
+    rows: list[tuple[Cell | str, ...]] = []
+    for chip in chips(day):
+        manifest = day.manifests.get(chip.name)
+        if manifest is None:
+            rows.append((chip.name, Cell(chip.state, "dim"), "–", "–", "–", "–", "–"))
+            continue
+        peak = max(manifest.peak_memory_mib.values(), default=None)
+        ended = manifest.started + timedelta(seconds=manifest.seconds)
+        rows.append(
+            (chip.name, Cell("done", "good"), facts.duration(manifest.seconds), facts.memory(peak), facts.when(ended),
+             Cell(manifest.key, code=True), manifest.code_version)
+        )  # fmt: skip
+    blocks: list[Block] = [
+        Table(("Stage", "State", ">Time", ">Peak memory", "Ended, UTC", "Key", "Code"), tuple(rows), wide=True)
+    ]
+    train = day.facts("train")
+    remarks = []
+    if train.get("warm_start"):
+        remarks.append(f"Training started from an earlier day's model: {train['warm_start']}.")
+    if "train" in day.manifests and train.get("warm_start") is None and "warm_start" in train:
+        remarks.append("Training started cold: no finished model of an earlier day was there, or none was asked for.")
+    if facts.number(train.get("resumed_from_step")):
+        remarks.append(f"It was interrupted and went on from step {facts.count(train.get('resumed_from_step'))}.")
+    if facts.number(train.get("ranks")):
+        remarks.append(f"Horovod ranks: {facts.count(train.get('ranks'))}.")
+    if remarks:
+        blocks.append(Text(" ".join(remarks), "dim"))
+    outputs = [
+        (m.stage, o.kind, Cell(o.name, code=True), Cell(o.version, code=True), facts.count(o.rows))
+        for m in day.manifests.values()
+        for o in m.outputs
+    ]
+    if outputs:
+        blocks.append(Table(("Stage", "Kind", "Made", "Version", ">Rows"), tuple(outputs), "Versions", wide=True))
+    return Section("ran", "What ran", tuple(blocks))
+
+
+def flow(day: Day) -> Section:
+    """Row counts through the stages."""
+    tables: list[Block] = []
+    for title, names in (
+        ("Events", ("ingest",)),
+        ("Dataset", ("features",)),
+        ("Models", ("train", "baseline")),
+        ("Scores", ("score", "publish")),
+    ):
+        found = [(s, n, v) for s in names for n, v in day.rows(s).items()]
+        largest = max((v for _, _, v in found), default=0) or 1
+        rows = tuple(
+            (f"{n.replace('_', ' ')}" if len(names) == 1 else f"{s}: {n.replace('_', ' ')}",
+             Cell(facts.count(v), bar=max(0.0, v / largest)))
+            for s, n, v in found
+        )  # fmt: skip
+        missing = [s for s in names if s not in day.manifests]
+        if rows:
+            tables.append(Table((" and ".join(names), ">Rows"), rows, title))
+        elif any(day.planned(s) for s in missing):
+            tables.append(not_run(" and ".join(missing), title))
+    return Section("rows", "Rows through the stages", tuple(tables))
+
+
+def cost(day: Day) -> Section:
+    """Time and peak memory."""
+    done = [m for s in ORDER if (m := day.manifests.get(s)) is not None and s != "report"]
+    if not done:
+        return Section("cost", "Time and memory", (not_run("the day"),))
+    blocks: list[Block] = [
+        Plot(plots.value_bars([(m.stage, m.seconds) for m in done], "seconds", "Seconds by stage", unit=" s"), "Time")
+    ]
+    peaks = [
+        (f"{m.stage}: {_PROCESSES.get(p, p)}", v)
+        for m in done
+        for p, v in facts.numbers(m.peak_memory_mib).items()
+        if v >= 1
+    ]
+    if peaks:
+        svg = plots.value_bars(peaks, "MiB", "Peak memory by process", plots.BASELINE, " MiB")
+        blocks.append(Plot(svg, "Peak resident memory by process"))
+    return Section("cost", "Time and memory", tuple(blocks))
+
+
+_PROCESSES = {"jvm": "JVM", "python": "Python", "children": "largest child", "rank0": "rank 0", "rank1": "rank 1"}

@@ -1,0 +1,105 @@
+"""How good the model is, and how it learned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.monitor import facts, plots
+from headrace.monitor.blocks import Block, Cell, Plot, Section, Table, Text
+from headrace.monitor.sections.day import Day, not_run
+
+
+def quality(day: Day) -> Section:
+    """How good the model is: beside the baseline, the ceiling, and the diagonal."""
+    models = [(name, stage) for name, stage in (("neural", "train"), ("XGBoost", "baseline"))
+              if stage in day.manifests]  # fmt: skip
+    if not models:
+        return Section("quality", "Model quality", (not_run("train"),))
+    blocks: list[Block] = [_metrics_table(day, models)]
+    colours = {"train": plots.NEURAL, "baseline": plots.BASELINE}
+    bars = [(name, auc, colours[stage]) for name, stage in models if (auc := day.metric(stage, "auc")) is not None]
+    if day.ceiling is not None and bars:
+        bars.append(("ceiling", day.ceiling, plots.CEILING))
+    if bars:
+        note = "The ceiling is the AUC of the probabilities from which the clicks were drawn." if day.ceiling else ""
+        blocks.append(Plot(plots.auc_bars(bars), "AUC on the validation split", note))
+    bins = [
+        (name, found, colours[stage])
+        for name, stage in models
+        if (found := _bins(day.facts(stage).get("calibration_bins")))
+    ]
+    if bins:
+        blocks.append(Plot(plots.calibration(bins), "Calibration", "Larger dots hold more rows."))
+    return Section("quality", "Model quality", tuple(blocks))
+
+
+def _metrics_table(day: Day, models: Sequence[tuple[str, str]]) -> Table:
+    found = {stage: facts.numbers(day.facts(stage).get("metrics")) for _, stage in models}
+    names = list(dict.fromkeys(n for metrics in found.values() for n in metrics))
+    ceiling = {"auc": day.ceiling, "log_loss": facts.number(day.truth.get("log_loss_floor"))}
+    known = any(ceiling.get(n) is not None for n in names)
+    headings = ["Metric", *(f">{name}" for name, _ in models), *([">best possible"] if known else [])]
+    rows: list[tuple[Cell | str, ...]] = []
+    for name in names:
+        values = [facts.decimals(found[stage].get(name)) for _, stage in models]
+        rows.append((_metric_name(name), *values, *([facts.decimals(ceiling.get(name))] if known else [])))
+    shares = [facts.ceiling_share(found[stage].get("auc"), day.ceiling) for _, stage in models]
+    if known and any(s is not None for s in shares):
+        rows.append(("from 0.5 to the ceiling", *(facts.percent(s) for s in shares), facts.percent(1.0)))
+    for name in ("train", "valid"):
+        counts = [facts.count(day.rows(stage).get(name)) for _, stage in models]
+        rows.append((f"rows, {name}", *counts, *([""] if known else [])))
+    return Table(tuple(headings), tuple(rows), "Metrics on the validation split")
+
+
+_METRICS = {
+    "auc": "AUC", "log_loss": "log loss", "calibration": "predicted / observed", "base_rate": "base rate",
+    "hr_at_k": "HR@k", "ndcg_at_k": "NDCG@k",
+}  # fmt: skip
+
+
+def _metric_name(name: str) -> str:
+    return _METRICS.get(name, name.replace("_", " "))
+
+
+def _bins(value: Any) -> list[tuple[float, float, float]]:
+    found = []
+    for r in facts.records(value):
+        predicted, observed = facts.number(r.get("predicted")), facts.number(r.get("observed"))
+        if predicted is not None and observed is not None:
+            found.append((predicted, observed, max(0.0, facts.number(r.get("rows")) or 0.0)))
+    return found
+
+
+def learning(day: Day) -> Section:
+    """The learning curves."""
+    train = day.facts("train")
+    curve = facts.points(train.get("curve"), "step", "loss")
+    evals = facts.points(train.get("evals"), "step", "auc")
+    losses = facts.points(train.get("evals"), "step", "log_loss")
+    if not (curve or evals or losses):
+        return Section("learning", "Learning curves", (not_run("train"),))
+    blocks: list[Block] = []
+    if curve or losses:
+        blocks.append(Plot(plots.loss_curve(curve, losses, _entropy(day.metric("train", "base_rate"))), "Loss by step"))
+    if evals:
+        svg = plots.auc_curve(evals, day.metric("baseline", "auc"), day.ceiling)
+        blocks.append(Plot(svg, "Validation AUC by step"))
+    best, steps = facts.number(train.get("best_step")), facts.number(train.get("steps"))
+    if best is not None and steps is not None and best < steps:
+        told = f"The model is that of step {best:,.0f} of {steps:,.0f}: there the validation log loss was lowest."
+        blocks.append(Text(told))
+    speed = facts.points(train.get("curve"), "step", "samples_per_s")
+    if speed:
+        median = sorted(v for _, v in speed)[len(speed) // 2]
+        blocks.append(Text(f"Median speed {median:,.0f} samples/s over all ranks.", "dim"))
+    return Section("learning", "Learning curves", tuple(blocks))
+
+
+def _entropy(p: float | None) -> float | None:
+    """Log loss of always predicting the base rate, nats."""
+    if p is None or not 0 < p < 1:
+        return None
+    return -(p * math.log(p) + (1 - p) * math.log(1 - p))
