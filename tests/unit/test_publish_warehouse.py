@@ -21,7 +21,7 @@ import pytest
 
 from headrace.config import Warehouse
 from headrace.errors import UserError
-from headrace.publish import embedded, warehouse
+from headrace.publish import embedded, postgres_processes, warehouse
 from headrace.workspace import Workspace
 
 
@@ -123,7 +123,7 @@ def test_a_killed_server_whose_number_another_process_has_starts_again_with_its_
         pid = embedded.status(home).pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        until(lambda: not embedded._postgres_in(home.postgres / "data"))
+        until(lambda: not postgres_processes.postgres_in(home.postgres / "data"))
     mark = home.postgres / "data" / "postmaster.pid"
     lines = mark.read_text().splitlines()
     mark.write_text("\n".join([str(os.getpid()), *lines[1:]]) + "\n")
@@ -285,14 +285,14 @@ def test_programs_that_the_account_cannot_reach_are_copied(
     ws: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tmp_path.chmod(0o700)
-    wheel = embedded.program("psql").parents[2]
+    wheel = postgres_processes.program("psql").parents[2]
     shutil.copytree(wheel / "pginstall18", tmp_path / "site" / wheel.name / "pginstall18", symlinks=True)
     shutil.copytree(wheel.with_name(f"{wheel.name}.libs"), tmp_path / "site" / f"{wheel.name}.libs")
     here = tmp_path / "site" / wheel.name / "pginstall18" / "bin"
-    monkeypatch.setattr(embedded, "program", lambda name: here / name)
+    monkeypatch.setattr(postgres_processes, "program", lambda name: here / name)
     with tempfile.TemporaryDirectory() as open_to_all:
         Path(open_to_all).chmod(0o755)
-        monkeypatch.setattr(embedded, "SHARED_PROGRAMS", Path(open_to_all) / "headrace")
+        monkeypatch.setattr(postgres_processes, "SHARED_PROGRAMS", Path(open_to_all) / "headrace")
         with warehouse.connect(Warehouse(), ws) as conn:
             assert conn.execute("SELECT 1").fetchone() == (1,)
             running = Path(f"/proc/{embedded.status(ws).pid}/exe").readlink()
