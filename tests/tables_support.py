@@ -146,11 +146,12 @@ PAST: list[dict[str, Any]] = [
                   "stats": ["count", "sum", "mean", "rate"]}},
     {"trailing": {"keys": ["item", "user"], "windows": [3], "where": "click = 1 or price > 0.4", "delay_hours": 6}},
     {"lag": {"keys": ["user"], "values": ["price", "n", "flag", "odd.na`me"], "since": "hours"}},
+    {"lag": {"keys": ["user"], "values": ["price", "flag"], "since": "days", "shift": 3}},
     {"history": {"keys": ["user"], "values": ["item", "big"], "length": 3}},
     {"history": {"keys": ["day"], "values": ["price"], "length": 2, "newest": "first", "suffix": "recent",
                  "where": "flag is not null", "delay_hours": 6}},
     {"sessions": {"keys": ["user"], "gap_minutes": 360}},
-    {"history": {"keys": ["session_id"], "values": ["n"], "length": 4, "suffix": "in_session"}},
+    {"history": {"keys": ["session_id"], "values": ["n"], "length": 5, "suffix": "in_session"}},
     {"target_encoding_past": {"keys": ["item"], "delay_hours": 12, "smoothing": 2, "prior": 0.25}},
     {"target_encoding_past": {"keys": ["flag", "n"], "delay_hours": 0, "smoothing": 1.5}},
 ]  # fmt: skip
@@ -192,6 +193,11 @@ def expected_past(rows: list[Row]) -> dict[tuple[str, int], Row]:
             gone = any(v is None or (isinstance(v, float) and math.isnan(v)) for v in (own, last))
             e[f"user_{c}_difference"] = None if gone else float(own) - float(last)
         e["user_since"] = (r["ts"] - of[-1]["ts"]) / timedelta(microseconds=1) / 3.6e9 if of else None
+        for c in ("price", "flag"):
+            own, third = r[c], of[-3][c] if len(of) >= 3 else None
+            gone = any(v is None or (isinstance(v, float) and math.isnan(v)) for v in (own, third))
+            e[f"user_{c}_difference_3"] = None if gone else float(own) - float(third)
+        e["user_since_3"] = (r["ts"] - of[-3]["ts"]) / timedelta(microseconds=1) / 8.64e10 if len(of) >= 3 else None
         for c in ("item", "big"):
             e[f"{c}_history"] = [x[c] for x in of if x[c] is not None][-3:]
         recent = before(rows, r, ["day"], 6 * HOUR, keep=lambda x: x["flag"] is not None)
@@ -209,7 +215,7 @@ def expected_past(rows: list[Row]) -> dict[tuple[str, int], Row]:
         e["session_position"] = len([x for x in of if x["ts"] >= starts[i]]) if i in starts else 0
         e["session_age"] = (r["ts"] - starts[i]) / timedelta(seconds=1) if i in starts else None
         e["n_in_session"] = (
-            [x["n"] for x in of if x["ts"] >= starts[i] and x["n"] is not None][-4:] if i in starts else []
+            [x["n"] for x in of if x["ts"] >= starts[i] and x["n"] is not None][-5:] if i in starts else []
         )
 
         n, _, y = _sums(before(rows, r, ["item"], 12 * HOUR), "click")

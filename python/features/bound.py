@@ -138,6 +138,12 @@ def _walk(op: Op, types: Mapping[str, ValueType], at: str) -> _Walked:
     taken = {n: t for n, t in types.items() if n not in passing}
     if not op.takes_final and any(t.length is not None for t in taken.values()):
         raise UserError(f"{at}: nothing can follow `pad`; put it last")
+    coded = [n for n, t in taken.items() if t.vocabulary]
+    if op.learns and coded:
+        raise UserError(
+            f"{at}: column '{coded[0]}' has been through categorify, whose codes are given when all values have been "
+            f"counted, so nothing can be learned from them; begin another chain with the column itself"
+        )
     try:
         out, of = op.types(taken), op.sources(taken)
     except OpError as e:

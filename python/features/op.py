@@ -110,6 +110,11 @@ def no_table(*_: Any) -> Any:
     raise RuntimeError("the operator learned no keyed table")
 
 
+def no_lookup(vocabulary: str, *_: Any) -> Any:
+    """In the place of vocabularies while a workflow is fitted: headrace.features.bound lets nothing ask then."""
+    raise RuntimeError(f"vocabulary '{vocabulary}' is looked up before it has codes")
+
+
 @dataclass(frozen=True)
 class SparkPlace:
     """What the Spark body of an operator is given besides its columns."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -70,6 +73,32 @@ def test_the_past_is_what_a_loop_over_all_rows_finds(rows: list[Row], probes: li
             )
     assert all(len(ids) == 1 for ids in groups.values())
     assert len({i for ids in groups.values() for i in ids}) == len(groups)
+
+
+def test_lag_and_history_against_pandas() -> None:
+    """A thousand events of five users: shifts and lists as long as pandas' shift and tail make them."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"user": rng.integers(0, 5, 1_000), "n": rng.integers(-99, 99, 1_000)})
+    frame = frame.sort_values("user", kind="stable").reset_index(drop=True)
+    frame["ts"] = [START + timedelta(minutes=7 * int(i)) for i in frame.groupby("user").cumcount()]
+    lags = [{"lag": {"keys": ["user"], "values": ["n"], "since": "minutes", "shift": s}} for s in (1, 2, 150)]
+    rows = number(frame.to_dict("records"))
+    p = prepare(*lags, {"history": {"keys": ["user"], "values": ["n"], "length": 150}})
+    found = by_identity(p.arrow(as_table(rows), NOWHERE))
+    users = frame.groupby("user")
+    for s, suffix in ((1, ""), (2, "_2"), (150, "_150")):
+        wanted = (frame.n - users.n.shift(s)).astype(object)
+        passed = ((frame.ts - users.ts.shift(s)) / timedelta(minutes=1)).astype(object)
+        assert wanted.notna().sum() == sum(max(0, len(g) - s) for _, g in users) > 0
+        for i, r in enumerate(rows):
+            f = found[(r["_source_file"], r["_source_line"])]
+            assert f[f"user_n_difference{suffix}"] == (None if pd.isna(wanted[i]) else wanted[i])
+            assert f[f"user_since{suffix}"] == (None if pd.isna(passed[i]) else passed[i])
+    for _, group in users:
+        for at, i in enumerate(group.index):
+            r = rows[i]
+            f = found[(r["_source_file"], r["_source_line"])]
+            assert f["n_history"] == group.n[:at].tail(150).tolist()
 
 
 JOINS: list[dict[str, Any]] = [
@@ -266,6 +295,8 @@ def test_negatives_before_the_range_ends_do_not_know_what_follows() -> None:
         ({"trailing": {"keys": ["user"], "windows": [1], "where": "n = 'a'"}}, "compares bigint with string"),
         ({"lag": {"keys": ["user"], "values": ["click"]}}, "the row's own would be in the difference"),
         ({"lag": {"keys": ["user"]}}, "give `values`"),
+        ({"lag": {"keys": ["user"], "values": ["n"], "shift": -1}}, "shift"),
+        ({"history": {"keys": ["user"], "values": ["n"], "length": 4097}}, "length"),
         ({"history": {"keys": ["user"], "values": ["tags"]}}, "'tags' is array<string>"),
         ({"sessions": {"keys": ["flag"]}}, "key 'flag' is boolean"),
         ({"target_encoding_past": {"keys": ["user"]}}, "'delay_hours' is missing"),

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from headrace.features.bodies.keyed import KeyedTable
 from headrace.features.fitting.partial import IDENTITY
 from headrace.features.fitting.partial_spark import Asked, Facts, spark_partials
-from headrace.features.op import Aggregates, Collect, Fit, Learned, Request, State, ValueColumn, Values
+from headrace.features.op import Aggregates, Collect, Fit, Learned, Request, State, ValueColumn, Values, no_lookup
 from headrace.features.spark_plan import Joins, col, enter, keyed_side
 from headrace.features.vocabulary import Vocabularies, count_values
 from headrace.features.workflow import Workflow
@@ -139,8 +139,4 @@ class _Walk:
                 side = keyed_side(keyed, self._joins.frame, None, name)
                 return dict(zip(keyed.values, self._joins.add(side, key).values(), strict=True))
 
-            self._columns = step.spark(self._columns, learned.states, _no_lookup, table, self._identity)
-
-
-def _no_lookup(vocabulary: str, key: Column) -> Column:
-    raise NotImplementedError(f"an operator after categorify ('{vocabulary}') that learns from codes")
+            self._columns = step.spark(self._columns, learned.states, no_lookup, table, self._identity)

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Mapping
 
+import numpy as np
+from pydantic import Field
+
+from headrace.features.columns import ValueType
 from headrace.features.fitting.exact import F64, I64
-from headrace.features.fitting.partial import Partial, counts
+from headrace.features.fitting.partial import Learner, Partial, Statistic, counts
+from headrace.features.op import Elementwise, scalars
+
+
+class OfCountedValues(Elementwise, Learner):
+    """An operator over numbers that learns from how often each value is there."""
+
+    #: Values are counted with so many significant bits: a quantile's relative error is at most 2**-significant_bits,
+    #: and whole numbers up to 2**significant_bits are exact. 53: exact, and as many counters as there are distinct
+    #: values.
+    significant_bits: int = Field(default=16, ge=2, le=53)
+
+    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        return super().types(scalars(given))
+
+    def statistics(self, types: Mapping[str, ValueType]) -> dict[str, Statistic]:
+        return {name: Statistic(key=(name,), kind="number", bits=self.significant_bits) for name in types}
 
 
 def cumulated(partial: Partial) -> tuple[F64, I64]:

@@ -22,7 +22,7 @@ from headrace.features.fitting.partial import Learner, Partial, Statistic, count
 from headrace.features.fitting.partial_cells import TrainRows, partial_of
 from headrace.features.lake_files.encode import Piece
 from headrace.features.lake_files.lake_rows import LakeRows, concatenated, table_at
-from headrace.features.op import Learned
+from headrace.features.op import Learned, no_lookup
 from headrace.features.ops.categorify import Categorify
 from headrace.features.vocabulary import Vocabularies
 from headrace.features.workflow import FittedWorkflow, Workflow
@@ -152,7 +152,7 @@ class Collect:
                 for step, learned in zip(chain.steps[:j], self.learned[i], strict=True):
                     tables = {name: KeyedTable(table) for name, table in learned.tables.items()}
                     identity = rows.training_identity if step.op.out_of_fold else None
-                    cells = advance(step, cells, learned.states, _no_lookup, tables.__getitem__, identity)
+                    cells = advance(step, cells, learned.states, no_lookup, tables.__getitem__, identity)
                 for name, statistic in statistics.items():
                     made = partial_of(statistic, cells, chain.steps[j].types, rows)
                     parts.setdefault((i, j, name), []).append(made)
@@ -160,7 +160,3 @@ class Collect:
         names = list(parts)
         starts = concatenated([merge(parts[n]) for n in names], path)
         return {"path": str(path), "parts": [[*n, start] for n, start in zip(names, starts, strict=True)]}
-
-
-def _no_lookup(vocabulary: str) -> Any:
-    raise NotImplementedError(f"an operator after categorify ('{vocabulary}') that learns from codes")

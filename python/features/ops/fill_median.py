@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field
 
 from headrace.features.columns import ValueType
 from headrace.features.fitting import quantiles
-from headrace.features.fitting.partial import Learner, Partials, Statistic
-from headrace.features.op import Learned, State, doubles, number, scalars
+from headrace.features.fitting.partial import Partials
+from headrace.features.op import Learned, State, doubles, number
 from headrace.features.ops.indicator import WithIndicator
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
 
-class FillMedian(WithIndicator, Learner):
+class FillMedian(WithIndicator, quantiles.OfCountedValues):
     """Numbers to double: null and NaN become the median over the training range (0 where there is none).
 
     NVTabular's FillMedian; `indicator` (see `WithIndicator`) is its add_binary_cols. Of an even number of values the
@@ -29,19 +28,8 @@ class FillMedian(WithIndicator, Learner):
 
     name: ClassVar[str] = "fill_median"
 
-    #: Values are counted with so many significant bits: the median's relative error is at most 2**-significant_bits,
-    #: and whole numbers up to 2**significant_bits are exact. 53: exact, and as many counters as there are distinct
-    #: values.
-    significant_bits: int = Field(default=16, ge=2, le=53)
-
     def type_of(self, given: ValueType) -> ValueType:
         return number(given, "double")
-
-    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        return super().types(scalars(given))
-
-    def statistics(self, types: Mapping[str, ValueType]) -> dict[str, Statistic]:
-        return {name: Statistic(key=(name,), kind="number", bits=self.significant_bits) for name in types}
 
     def finish(self, partials: Partials, types: Mapping[str, ValueType]) -> Learned:
         states = {}

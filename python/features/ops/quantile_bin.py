@@ -11,14 +11,14 @@ from pydantic import Field
 
 from headrace.features.columns import ValueType
 from headrace.features.fitting import quantiles
-from headrace.features.fitting.partial import Learner, Partials, Statistic
-from headrace.features.op import Elementwise, Learned, OpError, State, doubles, scalars, to_numpy
+from headrace.features.fitting.partial import Partials
+from headrace.features.op import Learned, OpError, State, doubles, to_numpy
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
 
-class QuantileBin(Elementwise, Learner):
+class QuantileBin(quantiles.OfCountedValues):
     """Numbers to codes: 1 + the number of edges below x, 0 for null; `bins` + 1 codes.
 
     Edge i of bins - 1 is the least value of the training range that i/bins of its values do not exceed (the inverted
@@ -30,19 +30,11 @@ class QuantileBin(Elementwise, Learner):
     name: ClassVar[str] = "quantile_bin"
 
     bins: int = Field(ge=2, le=1024)
-    #: Values are counted with so many significant bits, which is the edges' relative error; 53: exact.
-    significant_bits: int = Field(default=16, ge=2, le=53)
 
     def type_of(self, given: ValueType) -> ValueType:
         if not given.is_number:
             raise OpError(f"takes numbers, not {given}")
         return ValueType("code", cardinality=self.bins + 1)
-
-    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        return super().types(scalars(given))
-
-    def statistics(self, types: Mapping[str, ValueType]) -> dict[str, Statistic]:
-        return {name: Statistic(key=(name,), kind="number", bits=self.significant_bits) for name in types}
 
     def finish(self, partials: Partials, types: Mapping[str, ValueType]) -> Learned:
         states = {}

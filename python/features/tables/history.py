@@ -9,18 +9,20 @@ import pyarrow as pa
 from pydantic import Field, field_validator
 
 from headrace.features.columns import ValueType
-from headrace.features.tables.past_arrow import Past, nan_to_null, one, replaced
-from headrace.features.tables.predicate import Predicate
-from headrace.features.tables.table_op import HOUR, LINE, Given, TableArrow, TableOp, TableSpark, refuse, scalar
+from headrace.features.tables.of_past import OfChosenPast
+from headrace.features.tables.past_arrow import nan_to_null, one, replaced
+from headrace.features.tables.table_op import LINE, Given, TableArrow, TableSpark, scalar
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame, WindowSpec
 
+#: Spark's body takes this many values by one expression each, and more by lists of so many: generated code has bounds.
+_CHUNK = 32
 #: Types whose lists a table may have (headrace.schema.ColumnType).
 _ELEMENTS = ("string", "int", "bigint", "float", "double")
 
 
-class History(TableOp):
+class History(OfChosenPast):
     """The last `length` values of columns over a key's events at strictly earlier instants, each as a list.
 
     Adds for each column `COLUMN_history` (or another `suffix`), a list of the column's type without nulls, as long
@@ -37,14 +39,11 @@ class History(TableOp):
 
     name: ClassVar[str] = "history"
 
-    keys: tuple[str, ...] = Field(min_length=1)
     #: The columns whose values are listed: each on its own.
     values: tuple[str, ...] = Field(min_length=1)
-    length: int = Field(default=10, ge=1, le=256)
+    length: int = Field(default=10, ge=1, le=4_096)
     #: Which end of the list is the newest event.
     newest: Literal["last", "first"] = "last"
-    where: str | None = None
-    delay_hours: float = Field(default=0, ge=0, le=24 * 3650)
     suffix: str = "history"
 
     @field_validator("values")
@@ -54,20 +53,9 @@ class History(TableOp):
             raise ValueError("a column is given twice")
         return values
 
-    def keys_of(self) -> tuple[str, ...]:
-        return self.keys
-
-    @property
-    def _delay(self) -> int:
-        return round(self.delay_hours * HOUR)
-
     def columns(self, given: Given) -> dict[str, ValueType]:
-        given.needs_time()
-        refuse(len(set(self.keys)) < len(self.keys), "a key is given twice")
-        for key in self.keys:
-            given.key(key)
-        if self.where is not None:
-            Predicate(self.where, given.types)
+        self.check_keys(given)
+        self.check_where(given)
         new = {}
         for value in self.values:
             type_ = scalar(given, value, _ELEMENTS, "values")
@@ -94,11 +82,11 @@ class History(TableOp):
         from headrace.features.tables.table_op import FILE
 
         types, columns = place.given.types, frame.columns
-        ok = F.lit(True) if self.where is None else Predicate(self.where, types).spark()
+        ok = self.spark_chosen(place)
         rows = with_time(frame, place, self.keys)
         inputs = {f"__h{i}": F.when(is_event(self.keys) & ok, real(v, types[v])) for i, v in enumerate(self.values)}
-        rows = shifted(rows.withColumns(inputs), columns, self.keys, [self._delay] if self._delay else [])
-        enters = F.col(KIND) == (1 if self._delay else 0)
+        rows = shifted(rows.withColumns(inputs), columns, self.keys, [self.delay] if self.delay else [])
+        enters = F.col(KIND) == (1 if self.delay else 0)
         # First of all by the keys alone: rows that are together by them are together by them and `__has`.
         by_time = Window.partitionBy(*by(self.keys)).orderBy(AT, FILE, LINE)
         rows = rows.withColumn("__first", first_of_instant(by_time, AT))
@@ -109,14 +97,9 @@ class History(TableOp):
             # Among rows that have a value, the last ones are the last values.
             order = Window.partitionBy(*by(self.keys), "__has").orderBy(AT, FILE, LINE)
             rows = rows.withColumn("__has", there)
-            # Not collect_list over a frame, which RAPIDS has switched off: its lists may grow with their square.
-            lags = [F.lag(x, back).over(order) for back in range(self.length - 1, 0, -1)]
-            rows = rows.withColumns({f"__b{n}": lag for n, lag in enumerate(lags)})
-            listed = F.filter(F.array(*[f"__b{n}" for n in range(len(lags))], x), lambda v: v.isNotNull())
-            rows = rows.withColumn("__list", F.when(F.col("__has"), listed)).drop(
-                *[f"__b{n}" for n in range(len(lags))]
-            )
             empty = F.array().cast(f"array<{types[value].element}>")
+            rows = _with_last(rows, x, self.length, order, empty)
+            rows = rows.withColumn("__list", F.when(F.col("__has"), F.col("__list")))
             rows = newest_before(rows, self.keys, f"__f{i}", F.col("__list"), empty, AT)
             past = F.when(known(self.keys), F.col(f"__f{i}")).otherwise(empty)
             past = F.reverse(past) if self.newest == "first" else past
@@ -124,16 +107,13 @@ class History(TableOp):
         return rows.where(F.col(KIND) == 0).select(*through(rows, columns), *found)
 
     def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
-        types, time = place.given.types, place.given.needs_time()
-        past = Past(table, self.keys, time, types[time])
-        ok = np.ones(table.num_rows, bool)
-        if self.where is not None:
-            ok = Predicate(self.where, types).arrow(table).to_numpy(zero_copy_only=False)
+        past = self.past(table, place)
+        ok = self.arrow_chosen(table, place)
         out = table
         for value in self.values:
             x = nan_to_null(one(table, value))
             events = past.of(ok & x.is_valid().to_numpy(zero_copy_only=False))
-            end = np.where(past.known, events.before(self._delay), 0)
+            end = np.where(past.known, events.before(self.delay), 0)
             start = np.maximum(np.where(past.known, events.start, 0), end - self.length)
             lengths = end - start
             offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
@@ -144,3 +124,30 @@ class History(TableOp):
             lists = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), elements)
             out = replaced(out, f"{value}_{self.suffix}", lists)
         return out
+
+
+def _with_last(rows: DataFrame, column: str, length: int, order: WindowSpec, empty: Column) -> DataFrame:
+    """The rows with `__list`: the last `length` values of a column up to each row, in order, nulls left out.
+
+    Not collect_list over a frame, which RAPIDS has switched off: its lists may grow with their square. A long list is
+    the newest values and, put before them, the lists that earlier rows have of theirs.
+    """
+    from pyspark.sql import functions as F
+
+    chunk = min(length, _CHUNK)
+    whole, rest = divmod(length, chunk)
+    back = {f"__b{n}": F.lag(column, n).over(order) for n in range(1, chunk)}
+    rows = rows.withColumns(back)
+
+    def last(count: int) -> Column:
+        values = [*(f"__b{n}" for n in range(count - 1, 0, -1)), column]
+        return F.filter(F.array(*values), lambda v: v.isNotNull())
+
+    rows = rows.withColumns({"__list": last(chunk), **({"__rest": last(rest)} if rest else {})})
+    parts = [F.lag("__list", n * chunk).over(order) for n in range(whole - 1, 0, -1)]
+    if rest:
+        parts.insert(0, F.lag("__rest", whole * chunk).over(order))
+    if parts:
+        rows = rows.withColumns({f"__p{n}": F.coalesce(part, empty) for n, part in enumerate(parts)})
+        rows = rows.withColumn("__list", F.concat(*[F.col(f"__p{n}") for n in range(len(parts))], F.col("__list")))
+    return rows.drop(*back, "__rest", *(f"__p{n}" for n in range(len(parts))))

@@ -10,8 +10,9 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from headrace.features.columns import ValueType
-from headrace.features.tables.past_arrow import Past, hashes, nulled, one, replaced
-from headrace.features.tables.table_op import Given, TableArrow, TableOp, TableSpark, refuse
+from headrace.features.tables.of_past import OfPast
+from headrace.features.tables.past_arrow import hashes, nulled, one, replaced
+from headrace.features.tables.table_op import Given, TableArrow, TableSpark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -20,7 +21,7 @@ _MINUTE = 60_000_000
 _BETWEEN = "\x1f"
 
 
-class Sessions(TableOp):
+class Sessions(OfPast):
     """Cuts the events of a key into sessions: a new one begins where the event before is more than a gap away.
 
     Adds, with NAME = `session` or `prefix`:
@@ -39,22 +40,15 @@ class Sessions(TableOp):
 
     name: ClassVar[str] = "sessions"
 
-    keys: tuple[str, ...] = Field(min_length=1)
     gap_minutes: float = Field(default=30, gt=0, le=60 * 24 * 366)
     prefix: str = "session"
-
-    def keys_of(self) -> tuple[str, ...]:
-        return self.keys
 
     @property
     def _gap(self) -> int:
         return round(self.gap_minutes * _MINUTE)
 
     def columns(self, given: Given) -> dict[str, ValueType]:
-        given.needs_time()
-        refuse(len(set(self.keys)) < len(self.keys), "a key is given twice")
-        for key in self.keys:
-            given.key(key, ("string", "int", "bigint"))
+        self.check_keys(given, ("string", "int", "bigint"))
         p = self.prefix
         return given.adding(
             {f"{p}_id": ValueType("bigint"), f"{p}_position": ValueType("bigint"), f"{p}_age": ValueType("double")}
@@ -99,8 +93,7 @@ class Sessions(TableOp):
         )
 
     def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
-        types, time = place.given.types, place.given.needs_time()
-        past = Past(table, self.keys, time, types[time])
+        past = self.past(table, place)
         events = past.all
         # Sessions of the events, in their order: the time before is that of the instant before.
         t = past.time[events.rows]

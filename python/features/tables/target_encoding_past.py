@@ -12,17 +12,15 @@ from pydantic import Field, field_validator
 from headrace.features.bodies.kernels import F64
 from headrace.features.columns import ValueType
 from headrace.features.tables import exact
-from headrace.features.tables.past_arrow import I64, Bits, Past, micros_of, one, replaced
+from headrace.features.tables.of_past import OfDelayedPast
+from headrace.features.tables.past_arrow import I64, Bits, micros_of, one, replaced
 from headrace.features.tables.table_op import (
     DAY,
-    HOUR,
     NUMBERS,
     PROBE,
     Given,
     TableArrow,
-    TableOp,
     TableSpark,
-    refuse,
     scalar,
 )
 
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-class TargetEncodingPast(TableOp):
+class TargetEncodingPast(OfDelayedPast):
     """The smoothed mean of the label over the key's events whose labels were known before the row.
 
     The label of an event at u is known from u + delay on; at time t the events with u + delay < t count, so neither the
@@ -52,7 +50,7 @@ class TargetEncodingPast(TableOp):
 
     name: ClassVar[str] = "target_encoding_past"
 
-    keys: tuple[str, ...] = Field(min_length=1)
+    #: Hours after which an event's label is known: no default.
     delay_hours: float = Field(ge=0, le=24 * 3650)
     smoothing: float = Field(default=20, ge=0, allow_inf_nan=False)
     prior: float | None = None
@@ -67,22 +65,12 @@ class TargetEncodingPast(TableOp):
             raise ValueError("must be finite")
         return prior
 
-    def keys_of(self) -> tuple[str, ...]:
-        return self.keys
-
-    @property
-    def _delay(self) -> int:
-        return round(self.delay_hours * HOUR)
-
     @property
     def _name(self) -> str:
         return f"{self.prefix or '_'.join(self.keys)}_target"
 
     def columns(self, given: Given) -> dict[str, ValueType]:
-        given.needs_time()
-        refuse(len(set(self.keys)) < len(self.keys), "a key is given twice")
-        for key in self.keys:
-            given.key(key)
+        self.check_keys(given)
         given.not_label(self.keys, "the key")
         scalar(given, self.target or given.label, NUMBERS, "target")
         return given.adding({self._name: ValueType("double")})
@@ -99,7 +87,7 @@ class TargetEncodingPast(TableOp):
         q = exact.whole(col(target), type_)
         high, low = exact.halves(q)
         n = F.when(q.isNotNull(), F.lit(1)).otherwise(F.lit(0)).cast("bigint")
-        sums = Sums({"n": n, "h": high, "l": low}, [None], self._delay)
+        sums = Sums({"n": n, "h": high, "l": low}, [None], self.delay)
         if self.prior is None:
             frame = place.once(frame)
         rows = window_sums(frame, place, self.keys, sums)
@@ -135,7 +123,7 @@ class TargetEncodingPast(TableOp):
         none = F.lit(None).cast("bigint")
         # A row asks for its day, and adds to the day on which its label is known.
         asks = F.struct(day(t).alias("day"), none.alias("q"))
-        adds = F.struct(day(t + F.lit(self._delay)).alias("day"), q.alias("q"))
+        adds = F.struct(day(t + F.lit(self.delay)).alias("day"), q.alias("q"))
         both = frame.where(t.isNotNull()).select(F.explode(F.array(asks, adds)).alias("r"))
         high, low = exact.halves(F.col("r.q"))
         days = both.groupBy(F.col("r.day").alias("__day")).agg(
@@ -152,13 +140,13 @@ class TargetEncodingPast(TableOp):
         return rows.join(F.broadcast(days), "__day", "left")
 
     def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
-        types, time = place.given.types, place.given.needs_time()
+        types = place.given.types
         target = self.target or place.given.label
-        past = Past(table, self.keys, time, types[time])
+        past = self.past(table, place)
         q, there = exact.whole_arrow(one(table, target), types[target])
         high, low = exact.halves_arrow(np.where(there, q, 0))
         events = past.all
-        end, start = events.before(self._delay), events.start
+        end, start = events.before(self.delay), events.start
         n = events.sums(there.astype(np.int64), start, end).astype(np.float64)
         y = exact.joined_arrow(events.sums(high, start, end), events.sums(low, start, end), types[target])
         m = float(self.smoothing)
@@ -177,7 +165,7 @@ class TargetEncodingPast(TableOp):
         time = place.given.needs_time()
         t, timed = micros_of(one(table, time), place.given.types[time])
         event = timed & there & ~one(table, PROBE).is_valid().to_numpy(zero_copy_only=False)
-        known = (t[event] + self._delay) // DAY
+        known = (t[event] + self.delay) // DAY
         order = np.argsort(known, kind="stable")
         before = np.searchsorted(known[order], t // DAY)
 

@@ -10,15 +10,13 @@ from pydantic import Field, field_validator, model_validator
 
 from headrace.features.columns import ValueType
 from headrace.features.tables import exact
-from headrace.features.tables.past_arrow import Past, one, replaced
-from headrace.features.tables.predicate import Predicate
+from headrace.features.tables.of_past import OfChosenPast
+from headrace.features.tables.past_arrow import one, replaced
 from headrace.features.tables.table_op import (
     DAY,
-    HOUR,
     NUMBERS,
     Given,
     TableArrow,
-    TableOp,
     TableSpark,
     refuse,
     scalar,
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 Stat = Literal["count", "sum", "mean", "rate"]
 
 
-class Trailing(TableOp):
+class Trailing(OfChosenPast):
     """Aggregates over a key's events of the last days before each row, the row itself and its instant left out.
 
     A window of w days at time t holds the events at u with t - w <= u < t (with `delay_hours` d:
@@ -53,16 +51,11 @@ class Trailing(TableOp):
 
     name: ClassVar[str] = "trailing"
 
-    keys: tuple[str, ...] = Field(min_length=1)
     #: Days, or `all`.
     windows: tuple[float | Literal["all"], ...] = Field(min_length=1)
     #: Numbers to aggregate; `count` needs none.
     values: tuple[str, ...] = ()
     stats: tuple[Stat, ...] = ("count",)
-    #: Only events for which this is true are counted.
-    where: str | None = None
-    #: Hours after which an event counts.
-    delay_hours: float = Field(default=0, ge=0, le=24 * 3650)
     prefix: str | None = None
 
     @field_validator("windows")
@@ -85,15 +78,8 @@ class Trailing(TableOp):
             raise ValueError("`values` are given, but no stat that uses them: sum, mean, rate")
         return self
 
-    def keys_of(self) -> tuple[str, ...]:
-        return self.keys
-
     def lookback(self) -> int:
-        return self._delay + max((w for w in self._micros if w is not None), default=0)
-
-    @property
-    def _delay(self) -> int:
-        return round(self.delay_hours * HOUR)
+        return self.delay + max((w for w in self._micros if w is not None), default=0)
 
     @property
     def _micros(self) -> list[int | None]:
@@ -111,8 +97,7 @@ class Trailing(TableOp):
         for value in self.values:
             scalar(given, value, NUMBERS, "values")
         refuse(len(set(self.keys)) < len(self.keys), "a key is given twice")
-        if self.where is not None:
-            Predicate(self.where, given.types)
+        self.check_where(given)
         new = {}
         for i in range(len(self.windows)):
             if "count" in self.stats:
@@ -140,7 +125,7 @@ class Trailing(TableOp):
         from headrace.features.tables.past_spark import Sums, through, window_sums
 
         types = place.given.types
-        ok = F.lit(True) if self.where is None else Predicate(self.where, types).spark()
+        ok = self.spark_chosen(place)
         values: dict[str, Column] = {}
         for name, (kind, column) in self._atoms().items():
             x = F.lit(1).cast("bigint") if kind == "count" else exact.whole(col(column), types[column])
@@ -152,7 +137,7 @@ class Trailing(TableOp):
             elif kind in ("high", "low"):
                 x = exact.halves(x)[kind == "low"]
             values[name] = F.when(ok, x)
-        sums = Sums(values, self._micros, self._delay)
+        sums = Sums(values, self._micros, self.delay)
         rows = window_sums(frame, place, self.keys, sums)
         out = []
         for w in range(len(self.windows)):
@@ -173,17 +158,15 @@ class Trailing(TableOp):
         return rows.select(*through(rows, frame.columns), *out)
 
     def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
-        types, time = place.given.types, place.given.needs_time()
-        past = Past(table, self.keys, time, types[time])
-        ok = np.ones(table.num_rows, bool)
-        if self.where is not None:
-            ok = Predicate(self.where, types).arrow(table).to_numpy(zero_copy_only=False)
+        types = place.given.types
+        past = self.past(table, place)
+        ok = self.arrow_chosen(table, place)
         events = past.of(ok)
         numbers = {v: exact.whole_arrow(one(table, v), types[v]) for v in self.values}
         out = table
         for w, length in enumerate(self._micros):
-            end = events.before(self._delay)
-            start = events.start if length is None else events.before(self._delay + length)
+            end = events.before(self.delay)
+            start = events.start if length is None else events.before(self.delay + length)
             if "count" in self.stats:
                 count = np.where(past.known, end - start, 0)
                 out = replaced(out, self._name("count", None, w), pa.array(count, pa.int64()))
