@@ -64,6 +64,10 @@ $(STAMPS)/jars: build.gradle $(STAMPS)/tools
 	@$(STEP) "resolve jars (Delta, PostgreSQL driver)" bash -c 'set -o pipefail; gradle -q --no-daemon jars 2>&1 | { grep -vi "^openjdk" || true; }'
 	@touch $@
 
+$(STAMPS)/classes: scripts/archive_classes.py python/lake/session.py $(STAMPS)/jars $(STAMPS)/package
+	@$(STEP) "archive Spark's classes, so that every stage starts faster" bash -c 'set -o pipefail; $(PYTHON) scripts/archive_classes.py build/spark/classes.jsa 2>&1 | { grep -v "^WARNING: Using incubator\|spark.local.dir will be" || true; }'
+	@touch $@
+
 $(STAMPS)/rapids: build.gradle $(STAMPS)/tools
 	@$(STEP) "resolve the RAPIDS plugin (1 GB the first time)" bash -c 'set -o pipefail; gradle -q --no-daemon rapids 2>&1 | { grep -vi "^openjdk" || true; }'
 	@touch $@
@@ -76,7 +80,7 @@ $(STAMPS)/bench-etl-peers: requirements/nvtabular.lock $(STAMPS)/tools
 	@$(STEP) "install NVTabular's environment" bash -c '[ -x build/peers/nvtabular/bin/python ] || $(UV) venv -q --python "$$(scripts/prerequisites.sh --python)" build/peers/nvtabular; $(UV) pip sync -q --require-hashes --python build/peers/nvtabular/bin/python requirements/nvtabular.lock'
 	@touch $@
 
-env: $(STAMPS)/package $(STAMPS)/native $(STAMPS)/jars
+env: $(STAMPS)/package $(STAMPS)/native $(STAMPS)/jars $(STAMPS)/classes
 jars: $(STAMPS)/jars
 native: $(STAMPS)/native
 rapids: $(STAMPS)/rapids

@@ -79,6 +79,11 @@ def jars_dir() -> Path:
     return checkout() / "build" / "jars"
 
 
+def class_archive() -> Path:
+    """The classes of Spark as the JVM maps them, made by `make env`; there need not be one."""
+    return checkout() / "build" / "spark" / "classes.jsa"
+
+
 def rapids_dir() -> Path:
     """Where `gradle rapids` puts the RAPIDS plugin."""
     return checkout() / "build" / "rapids"

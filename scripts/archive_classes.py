@@ -1,0 +1,64 @@
+"""Write the class archive that Spark's JVMs map instead of loading and verifying ~15,000 classes from jars.
+
+    python scripts/archive_classes.py FILE
+
+Starts a session, does a little of what the stages do (Delta, CSV, JSON, Parquet, windows, joins, a Python worker), and
+lets the JVM archive on its exit what it has loaded: https://openjdk.org/jeps/350. The file is whole or not there.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+
+from headrace.config import Spark
+from headrace.lake.session import session
+from headrace.workspace import Workspace
+
+
+def work(spark: SparkSession, folder: Path) -> None:
+    """A little of everything; small, for only the classes count."""
+    table = str(folder / "table")
+    rows = spark.range(500).selectExpr("id", "id % 7 as k", "cast(id as string) as v", "timestamp_seconds(id) as t")
+    for kind in ("json", "csv", "parquet"):
+        path = str(folder / kind)
+        rows.drop("t").write.format(kind).save(path)
+        spark.read.schema("id bigint, k bigint, v string").format(kind).load(path).count()
+    dated = rows.withColumn("ds", F.date_format("t", "yyyy-MM-dd"))
+    dated.write.format("delta").partitionBy("ds").save(table)
+    dated.limit(3).createOrReplaceTempView("few")
+    spark.sql(f"MERGE INTO delta.`{table}` a USING few b ON a.id = b.id WHEN NOT MATCHED THEN INSERT *")
+    found = spark.read.format("delta").load(table)
+    rank = F.row_number().over(Window.partitionBy("k").orderBy(F.xxhash64("v")))
+    words = F.broadcast(found.select("id", F.col("v").alias("w")))
+    few = found.withColumn("rank", rank).where("rank < 3").join(words, "id")
+    few.groupBy("k").agg(F.sum("rank"), F.collect_list("w"), F.approx_count_distinct("v")).orderBy("k").toPandas()
+    same: DataFrame = found.repartition(2, "k").mapInArrow(lambda batches: batches, found.schema)
+    same.write.format("delta").mode("overwrite").save(table)
+
+
+def main(target: Path) -> None:
+    """Make the archive."""
+    target.unlink(missing_ok=True)  # or this session would use it, and the new one hold only what it lacks
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    option = f"-XX:ArchiveClassesAtExit={partial} -XX:TieredStopAtLevel=1 -Xlog:disable -Xlog:all=error:stderr"
+    with tempfile.TemporaryDirectory() as folder:
+        conf = Spark(master="local[2]", driver_memory="1g", properties={"spark.driver.defaultJavaOptions": option})
+        with session(conf, Workspace(Path(folder) / "home"), "archive classes") as spark:
+            gateway = spark.sparkContext._gateway
+            work(spark, Path(folder))
+        jvm = gateway.proc
+        gateway.shutdown()
+        jvm.stdin.close()  # what the JVM waits for
+        jvm.wait(timeout=300)
+    partial.replace(target)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve())
