@@ -53,7 +53,7 @@ class Feature(BaseModel):
 
     name: str
     kind: Kind
-    #: NumPy's name: float32 for continuous features and labels, int32 (int64 above 2^31 codes) for categorical ones.
+    #: NumPy's name: float32 for continuous features and labels, int32 for codes, int64 for raw ids.
     dtype: str
     #: Scalars a row: 1, or the padded length of a list.
     length: int = Field(default=1, ge=1)
@@ -62,6 +62,9 @@ class Feature(BaseModel):
     cardinality: int | None = None
     #: Features that name the same vocabulary share codes, and may share an embedding table.
     vocabulary: str | None = None
+    #: Categorical only: raw 64-bit ids in place of codes, 0 where there is none. No cardinality and no vocabulary; the
+    #: table's rows come and go with the ids (headrace.embeddings.dynamic).
+    dynamic: bool = False
     #: Of a vocabulary: values that it lacks have codes 1..oov_buckets, those that it has begin behind.
     oov_buckets: int = Field(default=1, ge=1)
     tags: tuple[str, ...] = ()

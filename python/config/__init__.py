@@ -18,6 +18,7 @@ from headrace.config.spark import Spark, spark_profile
 from headrace.config.spec import Spec
 from headrace.config.table import Expectations, Source, Table
 from headrace.config.train import (
+    DynamicTable,
     EmbeddingOptimizer,
     Negatives,
     Optimizer,
@@ -33,6 +34,7 @@ __all__ = [
     "Chain",
     "Drift",
     "DriftColumn",
+    "DynamicTable",
     "EmbeddingOptimizer",
     "Expectations",
     "Features",

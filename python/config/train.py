@@ -45,6 +45,26 @@ class TableOptimizer(Section):
     weight_decay: float | None = Field(default=None, ge=0)
 
 
+class DynamicTable(Section):
+    """The table of a feature of raw ids (`raw_id`): which ids get a row, and which let go of theirs."""
+
+    #: Times that an id is seen in training before it gets a row.
+    admit_after: int = Field(default=1, ge=1)
+    #: Chance that an id gets a row each time it is seen, once `admit_after` is reached.
+    admit_chance: float = Field(default=1.0, gt=0, le=1)
+    #: Rows over all ranks; each rank has its even share. None: not limited.
+    max_rows: int | None = Field(default=None, ge=1)
+    #: MiB of each rank for rows, optimizer states, counts and the hash table. None: not limited.
+    memory_mib: float | None = Field(default=None, gt=0)
+    #: Who goes where there is no room: lfu, those seen least often (of equals the longest ago); lru, those seen longest
+    #: ago (of equals the least often).
+    evict: Literal["lfu", "lru"] = "lfu"
+    #: Share of the rows that go at once where there is no room: each eviction costs a pass over the counts.
+    evict_share: float = Field(default=0.1, gt=0, le=1)
+    #: Ids that wait for admission, over all ranks; beyond, those seen longest ago are forgotten.
+    max_waiting: int = Field(default=1_000_000, ge=1)
+
+
 class EmbeddingOptimizer(Section):
     """The optimizer of embedding rows. `rowwise_adagrad` keeps one number a row where adagrad keeps one a weight."""
 
@@ -56,6 +76,8 @@ class EmbeddingOptimizer(Section):
     clip_norm: float | None = Field(default=None, gt=0)
     #: Exceptions by table (a vocabulary's name, else the feature's).
     tables: Mapping[str, TableOptimizer] = Field(default_factory=dict)
+    #: By feature of raw ids; one that is not here has the defaults.
+    dynamic: Mapping[str, DynamicTable] = Field(default_factory=dict)
 
 
 class TableSharding(Section):

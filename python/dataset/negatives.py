@@ -45,6 +45,11 @@ class NegativePlan:
             scalars = ", ".join(f.name for f in categorical if not f.is_list)
             raise UserError(f"train.negatives.column: '{negatives.column}' is not a categorical feature with one value "
                             f"a row (there are: {scalars or 'none'})")  # fmt: skip
+        if found[0].dynamic:
+            raise UserError(
+                f"train.negatives.column: '{negatives.column}' has raw ids, and so no vocabulary to draw another one "
+                f"from: give it codes (categorify), or draw rows with `negatives` in features.prepare"
+            )
         fed = (*schema.of(Kind.CONTINUOUS), *categorical)
         kept = [f.name for f in fed if f.name != negatives.column and not set(f.sources).isdisjoint(found[0].sources)]
         if kept:

@@ -298,15 +298,18 @@ def to_batch(
     """A table of physical columns as matrices; `codes` keep their stored width here.
 
     Raises:
-        UserError: a null in a feature, or a code outside [0, cardinality).
+        UserError: a null in a feature, or a code outside [0, cardinality). Raw ids may be any.
     """
     where = "dataset" if group is None else f"{group.path}, row group {group.index}"
     continuous = _matrix(table, columns_of(schema.of(Kind.CONTINUOUS)), np.float32, where)
     categorical = schema.of(Kind.CATEGORICAL)
     codes = _matrix(table, columns_of(categorical), np.int32 if _narrow(table, schema) else np.int64, where)
     limits = np.array([f.cardinality or 0 for f in categorical for _ in f.physical], np.int64)
-    if codes.size and ((low := codes.min(axis=0)) < 0).any() | ((high := codes.max(axis=0)) >= limits).any():
-        column = int(np.argmax((low < 0) | (high >= limits)))
+    bound = np.array([not f.dynamic for f in categorical for _ in f.physical], bool)
+    low, high = (codes.min(axis=0), codes.max(axis=0)) if codes.size else (limits, limits - 1)
+    wrong = bound & ((low < 0) | (high >= limits))
+    if codes.size and wrong.any():
+        column = int(np.argmax(wrong))
         raise UserError(
             f"{where}: column '{columns_of(categorical)[column]}' has codes {low[column]}..{high[column]}, outside its "
             f"vocabulary [0, {limits[column]}). Delete the dataset's folder and run the features stage again"

@@ -31,7 +31,8 @@ from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.collective import Collective
 from headrace.embeddings.duplicates import find_duplicates
 from headrace.embeddings.dynamic_files import load_rows, owners, save_rows
-from headrace.embeddings.dynamic_rows import DynamicReport, DynamicRows, DynamicSpec
+from headrace.embeddings.dynamic_rows import DynamicReport, DynamicRows
+from headrace.embeddings.dynamic_spec import DynamicSpec
 from headrace.embeddings.id_map import Ids
 from headrace.embeddings.initial import INIT_BOUND
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from headrace.config import EmbeddingOptimizer, TableOptimizer
 from headrace.embeddings.duplicates import find_duplicates
+from headrace.embeddings.dynamic_spec import DynamicSpec
 from headrace.embeddings.id_map import PLACE_BYTES, IdMap, Ids, mix, places_for
 from headrace.embeddings.initial import INIT_BOUND, initial_values
 from headrace.embeddings.optimizers import RULES, Touched, state_bytes_per_row
@@ -22,28 +22,6 @@ from headrace.world import World
 #: Salt of the hash that says whether an id is drawn.
 _DRAW = 2
 _MIB = 2**20
-
-
-@dataclass(frozen=True)
-class DynamicSpec:
-    """A table without a vocabulary."""
-
-    name: str
-    dim: int
-    #: Times that an id is seen in training before it gets a row.
-    admit_after: int = 1
-    #: Chance that an id gets a row each time it is seen, once `admit_after` is reached; 1: at once.
-    admit_chance: float = 1.0
-    #: Rows over all ranks; each rank has its even share. None: no limit.
-    max_rows: int | None = None
-    #: MiB of each rank for rows, optimizer states, counts and the hash table. None: no limit.
-    memory_mib: float | None = None
-    #: Who goes where there is no room: lfu, those seen least often (of equals the longest ago); lru the other way.
-    evict: Literal["lfu", "lru"] = "lfu"
-    #: Share of a rank's rows that go at once when there is no room: each eviction costs one pass over the rows.
-    evict_share: float = 0.1
-    #: Ids that wait for admission over all ranks; beyond it those seen longest ago are forgotten.
-    max_waiting: int = 1_000_000
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,7 @@ def can_pool(table: str, lookups: Sequence[Lookup]) -> bool:
 def tables_of(
     schema: DatasetSchema, dim: int, storage: Storage = "fp32", pooling: Pooling = "sum"
 ) -> tuple[tuple[Table, ...], tuple[Lookup, ...]]:
-    """The tables and lookups of a dataset's categorical features, in schema order.
+    """The tables and lookups of a dataset's features of codes, in schema order; those of raw ids have no plan.
 
     Features of one vocabulary share its codes, and so a table, named after the vocabulary (else after the feature).
 
@@ -193,6 +193,8 @@ def tables_of(
     rows: dict[str, int] = {}
     lookups: list[Lookup] = []
     for f in schema.of(Kind.CATEGORICAL):
+        if f.dynamic:
+            continue
         if f.cardinality is None or f.cardinality < 1:
             raise UserError(f"categorical feature '{f.name}' has no cardinality in the dataset's schema: categorify it")
         name = f.vocabulary or f.name

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
 
 from headrace import config
 from headrace.embeddings.collective import Collective
+from headrace.embeddings.dynamic import DynamicEmbeddings
+from headrace.embeddings.dynamic_spec import dynamic_specs
 from headrace.embeddings.plan import Lookup, Plan, Table, row_wise, tables_of
 from headrace.embeddings.sharded import Prepared, ShardedEmbeddings
 from headrace.errors import UserError
 from headrace.models.mlp import MLP, pairwise_dots
-from headrace.schema import DatasetSchema, Kind
+from headrace.schema import NULL_CODE, DatasetSchema, Feature, Kind
 
 #: (tables, lookups, ranks) -> where everything lives.
 MakePlan = Callable[[Sequence[Table], Sequence[Lookup], int], Plan]
@@ -25,6 +29,10 @@ class DLRM(nn.Module):
     The bottom MLP turns the continuous columns into one vector of the embeddings' width; the dot products of all pairs
     of that vector and the features' embeddings, beside the vector itself, go through the top MLP.
 
+    Features of raw ids are looked up in tables of their own (`dynamic`), the others by the plan (`embeddings`): two
+    exchanges each way where a model has both. An id without a row has its feature's learned vector `absent` instead,
+    which belongs to the dense part; it starts at zero.
+
     Without continuous features the vector is a learned constant, which is what a linear layer of no inputs is: its
     products with the embeddings are the first-order terms of a factorisation machine (an item's popularity). Without
     categorical features the top MLP sees the vector alone.
@@ -35,8 +43,16 @@ class DLRM(nn.Module):
         model = DLRM(schema, spec.model, LocalCollective(), seed=1)
         logits = model(torch.zeros(8, 3), torch.zeros(8, 5, dtype=torch.int64))   # [8]
 
+    Args:
+        schema: the dataset's.
+        model: widths.
+        collective: the ranks.
+        seed: of all starts.
+        make_plan: where tables of codes live.
+        settings: `train.embeddings`, for the tables of raw ids; None: to score.
+
     Raises:
-        UserError: the schema has neither continuous nor categorical features.
+        UserError: the schema has neither continuous nor categorical features, or the settings do not fit it.
     """
 
     def __init__(
@@ -46,16 +62,20 @@ class DLRM(nn.Module):
         collective: Collective,
         seed: int,
         make_plan: MakePlan = row_wise,
+        settings: config.EmbeddingOptimizer | config.Optimizer | None = None,
     ) -> None:
         super().__init__()
         continuous = sum(f.length for f in schema.of(Kind.CONTINUOUS))
         tables, lookups = tables_of(schema, model.embedding_dim, pooling=model.pooling)
-        if not continuous and not lookups:
+        dynamic = dynamic_specs(schema, model.embedding_dim, None if settings is None else _of_embeddings(settings))
+        if not continuous and not lookups and not dynamic:
             raise UserError("the dataset has no features: tag at least one column of features.workflow as an input")
         self.schema = schema
         self.config = model
         self.seed = seed
         self.embeddings = ShardedEmbeddings(make_plan(tables, lookups, collective.world.size), collective, seed)
+        self.dynamic = DynamicEmbeddings(dynamic, collective, seed) if dynamic else None
+        self._slots = _Slots(schema, model.pooling)
         generator = torch.Generator().manual_seed(seed)
         width = model.embedding_dim
         self.bottom: MLP | None = None
@@ -65,27 +85,140 @@ class DLRM(nn.Module):
             self.bottom = MLP(widths, generator, last_relu=True, dropout=model.dropout)
         else:
             self.constant = nn.Parameter(torch.empty(width).normal_(0.0, width**-0.5, generator=generator))
-        vectors = 1 + len(lookups)
+        #: What stands for an id without a row, by feature: [features of raw ids, D].
+        self.absent = nn.Parameter(torch.zeros(len(dynamic), width)) if dynamic else None
+        vectors = 1 + len(lookups) + len(dynamic)
         inputs = width + vectors * (vectors - 1) // 2
         self.top = MLP((inputs, *model.top_mlp, 1), generator, dropout=model.dropout)
 
-    def forward(self, continuous: Tensor, codes: Tensor | Prepared) -> Tensor:
-        if isinstance(codes, Prepared):
+    def prepare(self, codes: Tensor) -> Begun:
+        """Begin the lookups of codes int64 [B, S] in the planned tables; see ShardedEmbeddings.prepare. Collective.
+
+        Raw ids begin with the forward pass: who has a row may change with each step.
+        """
+        planned = codes if self.dynamic is None else codes.index_select(1, self._slots.planned)
+        return Begun(self.embeddings.prepare(planned), codes)
+
+    def forward(self, continuous: Tensor, codes: Tensor | Begun) -> Tensor:
+        if isinstance(codes, Begun):
             codes.start()  # rows travel while the bottom MLP works
         if self.bottom is not None:
             bottom = self.bottom(continuous)  # [B, D]
         else:
             assert self.constant is not None
-            samples = codes.samples if isinstance(codes, Prepared) else codes.shape[0]
-            bottom = self.constant.expand(samples, -1)
-        if not self.embeddings.plan.lookups:
+            bottom = self.constant.expand((codes.codes if isinstance(codes, Begun) else codes).shape[0], -1)
+        features = self._features(codes)
+        if features is None:
             top_input = bottom
         else:
-            vectors = torch.cat([bottom.unsqueeze(1), self.embeddings(codes)], dim=1)  # [B, 1 + F, D]
+            vectors = torch.cat([bottom.unsqueeze(1), features], dim=1)  # [B, 1 + F, D]
             top_input = torch.cat([bottom, pairwise_dots(vectors)], dim=1)
         logits: Tensor = self.top(top_input).squeeze(1)
         return logits
 
+    def _features(self, given: Tensor | Begun) -> Tensor | None:
+        """The features' vectors in the schema's order [B, F, D]; None where there are no features."""
+        codes, planned = (given.codes, given.planned) if isinstance(given, Begun) else (given, None)
+        if self.dynamic is None or self.absent is None:
+            return self.embeddings(planned or codes) if self.embeddings.plan.lookups else None
+        slots = self._slots
+        parts: list[Tensor | None] = [None] * slots.features
+        if self.embeddings.plan.lookups:
+            found = self.embeddings(planned or codes.index_select(1, slots.planned)).unbind(1)
+            for place, vector in zip(slots.planned_features, found, strict=True):
+                parts[place] = vector
+        asked = [codes[:, s] if not f.is_list else codes[:, s : s + f.length] for f, s in slots.dynamic]
+        there = [x != NULL_CODE if f.is_list else None for (f, _), x in zip(slots.dynamic, asked, strict=True)]
+        ids = [x.contiguous() if t is None else x[t] for x, t in zip(asked, there, strict=True)]
+        looked_up = self.dynamic(ids)
+        for i, (vectors, has_row) in enumerate(looked_up):
+            known = torch.where(has_row.unsqueeze(1), vectors, self.absent[i])
+            mask = there[i]
+            parts[slots.dynamic_features[i]] = known if mask is None else _pool(known, mask, slots.pooling)
+        return torch.stack([p for p in parts if p is not None], dim=1)
+
+    def configure_optimizer(self, optimizer: config.EmbeddingOptimizer | config.Optimizer) -> None:
+        """Choose the optimizer of all tables; see ShardedEmbeddings.configure_optimizer."""
+        if self.dynamic is None:
+            self.embeddings.configure_optimizer(optimizer)
+            return
+        optimizer = _of_embeddings(optimizer)
+        self.dynamic.configure_optimizer(optimizer)
+        names = {t.spec.name for t in self.dynamic.tables}
+        others = {name: own for name, own in optimizer.tables.items() if name not in names}
+        self.embeddings.configure_optimizer(optimizer.model_copy(update={"tables": others}))
+
+    def step_embeddings(self, lr: float | None = None) -> None:
+        """Apply the gradients since the last step to all tables."""
+        self.embeddings.step(lr)
+        if self.dynamic is not None:
+            self.dynamic.step(lr)
+
+    def age_state(self, kept: float) -> None:
+        """See ShardedEmbeddings.age_state; of all tables."""
+        self.embeddings.age_state(kept)
+        if self.dynamic is not None:
+            self.dynamic.age_state(kept)
+
     def dense_parameters(self) -> list[nn.Parameter]:
         """What every rank holds alike, in a fixed order. (Embeddings are no parameters.)"""
         return list(self.parameters())
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Lookups that have begun: `DLRM.prepare`."""
+
+    planned: Prepared
+    #: int64 [B, S].
+    codes: Tensor
+
+    def fetch_ahead(self) -> None:
+        """See Prepared.fetch_ahead."""
+        self.planned.fetch_ahead()
+
+    def start(self) -> None:
+        """See Prepared.start."""
+        self.planned.start()
+
+    def rows(self) -> list[Tensor]:
+        """See Prepared.rows."""
+        return self.planned.rows()
+
+
+def _of_embeddings(given: config.EmbeddingOptimizer | config.Optimizer) -> config.EmbeddingOptimizer:
+    if isinstance(given, config.EmbeddingOptimizer):
+        return given
+    return config.EmbeddingOptimizer.model_validate(given.model_dump())
+
+
+class _Slots:
+    """Which columns of the codes are whose."""
+
+    def __init__(self, schema: DatasetSchema, pooling: str) -> None:
+        categorical = schema.of(Kind.CATEGORICAL)
+        first = [0, *accumulate(f.length for f in categorical)]
+        self.pooling = pooling
+        self.features = len(categorical)
+        #: Columns of features of codes, and those features' places among all.
+        self.planned = torch.tensor(
+            [first[i] + j for i, f in enumerate(categorical) if not f.dynamic for j in range(f.length)],
+            dtype=torch.int64,
+        )
+        self.planned_features = [i for i, f in enumerate(categorical) if not f.dynamic]
+        #: Features of raw ids with their first column, and their places.
+        self.dynamic: list[tuple[Feature, int]] = [(f, first[i]) for i, f in enumerate(categorical) if f.dynamic]
+        self.dynamic_features = [i for i, f in enumerate(categorical) if f.dynamic]
+
+
+def _pool(vectors: Tensor, mask: Tensor, pooling: str) -> Tensor:
+    """One vector of each row's: vectors [N, D] of the places of mask [B, L] that are set, row by row -> [B, D]."""
+    width = vectors.shape[1]
+    empty = float("-inf") if pooling == "max" else 0.0
+    places = mask.reshape(-1).nonzero().squeeze(1)
+    padded = vectors.new_full((mask.numel(), width), empty).index_copy(0, places, vectors)
+    padded = padded.view(*mask.shape, width)
+    if pooling == "max":
+        return torch.where(mask.any(dim=1, keepdim=True), padded.amax(dim=1), 0.0)
+    total = padded.sum(dim=1)
+    return total / mask.sum(dim=1, keepdim=True).clamp(min=1) if pooling == "mean" else total

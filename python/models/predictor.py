@@ -83,7 +83,8 @@ def read_meta(folder: Path) -> dict[str, Any]:
     kind = meta.get("kind") if isinstance(meta, dict) else None
     if kind not in _PARTS:
         raise UserError(f"{path}: unknown kind of model {kind!r}; known: {', '.join(sorted(_PARTS))}")
-    missing = [part for part in _PARTS[kind] if not (folder / part).exists()]
+    parts = [*_PARTS[kind], *(["dynamic"] if kind == "dlrm" and _has_raw_ids(meta) else [])]
+    missing = [part for part in parts if not (folder / part).exists()]
     if missing:
         raise UserError(f"{folder} is not a complete saved model: {', '.join(missing)} missing")
     for record in meta.get("files", ()):
@@ -94,6 +95,12 @@ def read_meta(folder: Path) -> dict[str, Any]:
             raise UserError(f"{file} of a saved model is {found}")
     assert isinstance(meta, dict)
     return meta
+
+
+def _has_raw_ids(meta: Mapping[str, Any]) -> bool:
+    schema = meta.get("schema")
+    features = schema.get("features", ()) if isinstance(schema, dict) else ()
+    return any(isinstance(f, dict) and f.get("dynamic") for f in features)
 
 
 class _Dlrm:

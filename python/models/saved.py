@@ -3,6 +3,7 @@
     model.json          kind, model settings, dataset schema, pipeline, ds, key, metrics, checksums of the dense parts
     dense.safetensors   the state dict of the dense part
     embeddings/         rows (and optimizer states, for a warm start) by table and range (headrace.embeddings.storage)
+    dynamic/            rows of tables of raw ids, where there are any (headrace.embeddings.dynamic_files)
     workflow/           the fitted features that it was trained on
 
 Nothing in it is code, and nothing depends on the number of ranks that wrote it.
@@ -29,6 +30,7 @@ from headrace.schema import DatasetSchema
 META = "model.json"
 DENSE = "dense.safetensors"
 EMBEDDINGS = "embeddings"
+DYNAMIC = "dynamic"
 WORKFLOW = "workflow"
 
 
@@ -83,6 +85,8 @@ def save_model(
     chief = embeddings.collective.world.is_chief
     with shared_directory(final, embeddings.collective) as folder:
         embeddings.save_shards(folder / EMBEDDINGS, with_optimizer and embeddings.optimizer is not None)
+        if model.dynamic is not None:
+            model.dynamic.save(folder / DYNAMIC)
         embeddings.collective.barrier()
         if chief:
             if not workflow.is_dir():
@@ -166,5 +170,7 @@ def restore(model: DLRM, folder: Path, with_optimizer: bool) -> Loaded:
             f"here ({len(differ)} of {len(ours)} tensors differ): its features or model settings are others"
         )
     loaded = model.embeddings.load_shards(folder / EMBEDDINGS, with_optimizer)
+    if model.dynamic is not None:
+        model.dynamic.load(folder / DYNAMIC, with_optimizer)
     model.load_state_dict(dense)
     return loaded

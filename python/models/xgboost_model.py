@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from headrace import __version__
 from headrace.atomic import write_text
 from headrace.errors import UserError
-from headrace.schema import NULL_CODE, DatasetSchema, Kind
+from headrace.schema import NULL_CODE, DatasetSchema, Feature, Kind
 
 KIND = "xgboost"
 MODEL_FILE = "model.ubj"
@@ -32,8 +32,13 @@ WORKFLOW = "workflow"
 
 def matrix_columns(schema: DatasetSchema) -> tuple[str, ...]:
     """The physical columns that the trees see, in the order of the matrix: continuous, then categorical."""
-    features = (*schema.of(Kind.CONTINUOUS), *schema.of(Kind.CATEGORICAL))
-    return tuple(column for f in features for column in f.physical)
+    return tuple(column for f in matrix_features(schema) for column in f.physical)
+
+
+def matrix_features(schema: DatasetSchema) -> tuple[Feature, ...]:
+    """The features that the trees see. Raw ids are none of them: they have no order that a threshold could cut, and
+    float32 would not hold them."""
+    return (*schema.of(Kind.CONTINUOUS), *(f for f in schema.of(Kind.CATEGORICAL) if not f.dynamic))
 
 
 def matrix(schema: DatasetSchema, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
@@ -83,7 +88,7 @@ def importance(booster: xgb.Booster, schema: DatasetSchema) -> list[dict[str, An
     total, splits = (booster.get_score(importance_type=kind) for kind in ("total_gain", "weight"))
     gains: dict[str, float] = {}
     position = 0
-    for f in (*schema.of(Kind.CONTINUOUS), *schema.of(Kind.CATEGORICAL)):
+    for f in matrix_features(schema):
         names = [f"f{position + i}" for i in range(f.length)]
         position += f.length
         number = sum(splits.get(name, 0.0) for name in names)

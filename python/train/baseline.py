@@ -11,6 +11,7 @@ from typing import Any
 from headrace import registry
 from headrace.atomic import new_directory
 from headrace.config import Spec
+from headrace.embeddings.dynamic_spec import dynamic_features
 from headrace.errors import UserError
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output
@@ -73,6 +74,13 @@ class TrainBaseline:
         schema = ctx.upstream["features"].dataset_schema
         if schema is None:
             raise UserError("the manifest of stage 'features' describes no dataset; run that stage again")
+        left_out = [f.name for f in dynamic_features(schema)]
+        if left_out:
+            if not xgboost_model.matrix_columns(schema):
+                raise UserError(
+                    "every feature has raw ids, on which trees cannot split; leave out the section baseline"
+                )
+            log.info("baseline: without %s: trees do not see raw ids", ", ".join(left_out))
         dataset = ctx.ws.home / ctx.upstream["features"].output("dataset").name
         train = xgboost_spark.shares(dataset, "train", schema, conf.max_rows)
         valid = xgboost_spark.shares(dataset, "valid", schema)
@@ -115,6 +123,7 @@ class TrainBaseline:
                 "curve": [{"step": i, "epoch": i, "loss": loss} for i, loss in enumerate(losses, 1)],
                 "evals": [last],
                 "calibration_bins": [asdict(b) for b in calibration_bins(labels, scores)],
+                "left_out": left_out,
                 "importance": xgboost_model.importance(booster, schema),
                 "warm_start": None,
                 "registered": {"name": name, "version": version},

@@ -2,6 +2,7 @@
 
     checkpoints/step-00000200/
         embeddings/...        rows and optimizer states by table and range (headrace.embeddings.storage)
+        dynamic/...           tables of raw ids, where there are any (headrace.embeddings.dynamic_files)
         dense.safetensors     `model/<name>` and `optimizer/<number>/<state>`
         checkpoint.json       the loop's position and history, the dense file's checksum; written last
 
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from headrace.atomic import write_text
 from headrace.embeddings.collective import Collective
+from headrace.embeddings.dynamic import DynamicEmbeddings
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.storage import shared_directory, write_index
 from headrace.embeddings.tensors import FileRecord, load_tensors, save_tensors
@@ -38,6 +40,7 @@ log = logging.getLogger("headrace.train")
 _RECORD = "checkpoint.json"
 _DENSE = "dense.safetensors"
 _EMBEDDINGS = "embeddings"
+_DYNAMIC = "dynamic"
 
 
 class Model(Protocol):
@@ -45,6 +48,10 @@ class Model(Protocol):
 
     @property
     def embeddings(self) -> ShardedEmbeddings: ...
+
+    #: Tables of raw ids.
+    @property
+    def dynamic(self) -> DynamicEmbeddings | None: ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -131,15 +138,18 @@ class Saver:
         final = self._folder / step_name(progress.step)
         tensors = {f"model/{k}": v for k, v in model.state_dict().items()}
         tensors |= {f"optimizer/{k}": v for k, v in dense.state().items()}
-        embeddings = model.embeddings
+        embeddings, dynamic = model.embeddings, model.dynamic
         if self._background:
             embeddings, progress = embeddings.snapshot(), progress.model_copy(deep=True)
+            dynamic = None if dynamic is None else dynamic.snapshot()
             tensors = {k: v.clone() for k, v in tensors.items()}
         stack = ExitStack()
         partial = stack.enter_context(shared_directory(final, self._collective))
 
         def write() -> FileRecord | None:
             embeddings.save_shards(partial / _EMBEDDINGS, with_optimizer=True)
+            if dynamic is not None:
+                dynamic.save(partial / _DYNAMIC)
             return save_tensors(partial / _DENSE, tensors) if self._collective.world.is_chief else None
 
         self._open = _Open(stack, partial, progress, keep_step, _Work(write, self._background))
@@ -302,6 +312,8 @@ def _load(path: Path, model: Model, dense: DenseOptimizer, config: str) -> Progr
         )
     tensors = load_tensors(path, record.dense)
     model.embeddings.load_shards(path / _EMBEDDINGS, with_optimizer=True)
+    if model.dynamic is not None:
+        model.dynamic.load(path / _DYNAMIC, with_optimizer=True)
     model.load_state_dict(_below("model/", tensors))
     dense.load_state(_below("optimizer/", tensors))
     return record.progress

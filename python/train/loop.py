@@ -16,6 +16,7 @@ from pathlib import Path
 from headrace.dataset.layout import SplitLayout, open_split
 from headrace.dataset.source import TrainSource
 from headrace.embeddings.collective import Collective, LocalCollective
+from headrace.embeddings.dynamic_spec import check_parts
 from headrace.embeddings.plan import Lookup, Plan, Table
 from headrace.embeddings.planner import plan_tables
 from headrace.models import saved
@@ -64,7 +65,7 @@ def train(job: Job, collective: Collective, say: Say = lambda tick: None, watch:
             learner = _new_learner(job, schema, collective)
         if job.warm_start is not None:
             saved.restore(learner.model, job.warm_start, saved.has_state_of(job.warm_start, job.train.embeddings.kind))
-            learner.model.embeddings.age_state(job.train.warm_decay)
+            learner.model.age_state(job.train.warm_decay)
     warm = str(job.warm_start) if job.warm_start is not None else None
     progress = resumed or Progress()
     resumed_from = watch.step = progress.step
@@ -107,6 +108,7 @@ def train(job: Job, collective: Collective, say: Say = lambda tick: None, watch:
     if evaluation is None:  # other weights than those of the last step; or all steps were taken before this run began
         evaluation = _evaluate(job, learner.model, valid, schema, collective)
     metrics = dict(evaluation.metrics)
+    dynamic = _dynamic(learner.model, collective)
     sizes = {"train": rows, "valid": evaluation.rows}
     if job.train.rank_group is not None:
         ranked = open_split(dataset, "rank", schema, [schema.carried_name(job.train.rank_group)])
@@ -119,6 +121,7 @@ def train(job: Job, collective: Collective, say: Say = lambda tick: None, watch:
         rows=sizes, steps=total, steps_per_epoch=per_epoch, resumed_from_step=resumed_from, warm_start=warm,
         metrics=metrics, curve=progress.curve, evals=progress.evals, best_step=best_step,
         calibration_bins=evaluation.calibration_bins, data_wait_seconds=round(waited, 3), profile=profile,
+        dynamic=dynamic,
         peak_memory_mib={f"rank{collective.world.rank}": peak_mib()},
     )  # fmt: skip
 
@@ -130,8 +133,9 @@ def _new_learner(job: Job, schema: DatasetSchema, collective: Collective) -> Lea
             settings=job.train.sharding,
         ).plan  # fmt: skip
 
-    model = DLRM(schema, job.model, collective, job.train.seed, make_plan)
-    model.embeddings.configure_optimizer(job.train.embeddings)
+    check_parts(schema, job.train.accumulate)
+    model = DLRM(schema, job.model, collective, job.train.seed, make_plan, job.train.embeddings)
+    model.configure_optimizer(job.train.embeddings)
     return Learner(model, DenseOptimizer(model.dense_parameters(), job.train.dense, collective))
 
 
@@ -160,6 +164,26 @@ def _save(job: Job, learner: Learner, dataset: Path, metrics: dict[str, float | 
         job.saved_model, learner.model, workflow=dataset / "workflow", pipeline=job.pipeline, ds=job.ds, key=job.key,
         metrics=metrics,
     )  # fmt: skip
+
+
+def _dynamic(model: DLRM, collective: Collective) -> dict[str, dict[str, float | None]]:
+    """What the report says of tables of raw ids; `oov_share` is of the split `valid`. Collective."""
+    if model.dynamic is None:
+        return {}
+    found = model.dynamic.report()
+    if collective.world.is_chief:
+        for name, table in found.items():
+            log.info("raw ids of %s: %s rows, %s admitted and %s evicted so far, %s wait; %s of the lookups of valid "
+                     "found no row", name, f"{table.rows:,}", f"{table.admitted:,}", f"{table.evicted:,}",
+                     f"{table.waiting:,}", f"{table.oov_share or 0:.1%}")  # fmt: skip
+    return {
+        name: {
+            "rows": t.rows, "waiting": t.waiting, "load": round(t.load, 4), "admitted": t.admitted,
+            "evicted": t.evicted, "hit_share": round(t.hits / t.lookups, 6) if t.lookups else None,
+            "oov_share": None if t.oov_share is None else round(t.oov_share, 6), "mib": round(t.nbytes / 2**20, 3),
+        }
+        for name, t in found.items()
+    }  # fmt: skip
 
 
 def peak_mib() -> float:

@@ -13,6 +13,7 @@ from headrace import registry
 from headrace.config import Spark, Spec
 from headrace.dataset.layout import check_streams, open_split
 from headrace.dataset.negatives import NegativePlan
+from headrace.embeddings.dynamic_spec import check_parts, dynamic_specs
 from headrace.errors import UserError
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output
@@ -90,7 +91,7 @@ class Train:
             facts={
                 **report.model_dump(include={"metrics", "curve", "evals", "calibration_bins", "steps",
                                              "steps_per_epoch", "best_step", "resumed_from_step", "data_wait_seconds",
-                                             "profile"}),
+                                             "profile", "dynamic"}),
                 # Below the workspace's home, as in the inputs: manifests move with their workspace.
                 "warm_start": next((i.name for i in inputs if i.kind == "model"), None),
                 "registered": {"name": spec.pipeline, "version": version},
@@ -126,6 +127,8 @@ def check_dataset(job: Job) -> None:
         raise UserError(f"dataset {dataset} has no folder 'workflow'; run the features stage again")
     check_streams(open_split(dataset, "train", schema), job.train.streams)
     NegativePlan.of(schema, job.train.negatives)
+    dynamic_specs(schema, job.model.embedding_dim, job.train.embeddings)
+    check_parts(schema, job.train.accumulate)
     if open_split(dataset, "valid", schema).rows == 0:
         raise UserError(f"{dataset / 'valid'} holds no rows to evaluate on: widen features.split")
     if job.train.rank_group is not None:

@@ -15,8 +15,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from headrace.dataset.source import TrainSource
 from headrace.embeddings.collective import Collective
-from headrace.embeddings.sharded import Prepared
-from headrace.models.dlrm import DLRM
+from headrace.models.dlrm import DLRM, Begun
 from headrace.train import checkpoint
 from headrace.train.checkpoint import Progress
 from headrace.train.dense import DenseOptimizer
@@ -79,7 +78,7 @@ class Loop:
         self._journal = Journal(job.journal if collective.world.is_chief else None, progress.step)
         self._parts = self._cut()
         #: The part that comes next, and the lookup of its rows, which has begun.
-        self._next: tuple[Part, Prepared] | None = None
+        self._next: tuple[Part, Begun] | None = None
         self._first, self._began, self._before = progress.step, time.perf_counter(), progress.seconds
         self._said = 0.0
 
@@ -146,7 +145,7 @@ class Loop:
         with self._spans.span("data"):
             part = next(self._parts)
         with self._spans.span("lookup"):
-            self._next = part, self._learner.model.embeddings.prepare(part.codes)
+            self._next = part, self._learner.model.prepare(part.codes)
 
     def _fetch_next(self, step_ends: bool) -> None:
         """Ask for the next part's rows: those that the coming step leaves alone, or all where it is the same step's."""
@@ -204,7 +203,7 @@ class Loop:
         with spans.span("optimizer"):
             rates = self._rates(step)
             learner.dense.step(rates["dense_rate"])
-            learner.model.embeddings.step(rates["embeddings_rate"])
+            learner.model.step_embeddings(rates["embeddings_rate"])
         return total, stop
 
     def _rates(self, step: int) -> dict[str, float]:

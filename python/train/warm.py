@@ -10,7 +10,7 @@ from headrace.config import Model, Spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.models.predictor import read_meta
-from headrace.schema import DatasetSchema, Kind
+from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.train")
@@ -66,8 +66,12 @@ def misfit(meta: dict[str, Any], spec: Spec, schema: DatasetSchema) -> str | Non
     if list(before) != list(now):
         return "its categorical features are others"
     for name, f in now.items():
-        if (before[name].vocabulary, before[name].length, before[name].is_list) != (f.vocabulary, f.length, f.is_list):
+        if _form(before[name]) != _form(f):
             return f"its feature '{name}' has another form"
         if (before[name].cardinality or 0) > (f.cardinality or 0):
             return f"its vocabulary of '{name}' has {before[name].cardinality} codes, the dataset's {f.cardinality}"
     return None
+
+
+def _form(f: Feature) -> tuple[str | None, int, bool, bool]:
+    return f.vocabulary, f.length, f.is_list, f.dynamic

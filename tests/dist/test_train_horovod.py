@@ -16,6 +16,7 @@ from headrace import registry
 from headrace.config import Spec, build_spec
 from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
+from headrace.schema import DatasetSchema
 from headrace.stage import run_stage
 from headrace.train import stage as module
 from headrace.train.job import Job
@@ -55,8 +56,12 @@ def test_two_ranks_one_of_them_killed_equal_one_rank(
     spark: SparkSession, ws: Workspace, make_dataset: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    features = make_dataset(ws, train=4_000, valid=1_000, rank=30)
-    spec = spec_of(ranks=2, rank_group="query", rank_k=3, batch_size=80, epochs=8, checkpoint_steps=50)
+    features = with_raw_ids(make_dataset(ws, train=4_000, valid=1_000, rank=30), "item")
+    features.save(ws.manifest("clicks", DS, "features"))
+    raw = {"kind": "adagrad", "dynamic": {"item": {"admit_after": 3}}}
+    spec = spec_of(
+        ranks=2, rank_group="query", rank_k=3, batch_size=80, epochs=8, checkpoint_steps=50, embeddings=raw
+    )
     alone = train_local(
         Job(home=ws.home, pipeline="clicks", ds=DS, key="alone", features=features, model=spec.model, train=spec.train)
     )
@@ -91,6 +96,9 @@ def test_two_ranks_one_of_them_killed_equal_one_rank(
     np.testing.assert_allclose(
         [p["loss"] for p in facts["curve"][:20]], [p["loss"] for p in alone.curve[:20]], rtol=2e-5
     )
+    told = ("rows", "waiting", "admitted", "evicted", "hit_share", "oov_share")
+    assert {k: facts["dynamic"]["item"][k] for k in told} == {k: alone.dynamic["item"][k] for k in told}
+    assert facts["dynamic"]["item"]["rows"] == 38
     for name, value in alone.metrics.items():
         assert facts["metrics"][name] == pytest.approx(value, abs=2e-3), name
     assert outcome.manifest.rows == {"train": 4_000, "valid": 1_000, "rank": 300}
@@ -111,6 +119,14 @@ def test_two_ranks_one_of_them_killed_equal_one_rank(
     # How many ranks is not part of what is made.
     other = spec.model_copy(update={"train": spec.train.model_copy(update={"ranks": 1})})
     assert run_stage(module.Train(), other, ws, DS).skipped
+
+
+def with_raw_ids(features: Manifest, name: str) -> Manifest:
+    """The same dataset, with a feature's codes taken for raw ids."""
+    assert features.dataset_schema is not None
+    as_raw = {"dynamic": True, "dtype": "int64", "cardinality": None, "vocabulary": None}
+    made = tuple(f.model_copy(update=as_raw) if f.name == name else f for f in features.dataset_schema.features)
+    return features.model_copy(update={"dataset_schema": DatasetSchema(features=made)})
 
 
 def _impatient(original: Callable[..., Job]) -> Callable[..., Job]:

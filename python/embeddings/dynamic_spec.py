@@ -1,0 +1,86 @@
+"""What is asked of tables of raw ids: plain values, so that a spec can be checked where no torch is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+from headrace.config import DynamicTable, EmbeddingOptimizer
+from headrace.errors import UserError, nearest
+from headrace.schema import DatasetSchema, Feature, Kind
+
+
+@dataclass(frozen=True)
+class DynamicSpec:
+    """A table without a vocabulary."""
+
+    name: str
+    dim: int
+    #: Times that an id is seen in training before it gets a row.
+    admit_after: int = 1
+    #: Chance that an id gets a row each time it is seen, once `admit_after` is reached; 1: at once.
+    admit_chance: float = 1.0
+    #: Rows over all ranks; each rank has its even share. None: no limit.
+    max_rows: int | None = None
+    #: MiB of each rank for rows, optimizer states, counts and the hash table. None: no limit.
+    memory_mib: float | None = None
+    #: Who goes where there is no room: lfu, those seen least often (of equals the longest ago); lru the other way.
+    evict: Literal["lfu", "lru"] = "lfu"
+    #: Share of a rank's rows that go at once when there is no room: each eviction costs one pass over the rows.
+    evict_share: float = 0.1
+    #: Ids that wait for admission over all ranks; beyond it those seen longest ago are forgotten.
+    max_waiting: int = 1_000_000
+
+
+def dynamic_features(schema: DatasetSchema) -> tuple[Feature, ...]:
+    """The features of raw ids, in order."""
+    return tuple(f for f in schema.of(Kind.CATEGORICAL) if f.dynamic)
+
+
+def dynamic_specs(
+    schema: DatasetSchema, dim: int, settings: EmbeddingOptimizer | None = None
+) -> tuple[DynamicSpec, ...]:
+    """A table for each feature of raw ids, named after it, in schema order.
+
+    Args:
+        schema: the dataset's.
+        dim: width of the vectors.
+        settings: `train.embeddings`; None: to score, where nothing is admitted or evicted.
+
+    Raises:
+        UserError: settings of a feature that has no raw ids, or clipping by norm, which is not there for these tables.
+    """
+    features = dynamic_features(schema)
+    if settings is None:
+        return tuple(DynamicSpec(f.name, dim) for f in features)
+    names = [f.name for f in features]
+    check_known("train.embeddings.dynamic", settings.dynamic, names)
+    if features and settings.clip_norm is not None:
+        raise UserError(
+            f"train.embeddings.clip_norm is not there for tables of raw ids ({', '.join(names)}): leave it out, or "
+            f"give those features codes (categorify, hash_bucket)"
+        )
+    found = ((n, settings.dynamic.get(n, DynamicTable())) for n in names)
+    return tuple(DynamicSpec(n, dim, **given.model_dump()) for n, given in found)
+
+
+def check_parts(schema: DatasetSchema, accumulate: int) -> None:
+    """Raise UserError where a step of several parts meets raw ids: an eviction for one part could take a row that
+    another part's gradient is for."""
+    names = [f.name for f in dynamic_features(schema)]
+    if names and accumulate > 1:
+        raise UserError(
+            f"train.accumulate={accumulate} is not there for features of raw ids ({', '.join(names)}): set it to 1 and "
+            f"lower train.batch_size, or give those features codes"
+        )
+
+
+def check_known(where: str, given: Collection[str], known: Collection[str]) -> None:
+    """Raise UserError for a name of `given` that is none of the features of raw ids in `known`."""
+    for name in given:
+        if name not in known:
+            raise UserError(
+                f"{where}: '{name}' is not a feature of raw ids{nearest(name, list(known))} (there are: "
+                f"{', '.join(known) or 'none'}); the operator raw_id makes them"
+            )
