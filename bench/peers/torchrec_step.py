@@ -116,8 +116,8 @@ def run_torchrec(step: Step, environment: dict[str, str] | None = None) -> Found
     return Found(seconds[len(seconds) // 4 :], mean["sent"] + mean["reduced"], mean["sent"])
 
 
-class _Meter:
-    """Counts what a rank gives to others, at torch.distributed's functions (TorchRec calls them by their module)."""
+class Meter:
+    """Counts what a rank gives to others, at torch.distributed's functions, called by their module from now on."""
 
     def __init__(self, dist: Any, world: int, rank: int) -> None:
         self.sent = 0.0
@@ -178,7 +178,7 @@ def _rank_main(step: Step, rank: int, folder: Path) -> None:
     torch.set_num_threads(step.threads)
     torch.manual_seed(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=step.world)
-    meter = _Meter(dist, step.world, rank)
+    meter = Meter(dist, step.world, rank)
 
     import fbgemm_gpu  # type: ignore[import-not-found]  # noqa: F401  (registers the operators)
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder  # type: ignore[import-not-found]

@@ -87,7 +87,7 @@ class TableSharding(Section):
     #: Ranks that the rows, or blocks of columns, are dealt to; None: the planner's choice.
     parts: int | None = Field(default=None, ge=1)
     #: How rows are stored; arithmetic is float32.
-    storage: Literal["fp32", "fp16", "bf16"] | None = None
+    storage: Literal["fp32", "fp16", "bf16", "int8"] | None = None
     #: Whether owners sum the rows of a list before they travel; None: what is cheaper (with `kind: row_wise`: no).
     pooled: bool | None = None
 
@@ -96,7 +96,7 @@ class Sharding(Section):
     """How embedding tables are spread over the ranks. `row_wise`: all of them; `auto`: by the planner's cost model."""
 
     kind: Literal["row_wise", "auto"] = "row_wise"
-    storage: Literal["fp32", "fp16", "bf16"] = "fp32"
+    storage: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
     #: How float32 vectors and gradients travel between ranks. bf16 halves the bytes; each number is then rounded to 8
     #: bits of mantissa (an error of at most 2^-8 of it).
     wire: Literal["fp32", "bf16"] = "fp32"

@@ -15,6 +15,7 @@ from torch import Tensor
 from headrace.embeddings.batch import Occurrences
 from headrace.embeddings.duplicates import find_duplicates, sum_bags
 from headrace.embeddings.layout import Arena
+from headrace.embeddings.rows import decode
 
 
 @dataclass(frozen=True)
@@ -79,5 +80,5 @@ class Asked:
         """The parts' sums: float32 [P, D]; of another storage each distinct row is decoded once."""
         if weight.dtype is not torch.float32:
             found = find_duplicates(rows)
-            weight, rows = weight.index_select(0, found.unique).float(), found.inverse()
+            weight, rows = decode(weight.index_select(0, found.unique)), found.inverse()
         return sum_bags(weight, rows, self.starts, self.weights)

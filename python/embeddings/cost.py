@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from headrace.config import Sharding
 from headrace.embeddings.optimizers import RULES, state_bytes_per_row
-from headrace.embeddings.plan import BYTES, Block, Lookup, Plan, Table
+from headrace.embeddings.plan import BYTES, Block, Lookup, Plan, Table, row_bytes
 from headrace.embeddings.popularity import Popularity
 
 Vector = NDArray[np.float64]
@@ -62,9 +62,9 @@ class Workload:
     def _zipf(self) -> dict[str, Popularity]:
         return {t.name: Popularity.zipf(t.rows, self.settings.zipf) for t in self.tables}
 
-    def wire_bytes(self, table: Table) -> int:
-        """Bytes of a number of a table's rows on their way; float32 ones travel as `settings.wire`."""
-        return self.number_bytes if table.storage == "fp32" else BYTES[table.storage]
+    def wire_bytes(self, table: Table, columns: int) -> int:
+        """Bytes of a table's row on its way; float32 numbers travel as `settings.wire`."""
+        return columns * self.number_bytes if table.storage == "fp32" else row_bytes(table.storage, columns)
 
     @property
     def number_bytes(self) -> int:
@@ -119,7 +119,7 @@ def block_bytes(work: Workload, block: Block) -> int:
     """Bytes of one row of a block with its optimizer states."""
     table = work.by_name[block.table]
     width = len(block.columns)
-    return width * BYTES[table.storage] + state_bytes_per_row(work.optimizer, width)
+    return row_bytes(table.storage, width) + state_bytes_per_row(work.optimizer, width)
 
 
 def load_of(work: Workload, blocks: Sequence[Block]) -> Load:
@@ -128,7 +128,8 @@ def load_of(work: Workload, blocks: Sequence[Block]) -> Load:
     load = Load.zero(world)
     for block in blocks:
         table = work.by_name[block.table]
-        width, stored = len(block.columns), len(block.columns) * BYTES[table.storage]
+        width = len(block.columns)
+        stored = row_bytes(table.storage, width)
         numbers = 4 * width  # a row's gradient
         ids = work.local_batch * work.slots[block.table]
         pieces = work.local_batch * sum(1 for x in work.lookups if x.table == block.table)
@@ -158,9 +159,9 @@ def load_of(work: Workload, blocks: Sequence[Block]) -> Load:
             continue
         # Two sums of the same numbers in another order: without a tiny difference where a rank holds all.
         away, served = np.maximum(distinct - own, 0.0) if world > 1 else np.zeros(1), own * (world - 1)
-        row_bytes, gradient_bytes = width * work.wire_bytes(table), width * work.number_bytes
-        load.sent += away * (work.id_bytes + gradient_bytes) + served * row_bytes
-        load.received += away * row_bytes + served * (work.id_bytes + gradient_bytes)
+        sent_row, gradient_bytes = work.wire_bytes(table, width), width * work.number_bytes
+        load.sent += away * (work.id_bytes + gradient_bytes) + served * sent_row
+        load.received += away * sent_row + served * (work.id_bytes + gradient_bytes)
         asked = served + own
         if world > 1:
             # Rows as stored and as float32, both ways.
@@ -199,7 +200,7 @@ def _add_pooled(load: Load, work: Workload, block: Block, holders: NDArray[np.in
     load.buffers += 40 * ids.sum() + 2 * parts.sum() * numbers + world * (40 * ids + 2 * parts * numbers)
     row = block_bytes(work, block)
     load.buffers += touched_here * (2 * numbers + row)
-    stored = width * BYTES[table.storage]
+    stored = row_bytes(table.storage, width)
     load.traffic += 40 * ids.sum() + 4 * parts.sum() * numbers
     load.traffic += world * (ids * (stored + numbers) + 4 * parts * numbers) + touched_here * 2 * row
 

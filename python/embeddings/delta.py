@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from headrace.atomic import write_text
+from headrace.embeddings.rows import convert, decode, numbers_of
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.tensors import FileRecord, load_tensors, save_tensors
 from headrace.errors import UserError
@@ -100,13 +101,19 @@ def _put(embeddings: ShardedEmbeddings, table: str, column: int, rows: Tensor, v
     written = 0
     for arena in embeddings.layout.arenas:
         for block, held, first in arena.held:
-            low, high = max(block.columns.start, column), min(block.columns.stop, column + values.shape[1])
+            low, high = max(block.columns.start, column), min(block.columns.stop, column + numbers_of(values))
             if block.table != table or low >= high:
                 continue
             mine = rows % held.step == held.start % held.step
             place = first + torch.div(rows[mine] - held.start, held.step, rounding_mode="trunc")
-            part = values[mine][:, low - column : high - column]
             target = embeddings.weights[arena.number]
+            if target.dtype is torch.uint8:
+                if numbers_of(values) != arena.width:
+                    raise UserError(f"table '{table}' was dumped by columns; int8 stores whole rows: dump it by rows")
+                target.index_copy_(0, place, convert(values[mine], target.dtype))
+                written += place.numel() * arena.width
+                continue
+            part = decode(values[mine])[:, low - column : high - column]
             target[place, low - block.columns.start : high - block.columns.start] = part.to(target.dtype)
             written += part.numel()
     return written

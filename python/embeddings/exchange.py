@@ -16,8 +16,9 @@ from torch import Tensor
 from headrace.embeddings.bags import Asked, Parts
 from headrace.embeddings.collective import Collective
 from headrace.embeddings.duplicates import Duplicates, find_duplicates, gather
-from headrace.embeddings.layout import DTYPES, Arena
+from headrace.embeddings.layout import Arena
 from headrace.embeddings.plan import Wire
+from headrace.embeddings.rows import DTYPES
 
 _INT32_MAX = 2**31 - 1
 

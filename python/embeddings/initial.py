@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -13,20 +14,25 @@ from torch import Tensor
 INIT_BOUND = 0.05
 #: Numbers drawn at once: what passes through memory besides the rows themselves.
 _PIECE = 2**20
+#: float32 [N, D] -> rows as stored.
+Store = Callable[[Tensor], Tensor]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def initial_rows(table: str, rows: range, columns: range, seed: int, bound: float, out: Tensor) -> None:
-    """Fill `out` [len(rows), len(columns)] with numbers uniform in [-bound, bound).
+def initial_rows(
+    table: str, rows: range, columns: range, seed: int, bound: float, out: Tensor, store: Store | None = None
+) -> None:
+    """Fill `out` [len(rows), columns as stored] with rows of numbers uniform in [-bound, bound).
 
     Counter-based: SplitMix64 (Steele, Lea and Flood, 2014) of the row's place, then of the pair of columns; each half
-    of the 64 bits is one number of 24 bits.
+    of the 64 bits is one number of 24 bits. `store` makes of float32 rows what `out` holds.
     """
     step = max(1, _PIECE // max(1, len(columns)))
     for start in range(0, len(rows), step):
         part = rows[start : start + step]
         places = np.arange(part.start, part.stop, part.step, dtype=np.uint64)
-        out[start : start + len(places)] = torch.from_numpy(initial_values(table, places, columns, seed, bound))
+        values = torch.from_numpy(initial_values(table, places, columns, seed, bound))
+        out[start : start + len(places)] = values if store is None else store(values)
 
 
 def initial_values(
@@ -38,7 +44,7 @@ def initial_values(
     first, last = columns.start // 2, (columns.stop + 1) // 2
     pairs = np.arange(first, last, dtype=np.uint64) * _GOLDEN
     hashed = _mix(_mix(key + places * _GOLDEN)[:, None] + pairs)
-    halves = hashed.view("<u4").reshape(len(places), -1)[:, columns.start - 2 * first :][:, : len(columns)]
+    halves = hashed.view("<u4").reshape(len(places), 2 * len(pairs))[:, columns.start - 2 * first :][:, : len(columns)]
     values: NDArray[np.float32] = (halves >> np.uint32(8)).astype(np.float32)
     values *= np.float32(bound / 2**23)
     values -= np.float32(bound)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from headrace.embeddings.plan import Block, Plan
+from headrace.embeddings.rows import DTYPES, stored_width
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _INT32_MAX = 2**31 - 1
 
 
@@ -30,6 +30,8 @@ class Arena:
         self.number = number
         self.width = len(blocks[0].columns)
         self.dtype = DTYPES[table.storage]
+        #: Columns of the matrix.
+        self.stored_width = stored_width(table.storage, self.width)
         self.replicated = blocks[0].replicated
         self.blocks = tuple(blocks)
         #: Whether lookups send no ids: everything is here.

@@ -24,7 +24,7 @@ from headrace.errors import UserError
 from headrace.schema import DatasetSchema, Kind
 
 #: How rows are stored. Arithmetic is float32 with all of them.
-Storage = Literal["fp32", "fp16", "bf16"]
+Storage = Literal["fp32", "fp16", "bf16", "int8"]
 #: How the vectors of a list become one vector; `none`: they do not, the list is a sequence.
 Pooling = Literal["sum", "mean", "max", "none"]
 #: How float32 vectors and gradients travel between ranks: as they are, or rounded to the nearest bfloat16.
@@ -32,6 +32,11 @@ Wire = Literal["fp32", "bf16"]
 ShardingKind = Literal["table_wise", "row_wise", "column_wise", "data_parallel"]
 
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+
+
+def row_bytes(storage: Storage, columns: int) -> int:
+    """Bytes of a row as stored: see headrace.embeddings.rows."""
+    return columns + 8 if storage == "int8" else columns * BYTES[storage]
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,10 @@ class Plan:
         columns = [c for b in blocks for c in b.columns]
         if table.rows < 1 or columns != list(range(table.dim)):
             raise ValueError(f"table '{table.name}' of {table.dim} columns is not held once by its blocks {blocks}")
+        if table.storage == "int8" and len(blocks) > 1:
+            raise ValueError(
+                f"table '{table.name}' is stored as int8, by whole rows, and cut by columns; cut it by rows"
+            )
         if any(b.replicated for b in blocks) and len(blocks) > 1:
             raise ValueError(f"table '{table.name}' is replicated by columns; replicate it whole")
         if any(b.pooled for b in blocks) and (blocks[0].replicated or not can_pool(table.name, self.lookups)):

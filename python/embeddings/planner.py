@@ -16,7 +16,7 @@ import numpy as np
 from headrace.config import Sharding, TableSharding
 from headrace.embeddings.cost import GIB, Load, Workload, load_of
 from headrace.embeddings.optimizers import state_bytes_per_row
-from headrace.embeddings.plan import BYTES, Block, Lookup, Plan, ShardingKind, Table, blocks_for, can_pool
+from headrace.embeddings.plan import Block, Lookup, Plan, ShardingKind, Table, blocks_for, can_pool, row_bytes
 from headrace.embeddings.popularity import Popularity
 from headrace.errors import UserError
 
@@ -67,6 +67,11 @@ def plan_tables(
             )
     stored = tuple(replace(t, storage=own.get(t.name, TableSharding()).storage or settings.storage) for t in tables)
     work = Workload(stored, tuple(lookups), world_size, batch_size, optimizer, settings, popularity or {})
+    for t in stored:
+        if t.storage == "int8" and own.get(t.name, TableSharding()).kind == "column_wise":
+            raise UserError(
+                f"train.sharding.tables.{t.name}: int8 stores whole rows, so kind cannot be column_wise: cut it by rows"
+            )
     return Planner(work).plan()
 
 
@@ -98,7 +103,7 @@ class Planner:
         return Planned(plan, self._work, self._total)
 
     def _bytes(self, table: Table) -> int:
-        return table.rows * (table.dim * BYTES[table.storage] + state_bytes_per_row(self._work.optimizer, table.dim))
+        return table.rows * (row_bytes(table.storage, table.dim) + state_bytes_per_row(self._work.optimizer, table.dim))
 
     def _rule(self, table: Table) -> TableSharding:
         return self._work.settings.tables.get(table.name, TableSharding())
@@ -121,7 +126,7 @@ class Planner:
                 yield "row_wise", node
         if kind in (None, "table_wise"):
             yield "table_wise", 1
-        if kind == "column_wise" or kind is None:
+        if kind == "column_wise" or (kind is None and table.storage != "int8"):
             parts = 2
             while rule.parts is None and parts <= self._world and table.dim >= parts * _MIN_COLUMNS:
                 yield "column_wise", parts
@@ -248,7 +253,7 @@ class Planner:
         if half <= usable and half < total:
             advice.append(f"rows stored as bf16 (train.sharding.storage=bf16: {half / GIB:.3g} GiB)")
         if work.optimizer != "rowwise_adagrad":
-            by_row = sum(t.rows * (t.dim * BYTES[t.storage] + 4) for t in work.tables)
+            by_row = sum(t.rows * (row_bytes(t.storage, t.dim) + 4) for t in work.tables)
             if by_row <= usable and by_row < total:
                 advice.append(f"train.embeddings.kind=rowwise_adagrad ({by_row / GIB:.3g} GiB)")
         width = max(t.dim for t in work.tables)

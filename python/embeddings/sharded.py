@@ -24,6 +24,7 @@ from headrace.embeddings.initial import INIT_BOUND, initial_rows
 from headrace.embeddings.layout import Arena, Layout
 from headrace.embeddings.plan import Plan
 from headrace.embeddings.pooling import divide, max_gradient, pool_max, pool_sum
+from headrace.embeddings.rows import decode, encode
 from headrace.embeddings.update import Updater
 
 
@@ -326,7 +327,7 @@ class _Lookup(torch.autograd.Function):
         layout = embeddings.layout
         request = prepared.request
         stored = prepared.rows()
-        fetched = {a.number: r.float() for a, r in zip(embeddings._remote, stored, strict=True)}
+        fetched = {a.number: decode(r) for a, r in zip(embeddings._remote, stored, strict=True)}
         winners: dict[int, Tensor] = {}
         pooled: list[Tensor] = [anchor] * len(layout.groups)
         for arena, part in zip(layout.arenas, prepared.parts, strict=True):
@@ -399,13 +400,16 @@ def _source(weight: Tensor, fetched: Tensor | None, part: _Part) -> tuple[Tensor
     if weight.dtype is torch.float32:
         return weight, part.addresses
     found = part.sorted()
-    return weight.index_select(0, found.unique).float(), found.inverse()
+    return decode(weight.index_select(0, found.unique)), found.inverse()
 
 
 def _start(arena: Arena, seed: int, bound: float) -> Tensor:
-    weight = torch.empty(arena.rows, arena.width, dtype=arena.dtype)
+    def store(values: Tensor) -> Tensor:
+        return encode(values, arena.dtype)
+
+    weight = torch.empty(arena.rows, arena.stored_width, dtype=arena.dtype)
     for block, rows, first in arena.held:
-        initial_rows(block.table, rows, block.columns, seed, bound, weight[first : first + len(rows)])
+        initial_rows(block.table, rows, block.columns, seed, bound, weight[first : first + len(rows)], store)
     return weight
 
 

@@ -33,6 +33,7 @@ from torch import Tensor
 from headrace.atomic import fsync_dir, write_text
 from headrace.embeddings.collective import Collective
 from headrace.embeddings.optimizers import RULES
+from headrace.embeddings.rows import convert, decode
 from headrace.embeddings.tensors import FileRecord, load_tensors, read_checked, save_tensors
 from headrace.errors import UserError
 
@@ -406,9 +407,15 @@ def _read_chunks(
             place = h.first + torch.div(rows[mine] - h.rows.start, h.rows.step, rounding_mode="trunc")
             values, target = tensors[c.key], targets[h.arena]
             if (c.columns, h.columns) == (None, None):
-                target.index_copy_(0, place, values[mine].to(target.dtype))
+                target.index_copy_(0, place, convert(values[mine], target.dtype))
                 found += place.numel() * h.width
                 continue
+            if target.dtype is torch.uint8:
+                raise UserError(
+                    f"{directory}: table '{c.table}' was saved by columns; int8 stores whole rows. Load it by another "
+                    f"storage (train.sharding.storage) and save it by rows first"
+                )
+            values = decode(values) if values.dtype is torch.uint8 else values
             # Columns of the table: those of the chunk, those of the block, those of both.
             have = c.columns or (0, values.shape[1])
             want = h.columns or (0, h.width)

@@ -14,6 +14,7 @@ from headrace.embeddings.collective import Collective
 from headrace.embeddings.gradients import Gradient, merge
 from headrace.embeddings.layout import Arena, Layout
 from headrace.embeddings.optimizers import RULES, Touched
+from headrace.embeddings.rows import decode, encode, noise_for
 
 #: By arena: (distinct rows int64 [U], their gradient float32 [U, width]).
 Gradients = list[tuple[Tensor, Tensor]]
@@ -95,7 +96,7 @@ class Updater:
         if self._optimizer.clip_norm is not None:
             self._clip(arenas, gradients, self._optimizer.clip_norm)
         touched = [
-            self._weights[a.number].index_select(0, rows).float()
+            decode(self._weights[a.number].index_select(0, rows))
             for a, (rows, _) in zip(arenas, gradients, strict=True)
         ]
         cuts = [_cuts(rows, self._segments[a.number]) for a, (rows, _) in zip(arenas, gradients, strict=True)]
@@ -115,9 +116,16 @@ class Updater:
                 assert settings.learning_rate is not None
                 self._rule.update(rows_of_table, settings.learning_rate * scale)
             self._note(arena.number, rows)
-            full_weight.index_copy_(0, rows, weight.to(full_weight.dtype))
+            full_weight.index_copy_(0, rows, encode(weight, full_weight.dtype, self._noise(arena, rows)))
             for name, full in full_states.items():
                 full.index_copy_(0, rows, states[name])
+
+    def _noise(self, arena: Arena, rows: Tensor) -> Tensor | None:
+        """What rounds int8 rows at this step; the same on all ranks that hold the same rows."""
+        if arena.dtype is not torch.uint8:
+            return None
+        first = 0 if arena.replicated else self._collective.world.rank << 40
+        return noise_for(rows + first + (arena.number << 54), arena.width, self.steps)
 
     def snapshot(self) -> Updater:
         """A copy of the states and the count of steps as they are now."""

@@ -22,8 +22,8 @@ from headrace.embeddings.batch import Ragged
 from headrace.embeddings.collective import Collective, LocalCollective
 from headrace.embeddings.collective_threads import run_ranks
 from headrace.embeddings.delta import apply_changes, save_changes
-from headrace.embeddings.layout import DTYPES
 from headrace.embeddings.plan import Block, Lookup, Plan, Table, blocks_for, can_pool
+from headrace.embeddings.rows import DTYPES
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.storage import shared_directory, write_index
 from headrace.errors import UserError

@@ -1,0 +1,169 @@
+"""What ranks send each other in a step of the embeddings, beside the planner's figure and TorchRec.
+
+- any world: threads that count what they say to others.
+- two gloo processes: bytes and time of a step, counted at torch.distributed's functions on both sides, with the same
+  ids; TorchRec by tables and by rows, where `make bench-peers` has installed it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.peers.torchrec_step import Meter, Step, draw_ids, is_installed, run_torchrec
+from bench.report import Figure
+from headrace.config import EmbeddingOptimizer, Sharding
+from headrace.embeddings.collective_threads import ThreadCollective, run_ranks
+from headrace.embeddings.cost import plan_load
+from headrace.embeddings.plan import Lookup, Plan, Table
+from headrace.embeddings.planner import Planned, plan_tables
+from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.workspace import checkout
+
+OPTIMIZER = EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.01)
+#: A machine of CPUs: the planner's choice between rows and sums follows from it.
+CPUS = {"memory_gbps": 10.0, "node_gbps": 1.0, "network_gbps": 1.0, "latency_us": 100.0}
+
+
+def planned_for(step: Step, kind: str = "auto", wire: str = "fp32") -> Planned:
+    """The plan of a step: by the cost model, or all by rows."""
+    tables = [Table(f"t{i}", rows, step.dim) for i, rows in enumerate(step.rows)]
+    lookups = [Lookup(t.name, t.name, step.ids, True) for t in tables]
+    settings = Sharding.model_validate({"kind": kind, "wire": wire, "zipf": step.zipf, **CPUS})
+    return plan_tables(
+        tables, lookups, step.world, batch_size=step.batch * step.world, optimizer=OPTIMIZER.kind, settings=settings
+    )
+
+
+class Counting(ThreadCollective):
+    """A thread that counts the bytes it sends to others."""
+
+    def __init__(self, inner: ThreadCollective) -> None:
+        super().__init__(inner._meeting, inner.world.rank)
+        self.sent = 0
+
+    def all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> tuple[Tensor, list[int]]:
+        row = x.element_size() * int(np.prod(x.shape[1:]))
+        self.sent += (sum(send_rows) - send_rows[self.world.rank]) * row
+        return super().all_to_all(x, send_rows)
+
+
+def thread_figures(step: Step) -> list[Figure]:
+    """Weak scaling: as many samples on each rank of 1 to 4."""
+    figures = []
+    for world in (1, 2, 3, 4):
+        for kind in ("row_wise", "auto"):
+            planned = planned_for(Step(**{**vars(step), "world": world}), kind)
+
+            def rank_main(c: ThreadCollective, plan: Plan = planned.plan) -> int:
+                counting = Counting(c)
+                ours = ShardedEmbeddings(plan, counting, seed=1)
+                ours.configure_optimizer(EmbeddingOptimizer(kind="sgd", learning_rate=0.01))
+                ours(torch.from_numpy(draw_ids(step, c.world.rank, 0)).flatten(1)).sum().backward()
+                ours.step()
+                return counting.sent
+
+            measured = float(np.mean(run_ranks(world, rank_main)))
+            expected = float(plan_load(planned.work, planned.plan).sent.mean())
+            name = f"sent by a rank of {world}, {step.ids} id(s), Zipf, {how(planned.plan)} (floor: planned)"
+            figures.append(Figure(name, measured / 1e6, "MB", expected / 1e6 or None))
+    return figures
+
+
+def how(plan: Plan) -> str:
+    """The kinds of a plan in words."""
+    kinds = {
+        plan.kind_of(t.name).replace("_", "-") + (", sums" if plan.blocks_of(t.name)[0].pooled else "")
+        for t in plan.tables
+    }
+    return " and ".join(sorted(kinds))
+
+
+def _rank(rank: int, step: Step, plan: Plan, meeting: Path, answers: Any) -> None:
+    import torch.distributed as dist
+
+    from headrace.embeddings.collective_torch import TorchCollective
+
+    torch.set_num_threads(step.threads)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=step.world)
+    meter = Meter(dist, step.world, rank)
+    ours = ShardedEmbeddings(plan, TorchCollective(), seed=1)
+    ours.configure_optimizer(OPTIMIZER)
+    batches = [torch.from_numpy(draw_ids(step, rank, n)).flatten(1) for n in range(step.batches)]
+    gradient = torch.randn(step.batch, len(step.rows), step.dim, generator=torch.Generator().manual_seed(rank))
+
+    def once(number: int) -> None:
+        ours(batches[number % step.batches]).backward(gradient)
+        ours.step()
+
+    once(0)
+    meter.sent, seconds = 0.0, []
+    for number in range(step.steps):
+        dist.barrier()
+        began = time.perf_counter()
+        once(number)
+        seconds.append(time.perf_counter() - began)
+    answers.put((rank, seconds, meter.sent / step.steps))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def run_ours(step: Step, plan: Plan) -> tuple[list[float], float]:
+    """(seconds of each step of the slower rank, bytes that a rank sends in a step) on gloo processes."""
+    meeting = checkout() / "build" / "bench" / "meeting-bytes"
+    meeting.parent.mkdir(parents=True, exist_ok=True)
+    meeting.unlink(missing_ok=True)
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    ranks = [context.Process(target=_rank, args=(r, step, plan, meeting, answers)) for r in range(step.world)]
+    for r in ranks:
+        r.start()
+    found = [answers.get(timeout=300) for _ in ranks]
+    for r in ranks:
+        r.join()
+    meeting.unlink(missing_ok=True)
+    seconds = [max(times) for times in zip(*(f[1] for f in found), strict=True)]
+    return seconds[len(seconds) // 4 :], sum(f[2] for f in found) / len(found)
+
+
+def gloo_figures(step: Step) -> list[Figure]:
+    """Bytes and the best time of a step on two processes, beside TorchRec's."""
+    theirs: dict[str, Any] = {}
+    if is_installed():
+        for sharding in ("table_wise", "row_wise"):
+            theirs[sharding] = run_torchrec(Step(**{**vars(step), "sharding": sharding}))
+    figures = []
+    for kind, wire in (("auto", "fp32"), ("auto", "bf16"), ("row_wise", "fp32")):
+        planned = planned_for(step, kind, wire)
+        seconds, sent = run_ours(step, planned.plan)
+        what = f"{step.world} gloo ranks, {step.ids} id(s), Zipf, {how(planned.plan)}" + f", {wire}" * (wire != "fp32")
+        expected = float(planned.load.sent.mean())
+        for sharding in theirs or {"": None}:
+            peer = theirs.get(sharding)
+            beside = f"; peer: TorchRec, {sharding}" if peer else ""
+            figures.append(
+                Figure(f"sent, {what} (floor: planned{beside})", sent / 1e6, "MB", expected / 1e6,
+                       peer.sent_embeddings / 1e6 if peer else None)
+            )  # fmt: skip
+            if peer:
+                figures.append(
+                    Figure(f"step, {what} (peer: TorchRec, {sharding})", min(seconds) * 1e3, "ms", None,
+                           min(peer.seconds) * 1e3)
+                )  # fmt: skip
+    return figures
+
+
+def byte_figures(rows: Sequence[int], dim: int, batch: int) -> list[Figure]:
+    """All of them, with one id and with four in each feature."""
+    found = []
+    for ids in (1, 4):
+        step = Step(rows=tuple(rows), ids=ids, dim=dim, batch=batch)
+        found += thread_figures(step) + gloo_figures(step)
+    return found

@@ -1,0 +1,118 @@
+"""Peak memory of ranks that hold a table together which a limit on each process would not let one hold alone.
+
+Every rank is a process. It is told to take at most 1.1 of the planner's figure more than it has (RLIMIT_DATA: all that
+it can write to), so that a step which needs more fails. The same limit with the table on every rank must fail.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.report import Figure
+from headrace.config import EmbeddingOptimizer, Sharding
+from headrace.embeddings.cost import Workload, plan_load
+from headrace.embeddings.plan import Lookup, Plan, Table, blocks_for
+from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.workspace import checkout
+
+OPTIMIZER = EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.01)
+DIM, BATCH, IDS = 64, 8_192, 4
+#: What a rank may take, of the planner's figure.
+ROOM = 1.1
+
+
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(x.split()[1]) * 1024 for x in lines if x.startswith(key))
+
+
+def _rank(rank: int, plan: Plan, room: int, meeting: Path, answers: Any) -> None:
+    import torch.distributed as dist
+
+    from headrace.embeddings.collective_torch import TorchCollective
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=plan.world_size)
+    collective = TorchCollective()
+    rows = plan.tables[0].rows
+    # What starts with the first messages and steps of any size is not the tables'.
+    small = (Table("t", 1_000, DIM),)
+    blocks = tuple(blocks_for(small[0], "row_wise", plan.world_size))
+    _train(Plan(small, plan.lookups, blocks, plan.world_size), collective, 1_000)
+    before = _status("VmRSS")
+    resource.setrlimit(resource.RLIMIT_DATA, (_status("VmData") + room, resource.RLIM_INFINITY))
+    try:
+        _train(plan, collective, rows)
+    except (MemoryError, RuntimeError) as e:
+        if "memory" not in str(e).lower():
+            raise
+        answers.put((rank, None))
+        return
+    answers.put((rank, _status("VmHWM") - before))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _train(plan: Plan, collective: Any, rows: int) -> None:
+    ours = ShardedEmbeddings(plan, collective, seed=1)
+    ours.configure_optimizer(OPTIMIZER)
+    for step in range(3):
+        rng = np.random.default_rng([collective.world.rank, step])
+        ours(torch.from_numpy(rng.integers(1, rows, (BATCH, IDS)))).sum().backward()
+        ours.step()
+
+
+def peaks(kind: str, room: int, size: int, rows: int) -> list[int | None]:
+    """How much each rank grew, bytes; None: it was refused memory."""
+    table = Table("t", rows, DIM)
+    blocks = tuple(blocks_for(table, kind, size))  # type: ignore[arg-type]
+    plan = Plan((table,), (Lookup("t", "t", IDS, True),), blocks, size)
+    meeting = checkout() / "build" / "bench" / f"meeting-{kind}"
+    meeting.parent.mkdir(parents=True, exist_ok=True)
+    meeting.unlink(missing_ok=True)
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    ranks = [context.Process(target=_rank, args=(r, plan, room, meeting, answers)) for r in range(size)]
+    for r in ranks:
+        r.start()
+    found: dict[int, int | None] = {}
+    try:
+        while len(found) < size and None not in found.values():
+            found |= [answers.get(timeout=300)]
+    except Empty:
+        raise RuntimeError("a rank said nothing for five minutes") from None
+    finally:
+        for r in ranks:
+            if None in found.values():
+                r.terminate()  # one that waits for the rank that was refused
+            r.join()
+        meeting.unlink(missing_ok=True)
+    return [found.get(r) for r in range(size)]
+
+
+def memory_figures(size: int = 2, rows: int = 10_000_000) -> list[Figure]:
+    """Peak growth of each rank's memory; a table on every rank must be refused under the same limit."""
+    tables, lookups = (Table("t", rows, DIM),), (Lookup("t", "t", IDS, True),)
+    work = Workload(tables, lookups, size, BATCH * size, OPTIMIZER.kind, Sharding(zipf=0.0))
+    load = plan_load(work, Plan(tables, lookups, tuple(blocks_for(tables[0], "row_wise", size)), size))
+    planned = load.memory + load.buffers
+    room = int(ROOM * planned.max())
+    found = peaks("row_wise", room, size, rows)
+    if None in found:
+        raise RuntimeError(f"a rank was refused memory within {ROOM} of the planner's figure: {found}")
+    if None not in peaks("data_parallel", room, size, rows):
+        raise RuntimeError("the whole table on each rank fitted into the limit: it is no limit")
+    whole = rows * (DIM * 4 + 4)
+    name = f"of {size}, limited to {ROOM} of the planner's; the whole table is refused (floor: planned, peer: whole)"
+    return [
+        Figure(f"peak memory of rank {r} {name}", (found[r] or 0) / 2**20, "MiB", float(planned[r]) / 2**20,
+               whole / 2**20)
+        for r in range(size)
+    ]  # fmt: skip
