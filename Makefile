@@ -5,6 +5,7 @@
 #   make test      set up, then lint, the GPU-plan gate and every test
 #   make lint      ruff, mypy, import-linter
 #   make gpu-check every operator and shipped pipeline under the RAPIDS plugin (no GPU needed; fetches its jar, 1 GB)
+#   make native-cuda   the native libraries with CUDA (no GPU needed; fetches the compilers, 80 MB, and the plugin's jar)
 #   make bench     all benchmarks; make bench-day for one: build/bench/*.json
 #   make bench-peers       TorchRec and FBGEMM beside the environment (build/peers), for make bench-embeddings
 #   make bench-etl-peers   NVTabular's own environment (build/peers), for make bench-etl
@@ -27,7 +28,7 @@ HEADRACE := .venv/bin/headrace
 UV := build/tools/bin/uv
 UV_VERSION := 0.13.8
 
-.PHONY: demo test lint bench bench-etl-peers doctor airflow clean env native jars rapids gpu-check lock format
+.PHONY: demo test lint bench bench-etl-peers doctor airflow clean env native native-cuda jars rapids gpu-check lock format
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -55,10 +56,21 @@ $(STAMPS)/package: pyproject.toml setup.py $(STAMPS)/horovod
 	@mkdir -p build/src && ln -sfn ../../python build/src/headrace
 	@touch $@
 
-$(STAMPS)/native: native/embeddings.cpp $(STAMPS)/tools
-	@mkdir -p build/native
-	@$(STEP) "compile the embedding loops for this processor" $${CXX:-g++} -std=c++17 -O3 -march=native -ffp-contract=off -fno-math-errno -fPIC -shared -pthread $< -o build/native/libheadrace_embeddings.so
+# native/: CMake and javac, by Gradle. Where the CUDA compilers were installed the CUDA library stays part of it.
+NATIVE := $(shell find native -type f) build.gradle
+CUDA := build/tools/cuda/nvidia/cu13
+$(STAMPS)/native: $(NATIVE) $(STAMPS)/venv
+	@$(STEP) "compile native/ (C++, the UDFs' jar)" bash -c 'set -o pipefail; gradle -q --no-daemon native $(if $(wildcard $(CUDA)/lib64),-Pcuda=$(CUDA) -Psanitizers) 2>&1 | { grep -vi "^openjdk" || true; }'
 	@touch $@
+
+# The compilers look for libraries in lib64. The link is made last, so that it stands for a finished installation.
+$(STAMPS)/cuda: requirements/cuda.lock $(STAMPS)/tools
+	@$(STEP) "install the CUDA compilers" bash -c 'rm -rf build/tools/cuda; $(UV) pip install -q --python build/tools/bin/python --target build/tools/cuda --no-deps --require-hashes -r requirements/cuda.lock; ln -s lib $(CUDA)/lib64'
+	@touch $@
+
+$(STAMPS)/native-cuda: $(NATIVE) $(STAMPS)/venv $(STAMPS)/cuda $(STAMPS)/rapids
+	@$(STEP) "compile native/ (C++, CUDA for sm_80 and sm_90, the UDFs' jar with its GPU side)" bash -c 'set -o pipefail; gradle -q --no-daemon native -Pcuda=$(CUDA) -Psanitizers 2>&1 | { grep -vi "^openjdk" || true; }'
+	@touch $@ $(STAMPS)/native
 
 $(STAMPS)/jars: build.gradle $(STAMPS)/tools
 	@$(STEP) "resolve jars (Delta, PostgreSQL driver)" bash -c 'set -o pipefail; gradle -q --no-daemon jars 2>&1 | { grep -vi "^openjdk" || true; }'
@@ -83,6 +95,7 @@ $(STAMPS)/bench-etl-peers: requirements/nvtabular.lock $(STAMPS)/tools
 env: $(STAMPS)/package $(STAMPS)/native $(STAMPS)/jars $(STAMPS)/classes
 jars: $(STAMPS)/jars
 native: $(STAMPS)/native
+native-cuda: $(STAMPS)/native-cuda
 rapids: $(STAMPS)/rapids
 airflow: $(STAMPS)/airflow
 
@@ -106,7 +119,7 @@ gpu-check: env rapids
 
 # Two processes: most tests wait for one JVM or another most of the time.
 TEST_PROCESSES ?= 2
-test: lint airflow gpu-check
+test: native-cuda lint airflow gpu-check
 	@$(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder --durations 25 $(PYTEST_ARGS)
 
 $(STAMPS)/bench-peers: requirements/fbgemm.txt requirements/torchrec.txt $(STAMPS)/venv
@@ -130,6 +143,7 @@ format: env
 # Compile the locks again after a change of requirements/*.in. Hashes, no index address.
 lock: $(STAMPS)/tools
 	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 requirements/headrace.in -o requirements/headrace.lock
+	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 requirements/cuda.in -o requirements/cuda.lock
 	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 --override requirements/airflow.overrides requirements/airflow.in -o requirements/airflow.lock
 	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 --override requirements/nvtabular.overrides requirements/nvtabular.in -o requirements/nvtabular.lock
 

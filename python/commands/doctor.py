@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -55,7 +56,7 @@ def doctor(ws: Workspace, pipeline: str | None = None) -> int:
 
 def examine(ws: Workspace, pipeline: str | None = None) -> Iterator[Finding]:
     """All findings, in the order in which things are installed."""
-    checks: list[Callable[[], Iterator[Finding]]] = [python, java, pins, spark, horovod, shared_memory]
+    checks: list[Callable[[], Iterator[Finding]]] = [python, java, pins, spark, native, horovod, shared_memory]
     for check in checks:
         yield from check()
     yield from disk(ws)
@@ -167,6 +168,44 @@ def jars(gradle: Path, configuration: str) -> list[str]:
     except FileNotFoundError:
         return []
     return [f"{name}-{v}.jar" for name, v in re.findall(rf"^\s*{configuration} '[^:']+:([^:']+):([^:']+)'", text, re.M)]
+
+
+def native() -> Iterator[Finding]:
+    """What of native/ is built: needed by the operators on native functions, faster embeddings, GPU plans."""
+    from headrace.embeddings.native import library as embeddings
+    from headrace.udfs import library as columns
+    from headrace.udfs.spark import udf_jars
+
+    built = [name for name, there in (("embeddings", embeddings() is not None), ("columns", _loads(columns.host)))
+             if there]  # fmt: skip
+    lacking = sorted({"embeddings", "columns"} - {*built})
+    yield Finding("native libraries", "optional" if lacking else "ok", ", ".join(built) or "not built",
+                  f"`make native` ({', '.join(lacking)})" if lacking else "")  # fmt: skip
+    if not columns.cuda_path().is_file():
+        yield Finding("CUDA objects", "optional", "not built", "`make native-cuda`, for GPUs (builds without one)")
+    else:
+        found = ", ".join(columns.cuda_targets(columns.cuda_path()))
+        good = _loads(columns.cuda)
+        yield Finding("CUDA objects", "ok" if good else "warning", found, "" if good else "`make native-cuda` again")
+    jars_ = udf_jars(rapids=False)
+    if not jars_:
+        todo = "`make native`, for text_ngrams, feature_cross and minhash in Spark"
+        yield Finding("UDF jar", "optional", "not built", todo)
+        return
+    with zipfile.ZipFile(jars_[0]) as jar:
+        names = {name.rpartition("/")[2] for name in jar.namelist()}
+    sides = {"libheadrace_columns.so": "CPU", "libheadrace_columns_cuda.so": "CUDA", "CudfColumnar.class": "RAPIDS"}
+    has = [side for name, side in sides.items() if name in names]
+    todo = "" if len(has) == len(sides) else "`make native-cuda`, for GPUs"
+    yield Finding("UDF jar", "ok", f"{jars_[0].name} with {', '.join(has)}", todo)
+
+
+def _loads(load: Callable[[], object]) -> bool:
+    try:
+        load()
+    except UserError:
+        return False
+    return True
 
 
 def horovod() -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from headrace.config import Spark, spark_profile
 from headrace.errors import UserError
+from headrace.udfs.spark import udf_jars
 from headrace.workspace import Workspace, class_archive, jars_dir, rapids_dir
 
 _PLUGIN = "com.nvidia.spark.SQLPlugin"
@@ -25,10 +26,11 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
         raise UserError(f"no jars in {jars_dir()}: run `make jars`")
     log4j = spark_profile(conf.profile).with_name("log4j2.properties")
     props = read_properties(spark_profile(conf.profile))
+    rapids = _PLUGIN in props.get("spark.plugins", "")
     props |= {
         "spark.master": conf.master,
         "spark.driver.memory": conf.driver_memory,
-        "spark.jars": ",".join(jars),
+        "spark.jars": ",".join([*jars, *map(str, udf_jars(rapids))]),
         "spark.sql.warehouse.dir": str(ws.spark_local / "warehouse"),
         "spark.local.dir": str(ws.spark_local / "local"),
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={shlex.quote(log4j.as_uri())} "
@@ -44,7 +46,7 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
         props["spark.driver.defaultJavaOptions"] = (
             f"-XX:SharedArchiveFile={archive} -Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off"
         )
-    if _PLUGIN in props.get("spark.plugins", ""):
+    if rapids:
         props |= _gpu_properties(props, log4j.with_name("gpu-discovery.sh"))
         if conf.master.startswith("local"):
             # A local executor is the driver: it takes the first GPU, and has none to hand out to tasks.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
+from pyspark.ml.functions import array_to_vector
 from pyspark.sql import Column, Window
 from pyspark.sql import functions as F
 
@@ -24,6 +25,7 @@ from headrace.features.gpu.explain import Explainer, Plan, explain_session
 from headrace.features.op import Elementwise, SparkPlace
 from headrace.features.ops import REGISTRY
 from headrace.features.writing import spark as writer_spark
+from headrace.udfs import spark as udfs
 from headrace.workspace import Workspace
 
 
@@ -91,11 +93,15 @@ def main(out: Path) -> None:
                 "python udf": rows.select(upper("s")),
                 "pandas udf": rows.select(vectors("s")),
                 "map in arrow": rows.select("id").mapInArrow(same, "id bigint"),
+                "java udf": rows.select(udfs.ngrams(F.col("s"), 3, 100), udfs.minhash(F.array("id"), 4)),
+                "scala udf": rows.select(array_to_vector(F.array("x"))),
                 "expression": rows.select(F.crc32(F.encode("s", "utf-8"))),
                 "handed over": spark.createDataFrame(pa.table({"a": [1, 2]})).groupBy("a").count(),
             }
             for name, frame in frames.items():
-                seen[name] = _judged(explainer.explain(frame))
+                plan = explainer.explain(frame)
+                seen[name] = _judged(plan)
+                seen[f"{name}: on the GPU"] = [n.name for n in plan.nodes if n.mark == "*"]
             rows.groupBy("k").count().collect()
             seen["collected"] = _all(explainer.ran())
             rows.write.parquet(f"{folder}/good")

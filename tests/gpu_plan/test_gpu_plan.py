@@ -39,9 +39,15 @@ def test_good_plans_are_green(seen: dict[str, Any]) -> None:
         assert leaving == [], name
 
 
+def test_native_functions_stay_on_the_gpu(seen: dict[str, Any]) -> None:
+    assert seen["java udf"] == []
+    assert seen["java udf: on the GPU"].count("ScalaUDF") == 2
+
+
 @pytest.mark.parametrize(
     ("name", "culprit", "reason"),
     [
+        ("scala udf", "ScalaUDF", "provides a GPU implementation"),
         ("ntile", "NTile", "does not currently support"),
         ("python udf", "BatchEvalPythonExec", ""),
         ("pandas udf", "ArrowEvalPythonExec", "host"),

@@ -10,6 +10,7 @@ from headrace.features.ops.clip import Clip
 from headrace.features.ops.column_similarity import ColumnSimilarity
 from headrace.features.ops.cyclic import Cyclic
 from headrace.features.ops.drop_low_cardinality import DropLowCardinality
+from headrace.features.ops.feature_cross import FeatureCross
 from headrace.features.ops.fill_median import FillMedian
 from headrace.features.ops.fill_missing import FillMissing
 from headrace.features.ops.hash_bucket import HashBucket
@@ -17,6 +18,7 @@ from headrace.features.ops.hashed_cross import HashedCross
 from headrace.features.ops.join_groupby import JoinGroupby
 from headrace.features.ops.list_slice import ListSlice
 from headrace.features.ops.log import Log
+from headrace.features.ops.minhash import MinHash
 from headrace.features.ops.normalize import Normalize
 from headrace.features.ops.normalize_minmax import NormalizeMinMax
 from headrace.features.ops.pad import Pad
@@ -24,6 +26,7 @@ from headrace.features.ops.quantile_bin import QuantileBin
 from headrace.features.ops.reduce_dtype import ReduceDtype
 from headrace.features.ops.rename import Rename
 from headrace.features.ops.target_encoding import TargetEncoding
+from headrace.features.ops.text_ngrams import TextNgrams
 from headrace.features.ops.value_count import ValueCount
 
 #: One operator a line, so that two additions do not meet.
@@ -40,6 +43,9 @@ _ALL: tuple[type[Op], ...] = (
     Age,
     ListSlice,
     ColumnSimilarity,
+    TextNgrams,
+    FeatureCross,
+    MinHash,
     Pad,
     ReduceDtype,
     Rename,
