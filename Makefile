@@ -5,7 +5,7 @@
 #   make test      set up, then lint, the GPU-plan gate and every test
 #   make lint      ruff, mypy, import-linter
 #   make gpu-check every operator and shipped pipeline under the RAPIDS plugin (no GPU needed; fetches its jar, 1 GB)
-#   make native-cuda   the native libraries with CUDA (no GPU needed; fetches the compilers, 80 MB, and the plugin's jar)
+#   make native-cuda   the native libraries with CUDA (no GPU needed; fetches compilers, 271 MB, and the plugin's jar)
 #   make bench     all benchmarks; make bench-day for one: build/bench/*.json
 #   make bench-peers       TorchRec and FBGEMM beside the environment (build/peers), for make bench-embeddings
 #   make bench-etl-peers   NVTabular's own environment (build/peers), for make bench-etl
