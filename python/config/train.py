@@ -120,6 +120,9 @@ class Negatives(Section):
 
     column: str
     per_positive: int = Field(default=4, ge=1)
+    #: uniform: any known value. in_batch: those of the positive rows that are read together with it, a row group of the
+    #: stream; so a value is drawn as often as it is clicked.
+    method: Literal["uniform", "in_batch"] = "uniform"
 
 
 class Train(Section):

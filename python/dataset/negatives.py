@@ -29,6 +29,8 @@ class NegativePlan:
     per_positive: int
     #: The first code that is a known value's.
     first: int = FIRST_CODE
+    #: Draw from the codes that are given, not from all.
+    in_batch: bool = False
 
     @staticmethod
     def of(schema: DatasetSchema, negatives: config.Negatives | None) -> NegativePlan | None:
@@ -64,7 +66,13 @@ class NegativePlan:
             raise UserError(
                 f"train.negatives.column: '{negatives.column}' has {known} known values; drawing another one needs 2"
             )
-        return NegativePlan(columns_of(categorical).index(negatives.column), cardinality, negatives.per_positive, first)
+        return NegativePlan(
+            columns_of(categorical).index(negatives.column),
+            cardinality,
+            negatives.per_positive,
+            first,
+            in_batch=negatives.method == "in_batch",
+        )
 
     def copies(self, labels: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
         """Rows that each row [N] becomes, itself included: [N]."""
@@ -73,11 +81,19 @@ class NegativePlan:
     def draw(self, own: npt.NDArray[np.int64], generator: np.random.Generator) -> npt.NDArray[np.int64]:
         """For each of N codes, `per_positive` others, uniform over [first, cardinality): [N, per_positive].
 
-        A null or out-of-vocabulary code (below `first`) has all known codes as its others.
+        A null or out-of-vocabulary code (below `first`) has all known codes as its others. In the batch: uniform over
+        the known ones of the N codes, as often as they are there (sampled softmax's in-batch negatives: Yi et al.,
+        "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations", 2019); where the draw is the
+        code itself, another one of all.
         """
         known = own[:, None] >= self.first
         drawn = generator.integers(self.first, self.cardinality - known, size=(len(own), self.per_positive))
-        return drawn + (known & (drawn >= own[:, None]))
+        drawn = drawn + (known & (drawn >= own[:, None]))
+        pool = own[own >= self.first]
+        if self.in_batch and len(pool):
+            others = pool[generator.integers(0, len(pool), size=drawn.shape)]
+            drawn = np.where(others == own[:, None], drawn, others)
+        return drawn
 
 
 def expanded_sizes(groups: Sequence[RowGroup], schema: DatasetSchema, plan: NegativePlan | None) -> tuple[int, ...]:

@@ -125,7 +125,10 @@ def test_streams_are_petastorms_shards(split: Split) -> None:
         assert set(given[: len(expected)]) == set(expected)
 
 
-@pytest.mark.parametrize("negatives", [None, Negatives(column="item", per_positive=3)])
+@pytest.mark.parametrize(
+    "negatives",
+    [None, Negatives(column="item", per_positive=3), Negatives(column="item", per_positive=2, method="in_batch")],
+)
 @pytest.mark.parametrize("start", [0, 1, 7, 16, 17, 100])
 def test_starting_at_a_step_equals_coming_to_it(split: Split, start: int, negatives: Negatives | None) -> None:
     train = TRAIN.model_copy(update={"negatives": negatives})
@@ -279,6 +282,21 @@ def test_bad_values_are_named(
 def test_negatives_of_a_wrong_column(split: Split, column: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         TrainSource(*split, TRAIN.model_copy(update={"negatives": Negatives(column=column)}))
+
+
+def test_negatives_of_the_batch() -> None:
+    """Values of the batch as often as they are there, never the row's own, and any other where it is the only one."""
+    plan = NegativePlan(column=0, cardinality=50, per_positive=40, first=2, in_batch=True)
+    own = np.array([7] * 100 + [8] * 300 + [9] * 600 + [1, 0], np.int64)
+    drawn = plan.draw(own, np.random.default_rng(0))
+    assert (drawn != own[:, None]).all()
+    for code, others in ((7, {8: 0.3, 9: 0.6}), (1, {7: 0.1, 8: 0.3, 9: 0.6})):
+        of = drawn[own == code]
+        for other, share in others.items():
+            # Five standard deviations; the generator's seed is fixed.
+            assert abs((of == other).mean() - share) < 5 * np.sqrt(share * (1 - share) / of.size) + 1e-3
+    alone = plan.draw(np.full(500, 7, np.int64), np.random.default_rng(0))
+    assert set(np.unique(alone)) == set(range(2, 50)) - {7}
 
 
 def test_negatives_of_a_column_that_another_feature_is_made_of_are_refused() -> None:
