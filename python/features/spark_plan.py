@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -100,10 +100,12 @@ class Joins:
     """Left joins that expressions ask for while they are built, and that are put below them at the end."""
 
     frame: DataFrame
-    #: Sides of up to so many rows are broadcast; above, Spark chooses.
+    #: The smallest sides are broadcast, of up to so many rows together: each executor holds them all. The others Spark
+    #: joins as it finds best: by sorting both sides, or by a broadcast after all where the side's file is small.
     broadcast_rows: int
     _asked: list[tuple[Side, Column]] = field(default_factory=list)
     _first: int = 0
+    _spent: int = 0
 
     def add(self, side: Side, key: Column) -> dict[str, Column]:
         """The side's values for a key, null where it lacks it."""
@@ -116,16 +118,26 @@ class Joins:
         asked, first, frame = self._asked, self._first, self.frame
         if asked:
             frame = frame.select("*", *[key.alias(f"__key{first + i}") for i, (_, key) in enumerate(asked)])
+        small = self._small([side for side, _ in asked])
         for i, (side, _) in enumerate(asked, first):
             values = [F.col(name).alias(f"__value{i}_{j}") for j, name in enumerate(side.values)]
             right = side.frame.select(F.col(side.key).alias(f"__key{i}"), *values)
-            if side.rows <= self.broadcast_rows:
+            if id(side) in small:
                 right = F.broadcast(right)
             frame = frame.join(right, f"__key{i}", "left")
             if (i - first + 1) % _JOINS_A_METHOD == 0 and i - first + 1 < len(asked):
                 frame = frame.coalesce(_MORE_THAN_ANY)
         self.frame, self._asked, self._first = frame, [], first + len(asked)
         return frame
+
+    def _small(self, sides: Sequence[Side]) -> set[int]:
+        """Which to broadcast, by `id`. A side that is joined several times is sent once."""
+        found = set()
+        for side in sorted({id(s): s for s in sides}.values(), key=lambda s: s.rows):
+            if self._spent + side.rows <= self.broadcast_rows:
+                self._spent += side.rows
+                found.add(id(side))
+        return found
 
 
 def keyed_side(table: KeyedTable, frame: DataFrame, folder: Path | None, name: str) -> Side:

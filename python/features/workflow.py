@@ -56,8 +56,9 @@ _CARRIED = {
 _PHYSICAL = {"float32": pa.float32(), "int32": pa.int32(), "int64": pa.int64(), "float64": pa.float64(),
              "string": pa.string(), "bool": pa.bool_()}  # fmt: skip
 
-#: Joined on one broadcast copy each up to this many values; above, Spark chooses.
-_BROADCAST_ROWS = 5_000_000
+#: The smallest vocabularies and keyed tables are joined on broadcast copies, up to this many values together (some
+#: 100 bytes each in every executor); the others as Spark chooses. See headrace.features.spark_plan.Joins.
+BROADCAST_ROWS = 5_000_000
 
 
 class Workflow:
@@ -316,7 +317,7 @@ class FittedWorkflow:
         from headrace.features.spark_plan import transform_frame
 
         kept = dict(keep) if isinstance(keep, Mapping) else {name: name for name in keep}
-        return transform_frame(self, frame, kept, self._folder, _BROADCAST_ROWS)
+        return transform_frame(self, frame, kept, self._folder, BROADCAST_ROWS)
 
     def missing(self, batch: pa.RecordBatch, column: str) -> NDArray[np.bool_]:
         """Which rows of a raw batch have no value of an input column: null, NaN, or an empty list. bool [rows]."""

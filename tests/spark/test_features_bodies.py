@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import Chain
 from headrace.features.bodies.kernels import log1p, xxhash64_integers, xxhash64_strings
+from headrace.features.spark_plan import transform_frame
 from headrace.features.vocabulary import VocabularyTable
 from headrace.features.workflow import FittedWorkflow, Workflow
 from headrace.features.writing.files import partition_keys
@@ -118,6 +119,31 @@ def test_no_row_at_all(spark: SparkSession, tmp_path: Path) -> None:
     fitted = w.fit(frame, VocabularyTable(spark, tmp_path / "v", "2026-01-01"))
     assert {f.cardinality for f in fitted.features if f.vocabulary} == {2}
     assert fitted.transform(frame).count() == 0
+
+
+@pytest.mark.parametrize(("most", "broadcasts", "sorts"), [(10**6, 4, 0), (5, 2, 2), (0, 0, 4)])
+def test_vocabularies_too_large_to_broadcast(
+    spark: SparkSession, tmp_path: Path, most: int, broadcasts: int, sorts: int
+) -> None:
+    """The smallest are broadcast, as long as all together are few; the others are sorted: the same bits."""
+    sizes = {"s": 2, "id": 3, "hs": 40, "hi": 30}
+    w = Workflow([Chain(columns=(n,), ops=({"op": "categorify"},)) for n in sizes], COLUMNS, label="label")
+    rows = [{n: None if r % 7 == 3 else (str if n in ("s", "hs") else int)(r % size) for n, size in sizes.items()}
+            for r in range(300)]  # fmt: skip
+    batch = as_batch(w, rows)
+    frame = as_frame(spark, w, batch).coalesce(1).withColumn("at", F.monotonically_increasing_id())
+    fitted = w.fit(frame.where("at < 250"), VocabularyTable(spark, tmp_path / "v", "2026-01-01"))
+    fitted.save(tmp_path / "w")
+    threshold = spark.conf.get("spark.sql.autoBroadcastJoinThreshold")
+    spark.conf.set("spark.sql.autoBroadcastJoinThreshold", "-1")
+    try:
+        made = transform_frame(FittedWorkflow.load(tmp_path / "w"), frame, {"at": "at"}, tmp_path / "w", most)
+        plan = made._jdf.queryExecution().sparkPlan().toString()
+        by_spark = made.toArrow().sort_by("at").drop_columns(["at"])
+    finally:
+        spark.conf.set("spark.sql.autoBroadcastJoinThreshold", threshold)
+    assert (plan.count("BroadcastHashJoin"), plan.count("SortMergeJoin")) == (broadcasts, sorts)
+    assert_same_bits(by_spark, pa.Table.from_batches([fitted.transform_batch(batch)]))
 
 
 def test_the_plan_has_no_python_and_one_projection_over_the_joins(spark: SparkSession, tmp_path: Path) -> None:

@@ -16,12 +16,9 @@ from headrace.features.fitting.partial_spark import Asked, Facts, spark_partials
 from headrace.features.op import Aggregates, Collect, Fit, Learned, Request, State, ValueColumn, Values, no_lookup
 from headrace.features.spark_plan import Joins, col, enter, keyed_side
 from headrace.features.vocabulary import Vocabularies, count_values
-from headrace.features.workflow import Workflow
+from headrace.features.workflow import BROADCAST_ROWS, Workflow
 
 _LOG = logging.getLogger("headrace.features")
-
-#: Keyed tables of up to so many rows are broadcast.
-_BROADCAST_ROWS = 5_000_000
 
 States = list[list[Mapping[str, State]]]
 
@@ -36,7 +33,7 @@ def fit_states(
     few for all statistics (headrace.features.fitting.partial_spark). Values are counted in one further pass for all
     vocabularies. So the number of passes is that of the longest chain's turns, not that of the columns.
     """
-    joins = Joins(train, _BROADCAST_ROWS)
+    joins = Joins(train, BROADCAST_ROWS)
     identity = _identity(train)
     walks = [_Walk(workflow, i, joins, identity) for i in range(len(workflow.chains))]
     facts = Facts(col(workflow.label_column), workflow.input_type(workflow.label_column), day, identity)

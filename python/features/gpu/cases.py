@@ -107,7 +107,7 @@ TABLE_CASES: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "history": [{"keys": ["user"], "values": ["item", "s", "x"], "length": 4},
                 {"keys": ["user"], "values": ["item"], "length": 4, "newest": "first", "where": "label = 1",
                  "delay_hours": 24, "suffix": "clicked"},
-                {"keys": ["user"], "values": ["item", "s"], "length": 300}],
+                {"keys": ["user"], "values": ["item"], "length": 70}],
     "sessions": [{"keys": ["user"], "gap_minutes": 30}],
     "target_encoding_past": [{"keys": ["item"], "delay_hours": 24},
                              {"keys": ["user", "s"], "delay_hours": 0, "prior": 0.1, "smoothing": 5}],
