@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from bench.criteo_data import write_days
 from bench.etl_lake import DAYS, MIN_COUNT, Lake, spec_of
 from bench.etl_others import PEERS
 from bench.etl_parts import of_real_lines, of_size, of_vocabulary
+from bench.etl_table import markdown
 from bench.peers.etl_textbook import textbook
 from bench.report import Figure, publish
 from headrace.atomic import write_text
@@ -103,11 +105,18 @@ def main(parts: list[str], peers: list[str], resume: bool) -> int:
             print(f"part {part}: measured already")
             continue
         command = [sys.executable, "-m", "bench.bench_etl", part, "--in-process", "--peers", ",".join(peers) or "none"]
-        code = subprocess.run(command, check=False, cwd=checkout()).returncode
+        process = subprocess.Popen(command, cwd=checkout())
+        try:
+            code = process.wait()
+        finally:  # whoever stops this stops the part too
+            process.terminate()
+            process.wait()
         if code:
             print(f"part {part}: failed with {code}; the figures of the others stay")
             failed += 1
-    publish("etl", combined())
+    figures = combined()
+    publish("etl", figures)
+    print(markdown(figures))
     return failed
 
 
@@ -125,6 +134,8 @@ def part_named(text: str) -> str:
 
 
 if __name__ == "__main__":
+    # So that sessions end and folders are removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", default=["1", "2", *OTHER_PARTS])
     parser.add_argument("--peers", default=",".join(PEERS), help="none, or some of " + ",".join(PEERS))

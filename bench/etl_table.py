@@ -1,0 +1,47 @@
+"""The figures of the bench of features as one Markdown table, a line a part: what docs/performance.md shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from bench.report import Figure
+
+_TOTAL, _COPY = "fit, transform and write, ", "plain Spark copy, "
+#: Heading -> the figure's name without its part, and which of its numbers.
+_COLUMNS: Mapping[str, tuple[str, str]] = {
+    "fit": ("fit, ", "value"),
+    "transform and write": ("transform and write, ", "value"),
+    "all": (_TOTAL, "value"),
+    "next day": ("the same when only one of 8 days is new, ", "value"),
+    "Spark copy": (_TOTAL, "floor"),
+    "ours / copy": (_TOTAL, "ratio floor"),
+    "NVTabular": ("against NVTabular 23.8, ", "peer"),
+    "ours / NVTabular": ("against NVTabular 23.8, ", "ratio peer"),
+    "ours / join a column": ("against the textbook way (a broadcast join a column), ", "ratio peer"),
+    "ours / bare decode and write": ("against pyarrow's decode and write of as many bytes, ", "ratio floor"),
+    "peak MiB": ("peak memory of all processes, ", "value"),
+    "NVTabular's": ("peak memory against NVTabular 23.8, ", "peer"),
+}
+
+
+def markdown(figures: Sequence[Figure]) -> str:
+    """Rows/s, ratios and MiB by part; a dash where something was left out."""
+    by_name = {f.name.split("; peer: ")[0]: f for f in figures}
+    parts = [name.removeprefix(_TOTAL) for name in by_name if name.startswith(_TOTAL)]
+    lines = ["| | " + " | ".join(_COLUMNS) + " |", "| --- |" + " ---: |" * len(_COLUMNS)]
+    for part in parts:
+        cells = [_cell(by_name.get(prefix + part), what) for prefix, what in _COLUMNS.values()]
+        lines.append(f"| {part} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(figure: Figure | None, what: str) -> str:
+    if figure is None:
+        return "–"
+    of = figure.floor if what.endswith("floor") else figure.peer if what.endswith("peer") else figure.value
+    if of is None:
+        return "–"
+    if not what.startswith("ratio"):
+        return f"{of:,.0f}"
+    ratio = figure.value / of
+    return f"{ratio:.2f}" if ratio < 1 else f"{ratio:.1f}"
