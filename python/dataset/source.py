@@ -177,7 +177,7 @@ def streams_of(world: World, streams: int) -> range:
 
 def _steps(streams: Sequence[_Stream], rows_each: int) -> Iterator[Batch]:
     while True:
-        yield concat([stream.take(rows_each) for stream in streams])
+        yield concat([part for stream in streams for part in stream.take(rows_each)])
 
 
 class _Stream:
@@ -202,21 +202,24 @@ class _Stream:
         self._visits: deque[Visit] = deque()
         self._portion: _Portion | None = None
         self._reader: RowGroupReader | None = None
+        #: The next row group is decoded while this one is given out.
+        self._tables: Prefetch[pa.Table] | None = None
         if self._groups:
             sizes = expanded_sizes(self._groups, schema, plan)
             order = visits(seed, stream, sizes, start, shuffle)
             if not shuffle:
                 order = itertools.islice(order, len(sizes))
             self._reader = RowGroupReader(layout, physical_columns(schema, carried), self._pieces(order))
+            self._tables = Prefetch(self._reader, depth=1)
 
     def _pieces(self, order: Iterator[Visit]) -> Iterator[int]:
         for visit in order:
             self._visits.append(visit)
             yield self._groups[visit.group].piece
 
-    def take(self, rows: int) -> Batch:
-        """The next `rows` rows; fewer, down to 0, at the end of a finite stream."""
-        parts = []
+    def take(self, rows: int) -> list[Batch]:
+        """The next `rows` rows, in parts that are views; fewer, down to 0, at the end of a finite stream."""
+        parts: list[Batch] = []
         while rows:
             if self._portion is None or self._portion.left == 0:
                 self._portion = self._next_portion()
@@ -225,71 +228,59 @@ class _Stream:
             part = self._portion.take(rows)
             rows -= part.rows
             parts.append(part)
-        return concat(parts) if parts else _empty(self._schema, self._carried)
+        return parts or [_empty(self._schema, self._carried)]
 
     def _next_portion(self) -> _Portion | None:
-        table = None if self._reader is None else next(self._reader, None)
+        table = None if self._tables is None else next(self._tables, None)
         if table is None:
             return None
         visit = self._visits.popleft()
         group = self._groups[visit.group]
         stored = to_batch(table, self._schema, self._carried, group)
-        order = (
-            row_order(self._seed, visit.epoch, self._stream, visit.group, stored.rows)
-            if self._shuffle
-            else np.arange(stored.rows)
-        )
-        generator = negatives_generator(self._seed, visit.epoch, self._stream, visit.group) if self._plan else None
-        return _Portion(stored, order, visit.skip, self._plan, generator)
+        if not self._shuffle:
+            return _Portion(stored, visit.skip)
+        order = row_order(self._seed, visit.epoch, self._stream, visit.group, stored.rows)
+        if self._plan is None:
+            return _Portion(stored.rows_at(order), visit.skip)
+        generator = negatives_generator(self._seed, visit.epoch, self._stream, visit.group)
+        return _Portion(with_negatives(stored, order, self._plan, generator), visit.skip)
 
     def close(self) -> None:
-        if self._reader is not None:
+        if self._tables is not None and self._reader is not None:
+            self._tables.close()
             self._reader.close()
 
 
 class _Portion:
     """The rows of one row group in their order, with their negatives right after each positive."""
 
-    def __init__(
-        self,
-        stored: Batch,
-        order: npt.NDArray[np.int64],
-        skip: int,
-        plan: NegativePlan | None,
-        generator: np.random.Generator | None,
-    ) -> None:
-        self._stored, self._at, self._plan = stored, skip, plan
-        if plan is None or generator is None:
-            self._source = order
-            return
-        # _source[j]: the stored row behind given row j; _code[j]: its code in the replaced column, -1: its own.
-        labels = stored.labels[order]
-        copies = plan.copies(labels)
-        self._source = np.repeat(order, copies)
-        self._code = np.full(len(self._source), -1, np.int64)
-        is_copy = np.ones(len(self._source), bool)
-        is_copy[np.cumsum(copies) - copies] = False
-        positives = order[labels > 0]
-        self._code[is_copy] = plan.draw(stored.codes[positives, plan.column].astype(np.int64), generator).reshape(-1)
+    def __init__(self, rows: Batch, skip: int) -> None:
+        self._rows, self._at = rows, skip
 
     @property
     def left(self) -> int:
-        return len(self._source) - self._at
+        return self._rows.rows - self._at
 
     def take(self, rows: int) -> Batch:
-        """At most `rows` rows."""
-        chosen = slice(self._at, min(self._at + rows, len(self._source)))
+        """At most `rows` rows: views."""
+        chosen = slice(self._at, min(self._at + rows, self._rows.rows))
         self._at = chosen.stop
-        source = self._source[chosen]
-        stored = self._stored
-        codes = stored.codes[source].astype(np.int64)
-        labels = stored.labels[source]
-        if self._plan is not None:
-            code = self._code[chosen]
-            copy = code >= 0
-            codes[copy, self._plan.column] = code[copy]
-            labels[copy] = 0.0
-        return Batch(stored.continuous[source], codes, labels, {k: v[source] for k, v in stored.carried.items()})
+        return self._rows.part(chosen)
+
+
+def with_negatives(
+    stored: Batch, order: npt.NDArray[np.int64], plan: NegativePlan, generator: np.random.Generator
+) -> Batch:
+    """The rows of `stored` in the given order, each positive followed by its negatives."""
+    labels = stored.labels[order]
+    copies = plan.copies(labels)
+    is_copy = np.ones(int(copies.sum()), bool)
+    is_copy[np.cumsum(copies) - copies] = False
+    own = stored.codes[order[labels > 0], plan.column].astype(np.int64)
+    found = stored.rows_at(np.repeat(order, copies))
+    found.codes[is_copy, plan.column] = plan.draw(own, generator).reshape(-1)
+    found.labels[is_copy] = 0.0
+    return found
 
 
 def to_batch(
@@ -324,7 +315,8 @@ def _narrow(table: pa.Table, schema: DatasetSchema) -> bool:
 
 
 def _matrix(table: pa.Table, columns: Sequence[str], dtype: type, where: str) -> npt.NDArray[Any]:
-    found: npt.NDArray[Any] = np.empty((table.num_rows, len(columns)), dtype)
+    # Column by column in memory, as the file is: a copy a column, where rows would scatter each of its numbers.
+    found: npt.NDArray[Any] = np.empty((len(columns), table.num_rows), dtype).T
     for i, name in enumerate(columns):
         column = table.column(name)
         if column.null_count:
