@@ -1,0 +1,90 @@
+"""The training step, the loader, and both together, each beside its floor and its peers in the same run.
+
+    make bench-peers      # once: TorchRec and FBGEMM's CPU operators
+    make bench-train
+
+- step: two gloo ranks of one thread each, 26 tables x 100k rows x 64, 13 continuous features, 4,096 samples a rank.
+  DLRM with MLPs 512-256-64 and 512-256-1 and one id a table, ids uniform and Zipf(1.05); and an embedding-heavy one
+  with MLPs 64-64 and 64-1 and ten ids a table. Ours is the loop as training runs it, fed from memory. Floor: the same
+  loop and MLPs with the embeddings replaced by a constant, in the same processes, in turns. Peers: TorchRec's DLRM with
+  the tables whole on ranks (table-wise) and by rows (row-wise), the same ids, optimizers, threads and allocator
+  settings. Medians of the slowest rank's steps.
+- loader: one rank's loader (shuffled, checked batches of 8,192) beside pyarrow's decoding of the same row groups, on
+  one Arrow thread. Rows come from the page cache.
+- from Parquet: the loop fed by the loader beside the same loop fed from memory, two ranks.
+- a step's parts: milliseconds on rank 0, which add up to the step.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from bench.peers.torchrec_step import Step, is_installed, run_torchrec
+from bench.report import Figure, publish
+from bench.train_loader import loader_in_a_process, write_dataset
+from bench.train_ranks import MALLOC, Result, run_ours
+
+DLRM = Step(
+    rows=(100_000,) * 26, ids=1, dim=64, batch=4_096, steps=10, dense=13, bottom=(512, 256), top=(512, 256), batches=4
+)
+HEAVY = replace(DLRM, ids=10, bottom=(64,), top=(64,))
+CASES = {
+    "DLRM, Zipf(1.05)": replace(DLRM, zipf=1.05),
+    "DLRM, uniform ids": replace(DLRM, zipf=0.0),
+    "embedding-heavy, Zipf(1.05)": replace(HEAVY, zipf=1.05),
+}
+ROW_GROUPS = 8
+
+
+def samples(step: Step, seconds: Sequence[float]) -> float:
+    """Samples a second of all ranks, by the median step."""
+    return step.batch * step.world / statistics.median(seconds)
+
+
+def step_figures(name: str, step: Step) -> tuple[list[Figure], Result]:
+    """Ours beside the floor and the peers."""
+    peers: dict[str, list[float]] = {}
+
+    def run_peers(steps: int) -> None:
+        for sharding in ("table_wise", "row_wise") if is_installed() else ():
+            found = run_torchrec(replace(step, sharding=sharding, steps=steps), MALLOC)
+            peers.setdefault(sharding, []).extend(found.seconds)
+
+    run_peers(16)
+    ours = run_ours(step)
+    floor = samples(step, ours.floor)
+    value = samples(step, ours.ours)
+    figures = [
+        Figure(f"{name} (floor: dense only; peer: TorchRec {sharding.replace('_', '-')})", value, "samples/s", floor,
+               samples(step, seconds))
+        for sharding, seconds in peers.items()
+    ]  # fmt: skip
+    return figures or [Figure(f"{name} (floor: dense only)", value, "samples/s", floor)], ours
+
+
+def main() -> None:
+    figures: list[Figure] = []
+    for name, step in CASES.items():
+        figures += step_figures(name, step)[0]
+    profiled = run_ours(CASES["DLRM, Zipf(1.05)"], turns=2, profile=True).profile
+    whole = sum(profiled.values())
+    figures += [Figure(f"part of a step: {part}", ms, "ms", whole) for part, ms in profiled.items()]
+    with tempfile.TemporaryDirectory() as folder:
+        write_dataset(Path(folder), DLRM, ROW_GROUPS)
+        loaded, decoded = loader_in_a_process(Path(folder), DLRM)
+        figures.append(Figure("loader alone (floor: raw pyarrow decode)", loaded, "rows/s", decoded))
+        step = CASES["DLRM, uniform ids"]
+        fed = run_ours(step, dataset=Path(folder))
+        figures.append(
+            Figure("Parquet to updated weights (floor: fed from memory)", samples(step, fed.ours), "samples/s",
+                   samples(step, fed.floor))
+        )  # fmt: skip
+    publish("train", figures)
+
+
+if __name__ == "__main__":
+    main()

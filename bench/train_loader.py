@@ -1,0 +1,91 @@
+"""The loader beside raw decoding, for bench_train: a dataset of Criteo's shape on disk, read by one rank's loader."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bench.peers.torchrec_step import Step
+from bench.train_ranks import MALLOC, schema_of, step_of, train_of
+from headrace.dataset.layout import SplitLayout, open_split, physical_columns
+from headrace.dataset.source import TrainSource
+from headrace.workspace import checkout
+
+ROW_GROUP = 131_072
+
+
+def write_dataset(folder: Path, step: Step, row_groups: int) -> None:
+    """A split `train` as the features stage writes it: a file a row group, neither compressed nor dictionaries."""
+    (folder / "train").mkdir(parents=True)
+    for number in range(row_groups):
+        rng = np.random.default_rng(number)
+        columns: dict[str, np.ndarray] = {
+            f"c{i}": rng.random(ROW_GROUP, np.float32) for i in range(step.dense)
+        }  # fmt: skip
+        columns |= {f"t{i}": rng.integers(1, n, ROW_GROUP, dtype=np.int32) for i, n in enumerate(step.rows)}
+        columns["label"] = rng.integers(0, 2, ROW_GROUP).astype(np.float32)
+        pq.write_table(
+            pa.table(columns), folder / "train" / f"part-{number:04d}.parquet", row_group_size=ROW_GROUP,
+            compression="none", use_dictionary=False,
+        )  # fmt: skip
+
+
+def decode_seconds(layout: SplitLayout, columns: tuple[str, ...]) -> float:
+    """Seconds of pyarrow alone for the row groups of a split, one after the other."""
+    began = time.perf_counter()
+    for group in layout.row_groups:
+        with pq.ParquetFile(group.path) as file:
+            file.read_row_group(group.index, columns=list(columns))
+    return time.perf_counter() - began
+
+
+def load_seconds(layout: SplitLayout, step: Step, batch: int, streams: int) -> float:
+    """Seconds of the loader for the same rows: shuffled, checked, as batches of `batch` rows."""
+    train = train_of(step, batch_size=batch, streams=streams, ranks=1)
+    with TrainSource(layout, schema_of(step), train) as source:
+        next(source)
+        began = time.perf_counter()
+        steps = source.steps_per_epoch
+        for _ in range(steps):
+            next(source)
+        return (time.perf_counter() - began) * (source.rows / (steps * batch))
+
+
+def loader_rates(folder: Path, step: Step, turns: int = 3, batch: int = 8_192, streams: int = 4) -> tuple[float, float]:
+    """Rows a second, the best of several turns: of the loader, and of decoding alone."""
+    schema = schema_of(step)
+    layout = open_split(folder, "train", schema)
+    columns = physical_columns(schema)
+    best = {"decode": float("inf"), "load": float("inf")}
+    for _ in range(turns):
+        best["decode"] = min(best["decode"], decode_seconds(layout, columns))
+        best["load"] = min(best["load"], load_seconds(layout, step, batch, streams))
+    return layout.rows / best["load"], layout.rows / best["decode"]
+
+
+def loader_in_a_process(folder: Path, step: Step) -> tuple[float, float]:
+    """`loader_rates` with the allocator's settings of a rank.
+
+    Raises:
+        subprocess.CalledProcessError: it failed.
+    """
+    words = [sys.executable, "-W", "ignore", "-m", "bench.train_loader", str(folder), json.dumps(asdict(step))]
+    done = subprocess.run(
+        words, env={**os.environ, **MALLOC}, cwd=checkout(), stdout=subprocess.PIPE, text=True, check=True
+    )
+    loaded, decoded = json.loads(done.stdout.splitlines()[-1])
+    return loaded, decoded
+
+
+if __name__ == "__main__":
+    pa.set_cpu_count(1)
+    print(json.dumps(loader_rates(Path(sys.argv[1]), step_of(sys.argv[2]))))

@@ -1,0 +1,248 @@
+"""Rank processes for bench_train: our loop over a model of given shape, and its floor, in turns in the same processes.
+
+The loop is headrace.train.steps.Loop as training runs it, over gloo, fed from memory; the floor is the same loop with
+the embeddings replaced by a constant: the same MLPs, the same dense all-reduce, no lookups.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from bench.peers.torchrec_step import Step, draw_ids
+from headrace.config import EmbeddingOptimizer, Model, Optimizer, Schedule, Train
+from headrace.dataset.batch import Batch
+from headrace.dataset.layout import open_split
+from headrace.dataset.source import TrainSource
+from headrace.embeddings.collective import Collective
+from headrace.embeddings.collective_torch import TorchCollective
+from headrace.embeddings.plan import row_wise
+from headrace.manifest import Manifest
+from headrace.models.dlrm import DLRM
+from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.train.checkpoint import Progress
+from headrace.train.dense import DenseOptimizer
+from headrace.train.job import Job
+from headrace.train.progress import Tick
+from headrace.train.spans import PARTS, NoSpans, Spans
+from headrace.train.steps import Learner, Loop
+from headrace.train.watch import Watch, WatchedCollective
+from headrace.workspace import checkout
+
+#: The same for both sides of every comparison: blocks that are freed stay with the process.
+MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 33), "MALLOC_TOP_PAD_": str(1 << 26)}
+
+
+@dataclass(frozen=True)
+class Result:
+    """Seconds of each step of the slowest rank; milliseconds of a step by part (empty without `profile`)."""
+
+    ours: tuple[float, ...]
+    floor: tuple[float, ...]
+    profile: dict[str, float]
+
+
+class Finished(Exception):
+    """Enough steps were taken."""
+
+
+def schema_of(step: Step) -> DatasetSchema:
+    """The features of a TorchRec step: `dense` continuous ones, a categorical one for each table."""
+    continuous = [Feature(name=f"c{i}", kind=Kind.CONTINUOUS, dtype="float32") for i in range(step.dense)]
+    categorical = [
+        Feature(name=f"t{i}", kind=Kind.CATEGORICAL, dtype="int32", cardinality=rows, length=step.ids,
+                is_list=step.ids > 1, vocabulary=f"t{i}")
+        for i, rows in enumerate(step.rows)
+    ]  # fmt: skip
+    label = Feature(name="label", kind=Kind.LABEL, dtype="float32")
+    return DatasetSchema(features=(*continuous, *categorical, label))
+
+
+def train_of(step: Step, **more: Any) -> Train:
+    """The settings of the loop: the optimizers that the peer has."""
+    settings: dict[str, Any] = {
+        "batch_size": step.batch * step.world, "streams": step.world, "ranks": step.world, "patience": None,
+        "checkpoint_steps": 10**9, "epochs": 1,
+    } | more  # fmt: skip
+    return Train(
+        dense=Optimizer(kind="sgd", learning_rate=step.learning_rate, schedule=Schedule()),
+        embeddings=EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=step.learning_rate), **settings,
+    )  # fmt: skip
+
+
+def model_of(step: Step) -> Model:
+    return Model(embedding_dim=step.dim, bottom_mlp=step.bottom, top_mlp=step.top)
+
+
+def batches_of(step: Step, rank: int) -> list[Batch]:
+    """The peer's ids, in memory."""
+    found = []
+    for number in range(step.batches):
+        rng = np.random.default_rng([7, rank, number])
+        codes = draw_ids(step, rank, number).reshape(step.batch, -1)
+        found.append(
+            Batch(rng.random((step.batch, step.dense), np.float32), codes,
+                  rng.integers(0, 2, step.batch).astype(np.float32))
+        )  # fmt: skip
+    return found
+
+
+class Memory:
+    """A source that gives the same batches again and again, and never ends an epoch."""
+
+    steps_per_epoch = 10**9
+
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            yield from self._batches
+
+
+class _Nothing:
+    """What a lookup of a constant has to say: nothing travels."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def start(self) -> None: ...
+
+    def fetch_ahead(self) -> None: ...
+
+    def rows(self) -> list[Tensor]:
+        return []
+
+
+class Constant(nn.Module):
+    """Embeddings of nothing: the same vectors for every batch."""
+
+    def __init__(self, like: Any, samples: int) -> None:
+        super().__init__()
+        self.plan = like.plan
+        width = len(like.plan.lookups)
+        self._vectors = torch.randn(samples, width, like.plan.tables[0].dim) * 0.01
+
+    def prepare(self, codes: Tensor) -> _Nothing:
+        return _Nothing(codes.shape[0])
+
+    def forward(self, prepared: _Nothing) -> Tensor:
+        return self._vectors[: prepared.samples]
+
+    def step(self, lr: float | None = None) -> None: ...
+
+
+def take_steps(
+    step: Step, learner: Learner, source: Any, collective: Collective, steps: int, folder: Path, spans: Spans
+) -> list[float]:
+    """Seconds of each of `steps` steps, the first left out."""
+    marks: list[float] = []
+
+    def say(tick: Tick) -> None:
+        marks.append(time.perf_counter())
+        if tick.step == steps:
+            raise Finished
+
+    features = Manifest.model_validate(
+        {"stage": "features", "pipeline": "bench", "ds": "2026-01-01", "key": "bench", "spec_hash": "bench",
+         "dataset_schema": schema_of(step)}
+    )  # fmt: skip
+    job = Job(
+        home=folder, pipeline="bench", ds="2026-01-01", key=f"rank{collective.world.rank}", features=features,
+        model=model_of(step), train=train_of(step), progress_seconds=0.0,
+    )  # fmt: skip
+    loop = Loop(
+        job, learner, source, Progress(), 10**9, collective, lambda: None,  # type: ignore[arg-type,return-value]
+        say=say, spans=spans, watch=Watch(),
+    )  # fmt: skip
+    try:
+        loop.run()
+    except Finished:
+        loop._drain()
+    return [b - a for a, b in pairwise(marks)]
+
+
+def learner_of(step: Step, collective: Collective) -> Learner:
+    model = DLRM(schema_of(step), model_of(step), collective, 1, row_wise)
+    model.embeddings.configure_optimizer(train_of(step).embeddings)
+    return Learner(model, DenseOptimizer(model.dense_parameters(), train_of(step).dense, collective))
+
+
+def _rank_main(step: Step, rank: int, folder: Path, turns: int, profile: bool, dataset: Path | None) -> None:
+    torch.set_num_threads(step.threads)
+    pa.set_cpu_count(step.threads)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=step.world)
+    spans = Spans() if profile else NoSpans()
+    collective = WatchedCollective(TorchCollective(), Watch(), spans)
+    ours = floor = learner_of(step, collective)
+    memory = Memory(batches_of(step, rank))
+    sources: dict[str, Any] = {"ours": memory, "floor": memory}
+    if dataset is None:
+        floor = learner_of(step, collective)
+        floor.model.embeddings = Constant(floor.model.embeddings, step.batch)  # type: ignore[assignment]
+    else:
+        layout = open_split(dataset, "train", schema_of(step))
+        sources["ours"] = TrainSource(layout, schema_of(step), train_of(step, streams=4), collective.world)
+    spans.attach(ours.model.embeddings)
+    seconds: dict[str, list[float]] = {"ours": [], "floor": []}
+    for turn in range(turns):
+        for name, learner in (("ours", ours), ("floor", floor)):
+            noted = spans if name == "ours" else NoSpans()
+            found = take_steps(step, learner, sources[name], collective, step.steps, folder, noted)
+            if turn:  # the first turn fills caches and the allocator's lists
+                seconds[name] += found
+    if dataset is not None:
+        sources["ours"].close()
+    parts = {p: 1e3 * spans.seconds[p] / max(1, spans.counted) for p in PARTS} if profile else {}
+    (folder / f"{rank}.json").write_text(json.dumps({**seconds, "profile": parts}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def run_ours(step: Step, turns: int = 4, profile: bool = False, dataset: Path | None = None) -> Result:
+    """Our loop and its floor on `step.world` processes, `step.steps` steps a turn.
+
+    With `dataset` our loop is fed from its files, and the floor is the same loop fed from memory.
+
+    Raises:
+        subprocess.CalledProcessError: a rank failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        words = [json.dumps(asdict(step)), folder, str(turns), str(int(profile)), str(dataset or "")]
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", "bench.train_ranks", *words, str(rank)],
+                env={**os.environ, **MALLOC, "OMP_NUM_THREADS": str(step.threads)}, cwd=checkout(),
+            )
+            for rank in range(step.world)
+        ]  # fmt: skip
+        codes = [r.wait() for r in ranks]
+        if any(codes):
+            raise subprocess.CalledProcessError(1, "bench.train_ranks")
+        answers = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(step.world)]
+    slowest = {n: tuple(max(t) for t in zip(*(a[n] for a in answers), strict=True)) for n in ("ours", "floor")}
+    return Result(slowest["ours"], slowest["floor"], answers[0]["profile"])
+
+
+def step_of(text: str) -> Step:
+    return Step(**{k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(text).items()})
+
+
+if __name__ == "__main__":
+    given, meeting, number, noted, files, me = sys.argv[1:]
+    _rank_main(step_of(given), int(me), Path(meeting), int(number), noted == "1", Path(files) if files else None)
