@@ -90,6 +90,17 @@ def show(planned: Planned, source: str) -> None:
         f"\nexpected time of a step's embeddings: {seconds.max() * 1e3:.3f} ms on the slowest rank; "
         f"imbalance, largest / mean: {', '.join(means)}"
     )
+    if planned.hops is not None:
+        ways = {"directly": planned.hops.direct, "by machines": planned.hops.by_machine}
+        chosen = "by machines" if planned.plan.hop > 1 else "directly"
+        out.print(
+            f"messages go {chosen}; a rank sends, and the wires take: "
+            + "; ".join(
+                f"{name} {w.inside / 1e6:,.1f} MB inside and {w.across / 1e6:,.1f} MB between machines, "
+                f"{w.seconds * 1e3:.3f} ms"
+                for name, w in ways.items()
+            )
+        )
 
 
 def _tables(planned: Planned) -> Screen:

@@ -100,6 +100,9 @@ class Sharding(Section):
     #: How float32 vectors and gradients travel between ranks. bf16 halves the bytes; each number is then rounded to 8
     #: bits of mantissa (an error of at most 2^-8 of it).
     wire: Literal["fp32", "bf16"] = "fp32"
+    #: Messages between machines: directly from rank to rank, or inside machines first (`ranks_per_node`), which sends
+    #: what several ranks of a machine want once; auto: what is faster (with `kind: row_wise`: directly).
+    exchange: Literal["auto", "direct", "by_machine"] = "auto"
     #: Exceptions by table (a vocabulary's name, else the feature's).
     tables: Mapping[str, TableSharding] = Field(default_factory=dict)
     #: GiB of each rank for tables, optimizer states and what a step needs of them; None: not limited.

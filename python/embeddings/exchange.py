@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from headrace.embeddings.bags import Asked, Parts
-from headrace.embeddings.collective import Collective
 from headrace.embeddings.duplicates import Duplicates, find_duplicates, gather
-from headrace.embeddings.layout import Arena
 from headrace.embeddings.plan import Wire
 from headrace.embeddings.rows import DTYPES
+from headrace.world import World
 
 _INT32_MAX = 2**31 - 1
 
@@ -48,13 +48,36 @@ class Request:
         return self.duplicates(arena).unique
 
 
+class Addressed(Protocol):
+    """What `Mail` needs of an arena."""
+
+    @property
+    def rank_starts(self) -> Tensor:
+        """First address of each rank, and the end: int64 [W + 1]."""
+        ...
+
+    @property
+    def pooled(self) -> bool:
+        """Whether owners sum bags."""
+        ...
+
+
+class Ranks(Protocol):
+    """What `Mail` needs of a collective."""
+
+    @property
+    def world(self) -> World: ...
+
+    def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]: ...
+
+
 class Mail:
     """The sharded arenas of a layout and the ranks between which their rows travel.
 
     Arenas whose bags are summed by their owners come last.
     """
 
-    def __init__(self, arenas: Sequence[Arena], collective: Collective, wire: Wire = "fp32") -> None:
+    def __init__(self, arenas: Sequence[Addressed], collective: Ranks, wire: Wire = "fp32") -> None:
         self._arenas = list(arenas)
         self._collective = collective
         self._world = collective.world.size

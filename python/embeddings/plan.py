@@ -106,8 +106,14 @@ class Plan:
     blocks: tuple[Block, ...]
     world_size: int
     wire: Wire = "fp32"
+    #: Ranks of a machine, where messages go inside machines first and then between them; 1: they go directly.
+    hop: int = 1
 
     def __post_init__(self) -> None:
+        if self.hop < 1 or self.world_size % self.hop:
+            raise ValueError(f"machines of {self.hop} ranks do not make a world of {self.world_size}")
+        if self.hop > 1 and any(b.pooled for b in self.blocks):
+            raise ValueError("bags that owners sum do not travel by machines (hop > 1)")
         twice = [n for n, count in Counter(t.name for t in self.tables).items() if count > 1]
         if twice:
             raise ValueError(f"two tables of one name: {twice}")

@@ -15,6 +15,7 @@ import numpy as np
 
 from headrace.config import Sharding, TableSharding
 from headrace.embeddings.cost import GIB, Load, Workload, load_of
+from headrace.embeddings.hops import Hops, choose
 from headrace.embeddings.optimizers import state_bytes_per_row
 from headrace.embeddings.plan import Block, Lookup, Plan, ShardingKind, Table, blocks_for, can_pool, row_bytes
 from headrace.embeddings.popularity import Popularity
@@ -33,7 +34,10 @@ class Planned:
 
     plan: Plan
     work: Workload
+    #: With direct messages.
     load: Load
+    #: Direct messages beside those by machines; None where these are not possible.
+    hops: Hops | None = None
 
 
 def plan_tables(
@@ -99,8 +103,9 @@ class Planner:
             self._place(table)
         self._improve()
         blocks = tuple(b for t in self._work.tables for b in self._chosen[t.name][0])
-        plan = Plan(self._work.tables, self._work.lookups, blocks, self._world, self._work.settings.wire)
-        return Planned(plan, self._work, self._total)
+        hop, hops = choose(self._work, blocks)
+        plan = Plan(self._work.tables, self._work.lookups, blocks, self._world, self._work.settings.wire, hop)
+        return Planned(plan, self._work, self._total, hops)
 
     def _bytes(self, table: Table) -> int:
         return table.rows * (row_bytes(table.storage, table.dim) + state_bytes_per_row(self._work.optimizer, table.dim))

@@ -22,6 +22,7 @@ from headrace.embeddings.exchange import Mail, Request
 from headrace.embeddings.gradients import Gradient
 from headrace.embeddings.initial import INIT_BOUND, initial_rows
 from headrace.embeddings.layout import Arena, Layout
+from headrace.embeddings.nodes import NodeMail
 from headrace.embeddings.plan import Plan
 from headrace.embeddings.pooling import divide, max_gradient, pool_max, pool_sum
 from headrace.embeddings.rows import decode, encode
@@ -58,7 +59,11 @@ class ShardedEmbeddings(nn.Module):
         self._updater: Updater | None = None
         self._batcher = Batcher(self.layout)
         self._remote = sorted((a for a in self.layout.arenas if not a.local), key=lambda a: a.pooled)
-        self._mail = Mail(self._remote, collective, plan.wire) if self._remote else None
+        self._mail: Mail | NodeMail | None = None
+        if self._remote and 1 < plan.hop < plan.world_size:
+            self._mail = NodeMail(self._remote, collective, plan.hop, plan.wire)
+        elif self._remote:
+            self._mail = Mail(self._remote, collective, plan.wire)
         #: By arena, one for each backward pass.
         self._pending: list[list[Gradient]] = [[] for _ in self.layout.arenas]
         #: Lookups whose gradients may come: what they asked of this rank. Until the next step.
@@ -264,10 +269,11 @@ class Prepared:
 
         To be called after the forward pass of the lookup before, before its backward pass. Rows that are changed
         otherwise than by `step` meanwhile (a load) would be old. A lookup between this and the step that changes other
-        rows than known here is noticed, and all rows are fetched again.
+        rows than known here is noticed, and all rows are fetched again. Messages by machines (`Plan.hop`) carry ids
+        ahead alone.
         """
         mail, embeddings = self._embeddings._mail, self._embeddings
-        if mail is None or self._rows is not None:
+        if not isinstance(mail, Mail) or self._rows is not None:
             return
         request = self._answered()
         touched = [[r.touched(i) for r in embeddings._open] for i in range(len(request.rows))]
