@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -99,14 +101,16 @@ def _nvtabular(
     command = [str(NVTABULAR), str(script), str(out), scheduler, *files, *workflow]
     name = f"NVTabular (scheduler {scheduler})"
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
-        process = subprocess.Popen(command, stdout=stdout, stderr=stderr, text=True)
-        with peak_of_tree(process.pid) as peak:
-            try:
+        process = subprocess.Popen(command, stdout=stdout, stderr=stderr, text=True, start_new_session=True)
+        try:
+            with peak_of_tree(process.pid) as peak:
                 code = process.wait(_PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                return f"{name} took more than {_PATIENCE_S} s"
+        except subprocess.TimeoutExpired:
+            return f"{name} took more than {_PATIENCE_S} s"
+        finally:  # its workers too, whatever ended the wait
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         stdout.seek(0)
         stderr.seek(0)
         if code:

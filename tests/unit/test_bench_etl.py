@@ -1,0 +1,72 @@
+"""The bench of features keeps the figures of each part, and shows them together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import bench_etl, etl_parts
+from bench.bench_etl import combined, part_named
+from bench.criteo_data import CATEGORIES, COUNTS, table_of_day
+from bench.etl_table import markdown
+from bench.report import Figure
+from headrace.errors import UserError
+
+
+def leave(folder: Path, part: str, *figures: Figure) -> None:
+    (folder / f"{part}.json").write_text(json.dumps({"code": "abc", "figures": [f.row() for f in figures]}))
+
+
+def total(at: str, rate: float) -> Figure:
+    return Figure(f"fit, transform and write, {at}", rate, "rows/s", floor=100.0)
+
+
+def test_parts_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_etl, "_FOLDER", tmp_path)
+    leave(tmp_path, "real", total("10,000 real lines", 20))
+    leave(tmp_path, "8", total("8 M rows", 500), Figure("against NVTabular 23.8, 8 M rows", 500, "rows/s", peer=40))
+    leave(tmp_path, "0.5", total("0.5 M rows", 250))
+    found = combined()
+    assert [f.name for f in found] == [
+        "fit, transform and write, 0.5 M rows", "fit, transform and write, 8 M rows",
+        "against NVTabular 23.8, 8 M rows",
+        "fit, transform and write, 10,000 real lines", "growth with rows: 8 M against 0.5 M",
+    ]  # fmt: skip
+    assert (found[-1].value, found[-1].peer) == (500, 250)
+    _, _, *lines = markdown(found).splitlines()
+    cells = [[c.strip() for c in line.strip("|").split("|")] for line in lines]
+    assert [c[0] for c in cells] == ["0.5 M rows", "8 M rows", "10,000 real lines"]
+    assert cells[1][3:9] == ["500", "–", "100", "5.0", "40", "12.5"]
+    assert cells[0][7:9] == ["–", "–"]
+    # Another code's figures, or those of files that differ from a commit, are measured again.
+    monkeypatch.setattr(bench_etl, "checkout_version", lambda: "abc")
+    assert bench_etl.is_measured("8")
+    assert not bench_etl.is_measured("4")
+    for version in ("abd", "abc-dirty"):
+        monkeypatch.setattr(bench_etl, "checkout_version", lambda version=version: version)
+        assert not bench_etl.is_measured("8")
+
+
+def test_names_of_parts() -> None:
+    assert [part_named(p) for p in ("2", "2.0", "0.25", "real")] == ["2", "2", "0.25", "real"]
+    for wrong in ("two", "-1", "nan", "0"):
+        with pytest.raises(UserError, match=wrong):
+            part_named(wrong)
+
+
+@pytest.mark.skipif(not etl_parts.REAL_LINES.is_file(), reason="the real lines are not here")
+def test_real_lines_have_the_columns_of_made_ones(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    tables = [pq.read_table(p) for p in etl_parts.real_days(tmp_path / "days")]
+    assert len(tables) == 8
+    made = table_of_day(10, 0).schema
+    for table in tables:
+        assert {f.name: f.type for f in table.schema} == {f.name: f.type for f in made}
+    lines = etl_parts.REAL_LINES.read_text().splitlines()
+    assert sum(t.num_rows for t in tables) == len(lines)
+    last, row = lines[-1].split("\t"), tables[-1].slice(tables[-1].num_rows - 1).to_pylist()[0]
+    wanted = [int(last[0]), *(int(c) if c else None for c in last[1:14]), *(c or None for c in last[14:])]
+    assert [row[c] for c in ("label", *COUNTS, *CATEGORIES)] == wanted
