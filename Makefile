@@ -7,6 +7,7 @@
 #   make gpu-check every operator and shipped pipeline under the RAPIDS plugin (no GPU needed; fetches its jar, 1 GB)
 #   make native-cuda   the native libraries with CUDA (no GPU needed; fetches compilers, 271 MB, and the plugin's jar)
 #   make bench     all benchmarks; make bench-day for one: build/bench/*.json
+#   make bench-gpu on a machine with a GPU: floors, the embedding step, whole DLRM steps (bench/gpu/run.py)
 #   make bench-peers       TorchRec and FBGEMM beside the environment (build/peers), for make bench-embeddings
 #   make bench-etl-peers   NVTabular's own environment (build/peers), for make bench-etl
 #   make doctor    what is installed, what is missing, what to do
@@ -28,7 +29,7 @@ HEADRACE := .venv/bin/headrace
 UV := build/tools/bin/uv
 UV_VERSION := 0.13.8
 
-.PHONY: demo test lint bench bench-etl-peers doctor airflow clean env native native-cuda jars rapids gpu-check lock format
+.PHONY: demo test lint bench bench-gpu bench-etl-peers doctor airflow clean env native native-cuda jars rapids gpu-check lock format
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -131,6 +132,8 @@ bench-peers: $(STAMPS)/bench-peers
 BENCHES := $(patsubst bench/bench_%.py,%,$(wildcard bench/bench_*.py))
 bench: $(addprefix bench-,$(BENCHES))
 bench-etl-peers: $(STAMPS)/bench-etl-peers
+bench-gpu: env
+	@$(PYTHON) bench/gpu/run.py
 bench-%: env
 	@mkdir -p build/bench
 	@$(PYTHON) -m bench.bench_$*

@@ -1,0 +1,1 @@
+"""Figures of one GPU: `python bench/gpu/run.py`, with torch and Triton alone."""

@@ -1,0 +1,263 @@
+"""Figures of one GPU: bare floors, then the embedding step and whole training steps beside them and beside torch's own.
+
+    python bench/gpu/run.py                      # torch and Triton alone; about 5 minutes of an H200
+    python bench/gpu/run.py --json gpu.json --batch 65536
+    TRITON_INTERPRET=1 python bench/gpu/run.py --rehearse    # no GPU: tiny sizes, only to see that every line runs
+
+Ends with 3 and says so where there is no GPU. Prints a table, and JSON with --json (or a line of it).
+
+- floors: a copy of memory (bytes read and written), a gather of random rows of the tables (likewise), a bf16 product;
+- embedding step: look up 26 rows a sample, sort out duplicates, sum gradients, row-wise Adagrad
+  (headrace.embeddings.kernels). Floor: the bytes of its parts (row read and written out; gradient read; distinct rows
+  read and written) at the speed of the gather. Peer: torch.nn.EmbeddingBag, sparse gradients, torch.optim.SGD, which
+  has no state;
+- step: the whole model, bf16 in its dense part, that part as a CUDA graph.
+
+Rates are millions of samples a second, the median of several batches. MLPerf-like DLRM on one A100: 4.0 (PyTorch), 4.55
+(TensorFlow 2); on eight: 14 to 16.5 (NVIDIA's published figures).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+if importlib.util.find_spec("headrace") is None:
+    # Not installed here: the package is the folder `python`.
+    _spec = importlib.util.spec_from_file_location(
+        "headrace", ROOT / "python" / "__init__.py", submodule_search_locations=[str(ROOT / "python")]
+    )
+    assert _spec is not None
+    assert _spec.loader is not None
+    sys.modules["headrace"] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules["headrace"])
+
+from bench.gpu.data import DIM, Batch, batches, cardinalities  # noqa: E402
+from bench.gpu.models import MODELS  # noqa: E402
+from headrace.embeddings import kernels  # noqa: E402
+
+LR = 0.01
+
+
+class Clock:
+    """Seconds of work on the device: the median of several runs, after some that do not count."""
+
+    def __init__(self, device: str, turns: int, before: int) -> None:
+        self.device, self.turns, self.before = device, turns, before
+
+    def seconds(self, work: Callable[[int], object]) -> float:
+        """`work` is told which turn it is."""
+        found = []
+        for turn in range(self.before + self.turns):
+            if self.device == "cuda":
+                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                begin.record()
+                work(turn)
+                end.record()
+                end.synchronize()
+                found.append(begin.elapsed_time(end) / 1000)
+            else:
+                began = time.perf_counter()
+                work(turn)
+                found.append(time.perf_counter() - began)
+        return statistics.median(found[self.before :])
+
+
+class Tables:
+    """All tables, one below the other, with row-wise Adagrad."""
+
+    def __init__(self, sizes: list[int], device: str, dtype: torch.dtype) -> None:
+        self.sizes = sizes
+        self.weight = torch.empty(sum(sizes), DIM, dtype=dtype, device=device)
+        for part in self.weight.split(1_000_000):
+            part.uniform_(-0.01, 0.01)
+        self.state = torch.zeros(sum(sizes), 1, device=device)
+
+    def look_up(self, addresses: Tensor) -> Tensor:
+        """float32 [N, DIM]."""
+        return kernels.pool_sum(self.weight, addresses, addresses.numel())
+
+    def update(self, addresses: Tensor, grad: Tensor) -> int:
+        """One step; grad float32 [N, DIM]. Returns how many distinct rows there were."""
+        values, order = torch.sort(addresses)
+        is_first = torch.ones_like(values, dtype=torch.bool)
+        torch.ne(values[1:], values[:-1], out=is_first[1:])
+        starts = is_first.nonzero().view(-1)
+        rows = values.index_select(0, starts)
+        kernels.rowwise_adagrad(self.weight, self.state, rows, starts, order, grad, lr=LR)
+        return rows.numel()
+
+
+def floors(clock: Clock, tables: Tables, batch: int, small: bool) -> dict[str, float]:
+    """TB/s of a copy and of a gather of rows, TFLOP/s of a bf16 product."""
+    device = clock.device
+    source = torch.randn((1 << 20) if small else (1 << 30), device=device)
+    target = torch.empty_like(source)
+    copied = 2 * source.nbytes / clock.seconds(lambda _, a=source, b=target: b.copy_(a))  # type: ignore[misc]
+    del source, target
+    found = batches("uniform", tables.sizes, batch, 4, device)
+    n = found[0].addresses.numel()
+    out = torch.empty(n, DIM, dtype=tables.weight.dtype, device=device)
+    gathered = (
+        2 * out.nbytes / clock.seconds(lambda i: torch.index_select(tables.weight, 0, found[i % 4].addresses, out=out))
+    )
+    side = 256 if small else 8192
+    a, b = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
+    product = 2 * side**3 / clock.seconds(lambda _: a @ b)
+    return {"copy TB/s": copied / 1e12, "gather TB/s": gathered / 1e12, "bf16 TFLOP/s": product / 1e12}
+
+
+def embedding_step(clock: Clock, tables: Tables, found: list[Batch], gather: float) -> dict[str, float]:
+    """Seconds of the step, of its floor, and of torch's."""
+    n = found[0].addresses.numel()
+    grad = torch.randn(n, DIM, device=clock.device)
+    distinct: list[int] = []
+
+    def step(i: int) -> None:
+        addresses = found[i % len(found)].addresses
+        tables.look_up(addresses)
+        distinct.append(tables.update(addresses, grad))
+
+    seconds = clock.seconds(step)
+    row = DIM * tables.weight.element_size()
+    moved = n * (row + 4 * DIM) + n * 4 * DIM + 2 * statistics.median(distinct) * row
+    return {"seconds": seconds, "floor": moved / gather, "distinct share": statistics.median(distinct) / n}
+
+
+def torch_step(clock: Clock, tables: Tables, found: list[Batch]) -> float:
+    """Seconds of torch.nn.EmbeddingBag and SGD over the same matrix (a parameter shares it)."""
+    bag = torch.nn.EmbeddingBag.from_pretrained(tables.weight, freeze=False, mode="sum", sparse=True)
+    optimizer = torch.optim.SGD(bag.parameters(), lr=LR)
+    n = found[0].addresses.numel()
+    grad = torch.randn(n, DIM, device=clock.device, dtype=tables.weight.dtype)
+
+    def step(i: int) -> None:
+        out = bag(found[i % len(found)].addresses.view(-1, 1))
+        out.backward(grad)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return clock.seconds(step)
+
+
+class Trainer:
+    """A model's whole step. On a GPU the dense part, which has the same shapes each time, is a CUDA graph."""
+
+    def __init__(self, name: str, tables: Tables, batch: int, device: str) -> None:
+        self.tables, self.device = tables, device
+        features = len(tables.sizes)
+        self.model = MODELS[name](features).to(device)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LR)
+        self.vectors = torch.zeros(batch * features, DIM, device=device, requires_grad=True)
+        self.dense, self.label = torch.zeros(batch, 13, device=device), torch.zeros(batch, 1, device=device)
+        self.loss = torch.zeros((), device=device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        if device == "cuda":
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(3):
+                    self._dense_part()
+            torch.cuda.current_stream().wait_stream(side)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self._dense_part()
+
+    def _dense_part(self) -> None:
+        """Forward, backward, the dense optimizer: all in the same memory each time."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.vectors.grad = None
+        with torch.autocast(self.device, torch.bfloat16):
+            logits = self.model(self.dense, self.vectors.view(self.label.shape[0], -1, DIM))
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits.float(), self.label)
+        loss.backward()
+        self.optimizer.step()
+        self.loss.copy_(loss.detach())
+
+    def step(self, batch: Batch) -> None:
+        with torch.no_grad():
+            self.vectors.copy_(self.tables.look_up(batch.addresses))
+        self.dense.copy_(batch.dense)
+        self.label.copy_(batch.label)
+        if self.graph is None:
+            self._dense_part()
+        else:
+            self.graph.replay()
+        assert self.vectors.grad is not None
+        self.tables.update(batch.addresses, self.vectors.grad)
+
+
+def measure(args: argparse.Namespace, device: str) -> list[dict[str, Any]]:
+    small = args.rehearse
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[args.rows]
+    clock = Clock(device, 1, 0) if small else Clock(device, 20, 3)
+    room = 10_000 if small else int(args.memory * torch.cuda.mem_get_info()[0] / (DIM * dtype.itemsize + 4))
+    tables = Tables(cardinalities(room), device, dtype)
+    sizes = [4] if small else args.batch
+    bare = floors(clock, tables, max(sizes), small)
+    rows: list[dict[str, Any]] = [{"what": name, "value": value} for name, value in bare.items()]
+    for kind in ("uniform", "zipf"):
+        for batch in sizes:
+            found = batches(kind, tables.sizes, batch, 4, device)
+            step = embedding_step(clock, tables, found, bare["gather TB/s"] * 1e12)
+            peer = torch_step(clock, tables, found)
+            rows.append({"what": f"embedding step, {kind}, {batch}", "value": batch / step["seconds"] / 1e6,
+                         "unit": "M samples/s", "of floor": step["floor"] / step["seconds"],
+                         "times torch": peer / step["seconds"], "distinct": step["distinct share"]})  # fmt: skip
+            for name in MODELS:
+                trainer = Trainer(name, tables, batch, device)
+                seconds = clock.seconds(lambda i, t=trainer, f=found: t.step(f[i % len(f)]))  # type: ignore[misc]
+                if not torch.isfinite(trainer.loss):
+                    raise RuntimeError(f"{name}: the loss is {float(trainer.loss)}")
+                rows.append({"what": f"{name} step, {kind}, {batch}", "value": batch / seconds / 1e6,
+                             "unit": "M samples/s", "embedding share": step["seconds"] / seconds})  # fmt: skip
+                del trainer
+    rows.append({"what": "rows of all tables", "value": sum(tables.sizes), "unit": args.rows})
+    return rows
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        rest = ", ".join(f"{k} {v:.3g}" for k, v in row.items() if k not in ("what", "value", "unit"))
+        print(f"{row['what']:36} {row['value']:>14.4g} {row.get('unit', ''):12} {rest}")
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, nargs="+", default=[16_384, 65_536, 131_072])
+    parser.add_argument("--rows", choices=["fp32", "bf16"], default="fp32", help="what a table's numbers are")
+    parser.add_argument("--memory", type=float, default=0.6, help="the tables' share of the card's free memory")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rehearse", action="store_true", help="tiny sizes on a CPU; its figures mean nothing")
+    args = parser.parse_args(words)
+    if not torch.cuda.is_available() and not args.rehearse:
+        print("no GPU here: these figures are missing. On a machine with one: python bench/gpu/run.py", file=sys.stderr)
+        return 3
+    device = "cpu" if args.rehearse else "cuda"
+    torch.set_float32_matmul_precision("high")
+    rows = measure(args, device)
+    on = "a rehearsal on a CPU: the figures mean nothing" if args.rehearse else torch.cuda.get_device_name()
+    print(f"{on}; torch {torch.__version__}, Triton {kernels.triton.__version__}")
+    show(rows)
+    text = json.dumps({"device": on, "torch": torch.__version__, "figures": rows})
+    if args.json:
+        args.json.write_text(text + "\n")
+    else:
+        print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

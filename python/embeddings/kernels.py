@@ -1,0 +1,179 @@
+"""Embedding tables on a GPU, in Triton: pooled lookup, and row-wise Adagrad with duplicates summed, in one pass each.
+
+The same functions as headrace.embeddings.native has for CPUs, over tensors of a GPU. A matrix may hold many tables, one
+below the other (an arena): one launch looks all of them up. All sums run in the order of the occurrences, so the same
+input gives the same bits. With TRITON_INTERPRET=1 they run on CPUs, slowly, for tests.
+"""
+
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.embeddings.optimizers import ADAGRAD_EPS
+
+#: Occurrences of a row that one program sums. A row with more is summed in parts, so that the most popular id of a
+#: batch does not keep one program busy while the others are done.
+PART = 64
+
+
+@triton.jit
+def _pool(table, index, starts, weights, out, n, bags, dim, WEIGHTED: tl.constexpr, DIM: tl.constexpr):
+    """A program a bag: out[bag] = sum of weights[i] * table[index[i]], front to back."""
+    bag = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, DIM)
+    inside = column < dim
+    begin = tl.load(starts + bag)
+    end = tl.load(starts + bag + 1, mask=bag + 1 < bags, other=n)
+    total = tl.zeros((DIM,), tl.float32)
+    for i in range(begin, end):
+        row = tl.load(index + i).to(tl.int64)
+        found = tl.load(table + row * dim + column, mask=inside, other=0.0).to(tl.float32)
+        if WEIGHTED:
+            found = found * tl.load(weights + i)
+        total += found
+    tl.store(out + bag * dim + column, total, mask=inside)
+
+
+@triton.jit
+def _gather(table, index, out, n, dim, ROWS: tl.constexpr, DIM: tl.constexpr):
+    """A program some rows: out[i] = table[index[i]]."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, DIM)
+    of = tl.load(index + row, mask=row < n, other=0).to(tl.int64)
+    inside = (row < n)[:, None] & (column < dim)[None, :]
+    found = tl.load(table + of[:, None] * dim + column[None, :], mask=inside, other=0.0)
+    tl.store(out + row[:, None] * dim + column[None, :], found.to(tl.float32), mask=inside)
+
+
+@triton.jit
+def _gradient(i, order, bag, weights, divisor, grad, dim, column, inside,
+              BAGS: tl.constexpr, WEIGHTED: tl.constexpr, DIVIDED: tl.constexpr):  # fmt: skip
+    """What the occurrence in place i of `order` adds to its row's gradient."""
+    occurrence = tl.load(order + i)
+    of = occurrence
+    if BAGS:
+        of = tl.load(bag + occurrence)
+    found = tl.load(grad + of * dim + column, mask=inside, other=0.0)
+    if DIVIDED:
+        found = found / tl.load(divisor + of)
+    if WEIGHTED:
+        found = found * tl.load(weights + occurrence)
+    return found
+
+
+@triton.jit
+def _parts(part_row, first_part, starts, order, bag, weights, divisor, grad, out, n, rows, parts, dim,
+           BAGS: tl.constexpr, WEIGHTED: tl.constexpr, DIVIDED: tl.constexpr, PART: tl.constexpr,
+           DIM: tl.constexpr):  # fmt: skip
+    """A program a part of a row that has several: out[part] = sum of its gradients."""
+    part = tl.program_id(0).to(tl.int64)
+    if part < tl.load(parts):
+        row = tl.load(part_row + part)
+        column = tl.arange(0, DIM)
+        inside = column < dim
+        last = tl.load(starts + row + 1, mask=row + 1 < rows, other=n)
+        begin = tl.load(starts + row) + (part - tl.load(first_part + row)) * PART
+        total = tl.zeros((DIM,), tl.float32)
+        for i in range(begin, tl.minimum(begin + PART, last)):
+            total += _gradient(i, order, bag, weights, divisor, grad, dim, column, inside, BAGS, WEIGHTED, DIVIDED)
+        tl.store(out + part * dim + column, total, mask=inside)
+
+
+@triton.jit
+def _rowwise_adagrad(table, state, unique, starts, order, bag, weights, divisor, grad, sums, first_part, n, rows, dim,
+                     lr, decay, eps, BAGS: tl.constexpr, WEIGHTED: tl.constexpr, DIVIDED: tl.constexpr,
+                     PART: tl.constexpr, DIM: tl.constexpr):  # fmt: skip
+    """A program a distinct row: sum its gradients, then s += mean(g^2), w -= lr * g / (sqrt(s) + eps)."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, DIM)
+    inside = column < dim
+    begin = tl.load(starts + row)
+    last = tl.load(starts + row + 1, mask=row + 1 < rows, other=n)
+    total = tl.zeros((DIM,), tl.float32)
+    if last - begin <= PART:
+        for i in range(begin, last):
+            total += _gradient(i, order, bag, weights, divisor, grad, dim, column, inside, BAGS, WEIGHTED, DIVIDED)
+    else:
+        first = tl.load(first_part + row)
+        for part in range(first, first + (last - begin + PART - 1) // PART):
+            total += tl.load(sums + part * dim + column, mask=inside, other=0.0)
+    address = tl.load(unique + row).to(tl.int64)
+    weight = tl.load(table + address * dim + column, mask=inside, other=0.0).to(tl.float32)
+    total += decay * weight
+    square = tl.load(state + address) + tl.sum(total * total, 0) / dim
+    tl.store(state + address, square)
+    stepped = weight - lr * total / (tl.sqrt(square) + eps)
+    tl.store(table + address * dim + column, stepped.to(table.dtype.element_ty), mask=inside)
+
+
+def pool_sum(
+    table: Tensor, index: Tensor, bags: int, starts: Tensor | None = None, weights: Tensor | None = None
+) -> Tensor:
+    """Sum of weights[i] * table[index[i]] by bag: float32 [bags, D]; without `starts` occurrence i is bag i.
+
+    Args:
+        table: float32, float16 or bfloat16 [rows, D], contiguous.
+        index: int32 or int64 [N], within the table.
+        bags: B.
+        starts: int64 [B], ascending.
+        weights: float32 [N]; only with `starts`.
+    """
+    dim = table.shape[1]
+    out = torch.empty(bags, dim, dtype=torch.float32, device=table.device)
+    if bags == 0:
+        return out
+    width = triton.next_power_of_2(dim)
+    if starts is None:
+        if weights is not None:
+            raise ValueError("weights without bags")
+        rows = max(1, 4096 // width)
+        _gather[(triton.cdiv(bags, rows),)](table, index, out, bags, dim, rows, width)
+    else:
+        given = index if weights is None else weights
+        _pool[(bags,)](table, index, starts, given, out, index.numel(), bags, dim, weights is not None, width)
+    return out
+
+
+def rowwise_adagrad(
+    table: Tensor, state: Tensor, rows: Tensor, starts: Tensor, order: Tensor, grad: Tensor, *, lr: float,
+    decay: float = 0.0, bag: Tensor | None = None, weights: Tensor | None = None, divisor: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Sum the gradients of each distinct row and apply row-wise Adagrad to it, in place (FBGEMM's exact variant).
+
+    Args:
+        table: [rows, D], contiguous; of 2 bytes it is rounded to nearest.
+        state: float32 [rows, 1].
+        rows: distinct rows of the table, int32 or int64 [U].
+        starts: where each row's occurrences start in `order`, int64 [U], ascending from 0.
+        order: occurrences by row, int64 [N].
+        grad: float32 [M, D], contiguous; occurrence i has row bag[i] of it (None: row i).
+        lr: learning rate.
+        decay: weight decay.
+        bag: int64 [N].
+        weights: of each occurrence, float32 [N].
+        divisor: of each row of `grad`, float32 [M, 1].
+    """
+    count, n, dim = rows.numel(), order.numel(), table.shape[1]
+    if count == 0:
+        return
+    width = triton.next_power_of_2(dim)
+    flags = (bag is not None, weights is not None, divisor is not None)
+    optional = [grad if x is None else x for x in (bag, weights, divisor)]
+    ends = torch.cat([starts[1:], starts.new_full((1,), n)])
+    lengths = ends - starts
+    of_row = torch.where(lengths > PART, (lengths + PART - 1) // PART, 0)
+    last_part = of_row.cumsum(0)
+    first_part = last_part - of_row
+    # A row in parts has more than PART occurrences, so there are fewer than this: no number comes back to the host.
+    most = 2 * n // PART
+    sums = grad.new_empty(max(most, 1), dim)
+    if most:
+        part_row = torch.searchsorted(last_part, torch.arange(most, device=table.device), right=True)
+        _parts[(most,)](part_row, first_part, starts, order, *optional, grad, sums, n, count, last_part[-1:], dim,
+                        *flags, PART, width)  # fmt: skip
+    _rowwise_adagrad[(count,)](table, state, rows, starts, order, *optional, grad, sums, first_part, n, count, dim,
+                               lr, decay, ADAGRAD_EPS, *flags, PART, width)  # fmt: skip
