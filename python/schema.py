@@ -45,8 +45,8 @@ class Kind(StrEnum):
 class Feature(BaseModel):
     """One logical column of a dataset.
 
-    A multi-hot or list feature of length k is stored as k scalar Parquet columns `name__0 .. name__{k-1}`, padded
-    with code 0: scalar columns are what row groups decode fastest from, and they need no row-wise Python to stack.
+    A dataset stores it as one Parquet column `name`; a multi-hot or list feature as lists without their padding. In a
+    batch a list of length k is k columns `name__0 .. name__{k-1}`, padded with 0 (headrace.dataset.lists).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -80,7 +80,7 @@ class Feature(BaseModel):
 
     @property
     def physical(self) -> tuple[str, ...]:
-        """Names of the Parquet columns that hold this feature, in order."""
+        """Names of the columns of a batch that hold this feature, in order. A dataset stores one column, `name`."""
         return tuple(f"{self.name}__{i}" for i in range(self.length)) if self.is_list else (self.name,)
 
 

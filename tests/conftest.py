@@ -108,7 +108,7 @@ def make_dataset() -> Callable[..., Manifest]:
             tags = np.where(np.arange(3) < rng.integers(0, 4, n)[:, None], rng.integers(2, 12, (n, 3)), 0)
             columns = {"age": age.astype(np.float32), "price": price.astype(np.float32)}
             columns |= {"user": user.astype(np.int32), "item": item.astype(np.int32)}
-            columns |= {f"tags__{i}": tags[:, i].astype(np.int32) for i in range(3)}
+            columns |= {"tags": pa.array([t[t > 0] for t in tags.astype(np.int32)], pa.list_(pa.int32()))}
             return pa.table(
                 columns | {"click": click, "row": np.arange(first, first + n), "query": np.zeros(n, np.int64)}
             )

@@ -21,6 +21,7 @@ from headrace.manifest import Manifest
 from headrace.publish.warehouse import connect
 from headrace.stage import ORDER
 from headrace.workspace import Workspace
+from tests.dataset_support import padded
 
 DAY = "2026-01-03"
 NEXT_DAY = "2026-01-04"
@@ -99,9 +100,10 @@ def everything(spark: SparkSession, home: Path, ds: str = DAY, pipeline: str = "
             for name in ("scores", "published")
         },
     }
-    dataset = ws.home / made["features"].output("dataset").name
+    dataset, schema = ws.home / made["features"].output("dataset").name, made["features"].dataset_schema
+    assert schema is not None
     for split in ("train", "valid"):
-        found[f"dataset {split}"] = pads.dataset(dataset / split, format="parquet").to_table().to_pandas()
+        found[f"dataset {split}"] = padded(pads.dataset(dataset / split, format="parquet").to_table(), schema)
     model = ws.home / made["train"].output("model").name
     for path in sorted(model.rglob("*.safetensors")):
         for name, array in load_file(path).items():

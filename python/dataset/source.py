@@ -18,15 +18,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace import config
+from headrace.dataset import lists
 from headrace.dataset.batch import Batch, concat
-from headrace.dataset.layout import RowGroup, SplitLayout, check_streams, columns_of, physical_columns, split_of
+from headrace.dataset.layout import RowGroup, SplitLayout, check_streams, columns_of, split_of, stored_columns
 from headrace.dataset.negatives import NegativePlan, expanded_sizes
 from headrace.dataset.order import Visit, negatives_generator, row_order, visits
 from headrace.dataset.prefetch import Prefetch
 from headrace.dataset.reader import RowGroupReader
 from headrace.errors import UserError
 from headrace.manifest import Manifest
-from headrace.schema import DatasetSchema, Kind
+from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.workspace import Workspace
 from headrace.world import World
 
@@ -209,13 +210,14 @@ class _Stream:
             order = visits(seed, stream, sizes, start, shuffle)
             if not shuffle:
                 order = itertools.islice(order, len(sizes))
-            self._reader = RowGroupReader(layout, physical_columns(schema, carried), self._pieces(order))
+            mine, pieces = layout.alone(self._groups)
+            self._reader = RowGroupReader(mine, stored_columns(schema, carried), self._pieces(order, pieces))
             self._tables = Prefetch(self._reader, depth=1)
 
-    def _pieces(self, order: Iterator[Visit]) -> Iterator[int]:
+    def _pieces(self, order: Iterator[Visit], pieces: Sequence[int]) -> Iterator[int]:
         for visit in order:
             self._visits.append(visit)
-            yield self._groups[visit.group].piece
+            yield pieces[visit.group]
 
     def take(self, rows: int) -> list[Batch]:
         """The next `rows` rows, in parts that are views; fewer, down to 0, at the end of a finite stream."""
@@ -286,15 +288,15 @@ def with_negatives(
 def to_batch(
     table: pa.Table, schema: DatasetSchema, carried: Sequence[str] = (), group: RowGroup | None = None
 ) -> Batch:
-    """A table of physical columns as matrices; `codes` keep their stored width here.
+    """A table of stored columns as matrices, lists padded; `codes` keep their stored width here.
 
     Raises:
-        UserError: a null in a feature, or a code outside [0, cardinality). Raw ids may be any.
+        UserError: a null in a feature, a list above its length, or a code outside [0, cardinality). Raw ids may be any.
     """
     where = "dataset" if group is None else f"{group.path}, row group {group.index}"
-    continuous = _matrix(table, columns_of(schema.of(Kind.CONTINUOUS)), np.float32, where)
+    continuous = _matrix(table, schema.of(Kind.CONTINUOUS), np.float32, where)
     categorical = schema.of(Kind.CATEGORICAL)
-    codes = _matrix(table, columns_of(categorical), np.int32 if _narrow(table, schema) else np.int64, where)
+    codes = _matrix(table, categorical, np.int32 if _narrow(table, schema) else np.int64, where)
     limits = np.array([f.cardinality or 0 for f in categorical for _ in f.physical], np.int64)
     bound = np.array([not f.dynamic for f in categorical for _ in f.physical], bool)
     low, high = (codes.min(axis=0), codes.max(axis=0)) if codes.size else (limits, limits - 1)
@@ -305,24 +307,30 @@ def to_batch(
             f"{where}: column '{columns_of(categorical)[column]}' has codes {low[column]}..{high[column]}, outside its "
             f"vocabulary [0, {limits[column]}). Delete the dataset's folder and run the features stage again"
         )
-    labels = _matrix(table, (schema.label.name,), np.float32, where)[:, 0]
+    labels = _matrix(table, (schema.label,), np.float32, where)[:, 0]
     extra = {name: table.column(name).to_numpy() for name in carried}
     return Batch(continuous, codes, labels, extra)
 
 
 def _narrow(table: pa.Table, schema: DatasetSchema) -> bool:
-    return all(table.schema.field(c).type == pa.int32() for c in columns_of(schema.of(Kind.CATEGORICAL)))
+    types = (table.schema.field(f.name).type for f in schema.of(Kind.CATEGORICAL))
+    return all((t.value_type if pa.types.is_list(t) else t) == pa.int32() for t in types)
 
 
-def _matrix(table: pa.Table, columns: Sequence[str], dtype: type, where: str) -> npt.NDArray[Any]:
+def _matrix(table: pa.Table, features: Sequence[Feature], dtype: type, where: str) -> npt.NDArray[Any]:
     # Column by column in memory, as the file is: a copy a column, where rows would scatter each of its numbers.
-    found: npt.NDArray[Any] = np.empty((len(columns), table.num_rows), dtype).T
-    for i, name in enumerate(columns):
-        column = table.column(name)
-        if column.null_count:
-            raise UserError(f"{where}: column '{name}' has {column.null_count} nulls, which a model cannot read; "
-                            f"add fill_missing to its operators in features.workflow")  # fmt: skip
-        found[:, i] = column.to_numpy()
+    found: npt.NDArray[Any] = np.empty((len(columns_of(features)), table.num_rows), dtype).T
+    at = 0
+    for feature in features:
+        column = table.column(feature.name)
+        if feature.is_list:
+            lists.pad(column, found[:, at : at + feature.length], f"{where}: column '{feature.name}'")
+        elif column.null_count:
+            raise UserError(f"{where}: column '{feature.name}' has {column.null_count} nulls, which a model cannot "
+                            f"read; add fill_missing to its operators in features.workflow")  # fmt: skip
+        else:
+            found[:, at] = column.to_numpy()
+        at += len(feature.physical)
     return found
 
 

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from headrace.features.bodies.keyed import KEY, KeyedTable
 from headrace.features.columns import ValueType
 from headrace.features.fitting.partial import IDENTITY
-from headrace.schema import Kind
+from headrace.schema import Feature, Kind
 
 if TYPE_CHECKING:
     from headrace.features.workflow import FittedWorkflow
@@ -45,6 +45,24 @@ def is_missing(name: str, given: ValueType) -> Column:
     """Boolean: no value (null, NaN, an empty list)."""
     x = enter(name, given)
     return F.size(x) == 0 if given.is_list else x.isNull()
+
+
+def padded(feature: Feature) -> list[Column]:
+    """A stored feature's values in the columns of a batch, 0 where a list has ended."""
+    if not feature.is_list:
+        return [col(feature.name)]
+    zero = F.lit(0).cast("int" if feature.kind is Kind.CATEGORICAL else "float")
+    return [F.coalesce(F.get(col(feature.name), F.lit(i)), zero) for i in range(feature.length)]
+
+
+def stored(feature: Feature, values: Sequence[Column]) -> Column:
+    """The reverse of `padded`: a list without the zeros at its end."""
+    if not feature.is_list:
+        return values[0]
+    # The place of the last value that is not 0: the first in an order from the end.
+    ends = [F.when(x != F.lit(0).cast("int" if feature.kind is Kind.CATEGORICAL else "float"), F.lit(i))
+            for i, x in reversed(list(enumerate(values, 1)))]  # fmt: skip
+    return F.slice(F.array(*values), F.lit(1), F.coalesce(*ends, F.lit(0)))
 
 
 def transform_frame(

@@ -421,8 +421,18 @@ class _Saved(BaseModel):
     dataset_schema: DatasetSchema
 
 
+def stored_schema(features: Sequence[Feature]) -> pa.Schema:
+    """Arrow fields of the Parquet columns, a list one of them; only carried columns may have nulls."""
+
+    def type_of(f: Feature) -> pa.DataType:
+        plain = _PHYSICAL[f.dtype]
+        return pa.list_(pa.field("element", plain, nullable=False)) if f.is_list else plain
+
+    return pa.schema([pa.field(f.name, type_of(f), nullable=f.kind is Kind.CARRIED) for f in features])
+
+
 def physical_schema(features: Sequence[Feature]) -> pa.Schema:
-    """Arrow fields of the Parquet columns; only carried columns may have nulls."""
+    """Arrow fields of the columns that features have in a batch, a list padded; only carried columns may have nulls."""
     return pa.schema(
         [
             pa.field(column, _PHYSICAL[f.dtype], nullable=f.kind is Kind.CARRIED)

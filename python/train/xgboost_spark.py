@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.config import Baseline
 from headrace.dataset.layout import open_split
+from headrace.dataset.lists import by_column
 from headrace.errors import UserError
 from headrace.lake.peaks import note_peak, worker_peak
-from headrace.models.xgboost_model import XGBoostPredictor, matrix, matrix_columns
+from headrace.models.xgboost_model import XGBoostPredictor, matrix, matrix_columns, matrix_features
 from headrace.schema import DatasetSchema
 
 log = logging.getLogger("headrace.train")
@@ -159,10 +160,10 @@ def _frame(spark: SparkSession, groups: Sequence[Share], schema: DatasetSchema, 
 
 def _read(
     batches: Iterable[pa.RecordBatch], groups: Sequence[Share], schema: DatasetSchema, workers: int, seed: int
-) -> Iterator[tuple[dict[str, NDArray[Any]], NDArray[np.float32]]]:
+) -> Iterator[tuple[Mapping[str, NDArray[Any]], NDArray[np.float32]]]:
     """The physical columns and labels of this task's row groups, a batch at a time. `batches` says which task it is."""
-    columns = list(matrix_columns(schema))
-    label = schema.label.physical[0]
+    features, label = matrix_features(schema), schema.label.name
+    columns = [f.name for f in features]
     for batch in batches:
         for task in batch.column(0).to_pylist():
             for group in groups[task::workers]:
@@ -173,7 +174,7 @@ def _read(
                 for start in range(0, table.num_rows, _BATCH_ROWS):
                     part = table.slice(start, _BATCH_ROWS)
                     yield (
-                        {c: part[c].to_numpy() for c in columns},
+                        by_column(part, features, str(group.path)),
                         part[label].to_numpy().astype(np.float32, copy=False),
                     )
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.dataset as pads
+import pandas as pd
 import pytest
 import xgboost as xgb
 from pyspark.sql import SparkSession
@@ -25,6 +24,7 @@ from headrace.stage import run_stage
 from headrace.train.baseline import TrainBaseline
 from headrace.train.xgboost_spark import check_slots, shares
 from headrace.workspace import Workspace
+from tests.dataset_support import read_padded
 
 DS = "2026-01-10"
 
@@ -40,8 +40,10 @@ def spec(**changes: Any) -> Spec:
     return build_spec({**data, **changes})
 
 
-def read(ws: Workspace, manifest: Manifest, split: str) -> pa.Table:
-    return pads.dataset(ws.home / manifest.output("dataset").name / split, format="parquet").to_table()
+def read(ws: Workspace, manifest: Manifest, split: str) -> pd.DataFrame:
+    assert manifest.dataset_schema is not None
+    folder = ws.home / manifest.output("dataset").name / split
+    return read_padded(sorted(folder.glob("*.parquet")), manifest.dataset_schema)
 
 
 def test_a_day(
@@ -57,7 +59,7 @@ def test_a_day(
 
     # What it says of itself is what scikit-learn says of the saved model's answers.
     valid = read(ws, features, "valid")
-    columns = {c: valid[c].to_numpy() for c in valid.column_names}
+    columns = {c: valid[c].to_numpy() for c in valid.columns}
     answers = load_predictor(folder).predict(columns)
     label = columns["click"]
     said = m.facts["metrics"]

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow.dataset as pads
 import pytest
 from pyspark.sql import SparkSession
 
@@ -22,6 +21,7 @@ from headrace.manifest import Manifest
 from headrace.monitor.drift import JudgeDrift
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
+from tests.dataset_support import read_padded
 from tests.spark.test_features_stage import clicks, land, make_clicks
 
 DS, NEXT = "2026-01-05", "2026-01-06"
@@ -101,7 +101,7 @@ def compare(
             assert r["missing"] == sum(empty), column
             assert r["kind"] == ("number" if column in NUMBERS else "category")
             check(r, values_of(rows[column]), column in NUMBERS, estimated)
-        made = pads.dataset(sorted((folder / split).glob("*.parquet"))).to_table().to_pandas()
+        made = read_padded(sorted((folder / split).glob("*.parquet")), FittedWorkflow.load(folder / "workflow").schema)
         for f in features:
             r, cells = here.loc[("feature", f.name)], made[list(f.physical)].to_numpy()
             if f.kind == "continuous":

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
@@ -27,6 +26,7 @@ from headrace.manifest import Manifest, Output
 from headrace.schema import Kind
 from headrace.stage import Outcome, run_stage
 from headrace.workspace import Workspace
+from tests.dataset_support import read_padded
 from tests.spark.test_features_stateless import crossed
 
 DS = "2026-01-05"
@@ -114,7 +114,8 @@ def dataset(ws: Workspace, manifest: Manifest) -> Path:
 
 
 def read(folder: Path, split: str) -> pd.DataFrame:
-    return pads.dataset(sorted((folder / split).glob("*.parquet"))).to_table().to_pandas()
+    schema = FittedWorkflow.load(folder / "workflow").schema
+    return read_padded(sorted((folder / split).glob("*.parquet")), schema)
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -141,7 +142,7 @@ def assert_same_dataset(found: Path, expected: Path) -> None:
         a, b = left.read(), right.read()
         for column in a.schema.names:
             x, y = (t.column(column).combine_chunks() for t in (a, b))
-            if x.null_count or pa.types.is_string(x.type):
+            if x.null_count or pa.types.is_string(x.type) or pa.types.is_list(x.type):
                 assert x.equals(y), (name, column)
             else:
                 assert x.to_numpy(False).tobytes() == y.to_numpy(False).tobytes(), (name, column)
@@ -214,17 +215,18 @@ def test_the_day(spark: SparkSession, ws: Workspace, caplog: pytest.LogCaptureFi
     schema = manifest.dataset_schema
     assert schema is not None
     assert schema == FittedWorkflow.load(folder / "workflow").schema
-    names = [column for f in schema.features for column in f.physical]
+    names = [f.name for f in schema.features]
     for split in ("train", "valid"):
         sizes = []
         for path in sorted((folder / split).iterdir()):
             file = pq.ParquetFile(path)
             assert file.schema_arrow.names == names
             for f in schema.features:
-                for column in f.physical:
-                    field = file.schema_arrow.field(column)
-                    assert field.type == (pa.string() if f.kind is Kind.CARRIED else getattr(pa, f.dtype)())
-                    assert field.nullable == (f.kind is Kind.CARRIED)
+                field = file.schema_arrow.field(f.name)
+                plain = pa.string() if f.kind is Kind.CARRIED else getattr(pa, f.dtype)()
+                assert (field.type.value_type if f.is_list else field.type) == plain
+                assert pa.types.is_list(field.type) == f.is_list
+                assert field.nullable == (f.kind is Kind.CARRIED)
             for g in range(file.metadata.num_row_groups):
                 group = file.metadata.row_group(g)
                 sizes.append(group.num_rows)

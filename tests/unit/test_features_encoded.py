@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -38,6 +37,7 @@ from headrace.features.writing.encoded import write_encoded
 from headrace.features.writing.files import WrittenDataset, plan_files
 from headrace.lake.log import DataFile
 from headrace.schema import Column
+from tests.dataset_support import read_padded
 
 COLUMNS = [
     Column(name="id", type="bigint"), Column(name="y", type="int"), Column(name="t", type="timestamp"),
@@ -130,7 +130,8 @@ def run(rows: LakeRows, folder: Path) -> tuple[FittedWorkflow, WrittenDataset]:
 
 
 def read(folder: Path, split: str) -> pd.DataFrame:
-    return pads.dataset(sorted((folder / split).glob("*.parquet"))).to_table().to_pandas().set_index("id")
+    schema = FittedWorkflow.load(folder / "workflow").schema
+    return read_padded(sorted((folder / split).glob("*.parquet")), schema).set_index("id")
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
@@ -24,6 +23,7 @@ from headrace.train.sample import sample_dataset, sizes
 from headrace.train.search import Trial, Tuner
 from headrace.train.space import overlay_of, overrides_of
 from headrace.workspace import Workspace
+from tests.dataset_support import read_padded
 
 DS = "2026-01-10"
 RATE = "train.embeddings.learning_rate"
@@ -168,11 +168,14 @@ def test_a_sample_is_spread_over_the_split(home: Workspace, tmp_path: Path) -> N
     target = tmp_path / "dataset"
     made = sample_dataset(features, home, target, {"train": 1_000, "valid": 5_000}, streams=4, seed=1)
     assert sizes(made) == {"train": 1_000, "valid": 1_000}
-    whole = pq.read_table(home.home / features.output("dataset").name / "train").to_pandas().set_index("row")
+    schema = features.dataset_schema
+    assert schema is not None
+    folder = home.home / features.output("dataset").name / "train"
+    whole = read_padded(sorted(folder.glob("*.parquet")), schema).set_index("row")
     files = sorted((target / "train").glob("*.parquet"))
     assert len(files) == 8  # one for each of the split's row groups
     for number, path in enumerate(files):
-        part = pq.read_table(path).to_pandas().set_index("row")
+        part = read_padded([path], schema).set_index("row")
         assert len(part) == 125
         assert part.index.is_unique
         assert part.index.min() >= number * 500

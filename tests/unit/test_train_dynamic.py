@@ -28,6 +28,7 @@ from headrace.train.loop import train, train_local
 from headrace.train.progress import Tick
 from headrace.train.warm import misfit
 from headrace.workspace import Workspace
+from tests.dataset_support import read_padded
 
 MODEL = Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(16,))
 ALL, SOME = ("user", "item", "tags"), ("user", "tags")
@@ -71,8 +72,9 @@ def losses(report: Report) -> list[float]:
 
 def valid_columns(job: Job) -> dict[str, np.ndarray]:
     path = job.ws.home / job.features.output("dataset").name / "valid" / "part-0000.parquet"
-    table = pq.read_table(path)
-    return {name: table.column(name).to_numpy() for name in table.column_names}
+    assert job.features.dataset_schema is not None
+    table = read_padded([path], job.features.dataset_schema)
+    return {name: table[name].to_numpy() for name in table.columns}
 
 
 def predictions(job: Job, columns: dict[str, np.ndarray] | None = None) -> np.ndarray:

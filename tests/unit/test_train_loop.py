@@ -30,6 +30,7 @@ from headrace.train.job import Diverged, Job, Report, list_steps
 from headrace.train.loop import train, train_local
 from headrace.train.progress import Tick
 from headrace.workspace import Workspace
+from tests.dataset_support import read_padded
 
 TRAIN = Train(
     batch_size=200, streams=4, epochs=2, seed=3, checkpoint_steps=5, keep=2,
@@ -91,14 +92,13 @@ def test_it_learns(undisturbed: tuple[Job, Report], features: Manifest) -> None:
 
 
 def test_reported_metrics_are_the_saved_models(undisturbed: tuple[Job, Report]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
     from sklearn.metrics import log_loss, roc_auc_score
 
     job, report = undisturbed
     dataset = job.ws.home / job.features.output("dataset").name
-    table = pa.concat_tables([pq.read_table(f) for f in sorted((dataset / "valid").glob("*.parquet"))])
-    columns = {name: table.column(name).to_numpy() for name in table.column_names}
+    assert job.features.dataset_schema is not None
+    table = read_padded(sorted((dataset / "valid").glob("*.parquet")), job.features.dataset_schema)
+    columns = {name: table[name].to_numpy() for name in table.columns}
     p = load_predictor(job.saved_model).predict(columns)
     assert roc_auc_score(columns["click"], p) == pytest.approx(report.metrics["auc"], abs=1e-6)
     assert log_loss(columns["click"], p.astype(float)) == pytest.approx(report.metrics["log_loss"], abs=1e-6)
@@ -272,11 +272,10 @@ def test_negatives_and_ranking(home: Workspace, features: Manifest) -> None:
     two = run_ranks(2, lambda collective: train(job_of(home, features, "negatives-2", conf), collective))[0]
     np.testing.assert_allclose([p["loss"] for p in two.curve], [p["loss"] for p in report.curve], rtol=2e-4)
     # Ranking again, from the saved model and the definition.
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
     dataset = home.home / features.output("dataset").name
-    table = pa.concat_tables([pq.read_table(f) for f in sorted((dataset / "rank").glob("*.parquet"))]).to_pandas()
+    assert features.dataset_schema is not None
+    table = read_padded(sorted((dataset / "rank").glob("*.parquet")), features.dataset_schema)
     table["p"] = load_predictor(one.saved_model).predict({c: table[c].to_numpy() for c in table.columns})
     places = [int((g["p"] > g.loc[g["click"] == 1, "p"].item()).sum()) for _, g in table.groupby("query")]
     assert report.rows["rank"] == 300

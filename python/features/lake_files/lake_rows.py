@@ -49,11 +49,20 @@ class View:
     rule: Rule
     splits: tuple[str, ...]
     label: str
+    #: Whether rows are counted and written by day (a split by time).
+    by_day: bool = False
 
     def split(self, piece: Piece) -> np.ndarray[Any, np.dtype[np.int8]]:
         """Each row's position in `splits`."""
         names = (*columns_of(self.rule), FILE, LINE)
         return split_codes(self.rule, self.splits, {n: piece.cells(n) for n in names})
+
+    def days(self, piece: Piece) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+        """Each row's day, as a number since 1970; None unless `by_day`."""
+        if not self.by_day:
+            return None
+        assert isinstance(self.rule, TimeRule)
+        return days(piece.cells(self.rule.column).rows())
 
     def train(self, piece: Piece, split: np.ndarray[Any, np.dtype[np.int8]]) -> TrainRows:
         """The rows that statistics are of."""
@@ -70,6 +79,8 @@ class SplitCounts:
     #: Rows of all splits whose label is null, or neither 0 nor 1.
     null_labels: int = 0
     bad_labels: int = 0
+    #: By day (since 1970) and lake file (its position): rows of all splits. Empty unless `View.by_day`.
+    days: dict[int, dict[int, int]] = field(default_factory=dict)
 
 
 @dataclass
@@ -96,6 +107,9 @@ class LakeRows:
             {s: int(n) for s, n in zip(self.view.splits, rows, strict=True)},
             sum(f["null"] for f in found), sum(f["bad"] for f in found),
         )  # fmt: skip
+        for f in found:
+            for day, n in f["days"]:
+                self.counts.days.setdefault(day, {})[f["file"]] = n
         kept = sum(f["kept"] for f in found)
         _LOG.info("%d lake files, %d of them decoded by an earlier run", len(found), kept)
         return [f["answer"] for f in found]
@@ -142,17 +156,25 @@ class _Look:
         for number, file in self.tasks[task]:
             found, kept = pieces(file, Path(self.folder), self.columns)
             splits = np.zeros(len(self.view.splits), np.int64)
+            by_day: dict[int, int] = {}
             null = bad = 0
             rows: list[tuple[Piece, TrainRows]] = []
             for piece in found:
                 split = self.view.split(piece)
                 splits += np.bincount(split[split >= 0], minlength=len(splits))
                 mine = self.view.train(piece, split)
+                day = self.view.days(piece)
+                if day is not None:
+                    for d, count in zip(*np.unique(day[split >= 0], return_counts=True), strict=True):
+                        by_day[int(d)] = by_day.get(int(d), 0) + int(count)
                 n, b = label_faults(piece.cells(self.view.label), split >= 0)
                 null, bad = null + n, bad + b
                 rows.append((piece, mine))
             answer = self.measure(number, rows) if self.measure is not None else None
-            yield {"file": number, "splits": splits.tolist(), "null": null, "bad": bad, "kept": kept, "answer": answer}
+            yield {
+                "file": number, "splits": splits.tolist(), "null": null, "bad": bad, "days": list(by_day.items()),
+                "kept": kept, "answer": answer,
+            }  # fmt: skip
 
 
 def label_faults(label: Cells, inside: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[int, int]:

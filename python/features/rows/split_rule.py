@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, timedelta
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +76,16 @@ def split_codes(rule: Rule, splits: Sequence[str], cells: Mapping[str, Cells]) -
     if file.index is not None:
         after, at = after[file.index], at[file.index]
     return np.where((after > 0) | (at & (line >= rule.line)), valid, train).astype(np.int8)
+
+
+def day_number(day: str) -> int:
+    """Days since 1970 of an ISO date."""
+    return (date.fromisoformat(day) - date(1970, 1, 1)).days
+
+
+def day_name(number: int) -> str:
+    """The reverse of `day_number`."""
+    return (date(1970, 1, 1) + timedelta(days=number)).isoformat()
 
 
 def days(time: pa.Array) -> Days:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from headrace.dataset import lists
 from headrace.features.bodies.instants import spark_micros
 from headrace.features.columns import ValueType
 from headrace.features.lake_files.encode import LakeFile, Piece, pieces
@@ -97,13 +98,12 @@ def measure_dataset(
 ) -> Statistics:  # fmt: skip
     """Statistics of features, from the dataset's files: `folder`/SPLIT/*.parquet, which the executors see too.
 
-    Rows stand in them in the order of a hash, so the first ones of the training split are a fair sample.
+    Rows stand in them in the order of a hash, so the first ones of the training split are a fair sample; where files
+    are by day, the first ones of each.
     """
     listed = [(i, p) for i, s in enumerate(splits) for p in sorted((folder / s).glob("*.parquet"))]
-    names = [c for m in measured for c in m.columns]
-    taken = _head([path for i, path in listed if i == 0], names)
-    arrays = {n: _array(taken.column(n)) for n in names}
-    bins = tuple(bins_of(m, [arrays[c] for c in m.columns], quantiles, top) for m in measured)
+    taken = _head([path for i, path in listed if i == 0], [m.name for m in measured])
+    bins = tuple(bins_of(m, _padded(m, _array(taken.column(m.name))), quantiles, top) for m in measured)
     if engine == "spark":
         from headrace.features.statistics.spark import count_frame, dataset_frame
 
@@ -151,11 +151,11 @@ class _Counting:
 
     def file(self, tallies: Tallies, split: int, path: str) -> None:
         """A file of the dataset."""
-        names = [c for m in self.measured for c in m.columns]
+        names = [m.name for m in self.measured]
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
                 for i, measured in enumerate(self.measured):
-                    values, missing = measured.values([batch.column(c) for c in measured.columns])
+                    values, missing = measured.values(_padded(measured, batch.column(measured.name)))
                     self.tally(tallies, split, i).add(values, missing, batch.num_rows)
 
     def merged(self, found: Iterable[dict[str, Any]]) -> Tallies:
@@ -215,9 +215,16 @@ def _plain(measured: Measured, frame: DataFrame) -> Column:
 
 
 def _head(paths: Sequence[Path], names: Sequence[str]) -> pa.Table:
-    """The first rows of files."""
+    """The first rows of files; of files by day, an even share of each."""
     parts: list[pa.Table] = []
     rows = 0
+    if any(path.name.startswith("day-") for path in paths):
+        sizes = [pq.read_metadata(path).num_rows for path in paths]
+        share = min(1.0, counts.SAMPLE_ROWS / max(sum(sizes), 1))
+        for path, size in zip(paths, sizes, strict=True):
+            with pq.ParquetFile(path) as file:
+                parts.append(file.read(columns=list(names)).slice(0, round(size * share)))
+        return pa.concat_tables(parts)
     for path in paths:
         if rows >= counts.SAMPLE_ROWS:
             break
@@ -225,6 +232,15 @@ def _head(paths: Sequence[Path], names: Sequence[str]) -> pa.Table:
             parts.append(file.read(columns=list(names)))
             rows += parts[-1].num_rows
     return pa.concat_tables(parts).slice(0, counts.SAMPLE_ROWS)
+
+
+def _padded(measured: Measured, column: pa.Array) -> list[pa.Array]:
+    """A stored feature as the columns that it has in a batch."""
+    if not measured.is_list:
+        return [column]
+    out = np.empty((len(column), measured.length), column.type.value_type.to_pandas_dtype())
+    lists.pad(column, out, f"dataset: column '{measured.name}'")
+    return [pa.array(out[:, i]) for i in range(measured.length)]
 
 
 def _array(column: pa.ChunkedArray) -> pa.Array:

@@ -42,18 +42,13 @@ class Measured:
     name: str
     kind: MeasuredKind
     is_list: bool = False
-    #: Features: the dataset's columns that hold it.
-    physical: tuple[str, ...] = ()
+    #: Features: how many columns of a batch hold it.
+    length: int = 0
     #: Features: values are codes, 0 means missing.
     coded: bool = False
     #: Features: the vocabulary of the codes; what it lacks has the codes 1..unknown, which count as one.
     vocabulary: str | None = None
     unknown: int = 0
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of the columns that are read."""
-        return self.physical or (self.name,)
 
     def values(self, arrays: Sequence[pa.Array]) -> tuple[pa.Array, int]:
         """The values of a batch, flat and without nulls, and how many rows have none.
@@ -67,7 +62,7 @@ class Measured:
             if self.unknown > 1:
                 codes[there & (codes <= self.unknown)] = OOV_CODE
             return pa.array(codes[there]), int(np.count_nonzero(~there.any(axis=1)))
-        if self.physical:
+        if self.side == "feature":
             return pa.concat_arrays([a.cast(pa.float64()) for a in arrays]), 0
         (x,) = arrays
         if self.is_list:
@@ -121,7 +116,7 @@ def feature_columns(features: Sequence[Feature]) -> list[Measured]:
     """The features, in the dataset's order."""
     return [
         Measured(
-            "feature", f.name, "category" if f.kind is Kind.CATEGORICAL else "number", f.is_list, f.physical,
+            "feature", f.name, "category" if f.kind is Kind.CATEGORICAL else "number", f.is_list, len(f.physical),
             f.kind is Kind.CATEGORICAL, f.vocabulary, f.oov_buckets if f.vocabulary else 0,
         )
         for f in features

@@ -59,7 +59,10 @@ def dataset_frame(spark: SparkSession, files: Sequence[tuple[int, Path]], measur
 
 def _feature(measured: Measured) -> Column:
     """A feature as `Measured.values` sees it: codes without 0, those that say unknown as one."""
-    columns = [col(c) for c in measured.columns]
+    zero = F.lit(NULL_CODE if measured.coded else 0.0).cast("int" if measured.coded else "float")
+    columns = [col(measured.name)]
+    if measured.is_list:
+        columns = [F.coalesce(F.get(columns[0], F.lit(i)), zero) for i in range(measured.length)]
     if measured.coded:
         known = [F.when(x > measured.unknown, x).when(x != NULL_CODE, OOV_CODE) for x in columns]
         if not measured.is_list:

@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
+from headrace.dataset import lists
 from headrace.features.spark_plan import col
-from headrace.features.workflow import FittedWorkflow, physical_schema
+from headrace.features.workflow import FittedWorkflow, physical_schema, stored_schema
 from headrace.features.writing.files import (
     ColumnCounts,
     FilePlan,
@@ -97,14 +98,13 @@ def write_part(
     """Write the files of a part.
 
     Args:
-        table: its rows in order, as stored (`physical_schema`).
+        table: its rows in order (`physical_schema`): lists padded, which they are not in the files.
         missing: by `source_sets`, rows that lack a value of one of these columns.
 
     Returns:
         What `written_dataset` puts together: JSON values.
     """
-    # Where a column is cut into chunks Parquet may cut pages.
-    table = table.combine_chunks()
+    table = _stored(schema, table)
     rows = table.num_rows
     groups = plan.groups_of(rows)
     edges = [rows * i // groups for i in range(groups + 1)]
@@ -119,32 +119,50 @@ def write_part(
         os.replace(partial, path)
         files.append({"name": plan.file(group), "rows": end - start, "row_groups": 1, "size": size})
     counts = {name: asdict(c) for name, c in _count(schema, table, missing).items()}
-    return {"split": plan.split, "files": files, "counts": counts}
+    return {"split": plan.split, "day": plan.day, "files": files, "counts": counts}
 
 
 def written_dataset(plans: list[FilePlan], parts: Iterable[Mapping[str, Any]]) -> WrittenDataset:
     """The parts' files and counts together."""
     files: list[Written] = []
     counts: dict[str, dict[str, ColumnCounts]] = {p.split: {} for p in plans}
+    days: dict[str, tuple[list[Written], dict[str, ColumnCounts]]] = {p.day: ([], {}) for p in plans if p.day}
     for part in parts:
-        files += [Written(**file) for file in part["files"]]
-        mine = counts[part["split"]]
+        mine = [Written(**file) for file in part["files"]]
+        files += mine
+        sums = [counts[part["split"]]]
+        if part["day"]:
+            days[part["day"]][0].extend(mine)
+            sums.append(days[part["day"]][1])
         for name, found in part["counts"].items():
-            mine[name] = mine.get(name, ColumnCounts()) + ColumnCounts(**found)
-    return WrittenDataset(sorted(files, key=lambda f: f.name), counts)
+            for sum_ in sums:
+                sum_[name] = sum_.get(name, ColumnCounts()) + ColumnCounts(**found)
+    return WrittenDataset(sorted(files, key=lambda f: f.name), counts, days)
 
 
 def _count(schema: DatasetSchema, table: pa.Table, missing: Mapping[tuple[str, ...], int]) -> dict[str, ColumnCounts]:
     fed = (*schema.of(Kind.CONTINUOUS), *schema.of(Kind.CATEGORICAL))
     out = {f.name: ColumnCounts(missing=missing[f.sources]) for f in fed}
     for feature in schema.of(Kind.CATEGORICAL):
-        for column in feature.physical:
-            codes = table.column(column).to_numpy()
-            out[feature.name].coded += int(np.count_nonzero(codes != NULL_CODE))
-            if feature.vocabulary is not None:
-                is_oov = (codes >= OOV_CODE) & (codes < feature.first_code)
-                out[feature.name].oov += int(np.count_nonzero(is_oov))
+        column = table.column(feature.name).combine_chunks()
+        codes = (column.flatten() if feature.is_list else column).to_numpy()
+        out[feature.name].coded += int(np.count_nonzero(codes != NULL_CODE))
+        if feature.vocabulary is not None:
+            is_oov = (codes >= OOV_CODE) & (codes < feature.first_code)
+            out[feature.name].oov += int(np.count_nonzero(is_oov))
     return out
+
+
+def _stored(schema: DatasetSchema, table: pa.Table) -> pa.Table:
+    """Padded columns as lists. One chunk a column: where there are several Parquet may cut pages."""
+    table = table.combine_chunks()
+    columns = []
+    for f in schema.features:
+        if f.is_list:
+            columns.append(lists.cut(np.stack([table.column(c).to_numpy() for c in f.physical], axis=1)))
+        else:
+            columns.append(table.column(f.physical[0]))
+    return pa.Table.from_arrays(columns, schema=stored_schema(schema.features))
 
 
 @lru_cache(maxsize=2)

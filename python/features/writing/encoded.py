@@ -23,6 +23,7 @@ from headrace.features.lake_files.encode import FILE, LINE, LakeFile, Piece, pie
 from headrace.features.lake_files.lake_rows import LakeRows, View
 from headrace.features.lake_files.tasks import cores_of, grouped, run_tasks
 from headrace.features.op import doubles
+from headrace.features.rows.split_rule import day_number
 from headrace.features.workflow import FittedWorkflow, _finish_arrow, physical_schema
 from headrace.features.writing.arrays import load_arrays, save_arrays
 from headrace.features.writing.arrow import loaded, write_part, written_dataset
@@ -78,7 +79,8 @@ class _Place:
             out = []
             for i, piece in enumerate(pieces(file, Path(self.folder), self.columns)[0]):
                 split = self.view.split(piece)
-                order, edges = placement(piece, parts_of(split, piece.hashes, self.view.splits, self.plans), self.plans)
+                part = parts_of(split, piece.hashes, self.view.splits, self.plans, self.view.days(piece))
+                order, edges = placement(piece, part, self.plans)
                 if not len(order):
                     continue
                 identity = self.view.train(piece, split).training_identity if fitted.workflow.out_of_fold else None
@@ -90,16 +92,30 @@ class _Place:
 
 
 def parts_of(
-    split: npt.NDArray[np.int8], hashes: npt.NDArray[np.int64], splits: Sequence[str], plans: Sequence[FilePlan]
+    split: npt.NDArray[np.int8],
+    hashes: npt.NDArray[np.int64],
+    splits: Sequence[str],
+    plans: Sequence[FilePlan],
+    day: npt.NDArray[np.int64] | None,
 ) -> npt.NDArray[np.int64]:
-    """Each row's part, its index in `plans`; len(plans) for a row of no split. int64 [rows]."""
+    """Each row's part, its index in `plans`; len(plans) for a row of no plan. int64 [rows].
+
+    Args:
+        split: of each row, its position in `splits`.
+        day: of each row, days since 1970; None where no plan is of a day.
+    """
     out = np.full(len(split), len(plans), np.int64)
-    for code, name in enumerate(splits):
-        mine = [i for i, p in enumerate(plans) if p.split == name]
-        rows = np.flatnonzero(split == code)
-        if mine:
-            # NumPy's remainder has the sign of the divisor, as Spark's pmod.
-            out[rows] = mine[0] + (hashes[rows] % len(mine) if len(mine) > 1 else 0)
+    alike: dict[tuple[str, str | None], list[int]] = {}
+    for i, p in enumerate(plans):
+        alike.setdefault((p.split, p.day), []).append(i)
+    for (name, of), mine in alike.items():
+        inside = split == splits.index(name)
+        if of is not None:
+            assert day is not None
+            inside &= day == day_number(of)
+        rows = np.flatnonzero(inside)
+        # NumPy's remainder has the sign of the divisor, as Spark's pmod.
+        out[rows] = mine[0] + (hashes[rows] % len(mine) if len(mine) > 1 else 0)
     return out
 
 
@@ -202,7 +218,7 @@ class _Gather:
             if start < end:
                 sources.append(_Source(Piece(Path(piece)), arrays[_ORDER][start:end], arrays))
         if not sources:
-            yield {"split": self.plans[part].split, "files": [], "counts": {}}
+            yield {"split": self.plans[part].split, "day": self.plans[part].day, "files": [], "counts": {}}
             return
         hashes = np.concatenate([s.piece.hashes[s.rows] for s in sources])
         order = _in_order(hashes, [(s.piece, s.rows) for s in sources])

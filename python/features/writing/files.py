@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -44,10 +44,13 @@ class FilePlan:
     groups: int
     #: Most rows of a row group.
     group_rows: int
+    #: The day (UTC) of its rows, where files are by day; else None.
+    day: str | None = None
 
     def file(self, group: int) -> str:
         """The name of a file, relative to the dataset's folder. In the order of names rows are in the split's order."""
-        return f"{self.split}/part-{self.part:05d}-{group:03d}.parquet"
+        day = f"day-{self.day}-" if self.day else ""
+        return f"{self.split}/{day}part-{self.part:05d}-{group:03d}.parquet"
 
     def groups_of(self, rows: int) -> int:
         """How many files the part's `rows` rows become; file g has the rows from rows * g // groups on."""
@@ -86,6 +89,8 @@ class WrittenDataset:
     files: list[Written]
     #: By split and feature.
     counts: dict[str, dict[str, ColumnCounts]]
+    #: By day, where files are by day: its files, and counts by feature.
+    days: dict[str, tuple[list[Written], dict[str, ColumnCounts]]] = field(default_factory=dict)
 
 
 def plan_files(counts: Mapping[str, int], row_group_rows: int, min_row_groups: int) -> list[FilePlan]:

@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from headrace.features.rows.split import SPLIT
-from headrace.features.spark_plan import col, is_missing
+from headrace.features.spark_plan import col, is_missing, padded, stored
 from headrace.features.workflow import FittedWorkflow
 from headrace.features.writing.files import (
     ColumnCounts,
@@ -137,9 +137,8 @@ def _columns(fitted: FittedWorkflow, carried: tuple[str, ...]) -> list[Column]:
             out.append(F.col(next(on_the_way)).alias(feature.name))
             continue
         zero = F.lit(0).cast("int" if feature.kind is Kind.CATEGORICAL else "float")
-        for name in feature.physical:
-            source = F.col("__label") if feature.kind is Kind.LABEL else col(name)
-            out.append(F.coalesce(source, zero).alias(name))
+        values = [F.col("__label")] if feature.kind is Kind.LABEL else [col(name) for name in feature.physical]
+        out.append(stored(feature, [F.coalesce(x, zero) for x in values]).alias(feature.name))
     return out
 
 
@@ -156,7 +155,7 @@ def _count_codes(
         return
     asked: dict[str, Column] = {}
     for i, feature in enumerate(features):
-        codes = [col(c) for c in feature.physical]
+        codes = padded(feature)
         asked[f"n{i}"] = reduce(operator.add, [F.count(F.when(x != NULL_CODE, 1)) for x in codes])
         if feature.vocabulary is not None:
             lacking = [(x >= OOV_CODE) & (x < feature.first_code) for x in codes]

@@ -1,0 +1,65 @@
+"""Lists in the dataset: cut where their values end, padded again, in all layouts that Arrow may have them in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.dataset import lists
+from headrace.errors import UserError
+
+MATRICES = st.integers(1, 5).flatmap(
+    lambda length: st.lists(st.lists(st.sampled_from([0, 0, 1, 2, -3]), min_size=length, max_size=length), max_size=9)
+)
+
+
+def cut_plainly(row: list[int]) -> list[int]:
+    while row and row[-1] == 0:
+        row = row[:-1]
+    return row
+
+
+@given(MATRICES, st.sampled_from([np.int32, np.float32]), st.data())
+def test_cut_and_padded_again(rows: list[list[int]], dtype: type, data: st.DataObject) -> None:
+    length = len(rows[0]) if rows else 2
+    matrix = np.array(rows, dtype).reshape(-1, length)
+    stored = lists.cut(matrix)
+    assert stored.to_pylist() == [cut_plainly(r) for r in rows]
+    # Cut into chunks and slices, whose offsets do not begin at 0.
+    edges = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=3)))
+    start, ends = (edges[0], edges[1:]) if edges else (0, [])
+    chunks = [stored.slice(a, b - a) for a, b in zip([start, *ends], [*ends, len(rows)], strict=True)]
+    out = np.full((len(rows) - start, length), 9, np.int64 if dtype is np.int32 else np.float32)
+    lists.pad(pa.chunked_array(chunks, stored.type), out, "here")
+    np.testing.assert_array_equal(out, matrix[start:])
+
+
+def test_negative_zero_inside_a_list_stays() -> None:
+    assert str(lists.cut(np.array([[-0.0, 1.0, -0.0]], np.float32)).to_pylist()) == "[[-0.0, 1.0]]"
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pa.array([[1, 2, 3]]), "column 't' has a list of 3 values, and the schema says 2"),
+        (pa.array([[1, None]]), "column 't' has 1 nulls"),
+        (pa.array([[1], None]), "column 't' has 1 nulls"),
+    ],
+)
+def test_what_no_batch_can_hold(column: pa.ListArray, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        lists.pad(column, np.empty((len(column), 2), np.int64), "column 't'")
+
+
+def test_other_readers_see_plain_parquet_lists(tmp_path: Path) -> None:
+    """The three levels that Spark, cuDF and pandas know, required ones."""
+    table = pa.table({"tags": lists.cut(np.array([[4, 0], [0, 0]], np.int32))})
+    pq.write_table(table.cast(pa.schema([table.schema.field(0).with_nullable(False)])), tmp_path / "a.parquet")
+    assert pq.ParquetFile(tmp_path / "a.parquet").schema.column(0).path == "tags.list.element"
+    assert [list(v) for v in pq.read_table(tmp_path / "a.parquet").to_pandas()["tags"]] == [[4], []]
