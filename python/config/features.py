@@ -83,6 +83,22 @@ class Split(Section):
         return self
 
 
+class Append(Section):
+    """A day's dataset takes yesterday's files and adds the new day's rows; written `append: true` for the defaults.
+
+    What numbers were normalized with stays as it was learned on the day that wrote everything, the base.
+    """
+
+    #: Days after which everything is learned and written anew.
+    rebase_days: int = Field(default=28, ge=1)
+    #: Raise it to have everything learned and written anew at the next run.
+    generation: int = Field(default=0, ge=0)
+
+
+def _append(value: Any) -> Any:
+    return {True: {}, False: None}[value] if isinstance(value, bool) else value
+
+
 class Features(Section):
     """From the events table to the dataset."""
 
@@ -106,3 +122,18 @@ class Features(Section):
     #: Which body of the operators writes the dataset: Spark expressions or Arrow kernels (the same bits on CPUs).
     #: auto: spark with the profile `gpu`, else arrow.
     engine: Literal["auto", "spark", "arrow"] = "auto"
+    #: Files by day, of which the next day's dataset takes over those whose rows are the same.
+    append: Annotated[Append | None, BeforeValidator(_append)] = None
+
+    @model_validator(mode="after")
+    def _append_fits(self) -> Features:
+        if self.append is None:
+            return self
+        for wrong, what in (
+            (self.split.by != "time", f"split by {self.split.by}: only days can be appended, so split by time"),
+            (bool(self.prepare), "prepare: late events change what table operators say of older rows"),
+            (self.engine == "spark", "engine: spark: only the Arrow engine appends"),
+        ):
+            if wrong:
+                raise ValueError(f"append does not go with {what}; leave one of them out")
+        return self

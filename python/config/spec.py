@@ -74,6 +74,11 @@ class Spec(Section):
                     raise ValueError(f"{where}: column '{column}' is not declared in table.columns{hint}")
         if self.features.split.by == "time" and not self.table.event_time:
             raise ValueError("features.split.by is 'time', but table.event_time is not set")
+        if self.features.append is not None and not self.source.daily:
+            raise ValueError(
+                "features.append is for sources that bring a day's events each day, and source.daily is false: leave "
+                "append out"
+            )
         if self.train.rank_group and self.train.rank_group not in self.features.carried:
             raise ValueError(f"train.rank_group: '{self.train.rank_group}' must be in features.carried")
         if self.publish and not self.score:

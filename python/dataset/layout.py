@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -41,9 +42,24 @@ class SplitLayout:
         """The row groups of one of `streams` streams: Petastorm's shard, every `streams`-th row group."""
         return tuple(g for g in self.row_groups if g.piece % streams == stream)
 
+    def alone(self, groups: Sequence[RowGroup]) -> tuple[SplitLayout, tuple[int, ...]]:
+        """A layout to read some row groups with, and their pieces in it.
+
+        Where each file is one row group, as the features stage writes them, it has those files alone: a reader opens
+        every file of its layout. Otherwise it is this one.
+        """
+        if not len(self.files) == len(self.row_groups) == len({g.path for g in self.row_groups}):
+            return self, tuple(g.piece for g in groups)
+        files = tuple(g.path for g in groups)
+        return replace(self, files=files, row_groups=tuple(groups)), tuple(range(len(files)))
+
+
+#: In a dataset's folder: its files with their sizes, rows and row groups. A reader plans shards with it alone.
+LISTING = "_files.json"
+
 
 def open_split(dataset: Path, name: str, schema: DatasetSchema, carried: Sequence[str] = ()) -> SplitLayout:
-    """Read the footers of a split's Parquet files.
+    """Which row groups a split has: from the dataset's listing, no Parquet file opened; without one, from footers.
 
     Args:
         dataset: the folder that holds a folder for each split.
@@ -58,7 +74,10 @@ def open_split(dataset: Path, name: str, schema: DatasetSchema, carried: Sequenc
         raise UserError(
             f"dataset {dataset} has no split '{name}' (no {folder}/*.parquet); run the features stage again"
         )
-    wanted = physical_columns(schema, carried)
+    wanted = stored_columns(schema, carried)
+    listed = _listed(dataset, name, files)
+    if listed is not None:
+        return SplitLayout(name, files, listed)
     row_groups: list[RowGroup] = []
     piece = 0
     for path in files:
@@ -66,7 +85,7 @@ def open_split(dataset: Path, name: str, schema: DatasetSchema, carried: Sequenc
             footer = pq.read_metadata(path)
         except (pa.ArrowException, OSError) as e:
             raise UserError(f"{path} is not a whole Parquet file ({' '.join(str(e).split())}). " + _AGAIN) from None
-        missing = sorted(set(wanted) - set(footer.schema.names))
+        missing = sorted(set(wanted) - set(footer.schema.to_arrow_schema().names))
         if missing:
             raise UserError(f"{path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}. " + _AGAIN)
         for index in range(footer.num_row_groups):
@@ -75,6 +94,29 @@ def open_split(dataset: Path, name: str, schema: DatasetSchema, carried: Sequenc
                 row_groups.append(RowGroup(piece, path, index, rows))
             piece += 1
     return SplitLayout(name, files, tuple(row_groups))
+
+
+def _listed(dataset: Path, split: str, files: Sequence[Path]) -> tuple[RowGroup, ...] | None:
+    """The row groups as the listing has them; None without one, or where a file has not the one that writers make.
+
+    Raises:
+        UserError: a file is missing, not listed, or of another size.
+    """
+    try:
+        listed = {f["name"]: f for f in json.loads((dataset / LISTING).read_text(encoding="utf-8"))}
+    except (OSError, ValueError):
+        return None
+    mine = {name: f for name, f in listed.items() if name.startswith(f"{split}/")}
+    found = {f"{split}/{path.name}": path for path in files}
+    for name in sorted(mine.keys() ^ found.keys()):
+        raise UserError(f"{dataset / name} is {'gone' if name in mine else 'no file of the dataset'}. " + _AGAIN)
+    if any(f["row_groups"] != 1 for f in mine.values()):
+        return None
+    for name, path in found.items():
+        if path.stat().st_size != mine[name]["size"]:
+            raise UserError(f"{path} is not the whole Parquet file that was written. " + _AGAIN)
+    rows = [(path, int(mine[name]["rows"])) for name, path in found.items()]
+    return tuple(RowGroup(piece, path, 0, n) for piece, (path, n) in enumerate(rows) if n)
 
 
 _AGAIN = "Delete the dataset's folder and run the features stage again"
@@ -105,8 +147,10 @@ def check_streams(layout: SplitLayout, streams: int) -> None:
         )
 
 
-def physical_columns(schema: DatasetSchema, carried: Sequence[str] = ()) -> tuple[str, ...]:
+def stored_columns(schema: DatasetSchema, carried: Sequence[str] = ()) -> tuple[str, ...]:
     """Names of the Parquet columns of a batch: continuous, categorical, label, then the carried ones asked for.
+
+    A list is one column.
 
     Raises:
         UserError: a carried column that the dataset does not have.
@@ -117,13 +161,13 @@ def physical_columns(schema: DatasetSchema, carried: Sequence[str] = ()) -> tupl
             raise UserError(f"the dataset carries no column '{name}' (it has: {', '.join(known) or 'none'}); "
                             f"name it in features.carried")  # fmt: skip
     return (
-        *columns_of(schema.of(Kind.CONTINUOUS)),
-        *columns_of(schema.of(Kind.CATEGORICAL)),
+        *[f.name for f in schema.of(Kind.CONTINUOUS)],
+        *[f.name for f in schema.of(Kind.CATEGORICAL)],
         schema.label.name,
         *carried,
     )
 
 
 def columns_of(features: Sequence[Feature]) -> tuple[str, ...]:
-    """Physical columns of several features, in order."""
+    """Columns that several features have in a batch, in order."""
     return tuple(column for f in features for column in f.physical)

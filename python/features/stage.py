@@ -15,7 +15,9 @@ from pyspark.sql import functions as F
 
 from headrace.atomic import new_directory, write_text
 from headrace.config import Spec
+from headrace.dataset.layout import LISTING
 from headrace.errors import UserError
+from headrace.features import append
 from headrace.features.lake_files.from_files import files_of_day, fit_files
 from headrace.features.lake_files.lake_rows import LakeRows
 from headrace.features.rows.prepared import day_rows, external_inputs, first_day
@@ -33,8 +35,6 @@ from headrace.stage import Context, Result
 
 _LOG = logging.getLogger("headrace.features")
 
-_FILES = "_files.json"
-
 
 class BuildFeatures:
     """Fit the workflow on the training range, transform every split, write the dataset.
@@ -44,7 +44,7 @@ class BuildFeatures:
     """
 
     name = "features"
-    version = 1
+    version = 2
     needs = ("ingest",)
 
     def __init__(self, after: Callable[[str], None] = lambda step: None) -> None:
@@ -69,18 +69,22 @@ class BuildFeatures:
         }
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """The events' table at ingest's version, and the tables that are joined to it."""
-        events = _events_output(ctx)
+        """The events' table at ingest's version, the tables that are joined to it, the dataset that is appended to."""
+        events, base = _events_output(ctx), self._base(ctx)
         return (
             Input(kind="delta", name=events.name, version=events.version),
             *external_inputs(ctx.spec, ctx.ws),
+            *([base] if base is not None else ()),
         )
+
+    def _base(self, ctx: Context) -> Input | None:
+        return append.base_input(ctx, self.spec_part(ctx.spec), self.version)
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
         """The dataset's files are there with the sizes that they had."""
         folder = ctx.ws.home / manifest.output("dataset").name
         try:
-            listed = json.loads((folder / _FILES).read_text(encoding="utf-8"))
+            listed = json.loads((folder / LISTING).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return f"the dataset {folder} is gone or incomplete"
         for file in listed:
@@ -97,10 +101,18 @@ class BuildFeatures:
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError for what the spec or the data lack."""
         workflow = Workflow.from_spec(ctx.spec)
+        if ctx.spec.features.append is not None:
+            append.check(workflow)
+            if engine_of(ctx.spec) != "arrow":
+                raise UserError(
+                    "features.append: only the Arrow engine appends; set features.engine: arrow, or append: false"
+                )
         with (
             session(ctx.spec.spark, ctx.ws, f"features {ctx.spec.pipeline} {ctx.ds}") as spark,
             day_rows(ctx, _events(ctx, workflow, spark)) as rows,
         ):
+            if ctx.spec.features.append is not None:
+                return _append(ctx, workflow, rows, spark, self._base(ctx), self.version)
             return _build(ctx, workflow, rows, spark, self._after)
 
 
@@ -145,11 +157,67 @@ def _build(
         _LOG.info("wrote %s rows in %.1f s (%s rows/s) to %s", f"{total:,}", seconds, f"{total / seconds:,.0f}", final)
         statistics = day_statistics(ctx, fitted, rows, files, counts, final, engine_of(spec), spark)
 
-    name = str(final.relative_to(ctx.ws.home))
+    return _result(ctx, fitted, vocabularies, rows, counts, written, final, statistics)
+
+
+def _append(
+    ctx: Context, workflow: Workflow, rows: SplitRows, spark: SparkSession, given: Input | None, version: int
+) -> Result:
+    """`_build` with files by day, those of unchanged days taken over from yesterday's dataset."""
+    spec, f = ctx.spec, ctx.spec.features
+    base = append.open_base(ctx, given)
+    vocabularies = VocabularyTable(spark, ctx.ws.table(spec.pipeline, "vocabulary"), ctx.ds)
+    with _files(ctx, workflow, rows) as files, vocabularies.in_background():
+        if files is None:
+            raise UserError(
+                f"features.append works on the lake's files, and the log of {_events_output(ctx).name} no longer names "
+                f"those of version {_events_output(ctx).version}; run ingest again, or set append: false"
+            )
+        tick = time.perf_counter()
+        learned = base.fitted if base is not None else None
+        counts, fitted = fit_files(workflow, files, rows, vocabularies, spark, spec.pipeline, learned)
+        _LOG.info("rows: %s", ", ".join(f"{rows.describe(s)} {n:,}" for s, n in counts.items()))
+        _LOG.info("fit took %.1f s", time.perf_counter() - tick)
+
+        tick = time.perf_counter()
+        assert rows.valid_range is not None
+        window = (f.window_days, f.split.valid_days)
+        plan = append.plan_days(base, files, ctx.ws.home, f.row_group_rows, f.min_row_groups, window)
+        final = ctx.ws.dataset(spec.pipeline, ctx.ds, ctx.key)
+        with new_directory(final) as folder:
+            fitted.save(folder / "workflow")
+            kept = append.take_over(plan, folder, rows.valid_range[0])
+            made = WrittenDataset([], {})
+            if plan.plans:
+                made = write_encoded(fitted, plan.sources, plan.plans, folder, folder / "workflow", spark)
+            written = append.together(kept, made)
+            vocabularies.wait()  # the dataset's codes are for ever before it is seen
+            append.save_days(folder, plan, written, base.learned if base is not None else ctx.ds)
+            _complete(folder, written.files, counts)
+        _LOG.info(
+            "took over %s rows of %d days, wrote %s rows of %d days in %.1f s to %s",
+            f"{sum(d.rows for d in plan.kept.values()):,}", len(plan.kept), f"{sum(x.rows for x in made.files):,}",
+            len(made.days), time.perf_counter() - tick, final,
+        )  # fmt: skip
+        statistics = day_statistics(ctx, fitted, rows, files, counts, final, "arrow", spark)
+    facts = {
+        "version": version,
+        "learned": base.learned if base is not None else ctx.ds,
+        "kept": sorted(plan.kept),
+        "written": sorted(made.days),
+    }
+    return _result(ctx, fitted, vocabularies, rows, counts, written, final, statistics, {"append": facts})
+
+
+def _result(
+    ctx: Context, fitted: FittedWorkflow, vocabularies: VocabularyTable, rows: SplitRows, counts: Mapping[str, int],
+    written: WrittenDataset, final: Path, statistics: tuple[Output, ...], more: Mapping[str, Any] | None = None,
+) -> Result:  # fmt: skip
+    name, total = str(final.relative_to(ctx.ws.home)), sum(counts.values())
     return Result(
         outputs=(Output(kind="dataset", name=name, version=ctx.key, rows=total), *statistics),
         rows=counts,
-        facts=_facts(fitted, vocabularies, rows, counts, written),
+        facts=_facts(fitted, vocabularies, rows, counts, written) | dict(more or {}),
         dataset_schema=fitted.schema,
     )
 
@@ -210,7 +278,7 @@ def _complete(folder: Path, files: list[Written], counts: Mapping[str, int]) -> 
     for path in sorted((folder / "workflow").rglob("*")):
         if path.is_file():
             listed.append({"name": str(path.relative_to(folder)), "size": path.stat().st_size})
-    write_text(folder / _FILES, json.dumps(listed, indent=1) + "\n")
+    write_text(folder / LISTING, json.dumps(listed, indent=1) + "\n")
 
 
 def _facts(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 
 from headrace.config import Negatives, Train
 from headrace.dataset.batch import Batch
-from headrace.dataset.layout import SplitLayout, open_split, split_of
+from headrace.dataset.layout import LISTING, SplitLayout, open_split, split_of
 from headrace.dataset.negatives import NegativePlan
 from headrace.dataset.reader import RowGroupReader
 from headrace.dataset.source import EvalSource, TrainSource
@@ -23,6 +25,7 @@ from headrace.manifest import Manifest
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.workspace import Workspace
 from headrace.world import World
+from tests.dataset_support import read_padded
 
 Split = tuple[SplitLayout, DatasetSchema]
 TRAIN = Train(batch_size=64, streams=4, seed=3)
@@ -85,8 +88,8 @@ def test_global_batches_do_not_depend_on_the_number_of_ranks(split: Split, world
 
 
 def test_batches_hold_what_the_files_hold(split: Split) -> None:
-    layout, _ = split
-    stored = pa.concat_tables([pq.read_table(f) for f in layout.files]).to_pandas().set_index("row")
+    layout, schema = split
+    stored = read_padded(layout.files, schema).set_index("row")
     (batches,) = steps(split, 20)
     for b in batches:
         expected = stored.loc[b.carried["row"]]
@@ -257,6 +260,45 @@ def test_damaged_files_are_named(tmp_path: Path, make_dataset: Callable[..., Man
     pq.write_table(pa.table({"age": [1.0]}), part)
     with pytest.raises(UserError, match=r"part-0001.parquet lacks the columns click, item, price"):
         open_split(folder, "train", manifest.dataset_schema)
+
+
+def test_shards_are_planned_from_the_listing(
+    tmp_path: Path, make_dataset: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No Parquet file is opened for it, each stream opens its own alone, and the batches are the same."""
+    ws, train = Workspace(tmp_path), Train(batch_size=64, streams=2, seed=3)
+    manifest = make_dataset(ws, train=1003, groups=2)
+    folder = ws.home / manifest.output("dataset").name
+    by_footers = split_of(manifest, ws, "train", ["row"])
+    files = [p for split in ("train", "valid") for p in sorted((folder / split).iterdir())]
+    listed = [
+        {"name": str(p.relative_to(folder)), "size": p.stat().st_size, "rows": pq.read_metadata(p).num_rows,
+         "row_groups": 1} for p in files
+    ]  # fmt: skip
+    (folder / LISTING).write_text(json.dumps([*listed, {"name": "workflow/workflow.json", "size": 3}]))
+    with monkeypatch.context() as patch:
+        patch.setattr(pq, "read_metadata", None)
+        planned = split_of(manifest, ws, "train", ["row"])
+    assert planned == by_footers
+    mine, pieces = planned[0].alone(planned[0].stream(1, 2))
+    assert (mine.files, pieces) == (planned[0].files[1:], (0,))
+    whole = dataclasses.replace(planned[0], files=(*planned[0].files, tmp_path / "more"))
+    assert whole.alone(whole.stream(1, 2)) == (whole, (1,))
+    (found,) = steps(planned, 40, train=train)
+    monkeypatch.setattr(SplitLayout, "alone", lambda self, groups: (self, tuple(g.piece for g in groups)))
+    (expected,) = steps(planned, 40, train=train)
+    for a, b in zip(found, expected, strict=True):
+        assert_equal(a, b)
+    files[0].with_name("rows.parquet").write_bytes(b"")
+    with pytest.raises(UserError, match=r"rows.parquet is no file of the dataset"):
+        split_of(manifest, ws, "train")
+    files[0].with_name("rows.parquet").unlink()
+    files[0].write_bytes(files[0].read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"part-0000.parquet is not the whole Parquet file"):
+        split_of(manifest, ws, "train")
+    files[0].unlink()
+    with pytest.raises(UserError, match=r"part-0000.parquet is gone"):
+        split_of(manifest, ws, "train")
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,9 @@ class FileFit:
     longest chain has operators that learn, most often one.
     """
 
-    def __init__(self, workflow: Workflow, rows: LakeRows) -> None:
+    def __init__(self, workflow: Workflow, rows: LakeRows, base: FittedWorkflow | None = None) -> None:
+        """`base`: what was learned by the same workflow, taken over; then only vocabularies are asked for."""
+        self._base = base
         self._workflow, self._folder, self._turn = workflow, rows.scratch, 0
         self._learned: list[list[Learned]] = [[] for _ in workflow.chains]
         self._values: dict[str, list[Partial]] = {}
@@ -61,8 +63,8 @@ class FileFit:
         asked: dict[tuple[int, int], Mapping[str, Statistic]] = {}
         for i, chain in enumerate(self._workflow.chains):
             mine = self._learned[i]
-            while len(mine) < len(chain.steps) and not chain.steps[len(mine)].op.learns:
-                mine.append(Learned({}))
+            while len(mine) < len(chain.steps) and (known := self._known(i, len(mine))) is not None:
+                mine.append(known)
             if len(mine) < len(chain.steps):
                 step = chain.steps[len(mine)]
                 assert isinstance(step.op, Learner)
@@ -71,6 +73,17 @@ class FileFit:
             return None
         self._turn += 1
         return Collect(self._workflow, tuple(map(tuple, self._learned)), asked, str(self._folder), self._turn)
+
+    def _known(self, i: int, j: int) -> Learned | None:
+        """What step j of chain i has learned, where nothing need be asked."""
+        op = self._workflow.chains[i].steps[j].op
+        if not op.learns:
+            return Learned({})
+        if self._base is None or isinstance(op, Categorify):
+            return None
+        of = f"{i}.{j}."
+        tables = {n.removeprefix(of): t.table for n, t in self._base.tables.items() if n.startswith(of)}
+        return Learned(self._base.states[i][j], tables)
 
     def answer(self, answers: Sequence[Mapping[str, Any]]) -> None:
         """What `Collect` found in each file."""

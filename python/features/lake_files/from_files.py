@@ -35,7 +35,7 @@ def files_of_day(
         return
     types = {c.name: declared(c) for c in spec.table.columns}
     extra: dict[str, ValueType] = {name: types[name] for name in columns_of(rows.rule)}
-    view = View(rows.rule, rows.splits, workflow.label_column)
+    view = View(rows.rule, rows.splits, workflow.label_column, by_day=spec.features.append is not None)
     with lake_rows(workflow, of_day(spec, ds, files), view, ws.encoded(spec.pipeline), extra) as found:
         yield found
 
@@ -59,13 +59,17 @@ def fit_files(
     vocabularies: Vocabularies,
     spark: SparkSession | None,
     pipeline: str,
+    base: FittedWorkflow | None = None,
 ) -> tuple[dict[str, int], FittedWorkflow]:
     """Rows of each split, and what the training rows teach: one pass over the files does both, most often.
+
+    Args:
+        base: what is taken over, all but vocabularies; None: all is learned.
 
     Raises:
         UserError: as `headrace.features.rows.split.check_rows`.
     """
-    fit = FileFit(workflow, files)
+    fit = FileFit(workflow, files, base)
     question = fit.question()
     answers = files.measure(spark, question)
     counts = files.counts

@@ -222,8 +222,9 @@ def _head(paths: Sequence[Path], names: Sequence[str]) -> pa.Table:
         sizes = [pq.read_metadata(path).num_rows for path in paths]
         share = min(1.0, counts.SAMPLE_ROWS / max(sum(sizes), 1))
         for path, size in zip(paths, sizes, strict=True):
-            with pq.ParquetFile(path) as file:
-                parts.append(file.read(columns=list(names)).slice(0, round(size * share)))
+            if wanted := round(size * share):
+                with pq.ParquetFile(path) as file:
+                    parts.append(pa.Table.from_batches([next(file.iter_batches(wanted, columns=list(names)))]))
         return pa.concat_tables(parts)
     for path in paths:
         if rows >= counts.SAMPLE_ROWS:

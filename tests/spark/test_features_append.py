@@ -1,0 +1,193 @@
+"""`features.append`: three days in a row, against pandas and a full build; late events, kills, what is taken over."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.config import Spec
+from headrace.features import stage
+from headrace.features.columns import declared
+from headrace.manifest import Manifest, Output
+from headrace.stage import run_stage
+from headrace.workspace import Workspace
+from tests.spark.test_features_stage import META, clicks, dataset, expected_split, make_clicks, read, run
+
+NUMBERS = ["user_age", "user_activity", "item_age_days", "item_price", "price", "unpriced", "clicked"]
+
+
+def day_of(number: int) -> str:
+    return f"2026-01-{number:02d}"
+
+
+def land(spark: SparkSession, ws: Workspace, spec: Spec, events: pd.DataFrame, ds: str) -> None:
+    """What ingest leaves of one more day: files beside those of the days before, which stay as they are."""
+    types = {c.name: declared(c).arrow for c in spec.table.columns}
+    types |= {"_source_file": pa.string(), "_source_line": pa.int64(), "ds": pa.string()}
+    table = pa.table({n: pa.array(list(events[n]), t) for n, t in types.items()})
+    ddl = ", ".join([*(f"`{c.name}` {c.type}" for c in spec.table.columns), *META])
+    path = ws.table(spec.pipeline, "events")
+    frame = spark.createDataFrame(table, ddl).repartition(2)
+    frame.write.format("delta").mode("append").partitionBy("ds").save(str(path))
+    version = max(int(p.stem) for p in (path / "_delta_log").glob("*.json"))
+    Manifest(
+        stage="ingest", pipeline=spec.pipeline, ds=ds, key=f"ingest-{version}", spec_hash="test",
+        outputs=(Output(kind="delta", name=f"lake/{spec.pipeline}/events", version=str(version), rows=len(events)),),
+    ).save(ws.manifest(spec.pipeline, ds, "ingest"))  # fmt: skip
+
+
+def inodes(folder: Path, day: str) -> dict[str, int]:
+    """Of a day's files, wherever they are."""
+    found = sorted(folder.glob(f"*/day-{day}-*.parquet"))
+    assert found, day
+    return {p.name: p.stat().st_ino for p in found}
+
+
+def whole(folder: Path) -> pd.DataFrame:
+    """All rows, with their split, by event_id."""
+    parts = [read(folder, split).assign(split=split) for split in ("train", "valid")]
+    return pd.concat(parts).set_index("event_id").sort_index()
+
+
+def assert_rows(found: pd.DataFrame, expected: pd.DataFrame, columns: list[str]) -> None:
+    assert found.index.tolist() == expected.index.tolist()
+    for column in columns:
+        if expected[column].dtype == np.float32:
+            np.testing.assert_allclose(found[column], expected[column], rtol=2e-6, atol=2e-6, err_msg=column)
+        else:
+            assert found[column].tolist() == expected[column].tolist(), column
+
+
+def test_days_are_appended(spark: SparkSession, ws: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, plain = clicks(append=True), clicks()
+    events = make_clicks(1600, days=7)
+    day = np.array([t.day for t in events["ts"]])
+    landing = np.array([t.strftime("%Y-%m-%d") for t in events["ts"]], dtype=object)
+    late = np.flatnonzero((day == 4) & (np.arange(len(day)) % 10 == 0))
+    landing[late] = day_of(7)  # some events of the 4th land on the 7th
+    events["ds"] = landing
+    rest = [c for c in expected_split(events[:50], events[:50]).columns if c not in (*NUMBERS, "event_id")]
+
+    def landed(number: int) -> pd.DataFrame:
+        return events[landing <= day_of(number)]
+
+    def of_days(first: int, last: int, seen: int) -> pd.DataFrame:
+        mine = landed(seen)
+        return mine[[first <= t.day <= last for t in mine["ts"]]]
+
+    def expected(rows: pd.DataFrame, train: pd.DataFrame) -> pd.DataFrame:
+        return expected_split(rows, train).set_index("event_id").sort_index()
+
+    def put(number: int, into: Workspace) -> None:
+        land(spark, into, spec, events[landing == day_of(number)], day_of(number))
+
+    # The first day writes everything: a full build, but for the names of its files.
+    land(spark, ws, spec, landed(5), day_of(5))
+    first = run(spec, ws, day_of(5)).manifest
+    base, learned_from = dataset(ws, first), of_days(2, 4, 5)
+    assert first.facts["append"] == {"version": 2, "learned": day_of(5), "kept": [],
+                                     "written": [day_of(d) for d in (2, 3, 4, 5)]}  # fmt: skip
+    assert_rows(whole(base), expected(of_days(2, 5, 5), learned_from), [*NUMBERS, *rest])
+    for split in ("train", "valid"):
+        assert first.facts["splits"][split]["row_groups"] >= 4
+
+    # The next day is killed after it has linked. Nothing is to be seen of it, and the base is as it was.
+    put(6, ws)
+
+    def killed(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    before = {p: (p.stat().st_ino, p.read_bytes()) for p in sorted(base.rglob("*")) if p.is_file()}
+    with monkeypatch.context() as patch:
+        patch.setattr(stage, "write_encoded", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(spec, ws, day_of(6))
+    assert not [p for p in base.parent.parent.glob("*/*") if p.parent.name == day_of(6)]
+    # A real kill leaves the folder; the rerun has the same key, removes it, and the links with it.
+    plan = stage.BuildFeatures()
+    key = run_key(plan, spec, ws, day_of(6))
+    leftover = ws.dataset("clicks", day_of(6), key).parent / f".{key}.abc.partial" / "train"
+    leftover.mkdir(parents=True)
+    some = next(iter(sorted((base / "valid").glob("*.parquet"))))
+    os.link(some, leftover / some.name)
+
+    second = run(spec, ws, day_of(6)).manifest
+    assert second.key == key
+    assert not leftover.exists()
+    assert {p: (p.stat().st_ino, p.read_bytes()) for p in sorted(base.rglob("*")) if p.is_file()} == before
+    assert second.facts["append"]["kept"] == [day_of(d) for d in (3, 4, 5)]
+    assert second.facts["append"]["written"] == [day_of(6)]
+    folder = dataset(ws, second)
+    for number in (3, 4, 5):
+        assert inodes(folder, day_of(number)) == inodes(base, day_of(number))
+    assert not list(folder.glob(f"*/day-{day_of(2)}-*"))  # it left the window
+    assert [i.name for i in second.inputs if i.kind == "dataset"] == [first.output("dataset").name]
+
+    # What the documentation says it equals. Days taken over: the base's fit, codes and numbers.
+    found = whole(folder)
+    kept, new = of_days(3, 5, 6), of_days(6, 6, 6)
+    assert found.loc[kept["event_id"], "split"].eq("train").all()
+    assert found.loc[new["event_id"], "split"].eq("valid").all()
+    assert len(found) == len(kept) + len(new) == sum(second.rows.values())
+    assert_rows(found.loc[sorted(kept["event_id"])], expected(kept, learned_from), [*NUMBERS, *rest])
+    # The new day: numbers by the base's fit, codes as a full build of the same days gives them.
+    mine = found.loc[sorted(new["event_id"])]
+    assert_rows(mine, expected(new, learned_from), NUMBERS)
+    other = Workspace(tmp_path / "other")
+    land(spark, other, plain, landed(5), day_of(5))
+    run(plain, other, day_of(5))
+    put(6, other)
+    full = run(plain, other, day_of(6)).manifest
+    assert_rows(mine, whole(dataset(other, full)).loc[mine.index], rest)
+    assert full.dataset_schema == second.dataset_schema
+    assert full.rows == second.rows
+    for split in full.rows:
+        assert full.facts["splits"][split]["rows"] == second.facts["splits"][split]["rows"]
+    missing = [[c["missing_rate"] for c in m.facts["columns"]] for m in (full, second)]
+    assert missing[0] == missing[1]
+    assert run(spec, ws, day_of(6)).skipped
+
+    # Late events of the 4th: its files are written anew, no other day's.
+    put(7, ws)
+    third = run(spec, ws, day_of(7)).manifest
+    latest = dataset(ws, third)
+    assert third.facts["append"] == {"version": 2, "learned": day_of(5), "kept": [day_of(5), day_of(6)],
+                                     "written": [day_of(4), day_of(7)]}  # fmt: skip
+    for number in (5, 6):
+        assert inodes(latest, day_of(number)) == inodes(folder, day_of(number))
+    assert not set(inodes(latest, day_of(4)).values()) & set(inodes(folder, day_of(4)).values())
+    found = whole(latest)
+    assert sorted(found.index) == sorted(of_days(4, 7, 7)["event_id"])
+    assert set(events["event_id"].iloc[late]) <= set(found.index)
+    assert_rows(found, expected(of_days(4, 7, 7), learned_from), NUMBERS)
+
+    # A base that is damaged is not built upon.
+    victim = next(iter(sorted((folder / "train").glob("*.parquet"))))
+    victim.unlink()
+    ws.manifest("clicks", day_of(7), "features").unlink()
+    again = run(spec, ws, day_of(7)).manifest
+    assert again.facts["append"]["kept"] == []
+    assert again.facts["append"]["learned"] == day_of(7)
+    assert again.key == third.key
+
+
+def run_key(built: stage.BuildFeatures, spec: Spec, ws: Workspace, ds: str) -> str:
+    """The key that a run of the day has."""
+    seen: list[str] = []
+
+    class Look(stage.BuildFeatures):
+        def run(self, ctx: Any) -> Any:
+            seen.append(ctx.key)
+            raise KeyboardInterrupt
+
+    assert built.name == Look.name
+    with pytest.raises(KeyboardInterrupt):
+        run_stage(Look(), spec, ws, ds)
+    return seen[0]

@@ -1,0 +1,129 @@
+"""`features.append` without data: what is refused, and which day is built upon."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config import Spec, build_spec, load_spec
+from headrace.errors import UserError
+from headrace.features.append import AppendPlan, Base, Day, base_input, check, take_over, together
+from headrace.features.stage import BuildFeatures
+from headrace.features.workflow import Workflow
+from headrace.features.writing.files import ColumnCounts, Written, WrittenDataset
+from headrace.manifest import Manifest, Output, fingerprint
+from headrace.stage import Context
+from headrace.workspace import Workspace
+
+
+def clicks(append: Any = True, workflow: tuple[Any, ...] = (), **features: Any) -> Spec:
+    data = load_spec("clicks").model_dump(mode="json", by_alias=True, exclude_none=True)
+    data["features"]["workflow"] += workflow
+    data["features"] |= {"append": append} | features
+    return build_spec(data)
+
+
+def test_spellings() -> None:
+    assert clicks(True).features.append == clicks({}).features.append
+    assert clicks(True).features.append != clicks({"rebase_days": 7}).features.append
+    assert clicks(False).features == clicks(None).features
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ({"split": {"by": "position"}}, "append does not go with split by position"),
+        ({"engine": "spark"}, "append does not go with engine: spark"),
+        ({"prepare": [{"filter": {"where": "device = 'web'"}}]}, "append does not go with prepare"),
+        ({"append": {"rebase_days": 0}}, "features.append.rebase_days"),
+        ({"append": {"rebase": 1}}, "features.append.rebase"),
+    ],
+)
+def test_what_does_not_go_with_it(features: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        clicks(**{"append": True, **features})
+
+
+@pytest.mark.parametrize(
+    ("chain", "message"),
+    [
+        ({"columns": ["user_country"], "ops": [{"target_encoding": {}}]}, r"\(target_encoding\): gives rows"),
+        ({"columns": ["item_tags"], "ops": ["categorify", {"drop_low_cardinality": {"min_cardinality": 3}},
+                                            {"rename": {"suffix": "_2"}}, {"pad": {"length": 2}}]}, "drop_low"),
+    ],
+)  # fmt: skip
+def test_operators_whose_old_files_would_be_wrong(chain: dict[str, Any], message: str) -> None:
+    data = [c.model_dump(mode="json") for c in clicks().features.workflow if "item_tags" not in c.columns]
+    spec = load_spec("clicks").model_dump(mode="json", by_alias=True, exclude_none=True)
+    spec["features"] |= {"workflow": [*data, chain], "append": True}
+    check(Workflow.from_spec(clicks()))
+    with pytest.raises(UserError, match=message):
+        check(Workflow.from_spec(build_spec(spec)))
+
+
+DAY = "2026-01-05"
+
+
+@pytest.mark.parametrize(
+    ("change", "ds", "facts", "found"),
+    [
+        ({}, "2026-01-06", {}, True),
+        ({}, "2026-01-07", {}, False),  # not yesterday's
+        ({}, "2026-01-06", {"learned": "2025-12-31"}, True),
+        ({}, "2026-01-06", {"learned": "2025-12-30"}, False),  # as old as rebase_days
+        ({}, "2026-01-06", {"version": 1}, False),  # an older stage's files
+        ({"append": {"rebase_days": 7, "generation": 1}}, "2026-01-06", {}, False),
+        ({"window_days": 9}, "2026-01-06", {}, False),
+    ],
+)
+def test_which_day_is_built_upon(
+    tmp_path: Path, change: dict[str, Any], ds: str, facts: dict[str, Any], found: bool
+) -> None:
+    stage, ws, then = BuildFeatures(), Workspace(tmp_path), clicks({"rebase_days": 7})
+    now = clicks(**{"append": {"rebase_days": 7}, **change})
+    assert base_input(Context(now, ws, ds), stage.spec_part(now), stage.version) is None
+    Manifest(
+        stage="features", pipeline="clicks", ds=DAY, key="k", spec_hash=fingerprint(stage.spec_part(then)),
+        outputs=(Output(kind="dataset", name="datasets/clicks/k", version="k"),),
+        facts={"append": {"version": stage.version, "learned": DAY} | facts},
+    ).save(ws.manifest("clicks", DAY, "features"))  # fmt: skip
+    base = base_input(Context(now, ws, ds), stage.spec_part(now), stage.version)
+    assert (base is not None and (base.kind, base.name, base.version) == ("dataset", "datasets/clicks/k", "k")) == found
+    plain = clicks(None)
+    assert base_input(Context(plain, ws, ds), stage.spec_part(plain), stage.version) is None
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_files_move_with_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    """A day that validated trains; where the file system has no links, files are copied."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    days = {}
+    for split, day in (("train", "2026-01-04"), ("valid", "2026-01-05"), ("valid", "2026-01-06")):
+        name = f"{split}/day-{day}-part-00000-000.parquet"
+        (old / split).mkdir(parents=True, exist_ok=True)
+        (old / name).write_text(day)
+        days[day] = Day("x", (Written(name, 5, 1, 10),), {"a": ColumnCounts(missing=2, coded=3)})
+
+    def refused(*_: Any) -> None:
+        raise OSError("no links here")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refused)
+    plan = AppendPlan(Base(old, DAY, days), {}, days, [], None)  # type: ignore[arg-type]  # nothing is read of the lake
+    found = take_over(plan, new, "2026-01-06")
+    assert {f.name for f in found.files} == {
+        "train/day-2026-01-04-part-00000-000.parquet", "train/day-2026-01-05-part-00000-000.parquet",
+        "valid/day-2026-01-06-part-00000-000.parquet",
+    }  # fmt: skip
+    for file in found.files:
+        day = file.name.split("day-")[1][:10]
+        assert (new / file.name).read_text() == day
+        assert ((new / file.name).stat().st_ino == (old / days[day].files[0].name).stat().st_ino) == links
+    assert found.counts == {"train": {"a": ColumnCounts(4, 0, 6)}, "valid": {"a": ColumnCounts(2, 0, 3)}}
+    both = together(found, WrittenDataset([Written("valid/b", 1, 1, 1)], {"valid": {"a": ColumnCounts(missing=1)}}))
+    assert both.counts["valid"]["a"] == ColumnCounts(3, 0, 3)
+    assert found.counts["valid"]["a"] == ColumnCounts(2, 0, 3)
+    assert [f.name for f in both.files] == sorted(f.name for f in both.files)
