@@ -1,0 +1,59 @@
+"""`headrace doctor` tells what of native/ is built."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.commands import doctor
+from headrace.embeddings import native
+from headrace.udfs import library, spark
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty build folder in the place of the checkout's."""
+    for module in (library, spark):
+        monkeypatch.setattr(module, "checkout", lambda: tmp_path)
+    monkeypatch.setattr(native, "library", lambda: None)
+    for load in (library.host, library.cuda):
+        load.cache_clear()
+    yield tmp_path / "build"
+    for load in (library.host, library.cuda):
+        load.cache_clear()
+
+
+def told() -> dict[str, doctor.Finding]:
+    return {f.what: f for f in doctor.native()}
+
+
+def test_nothing_is_built(elsewhere: Path) -> None:
+    found = told()
+    assert {f.state for f in found.values()} == {"optional"}
+    assert found["native libraries"].todo == "`make native` (columns, embeddings)"
+    assert "make native-cuda" in found["CUDA objects"].todo
+    assert "minhash" in found["UDF jar"].todo
+
+
+def test_a_jar_without_a_gpu_side_and_a_library_that_does_not_load(elsewhere: Path) -> None:
+    (elsewhere / "udfs").mkdir(parents=True)
+    (elsewhere / "native").mkdir()
+    (elsewhere / "native" / "libheadrace_columns_cuda.so").write_bytes(b"\x7fELF")
+    for name in ("headrace-udfs.jar", "headrace-udfs-api.jar"):
+        with zipfile.ZipFile(elsewhere / "udfs" / name, "w") as jar:
+            jar.writestr("native/linux-amd64/libheadrace_columns.so", b"")
+    found = told()
+    assert found["CUDA objects"].state == "warning"
+    assert (found["UDF jar"].state, found["UDF jar"].found) == ("ok", "headrace-udfs.jar with CPU")
+    assert "make native-cuda" in found["UDF jar"].todo
+
+
+def test_what_is_here_is_told() -> None:
+    if not library.cuda_path().is_file():
+        pytest.skip("the CUDA library is not here: make native-cuda")
+    found = told()
+    assert found["CUDA objects"].found == "sm_80, sm_90, compute_90"
+    assert found["UDF jar"].found == "headrace-udfs.jar with CPU, CUDA, RAPIDS"
