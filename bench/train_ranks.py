@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,8 +39,9 @@ from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.train.checkpoint import Progress
 from headrace.train.dense import DenseOptimizer
 from headrace.train.job import Job
+from headrace.train.profile import collect_profile
 from headrace.train.progress import Tick
-from headrace.train.spans import PARTS, NoSpans, Spans
+from headrace.train.spans import NoSpans, Spans
 from headrace.train.steps import Learner, Loop
 from headrace.train.watch import Watch, WatchedCollective
 from headrace.workspace import checkout
@@ -50,7 +52,7 @@ MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 33), "MALL
 
 @dataclass(frozen=True)
 class Result:
-    """Seconds of each step of the slowest rank; milliseconds of a step by part (empty without `profile`)."""
+    """Seconds of each step of the slowest rank; `profile`: headrace.train.profile (the trace is in build/bench)."""
 
     ours: tuple[float, ...]
     floor: tuple[float, ...]
@@ -147,6 +149,18 @@ class Constant(nn.Module):
     def step(self, lr: float | None = None) -> None: ...
 
 
+def job_of(step: Step, folder: Path, key: str) -> Job:
+    """A run in `folder`; ranks that share a key share its files."""
+    features = Manifest.model_validate(
+        {"stage": "features", "pipeline": "bench", "ds": "2026-01-01", "key": "bench", "spec_hash": "bench",
+         "dataset_schema": schema_of(step)}
+    )  # fmt: skip
+    return Job(
+        home=folder, pipeline="bench", ds="2026-01-01", key=key, features=features, model=model_of(step),
+        train=train_of(step), progress_seconds=0.0,
+    )  # fmt: skip
+
+
 def take_steps(
     step: Step, learner: Learner, source: Any, collective: Collective, steps: int, folder: Path, spans: Spans
 ) -> list[float]:
@@ -158,16 +172,9 @@ def take_steps(
         if tick.step == steps:
             raise Finished
 
-    features = Manifest.model_validate(
-        {"stage": "features", "pipeline": "bench", "ds": "2026-01-01", "key": "bench", "spec_hash": "bench",
-         "dataset_schema": schema_of(step)}
-    )  # fmt: skip
-    job = Job(
-        home=folder, pipeline="bench", ds="2026-01-01", key=f"rank{collective.world.rank}", features=features,
-        model=model_of(step), train=train_of(step), progress_seconds=0.0,
-    )  # fmt: skip
     loop = Loop(
-        job, learner, source, Progress(), 10**9, collective, lambda: None,  # type: ignore[arg-type,return-value]
+        job_of(step, folder, f"rank{collective.world.rank}"), learner, source, Progress(), 10**9, collective,
+        lambda: None,  # type: ignore[arg-type,return-value]
         say=say, spans=spans, watch=Watch(),
     )  # fmt: skip
     try:
@@ -208,7 +215,13 @@ def _rank_main(step: Step, rank: int, folder: Path, turns: int, profile: bool, d
                 seconds[name] += found
     if dataset is not None:
         sources["ours"].close()
-    parts = {p: 1e3 * spans.seconds[p] / max(1, spans.counted) for p in PARTS} if profile else {}
+    parts: dict[str, float] = {}
+    if profile:
+        job = job_of(step, folder, "trace")
+        job.folder.mkdir(parents=True, exist_ok=True)
+        parts = collect_profile(job, spans, collective)
+        if rank == 0:
+            shutil.copy(job.trace, checkout() / "build" / "bench" / "train_trace.json")
     (folder / f"{rank}.json").write_text(json.dumps({**seconds, "profile": parts}))
     dist.barrier()
     dist.destroy_process_group()

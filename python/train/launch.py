@@ -43,6 +43,7 @@ _START_SECONDS = 600
 _ENVIRONMENT: Mapping[str, str] = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
+    "MALLOC_TOP_PAD_": str(1 << 26),
 }
 
 
