@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from bench.peers.torchrec_step import Step
 from bench.train_ranks import MALLOC, schema_of, step_of, train_of
-from headrace.dataset.layout import SplitLayout, open_split, physical_columns
+from headrace.dataset.layout import SplitLayout, open_split, stored_columns
 from headrace.dataset.source import TrainSource
 from headrace.workspace import checkout
 
@@ -64,7 +64,7 @@ def loader_rates(folder: Path, step: Step, turns: int = 3, batch: int = 8_192, s
     """Rows a second, the best of several turns: of the loader, and of decoding alone."""
     schema = schema_of(step)
     layout = open_split(folder, "train", schema)
-    columns = physical_columns(schema)
+    columns = stored_columns(schema)
     best = {"decode": float("inf"), "load": float("inf")}
     for _ in range(turns):
         best["decode"] = min(best["decode"], decode_seconds(layout, columns))
