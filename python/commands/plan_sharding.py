@@ -13,8 +13,10 @@ from headrace.embeddings.cost import GIB, load_of
 from headrace.embeddings.declared import load_tables
 from headrace.embeddings.plan import Lookup, Table, tables_of
 from headrace.embeddings.planner import Planned, plan_tables
+from headrace.embeddings.popularity import Popularity
 from headrace.errors import UserError
 from headrace.manifest import Manifest
+from headrace.train.popularity import sampled_popularity
 from headrace.workspace import Workspace
 
 #: Ranks and tables that are shown one by one.
@@ -36,6 +38,7 @@ def sharding(
         settings = settings.model_copy(update={"kind": "auto"})
     if memory_gib is not None:
         settings = settings.model_copy(update={"memory_gib": memory_gib})
+    popularity: dict[str, Popularity] = {}
     if declared is not None:
         given = load_tables(declared)
         tables, lookups = given.planned()
@@ -43,18 +46,20 @@ def sharding(
         if spec is not None:
             batch, optimizer = spec.train.batch_size, spec.train.embeddings.kind
     elif spec is not None:
-        source, tables, lookups = _dataset(ws, spec.pipeline, ds, spec.model.embedding_dim)
+        source, tables, lookups, popularity = _dataset(ws, spec.pipeline, ds, spec.model.embedding_dim)
         batch, optimizer = spec.train.batch_size, spec.train.embeddings.kind
     else:
         raise UserError("say which tables: a pipeline that has a dataset, or --tables mlperf, or --tables FILE.yaml")
-    planned = plan_tables(tables, lookups, world, batch_size=batch, optimizer=optimizer, settings=settings)
+    planned = plan_tables(
+        tables, lookups, world, batch_size=batch, optimizer=optimizer, settings=settings, popularity=popularity
+    )
     show(planned, source)
     return planned
 
 
 def _dataset(
     ws: Workspace, pipeline: str, ds: str | None, dim: int
-) -> tuple[str, tuple[Table, ...], tuple[Lookup, ...]]:
+) -> tuple[str, tuple[Table, ...], tuple[Lookup, ...], dict[str, Popularity]]:
     runs = ws.manifest(pipeline, "*", "features")
     days = sorted((p.parent.name for p in runs.parent.parent.glob("*/features.json")), reverse=True)
     day = ds or (days[0] if days else "")
@@ -64,7 +69,9 @@ def _dataset(
             f"pipeline '{pipeline}' has no dataset{f' of {ds}' if ds else ''} in {ws.home}, so its tables' sizes are "
             f"not known: run it up to features, or declare tables (--tables mlperf, --tables FILE.yaml)"
         )
-    return f"{pipeline}, dataset of {day}", *tables_of(manifest.dataset_schema, dim)
+    schema = manifest.dataset_schema
+    popularity = sampled_popularity(ws.home / manifest.output("dataset").name, schema)
+    return f"{pipeline}, dataset of {day}", *tables_of(schema, dim), popularity
 
 
 def show(planned: Planned, source: str) -> None:
@@ -73,12 +80,13 @@ def show(planned: Planned, source: str) -> None:
     seconds = load.seconds(s)
     rows = sum(t.rows for t in work.tables)
     weights = float(load.memory.sum())
+    popularity = "as in a sample of the dataset" if work.popularity else f"Zipf({s.zipf:g})"
     out.print(
         f"[bold]{source}[/]: {len(work.tables)} tables, {rows:,} rows, {weights / GIB:,.1f} GiB on all ranks with the "
         f"states of {work.optimizer}; {work.world_size:,} ranks, {work.batch_size:,} rows a step"
     )
     out.print(
-        f"assumed: ids Zipf({s.zipf:g}); a rank's memory {s.memory_gbps:g} GB/s, {s.node_gbps:g} GB/s to the "
+        f"assumed: ids {popularity}; a rank's memory {s.memory_gbps:g} GB/s, {s.node_gbps:g} GB/s to the "
         f"{s.ranks_per_node} ranks of its machine, {s.network_gbps:g} GB/s to others, {s.latency_us:g} µs a message\n"
     )
     out.print(_tables(planned))

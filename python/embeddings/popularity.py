@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,13 +37,25 @@ class Popularity:
         return Popularity(counts, weight / float((counts * weight).sum()))
 
     @staticmethod
-    def counted(counts: Sequence[int], rows: int) -> Popularity:
-        """From counts of the most frequent rows (a vocabulary's statistics); each other row counts one, or less."""
-        seen = np.sort(np.asarray(counts, dtype=np.float64))[::-1]
-        rest = rows - len(seen)
-        every = np.append(np.ones(len(seen)), rest) if rest > 0 else np.ones(len(seen))
-        weight = np.append(seen, min(1.0, float(seen[-1]) if len(seen) else 1.0)) if rest > 0 else seen
-        return Popularity(every, weight / float((every * weight).sum()))
+    def sampled(counts: NDArray[np.int64], rows: int) -> Popularity:
+        """From how often each row was seen in a sample of lookups; `counts` may be shorter than the table.
+
+        What the sample did not see is as likely together as the share of lookups whose row was seen once, and those
+        seen once as the share of those seen twice (Good and Turing; Good, 1953); rows of one kind are alike.
+        """
+        times, seen = np.unique(counts[counts > 0], return_counts=True)
+        times, seen = times[::-1].astype(np.float64), seen[::-1].astype(np.float64)
+        total, rest = float((times * seen).sum()), rows - int(seen.sum())
+        once = float(seen[-1]) if times[-1] == 1 else 0.0
+        unseen = min(once / total, 0.999) if rest > 0 else 0.0
+        mass = times * seen / total
+        if unseen and len(times) > 2 and times[-2] == 2:
+            mass[-1] = min(mass[-1], 2 * seen[-2] / total)
+        mass *= (1 - unseen) / mass.sum()
+        chance = mass / seen
+        if rest <= 0:
+            return Popularity(seen, chance)
+        return Popularity(np.append(seen, float(rest)), np.append(chance, unseen / rest))
 
     def asked(self, lookups: float) -> NDArray[np.float64]:
         """The chance that at least one of so many lookups is of a row, by group: float64 [G]."""

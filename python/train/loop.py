@@ -27,6 +27,7 @@ from headrace.train.checkpoint import Progress
 from headrace.train.dense import DenseOptimizer
 from headrace.train.evaluate import Evaluation, evaluate_clicks, evaluate_ranking, predict_split
 from headrace.train.job import Job, Report, list_steps
+from headrace.train.popularity import sampled_popularity
 from headrace.train.profile import collect_profile, show_profile
 from headrace.train.progress import Tick
 from headrace.train.spans import NoSpans, Spans
@@ -127,10 +128,13 @@ def train(job: Job, collective: Collective, say: Say = lambda tick: None, watch:
 
 
 def _new_learner(job: Job, schema: DatasetSchema, collective: Collective) -> Learner:
+    dataset, chooses = job.ws.home / job.features.output("dataset").name, job.train.sharding.kind == "auto"
+    popularity = sampled_popularity(dataset, schema) if chooses and collective.world.size > 1 else None
+
     def make_plan(tables: Sequence[Table], lookups: Sequence[Lookup], world_size: int) -> Plan:
         return plan_tables(
             tables, lookups, world_size, batch_size=job.train.batch_size, optimizer=job.train.embeddings.kind,
-            settings=job.train.sharding,
+            settings=job.train.sharding, popularity=popularity,
         ).plan  # fmt: skip
 
     check_parts(schema, job.train.accumulate)

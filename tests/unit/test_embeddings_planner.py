@@ -131,12 +131,17 @@ def test_distinct_rows_are_those_of_a_draw(rows: int, exponent: float) -> None:
         assert places.sum() == pytest.approx(popularity.distinct(5_000))
 
 
-def test_counted_popularity_is_that_of_the_counts() -> None:
-    popularity = Popularity.counted([900, 90, 10], rows=1_000)
-    draws = [900, 90, 10, *[1] * 997]
+@pytest.mark.parametrize(("rows", "exponent"), [(300, 1.05), (20_000, 1.05), (20_000, 0.0)])
+def test_a_sample_tells_how_many_rows_a_larger_batch_asks_for(rows: int, exponent: float) -> None:
+    chance = np.arange(1, rows + 1) ** -exponent
+    chance /= chance.sum()
+    rng = np.random.default_rng(1)
+    popularity = Popularity.sampled(np.bincount(rng.choice(rows, 20_000, p=chance)), rows)
     assert float((popularity.rows * popularity.chance).sum()) == pytest.approx(1)
-    expected = 1 - (1 - np.array(draws) / sum(draws)) ** 100
-    assert popularity.distinct(100) == pytest.approx(expected.sum())
+    assert float(popularity.rows.sum()) == rows
+    for lookups in (1_000, 10_000, 60_000):
+        true = -np.expm1(lookups * np.log1p(-chance)).sum()
+        assert popularity.distinct(lookups) == pytest.approx(true, rel=0.2)
 
 
 class Counting(ThreadCollective):

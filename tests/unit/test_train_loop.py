@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.config import EmbeddingOptimizer, Model, Negatives, Optimizer, Train
+from headrace.config import EmbeddingOptimizer, Model, Negatives, Optimizer, Sharding, Train
 from headrace.embeddings.collective import LocalCollective
 from headrace.embeddings.collective_threads import run_ranks
 from headrace.errors import UserError
@@ -122,6 +122,16 @@ def test_ranks_take_the_same_steps(
         assert report.metrics["auc"] == pytest.approx(undisturbed[1].metrics["auc"], abs=2e-3)
     for name, value in weights(undisturbed[0]).items():
         np.testing.assert_allclose(weights(job)[name], value, atol=2e-3, err_msg=name)
+
+
+def test_a_plan_by_the_cost_model_takes_the_same_steps(
+    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report]
+) -> None:
+    settings = Sharding(kind="auto")
+    job = job_of(home, features, "auto", TRAIN.model_copy(update={"sharding": settings}))
+    expected = [p["loss"] for p in undisturbed[1].curve]
+    for report in run_ranks(2, lambda collective: train(job, collective)):
+        np.testing.assert_allclose([p["loss"] for p in report.curve], expected, rtol=2e-4)
 
 
 KILLED = """
