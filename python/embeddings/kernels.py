@@ -85,8 +85,8 @@ def _parts(part_row, first_part, starts, order, bag, weights, divisor, grad, out
 
 @triton.jit
 def _rowwise_adagrad(table, state, unique, starts, order, bag, weights, divisor, grad, sums, first_part, n, rows, dim,
-                     lr, decay, eps, BAGS: tl.constexpr, WEIGHTED: tl.constexpr, DIVIDED: tl.constexpr,
-                     PART: tl.constexpr, DIM: tl.constexpr):  # fmt: skip
+                     lr, decay, eps, seed, BAGS: tl.constexpr, WEIGHTED: tl.constexpr, DIVIDED: tl.constexpr,
+                     PART: tl.constexpr, DIM: tl.constexpr, STOCHASTIC: tl.constexpr):  # fmt: skip
     """A program a distinct row: sum its gradients, then s += mean(g^2), w -= lr * g / (sqrt(s) + eps)."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, DIM)
@@ -107,6 +107,11 @@ def _rowwise_adagrad(table, state, unique, starts, order, bag, weights, divisor,
     square = tl.load(state + address) + tl.sum(total * total, 0) / dim
     tl.store(state + address, square)
     stepped = weight - lr * total / (tl.sqrt(square) + eps)
+    if STOCHASTIC:
+        # bfloat16 is the upper half of float32: what is added to the lower half before it is cut off carries over with
+        # the probability of the part that is lost. Drawn by place and seed, so the same step gives the same bits.
+        noise = tl.randint(seed, address * dim + column).to(tl.uint32, bitcast=False) & 0xFFFF
+        stepped = ((stepped.to(tl.uint32, bitcast=True) + noise) & 0xFFFF0000).to(tl.float32, bitcast=True)
     tl.store(table + address * dim + column, stepped.to(table.dtype.element_ty), mask=inside)
 
 
@@ -141,11 +146,12 @@ def pool_sum(
 def rowwise_adagrad(
     table: Tensor, state: Tensor, rows: Tensor, starts: Tensor, order: Tensor, grad: Tensor, *, lr: float,
     decay: float = 0.0, bag: Tensor | None = None, weights: Tensor | None = None, divisor: Tensor | None = None,
+    seed: int | None = None,
 ) -> None:  # fmt: skip
     """Sum the gradients of each distinct row and apply row-wise Adagrad to it, in place (FBGEMM's exact variant).
 
     Args:
-        table: [rows, D], contiguous; of 2 bytes it is rounded to nearest.
+        table: float32, float16 or bfloat16 [rows, D], contiguous.
         state: float32 [rows, 1].
         rows: distinct rows of the table, int32 or int64 [U].
         starts: where each row's occurrences start in `order`, int64 [U], ascending from 0.
@@ -156,7 +162,15 @@ def rowwise_adagrad(
         bag: int64 [N].
         weights: of each occurrence, float32 [N].
         divisor: of each row of `grad`, float32 [M, 1].
+        seed: another one for each step: a bfloat16 row is rounded up or down by chance, so that steps smaller than half
+            of its last place are not lost but come true on average (Gupta et al., Deep Learning with Limited Numerical
+            Precision, 2015). None: to nearest.
+
+    Raises:
+        ValueError: a seed for a table that is not bfloat16.
     """
+    if seed is not None and table.dtype is not torch.bfloat16:
+        raise ValueError(f"rows of {table.dtype} are rounded to nearest: only bfloat16 is rounded by chance")
     count, n, dim = rows.numel(), order.numel(), table.shape[1]
     if count == 0:
         return
@@ -176,4 +190,4 @@ def rowwise_adagrad(
         _parts[(most,)](part_row, first_part, starts, order, *optional, grad, sums, n, count, last_part[-1:], dim,
                         *flags, PART, width)  # fmt: skip
     _rowwise_adagrad[(count,)](table, state, rows, starts, order, *optional, grad, sums, first_part, n, count, dim,
-                               lr, decay, ADAGRAD_EPS, *flags, PART, width)  # fmt: skip
+                               lr, decay, ADAGRAD_EPS, seed or 0, *flags, PART, width, seed is not None)  # fmt: skip
