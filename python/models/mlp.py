@@ -38,7 +38,9 @@ class MLP(nn.Sequential):
 
 def linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
     """A linear layer that draws nothing from torch's global generator."""
-    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
+    layer = nn.Linear(inputs, outputs, device="meta")
+    # Not `to_empty`: it imports a symbolic algebra system, which takes a second.
+    layer.weight, layer.bias = nn.Parameter(torch.empty(outputs, inputs)), nn.Parameter(torch.empty(outputs))
     with torch.no_grad():
         layer.weight.normal_(0.0, math.sqrt(2.0 / (inputs + outputs)), generator=generator)
         layer.bias.normal_(0.0, math.sqrt(1.0 / outputs), generator=generator)

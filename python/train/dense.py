@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 from headrace import config
 from headrace.embeddings.collective import Collective
 from headrace.errors import UserError
+
+_MARK = "__dynamo_disable"
 
 
 class DenseOptimizer:
@@ -22,6 +25,7 @@ class DenseOptimizer:
     def __init__(self, parameters: Iterable[nn.Parameter], conf: config.Optimizer, collective: Collective) -> None:
         self._parameters = list(parameters)
         self._collective = collective
+        _leave_compiler_out()
         self._optimizer = _make(self._parameters, conf)
 
     def reduce(self, loss: float, flag: bool = False) -> tuple[float, bool]:
@@ -47,7 +51,7 @@ class DenseOptimizer:
         if lr is not None:
             for group in self._optimizer.param_groups:
                 group["lr"] = lr
-        self._optimizer.step()
+        _step(self._optimizer)
         self._optimizer.zero_grad(set_to_none=False)
 
     def state(self) -> dict[str, Tensor]:
@@ -77,8 +81,27 @@ def _after_one_step(optimizer: torch.optim.Optimizer, parameters: list[nn.Parame
     for c in copies:
         c.grad = torch.zeros_like(c)
     twin = type(optimizer)(copies, **{k: v for k, v in optimizer.defaults.items() if k in ("lr", "weight_decay")})
-    twin.step()
+    _step(twin)
     return _flat(twin)
+
+
+def _leave_compiler_out() -> None:
+    """Let torch's optimizers work without torch.compile, which nothing here uses; see also `_step`.
+
+    They mark some methods as not to be compiled, and the mark imports the compiler at their first call: 3 s of a core
+    in each rank (torch._compile._disable_dynamo keeps what it made in this attribute; torch 2.13).
+    """
+    for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+        plain = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
+        if plain is not None and not hasattr(plain, _MARK):
+            setattr(plain, _MARK, plain)
+
+
+def _step(optimizer: torch.optim.Optimizer) -> None:
+    """`optimizer.step()` below its wrappers, which look for hooks, and for a compiler to tell it of this place."""
+    plain = inspect.unwrap(type(optimizer).step)
+    with torch.no_grad():
+        plain(optimizer)
 
 
 def _flat(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
