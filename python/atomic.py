@@ -23,11 +23,15 @@ def write_text(path: Path, text: str) -> None:
     """Replace `path` by `text` in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
-    with open(partial, "w", encoding="utf-8") as f:
-        f.write(text)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(partial, path)
+    try:
+        with open(partial, "w", encoding="utf-8") as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(partial, path)
+    except BaseException:  # a full disk, above all
+        partial.unlink(missing_ok=True)
+        raise
     fsync_dir(path.parent)
 
 

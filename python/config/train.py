@@ -166,6 +166,8 @@ class Train(Section):
     threads: int | None = None
     #: Tries after a failed launch, each from the last checkpoint.
     retries: int = Field(default=1, ge=0)
+    #: Seconds that a launch waits for a task slot for each rank: executors of a cluster may come late.
+    start_seconds: int = Field(default=600, ge=1)
     #: Seconds that a message between the ranks may take: all work that one rank does while the others wait, such as
     #: writing its part of a checkpoint. After that the launch fails with the names of the missing ranks.
     deadline_seconds: float = Field(default=600.0, gt=0)

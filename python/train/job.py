@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,50 @@ class Report(BaseModel):
     data_wait_seconds: float
     #: Profile mode: milliseconds of a step by part, and `step`, their sum.
     profile: dict[str, float] = Field(default_factory=dict)
+    #: Seconds of each part of the start of the try that finished, and `total` (headrace.train.startup).
+    startup_seconds: dict[str, float] = Field(default_factory=dict)
     peak_memory_mib: dict[str, float] = Field(default_factory=dict)
+
+
+class Complaint(BaseModel):
+    """What a rank that ends has to say to the user."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    rank: int
+    message: str
+    diverged_at: int | None = None
+    full_disk: bool = False
+
+    def error(self) -> UserError:
+        """As what the driver raises it."""
+        if self.diverged_at is not None:
+            return Diverged(self.message, self.diverged_at)
+        return DiskFull(self.message) if self.full_disk else UserError(self.message)
+
+
+class Answer(BaseModel):
+    """How a rank ended, if it was not killed: one of the first four."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    report: Report | None = None
+    complaint: Complaint | None = None
+    #: Asked to stop: after which step, of how many.
+    stopped: tuple[int, int] | None = None
+    #: Another rank was gone; what Horovod said of it.
+    lost: str = ""
+    #: When which part of the start was over (headrace.train.startup).
+    marks: dict[str, float] = Field(default_factory=dict)
+
+
+class DiskFull(UserError):
+    """There is no room for what must be written. Another try may find some."""
+
+
+def is_full(e: OSError) -> bool:
+    """Whether it is for want of room: the disk is full, a quota or the largest size of a file is reached."""
+    return e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Diverged(UserError):

@@ -8,7 +8,6 @@ importing torch in each rank 3, and a sleep of 3 at the end.
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import signal
@@ -18,7 +17,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -26,19 +25,21 @@ from typing import TextIO
 import horovod.runner.gloo_run
 import horovod.runner.launch
 import horovod.spark
+from horovod.runner.common.util.timeout import TimeoutException
 from pyspark.sql import SparkSession
 
 from headrace.atomic import write_text
 from headrace.errors import UserError
-from headrace.train.job import Diverged, Job, Report, Stopped, list_steps
+from headrace.train.job import Answer, Complaint, DiskFull, Diverged, Job, Report, Stopped, is_full, list_steps
 from headrace.train.progress import Console, Follower, Tick
+from headrace.train.slots import count_slots, watch_slots
+from headrace.train.startup import BEGIN, seconds_of, show
 from headrace.train.watch import last_words
 from headrace.train.worker import rank_main
 
 log = logging.getLogger("headrace.train")
 #: Lines of what the ranks printed that a failed launch shows.
 _TAIL = 40
-_START_SECONDS = 600
 #: glibc gives large blocks back to the kernel at every free, and page faults then cost a tenth of a step: keep them.
 _ENVIRONMENT: Mapping[str, str] = {
     "MALLOC_MMAP_MAX_": "0",
@@ -48,14 +49,24 @@ _ENVIRONMENT: Mapping[str, str] = {
 
 
 def launch(
-    job: Job, spark: SparkSession, *, ranks: int, retries: int, on_tick: Callable[[Tick], None] = lambda tick: None
-) -> Report:
+    job: Job, spark: SparkSession, *, ranks: int, retries: int, on_tick: Callable[[Tick], None] = lambda tick: None,
+    marks: Mapping[str, float] | None = None,
+) -> Report:  # fmt: skip
     """Train on `ranks` Horovod ranks in tasks of this Spark session; a launch that fails is tried again.
 
-    A further try goes on from the last checkpoint.
+    A further try goes on from the last checkpoint. What a try was writing when it failed is removed.
+
+    Args:
+        job: what the ranks are told.
+        spark: the session.
+        ranks: how many; each takes a task slot.
+        retries: tries after the first.
+        on_tick: called with the chief's progress.
+        marks: when which part of the start was over (headrace.train.startup).
 
     Raises:
-        UserError: what a rank has to say to the user (not tried again), or fewer cores than ranks.
+        UserError: what a rank has to say to the user (not tried again), or fewer slots than ranks.
+        DiskFull: no room for a checkpoint or the model, in the last try.
         Diverged: the loss is no number, in the last try or twice at the same step: it would be a third time.
         SystemExit, KeyboardInterrupt: this process was asked to stop; the ranks have left a checkpoint, if they could.
         RuntimeError: all tries failed.
@@ -64,13 +75,13 @@ def launch(
     diverged_at: set[int] = set()
     for attempt in range(retries + 1):
         try:
-            return _launch(job, spark, ranks, on_tick)
+            return _launch(job, spark, ranks, on_tick, marks if marks and not attempt else {BEGIN: time.time()})
         except Diverged as e:
             if attempt == retries or e.step in diverged_at:
                 raise
             diverged_at.add(e.step)
             reason = f"the loss was no number at step {e.step}"
-        except (RuntimeError, Stopped) as e:
+        except (RuntimeError, Stopped, DiskFull) as e:
             if attempt == retries:
                 raise
             # Stopped: by a signal to a rank, not to this process.
@@ -83,9 +94,16 @@ def launch(
     raise AssertionError("unreachable")
 
 
-def _launch(job: Job, spark: SparkSession, ranks: int, on_tick: Callable[[Tick], None]) -> Report:
+def _launch(
+    job: Job, spark: SparkSession, ranks: int, on_tick: Callable[[Tick], None], marks: Mapping[str, float]
+) -> Report:
     job = job.model_copy(update={"token": uuid.uuid4().hex})
-    write_text(job.fence, job.token)
+    try:
+        write_text(job.fence, job.token)
+    except OSError as e:
+        if is_full(e):
+            raise DiskFull(f"{e.strerror}. Make room below {job.folder}") from e
+        raise
     for left in (job.complaint, *job.folder.glob("progress-*.jsonl")):
         left.unlink(missing_ok=True)
     for folder in job.folder.glob("ranks-*"):
@@ -107,14 +125,16 @@ def _launch(job: Job, spark: SparkSession, ranks: int, on_tick: Callable[[Tick],
         _gloo_is_built(),
         _quiet_thread(),
         _signals(job) as received,
+        _no_halves(job),
+        watch_slots(lambda: count_slots(spark), ranks, job.train.start_seconds, lambda: bool(first)) as slots,
     ):
         tail = _Tail(file)
         try:
-            answers: list[str] = horovod.spark.run(
+            texts: list[str] = horovod.spark.run(
                 rank_main,
                 args=(job.model_dump_json(),),
                 num_proc=ranks,
-                start_timeout=_START_SECONDS,
+                start_timeout=job.train.start_seconds,
                 use_mpi=False,
                 use_gloo=True,
                 nics={"lo"} if local else None,
@@ -126,26 +146,47 @@ def _launch(job: Job, spark: SparkSession, ranks: int, on_tick: Callable[[Tick],
         except Exception as e:
             received.raise_again()
             raise_complaint(job.complaint)
+            if isinstance(e, TimeoutException):
+                slots.check(str(spark.sparkContext.master))
             known = last_words(job.ranks_folder)
             raise RuntimeError(
                 f"training on {ranks} ranks failed ({' '.join(str(e).split())}{f'; {known}' if known else ''}); "
                 f"see {job.folder / 'ranks.log'}, which ends:\n{tail.text()}"
             ) from e
-        stopped = [json.loads(a) for a in answers if a.startswith('{"stopped"')]
+        answers = [Answer.model_validate_json(text) for text in texts]
+        stopped = next((a.stopped for a in answers if a.stopped), None)
         if stopped:
             log.warning(
                 "asked to stop: training stopped after step %d of %d with a checkpoint; the same command goes on there",
-                stopped[0]["stopped"], stopped[0]["total"],
-            )  # fmt: skip
+                *stopped,
+            )
         received.raise_again()
+        for answer in answers:
+            if answer.complaint is not None:
+                raise answer.complaint.error()
+        if stopped:
+            raise Stopped(*stopped)
+        lost = next((a.lost for a in answers if a.lost), None)
+        if lost is not None:
+            raise RuntimeError(f"training on {ranks} ranks failed ({lost}; {last_words(job.ranks_folder)})")
     job.voice.unlink(missing_ok=True)
-    raise_complaint(job.complaint)
-    if stopped:
-        raise Stopped(stopped[0]["stopped"], stopped[0]["total"])
     shutil.rmtree(job.ranks_folder, ignore_errors=True)
-    reports = [Report.model_validate_json(a) for a in answers]
+    reports = [a.report for a in answers if a.report is not None]
     peaks = {name: mib for r in reports for name, mib in r.peak_memory_mib.items()}
-    return reports[0].model_copy(update={"peak_memory_mib": peaks})
+    startup = seconds_of({**marks, **answers[0].marks})
+    log.info("%s", show(startup))
+    return reports[0].model_copy(update={"peak_memory_mib": peaks, "startup_seconds": startup})
+
+
+@contextmanager
+def _no_halves(job: Job) -> Iterator[None]:
+    """Remove what the ranks of a try that failed were writing: it takes the room that the next one needs."""
+    try:
+        yield
+    except BaseException:
+        for left in (*job.checkpoints.glob(".*.partial"), *job.folder.glob(".*.partial")):
+            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+        raise
 
 
 def _limits(deadline: float) -> dict[str, str]:
@@ -175,14 +216,12 @@ def _is_local(spark: SparkSession) -> bool:
 
 
 def raise_complaint(path: Path) -> None:
-    """Raise a rank's message for the user, if it left one, as UserError or Diverged."""
+    """Raise a rank's message for the user, if it left one."""
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return
-    if "diverged_at" in said:
-        raise Diverged(said["message"], said["diverged_at"])
-    raise UserError(said["message"])
+    raise Complaint.model_validate_json(text).error()
 
 
 class _Tail:
@@ -194,10 +233,13 @@ class _Tail:
 
     def write(self, text: str) -> int:
         self._lines.extend(line for line in text.splitlines() if line.strip())
-        return self._file.write(text)
+        with suppress(OSError):  # Horovod would end the ranks for it; a full disk is theirs to report
+            self._file.write(text)
+        return len(text)
 
     def flush(self) -> None:
-        self._file.flush()
+        with suppress(OSError):
+            self._file.flush()
 
     def text(self) -> str:
         return "\n".join(self._lines) or "(none)"

@@ -23,6 +23,7 @@ from headrace.stage import Context, Result
 from headrace.train.job import OBEYED, Job, Report
 from headrace.train.metrics import show_metrics
 from headrace.train.progress import Tick
+from headrace.train.startup import driver_marks, mark
 from headrace.train.warm import find_warm_start
 
 log = logging.getLogger("headrace.train")
@@ -60,6 +61,7 @@ class Train:
         return None
 
     def run(self, ctx: Context) -> Result:
+        marks = driver_marks()
         inputs = self.inputs(ctx)
         job = make_job(ctx, inputs)
         check_dataset(job)
@@ -67,8 +69,12 @@ class Train:
         from headrace.train.launch import launch
 
         spec = ctx.spec
+        mark(marks, "driver")
         with session(with_slots(spec.spark, spec.train.ranks), ctx.ws, f"headrace {spec.pipeline} train {ctx.ds}") as s:
-            report = launch(job, s, ranks=spec.train.ranks, retries=spec.train.retries, on_tick=_preload_at_the_end())
+            mark(marks, "session")
+            report = launch(
+                job, s, ranks=spec.train.ranks, retries=spec.train.retries, on_tick=_preload_at_the_end(), marks=marks
+            )
         params = {
             **_flat("model", spec.model.model_dump(mode="json")),
             **_flat("train", spec.train.model_dump(mode="json", exclude={"search"})),
@@ -91,7 +97,7 @@ class Train:
             facts={
                 **report.model_dump(include={"metrics", "curve", "evals", "calibration_bins", "steps",
                                              "steps_per_epoch", "best_step", "resumed_from_step", "data_wait_seconds",
-                                             "profile", "dynamic"}),
+                                             "profile", "dynamic", "startup_seconds"}),
                 # Below the workspace's home, as in the inputs: manifests move with their workspace.
                 "warm_start": next((i.name for i in inputs if i.kind == "model"), None),
                 "registered": {"name": spec.pipeline, "version": version},

@@ -243,6 +243,7 @@ class Loop:
             {"epoch": epoch, "step": progress.step, "auc": found["auc"], "log_loss": found["log_loss"]}
         )
         self._journal.write("eval", {"step": progress.step, "epoch": epoch, **found})
+        self._say(Tick(phase="evaluated", step=progress.step, total=self._total, epoch=epoch, metrics=found))
         self._learner.model.train()
         if self._collective.world.is_chief:
             log.info("epoch %d of %d, step %d: %s", epoch, self._job.train.epochs, progress.step, show_metrics(found))

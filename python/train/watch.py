@@ -58,6 +58,8 @@ class Watch:
         #: Whether this rank was asked to stop. All ranks agree in the next step's all-reduce.
         self.is_asked_to_stop = False
         self.step = 0
+        #: When the rank first began to do what, seconds since 1970.
+        self.began: dict[str, float] = {}
         self.doing = "start"
         self._waiting: tuple[str, float] | None = None
         self._closed = threading.Event()
@@ -69,6 +71,16 @@ class Watch:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             self._thread.start()
+
+    @property
+    def doing(self) -> str:
+        """What the rank is at: start, restore, train, evaluate, checkpoint, save."""
+        return self._doing
+
+    @doing.setter
+    def doing(self, what: str) -> None:
+        self._doing = what
+        self.began.setdefault(what, time.time())
 
     def on_signals(self) -> None:
         """Take SIGTERM as a request to stop after the step."""

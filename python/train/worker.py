@@ -1,26 +1,27 @@
 """What runs in a rank's process: a few lines around the loop. No heavy import at the top: the driver imports this too.
 
-A message for the user is no failure: the rank leaves it in a file and ends well, and so do the others when their next
+A message for the user is no failure: the rank says it in its answer and ends well, and so do the others when their next
 exchange finds it gone. So the driver shows that message, and no trace of Spark's or Horovod's about tasks that failed.
-A stop that was asked for is none either: the answer says at which step.
+It is left in a file as well, for the case that yet another rank dies on the way. A stop that was asked for is no
+failure either: the answer says at which step.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
+import sys
+from contextlib import suppress
 
 from headrace.atomic import write_text
 from headrace.errors import UserError
-from headrace.train.job import Diverged, Job, Stopped
+from headrace.train.job import Answer, Complaint, Diverged, Job, Stopped, is_full
+from headrace.train.startup import mark, process_began
 
 
 def rank_main(job_json: str) -> str:
-    """Train as one Horovod rank. Text in, text out: Job and Report as JSON; nothing where a complaint was left.
-
-    Where the ranks were asked to stop: `{"stopped": step, "total": steps}`.
-    """
+    """Train as one Horovod rank. Text in, text out: Job and Answer as JSON."""
+    marks = {"ranks": process_began()}
     job = Job.model_validate_json(job_json)
     threads = job.threads or max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("HOROVOD_LOCAL_SIZE", "1")))
     # Read by the libraries when they are first imported.
@@ -33,12 +34,14 @@ def rank_main(job_json: str) -> str:
 
     from headrace.embeddings.collective_horovod import HorovodCollective
     from headrace.train.loop import train
-    from headrace.train.progress import Speaker
+    from headrace.train.progress import Speaker, Tick
     from headrace.train.watch import Watch
 
     torch.set_num_threads(threads)
     pa.set_cpu_count(threads)
+    mark(marks, "imports")
     hvd.init()
+    mark(marks, "horovod")
     collective = HorovodCollective()
     chief = collective.world.is_chief
     watch = Watch(
@@ -47,21 +50,36 @@ def rank_main(job_json: str) -> str:
     watch.on_signals()
     speaker = Speaker(job.voice) if chief else None
     logging.basicConfig(handlers=[speaker or logging.StreamHandler()], level=logging.INFO if chief else logging.WARNING)
+
+    def say(tick: Tick) -> None:
+        mark(marks, "first_step")
+        if speaker is not None:
+            speaker.say(tick)
+
+    answer = Answer()
     try:
-        return train(job, collective, speaker.say if speaker else lambda tick: None, watch).model_dump_json()
+        answer.report = train(job, collective, say, watch)
     except Stopped as e:
-        return json.dumps({"stopped": e.step, "total": e.total})
+        answer.stopped = e.step, e.total
     except UserError as e:
-        complaint = {"rank": collective.world.rank, "message": str(e)}
-        if isinstance(e, Diverged):
-            complaint["diverged_at"] = e.step
-        write_text(job.complaint, json.dumps(complaint))
-        return ""
-    except HorovodInternalError:
-        # Another rank is gone. It says why before it goes, unless it was killed.
-        if job.complaint.is_file():
-            return ""
-        raise
+        at = e.step if isinstance(e, Diverged) else None
+        answer.complaint = Complaint(rank=collective.world.rank, message=str(e), diverged_at=at)
+    except OSError as e:
+        if not is_full(e):
+            raise
+        where = f": {e.filename}" if e.filename else ""
+        message = f"{e.strerror}{where}. Make room below {job.folder}, or lower train.keep ({job.train.keep})"
+        answer.complaint = Complaint(rank=collective.world.rank, message=message, full_disk=True)
+    except HorovodInternalError as e:
+        # Another rank is gone. It says why before it goes, unless it was killed: then its exit code does.
+        answer.lost = str(e)
+        print(f"rank {collective.world.rank}: {e}", file=sys.stderr)
     finally:
+        if answer.complaint is not None:
+            with suppress(OSError):  # the answer has it, too
+                write_text(job.complaint, answer.complaint.model_dump_json())
         hvd.shutdown()
         watch.close()
+    if "train" in watch.began:
+        marks["model"] = watch.began["train"]
+    return answer.model_copy(update={"marks": marks}).model_dump_json()

@@ -1,0 +1,206 @@
+"""The launcher without a cluster: what it makes of the ranks' answers, of slots that are missing, of a full disk."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from horovod.runner.common.util.timeout import TimeoutException
+from pyspark.sql import SparkSession
+
+from headrace.config import Model, Train
+from headrace.errors import UserError
+from headrace.manifest import Manifest
+from headrace.train import launch as module
+from headrace.train import slots as slots_module
+from headrace.train.job import Answer, Complaint, DiskFull, Diverged, Job, Report
+from headrace.train.launch import launch
+from headrace.train.slots import count_slots, watch_slots
+from headrace.train.startup import PARTS, driver_marks, mark, seconds_of, show
+from headrace.workspace import Workspace
+
+SPARK: Any = SimpleNamespace(sparkContext=SimpleNamespace(master="local[4]", defaultParallelism=4))
+REPORT = Report(
+    rows={"train": 10, "valid": 2}, steps=7, steps_per_epoch=7, resumed_from_step=0, warm_start=None, metrics={},
+    curve=[], evals=[], best_step=7, calibration_bins=[], data_wait_seconds=0.0, peak_memory_mib={"rank0": 1.0},
+)  # fmt: skip
+
+
+@pytest.fixture
+def job(ws: Workspace, make_dataset: Callable[..., Manifest]) -> Job:
+    features = make_dataset(ws, train=400, valid=40)
+    train = Train(batch_size=40, epochs=50, checkpoint_steps=5, seed=3)
+    made = Job(home=ws.home, pipeline="clicks", ds="2026-01-10", key="k", features=features, model=Model(), train=train)
+    made.folder.mkdir(parents=True)
+    return made
+
+
+class Ranks:
+    """Stands for horovod.spark.run: each launch gives the next of these, or raises it."""
+
+    def __init__(self, job: Job, *scripts: Exception | list[Answer]) -> None:
+        self.job, self.scripts, self.launches = job, list(scripts), 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[str]:
+        self.launches += 1
+        # What was half written when the ranks ended.
+        assert list(self.job.checkpoints.glob(".*")) == []
+        (self.job.checkpoints / ".step-00000005.shared.partial").mkdir(parents=True)
+        (self.job.folder / ".model.shared.partial").mkdir(exist_ok=True)
+        script = self.scripts.pop(0)
+        if isinstance(script, Exception):
+            raise script
+        return [a.model_dump_json() for a in script]
+
+
+@pytest.fixture
+def run(job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[..., Ranks]:
+    caplog.set_level(logging.INFO, "headrace")
+    monkeypatch.setattr(module, "count_slots", lambda spark: 1)
+
+    def make(*scripts: Exception | list[Answer]) -> Ranks:
+        ranks = Ranks(job, *scripts)
+        monkeypatch.setattr("horovod.spark.run", ranks)
+        return ranks
+
+    return make
+
+
+FULL = Answer(complaint=Complaint(rank=1, message="the checkpoint of step 5 could not be written", full_disk=True))
+LOST = Answer(lost="Horovod has been shut down")
+
+
+def test_a_full_disk_is_tried_again_with_the_room_that_the_half_checkpoint_took(
+    job: Job, run: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks = run([LOST, FULL], [Answer(report=REPORT, marks={"ranks": time.time()}), Answer(report=REPORT)])
+    report = launch(job, SPARK, ranks=2, retries=1)
+    assert ranks.launches == 2
+    assert "the checkpoint of step 5 could not be written; try 2 of 2 goes on from the start" in caplog.text
+    assert report.startup_seconds.keys() == {"ranks", "total"}
+
+
+def test_a_disk_that_stays_full_is_the_users_to_mend(job: Job, run: Callable[..., Ranks]) -> None:
+    ranks = run([FULL, LOST], [FULL, LOST], [FULL, LOST])
+    with pytest.raises(DiskFull, match="the checkpoint of step 5"):
+        launch(job, SPARK, ranks=2, retries=2)
+    assert ranks.launches == 3
+    assert list(job.folder.rglob(".*.partial")) == []
+
+
+def test_a_loss_that_is_no_number_twice_at_one_step_is_not_tried_a_third_time(
+    job: Job, run: Callable[..., Ranks]
+) -> None:
+    def at(step: int) -> list[Answer]:
+        return [Answer(complaint=Complaint(rank=0, message="the loss is nan", diverged_at=step)), LOST]
+
+    ranks = run(at(5), at(5), at(5))
+    with pytest.raises(Diverged, match="the loss is nan"):
+        launch(job, SPARK, ranks=2, retries=9)
+    assert ranks.launches == 2
+    # Elsewhere: not the same fault.
+    ranks = run(at(5), at(6), [Answer(report=REPORT), Answer(report=REPORT)])
+    assert launch(job, SPARK, ranks=2, retries=9).steps == 7
+    assert ranks.launches == 3
+
+
+def test_what_a_user_did_wrong_is_not_tried_again(job: Job, run: Callable[..., Ranks]) -> None:
+    ranks = run([LOST, Answer(complaint=Complaint(rank=1, message="part-0001.parquet is damaged"))])
+    with pytest.raises(UserError, match=r"part-0001\.parquet is damaged"):
+        launch(job, SPARK, ranks=2, retries=3)
+    assert ranks.launches == 1
+
+
+def test_ranks_that_all_lost_another_are_a_failure(job: Job, run: Callable[..., Ranks]) -> None:
+    ranks = run([LOST, LOST], RuntimeError("Exit code: 137"))
+    with pytest.raises(RuntimeError, match="Exit code: 137"):
+        launch(job, SPARK, ranks=2, retries=1)
+    assert ranks.launches == 2
+
+
+def test_a_start_without_enough_slots_is_explained(job: Job, run: Callable[..., Ranks]) -> None:
+    run(TimeoutException("Timed out waiting for Spark tasks to start."))
+    with pytest.raises(UserError, match=r"train\.ranks is 2, but after 600 s \(train\.start_seconds\) Spark "
+                                        r"\(local\[4\]\) has 1 task slots"):  # fmt: skip
+        launch(job, SPARK, ranks=2, retries=3)
+
+
+def test_waiting_for_slots_is_said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    caplog.set_level(logging.INFO, "headrace")
+    monkeypatch.setattr(slots_module, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(slots_module, "_PATIENCE_SECONDS", 0.05)
+    asked: list[int] = []
+
+    def count() -> int:
+        asked.append(1)
+        return 2 if "waiting" not in caplog.text else 4
+
+    with watch_slots(count, 4, 60, lambda: False) as slots:
+        while slots.found < 4:
+            time.sleep(0.01)
+    assert "waiting for task slots: 2 of 4 after 0 s, at most 60 s (train.start_seconds)" in caplog.text
+    assert "4 task slots are there after" in caplog.text
+    slots.check("yarn")
+    with watch_slots(lambda: 1, 4, 60, lambda: True) as slots:
+        pass
+    with pytest.raises(UserError, match=r"Spark \(yarn\) has 0 task slots"):
+        slots.check("yarn")
+
+
+def test_spark_counts_its_slots(spark: SparkSession) -> None:
+    assert count_slots(spark) == 2
+
+
+def test_the_parts_of_a_start_add_up() -> None:
+    marks = {"begin": 100.0, "jvm": 103.0, "driver": 105.5, "session": 114.0, "ranks": 120.0, "first_step": 131.25}
+    parts = seconds_of(marks)
+    assert parts == {"jvm": 3.0, "driver": 2.5, "session": 8.5, "ranks": 6.0, "first_step": 11.25, "total": 31.25}
+    assert show(parts) == "first step after 31.2 s: jvm 3.0, driver 2.5, session 8.5, ranks 6.0, first step 11.2"
+    assert seconds_of({"jvm": 1.0}) == {}
+    own = driver_marks()
+    assert "jvm" not in own  # no spark-submit above a test
+    assert time.time() - 86_400 < own["begin"] <= time.time()
+    mark(own, "driver")
+    first = own["driver"]
+    mark(own, "driver")
+    assert own["driver"] == first
+    assert next(iter(PARTS)) == "jvm"
+
+
+RANK = """
+import resource, sys
+from pathlib import Path
+from headrace.train.worker import rank_main
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # bytes of a file
+print(rank_main(Path(sys.argv[1]).read_text()))
+# Seconds of a start that nobody needs; all of them were imported once before the first step.
+slow = {"torch._dynamo", "sympy", "triton", "torch.distributed.fsdp", "mlflow", "optuna"}
+print(slow & sys.modules.keys(), file=sys.stderr)
+"""
+
+
+def test_a_rank_that_finds_no_room_says_so(job: Job, tmp_path: Path) -> None:
+    job = job.model_copy(update={"model": Model(embedding_dim=64), "threads": 1, "token": "t"})
+    job.fence.write_text("t")
+    (tmp_path / "job.json").write_text(job.model_dump_json())
+    done = subprocess.run(
+        [sys.executable, "-c", RANK, str(tmp_path / "job.json")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    answer = Answer.model_validate_json(done.stdout.splitlines()[-1])
+    assert "set()" in done.stderr
+    assert answer.complaint is not None
+    assert answer.complaint.full_disk
+    assert "the checkpoint of step 5 could not be written (File too large" in answer.complaint.message
+    assert f"Make room below {job.folder}, or lower train.keep (2)" in answer.complaint.message
+    assert isinstance(answer.complaint.error(), DiskFull)
+    assert Complaint.model_validate_json(job.complaint.read_text()) == answer.complaint
+    assert list(answer.marks) == ["ranks", "imports", "horovod", "first_step", "model"]
