@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from headrace.dataset.layout import open_split
+from headrace.dataset.lists import by_column
 from headrace.embeddings.plan import tables_of
 from headrace.embeddings.popularity import Popularity
 from headrace.schema import DatasetSchema
@@ -27,15 +28,15 @@ def sampled_popularity(dataset: Path, schema: DatasetSchema) -> dict[str, Popula
     groups = open_split(dataset, "train", schema).row_groups
     chosen = groups[:: max(1, -(-len(groups) // _ROW_GROUPS))]
     each = max(1, _ROWS // max(1, len(chosen)))
-    physical = {f.name: f.physical for f in schema.features}
-    columns = {x.feature: physical[x.feature] for x in lookups}
+    features = {f.name: f for f in schema.features}
     counts = {t.name: np.zeros(0, dtype=np.int64) for t in tables}
     for group in chosen:
-        read = pq.ParquetFile(group.path).read_row_group(group.index, [c for names in columns.values() for c in names])
-        read = read.slice(0, each)
+        with pq.ParquetFile(group.path) as file:
+            read = file.read_row_group(group.index, [x.feature for x in lookups]).slice(0, each)
+        columns = by_column(read, [features[x.feature] for x in lookups], str(group.path))
         for x in lookups:
-            for name in columns[x.feature]:
-                found = np.bincount(read.column(name).to_numpy())
+            for name in features[x.feature].physical:
+                found = np.bincount(columns[name])
                 if x.is_list and len(found):
                     found[0] = 0  # padding is not looked up
                 counts[x.table] = _add(counts[x.table], found)

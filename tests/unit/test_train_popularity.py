@@ -23,10 +23,10 @@ def test_codes_of_all_features_of_a_table_are_counted_and_padding_is_not(tmp_pat
         )
     )  # fmt: skip
     columns = {
-        "user": [0, 1, 1, 1], "seen__0": [3, 3, 0, 4], "seen__1": [0, 0, 0, 3], "item": [3, 5, 5, 0],
+        "user": [0, 1, 1, 1], "seen": [[3], [3], [], [4, 3]], "item": [3, 5, 5, 0],
         "click": [0.0, 1.0, 0.0, 0.0],
     }  # fmt: skip
-    types = {n: pa.float32() if n == "click" else pa.int32() for n in columns}
+    types = {n: pa.float32() if n == "click" else pa.int32() for n in columns} | {"seen": pa.list_(pa.int32())}
     table = pa.table({n: pa.array(v, types[n]) for n, v in columns.items()})
     (tmp_path / "train").mkdir()
     for part in range(3):
