@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.collective import Collective
-from headrace.embeddings.duplicates import find_duplicates
+from headrace.embeddings.duplicates import find_duplicates, gather
 from headrace.embeddings.dynamic_files import load_rows, owners, save_rows
 from headrace.embeddings.dynamic_rows import DynamicReport, DynamicRows
 from headrace.embeddings.dynamic_spec import DynamicSpec
@@ -143,29 +143,27 @@ class _LookUp(torch.autograd.Function):
         questions = [_Question.of(x, collective.world.size) for x in ids]
         asked = _ask(collective, questions)
         rows = [t.look_up(i, n, module.training) for t, (i, n, _) in zip(tables, asked, strict=True)]
-        # A vector and whether there is one.
-        answers = [
-            torch.cat([t.rows_at(r), torch.from_numpy(r >= 0).float().unsqueeze(1)], dim=1)
-            for t, r in zip(tables, rows, strict=True)
-        ]
+        answers = [(t.rows_at(r), torch.from_numpy(r >= 0)) for t, r in zip(tables, rows, strict=True)]
         received, sent = [counts for _, _, counts in asked], [q.sent for q in questions]
-        got = _swap(collective, answers, received, sent)
+        if collective.world.size > 1:
+            # A vector and, in one more column, whether there is one.
+            told = [torch.cat([v, there.float().unsqueeze(1)], dim=1) for v, there in answers]
+            answers = [(g[:, :-1].contiguous(), g[:, -1] > 0) for g in _swap(collective, told, received, sent)]
         ctx.module, ctx.rows, ctx.received, ctx.questions = module, rows, received, questions
         ctx.numbering = [t.numbering for t in tables]
-        vectors = [g[:, :-1].index_select(0, q.place) for g, q in zip(got, questions, strict=True)]
-        found = [(g[:, -1] > 0).index_select(0, q.place) for g, q in zip(got, questions, strict=True)]
+        vectors = [gather(v, q.place) for (v, _), q in zip(answers, questions, strict=True)]
+        found = [there.index_select(0, q.place) for (_, there), q in zip(answers, questions, strict=True)]
         ctx.mark_non_differentiable(*found)
         return (*vectors, *found)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
         module: DynamicEmbeddings = ctx.module
-        sums = []
-        for t, q, grad in zip(module.tables, ctx.questions, grads, strict=False):
-            summed = torch.zeros(sum(q.sent), t.spec.dim)
-            duplicates = find_duplicates(q.place)
-            summed[duplicates.unique] = duplicates.sum_rows(grad.contiguous())
-            sums.append(summed)
+        # Each distinct id is there once at least, so the sums are in the order of the distinct ids.
+        sums = [
+            find_duplicates(q.place.to(torch.int32)).sum_rows(grad.contiguous())
+            for q, grad in zip(ctx.questions, grads, strict=False)
+        ]
         back = _swap(module.collective, sums, [q.sent for q in ctx.questions], ctx.received)
         for t, rows, grad, numbering in zip(module.tables, ctx.rows, back, ctx.numbering, strict=True):
             if t.numbering != numbering:
@@ -208,6 +206,8 @@ def _ask(collective: Collective, questions: Sequence[_Question]) -> list[tuple[I
         By table, what the ranks ask of this one, in their order: ids [M], counts [M], and how many each rank sent.
     """
     world = collective.world.size
+    if world == 1:
+        return [(q.ids.numpy(), q.counts.numpy(), q.sent) for q in questions]
     pieces: list[Tensor] = []
     lengths = []
     split = [(torch.split(q.ids, q.sent), torch.split(q.counts, q.sent)) for q in questions]
@@ -234,6 +234,8 @@ def _swap(
     collective: Collective, parts: Sequence[Tensor], sent: Sequence[list[int]], received: Sequence[list[int]]
 ) -> list[Tensor]:
     """Send float32 rows of each table [N, W] to the ranks, receive theirs: one all-to-all."""
+    if collective.world.size == 1:
+        return list(parts)
     widths = [p.shape[1] for p in parts]
     by_rank = [torch.split(p, n) for p, n in zip(parts, sent, strict=True)]
     flat = [of_table[rank].reshape(-1) for rank in range(collective.world.size) for of_table in by_rank]

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from headrace.config import EmbeddingOptimizer, TableOptimizer
-from headrace.embeddings.duplicates import find_duplicates
+from headrace.embeddings import native
+from headrace.embeddings.duplicates import find_duplicates, gather
 from headrace.embeddings.dynamic_spec import DynamicSpec
 from headrace.embeddings.id_map import PLACE_BYTES, IdMap, Ids, mix, places_for
 from headrace.embeddings.initial import INIT_BOUND, initial_values
@@ -166,8 +167,11 @@ class DynamicRows:
             self._asked += int(counts.sum())
             self._absent += int(counts[rows < 0].sum())
             return rows
-        distinct, inverse = np.unique(ids, return_inverse=True)
-        times = np.bincount(inverse, weights=counts, minlength=len(distinct)).astype(np.int64)
+        if self.world.size == 1:  # only one rank asks, for each id once
+            distinct, times, inverse = ids, counts, None
+        else:
+            distinct, inverse = np.unique(ids, return_inverse=True)
+            times = np.bincount(inverse, weights=counts, minlength=len(distinct)).astype(np.int64)
         self.batches += 1
         rows = self._map.find(distinct)
         known = rows >= 0
@@ -178,16 +182,15 @@ class DynamicRows:
             self._admit(admitted, seen)
             rows = self._map.find(distinct)  # an eviction renumbers
         self.counters[2:] += (int(times[rows >= 0].sum()), int(times.sum()))
-        return rows[inverse]
+        return rows if inverse is None else rows[inverse]
 
     def rows_at(self, rows: Ids) -> Tensor:
         """The vectors of rows [N], zeros where -1: float32 [N, D]."""
-        index = torch.from_numpy(rows)
         if not len(self):
             return torch.zeros(len(rows), self.spec.dim)
-        found = self._weight.index_select(0, index.clamp(min=0))
-        found[index < 0] = 0.0
-        return found
+        found = gather(self._weight, torch.from_numpy(np.maximum(rows, 0)))
+        absent = np.flatnonzero(rows < 0)
+        return found.index_fill_(0, torch.from_numpy(absent), 0.0) if len(absent) else found
 
     def _sight(self, ids: Ids, times: Ids) -> tuple[Ids, Ids]:
         """Count distinct ids without a row; (ids, times seen) of those who get one now."""
@@ -257,8 +260,11 @@ class DynamicRows:
 
     def add_gradient(self, rows: Ids, grad: Tensor) -> None:
         """Keep the gradient float32 [N, D] of rows [N] (-1: of nobody; they may repeat) for `step`."""
-        held = torch.from_numpy(rows >= 0)
-        self._pending.append((torch.from_numpy(rows)[held], grad[held]))
+        held = rows >= 0
+        index = torch.from_numpy(rows)
+        if not held.all():
+            index, grad = index[torch.from_numpy(held)], grad[torch.from_numpy(held)]
+        self._pending.append((index, grad))
 
     def drop_gradients(self) -> None:
         """Forget the gradients since the last step."""
@@ -277,18 +283,27 @@ class DynamicRows:
         pending, self._pending = self._pending, []
         if not pending:
             return
-        found = find_duplicates(torch.cat([rows for rows, _ in pending]))
-        rows, grad = found.unique, found.sum_rows(torch.cat([g for _, g in pending]))
-        weight = self._weight.index_select(0, rows)
+        # Sorted in half the time where the numbers are small.
+        index = torch.int32 if len(self) < 2**31 else torch.int64
+        found = find_duplicates(torch.cat([rows for rows, _ in pending]).to(index))
+        given = pending[0][1].contiguous() if len(pending) == 1 else torch.cat([g for _, g in pending])
         own, common = self._own, self.optimizer
         decay = common.weight_decay if own.weight_decay is None else own.weight_decay
+        rate = common.learning_rate if lr is None else lr
+        if own.learning_rate is not None:
+            rate = own.learning_rate if lr is None else lr * own.learning_rate / common.learning_rate
+        if native.usable(self._weight, given, *self.states.values()):
+            native.update(
+                common.kind, self._weight, list(self.states.values()), found.unique, found.starts, found.order,
+                found.order.numel(), given, bag=None, weights=None, divisor=None, lr=rate, decay=decay, step=self.steps,
+            )  # fmt: skip
+            return
+        rows, grad = found.unique.long(), found.sum_rows(given)
+        weight = self._weight.index_select(0, rows)
         if decay:
             grad.add_(weight, alpha=decay)
         states = {name: full.index_select(0, rows) for name, full in self.states.items()}
         touched = Touched(weight, grad, states, self.steps, grad.square().mean(1, keepdim=True))
-        rate = common.learning_rate if lr is None else lr
-        if own.learning_rate is not None:
-            rate = own.learning_rate if lr is None else lr * own.learning_rate / common.learning_rate
         RULES[common.kind].update(touched, rate)
         self._weight.index_copy_(0, rows, weight)
         for name, full in self.states.items():

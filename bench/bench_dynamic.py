@@ -1,0 +1,137 @@
+"""Tables of raw ids beside memory and beside a planned table: one rank, in one run, the best of several turns.
+
+    make bench-dynamic
+
+- find: the id map's lookups of distinct ids (all known), beside gathering as many rows of 64.
+- step: ids to vectors, gradient, row-wise Adagrad, of a table whose rows are all there, beside the planned table's step
+  on the same ids as codes, uniform and Zipf(1.05). Both sort out duplicates, and touch the same rows.
+- churn: the same step where ids never seen before come all the time, under a limit of rows: admissions and evictions.
+
+Times: less is better. `floor` is the gather's time, `peer` the planned table's.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.report import Figure, publish
+from headrace.config import EmbeddingOptimizer
+from headrace.embeddings.collective import LocalCollective
+from headrace.embeddings.dynamic import DynamicEmbeddings
+from headrace.embeddings.dynamic_spec import DynamicSpec
+from headrace.embeddings.id_map import IdMap, mix
+from headrace.embeddings.plan import Lookup, Table, row_wise
+from headrace.embeddings.sharded import ShardedEmbeddings
+
+ROWS, DIM, IDS, TURNS = 1_000_000, 64, 32_768, 8
+OPTIMIZER = EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.01)
+
+
+def draw(kind: str, seed: int) -> np.ndarray:
+    """Codes int64 [IDS] in [1, ROWS)."""
+    rng = np.random.default_rng(seed)
+    if kind == "uniform":
+        return rng.integers(1, ROWS, IDS)
+    edges = np.cumsum(np.arange(1, ROWS + 1) ** -1.05)
+    return np.searchsorted(edges / edges[-1], rng.random(IDS)).clip(1, ROWS - 1)
+
+
+def best(*works: Callable[[int], object]) -> list[float]:
+    """Seconds of each call, the best of several turns, one after the other; each is told the turn."""
+    found = [float("inf")] * len(works)
+    for turn in range(TURNS):
+        for i, work in enumerate(works):
+            began = time.perf_counter()
+            work(turn)
+            found[i] = min(found[i], time.perf_counter() - began)
+    return found
+
+
+def planned() -> Callable[[Tensor, Tensor], None]:
+    """A step of a planned table; no code is 0."""
+    plan = row_wise([Table("t", ROWS, DIM)], [Lookup("t", "t", 1, False)], 1)
+    embeddings = ShardedEmbeddings(plan, LocalCollective(), seed=1)
+    embeddings.configure_optimizer(OPTIMIZER)
+
+    def step(codes: Tensor, gradient: Tensor) -> None:
+        embeddings(codes.unsqueeze(1)).backward(gradient.unsqueeze(1))
+        embeddings.step()
+
+    return step
+
+
+def dynamic(ids: np.ndarray, max_rows: int | None = None) -> tuple[DynamicEmbeddings, Callable[[Tensor, Tensor], None]]:
+    """A step of a table of raw ids that knows `ids`."""
+    tables = DynamicEmbeddings([DynamicSpec("t", DIM, max_rows=max_rows)], LocalCollective(), seed=1)
+    tables.configure_optimizer(OPTIMIZER)
+    with torch.no_grad():
+        tables([torch.from_numpy(ids)])
+
+    def step(given: Tensor, gradient: Tensor) -> None:
+        ((vectors, _),) = tables([given])
+        vectors.backward(gradient)
+        tables.step()
+
+    return tables, step
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    known = mix(np.arange(ROWS)).view(np.int64)
+    gradient = torch.ones(IDS, DIM)
+    figures = []
+
+    table, target = torch.zeros(ROWS, DIM), torch.empty(IDS, DIM)
+    codes = [np.unique(draw("uniform", turn))[: IDS // 2] for turn in range(TURNS)]
+    asked = [known[c] for c in codes]
+    rows = [torch.from_numpy(c) for c in codes]
+    held = IdMap(known)
+    find, gather = best(
+        lambda turn: held.find(asked[turn]),
+        lambda turn: torch.index_select(table, 0, rows[turn], out=target[: len(rows[turn])]),
+    )
+    each = 1e9 / (IDS // 2)
+    figures.append(Figure("find, of 1 M ids", find * each, "ns an id", floor=gather * each))
+
+    by_plan = planned()
+    tables, by_id = dynamic(known)
+    for kind in ("uniform", "Zipf(1.05)"):
+        drawn = [torch.from_numpy(draw(kind, 100 + turn)) for turn in range(TURNS)]
+        raw = [torch.from_numpy(known[d.numpy()]) for d in drawn]
+        floor, peer, own = best(
+            lambda turn, d=drawn: torch.index_select(table, 0, d[turn], out=target),  # type: ignore[misc]
+            lambda turn, d=drawn: by_plan(d[turn], gradient),  # type: ignore[misc]
+            lambda turn, r=raw: by_id(r[turn], gradient),  # type: ignore[misc]
+        )
+        figures.append(Figure(f"step, {kind}", own * 1e3, "ms", floor=floor * 1e3, peer=peer * 1e3))
+
+    # A tenth of each batch was never seen; the table is full.
+    limited, churning = dynamic(known[: ROWS // 4], max_rows=ROWS // 4)
+    base = [draw("uniform", 200 + turn) % (ROWS // 4) for turn in range(TURNS)]
+    raw = []
+    for turn, b in enumerate(base):
+        ids = known[b].copy()
+        ids[::10] = mix(np.arange(len(ids[::10])) + 2**40 * (turn + 1)).view(np.int64)
+        raw.append(torch.from_numpy(ids))
+    began = time.perf_counter()
+    for r in raw:
+        churning(r, gradient)
+    mean = (time.perf_counter() - began) / TURNS * 1e3
+    plain = next(f.value for f in figures if f.name == "step, uniform")
+    figures.append(Figure("step, a tenth new, 250 k rows at most (mean)", mean, "ms", peer=plain))
+    told = limited.report()["t"]
+    assert told.evicted
+    print(f"churn: {told.admitted:,} admitted, {told.evicted:,} evicted, {told.rows:,} rows", file=sys.stderr)
+    print(f"memory of 1 M rows: {tables.report()['t'].nbytes / ROWS:.0f} bytes a row, of which "
+          f"{4 * DIM + 4} are weights and states", file=sys.stderr)  # fmt: skip
+    publish("dynamic", figures)
+
+
+if __name__ == "__main__":
+    main()
