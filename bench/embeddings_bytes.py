@@ -59,8 +59,10 @@ def thread_figures(step: Step) -> list[Figure]:
     """Weak scaling: as many samples on each rank of 1 to 4."""
     figures = []
     for world in (1, 2, 3, 4):
-        for kind in ("row_wise", "auto"):
-            planned = planned_for(Step(**{**vars(step), "world": world}), kind)
+        plans = {k: planned_for(Step(**{**vars(step), "world": world}), k) for k in ("row_wise", "auto")}
+        if plans["auto"].plan == plans["row_wise"].plan:
+            del plans["auto"]
+        for planned in plans.values():
 
             def rank_main(c: ThreadCollective, plan: Plan = planned.plan) -> int:
                 counting = Counting(c)
@@ -140,8 +142,12 @@ def gloo_figures(step: Step) -> list[Figure]:
         for sharding in ("table_wise", "row_wise"):
             theirs[sharding] = run_torchrec(Step(**{**vars(step), "sharding": sharding}))
     figures = []
+    done = []
     for kind, wire in (("auto", "fp32"), ("auto", "bf16"), ("row_wise", "fp32")):
         planned = planned_for(step, kind, wire)
+        if planned.plan in done:
+            continue
+        done.append(planned.plan)
         seconds, sent = run_ours(step, planned.plan)
         what = f"{step.world} gloo ranks, {step.ids} id(s), Zipf, {how(planned.plan)}" + f", {wire}" * (wire != "fp32")
         expected = float(planned.load.sent.mean())

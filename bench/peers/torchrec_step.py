@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,17 @@ def draw_ids(step: Step, rank: int, batch: int) -> Any:
         if step.zipf == 0:
             found[:, i] = rng.integers(1, rows, (step.batch, step.ids))
             continue
-        edges = np.cumsum(np.arange(1, rows + 1) ** -step.zipf)
-        found[:, i] = np.searchsorted(edges / edges[-1], rng.random((step.batch, step.ids))).clip(1, rows - 1)
+        edges = _zipf_edges(rows, step.zipf)
+        found[:, i] = np.searchsorted(edges, rng.random((step.batch, step.ids))).clip(1, rows - 1)
     return found
+
+
+@cache
+def _zipf_edges(rows: int, exponent: float) -> Any:
+    import numpy as np
+
+    edges = np.cumsum(np.arange(1, rows + 1) ** -exponent)
+    return edges / edges[-1]
 
 
 def run_torchrec(step: Step, environment: dict[str, str] | None = None) -> Found:

@@ -137,8 +137,11 @@ def load_of(work: Workload, blocks: Sequence[Block]) -> Load:
         distinct = popularity.distinct(ids)
         row = block_bytes(work, block)
         # Everywhere: codes, addresses and their sort (about 40 bytes an id), output and its gradient, summed gradient.
-        load.buffers += 40 * ids + 2 * pieces * numbers + distinct * numbers
-        load.traffic += 40 * ids + ids * numbers * 2 + 3 * pieces * numbers
+        load.buffers += 40 * ids + 2 * pieces * numbers
+        load.traffic += 40 * ids + 3 * pieces * numbers
+        if not block.pooled or world == 1:  # pooled here, from rows
+            load.buffers += distinct * numbers
+            load.traffic += ids * numbers * 2
         if block.replicated:
             load.memory += table.rows * row
             touched = popularity.distinct(ids * world)

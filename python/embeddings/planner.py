@@ -76,14 +76,24 @@ def plan_tables(
             raise UserError(
                 f"train.sharding.tables.{t.name}: int8 stores whole rows, so kind cannot be column_wise: cut it by rows"
             )
-    return Planner(work).plan()
+    found = Planner(work).plan()
+    if world_size == 1 or settings.kind == "row_wise" or not any(can_pool(t.name, lookups) for t in stored):
+        return found
+    # Whole tables with sums win together or not at all: one alone only makes its rank the slowest.
+    try:
+        whole = Planner(work, sums=True).plan()
+    except UserError:  # whole tables do not fit
+        return found
+    return min((found, whole), key=lambda p: (float(p.load.seconds(settings).max()), p is whole))
 
 
 class Planner:
     """One search."""
 
-    def __init__(self, work: Workload) -> None:
+    def __init__(self, work: Workload, *, sums: bool = False) -> None:
+        """See the class. `sums`: tables that may are kept whole, their bags summed by their owners."""
         self._work = work
+        self._sums = sums
         self._world = work.world_size
         limit = work.settings.memory_gib
         self._limit = np.inf if limit is None else limit * GIB
@@ -124,6 +134,9 @@ class Planner:
             return
         default: ShardingKind | None = "row_wise" if self._work.settings.kind == "row_wise" else None
         kind = rule.kind or default
+        if self._sums and kind is None and rule.parts is None and True in self._ways(table, "table_wise"):
+            yield "table_wise", 1
+            return
         if kind in (None, "row_wise"):
             node = self._work.settings.ranks_per_node
             yield "row_wise", rule.parts or self._world
@@ -152,7 +165,7 @@ class Planner:
             or not can_pool(table.name, self._work.lookups)
         ):
             return (False,)
-        if wanted:
+        if wanted or (self._sums and kind == "table_wise" and not self._fixed(table)):
             return (True,)
         # A sum of parts differs from a sum of rows by rounding: not where nobody asked for a choice.
         return (False,) if self._work.settings.kind == "row_wise" and self._rule(table).kind is None else (False, True)

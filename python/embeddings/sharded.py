@@ -23,6 +23,7 @@ from headrace.embeddings.gradients import Gradient
 from headrace.embeddings.initial import INIT_BOUND, initial_rows
 from headrace.embeddings.layout import Arena, Layout
 from headrace.embeddings.nodes import NodeMail
+from headrace.embeddings.pages import empty_table
 from headrace.embeddings.plan import Plan
 from headrace.embeddings.pooling import divide, max_gradient, pool_max, pool_sum
 from headrace.embeddings.rows import decode, encode
@@ -413,7 +414,7 @@ def _start(arena: Arena, seed: int, bound: float) -> Tensor:
     def store(values: Tensor) -> Tensor:
         return encode(values, arena.dtype)
 
-    weight = torch.empty(arena.rows, arena.stored_width, dtype=arena.dtype)
+    weight = empty_table(arena.rows, arena.stored_width, arena.dtype)
     for block, rows, first in arena.held:
         initial_rows(block.table, rows, block.columns, seed, bound, weight[first : first + len(rows)], store)
     return weight

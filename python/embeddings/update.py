@@ -14,6 +14,7 @@ from headrace.embeddings.collective import Collective
 from headrace.embeddings.gradients import Gradient, merge
 from headrace.embeddings.layout import Arena, Layout
 from headrace.embeddings.optimizers import RULES, Touched
+from headrace.embeddings.pages import empty_table
 from headrace.embeddings.rows import decode, encode, noise_for
 
 #: By arena: (distinct rows int64 [U], their gradient float32 [U, width]).
@@ -36,7 +37,7 @@ class Updater:
         self._rule = RULES[optimizer.kind]
         #: By arena and name: float32 [local rows, width], or [local rows, 1] where the rule works by row.
         self.states = [
-            {name: torch.zeros(a.rows, 1 if self._rule.by_row else a.width) for name in self._rule.state}
+            {name: empty_table(a.rows, 1 if self._rule.by_row else a.width).zero_() for name in self._rule.state}
             for a in layout.arenas
         ]
         self.steps = 0

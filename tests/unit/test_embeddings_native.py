@@ -14,6 +14,7 @@ from headrace.embeddings import native
 from headrace.embeddings.batch import Batcher
 from headrace.embeddings.duplicates import find_duplicates
 from headrace.embeddings.layout import Layout
+from headrace.embeddings.pages import empty_table
 from headrace.embeddings.plan import Lookup, Plan, Table, blocks_for
 from headrace.errors import UserError
 
@@ -83,6 +84,14 @@ def test_a_code_outside_its_table_is_named(code: int) -> None:
     codes[4, 2] = code
     with pytest.raises(UserError, match=rf"feature 'b': code {code} is outside its embedding table of 30 rows"):
         batcher.padded(codes, None)
+
+
+def test_large_pages_are_memory_like_any_other() -> None:
+    """A large table and small ones, filled and read at both ends."""
+    for rows, columns in [(0, 4), (1, 1), (300_000, 16)]:
+        table = empty_table(rows, columns).fill_(1.5)
+        assert table.shape == (rows, columns)
+        assert float(table.double().sum()) == 1.5 * rows * columns
 
 
 def test_a_library_of_another_version_is_not_used() -> None:

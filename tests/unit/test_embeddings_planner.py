@@ -212,6 +212,14 @@ def test_the_cheaper_of_rows_and_sums_is_planned() -> None:
     assert {t.name: planned.plan.blocks_of(t.name)[0].pooled for t in tables} == {
         "short": False, "long": True, "hot": False,
     }  # fmt: skip
+    # Whole tables with sums together, though the first alone would make its rank the slowest.
+    alike = [Table(f"t{i}", 1_000_000, 64) for i in range(4)]
+    cpus = Sharding(kind="auto", memory_gbps=10, node_gbps=1, latency_us=100)
+    for ids, pooled in [(4, True), (1, False)]:
+        features = [Lookup(t.name, t.name, ids, True) for t in alike]
+        found = plan_tables(alike, features, 2, batch_size=16_384, optimizer="sgd", settings=cpus)
+        assert {b.pooled for b in found.plan.blocks} == {pooled}
+        assert {found.plan.kind_of(t.name) for t in alike} == {"table_wise" if pooled else "row_wise"}
     with pytest.raises(UserError, match=r"train\.sharding\.tables\.short\.pooled"):
         plan_tables(
             tables, [Lookup("short", "short"), *lookups[1:]], 2, batch_size=64, optimizer="sgd",
