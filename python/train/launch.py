@@ -34,12 +34,13 @@ from headrace.train.job import Answer, Complaint, DiskFull, Diverged, Job, Repor
 from headrace.train.progress import Console, Follower, Tick
 from headrace.train.slots import count_slots, watch_slots
 from headrace.train.startup import BEGIN, seconds_of, show
-from headrace.train.watch import last_words
+from headrace.train.watch import has_stalled, last_words
 from headrace.train.worker import rank_main
 
 log = logging.getLogger("headrace.train")
 #: Lines of what the ranks printed that a failed launch shows.
 _TAIL = 40
+_STALL_POLL_SECONDS = 1.0
 #: glibc gives large blocks back to the kernel at every free, and page faults then cost a tenth of a step: keep them.
 _ENVIRONMENT: Mapping[str, str] = {
     "MALLOC_MMAP_MAX_": "0",
@@ -304,7 +305,11 @@ def _signals(job: Job) -> Iterator[_Received]:
 
     Horovod's handlers kill the ranks. Ours ask them to stop after the step they are in, and to leave a checkpoint; a
     second signal, or `train.stop_seconds` without an end, is Horovod's again.
+
+    Horovod on Spark waits for all ranks where one has failed. Those that still run notice, but one that is stopped does
+    not: when a rank has named it as missing, all are killed.
     """
+    over = threading.Event()
 
     def register() -> threading.Event:
         kill = threading.Event()
@@ -318,8 +323,15 @@ def _signals(job: Job) -> Iterator[_Received]:
             timer.daemon = True
             timer.start()
 
+        def kill_the_stalled() -> None:
+            while not over.wait(_STALL_POLL_SECONDS):
+                if has_stalled(job.ranks_folder):
+                    kill.set()
+                    return
+
         for s in (signal.SIGINT, signal.SIGTERM):
             signal.signal(s, ask)
+        threading.Thread(target=kill_the_stalled, name="stalled", daemon=True).start()
         return kill
 
     horovods = horovod.runner.gloo_run.register_shutdown_event
@@ -333,6 +345,7 @@ def _signals(job: Job) -> Iterator[_Received]:
         yield _Received(reader)
     finally:
         signal.set_wakeup_fd(fd)
+        over.set()
         for s, handler in before.items():
             signal.signal(s, handler)
         horovod.runner.gloo_run.register_shutdown_event = horovods

@@ -34,6 +34,7 @@ from headrace.world import World
 #: Exit code of a rank that gave up waiting.
 EXIT_STALLED = 75
 _BEAT_SECONDS = 1.0
+_STALLED = "stalled"
 #: A file that has not changed for so many beats is that of a rank that is dead, stopped or cut off.
 _SILENT_BEATS = 3
 
@@ -161,7 +162,7 @@ class Watch:
     def _end(self, message: str) -> None:
         assert self._folder is not None
         with suppress(OSError):
-            write_text(self._folder / "stalled", message)
+            write_text(self._folder / _STALLED, message)
         os._exit(EXIT_STALLED)
 
 
@@ -175,10 +176,15 @@ def describe(said: dict[str, Any]) -> str:
     return f"rank {said['rank']} (process {said['pid']} on {said['host']}) was at step {said['step']} ({said['doing']})"
 
 
+def has_stalled(folder: Path) -> bool:
+    """Whether a rank of a launch has given up waiting for others."""
+    return (folder / _STALLED).is_file()
+
+
 def last_words(folder: Path) -> str:
     """What is known of the ranks of a launch that failed: a stall's message, else how far each was."""
     with suppress(OSError):
-        return (folder / "stalled").read_text(encoding="utf-8")
+        return (folder / _STALLED).read_text(encoding="utf-8")
     found = []
     for path in sorted(folder.glob("rank-*.json")):
         with suppress(OSError, ValueError):
