@@ -182,6 +182,6 @@ def _check_end(where: str, column: str, end: ValueType) -> None:
     if end.element in ("timestamp", "date"):
         raise UserError(f"{where}: column '{column}' ends as {end}, which no model can take; "
                         f"add cyclic or age to the chain")  # fmt: skip
-    if end.element != "code" and not end.is_number:
+    if not end.is_categorical and not end.is_number:
         raise UserError(f"{where}: column '{column}' ends as {end}, which no model can take; "
                         f"add categorify or hash_bucket to the chain")  # fmt: skip

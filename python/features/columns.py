@@ -9,8 +9,9 @@ import pyarrow as pa
 
 from headrace.schema import Column
 
-#: `code` is the output of an operator that makes embedding rows of values: int32, 0 for null.
-Element = Literal["string", "int", "bigint", "float", "double", "boolean", "timestamp", "date", "code"]
+#: `code` is the output of an operator that makes embedding rows of values: int32, 0 for null. `id` is a raw id, which
+#: finds its row while the model is trained: int64, 0 for null.
+Element = Literal["string", "int", "bigint", "float", "double", "boolean", "timestamp", "date", "code", "id"]
 
 _ARROW: dict[str, pa.DataType] = {
     "string": pa.string(),
@@ -22,6 +23,7 @@ _ARROW: dict[str, pa.DataType] = {
     "timestamp": pa.timestamp("us", tz="UTC"),
     "date": pa.date32(),
     "code": pa.int32(),
+    "id": pa.int64(),
 }
 
 
@@ -49,8 +51,13 @@ class ValueType:
 
     @property
     def is_number(self) -> bool:
-        """Counts and measures, booleans (0 and 1) among them; not codes."""
+        """Counts and measures, booleans (0 and 1) among them; neither codes nor raw ids."""
         return self.element in ("int", "bigint", "float", "double", "boolean")
+
+    @property
+    def is_categorical(self) -> bool:
+        """Codes or raw ids: a model looks them up."""
+        return self.element in ("code", "id")
 
     @property
     def is_integer(self) -> bool:

@@ -136,7 +136,7 @@ def _params(params: Any) -> tuple[str, ...]:
 
 def _about(f: Feature) -> list[str]:
     """What the dataset says of a feature, a line each."""
-    kind = "codes" if f.kind is Kind.CATEGORICAL else "number"
+    kind = "raw ids" if f.dynamic else "codes" if f.kind is Kind.CATEGORICAL else "number"
     lines = [f"{kind} {f.dtype}" + (f" x {f.length}" if f.is_list else "")]
     if f.vocabulary is not None:
         lines.append(f"vocabulary {f.vocabulary}")

@@ -51,8 +51,13 @@ def padded(feature: Feature) -> list[Column]:
     """A stored feature's values in the columns of a batch, 0 where a list has ended."""
     if not feature.is_list:
         return [col(feature.name)]
-    zero = F.lit(0).cast("int" if feature.kind is Kind.CATEGORICAL else "float")
+    zero = zero_of(feature)
     return [F.coalesce(F.get(col(feature.name), F.lit(i)), zero) for i in range(feature.length)]
+
+
+def zero_of(feature: Feature) -> Column:
+    """0 in the type that a feature is stored in."""
+    return F.lit(0).cast({"int64": "bigint", "int32": "int"}.get(feature.dtype, "float"))
 
 
 def stored(feature: Feature, values: Sequence[Column]) -> Column:
@@ -60,7 +65,7 @@ def stored(feature: Feature, values: Sequence[Column]) -> Column:
     if not feature.is_list:
         return values[0]
     # The place of the last value that is not 0: the first in an order from the end.
-    ends = [F.when(x != F.lit(0).cast("int" if feature.kind is Kind.CATEGORICAL else "float"), F.lit(i))
+    ends = [F.when(x != zero_of(feature), F.lit(i))
             for i, x in reversed(list(enumerate(values, 1)))]  # fmt: skip
     return F.slice(F.array(*values), F.lit(1), F.coalesce(*ends, F.lit(0)))
 
@@ -97,7 +102,8 @@ def transform_frame(
         x = ends[feature.name]
         for i, column in enumerate(feature.physical):
             value = F.get(x, F.lit(i)) if feature.is_list else x
-            selected.append((value.cast("int") if feature.kind is Kind.CATEGORICAL else _finite(value)).alias(column))
+            code = value.cast("bigint" if feature.dynamic else "int")
+            selected.append((code if feature.kind is Kind.CATEGORICAL else _finite(value)).alias(column))
     selected += [col(source).alias(name) for name, source in keep.items()]
 
     return joins.apply().select(*selected)

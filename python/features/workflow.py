@@ -181,7 +181,7 @@ class Workflow:
         features = []
         for chain in self.chains:
             for column, end in chain.ends.items():
-                code = end.element == "code"
+                code, raw = end.is_categorical, end.element == "id"
                 if sizes is not None and end.vocabulary and sizes[end.vocabulary] < end.min_cardinality:
                     continue
                 cardinality = cardinalities.get(end.vocabulary) if end.vocabulary else end.cardinality
@@ -189,10 +189,11 @@ class Workflow:
                     Feature(
                         name=column,
                         kind=Kind.CATEGORICAL if code else Kind.CONTINUOUS,
-                        dtype="int32" if code else "float32",
+                        dtype="int64" if raw else "int32" if code else "float32",
                         length=end.length or 1,
                         is_list=end.is_list,
-                        cardinality=cardinality if code else None,
+                        cardinality=cardinality if code and not raw else None,
+                        dynamic=raw,
                         vocabulary=end.vocabulary,
                         oov_buckets=self.rules[end.vocabulary].oov_buckets if end.vocabulary else 1,
                         tags=chain.tags,
@@ -254,7 +255,7 @@ class FittedWorkflow:
 
     @cached_property
     def arrow_schema(self) -> pa.Schema:
-        """Of `transform_batch`: continuous columns float32, categorical ones int32, no nulls; in the schema's order."""
+        """Of `transform_batch`: numbers float32, codes int32, raw ids int64, no nulls; in the schema's order."""
         return physical_schema(self.features)
 
     def transform_batch(
@@ -443,8 +444,8 @@ def physical_schema(features: Sequence[Feature]) -> pa.Schema:
 
 
 def _finish_arrow(x: pa.Array, end: ValueType) -> pa.Array:
-    """Codes as they are, numbers as float32. What is missing or not finite as float32 is 0."""
-    if end.element == "code":
+    """Codes and raw ids as they are, numbers as float32. What is missing or not finite as float32 is 0."""
+    if end.is_categorical:
         return x
     flat = x.flatten() if end.is_list else x
     with np.errstate(over="ignore"):

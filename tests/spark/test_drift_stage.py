@@ -33,6 +33,14 @@ def with_drift(spec: Spec, **section: Any) -> Spec:
     return Spec.model_validate(spec.model_dump(mode="json", by_alias=True) | {"drift": drift})
 
 
+def with_raw_ids(spec: Spec) -> Spec:
+    """With a feature of raw ids, of which some are negative."""
+    found = spec.model_dump(mode="json", by_alias=True)
+    ops = ["raw_id", {"rename": {"to": "country_raw"}}]
+    found["features"]["workflow"].append({"columns": ["user_country"], "ops": ops})
+    return Spec.model_validate(found)
+
+
 def table(spark: SparkSession, ws: Workspace, manifest: Manifest | None = None) -> pd.DataFrame:
     reader = spark.read.format("delta")
     if manifest is not None:
@@ -123,11 +131,13 @@ def test_the_table_is_what_pandas_counts_and_a_rerun_replaces(
 ) -> None:
     # Fewer than the training rows: the bins come from a sample, the counts from all rows.
     monkeypatch.setattr(statistics, "SAMPLE_ROWS", 400)
-    spec, events = with_drift(clicks(), top_values=3), make_clicks()
+    spec, events = with_drift(with_raw_ids(clicks()), top_values=3), make_clicks()
     land(spark, ws, spec, events)
     manifest = run_stage(BuildFeatures(), spec, ws, DS).manifest
     found = table(spark, ws, manifest)
     compare(found, ws, spec, manifest, events)
+    (raw,) = [f for f in manifest.dataset_schema.features if f.dynamic] if manifest.dataset_schema else []
+    assert (raw.name, raw.dtype, raw.cardinality) == ("country_raw", "int64", None)
     # Deciles of a sample of 400 are about deciles.
     shares = [r["share"] for r in found.loc[(DS, "train", "input", "user_activity"), "histogram"]]
     assert len(shares) == 12
@@ -138,7 +148,7 @@ def test_the_table_is_what_pandas_counts_and_a_rerun_replaces(
     ws.manifest("clicks", DS, "features").unlink()
     again = run_stage(BuildFeatures(), spec, ws, DS).manifest
     assert again.outputs == manifest.outputs
-    other_spec = with_drift(clicks(engine="spark"), quantiles=4, top_values=3)
+    other_spec = with_drift(with_raw_ids(clicks(engine="spark")), quantiles=4, top_values=3)
     other = run_stage(BuildFeatures(), other_spec, ws, DS).manifest
     replaced = table(spark, ws)
     compare(replaced, ws, other_spec, other, events, estimated=True)
@@ -147,7 +157,7 @@ def test_the_table_is_what_pandas_counts_and_a_rerun_replaces(
     assert other.key != manifest.key
     assert len(table(spark, ws, manifest)) == len(found)
     # Limits are not the features' business.
-    limits = with_drift(clicks(engine="spark"), quantiles=4, top_values=3, max_psi=9.0)
+    limits = with_drift(with_raw_ids(clicks(engine="spark")), quantiles=4, top_values=3, max_psi=9.0)
     assert run_stage(BuildFeatures(), limits, ws, DS).skipped
 
 

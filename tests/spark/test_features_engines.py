@@ -20,6 +20,8 @@ FURTHER = [
     {"columns": ["device", "hour"], "ops": [{"hashed_cross": {"buckets": 50}}]},
     {"columns": ["item_category"], "ops": [{"target_encoding": {"folds": 3}}]},
     {"columns": ["user_country"], "ops": ["value_count", "normalize"]},
+    {"columns": ["user_id", "device"], "ops": ["raw_id", {"rename": {"suffix": "_raw"}}]},
+    {"columns": ["item_tags"], "ops": ["raw_id", {"pad": {"length": 3}}, {"rename": {"suffix": "_raw"}}]},
 ]
 
 

@@ -94,6 +94,11 @@ def xxh64(data: bytes, seed: int) -> int:
     return h ^ (h >> 32)
 
 
+def hashed(data: bytes) -> int:
+    h = xxh64(data, 42)
+    return h - 2**64 if h >> 63 else h
+
+
 def crossed(names: list[str], buckets: int) -> Expected:
     def of(row: Row) -> int:
         h = 42
@@ -181,6 +186,13 @@ CASES: list[tuple[str, list[Any], dict[str, Expected]]] = [
     ("ds", [{"bucketize": {"boundaries": EDGES}}, {"pad": {"length": 3, "keep": "last"}}],
      {"ds": lambda r: padded([bucket(v) for v in given_value(r, "ds")], 3, "last")}),
     ("s t", [{"hashed_cross": {"buckets": 1000}}], {"s_X_t": crossed(["s", "t"], 1000)}),
+    ("b t", ["raw_id", {"rename": {"suffix": "_id"}}], {
+        "b_id": lambda r: r["b"] or 0, "t_id": lambda r: 0 if r["t"] is None else hashed(r["t"].encode()),
+    }),
+    ("i", [{"raw_id": {"hash": True}}, {"rename": {"to": "i_id"}}],
+     {"i_id": lambda r: 0 if r["i"] is None else hashed(r["i"].to_bytes(8, "little", signed=True))}),
+    ("ids", ["raw_id", {"pad": {"length": 2}}, {"rename": {"to": "ids_raw"}}],
+     {"ids_raw": lambda r: padded([v or 0 for v in r["ids"] or []], 2)}),
     ("b flag i t", [{"hashed_cross": {"buckets": 7, "to": "wide"}}], {"wide": crossed(["b", "flag", "i", "t"], 7)}),
     ("at", [{"cyclic": {"of": ["hour", "weekday", "day", "month"]}}],
      cyclic_of("at", ["hour", "weekday", "day", "month"])),

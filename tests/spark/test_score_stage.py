@@ -11,12 +11,14 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import torch
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headrace.config import Model, Spec, build_spec
+from headrace.config import EmbeddingOptimizer, Model, Spec, build_spec
 from headrace.embeddings.collective import LocalCollective
 from headrace.errors import UserError
+from headrace.features.bodies.kernels import xxhash64_strings
 from headrace.features.columns import declared
 from headrace.features.stage import BuildFeatures
 from headrace.features.workflow import FittedWorkflow
@@ -53,6 +55,7 @@ def spec(**score: Any) -> Spec:
                     {"columns": ["hour"], "ops": ["categorify"]},
                     {"columns": ["user", "item"], "ops": [{"categorify": {"min_count": 2}}]},
                     {"columns": ["city"], "ops": [{"hash_bucket": {"buckets": 5}}]},
+                    {"columns": ["user", "item"], "ops": ["raw_id", {"rename": {"suffix": "_raw"}}]},
                     {"columns": ["likes"], "ops": ["categorify", {"pad": {"length": 2}}]},
                     # Of both sides: computed for each pair.
                     {"columns": ["user", "hour", "item"], "ops": [{"hashed_cross": {"buckets": 3, "to": "pair"}}]},
@@ -127,6 +130,13 @@ def day(spark: SparkSession, events: pd.DataFrame, tmp_path_factory: pytest.Temp
     run_stage(TrainBaseline(), spec(), ws, DS)
     assert features.dataset_schema is not None
     model = DLRM(features.dataset_schema, Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,)), LocalCollective(), 2)
+    assert model.dynamic is not None
+    assert model.absent is not None
+    # Rows for some of the ids; the others have one vector for all.
+    model.configure_optimizer(EmbeddingOptimizer())
+    model.train()
+    model.dynamic([torch.arange(10**11, 10**11 + 30), torch.from_numpy(xxhash64_strings(pa.array(["z2", "é1"])))])
+    torch.nn.init.normal_(model.absent)
     folder = ws.model("shop", DS, "t") / "model"
     workflow = ws.home / features.output("dataset").name / "workflow"
     save_model(folder, model, workflow=workflow, pipeline="shop", ds=DS, key="t", metrics={"auc": 0.5})

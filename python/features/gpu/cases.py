@@ -59,6 +59,7 @@ ROW_CASES: Mapping[str, Sequence[Chain]] = {
     ],
     "hash_bucket": [_chain("s i b flag", {"hash_bucket": {"buckets": 100}}),
                     _chain("ss bs", {"hash_bucket": {"buckets": 100}}, _PAD)],
+    "raw_id": [_chain("s i b", "raw_id"), _chain("i", {"raw_id": {"hash": True}}), _chain("ss bs", "raw_id", _PAD)],
     "hashed_cross": [_chain("s i flag b", {"hashed_cross": {"buckets": 100}})],
     "text_ngrams": [_chain("s t", {"text_ngrams": {"n": 3, "buckets": 100}}, _PAD),
                     _chain("s", {"text_ngrams": {"n": 2, "buckets": 9, "most": 5}},

@@ -23,6 +23,7 @@ from headrace.features.ops.normalize import Normalize
 from headrace.features.ops.normalize_minmax import NormalizeMinMax
 from headrace.features.ops.pad import Pad
 from headrace.features.ops.quantile_bin import QuantileBin
+from headrace.features.ops.raw_id import RawId
 from headrace.features.ops.reduce_dtype import ReduceDtype
 from headrace.features.ops.rename import Rename
 from headrace.features.ops.target_encoding import TargetEncoding
@@ -39,6 +40,7 @@ _ALL: tuple[type[Op], ...] = (
     Categorify,
     HashBucket,
     HashedCross,
+    RawId,
     Cyclic,
     Age,
     ListSlice,

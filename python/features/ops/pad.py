@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Pad(Op):
-    """`length` elements of each list, 0 where it ends before; the chain's end. Lists of codes or numbers.
+    """`length` elements of each list, 0 where it ends before; the chain's end. Lists of codes, raw ids or numbers.
 
     Of a longer list the first elements stay, or with `keep: last` the last (of a history in order of time, the newest).
     Elements stay in their order and padding comes after them, either way.
@@ -35,9 +35,9 @@ class Pad(Op):
 
     def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
         for name, value in given.items():
-            if not value.is_list or not (value.is_number or value.element == "code"):
-                hint = "; put categorify or hash_bucket before it" if value.is_list else ""
-                raise OpError(f"column '{name}': takes lists of codes or numbers, not {value}{hint}")
+            if not value.is_list or not (value.is_number or value.is_categorical):
+                hint = "; put categorify, hash_bucket or raw_id before it" if value.is_list else ""
+                raise OpError(f"column '{name}': takes lists of codes, raw ids or numbers, not {value}{hint}")
         return {name: replace(value, length=self.length) for name, value in given.items()}
 
     def reads(self, needed: int | None) -> int | None:
@@ -48,7 +48,7 @@ class Pad(Op):
 
         out = {}
         for name, x in columns.items():
-            element = "int" if place.types[name].element == "code" else "double"
+            element = {"code": "int", "id": "bigint"}.get(place.types[name].element, "double")
             zero = F.lit(0).cast(element)
             skipped = F.greatest(F.size(x) - F.lit(self.length), F.lit(0))
             at = [F.lit(i) if self.keep == "first" else skipped + F.lit(i) for i in range(self.length)]
@@ -56,20 +56,21 @@ class Pad(Op):
         return out
 
     def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
-        return {name: self._pad(x, place.types[name].element == "code") for name, x in columns.items()}
+        return {name: self._pad(x, place.types[name]) for name, x in columns.items()}
 
-    def _pad(self, x: pa.ListArray, codes: bool) -> pa.FixedSizeListArray:
+    def _pad(self, x: pa.ListArray, given: ValueType) -> pa.FixedSizeListArray:
         lengths = pc.list_value_length(x).to_numpy(zero_copy_only=False).astype(np.int64)
         starts = np.cumsum(lengths) - lengths
         elements = x.flatten()
         if pa.types.is_boolean(elements.type):
             elements = elements.cast(pa.int8())
-        elements = elements.cast(pa.int32() if codes else pa.float64(), safe=False)
+        stored = given.arrow.value_type if given.is_categorical else pa.float64()
+        elements = elements.cast(stored, safe=False)
         # One zero more, which all padding points at.
         flat = np.append(pc.fill_null(elements, 0).to_numpy(zero_copy_only=False), 0)
         place = np.arange(self.length)
         if self.keep == "last":
             starts = starts + np.maximum(lengths - self.length, 0)
         index = np.where(place < lengths[:, None], starts[:, None] + place, len(flat) - 1)
-        padded = flat[index].astype(np.int32 if codes else np.float64).ravel()
+        padded = flat[index].astype(stored.to_pandas_dtype()).ravel()
         return pa.FixedSizeListArray.from_arrays(pa.array(padded), self.length)

@@ -64,7 +64,10 @@ def _feature(measured: Measured) -> Column:
     if measured.is_list:
         columns = [F.coalesce(F.get(columns[0], F.lit(i)), zero) for i in range(measured.length)]
     if measured.coded:
-        known = [F.when(x > measured.unknown, x).when(x != NULL_CODE, OOV_CODE) for x in columns]
+        if measured.unknown:
+            known = [F.when(x > measured.unknown, x).when(x != NULL_CODE, OOV_CODE) for x in columns]
+        else:  # of no vocabulary; raw ids may be negative
+            known = [F.when(x != NULL_CODE, x) for x in columns]
         if not measured.is_list:
             return known[0]
         return F.filter(F.array(*known), lambda x: x.isNotNull())

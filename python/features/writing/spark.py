@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from headrace.features.rows.split import SPLIT
-from headrace.features.spark_plan import col, is_missing, padded, stored
+from headrace.features.spark_plan import col, is_missing, padded, stored, zero_of
 from headrace.features.workflow import FittedWorkflow
 from headrace.features.writing.files import (
     ColumnCounts,
@@ -136,7 +136,7 @@ def _columns(fitted: FittedWorkflow, carried: tuple[str, ...]) -> list[Column]:
         if feature.kind is Kind.CARRIED:
             out.append(F.col(next(on_the_way)).alias(feature.name))
             continue
-        zero = F.lit(0).cast("int" if feature.kind is Kind.CATEGORICAL else "float")
+        zero = zero_of(feature)
         values = [F.col("__label")] if feature.kind is Kind.LABEL else [col(name) for name in feature.physical]
         out.append(stored(feature, [F.coalesce(x, zero) for x in values]).alias(feature.name))
     return out

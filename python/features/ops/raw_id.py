@@ -1,0 +1,55 @@
+"""raw_id: values as 64-bit ids, for a table that needs no vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.features.bodies.kernels import xxhash64_integers, xxhash64_strings
+from headrace.features.columns import ValueType
+from headrace.features.op import Elementwise, OpError, State
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+
+class RawId(Elementwise):
+    """Integers as they are, text by xxhash64 of its UTF-8 bytes: int64, 0 for null. The chain's end, or before `pad`.
+
+    The feature has no vocabulary and no cardinality: `train.embeddings.dynamic` says which ids get a row. An integer 0
+    cannot be told from null; with `hash` integers are hashed too, and only a value whose hash is 0 could be taken for
+    null (of 2^64). Two texts share an id if their hashes meet, which among n of them has a chance of about n^2 / 2^65.
+    """
+
+    name: ClassVar[str] = "raw_id"
+
+    #: Hash integers as well.
+    hash: bool = False
+
+    def type_of(self, given: ValueType) -> ValueType:
+        if given.element not in ("string", "int", "bigint"):
+            raise OpError(f"takes text and integers, not {given}")
+        return replace(given, element="id")
+
+    def spark_value(self, x: Column, given: ValueType, state: State) -> Column:
+        from pyspark.sql import functions as F
+
+        key = x if given.element == "string" else x.cast("bigint")
+        found = F.xxhash64(key) if given.element == "string" or self.hash else key
+        return F.when(x.isNull(), F.lit(0).cast("bigint")).otherwise(found)
+
+    def arrow_value(self, x: pa.Array, given: ValueType, state: State) -> pa.Array:
+        valid = x.is_valid().to_numpy(zero_copy_only=False)
+        if given.element == "string":
+            # Repeated values are hashed once.
+            encoded = x.dictionary_encode()
+            distinct = np.append(xxhash64_strings(encoded.dictionary), 0)
+            ids = distinct[pc.fill_null(encoded.indices, len(distinct) - 1).to_numpy(zero_copy_only=False)]
+        else:
+            ids = pc.fill_null(x.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+            ids = xxhash64_integers(ids) if self.hash else ids
+        return pa.array(np.where(valid, ids, 0).astype(np.int64))
