@@ -120,6 +120,8 @@ def make_manifests(ds: str = DS, pipeline: str = "clicks", warm: Manifest | None
                                       for e in (1, 2, 3)],
             "calibration_bins": bins, "warm_start": warm.output("model").name if warm else None,
             "registered": {"name": pipeline, "version": 8}, "ranks": 2, "resumed_from_step": 0,
+            "dynamic": {"session_id": {"rows": 4_321, "waiting": 987, "load": 0.31, "admitted": 5_555, "evicted": 1_234,
+                                       "hit_share": 0.912, "oov_share": 0.0345, "mib": 1.5}},
         },
     )  # fmt: skip
     add(
@@ -215,6 +217,9 @@ def test_a_whole_day_has_everything_and_fetches_nothing() -> None:
     assert "Not run" not in seen.words
     assert "not run" not in seen.words
     # Of other days only what did not hold is shown.
+    assert "Tables of raw ids" in seen.words
+    assert "4,321" in seen.words
+    assert "3.5 %" in seen.words  # of lookups in valid found no row
     assert "a breach of another day" in seen.words
     assert "rows of another day" not in seen.words
     assert "Other expectations held, of earlier days: 1." in seen.words

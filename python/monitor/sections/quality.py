@@ -95,7 +95,26 @@ def learning(day: Day) -> Section:
     if speed:
         median = sorted(v for _, v in speed)[len(speed) // 2]
         blocks.append(Text(f"Median speed {median:,.0f} samples/s over all ranks.", "dim"))
+    blocks += _raw_ids(train.get("dynamic"))
     return Section("learning", "Learning curves", tuple(blocks))
+
+
+def _raw_ids(value: Any) -> list[Block]:
+    """The tables of raw ids, where there are any."""
+    tables = [(str(name), facts.mapping(told)) for name, told in facts.mapping(value).items()]
+    if not tables:
+        return []
+    rows = tuple(
+        (
+            Cell(name, code=True), facts.count(t.get("rows")), facts.percent(t.get("load")),
+            facts.count(t.get("admitted")), facts.count(t.get("evicted")), facts.count(t.get("waiting")),
+            facts.percent(t.get("hit_share")), facts.percent(t.get("oov_share")),
+        )
+        for name, t in tables
+    )  # fmt: skip
+    headings = ("feature", ">rows", ">places taken", ">admitted", ">evicted", ">waiting", ">found in training",
+                ">without a row in valid")  # fmt: skip
+    return [Table(headings, rows, "Tables of raw ids", wide=True)]
 
 
 def _entropy(p: float | None) -> float | None:
