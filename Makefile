@@ -8,7 +8,7 @@
 #   make native-cuda   the native libraries with CUDA (no GPU needed; fetches compilers, 271 MB, and the plugin's jar)
 #   make bench     all benchmarks; make bench-day for one: build/bench/*.json
 #   make bench-gpu on a machine with a GPU: floors, the embedding step, whole DLRM steps (bench/gpu/run.py)
-#   make bench-peers       TorchRec and FBGEMM beside the environment (build/peers), for make bench-embeddings
+#   make bench-peers       TorchRec and FBGEMM beside the environment (build/peers), for make bench-embeddings and bench-train
 #   make bench-etl-peers   NVTabular's own environment (build/peers), for make bench-etl
 #   make doctor    what is installed, what is missing, what to do
 #   make airflow   Airflow's own environment (.venv-airflow)
@@ -123,7 +123,7 @@ TEST_PROCESSES ?= 2
 test: native-cuda lint airflow gpu-check
 	@$(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder --durations 25 $(PYTEST_ARGS)
 
-$(STAMPS)/bench-peers: requirements/fbgemm.txt requirements/torchrec.txt $(STAMPS)/venv
+$(STAMPS)/bench-peers: requirements/fbgemm.txt requirements/torchrec.txt $(STAMPS)/package
 	@$(STEP) "install FBGEMM for the CPU, and TorchRec" bash -c 'for peer in fbgemm torchrec; do rm -rf build/peers/$$peer; $(UV) pip install -q --python $(PYTHON) --target build/peers/$$peer --no-deps -r requirements/$$peer.txt; done'
 	@touch $@
 .PHONY: bench-peers
