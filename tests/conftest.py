@@ -31,18 +31,20 @@ _TOGETHER = ("fault", "e2e")
 SHARED_DATA = checkout().parent / "shared" / "data"
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """For `make test`, which runs two processes: a file's tests stay in one of them."""
+    folder = item.path.parent.name
+    item.add_marker(pytest.mark.xdist_group("day" if folder in _TOGETHER else item.path.stem))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For `make test`, which runs two processes: a file's tests stay in one process, the long files come first."""
+    """The long files come first."""
 
     def place(item: pytest.Item) -> int:
         folder = item.path.parent.name
         return _FIRST.index(folder) if folder in _FIRST else len(_FIRST)
 
     items.sort(key=place)
-    for item in items:
-        folder = item.path.parent.name
-        item.add_marker(pytest.mark.xdist_group("day" if folder in _TOGETHER else item.path.stem))
 
 
 @pytest.fixture(scope="session")
