@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from xdist.scheduler import LoadScopeScheduling
 
 from headrace.config import Spark
 from headrace.lake.session import session
@@ -31,10 +32,20 @@ _TOGETHER = ("fault", "e2e")
 SHARED_DATA = checkout().parent / "shared" / "data"
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """For `make test`, which runs two processes: a file's tests stay in one of them."""
-    folder = item.path.parent.name
-    item.add_marker(pytest.mark.xdist_group("day" if folder in _TOGETHER else item.path.stem))
+class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
+    """Hands out files of tests; those of `_TOGETHER` as one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.split("::")[0]
+        return "day" if Path(path).parent.name in _TOGETHER else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """For `make test`, which runs two processes: a file's tests stay in one of them.
+
+    (Groups by mark are not seen: pytest-xdist 3.8 writes them to a field that pytest 9.2 no longer reads.)
+    """
+    return _ByFile(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
