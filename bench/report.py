@@ -34,6 +34,7 @@ class Figure:
         return {k: {**given, **ratios}[k] for k in _COLUMNS}
 
 
+_WIDTH = 200
 _COLUMNS = ("name", "value", "unit", "floor", "ratio_to_floor", "peer", "ratio_to_peer")
 
 
@@ -47,7 +48,9 @@ def publish(bench: str, figures: Sequence[Figure]) -> Path:
         table.add_column(column, justify="left" if column in ("name", "unit") else "right")
     for row in rows:
         table.add_row(*(_show(row[c]) for c in _COLUMNS))
-    Console().print(table)
+    console = Console()
+    # In a file or a pipe nobody's window is narrow.
+    (console if console.is_terminal else Console(width=_WIDTH)).print(table)
     return path
 
 

@@ -134,7 +134,7 @@ class FileFit:
         whole = whole.filter(pa.array(counts(whole) >= self._workflow.rules[vocabulary].min_count))
         return pa.table(
             {
-                "name": pa.array([vocabulary] * whole.num_rows, pa.string()),
+                "name": pa.repeat(vocabulary, whole.num_rows),
                 "value": whole.column("key"),
                 "count": whole.column("rows"),
                 "day": whole.column("day"),
