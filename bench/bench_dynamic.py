@@ -26,7 +26,7 @@ from headrace.embeddings.collective import LocalCollective
 from headrace.embeddings.dynamic import DynamicEmbeddings
 from headrace.embeddings.dynamic_spec import DynamicSpec
 from headrace.embeddings.id_map import IdMap, mix
-from headrace.embeddings.plan import Lookup, Table, row_wise
+from headrace.embeddings.plan import Lookup, Plan, Table, row_wise
 from headrace.embeddings.sharded import ShardedEmbeddings
 
 ROWS, DIM, IDS, TURNS = 1_000_000, 64, 32_768, 8
@@ -70,12 +70,15 @@ def dynamic(ids: np.ndarray, max_rows: int | None = None) -> tuple[DynamicEmbedd
     """A step of a table of raw ids that knows `ids`."""
     tables = DynamicEmbeddings([DynamicSpec("t", DIM, max_rows=max_rows)], LocalCollective(), seed=1)
     tables.configure_optimizer(OPTIMIZER)
+    embeddings = ShardedEmbeddings(Plan((), (), (), 1), LocalCollective(), seed=1, dynamic=tables)
+    nothing = torch.zeros(0, 0, dtype=torch.int64)
     with torch.no_grad():
-        tables([torch.from_numpy(ids)])
+        embeddings(embeddings.prepare(nothing, raw=[torch.from_numpy(ids)]))
 
     def step(given: Tensor, gradient: Tensor) -> None:
-        ((vectors, _),) = tables([given])
-        vectors.backward(gradient)
+        prepared = embeddings.prepare(nothing, raw=[given])
+        embeddings(prepared)
+        prepared.found[0][0].backward(gradient)
         tables.step()
 
     return tables, step

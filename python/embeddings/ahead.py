@@ -54,7 +54,7 @@ class Ahead:
             sizes.append(sum(p.numel() for p in parts))
         self._wait = collective.start_all_to_all(torch.cat(message), sizes)
 
-    def start_rest(self) -> Callable[[], list[Tensor]]:
+    def start_rest(self, answers: Sequence[Tensor] = ()) -> Callable[[], list[Tensor]]:
         """Begin to fetch the other rows; what waits for all of them gives them as `Mail.start_rows` does."""
         request, by_row = self._request, self._by_row
         late, early = self._read()
@@ -65,7 +65,7 @@ class Ahead:
             sent + request.sent[by_row:], rows + request.rows[by_row:], received + request.received[by_row:],
             request.asked,
         )  # fmt: skip
-        wait = self._mail.start_rows(rest, self._weights)
+        wait = self._mail.start_rows(rest, self._weights, answers)
 
         def whole() -> list[Tensor]:
             found = wait()

@@ -21,10 +21,13 @@ _MAX_SPLIT = 2**31 - 1
 
 
 class HorovodCollective:
-    """The ranks of a Horovod job. `hvd.init()` must have been called (the launcher's business)."""
+    """The ranks of a Horovod job, or some of them. `hvd.init()` must have been called (the launcher's business)."""
 
-    def __init__(self) -> None:
-        self._world = World(rank=hvd.rank(), size=hvd.size(), local_rank=hvd.local_rank(), local_size=hvd.local_size())
+    def __init__(self, group: hvd.ProcessSet = hvd.global_process_set) -> None:
+        self._group = group
+        self._world = World(
+            rank=group.rank(), size=group.size(), local_rank=hvd.local_rank(), local_size=hvd.local_size()
+        )
         self._in_flight: set[str] = set()
 
     @property
@@ -46,7 +49,7 @@ class HorovodCollective:
         kind = _name("all_to_all", x)
         name = next(n for n in (f"{kind}.{i}" for i in count()) if n not in self._in_flight)
         self._in_flight.add(name)
-        handle = hvd.alltoall_async(sent, splits=splits, name=name)
+        handle = hvd.alltoall_async(sent, splits=splits, name=name, process_set=self._group)
 
         def wait() -> tuple[Tensor, list[int]]:
             received, counts = hvd.synchronize(handle)
@@ -57,20 +60,24 @@ class HorovodCollective:
 
     def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
         for members, flat in flatten_by_dtype(tensors):
-            hvd.allreduce_(flat, op=hvd.Sum, name=f"headrace.all_reduce.{flat.dtype}.{flat.numel()}")
+            name = f"headrace.all_reduce.{flat.dtype}.{flat.numel()}"
+            hvd.allreduce_(flat, op=hvd.Sum, name=name, process_set=self._group)
             unflatten(members, flat)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        gathered: Tensor = hvd.synchronize(hvd.allgather_async(x.detach().contiguous(), name=_name("all_gather", x)))
+        name = _name("all_gather", x)
+        handle = hvd.allgather_async(x.detach().contiguous(), name=name, process_set=self._group)
+        gathered: Tensor = hvd.synchronize(handle)
         return gathered
 
     def broadcast(self, tensors: Sequence[Tensor], root: int = 0) -> None:
         for members, flat in flatten_by_dtype(tensors):
-            hvd.broadcast_(flat, root, name=f"headrace.broadcast.{root}.{flat.dtype}.{flat.numel()}")
+            name = f"headrace.broadcast.{root}.{flat.dtype}.{flat.numel()}"
+            hvd.broadcast_(flat, root, name=name, process_set=self._group)
             unflatten(members, flat)
 
     def barrier(self) -> None:
-        hvd.barrier()
+        hvd.barrier(process_set=self._group)
 
 
 def _name(operation: str, x: Tensor) -> str:

@@ -46,7 +46,7 @@ class Duplicates:
 
 
 def find_duplicates(x: Tensor) -> Duplicates:
-    """Sort out the duplicates of an integer vector [N], none negative."""
+    """Sort out the duplicates of an integer vector [N]; int32: none negative."""
     if x.dtype is torch.int32 and x.device.type == "cpu" and native.library() is not None:
         return Duplicates(*native.duplicates(x))
     values, order = torch.sort(x, stable=True)

@@ -1,15 +1,19 @@
 """Embedding tables of raw 64-bit ids: no vocabulary, rows come with the ids that are seen and go when others need room.
 
     tables = DynamicEmbeddings([DynamicSpec("user", 16, admit_after=3, max_rows=1_000_000)], collective, seed=1)
+    embeddings = ShardedEmbeddings(plan, collective, seed=1, dynamic=tables)   # an empty plan is one, too
     tables.configure_optimizer(EmbeddingOptimizer(kind="rowwise_adagrad"))
-    ((vectors, found),) = tables([ids])     # any int64 [N] -> float32 [N, D], bool [N]
+    prepared = embeddings.prepare(codes, raw=[ids])     # any int64 [N]
+    embeddings(prepared)
+    ((vectors, found),) = prepared.found                # float32 [N, D], bool [N]
 
 Ids are dealt to the ranks by their hash, so any world holds the same rows. An id gets a row when it has been seen
 `admit_after` times in training (or, each time, with a probability); until then, and in scoring when it is unknown, its
 vector is zeros, learns nothing, and `found` says so. Where rows run out, those seen least often (or longest ago) make
 room. A row starts where its id says, so a row that was evicted and comes again starts as it started before.
 
-All tables of a step travel together: ids with their counts in one all-to-all, vectors back in one, gradients in one.
+Ids, vectors and gradients travel in the messages of the planned tables (headrace.embeddings.exchange). Ids may travel
+ahead; they are counted, admitted and looked up when the lookup starts, after the step before.
 
 The ways of others: TorchRec's managed collisions (ZCH) remap ids into a fixed table and evict by score; HugeCTR's and
 DynamicEmb's hash tables grow and evict by frequency or age; here both, and the limit is in rows or memory of each rank.
@@ -19,29 +23,53 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.collective import Collective
-from headrace.embeddings.duplicates import find_duplicates, gather
-from headrace.embeddings.dynamic_files import load_rows, owners, save_rows
+from headrace.embeddings.dynamic_files import load_rows, save_rows
 from headrace.embeddings.dynamic_rows import DynamicReport, DynamicRows
 from headrace.embeddings.dynamic_spec import DynamicSpec
 from headrace.embeddings.id_map import Ids
 from headrace.embeddings.initial import INIT_BOUND
+from headrace.embeddings.raw_ids import AskedIds, WantedIds
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one table answers in a lookup."""
+
+    #: float32 [M, D]; zeros where there is no row.
+    vectors: Tensor
+    #: Row of each, -1: it has none: int64 [M].
+    rows: Ids
+    #: `DynamicRows.numbering` then.
+    numbering: int
+
+    @property
+    def found(self) -> Tensor:
+        """Which have a row: bool [M]."""
+        return torch.from_numpy(self.rows >= 0)
+
+    def marked(self) -> Tensor:
+        """As it travels: the vectors and, in one more column, 1 where there is a row: float32 [M, D + 1]."""
+        return torch.cat([self.vectors, self.found.float().unsqueeze(1)], dim=1)
+
+
+def read_marked(told: Tensor) -> tuple[Tensor, Tensor]:
+    """What `Answer.marked` wrote, in any type of numbers: float32 [M, D], bool [M]."""
+    return told[:, :-1].float().contiguous(), told[:, -1] > 0
 
 
 class DynamicEmbeddings(nn.Module):
-    """Tables, each sharded by the hash of the id. Ids int64 [N_t] of each -> (float32 [N_t, D_t], bool [N_t]) of each.
+    """This rank's rows of some tables. ShardedEmbeddings brings the ids of all ranks here, and takes the vectors back.
 
-    Collective like ShardedEmbeddings: all ranks call forward, backward and step the same number of times, N may differ
-    and be 0. In training (`self.training`) ids are counted and admitted; in scoring nothing changes.
+    In training (`self.training`) ids are counted and admitted; in scoring nothing changes.
     """
 
     def __init__(
@@ -50,7 +78,6 @@ class DynamicEmbeddings(nn.Module):
         super().__init__()
         self.collective = collective
         self.tables = [DynamicRows(s, collective.world, seed, init_bound=init_bound) for s in specs]
-        self._anchor = torch.zeros((), requires_grad=True)
 
     @property
     def has_pending(self) -> bool:
@@ -66,14 +93,31 @@ class DynamicEmbeddings(nn.Module):
         for t in self.tables:
             t.configure_optimizer(optimizer)
 
-    def forward(self, ids: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    def want(self, ids: Sequence[Tensor]) -> list[WantedIds]:
+        """What a lookup asks of the owners: by table, int64 [N]."""
         if len(ids) != len(self.tables):
             raise ValueError(f"ids of {len(ids)} tables, not of {len(self.tables)}")
         for x in ids:
             if x.ndim != 1 or x.dtype != torch.int64:
                 raise ValueError(f"ids must be int64 [N], not {x.dtype} {list(x.shape)}")
-        out: tuple[Tensor, ...] = _LookUp.apply(self._anchor, self, *ids)  # type: ignore[no-untyped-call]
-        return list(zip(out[: len(ids)], out[len(ids) :], strict=True))
+        return [WantedIds.of(x, self.collective.world.size) for x in ids]
+
+    def answer(self, asked: Sequence[AskedIds]) -> list[Answer]:
+        """Look up, by table, what the ranks ask of this one; in training ids are counted and admitted."""
+        found = []
+        for t, ids in zip(self.tables, asked, strict=True):
+            rows = t.look_up(ids.ids.numpy(), ids.counts.numpy(), self.training)
+            found.append(Answer(t.rows_at(rows), rows, t.numbering))
+        return found
+
+    def add_gradients(self, answers: Sequence[Answer], grads: Sequence[Tensor]) -> None:
+        """Keep the gradients float32 [M, D] of what was answered, by table, for `step`."""
+        for t, given, grad in zip(self.tables, answers, grads, strict=True):
+            if t.numbering != given.numbering:
+                raise RuntimeError(
+                    "rows were evicted by another forward before this backward: take a step after each forward"
+                )
+            t.add_gradient(given.rows, grad)
 
     def step(self, lr: float | None = None) -> None:
         """Apply the gradients since the last step to the rows that they touch. No exchange."""
@@ -129,121 +173,6 @@ class DynamicEmbeddings(nn.Module):
         """
         for t in self.tables:
             load_rows(t, folder, with_optimizer)
-
-
-class _LookUp(torch.autograd.Function):
-    """(anchor, module, ids of each table [N]) -> vectors of each [N, D], found of each [N].
-
-    Two all-to-alls forward (ids with counts; vectors), one backward.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, module: DynamicEmbeddings, *ids: Tensor) -> tuple[Tensor, ...]:
-        tables, collective = module.tables, module.collective
-        questions = [_Question.of(x, collective.world.size) for x in ids]
-        asked = _ask(collective, questions)
-        rows = [t.look_up(i, n, module.training) for t, (i, n, _) in zip(tables, asked, strict=True)]
-        answers = [(t.rows_at(r), torch.from_numpy(r >= 0)) for t, r in zip(tables, rows, strict=True)]
-        received, sent = [counts for _, _, counts in asked], [q.sent for q in questions]
-        if collective.world.size > 1:
-            # A vector and, in one more column, whether there is one.
-            told = [torch.cat([v, there.float().unsqueeze(1)], dim=1) for v, there in answers]
-            answers = [(g[:, :-1].contiguous(), g[:, -1] > 0) for g in _swap(collective, told, received, sent)]
-        ctx.module, ctx.rows, ctx.received, ctx.questions = module, rows, received, questions
-        ctx.numbering = [t.numbering for t in tables]
-        vectors = [gather(v, q.place) for (v, _), q in zip(answers, questions, strict=True)]
-        found = [there.index_select(0, q.place) for (_, there), q in zip(answers, questions, strict=True)]
-        ctx.mark_non_differentiable(*found)
-        return (*vectors, *found)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
-        module: DynamicEmbeddings = ctx.module
-        # Each distinct id is there once at least, so the sums are in the order of the distinct ids.
-        sums = [
-            find_duplicates(q.place.to(torch.int32)).sum_rows(grad.contiguous())
-            for q, grad in zip(ctx.questions, grads, strict=False)
-        ]
-        back = _swap(module.collective, sums, [q.sent for q in ctx.questions], ctx.received)
-        for t, rows, grad, numbering in zip(module.tables, ctx.rows, back, ctx.numbering, strict=True):
-            if t.numbering != numbering:
-                raise RuntimeError(
-                    "rows were evicted by another forward before this backward: take a step after each forward"
-                )
-            t.add_gradient(rows, grad)
-        return (None,) * (2 + len(ctx.questions))
-
-
-class _Question:
-    """The distinct ids of a lookup in one table, in order of their owners."""
-
-    def __init__(self, ids: Tensor, counts: Tensor, sent: list[int], place: Tensor) -> None:
-        #: Distinct ids and how often this rank has each: int64 [U].
-        self.ids, self.counts = ids, counts
-        #: How many go to each rank.
-        self.sent = sent
-        #: Where each of the lookup's ids is among them: int64 [N].
-        self.place = place
-
-    @staticmethod
-    def of(ids: Tensor, ranks: int) -> _Question:
-        distinct, inverse, counts = torch.unique(ids, return_inverse=True, return_counts=True)
-        if ranks == 1:
-            return _Question(distinct, counts, [len(distinct)], inverse)
-        owner = torch.from_numpy(owners(distinct.numpy(), ranks))
-        order = torch.argsort(owner, stable=True)
-        place = torch.empty_like(order)
-        place[order] = torch.arange(len(order))
-        return _Question(
-            distinct[order], counts[order], torch.bincount(owner, minlength=ranks).tolist(), place[inverse]
-        )
-
-
-def _ask(collective: Collective, questions: Sequence[_Question]) -> list[tuple[Ids, Ids, list[int]]]:
-    """Send ids and their counts to the owners, all tables in one message.
-
-    Returns:
-        By table, what the ranks ask of this one, in their order: ids [M], counts [M], and how many each rank sent.
-    """
-    world = collective.world.size
-    if world == 1:
-        return [(q.ids.numpy(), q.counts.numpy(), q.sent) for q in questions]
-    pieces: list[Tensor] = []
-    lengths = []
-    split = [(torch.split(q.ids, q.sent), torch.split(q.counts, q.sent)) for q in questions]
-    for rank in range(world):
-        # How many of each table, then their ids and counts.
-        pieces.append(torch.tensor([q.sent[rank] for q in questions], dtype=torch.int64))
-        for ids, counts in split:
-            pieces += [ids[rank], counts[rank]]
-        lengths.append(len(questions) + 2 * sum(q.sent[rank] for q in questions))
-    got, received = collective.all_to_all(torch.cat(pieces), lengths)
-    asked: list[tuple[list[Ids], list[Ids], list[int]]] = [([], [], []) for _ in questions]
-    for message in torch.split(got, received):
-        numbers = message.numpy()
-        at = len(questions)
-        for table, n in enumerate(numbers[: len(questions)].tolist()):
-            asked[table][0].append(numbers[at : at + n])
-            asked[table][1].append(numbers[at + n : at + 2 * n])
-            asked[table][2].append(n)
-            at += 2 * n
-    return [(np.concatenate(ids), np.concatenate(counts), sizes) for ids, counts, sizes in asked]
-
-
-def _swap(
-    collective: Collective, parts: Sequence[Tensor], sent: Sequence[list[int]], received: Sequence[list[int]]
-) -> list[Tensor]:
-    """Send float32 rows of each table [N, W] to the ranks, receive theirs: one all-to-all."""
-    if collective.world.size == 1:
-        return list(parts)
-    widths = [p.shape[1] for p in parts]
-    by_rank = [torch.split(p, n) for p, n in zip(parts, sent, strict=True)]
-    flat = [of_table[rank].reshape(-1) for rank in range(collective.world.size) for of_table in by_rank]
-    lengths = [sum(n * w for n, w in zip(ns, widths, strict=True)) for ns in zip(*sent, strict=True)]
-    got, _ = collective.all_to_all(torch.cat(flat), lengths)
-    sizes = [n * w for ns in zip(*received, strict=True) for n, w in zip(ns, widths, strict=True)]
-    pieces = torch.split(got, sizes)
-    return [torch.cat(pieces[i :: len(parts)]).view(-1, w) for i, w in enumerate(widths)]
 
 
 def total(reports: Sequence[DynamicReport]) -> DynamicReport:

@@ -19,18 +19,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from headrace.atomic import write_text
 from headrace.embeddings.dynamic_rows import DynamicRows
-from headrace.embeddings.id_map import Ids, mix
+from headrace.embeddings.raw_ids import owners
 from headrace.embeddings.sightings import ID
 from headrace.embeddings.tensors import FileRecord, load_tensors, save_tensors
 from headrace.errors import UserError
-
-#: Salt of the hash that says who owns an id.
-_OWNER = 1
-
-
-def owners(ids: Ids, ranks: int) -> Ids:
-    """The rank of each id: by its hash, so that any number of ranks is balanced."""
-    return (mix(ids, _OWNER) % np.uint64(ranks)).astype(np.int64)
 
 
 def save_rows(rows: DynamicRows, folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 Pure functions over a rank's addresses (headrace.embeddings.layout) and a collective. All tables travel in one message
 each way, whatever their widths and storage: each distinct row once, or, where the plan has bags summed by their owners
-(headrace.embeddings.bags), each id and one vector a bag.
+(headrace.embeddings.bags), each id and one vector a bag. Tables of raw ids (headrace.embeddings.raw_ids) travel along.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 from headrace.embeddings.bags import Asked, Parts
 from headrace.embeddings.duplicates import Duplicates, find_duplicates, gather
 from headrace.embeddings.plan import Wire
+from headrace.embeddings.raw_ids import AskedIds, pack, unpack
 from headrace.embeddings.rows import DTYPES
 from headrace.world import World
 
@@ -25,16 +26,18 @@ _INT32_MAX = 2**31 - 1
 
 @dataclass(frozen=True)
 class Request:
-    """What this rank asked for, and what it was asked for, in one lookup. W ranks, A arenas."""
+    """What this rank asked for, and what it was asked for, in one lookup. W ranks, A arenas, T tables of raw ids."""
 
-    #: Vectors asked for, by arena and owner: distinct rows, or parts of bags: [A][W].
+    #: Vectors asked for, by arena (then table of raw ids) and owner: distinct rows, or parts of bags: [A + T][W].
     sent: list[list[int]]
     #: Rows of the own matrices that the ranks ask for, by arena, ranks in order: int32 or int64 [R_a].
     rows: list[Tensor]
-    #: How many vectors each rank asks for: [A][W].
+    #: How many vectors each rank asks for: [A + T][W].
     received: list[list[int]]
     #: By arena: how its rows are summed to vectors; None: each row is one.
     asked: list[Asked | None]
+    #: By table of raw ids: what the ranks ask for.
+    raw: list[AskedIds] = field(default_factory=list)
     _sorted: dict[int, Duplicates] = field(default_factory=dict)
 
     def duplicates(self, arena: int) -> Duplicates:
@@ -82,13 +85,14 @@ class Mail:
         self._collective = collective
         self._world = collective.world.size
         self._wire = DTYPES[wire]
-        rank_rows = torch.stack([a.rank_starts.diff() for a in arenas])  # [A, W]
+        none = torch.zeros(0, self._world, dtype=torch.int64)
+        rank_rows = torch.stack([a.rank_starts.diff() for a in arenas]) if arenas else none  # [A, W]
         #: Where each arena's rows begin in an owner's one numbering of all its rows: [A, W]; and the end.
         self._base = torch.cat([rank_rows.new_zeros(1, self._world), rank_rows.cumsum(0)])
         self._dtype = torch.int32 if int(self._base[-1].max()) <= _INT32_MAX else torch.int64
         self._by_row = sum(not a.pooled for a in self._arenas)
 
-    def send_ids(self, wanted: Sequence[Tensor | Parts]) -> Callable[[], Request]:
+    def send_ids(self, wanted: Sequence[Tensor | Parts], raw: Sequence[AskedIds] = ()) -> Callable[[], Request]:
         """Tell the owners which rows are wanted; learn which are wanted from here.
 
         One all-to-all, and one more where bags that owners sum are weighted. The owner's own row numbers travel, so
@@ -96,6 +100,7 @@ class Mail:
 
         Args:
             wanted: by arena, distinct addresses, ascending: [U_a]; or parts of bags.
+            raw: by table, raw ids.
 
         Returns:
             What waits for the answer: the message may travel meanwhile.
@@ -118,6 +123,11 @@ class Mail:
                 if asks.weights is not None:
                     given.append((asks.weights, asks.ids))
             local.append(rows)
+        if raw:
+            message, lengths = pack(raw, self._dtype)
+            local.insert(0, message)
+            counts.insert(0, lengths)
+            sent += [r.of_rank for r in raw]
         wait = self._collective.start_all_to_all(_by_rank(local, counts), [sum(n) for n in zip(*counts, strict=True)])
         wait_for_weights = None
         if given:
@@ -128,7 +138,11 @@ class Mail:
         weighted = [isinstance(x, Parts) and x.weights is not None for x in wanted]
 
         def answer() -> Request:
-            rows, begins, of_sender = self._sort_by_arena(*wait())
+            numbers, lengths = wait()
+            heard: list[AskedIds] = []
+            if raw:
+                heard, numbers, lengths = unpack(numbers, lengths, len(raw))
+            rows, begins, of_sender = self._sort_by_arena(numbers, lengths)
             weights: list[Tensor | None] = [None] * len(rows)
             if wait_for_weights is not None:
                 which = [i for i, w in enumerate(weighted) if w]
@@ -141,7 +155,7 @@ class Mail:
                 for i, b in enumerate(begins)
             ]
             asked = [None if b is None else Asked.of(b, w) for b, w in zip(begins, weights, strict=True)]
-            return Request(sent, rows, received, asked)
+            return Request(sent, rows, received + [r.of_rank for r in heard], asked, heard)
 
         return answer
 
@@ -149,6 +163,8 @@ class Mail:
         self, numbers: Tensor, counts: list[int]
     ) -> tuple[list[Tensor], list[Tensor | None], list[list[int]]]:
         """By arena: rows, which of them begin a part (None: there are no parts), how many are from each rank."""
+        if not self._arenas:
+            return [], [], []
         if self._by_row == len(self._arenas) == 1:
             return [numbers], [None], [counts]
         pooled = self._by_row < len(self._arenas)
@@ -168,17 +184,24 @@ class Mail:
             [cuts[i::number] for i in range(number)],
         )
 
-    def start_rows(self, request: Request, weights: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+    def start_rows(
+        self, request: Request, weights: Sequence[Tensor], answers: Sequence[Tensor] = ()
+    ) -> Callable[[], list[Tensor]]:
         """Begin to fetch the vectors asked for, by arena in the order of the asking: [U_a, D_a].
 
         Rows come as stored, sums of bags as float32; both as the plan's `wire` where they are float32. One all-to-all;
         what is returned waits for it.
+
+        Args:
+            request: what is looked up.
+            weights: this rank's matrices, by arena.
+            answers: by table of raw ids, the vectors that the ranks asked for here.
         """
         found = [
             gather(w, rows) if asked is None else asked.sums(w, rows)
             for w, rows, asked in zip(weights, request.rows, request.asked, strict=True)
         ]
-        return self._start_swap(found, request.received, request.sent)
+        return self._start_swap([*found, *answers], request.received, request.sent)
 
     def on_wire(self, vectors: Tensor) -> Tensor:
         """As they travel: float32 numbers as the plan's `wire`, others as they are."""

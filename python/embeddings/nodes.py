@@ -24,6 +24,7 @@ from headrace.embeddings.duplicates import Duplicates, find_duplicates
 from headrace.embeddings.exchange import Mail, Request
 from headrace.embeddings.layout import Arena
 from headrace.embeddings.plan import Wire
+from headrace.embeddings.raw_ids import AskedIds, WantedIds
 from headrace.world import World
 
 
@@ -64,9 +65,9 @@ class NodeRequest(Request):
 
     #: Inside the machine; its rows are places in what this rank fetches for its machine.
     inside: Request = field(kw_only=True)
-    #: By arena: what the ranks of the machine asked this one for, sorted.
+    #: By arena, then table of raw ids: what the ranks of the machine asked this one for, sorted.
     found: list[Duplicates] = field(kw_only=True)
-    #: By arena: wanted vectors by owner, [W].
+    #: The same: wanted vectors by owner, [W].
     wanted: list[list[int]] = field(kw_only=True)
 
 
@@ -89,17 +90,19 @@ class NodeMail:
         node, place = divmod(world.rank, places)
         # Addresses in another order: by place, then machine.
         self._owners = [n * places + p for p in range(places) for n in range(nodes)]
+        #: The ranks at this one's place, by machine.
+        self._peers = range(place, world.size, places)
         sizes = [a.rank_starts.diff()[self._owners].view(places, nodes) for a in arenas]
         inside = [_Span(_starts(s.sum(1))) for s in sizes]
         across = [_Span(_starts(s[place])) for s in sizes]
         self._inside = Mail(inside, Members(collective, range(node * places, (node + 1) * places)), wire)
-        self._across = Mail(across, Members(collective, range(place, world.size, places)), wire)
+        self._across = Mail(across, Members(collective, self._peers), wire)
         #: By arena: first address of each owner in that order, less its own: [W], owners in that order.
         self._shift = [
             _starts(s.flatten())[:-1] - a.rank_starts[:-1][self._owners] for s, a in zip(sizes, arenas, strict=True)
         ]
 
-    def send_ids(self, wanted: Sequence[Tensor | Parts]) -> Callable[[], NodeRequest]:
+    def send_ids(self, wanted: Sequence[Tensor | Parts], raw: Sequence[AskedIds] = ()) -> Callable[[], NodeRequest]:
         """See `Mail.send_ids`. The second hop begins when the first is waited for."""
         counts, local = [], []
         for arena, shift, unique in zip(self._arenas, self._shift, wanted, strict=True):
@@ -108,23 +111,31 @@ class NodeMail:
             parts = torch.split(unique, of_owner)
             local.append(torch.cat([parts[o] + int(s) for o, s in zip(self._owners, shift, strict=True)]))
             counts.append(of_owner)
-        wait = self._inside.send_ids(local)
+        counts += [r.of_rank for r in raw]
+        wait = self._inside.send_ids(local, [r.dealt(self._owners, self._places) for r in raw])
 
         def answer() -> NodeRequest:
             asked = wait()
             found = [find_duplicates(rows) for rows in asked.rows]
-            request = self._across.send_ids([f.unique for f in found])()
-            inside = Request(asked.sent, [f.inverse() for f in found], asked.received, asked.asked)
+            of_machine = [WantedIds.of(r.ids, len(self._owners), r.counts) for r in asked.raw]
+            request = self._across.send_ids(
+                [f.unique for f in found], [r.dealt(self._peers, len(self._peers)) for r in of_machine]
+            )()
+            found += [r.duplicates for r in of_machine]
+            inside = Request(asked.sent, [f.inverse() for f in found], asked.received, [None] * len(found))
             return NodeRequest(
-                request.sent, request.rows, request.received, request.asked, inside=inside, found=found, wanted=counts
-            )
+                request.sent, request.rows, request.received, request.asked, request.raw,
+                inside=inside, found=found, wanted=counts,
+            )  # fmt: skip
 
         return answer
 
-    def start_rows(self, request: Request, weights: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+    def start_rows(
+        self, request: Request, weights: Sequence[Tensor], answers: Sequence[Tensor] = ()
+    ) -> Callable[[], list[Tensor]]:
         """See `Mail.start_rows`. The second hop, inside the machine, begins when the first is waited for."""
         assert isinstance(request, NodeRequest)
-        wait = self._across.start_rows(request, weights)
+        wait = self._across.start_rows(request, weights, answers)
 
         def answer() -> list[Tensor]:
             rows = self._inside.start_rows(request.inside, wait())()

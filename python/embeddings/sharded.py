@@ -18,6 +18,7 @@ from headrace.embeddings.bags import Parts, cut_bags
 from headrace.embeddings.batch import Batcher, Occurrences, Ragged
 from headrace.embeddings.collective import Collective
 from headrace.embeddings.duplicates import Duplicates, find_duplicates, gather
+from headrace.embeddings.dynamic import Answer, DynamicEmbeddings, read_marked
 from headrace.embeddings.exchange import Mail, Request
 from headrace.embeddings.gradients import Gradient
 from headrace.embeddings.initial import INIT_BOUND, initial_rows
@@ -43,16 +44,23 @@ class ShardedEmbeddings(nn.Module):
         loss_of(embeddings(codes)).backward()   # local loss: sum over the rank's rows / rows of the global batch
         embeddings.step()
 
+    Tables of raw ids (`dynamic`) travel in the same messages: see headrace.embeddings.dynamic. Optimizer, step and
+    files are their own.
+
     Bits: the same ranks give the same bits again. A lookup gives the same bits on any number of ranks and by any plan.
     Gradients are summed in the order rank by rank, so weights after a step differ between worlds by rounding alone.
     """
 
-    def __init__(self, plan: Plan, collective: Collective, seed: int, *, init_bound: float = INIT_BOUND) -> None:
+    def __init__(
+        self, plan: Plan, collective: Collective, seed: int, *, init_bound: float = INIT_BOUND,
+        dynamic: DynamicEmbeddings | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         if plan.world_size != collective.world.size:
             raise ValueError(f"a plan for {plan.world_size} ranks in a world of {collective.world.size}")
         self.plan = plan
         self.collective = collective
+        self.dynamic = dynamic
         self.layout = Layout(plan, collective.world.rank)
         #: This rank's matrix of each arena, [local rows, width]. Not in `state_dict`: storage knows ranges.
         self.weights = [_start(a, seed, init_bound) for a in self.layout.arenas]
@@ -61,9 +69,10 @@ class ShardedEmbeddings(nn.Module):
         self._batcher = Batcher(self.layout)
         self._remote = sorted((a for a in self.layout.arenas if not a.local), key=lambda a: a.pooled)
         self._mail: Mail | NodeMail | None = None
-        if self._remote and 1 < plan.hop < plan.world_size:
+        travels = plan.world_size > 1 and (bool(self._remote) or dynamic is not None)
+        if travels and 1 < plan.hop < plan.world_size:
             self._mail = NodeMail(self._remote, collective, plan.hop, plan.wire)
-        elif self._remote:
+        elif travels:
             self._mail = Mail(self._remote, collective, plan.wire)
         #: By arena, one for each backward pass.
         self._pending: list[list[Gradient]] = [[] for _ in self.layout.arenas]
@@ -109,7 +118,9 @@ class ShardedEmbeddings(nn.Module):
         """Whether gradients wait for `step`."""
         return any(self._pending)
 
-    def prepare(self, batch: Tensor | Ragged, weights: Tensor | None = None) -> Prepared:
+    def prepare(
+        self, batch: Tensor | Ragged, weights: Tensor | None = None, raw: Sequence[Tensor] = ()
+    ) -> Prepared:  # fmt: skip
         """Begin a lookup: sort out the ids and send them to their owners, who answer later.
 
         Collective, and cheap to call ahead: while the dense part works on one batch, the ids of the next travel. No
@@ -129,12 +140,13 @@ class ShardedEmbeddings(nn.Module):
         Args:
             batch: codes int64 [B, S] or Ragged.
             weights: float32 [B, S], where a lookup of padded codes is weighted.
+            raw: ids of each table of `dynamic`, int64 [N], any number of them.
         """
         if isinstance(batch, Ragged):
             occurrences, samples = self._batcher.ragged(batch), batch.lengths.shape[1]
         else:
             occurrences, samples = self._batcher.padded(batch, weights), batch.shape[0]
-        return Prepared(self, samples, occurrences)
+        return Prepared(self, samples, occurrences, raw)
 
     def forward(self, batch: Tensor | Ragged | Prepared, weights: Tensor | None = None) -> Tensor:
         if not self._is_uniform:
@@ -151,14 +163,16 @@ class ShardedEmbeddings(nn.Module):
 
     def _look_up(self, batch: Tensor | Ragged | Prepared, weights: Tensor | None) -> Tensor:
         prepared = batch if isinstance(batch, Prepared) else self.prepare(batch, weights)
-        if not self.plan.lookups:
+        if not self.plan.lookups and not prepared.raw:
             return torch.zeros(prepared.samples, 0)
         prepared.start()
         if torch.is_grad_enabled():
             self._opened += 1
             if prepared.request is not None:
                 self._open.append(prepared.request)
-        out: Tensor = _Lookup.apply(self._anchor, self, prepared)  # type: ignore[no-untyped-call]
+        out: Tensor
+        out, *raw = _Lookup.apply(self._anchor, self, prepared)  # type: ignore[no-untyped-call]
+        prepared.found = list(zip(raw[: len(prepared.raw)], raw[len(prepared.raw) :], strict=True))
         return out
 
     def configure_optimizer(self, optimizer: EmbeddingOptimizer | Optimizer) -> None:
@@ -250,11 +264,19 @@ class _Part:
 class Prepared:
     """A lookup that has begun: `ShardedEmbeddings.prepare`. Used once by `forward` or `features`."""
 
-    def __init__(self, embeddings: ShardedEmbeddings, samples: int, occurrences: Sequence[Occurrences]) -> None:
+    def __init__(
+        self, embeddings: ShardedEmbeddings, samples: int, occurrences: Sequence[Occurrences], raw: Sequence[Tensor]
+    ) -> None:
         self.samples = samples
         self.occurrences = list(occurrences)
         self.parts = [self._part(embeddings, a) for a in embeddings.layout.arenas]
         self._embeddings = embeddings
+        dynamic = embeddings.dynamic
+        #: By table of raw ids: what is wanted; what was answered here, once `start` was called.
+        self.raw = [] if dynamic is None else dynamic.want(raw)
+        self.answers: list[Answer] = []
+        #: By table of raw ids, after the lookup: vectors float32 [N, D] (zeros: no row), which have a row: bool [N].
+        self.found: list[tuple[Tensor, Tensor]] = []
         #: What the ranks asked each other for, once the answer is here; None also where nothing is sent.
         self.request: Request | None = None
         self._ahead: Ahead | None = None
@@ -263,7 +285,7 @@ class Prepared:
         self._wait: Callable[[], Request] | None = None
         self._rows: Callable[[], list[Tensor]] | None = None
         if embeddings._mail is not None:
-            self._wait = embeddings._mail.send_ids([self._wanted(a) for a in embeddings._remote])
+            self._wait = embeddings._mail.send_ids([self._wanted(a) for a in embeddings._remote], self.raw)
 
     def fetch_ahead(self) -> None:
         """Begin to fetch those rows that the step after the lookups so far cannot change. Collective.
@@ -274,7 +296,7 @@ class Prepared:
         ahead alone.
         """
         mail, embeddings = self._embeddings._mail, self._embeddings
-        if not isinstance(mail, Mail) or self._rows is not None:
+        if not isinstance(mail, Mail) or not embeddings._remote or self._rows is not None:
             return
         request = self._answered()
         touched = [[r.touched(i) for r in embeddings._open] for i in range(len(request.rows))]
@@ -282,20 +304,39 @@ class Prepared:
         self._known = embeddings._opened, embeddings.steps
 
     def start(self) -> None:
-        """Begin to fetch the rows (those that are not here yet), as they are now. Collective; once, then it is done."""
-        mail = self._embeddings._mail
-        if mail is None or self._rows is not None:
+        """Begin to fetch the rows (those that are not here yet), as they are now. Collective; once, then it is done.
+
+        Raw ids are counted, and admitted, now.
+        """
+        mail, dynamic = self._embeddings._mail, self._embeddings.dynamic
+        if self._rows is not None:
+            return
+        if mail is None:  # one rank asks itself
+            self._rows = list
+            self.answers = [] if dynamic is None else dynamic.answer(self.raw)
             return
         request, ahead = self._answered(), self._ahead
+        self.answers = [] if dynamic is None else dynamic.answer(request.raw)
+        answers = [a.marked() for a in self.answers]
         opened, steps = self._known
         if ahead is not None and opened != self._embeddings._opened and steps != self._embeddings.steps:
             ahead.drop()
             ahead = None
-        self._rows = mail.start_rows(request, self._remote_weights()) if ahead is None else ahead.start_rest()
+        weights = self._remote_weights()
+        self._rows = mail.start_rows(request, weights, answers) if ahead is None else ahead.start_rest(answers)
 
     def rows(self) -> list[Tensor]:
-        """Rows by remote arena, as stored. After `start`."""
+        """Rows by remote arena, as stored, and behind them marked vectors by table of raw ids. After `start`."""
         return [] if self._rows is None else self._rows()
+
+    def drop(self) -> None:
+        """Receive what is on its way, for nothing. Collective; in place of the lookup."""
+        if self._rows is not None:
+            self._rows()
+        elif self._embeddings._mail is not None:
+            self._answered()
+            if self._ahead is not None:
+                self._ahead.drop()
 
     def _answered(self) -> Request:
         if self.request is None:
@@ -327,14 +368,17 @@ class Prepared:
 
 
 class _Lookup(torch.autograd.Function):
-    """(anchor, embeddings, prepared) -> [B, width]; two all-to-alls forward (one in `prepare`), one backward."""
+    """(anchor, embeddings, prepared) -> [B, width], then by table of raw ids vectors [N, D], then found [N] of each.
+
+    Two all-to-alls forward (one in `prepare`), one backward.
+    """
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, embeddings: ShardedEmbeddings, prepared: Prepared) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, embeddings: ShardedEmbeddings, prepared: Prepared) -> tuple[Tensor, ...]:
         layout = embeddings.layout
         request = prepared.request
         stored = prepared.rows()
-        fetched = {a.number: decode(r) for a, r in zip(embeddings._remote, stored, strict=True)}
+        fetched = {a.number: decode(r) for a, r in zip(embeddings._remote, stored, strict=False)}
         winners: dict[int, Tensor] = {}
         pooled: list[Tensor] = [anchor] * len(layout.groups)
         for arena, part in zip(layout.arenas, prepared.parts, strict=True):
@@ -350,7 +394,14 @@ class _Lookup(torch.autograd.Function):
                 else:
                     pooled[number], winners[number] = pool_max(rows, index[start:end], occurrences)
         ctx.embeddings, ctx.prepared, ctx.request, ctx.winners = embeddings, prepared, request, winners
-        return layout.join(pooled, prepared.samples)
+        out = layout.join(pooled, prepared.samples) if pooled else torch.zeros(prepared.samples, 0)
+        told = [read_marked(x) for x in stored[len(embeddings._remote) :]]
+        told = told or [(a.vectors, a.found) for a in prepared.answers]
+        places = [w.duplicates.inverse() for w in prepared.raw]
+        vectors = [gather(v, p) for (v, _), p in zip(told, places, strict=True)]
+        found = [f.index_select(0, p) for (_, f), p in zip(told, places, strict=True)]
+        ctx.mark_non_differentiable(*found)
+        return (out, *vectors, *found)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
@@ -360,13 +411,18 @@ class _Lookup(torch.autograd.Function):
         for arena in layout.arenas:
             if arena.local:
                 embeddings._pending[arena.number].append(_gradient(ctx, arena, by_group))
+        prepared: Prepared = ctx.prepared
+        raw = [w.duplicates.sum_rows(g.contiguous()) for w, g in zip(prepared.raw, grads[1:], strict=False)]
         if ctx.request is not None and embeddings._mail is not None:
             sent = [_sent_gradient(ctx, a, by_group) for a in embeddings._remote]
-            back = embeddings._mail.return_gradients(ctx.request, sent)
-            for i, (arena, grad) in enumerate(zip(embeddings._remote, back, strict=True)):
+            back = embeddings._mail.return_gradients(ctx.request, [*sent, *raw])
+            raw = back[len(sent) :]
+            for i, (arena, grad) in enumerate(zip(embeddings._remote, back, strict=False)):
                 found, asked = ctx.request.duplicates(i), ctx.request.asked[i]
                 gradient = Gradient(found, grad) if asked is None else Gradient(found, grad, asked.part, asked.weights)
                 embeddings._pending[arena.number].append(gradient)
+        if embeddings.dynamic is not None:
+            embeddings.dynamic.add_gradients(prepared.answers, raw)
         return None, None, None
 
 

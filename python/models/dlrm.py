@@ -29,9 +29,9 @@ class DLRM(nn.Module):
     The bottom MLP turns the continuous columns into one vector of the embeddings' width; the dot products of all pairs
     of that vector and the features' embeddings, beside the vector itself, go through the top MLP.
 
-    Features of raw ids are looked up in tables of their own (`dynamic`), the others by the plan (`embeddings`): two
-    exchanges each way where a model has both. An id without a row has its feature's learned vector `absent` instead,
-    which belongs to the dense part; it starts at zero.
+    Features of raw ids are looked up in tables of their own (`dynamic`), the others by the plan (`embeddings`), all in
+    one exchange each way. An id without a row has its feature's learned vector `absent` instead, which belongs to the
+    dense part; it starts at zero.
 
     Without continuous features the vector is a learned constant, which is what a linear layer of no inputs is: its
     products with the embeddings are the first-order terms of a factorisation machine (an item's popularity). Without
@@ -73,8 +73,10 @@ class DLRM(nn.Module):
         self.schema = schema
         self.config = model
         self.seed = seed
-        self.embeddings = ShardedEmbeddings(make_plan(tables, lookups, collective.world.size), collective, seed)
-        self.dynamic = DynamicEmbeddings(dynamic, collective, seed) if dynamic else None
+        self.embeddings = ShardedEmbeddings(
+            make_plan(tables, lookups, collective.world.size), collective, seed,
+            dynamic=DynamicEmbeddings(dynamic, collective, seed) if dynamic else None,
+        )  # fmt: skip
         self._slots = _Slots(schema, model.pooling)
         generator = torch.Generator().manual_seed(seed)
         width = model.embedding_dim
@@ -91,51 +93,48 @@ class DLRM(nn.Module):
         inputs = width + vectors * (vectors - 1) // 2
         self.top = MLP((inputs, *model.top_mlp, 1), generator, dropout=model.dropout)
 
-    def prepare(self, codes: Tensor) -> Begun:
-        """Begin the lookups of codes int64 [B, S] in the planned tables; see ShardedEmbeddings.prepare. Collective.
+    @property
+    def dynamic(self) -> DynamicEmbeddings | None:
+        """The tables of raw ids."""
+        return self.embeddings.dynamic
 
-        Raw ids begin with the forward pass: who has a row may change with each step.
-        """
-        planned = codes if self.dynamic is None else codes.index_select(1, self._slots.planned)
-        return Begun(self.embeddings.prepare(planned), codes)
+    def prepare(self, codes: Tensor) -> Begun:
+        """Begin the lookups of codes int64 [B, S]; see ShardedEmbeddings.prepare. Collective."""
+        slots = self._slots
+        if not slots.dynamic:
+            return Begun(self.embeddings.prepare(codes), codes.shape[0])
+        asked = [codes[:, s] if not f.is_list else codes[:, s : s + f.length] for f, s in slots.dynamic]
+        there = [x != NULL_CODE if f.is_list else None for (f, _), x in zip(slots.dynamic, asked, strict=True)]
+        ids = [x.contiguous() if t is None else x[t] for x, t in zip(asked, there, strict=True)]
+        return Begun(self.embeddings.prepare(codes.index_select(1, slots.planned), raw=ids), codes.shape[0], there)
 
     def forward(self, continuous: Tensor, codes: Tensor | Begun) -> Tensor:
-        if isinstance(codes, Begun):
-            codes.start()  # rows travel while the bottom MLP works
+        begun = codes if isinstance(codes, Begun) else self.prepare(codes)
+        begun.start()  # rows travel while the bottom MLP works
         if self.bottom is not None:
             bottom = self.bottom(continuous)  # [B, D]
         else:
             assert self.constant is not None
-            bottom = self.constant.expand((codes.codes if isinstance(codes, Begun) else codes).shape[0], -1)
-        features = self._features(codes)
-        if features is None:
+            bottom = self.constant.expand(begun.samples, -1)
+        if not self._slots.features:
             top_input = bottom
         else:
-            vectors = torch.cat([bottom.unsqueeze(1), features], dim=1)  # [B, 1 + F, D]
+            vectors = torch.cat([bottom.unsqueeze(1), self._features(begun)], dim=1)  # [B, 1 + F, D]
             top_input = torch.cat([bottom, pairwise_dots(vectors)], dim=1)
         logits: Tensor = self.top(top_input).squeeze(1)
         return logits
 
-    def _features(self, given: Tensor | Begun) -> Tensor | None:
-        """The features' vectors in the schema's order [B, F, D]; None where there are no features."""
-        codes, planned = (given.codes, given.planned) if isinstance(given, Begun) else (given, None)
-        if self.dynamic is None or self.absent is None:
-            return self.embeddings(planned or codes) if self.embeddings.plan.lookups else None
+    def _features(self, begun: Begun) -> Tensor:
+        """The features' vectors in the schema's order: [B, F, D]."""
+        planned: Tensor = self.embeddings(begun.planned)
+        if self.absent is None:
+            return planned
         slots = self._slots
-        parts: list[Tensor | None] = [None] * slots.features
-        if self.embeddings.plan.lookups:
-            found = self.embeddings(planned or codes.index_select(1, slots.planned)).unbind(1)
-            for place, vector in zip(slots.planned_features, found, strict=True):
-                parts[place] = vector
-        asked = [codes[:, s] if not f.is_list else codes[:, s : s + f.length] for f, s in slots.dynamic]
-        there = [x != NULL_CODE if f.is_list else None for (f, _), x in zip(slots.dynamic, asked, strict=True)]
-        ids = [x.contiguous() if t is None else x[t] for x, t in zip(asked, there, strict=True)]
-        looked_up = self.dynamic(ids)
-        for i, (vectors, has_row) in enumerate(looked_up):
+        parts = dict(zip(slots.planned_features, planned.unbind(1), strict=True))
+        for i, ((vectors, has_row), mask) in enumerate(zip(begun.planned.found, begun.there, strict=True)):
             known = torch.where(has_row.unsqueeze(1), vectors, self.absent[i])
-            mask = there[i]
             parts[slots.dynamic_features[i]] = known if mask is None else _pool(known, mask, slots.pooling)
-        return torch.stack([p for p in parts if p is not None], dim=1)
+        return torch.stack([parts[i] for i in range(slots.features)], dim=1)
 
     def configure_optimizer(self, optimizer: config.EmbeddingOptimizer | config.Optimizer) -> None:
         """Choose the optimizer of all tables; see ShardedEmbeddings.configure_optimizer."""
@@ -170,8 +169,10 @@ class Begun:
     """Lookups that have begun: `DLRM.prepare`."""
 
     planned: Prepared
-    #: int64 [B, S].
-    codes: Tensor
+    #: Rows of the batch, B.
+    samples: int
+    #: By feature of raw ids: which places of its lists have an id, bool [B, length]; None: it is no list.
+    there: Sequence[Tensor | None] = ()
 
     def fetch_ahead(self) -> None:
         """See Prepared.fetch_ahead."""
@@ -181,9 +182,9 @@ class Begun:
         """See Prepared.start."""
         self.planned.start()
 
-    def rows(self) -> list[Tensor]:
-        """See Prepared.rows."""
-        return self.planned.rows()
+    def drop(self) -> None:
+        """See Prepared.drop."""
+        self.planned.drop()
 
 
 def _of_embeddings(given: config.EmbeddingOptimizer | config.Optimizer) -> config.EmbeddingOptimizer:

@@ -164,8 +164,7 @@ class Loop:
     def _drain(self) -> None:
         """Receive what was asked for and is not wanted any more: no message may be under way when ranks part."""
         if self._next is not None:
-            self._next[1].start()
-            self._next[1].rows()
+            self._next[1].drop()
             self._next = None
 
     def _step(self, step: int) -> tuple[float, bool]:

@@ -1,9 +1,13 @@
-"""HorovodCollective on two real ranks (one launch over Gloo, no Spark), against ranks that are threads."""
+"""HorovodCollective on real ranks (one launch over Gloo, no Spark), against ranks that are threads.
+
+Four ranks on two machines, as far as Horovod knows; the first two of them are also a world of their own.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from headrace.config import EmbeddingOptimizer, Model, Optimizer
 from headrace.embeddings.collective import Collective, LocalCollective
 from headrace.embeddings.collective_threads import run_ranks
+from headrace.embeddings.dynamic import DynamicEmbeddings
+from headrace.embeddings.dynamic_spec import DynamicSpec
 from headrace.embeddings.plan import Lookup, Plan, Table, blocks_for
 from headrace.embeddings.sharded import Prepared, ShardedEmbeddings
 from headrace.models.dlrm import DLRM
@@ -131,6 +137,58 @@ def mixed(c: Collective, kind: str) -> tuple[list[list[float]], list[list[float]
     return [w.float().flatten().tolist() for w in embeddings.weights], [o.flatten().tolist() for o in outs]
 
 
+def wide(c: Collective, hop: int) -> tuple[list[list[float]], list[dict[str, Any]], bool | None]:
+    """Ten steps of four ranks: a table of several large pages on each, int8 rows, raw ids; direct or by machines.
+
+    All answers, what the table of raw ids says, and whether the kernel was asked for large pages (None: it has none).
+    """
+    tables = (Table("large", 80_000, 64), Table("bytes", 50, 8, "int8"), Table("whole", 9, 8, "int8"))
+    lookups = (Lookup("large", "large", 2, True), Lookup("bytes", "bytes", 3, True, "mean"), Lookup("whole", "whole"))
+    blocks = [b for t in tables for b in blocks_for(t, "table_wise" if t.name == "whole" else "row_wise", c.world.size)]
+    raw = DynamicEmbeddings([DynamicSpec("raw", 4, admit_after=2, max_rows=8)], c, seed=1)
+    embeddings = ShardedEmbeddings(Plan(tables, lookups, tuple(blocks), c.world.size, "fp32", hop), c, 1, dynamic=raw)
+    optimizer = EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.1)
+    for x in (embeddings, raw):
+        x.configure_optimizer(optimizer)
+    answers: list[list[float]] = []
+
+    def prepare(step: int) -> Prepared:
+        rng = np.random.default_rng([step, c.world.rank])
+        rows = (step + c.world.rank) % 4
+        codes = (rng.random((rows, 6)) ** 2 * np.array([80_000, 80_000, 50, 50, 50, 9])).astype(np.int64)
+        ids = rng.integers(-9, 9, 3 * rows) * 2**59
+        return embeddings.prepare(torch.from_numpy(codes), raw=[torch.from_numpy(ids)])
+
+    following = prepare(0)
+    for step in range(STEPS):
+        prepared, following = following, prepare(step + 1)
+        outs = [*embeddings.features(prepared), prepared.found[0][0]]
+        following.fetch_ahead()
+        sum((out - 1).square().sum() for out in outs).backward()
+        embeddings.step()
+        raw.step()
+        answers += [out.detach().flatten().tolist() for out in outs]
+    following.drop()
+    answers += [w.flatten().tolist() for w in embeddings.weights if w.dtype is torch.uint8]
+    return answers, [asdict(r) for r in raw.report().values()], large_pages(embeddings.weights[0])
+
+
+def large_pages(weight: torch.Tensor) -> bool | None:
+    """Whether the mapping of a matrix carries the mark of madvise(MADV_HUGEPAGE)."""
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not setting.exists() or "[never]" in setting.read_text():
+        return None
+    middle, inside = weight.data_ptr() + weight.numel() * 2, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = line.split()[0]
+        if "-" in head and not head.endswith(":"):
+            start, end = (int(x, 16) for x in head.split("-"))
+            inside = start <= middle < end
+        elif inside and head == "VmFlags:":
+            return "hg" in line.split()
+    return False
+
+
 def rank_report(c: Collective, folder: Path) -> dict[str, Any]:
     """All that the test looks at, of one rank."""
     report: dict[str, Any] = {"messages": messages(c)}
@@ -159,16 +217,50 @@ def horovod_reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Seq
         from headrace.embeddings.collective_horovod import HorovodCollective
 
         torch.set_num_threads(1)
-        hvd.init()
+        pair = hvd.ProcessSet([0, 1])
+        hvd.init(process_sets=[pair])
         try:
-            return rank_report(HorovodCollective(), folder)
+            everybody = HorovodCollective()
+            world = everybody.world
+            report = {"machine": (world.rank, world.local_rank, world.local_size)}
+            report["wide"] = {hop: wide(everybody, hop) for hop in (1, 2)}
+            if pair.included():
+                report |= rank_report(HorovodCollective(pair), folder)
+            everybody.barrier()  # who leaves first takes Horovod along
+            return report
         finally:
             hvd.shutdown()
 
     # The ranks cannot import this file by name.
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    reports = horovod.run(rank_main, num_proc=2, hosts="localhost:2", use_gloo=True, executable=sys.executable)
+    reports = horovod.run(
+        rank_main, num_proc=4, hosts="localhost:2,127.0.0.1:2", use_gloo=True, executable=sys.executable
+    )  # fmt: skip
     return folder, reports
+
+
+def test_four_ranks_are_two_machines_of_two(horovod_reports: tuple[Path, Sequence[dict[str, Any]]]) -> None:
+    assert [r["machine"] for r in horovod_reports[1]] == [(0, 0, 2), (1, 1, 2), (2, 0, 2), (3, 1, 2)]
+
+
+@pytest.mark.parametrize("hop", [1, 2])
+def test_int8_raw_ids_and_large_pages_are_as_between_threads(
+    horovod_reports: tuple[Path, Sequence[dict[str, Any]]], hop: int
+) -> None:
+    """Bit for bit: all sums are in order of the ranks, directly and by machines."""
+    _, reports = horovod_reports
+    for rank, (answers, told, pages) in enumerate(run_ranks(4, lambda c: wide(c, hop))):
+        got, got_told, got_pages = reports[rank]["wide"][hop]
+        assert got == answers
+        assert got_told == told
+        assert told[0]["evicted"] > 0
+        assert got_pages is pages
+        assert pages in (True, None)
+        # By machines sums run in another order; rows of fp32 tell that they are the same sums.
+        other = reports[rank]["wide"][3 - hop][0]
+        for step in range(STEPS):
+            for lookup in (0, 3):
+                np.testing.assert_allclose(got[4 * step + lookup], other[4 * step + lookup], rtol=1e-4, atol=1e-6)
 
 
 def test_messages_arrive_as_between_threads(horovod_reports: tuple[Path, Sequence[dict[str, Any]]]) -> None:
