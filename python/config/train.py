@@ -107,6 +107,9 @@ class Sharding(Section):
     tables: Mapping[str, TableSharding] = Field(default_factory=dict)
     #: GiB of each rank for tables, optimizer states and what a step needs of them; None: not limited.
     memory_gib: float | None = Field(default=None, gt=0)
+    #: Most weights and states of a rank, in means over the ranks, where there is a way (below 1 GiB no matter what);
+    #: None: what is fastest, however uneven.
+    memory_imbalance: float | None = Field(default=2.0, ge=1)
     #: Ranks of one machine, and GB/s of a rank: to its memory, to ranks of its machine, to other machines.
     ranks_per_node: int = Field(default=8, ge=1)
     memory_gbps: float = Field(default=2_000.0, gt=0)

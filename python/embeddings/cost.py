@@ -50,6 +50,15 @@ class Workload:
             found[x.table] += x.length
         return found
 
+    def bytes_of(self, table: Table) -> int:
+        """Weights and optimizer states of a whole table."""
+        return table.rows * (row_bytes(table.storage, table.dim) + state_bytes_per_row(self.optimizer, table.dim))
+
+    @cached_property
+    def table_bytes(self) -> int:
+        """Weights and optimizer states of all tables."""
+        return sum(self.bytes_of(t) for t in self.tables)
+
     @property
     def local_batch(self) -> float:
         return self.batch_size / self.world_size

@@ -26,6 +26,8 @@ _MIN_COLUMNS = 16
 #: A table is replicated only if that takes less than this share of a rank's memory (without a limit: this many bytes).
 _REPLICATED_SHARE, _REPLICATED_BYTES = 0.02, 256 * 2**20
 _MOVES = 400
+#: Tables of a rank that take less than this need no balance.
+_SMALL = 2**30
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,21 @@ def plan_tables(
         whole = Planner(work, sums=True).plan()
     except UserError:  # whole tables do not fit
         return found
-    return min((found, whole), key=lambda p: (float(p.load.seconds(settings).max()), p is whole))
+    even = _even(work)
+    return min(
+        (found, whole), key=lambda p: (_over(p.load, even), float(p.load.seconds(settings).max()), p is whole)
+    )  # fmt: skip
+
+
+def _even(work: Workload) -> float:
+    """Bytes of weights and states of a rank above which memory comes before time."""
+    imbalance = work.settings.memory_imbalance
+    return np.inf if imbalance is None else max(_SMALL, imbalance * work.table_bytes / work.world_size)
+
+
+def _over(load: Load, even: float) -> float:
+    """How far the fullest rank is above `even`."""
+    return max(0.0, float(load.memory.max()) - even)
 
 
 class Planner:
@@ -97,6 +113,7 @@ class Planner:
         self._world = work.world_size
         limit = work.settings.memory_gib
         self._limit = np.inf if limit is None else limit * GIB
+        self._even = _even(work)
         self._total = Load.zero(self._world)
         self._chosen: dict[str, tuple[list[Block], Load]] = {}
         self._shared: dict[tuple[str, str, int, bool], Load] = {}
@@ -107,7 +124,7 @@ class Planner:
         Raises:
             UserError: nothing fits.
         """
-        order = sorted(self._work.tables, key=lambda t: (-self._bytes(t), t.name))
+        order = sorted(self._work.tables, key=lambda t: (-self._work.bytes_of(t), t.name))
         # What cannot move takes its place first.
         for table in sorted(order, key=lambda t: not self._fixed(t)):
             self._place(table)
@@ -116,9 +133,6 @@ class Planner:
         hop, hops = choose(self._work, blocks)
         plan = Plan(self._work.tables, self._work.lookups, blocks, self._world, self._work.settings.wire, hop)
         return Planned(plan, self._work, self._total, hops)
-
-    def _bytes(self, table: Table) -> int:
-        return table.rows * (row_bytes(table.storage, table.dim) + state_bytes_per_row(self._work.optimizer, table.dim))
 
     def _rule(self, table: Table) -> TableSharding:
         return self._work.settings.tables.get(table.name, TableSharding())
@@ -152,7 +166,7 @@ class Planner:
             if kind == "column_wise" and (rule.parts or table.dim < 2 * _MIN_COLUMNS):
                 yield "column_wise", rule.parts or min(2, table.dim)
         small = min(_REPLICATED_SHARE * self._limit, _REPLICATED_BYTES)
-        if kind == "data_parallel" or (kind is None and rule.parts is None and self._bytes(table) <= small):
+        if kind == "data_parallel" or (kind is None and rule.parts is None and self._work.bytes_of(table) <= small):
             yield "data_parallel", 1
 
     def _ways(self, table: Table, kind: ShardingKind) -> tuple[bool, ...]:
@@ -193,16 +207,16 @@ class Planner:
             return [int(np.argmin(seconds))]
         return sorted(starts)
 
-    def _score(self, extra: Load) -> tuple[float, float] | None:
-        """(time of the slowest rank, time of all); None: it does not fit."""
+    def _score(self, extra: Load) -> tuple[float, float, float] | None:
+        """(bytes of the fullest rank above the even share, time of the slowest, time of all); None: it does not fit."""
         memory = self._total.memory + self._total.buffers + extra.memory + extra.buffers
         if memory.max() > self._limit:
             return None
         both = Load(*(a + b for a, b in zip(vars(self._total).values(), vars(extra).values(), strict=True)))
         seconds = both.seconds(self._work.settings)
-        return float(seconds.max()), float(seconds.sum())
+        return _over(both, self._even), float(seconds.max()), float(seconds.sum())
 
-    def _best(self, table: Table) -> tuple[tuple[float, float], list[Block], Load] | None:
+    def _best(self, table: Table) -> tuple[tuple[float, float, float], list[Block], Load] | None:
         best = None
         for kind, parts in self._options(table):
             starts = self._starts(kind, min(parts, self._world))
@@ -221,23 +235,23 @@ class Planner:
         self._chosen[table.name] = best[1], best[2]
 
     def _improve(self) -> None:
-        """Try the tables of the slowest rank again, those that cost it most first."""
+        """Try the tables of the slowest rank (of the fullest, where it is too full) again, the most costly first."""
         moves = min(_MOVES, 4 * len(self._chosen))
         stuck: set[str] = set()
         for _ in range(moves):
-            slowest = int(np.argmax(self._total.seconds(self._work.settings)))
+            over, before = _over(self._total, self._even), self._total.seconds(self._work.settings)
+            worst = int(np.argmax(self._total.memory if over else before))
             costs = sorted(
-                ((-float(load.seconds(self._work.settings)[slowest]), name)
-                 for name, (_, load) in self._chosen.items() if name not in stuck)
+                (-float((load.memory if over else load.seconds(self._work.settings))[worst]), name)
+                for name, (_, load) in self._chosen.items() if name not in stuck
             )  # fmt: skip
             if not costs:
                 return
             name = costs[0][1]
-            before = self._total.seconds(self._work.settings)
             blocks, load = self._chosen[name]
             self._total.add(load, -1.0)
             found = self._best(self._work.by_name[name])
-            if found is not None and found[0] < (float(before.max()) * (1 - 1e-9), float(before.sum())):
+            if found is not None and found[0] < (over, float(before.max()) * (1 - 1e-9), float(before.sum())):
                 blocks, load = found[1], found[2]
                 stuck.clear()
             stuck.add(name)
@@ -249,14 +263,14 @@ class Planner:
         work, world = self._work, self._world
         limit = float(self._limit)
         rule = self._rule(table)
-        total = sum(self._bytes(t) for t in work.tables)
-        largest = max(work.tables, key=lambda t: (self._bytes(t), t.name))
+        total = work.table_bytes
+        largest = max(work.tables, key=lambda t: (work.bytes_of(t), t.name))
         room = f"{world} rank(s) of {limit / GIB:.3g} GiB"
         head = (
-            f"table '{table.name}' ({table.rows:,} rows of {table.dim}, {self._bytes(table) / GIB:.3g} GiB with its "
+            f"table '{table.name}' ({table.rows:,} rows of {table.dim}, {work.bytes_of(table) / GIB:.3g} GiB with its "
             f"optimizer's states) does not fit"
         )
-        if rule.kind in ("table_wise", "column_wise", "data_parallel") and self._bytes(table) <= limit * world:
+        if rule.kind in ("table_wise", "column_wise", "data_parallel") and work.bytes_of(table) <= limit * world:
             return UserError(
                 f"{head} {room} as train.sharding.tables.{table.name}.kind={rule.kind} asks; leave the kind to the "
                 f"planner, or set it to row_wise"
@@ -278,8 +292,8 @@ class Planner:
         narrow = int(width * usable / total)
         if narrow >= 1:
             advice.append(f"model.embedding_dim={narrow}")
-        per_row = self._bytes(largest) / largest.rows
-        left = usable - (total - self._bytes(largest))
+        per_row = work.bytes_of(largest) / largest.rows
+        left = usable - (total - work.bytes_of(largest))
         if left > per_row:
             advice.append(f"'{largest.name}' hashed to {int(left / per_row):,} buckets (operator hash_bucket)")
         what = "; or ".join(advice) if advice else "more memory for each rank (train.sharding.memory_gib)"
@@ -292,7 +306,7 @@ class Planner:
         """What a step needs besides the tables where all are dealt by rows; and one row of each, for rows left over."""
         work = replace(self._work, world_size=ranks)
         loads = [load_of(work, blocks_for(t, "row_wise", ranks)) for t in work.tables]
-        return sum(float(x.buffers.max()) for x in loads) + sum(self._bytes(t) / t.rows for t in work.tables)
+        return sum(float(x.buffers.max()) for x in loads) + sum(work.bytes_of(t) / t.rows for t in work.tables)
 
     def _ranks_needed(self, total: float, limit: float) -> int | None:
         """The fewest ranks on which all tables by rows fit; None: more than 2^20."""

@@ -283,6 +283,24 @@ def test_the_shipped_tables_fit(world: int, capsys: pytest.CaptureFixture[str], 
     assert "expected time" in shown
     rows = sum(t.rows for t in load_tables("mlperf").tables)
     assert planned.load.memory.sum() == pytest.approx(rows * 128 * 8, rel=1e-3)
+    # Memory is even too, at hardly any cost.
+    assert planned.load.memory.max() <= 2 * planned.load.memory.mean()
+    uneven = planned.work.settings.model_copy(update={"memory_imbalance": None})
+    work = planned.work
+    fastest = plan_tables(
+        work.tables, work.lookups, world, batch_size=work.batch_size, optimizer=work.optimizer, settings=uneven
+    )  # fmt: skip
+    seconds, least = (p.load.seconds(uneven).max() for p in (planned, fastest))
+    assert seconds <= 1.02 * least
+    if world == 64:
+        assert fastest.load.memory.max() > 10 * fastest.load.memory.mean()
+
+
+def test_what_cannot_be_even_is_planned_all_the_same() -> None:
+    tables = [Table("large", 30_000_000, 16), Table("small", 100_000, 16)]
+    rule = {"large": TableSharding(kind="table_wise")}
+    planned = make(tables, 4, "sgd", tables=rule)
+    assert planned.load.memory.max() > 1.5 * GIB > planned.load.memory.mean()
 
 
 def test_tables_must_be_said(tmp_path: object) -> None:
