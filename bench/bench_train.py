@@ -9,8 +9,10 @@
   loop and MLPs with the embeddings replaced by a constant, in the same processes, in turns. Peers: TorchRec's DLRM with
   the tables whole on ranks (table-wise) and by rows (row-wise), the same ids, optimizers, threads and allocator
   settings. Medians of the slowest rank's steps.
-- loader: one rank's loader (shuffled, checked batches of 8,192) beside pyarrow's decoding of the same row groups, on
-  one Arrow thread. Rows come from the page cache.
+- loader: one rank's loader (shuffled, checked batches of 8,192, of four streams) beside pyarrow's decoding of the same
+  row groups, both on one core and both on two: the process is pinned, and Arrow has as many threads. The loader does
+  more than the floor: it shuffles, checks codes, widens them and puts batches together. `in stored order` is a pass of
+  an evaluation, without the shuffle but with the opening of files. Rows come from the page cache.
 - from Parquet: the loop fed by the loader beside the same loop fed from memory, two ranks.
 - a step's parts: milliseconds, mean over ranks, which add up to the step (floor: the step). The trace is
   build/bench/train_trace.json; `python -m bench.draw_trace` draws a step of it.
@@ -26,7 +28,7 @@ from pathlib import Path
 
 from bench.peers.torchrec_step import Step, is_installed, run_torchrec
 from bench.report import Figure, publish
-from bench.train_loader import loader_in_a_process, write_dataset
+from bench.train_loader import loader_figures, write_dataset
 from bench.train_ranks import MALLOC, Result, run_ours
 
 DLRM = Step(
@@ -76,8 +78,7 @@ def main() -> None:
     figures += [Figure(f"part of a step: {part}", ms, "ms", whole) for part, ms in profiled.items() if part != "step"]
     with tempfile.TemporaryDirectory() as folder:
         write_dataset(Path(folder), DLRM, ROW_GROUPS)
-        loaded, decoded = loader_in_a_process(Path(folder), DLRM)
-        figures.append(Figure("loader alone (floor: raw pyarrow decode)", loaded, "rows/s", decoded))
+        figures += loader_figures(Path(folder), DLRM)
         step = CASES["DLRM, uniform ids"]
         fed = run_ours(step, dataset=Path(folder))
         figures.append(

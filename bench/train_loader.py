@@ -15,9 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.peers.torchrec_step import Step
+from bench.report import Figure
 from bench.train_ranks import MALLOC, schema_of, step_of, train_of
 from headrace.dataset.layout import SplitLayout, open_split, stored_columns
-from headrace.dataset.source import TrainSource
+from headrace.dataset.source import EvalSource, TrainSource
 from headrace.workspace import checkout
 
 ROW_GROUP = 131_072
@@ -40,7 +41,7 @@ def write_dataset(folder: Path, step: Step, row_groups: int) -> None:
 
 
 def decode_seconds(layout: SplitLayout, columns: tuple[str, ...]) -> float:
-    """Seconds of pyarrow alone for the row groups of a split, one after the other."""
+    """Seconds of pyarrow alone for the row groups of a split, one after the other, by Arrow's threads."""
     began = time.perf_counter()
     for group in layout.row_groups:
         with pq.ParquetFile(group.path) as file:
@@ -64,32 +65,63 @@ def load_seconds(layout: SplitLayout, step: Step, batch: int, streams: int) -> f
         return (time.perf_counter() - began) * (source.rows / (steps * batch))
 
 
-def loader_rates(folder: Path, step: Step, turns: int = 3, batch: int = 8_192, streams: int = 4) -> tuple[float, float]:
-    """Rows a second, the best of several turns: of the loader, and of decoding alone."""
+def pass_seconds(layout: SplitLayout, step: Step, batch: int, streams: int) -> float:
+    """Seconds of an evaluation's pass over the same rows: checked, in stored order. Opening the files counts."""
+    began = time.perf_counter()
+    with EvalSource(layout, schema_of(step), batch_size=batch, streams=streams) as source:
+        for _ in source:
+            pass
+    return time.perf_counter() - began
+
+
+def loader_rates(
+    folder: Path, step: Step, cores: int, turns: int = 3, batch: int = 8_192, streams: int = 4
+) -> dict[str, float]:
+    """Rows a second, the best of several turns: `load`, `pass`, and `decode` alone, each with as many cores."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+    pa.set_cpu_count(cores)
     schema = schema_of(step)
     layout = open_split(folder, "train", schema)
     columns = stored_columns(schema)
-    best = {"decode": float("inf"), "load": float("inf")}
-    for _ in range(turns):
-        best["decode"] = min(best["decode"], decode_seconds(layout, columns))
-        best["load"] = min(best["load"], load_seconds(layout, step, batch, streams))
-    return layout.rows / best["load"], layout.rows / best["decode"]
+    ways = {
+        "decode": lambda: decode_seconds(layout, columns),
+        "load": lambda: load_seconds(layout, step, batch, streams),
+        "pass": lambda: pass_seconds(layout, step, batch, streams),
+    }
+    best = dict.fromkeys(ways, float("inf"))
+    for _ in range(turns):  # in turns, so that all meet the same machine
+        for name, seconds in ways.items():
+            best[name] = min(best[name], seconds())
+    return {name: layout.rows / seconds for name, seconds in best.items()}
 
 
-def loader_in_a_process(folder: Path, step: Step) -> tuple[float, float]:
+def loader_in_a_process(folder: Path, step: Step, cores: int) -> dict[str, float]:
     """`loader_rates` with the allocator's settings of a rank.
 
     Raises:
         subprocess.CalledProcessError: it failed.
     """
-    words = [sys.executable, "-W", "ignore", "-m", "bench.train_loader", str(folder), json.dumps(asdict(step))]
+    words = ["bench.train_loader", str(folder), json.dumps(asdict(step)), str(cores)]
     done = subprocess.run(
-        words, env={**os.environ, **MALLOC}, cwd=checkout(), stdout=subprocess.PIPE, text=True, check=True
-    )
-    loaded, decoded = json.loads(done.stdout.splitlines()[-1])
-    return loaded, decoded
+        [sys.executable, "-W", "ignore", "-m", *words], env={**os.environ, **MALLOC}, cwd=checkout(),
+        stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    rates: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return rates
+
+
+def loader_figures(folder: Path, step: Step) -> list[Figure]:
+    """The loader beside decoding alone, on one core and on two."""
+    figures = []
+    for cores in (1, 2):
+        rates = loader_in_a_process(folder, step, cores)
+        where = f"{cores} core{'s' * (cores > 1)} (floor: raw pyarrow decode, as many threads)"
+        figures += [
+            Figure(f"loader alone, {where}", rates["load"], "rows/s", rates["decode"]),
+            Figure(f"loader in stored order, {where}", rates["pass"], "rows/s", rates["decode"]),
+        ]
+    return figures
 
 
 if __name__ == "__main__":
-    pa.set_cpu_count(1)
-    print(json.dumps(loader_rates(Path(sys.argv[1]), step_of(sys.argv[2]))))
+    print(json.dumps(loader_rates(Path(sys.argv[1]), step_of(sys.argv[2]), int(sys.argv[3]))))

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dataset.buffers import Buffers
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -35,32 +37,21 @@ class Batch:
         carried = {k: v[rows] for k, v in self.carried.items()}
         return Batch(self.continuous[rows], self.codes[rows], self.labels[rows], carried)
 
-    def rows_at(self, places: npt.NDArray[np.int64]) -> Batch:
-        """The rows at some places, which may repeat: copies."""
-        carried = {k: v[places] for k, v in self.carried.items()}
-        return Batch(_take(self.continuous, places), _take(self.codes, places), self.labels[places], carried)
 
-
-def concat(parts: Sequence[Batch]) -> Batch:
+def concat(parts: Sequence[Batch], buffers: Buffers) -> Batch:
     """One batch of all rows, in order: copies. Parts without rows do not count, so their column types do not either."""
     parts = [p for p in parts if p.rows] or parts[:1]
+    labels = buffers.empty((sum(p.rows for p in parts),), np.float32)
     return Batch(
-        _join([p.continuous for p in parts], np.float32),
-        _join([p.codes for p in parts], np.int64),
-        np.concatenate([p.labels for p in parts]),
+        _join([p.continuous for p in parts], np.float32, buffers),
+        _join([p.codes for p in parts], np.int64, buffers),
+        np.concatenate([p.labels for p in parts], out=labels),
         {name: np.concatenate([p.carried[name] for p in parts]) for name in parts[0].carried},
     )
 
 
-def _take(x: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """x[rows], column by column."""
-    # No place is out of range; "clip" is the mode without a buffer.
-    found: npt.NDArray[Any] = np.take(x.T, rows, axis=1, mode="clip")
-    return found.T
-
-
-def _join(parts: Sequence[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]:
+def _join(parts: Sequence[npt.NDArray[Any]], dtype: type, buffers: Buffers) -> npt.NDArray[Any]:
     """Rows of all parts, column by column, as `dtype`."""
-    found: npt.NDArray[Any] = np.empty((parts[0].shape[1], sum(len(p) for p in parts)), dtype)
+    found = buffers.empty((parts[0].shape[1], sum(len(p) for p in parts)), dtype)
     np.concatenate([p.T for p in parts], axis=1, out=found)
     return found.T

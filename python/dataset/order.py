@@ -48,9 +48,9 @@ def group_order(seed: int, epoch: int, stream: int, groups: int) -> npt.NDArray[
     return _generator(seed, epoch, stream, _GROUPS).permutation(groups)
 
 
-def row_order(seed: int, epoch: int, stream: int, group: int, rows: int) -> npt.NDArray[np.int64]:
+def row_order(seed: int, epoch: int, stream: int, group: int, rows: int) -> npt.NDArray[np.int32]:
     """The order of the rows inside one row group in one epoch."""
-    return _generator(seed, epoch, stream, _ROWS, group).permutation(rows)
+    return _generator(seed, epoch, stream, _ROWS, group).permutation(rows).astype(np.int32)
 
 
 def negatives_generator(seed: int, epoch: int, stream: int, group: int) -> np.random.Generator:

@@ -15,10 +15,9 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import pyarrow as pa
-
+from headrace.dataset.buffers import Buffers
 from headrace.dataset.layout import SplitLayout
-from headrace.errors import UserError
+from headrace.dataset.row_group import StoredRowGroup
 
 # pyarrow deprecated the dataset API that Petastorm 0.12 stands on; nothing here can be done about it.
 warnings.filterwarnings("ignore", category=FutureWarning, module=r"petastorm\..*")
@@ -34,11 +33,12 @@ from petastorm.workers_pool.ventilator import Ventilator  # noqa: E402
 
 
 class RowGroupReader:
-    """Iterate over row groups of a split as Arrow tables, in the order of `pieces` (positions in the split).
+    """Iterate over row groups of a split, in the order of `pieces` (positions in the split).
 
-        for table in RowGroupReader(layout, ["user_id", "label"], iter([2, 0])): ...
+        for rows in RowGroupReader(layout, ["user_id", "label"], iter([2, 0])): ...
 
-    `pieces` may be endless; it is asked one row group ahead.
+    `pieces` may be endless; it is asked one row group ahead. Values are read where a column is asked for. Whoever takes
+    a row group closes it.
 
     Raises:
         UserError: a file was damaged or removed since its footer was read.
@@ -46,31 +46,25 @@ class RowGroupReader:
 
     def __init__(self, layout: SplitLayout, columns: Sequence[str], pieces: Iterator[int]) -> None:
         filesystem, paths = get_filesystem_and_path_or_paths([path.as_uri() for path in layout.files])
-        self._layout = layout
         self._reader = _OrderedReader(
             filesystem,
             paths,
             pieces,
             # Petastorm takes patterns, matched against whole names.
             schema_fields=[re.escape(c) for c in columns],
-            worker_class=_TableWorker,
+            worker_class=_RowGroupWorker,
             reader_pool=DummyPool(),
             shuffle_row_groups=False,
             num_epochs=1,
             is_batched_reader=True,
         )
 
-    def __iter__(self) -> Iterator[pa.Table]:
+    def __iter__(self) -> Iterator[StoredRowGroup]:
         return self
 
-    def __next__(self) -> pa.Table:
-        try:
-            return next(self._reader)
-        except (pa.ArrowException, OSError) as e:
-            raise UserError(
-                f"split '{self._layout.name}' in {self._layout.files[0].parent} cannot be read "
-                f"({' '.join(str(e).split())}). Delete the dataset's folder and run the features stage again"
-            ) from e
+    def __next__(self) -> StoredRowGroup:
+        found: StoredRowGroup = next(self._reader)
+        return found
 
     def close(self) -> None:
         self._reader.stop()
@@ -117,19 +111,31 @@ class _OrderedReader(Reader):  # type: ignore[misc]
         return _Given(self._workers_pool.ventilate, self._pieces)
 
 
-class _TableWorker(ArrowReaderWorker):  # type: ignore[misc]
-    """Petastorm's worker; results stay Arrow tables, where its own become pandas series in a named tuple."""
+class _RowGroupWorker(ArrowReaderWorker):  # type: ignore[misc]
+    """Petastorm's worker; it opens row groups with headrace.dataset.row_group, to be read column by column.
+
+    Petastorm's own opens each file twice, decodes all of it, and makes pandas series in a named tuple.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._buffers = Buffers()
 
     @staticmethod
     def new_results_queue_reader() -> Any:
-        return _Tables()
+        return _RowGroups()
+
+    def process(self, piece_index: int, worker_predicate: None, shuffle_row_drop_partition: tuple[int, int]) -> None:
+        piece = self._split_pieces[piece_index]
+        self.publish_func(StoredRowGroup(piece.path, piece.row_group, list(self._schema.fields), self._buffers))
 
 
-class _Tables:
+class _RowGroups:
     batched_output = True
 
-    def read_next(self, workers_pool: Any, schema: Any, ngram: Any) -> pa.Table:
+    def read_next(self, workers_pool: Any, schema: Any, ngram: Any) -> StoredRowGroup:
         try:
-            return workers_pool.get_results()
+            found: StoredRowGroup = workers_pool.get_results()
         except EmptyResultError:
             raise StopIteration from None
+        return found

@@ -1,0 +1,180 @@
+// Reading a dataset's row groups, called from headrace.dataset.native by ctypes, which lets other threads run meanwhile.
+//
+// read_plain: a column of a row group as Parquet's PLAIN encoding has it, neither compressed nor with nulls, read from the
+// file to where it is wanted: no copy but the kernel's. A chunk that is anything else is left to Arrow's decoder.
+// gather: values of a column in another order. No allocation: the callers own all memory and have checked all sizes.
+//
+// Format: https://github.com/apache/parquet-format, README.md (data pages, version 1) and Encodings.md (PLAIN, RLE); page
+// headers are Thrift structs in the compact protocol (thrift/doc/specs/thrift-compact-protocol.md).
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+
+namespace {
+
+constexpr int64_t kHead = 1024;  // bytes in which a page's header and levels must fit
+constexpr int kDataPage = 0, kPlain = 0, kRle = 3;
+
+bool read_all(int fd, uint8_t* out, int64_t size, int64_t offset) {
+  while (size > 0) {
+    const ssize_t got = pread(fd, out, size_t(size), off_t(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return false;
+    out += got, offset += got, size -= got;
+  }
+  return true;
+}
+
+// Bytes that are there; past their end `good` is false and everything reads as 0.
+struct Bytes {
+  const uint8_t* at;
+  const uint8_t* end;
+  bool good = true;
+
+  uint8_t byte() {
+    if (at < end) return *at++;
+    good = false;
+    return 0;
+  }
+  uint64_t varint() {
+    uint64_t value = 0;
+    for (int shift = 0; shift < 64; shift += 7) {
+      const uint8_t b = byte();
+      value |= uint64_t(b & 0x7f) << shift;
+      if (!(b & 0x80)) return value;
+    }
+    good = false;
+    return 0;
+  }
+  int64_t zigzag() {
+    const uint64_t v = varint();
+    return int64_t(v >> 1) ^ -int64_t(v & 1);
+  }
+  void pass(uint64_t n) {
+    if (n > uint64_t(end - at)) good = false;
+    else at += n;
+  }
+};
+
+enum Type { kStop = 0, kTrue = 1, kFalse = 2, kI8 = 3, kI16 = 4, kI32 = 5, kI64 = 6, kDouble = 7, kBinary = 8, kStruct = 12 };
+
+// Calls body(field, type) for each field of a struct; body reads the field's value.
+template <class Body>
+void fields(Bytes& b, const Body& body) {
+  int64_t field = 0;
+  while (b.good) {
+    const uint8_t head = b.byte();
+    const int type = head & 0x0f;
+    if (type == kStop) return;
+    field = head >> 4 ? field + (head >> 4) : b.zigzag();
+    body(field, type);
+  }
+}
+
+void skip(Bytes& b, int type) {
+  switch (type) {
+    case kTrue: case kFalse: return;
+    case kI8: b.byte(); return;
+    case kI16: case kI32: case kI64: b.varint(); return;
+    case kDouble: b.pass(8); return;
+    case kBinary: b.pass(b.varint()); return;
+    case kStruct: fields(b, [&](int64_t, int t) { skip(b, t); }); return;
+    default: b.good = false;  // no page header has lists or maps
+  }
+}
+
+struct Page {
+  int64_t type = -1, uncompressed = -1, compressed = -1, values = -1, encoding = -1, levels = -1;
+};
+
+bool parse(Bytes& b, Page& page) {
+  fields(b, [&](int64_t field, int type) {
+    if (field <= 3 && type == kI32) {
+      const int64_t value = b.zigzag();
+      (field == 1 ? page.type : field == 2 ? page.uncompressed : page.compressed) = value;
+    } else if (field == 5 && type == kStruct) {
+      fields(b, [&](int64_t inner, int t) {
+        if (inner > 3 || t != kI32) return skip(b, t);
+        const int64_t value = b.zigzag();
+        (inner == 1 ? page.values : inner == 2 ? page.encoding : page.levels) = value;
+      });
+    } else {
+      skip(b, type);
+    }
+  });
+  return b.good;
+}
+
+// Whether n definition levels, in runs of one bit a level, are all 1: no value is null.
+bool all_there(Bytes b, int64_t n) {
+  while (b.good && n > 0) {
+    const uint64_t head = b.varint();
+    if (head & 1) {  // bit-packed, 8 levels a byte
+      for (uint64_t left = head >> 1; left > 0 && n > 0; --left, n -= 8) {
+        const unsigned wanted = n >= 8 ? 0xffu : (1u << n) - 1;
+        if ((b.byte() & wanted) != wanted) return false;
+      }
+    } else {
+      if (head == 0 || b.byte() != 1) return false;
+      n -= std::min(int64_t(std::min(head >> 1, uint64_t(INT64_MAX))), n);
+    }
+  }
+  return b.good;
+}
+
+bool read_chunk(int fd, int64_t offset, int64_t end, int64_t values, int64_t width, bool optional, uint8_t* out) {
+  uint8_t head[kHead];
+  while (values > 0) {
+    const int64_t size = std::min(kHead, end - offset);
+    if (size <= 0 || !read_all(fd, head, size, offset)) return false;
+    Bytes b{head, head + size};
+    Page page;
+    if (!parse(b, page) || page.type != kDataPage || page.encoding != kPlain || page.compressed != page.uncompressed ||
+        page.values <= 0 || page.values > values)
+      return false;
+    const int64_t body = offset + (b.at - head);
+    int64_t before = 0;  // bytes of levels
+    if (optional) {
+      if (page.levels != kRle) return false;
+      uint64_t length = 0;
+      for (int shift = 0; shift < 32; shift += 8) length |= uint64_t(b.byte()) << shift;
+      if (!b.good || length > uint64_t(b.end - b.at) || !all_there({b.at, b.at + length}, page.values)) return false;
+      before = 4 + int64_t(length);
+    }
+    const int64_t bytes = page.values * width;
+    if (page.compressed != before + bytes || page.compressed > end - body) return false;
+    if (!read_all(fd, out, bytes, body + before)) return false;
+    out += bytes;
+    values -= page.values;
+    offset = body + page.compressed;
+  }
+  return true;
+}
+
+template <class In, class Out>
+void gather(const In* __restrict source, const int32_t* __restrict order, int64_t n, Out* __restrict out) {
+  for (int64_t i = 0; i < n; ++i) out[i] = Out(source[order[i]]);
+}
+
+}  // namespace
+
+extern "C" {
+
+int headrace_dataset_version() { return 1; }
+
+// Whether the chunk was read.
+int headrace_read_plain(int fd, int64_t start, int64_t end, int64_t width, int optional, int64_t values, uint8_t* out) {
+  return read_chunk(fd, start, end, values, width, optional != 0, out);
+}
+
+// out[i] = source[order[i]]; bytes of a value: 4 to 4, 8 to 8, or int32 to int64.
+void headrace_gather(const void* source, int64_t width, const int32_t* order, int64_t n, void* out, int64_t wide) {
+  if (width == 8) gather(static_cast<const uint64_t*>(source), order, n, static_cast<uint64_t*>(out));
+  else if (wide == 8) gather(static_cast<const int32_t*>(source), order, n, static_cast<int64_t*>(out));
+  else gather(static_cast<const uint32_t*>(source), order, n, static_cast<uint32_t*>(out));
+}
+
+}  // extern "C"
