@@ -28,6 +28,8 @@ class Buffers:
     def __init__(self, keep: int = 32) -> None:
         self._keep = keep
         self._blocks: list[npt.NDArray[np.uint8]] = []
+        #: Where the search begins: blocks become idle in the order in which they were given out, more or less.
+        self._at = 0
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """An array of undefined values, C order."""
@@ -38,18 +40,21 @@ class Buffers:
             # A little more than is asked for: row groups of a dataset are about as large as each other.
             block = np.empty(size + (size >> 4) + 64, np.uint8)
             if len(self._blocks) < self._keep:
-                self._blocks.append(block)
+                self._blocks.insert(self._at, block)
+                self._at += 1
         return block[:size].view(kind).reshape(shape)
 
     def _idle(self, size: int) -> npt.NDArray[np.uint8] | None:
         """An idle block that is large enough, and not much larger. Without one, another idle one makes place."""
-        idle = None
-        for i in range(len(self._blocks)):
-            block = self._blocks[i]
+        unfit = None
+        for i in (*range(self._at, len(self._blocks)), *range(min(self._at, len(self._blocks)))):
+            block: npt.NDArray[np.uint8] = self._blocks[i]
             if sys.getrefcount(block) == _IDLE:
                 if size <= block.nbytes <= 4 * size + 4096:
+                    self._at = i + 1
                     return block
-                idle = i
-        if idle is not None and len(self._blocks) == self._keep:
-            del self._blocks[idle]
+                unfit = i
+        if unfit is not None and len(self._blocks) == self._keep:
+            del self._blocks[unfit]
+            self._at = min(self._at, len(self._blocks))
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.workspace import checkout
+
+Array = npt.NDArray[Any]
+Order = npt.NDArray[np.int32]
 
 _VERSION = 1
 
@@ -32,8 +36,8 @@ def library() -> ctypes.CDLL | None:
     i64, p = ctypes.c_int64, ctypes.c_void_p
     found.headrace_read_plain.argtypes = [ctypes.c_int, i64, i64, i64, ctypes.c_int, i64, p]
     found.headrace_read_plain.restype = ctypes.c_int
-    found.headrace_gather.argtypes = [p, i64, p, i64, p, i64]
-    found.headrace_gather.restype = None
+    found.headrace_gather.argtypes = [p, i64, p, i64, p, p, p, i64, i64]
+    found.headrace_gather.restype = ctypes.c_uint64
     return found
 
 
@@ -60,16 +64,52 @@ def read_plain(
     return bool(lib.headrace_read_plain(fd, start, end, width, optional, values, _at(out)))
 
 
-def gather(source: npt.NDArray[Any], order: npt.NDArray[np.int32], out: npt.NDArray[Any]) -> None:
-    """out[i] = source[order[i]], as `out`'s dtype. `order` is int32, contiguous and within `source`."""
-    lib = library()
-    a, b = source.dtype, out.dtype
+class Targets:
+    """Where a row group's rows are written to: parts of several matrices, one after the other.
+
+    Args:
+        views: [columns, rows of the part], all of one dtype, each row contiguous.
+    """
+
+    def __init__(self, views: Sequence[Array]) -> None:
+        self.views = views
+        self.ends = np.cumsum([v.shape[1] for v in views], dtype=np.int64)
+        self.bases = np.array([_at(v) for v in views], np.int64)
+        self.strides = np.array([v.strides[0] for v in views], np.int64)
+
+
+def gather(source: Array, order: Order, out: Targets, column: int) -> int:
+    """Row i of column `column` of the targets becomes source[order[i]], as their dtype.
+
+    Args:
+        source: [N].
+        order: int32, contiguous, within `source`; as many as the targets have rows.
+        out: see Targets.
+        column: of them all.
+
+    Returns:
+        The largest of the values taken, where they are integers, as unsigned numbers of their width.
+    """
+    lib, a, b = library(), source.dtype, out.views[0].dtype
+    assert out.ends[-1] == len(order)
     known = (a == b and a.itemsize in (4, 8) and a.kind in "if") or (a == np.int32 and b == np.int64)
-    if lib is None or not (known and source.flags.c_contiguous and out.flags.c_contiguous):
-        out[:] = source.take(order)
-        return
-    lib.headrace_gather(_at(source), a.itemsize, _at(order), len(order), _at(out), b.itemsize)
+    if lib is None or not (known and source.flags.c_contiguous):
+        return _gather(source, order, out, column)
+    found: int = lib.headrace_gather(
+        _at(source), a.itemsize, _at(order), len(out.views), _at(out.ends), _at(out.bases), _at(out.strides), column,
+        b.itemsize,
+    )  # fmt: skip
+    return found
 
 
-def _at(x: npt.NDArray[Any]) -> int:
+def _gather(source: Array, order: Order, out: Targets, column: int) -> int:
+    taken = source.take(order)
+    start = 0
+    for view, end in zip(out.views, out.ends, strict=True):
+        view[column] = taken[start:end]
+        start = end
+    return int(taken.view(f"u{taken.itemsize}").max()) if taken.dtype.kind == "i" and len(taken) else 0
+
+
+def _at(x: Array) -> int:
     return int(x.__array_interface__["data"][0])

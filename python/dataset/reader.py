@@ -3,8 +3,7 @@
 Petastorm's own shuffling orders row groups by a seed for the reader's whole life, so that a reader cannot start in the
 middle of an epoch without decoding all before it. Its `Ventilator`, the object that says which row group comes next,
 is an extension point: ours follows the iterator it is handed. With the pool that works in the caller's thread
-("dummy") the order is exact and nothing can be lost; parallelism comes from one such thread a rank (prefetch.py) and
-from Arrow's own threads.
+("dummy") the order is exact and nothing can be lost; parallelism comes from a thread a stream (assembly.py).
 """
 
 from __future__ import annotations

@@ -11,8 +11,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -76,6 +78,12 @@ class StoredRowGroup:
             return self._file.read_row_group(self._index, columns=[name]).column(0)
         except (pa.ArrowException, OSError) as e:
             raise self._unreadable(e) from e
+
+    def values(self, name: str) -> npt.NDArray[Any]:
+        """A column as NumPy has it; text and the like as objects. Raises UserError, see `column`."""
+        column = self.column(name)
+        found: npt.NDArray[Any] = column.to_numpy() if isinstance(column, pa.ChunkedArray) else column.to_numpy(False)
+        return found
 
     def close(self) -> None:
         os.close(self._fd)

@@ -7,26 +7,64 @@ any W that divides `streams` sees the same batches in the same order, and a run 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 from headrace import config
-from headrace.dataset.batch import Batch, concat
-from headrace.dataset.buffers import Buffers
-from headrace.dataset.layout import SplitLayout, check_streams, split_of
+from headrace.dataset.assembly import Assembly, run_streams
+from headrace.dataset.batch import Batch
+from headrace.dataset.layout import SplitLayout, check_streams, columns_of, split_of
 from headrace.dataset.negatives import NegativePlan, expanded_sizes
-from headrace.dataset.prefetch import Prefetch
 from headrace.dataset.stream import Stream
 from headrace.manifest import Manifest
-from headrace.schema import DatasetSchema
+from headrace.schema import DatasetSchema, Kind
 from headrace.workspace import Workspace
 from headrace.world import World
 
 _ALONE = World()
+Timed = Callable[[str, Iterator[int]], Iterator[int]]
 
 
-class TrainSource:
+class _Source:
+    """Batches from a rank's streams, each with a thread of its own."""
+
+    def __init__(
+        self, layout: SplitLayout, schema: DatasetSchema, seed: int, world: World, *, rows_each: int, streams: int,
+        plan: NegativePlan | None, carried: Sequence[str], start_step: int, shuffle: bool, depth: int, timed: Timed,
+    ) -> None:  # fmt: skip
+        mine = streams_of(world, streams)
+        sizes = [[g.rows for g in layout.stream(i, streams)] for i in mine]
+        largest = max((rows for groups in sizes for rows in groups), default=1)
+        continuous, codes = (len(columns_of(schema.of(k))) for k in (Kind.CONTINUOUS, Kind.CATEGORICAL))
+        self._assembly = Assembly(
+            continuous, codes, carried, rows_each,
+            None if shuffle else [sum(groups) for groups in sizes], len(mine), start_step,
+            # A row group is read while the one before it is used.
+            ahead=max(depth, -(-largest // rows_each)),
+        )  # fmt: skip
+        self._streams = [
+            Stream(layout, schema, seed, number, streams, plan, carried, start_step * rows_each, shuffle=shuffle,
+                   assembly=self._assembly, place=place)
+            for place, number in enumerate(mine)
+        ]  # fmt: skip
+        self._threads = run_streams(
+            self._assembly, [iter(s) for s in self._streams], [s.step for s in self._streams], timed
+        )
+
+    @property
+    def wait_seconds(self) -> float:
+        """Seconds for which the loop waited for data."""
+        return self._assembly.wait_seconds
+
+    def close(self) -> None:
+        self._assembly.close()
+        for thread in self._threads:
+            thread.join()
+        for stream in self._streams:
+            stream.close()
+
+
+class TrainSource(_Source):
     """An endless iterator of this rank's part of each step's batch; wraps from epoch to epoch.
 
         with TrainSource.from_manifest(manifest, ws, spec.train, world) as source:
@@ -36,8 +74,8 @@ class TrainSource:
         layout: the split (`open_split`).
         train: its batch_size, streams, seed and negatives are obeyed.
         start_step: begin as if this many steps had been taken; row groups before it are not decoded.
-        depth: batches prepared ahead.
-        timed: is given the batches where they are made, to note how long each takes.
+        depth: batches prepared ahead, at least.
+        timed: is given the reading of row groups, to note how long each takes.
 
     Raises:
         UserError: fewer row groups than streams, a damaged file, nulls or codes outside their vocabulary.
@@ -53,7 +91,7 @@ class TrainSource:
         start_step: int = 0,
         carried: Sequence[str] = (),
         depth: int = 4,
-        timed: Callable[[str, Iterator[Batch]], Iterator[Batch]] = lambda name, items: items,
+        timed: Timed = lambda name, items: items,
     ) -> None:
         check_streams(layout, train.streams)
         plan = NegativePlan.of(schema, train.negatives)
@@ -61,12 +99,10 @@ class TrainSource:
         self.rows = sum(expanded_sizes(layout.row_groups, schema, plan))
         #: An epoch is this many whole batches; what is left over comes first in the next one's.
         self.steps_per_epoch = max(1, self.rows // train.batch_size)
-        rows_each = train.batch_size // train.streams
-        self._streams = [
-            Stream(layout, schema, train.seed, i, train.streams, plan, carried, start_step * rows_each, shuffle=True)
-            for i in streams_of(world, train.streams)
-        ]
-        self._batches = Prefetch(timed("decode", _steps(self._streams, rows_each)), depth)
+        super().__init__(
+            layout, schema, train.seed, world, rows_each=train.batch_size // train.streams, streams=train.streams,
+            plan=plan, carried=carried, start_step=start_step, shuffle=True, depth=depth, timed=timed,
+        )  # fmt: skip
 
     @staticmethod
     def from_manifest(
@@ -81,21 +117,11 @@ class TrainSource:
         layout, schema = split_of(manifest, ws, "train")
         return TrainSource(layout, schema, train, world, start_step=start_step)
 
-    @property
-    def wait_seconds(self) -> float:
-        """Seconds for which the loop waited for data."""
-        return self._batches.wait_seconds
-
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
-        return next(self._batches)
-
-    def close(self) -> None:
-        self._batches.close()
-        for stream in self._streams:
-            stream.close()
+        return self._assembly.take()
 
     def __enter__(self) -> TrainSource:
         return self
@@ -104,7 +130,7 @@ class TrainSource:
         self.close()
 
 
-class EvalSource:
+class EvalSource(_Source):
     """One pass over a split: every row exactly once over all ranks, in stored order inside each stream.
 
     All ranks make `steps` steps, as collectives need; a rank whose streams have ended gives batches of 0 rows. A split
@@ -133,21 +159,20 @@ class EvalSource:
         longest = max(sum(g.rows for g in layout.stream(i, streams)) for i in range(streams))
         self.rows = layout.rows
         self.steps = -(-longest // rows_each)
-        self._streams = [
-            Stream(layout, schema, 0, i, streams, None, carried, 0, shuffle=False) for i in streams_of(world, streams)
-        ]
-        self._batches = Prefetch(itertools.islice(_steps(self._streams, rows_each), self.steps), depth)
+        self._left = self.steps
+        super().__init__(
+            layout, schema, 0, world, rows_each=rows_each, streams=streams, plan=None, carried=carried, start_step=0,
+            shuffle=False, depth=depth, timed=lambda name, items: items,
+        )  # fmt: skip
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
-        return next(self._batches)
-
-    def close(self) -> None:
-        self._batches.close()
-        for stream in self._streams:
-            stream.close()
+        if self._left == 0:
+            raise StopIteration
+        self._left -= 1
+        return self._assembly.take()
 
     def __enter__(self) -> EvalSource:
         return self
@@ -166,9 +191,3 @@ def streams_of(world: World, streams: int) -> range:
         raise ValueError(f"{world.size} ranks do not divide {streams} streams")
     each = streams // world.size
     return range(world.rank * each, (world.rank + 1) * each)
-
-
-def _steps(streams: Sequence[Stream], rows_each: int) -> Iterator[Batch]:
-    buffers = Buffers()
-    while True:
-        yield concat([part for stream in streams for part in stream.take(rows_each)], buffers)

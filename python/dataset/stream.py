@@ -1,4 +1,4 @@
-"""One stream of a split: row groups in turn, rows given out in portions of any size."""
+"""One stream of a split: row groups in turn, each written to the batches that its rows belong to."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from headrace.dataset.batch import Batch
-from headrace.dataset.buffers import Buffers
+from headrace.dataset.assembly import Assembly, Share
 from headrace.dataset.layout import RowGroup, SplitLayout, columns_of, stored_columns
-from headrace.dataset.matrices import Order, to_batch
+from headrace.dataset.matrices import write_features
+from headrace.dataset.native import Array, Order, Targets
 from headrace.dataset.negatives import NegativePlan, expanded_sizes
 from headrace.dataset.order import Visit, negatives_generator, row_order, visits
-from headrace.dataset.prefetch import Prefetch
 from headrace.dataset.reader import RowGroupReader
 from headrace.dataset.row_group import StoredRowGroup
 from headrace.schema import DatasetSchema, Kind
@@ -23,8 +22,7 @@ from headrace.schema import DatasetSchema, Kind
 class Stream:
     """The rows of every `streams`-th row group, from row `start` of the endless stream on.
 
-    A thread reads row groups and puts their rows in order; at most three are in memory: the one that is given out, the
-    next, and the one after that, which is being made.
+        for step in stream: ...     # a row group was written; the next one begins with this step
 
     Args:
         layout: the split.
@@ -34,29 +32,21 @@ class Stream:
         carried: carried columns to read along.
         start: rows already given, over all epochs.
         shuffle: an order of each epoch's own, without end; else one pass in stored order.
+        assembly: where rows are written to.
+        place: the stream's number there.
     """
 
     def __init__(
-        self,
-        layout: SplitLayout,
-        schema: DatasetSchema,
-        seed: int,
-        stream: int,
-        streams: int,
-        plan: NegativePlan | None,
-        carried: Sequence[str],
-        start: int,
-        *,
-        shuffle: bool,
-    ) -> None:
+        self, layout: SplitLayout, schema: DatasetSchema, seed: int, stream: int, streams: int,
+        plan: NegativePlan | None, carried: Sequence[str], start: int, *, shuffle: bool, assembly: Assembly, place: int,
+    ) -> None:  # fmt: skip
         self._groups = layout.stream(stream, streams)
         self._schema, self._carried = schema, tuple(carried)
         self._seed, self._stream, self._plan, self._shuffle = seed, stream, plan, shuffle
+        self._assembly, self._place = assembly, place
+        self._row = start
         self._visits: deque[Visit] = deque()
-        self._buffers = Buffers()
-        self._portion: _Portion | None = None
         self._reader: RowGroupReader | None = None
-        self._portions: Prefetch[_Portion] | None = None
         if self._groups:
             sizes = expanded_sizes(self._groups, schema, plan)
             order = visits(seed, stream, sizes, start, shuffle)
@@ -64,82 +54,78 @@ class Stream:
                 order = itertools.islice(order, len(sizes))
             mine, pieces = layout.alone(self._groups)
             self._reader = RowGroupReader(mine, stored_columns(schema, carried), self._pieces(order, pieces))
-            self._portions = Prefetch(map(self._portion_of, self._reader), depth=1)
+
+    @property
+    def step(self) -> int:
+        """The step that the next row belongs to."""
+        return self._row // self._assembly.rows_each
 
     def _pieces(self, order: Iterator[Visit], pieces: Sequence[int]) -> Iterator[int]:
         for visit in order:
             self._visits.append(visit)
             yield pieces[visit.group]
 
-    def take(self, rows: int) -> list[Batch]:
-        """The next `rows` rows, in parts that are views; fewer, down to 0, at the end of a finite stream."""
-        parts: list[Batch] = []
-        while rows:
-            if self._portion is None or self._portion.left == 0:
-                self._portion = None if self._portions is None else next(self._portions, None)
-                if self._portion is None:
-                    break
-            part = self._portion.take(rows)
-            rows -= part.rows
-            parts.append(part)
-        return parts or [_empty(self._schema, self._carried)]
-
-    def _portion_of(self, stored: StoredRowGroup) -> _Portion:
-        with stored:
+    def __iter__(self) -> Iterator[int]:
+        for stored in self._reader or ():
             visit = self._visits.popleft()
-            group, order = self._groups[visit.group], None
-            if self._shuffle:
-                order = row_order(self._seed, visit.epoch, self._stream, visit.group, stored.num_rows)
-            if self._plan is None:
-                return _Portion(self._batch(stored, group, order), visit.skip)
-            assert order is not None
+            with stored:
+                self._write(stored, visit, self._groups[visit.group])
+            yield self.step
+
+    def _write(self, stored: StoredRowGroup, visit: Visit, group: RowGroup) -> None:
+        n = stored.num_rows
+        order = np.arange(n, dtype=np.int32)
+        if self._shuffle:
+            order = row_order(self._seed, visit.epoch, self._stream, visit.group, n)
+        copies = None if self._plan is None else _Copies(stored, self._schema, order, self._plan)
+        places = (order if copies is None else copies.order)[visit.skip :]
+        shares = self._assembly.shares(self._place, self._row, len(places))
+        targets = [Targets([m[:, s.rows] for m, s in zip(matrices, shares, strict=True)]) for matrices in (
+            [s.draft.continuous for s in shares], [s.draft.codes for s in shares], [s.draft.labels for s in shares]
+        )]  # fmt: skip
+        write_features(stored, self._schema, places, *targets, where=f"{group.path}, row group {group.index}")
+        if copies is not None:
             generator = negatives_generator(self._seed, visit.epoch, self._stream, visit.group)
-            return _Portion(self._with_negatives(stored, group, order, self._plan, generator), visit.skip)
+            copies.draw(generator, visit.skip, targets[1], targets[2])
+        for name in self._carried:
+            self._write_carried(name, stored.values(name)[places], shares)
+        self._row += len(places)
+        self._assembly.written(shares)
 
-    def _batch(self, stored: StoredRowGroup, group: RowGroup, order: Order | None) -> Batch:
-        return to_batch(stored, self._schema, self._carried, group, order, self._buffers)
-
-    def _with_negatives(
-        self, stored: StoredRowGroup, group: RowGroup, order: Order, plan: NegativePlan, generator: np.random.Generator
-    ) -> Batch:
-        """The rows in the given order, each positive followed by its negatives."""
-        labels = stored.column(self._schema.label.name).to_numpy()[order]
-        copies = plan.copies(labels)
-        first = np.cumsum(copies) - copies
-        is_copy = np.ones(int(copies.sum()), bool)
-        is_copy[first] = False
-        found = self._batch(stored, group, np.repeat(order, copies))
-        own = found.codes[first[labels > 0], plan.column].astype(np.int64)
-        found.codes[is_copy, plan.column] = plan.draw(own, generator).reshape(-1)
-        found.labels[is_copy] = 0.0
-        return found
+    def _write_carried(self, name: str, values: Array, shares: list[Share]) -> None:
+        at = 0
+        for share in shares:
+            end = at + share.rows.stop - share.rows.start
+            share.draft.carried.setdefault(name, {}).setdefault(self._place, []).append(values[at:end])
+            at = end
 
     def close(self) -> None:
-        if self._portions is not None and self._reader is not None:
-            self._portions.close()
+        if self._reader is not None:
             self._reader.close()
 
 
-class _Portion:
-    """The rows of one row group in their order, with their negatives right after each positive."""
+class _Copies:
+    """The rows of a row group with their negatives right after each positive."""
 
-    def __init__(self, rows: Batch, skip: int) -> None:
-        self._rows, self._at = rows, skip
+    def __init__(self, stored: StoredRowGroup, schema: DatasetSchema, order: Order, plan: NegativePlan) -> None:
+        self._plan = plan
+        labels = stored.values(schema.label.name)[order]
+        copies = plan.copies(labels)
+        #: Rows in the given order, each as often as it is there.
+        self.order = np.repeat(order, copies)
+        self._is_copy = np.ones(len(self.order), bool)
+        self._is_copy[np.cumsum(copies) - copies] = False
+        name = columns_of(schema.of(Kind.CATEGORICAL))[plan.column]  # a scalar: stored under that name
+        self._own = stored.values(name)[order[labels > 0]].astype(np.int64)
 
-    @property
-    def left(self) -> int:
-        return self._rows.rows - self._at
-
-    def take(self, rows: int) -> Batch:
-        """At most `rows` rows: views."""
-        chosen = slice(self._at, min(self._at + rows, self._rows.rows))
-        self._at = chosen.stop
-        return self._rows.part(chosen)
-
-
-def _empty(schema: DatasetSchema, carried: Sequence[str]) -> Batch:
-    c, s = (len(columns_of(schema.of(k))) for k in (Kind.CONTINUOUS, Kind.CATEGORICAL))
-    return Batch(
-        np.empty((0, c), np.float32), np.empty((0, s), np.int64), np.empty(0, np.float32),
-        {name: np.empty(0) for name in carried},
-    )  # fmt: skip
+    def draw(self, generator: np.random.Generator, skip: int, codes: Targets, labels: Targets) -> None:
+        """Give the copies, from row `skip` on, other codes and the label 0."""
+        drawn = np.empty(len(self.order), np.int64)
+        drawn[self._is_copy] = self._plan.draw(self._own, generator).reshape(-1)
+        at = skip
+        for code, label in zip(codes.views, labels.views, strict=True):
+            part = slice(at, at + code.shape[1])
+            mine = self._is_copy[part]
+            code[self._plan.column, mine] = drawn[part][mine]
+            label[0, mine] = 0.0
+            at = part.stop

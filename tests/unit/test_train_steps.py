@@ -248,7 +248,7 @@ def test_the_profiles_parts_add_up_to_the_step_and_the_trace_holds_them(
         # The next batch's ids, this one's rows, the next one's, this one's gradients.
         assert names.count("lookup") == 4
         assert all(e["ts"] >= step["ts"] - 1 and e["ts"] + e["dur"] <= step["ts"] + step["dur"] + 1 for e in inside)
-    assert {e["args"]["name"] for e in events if e["ph"] == "M"} >= {"rank 0", "loop", "prefetch"}
+    assert {e["args"]["name"] for e in events if e["ph"] == "M"} >= {"rank 0", "loop", "stream 0"}
     assert any(e["name"] == "decode" for e in spans)
 
 
