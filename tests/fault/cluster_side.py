@@ -41,8 +41,8 @@ from headrace.train.progress import Tick
 from headrace.workspace import Workspace
 
 RANKS = 4
-#: Steps of the scenarios' run; a checkpoint each 10.
-STEPS, CHECKPOINT_STEPS = 200, 20
+#: Steps of the scenarios' run, and from one checkpoint to the next.
+STEPS, CHECKPOINT_STEPS = 90, 20
 
 
 def executors() -> dict[int, psutil.Process]:
