@@ -151,6 +151,9 @@ class Train(Section):
     #: log loss of the split `valid`. The model is that of the lowest. None: take all epochs and keep the last.
     patience: int | None = Field(default=1, ge=1)
     seed: int = 1
+    #: Arithmetic of the dense part while it learns. bf16: matrix products of bfloat16 (torch.autocast); weights,
+    #: embeddings, their gradients and the loss stay fp32, as do evaluation and scores.
+    precision: Literal["fp32", "bf16"] = "fp32"
     dense: Optimizer = Optimizer(kind="adam", learning_rate=0.001)
     embeddings: EmbeddingOptimizer = EmbeddingOptimizer(kind="adagrad", learning_rate=0.05)
     negatives: Negatives | None = None

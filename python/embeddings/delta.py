@@ -5,8 +5,8 @@
     save_changes(embeddings, folder / "delta-0001")      # each rank; then a barrier
     apply_changes(embeddings, folder / "delta-0001")     # on any world, by any plan; oldest first
 
-A model that is served elsewhere follows a training run this way at the cost of the rows that were touched. Weights
-alone: who wants to train on needs a whole save.
+A model that is served elsewhere follows a training run this way at the cost of the rows that were touched; of tables
+of raw ids also those that came, and the ids of those that went. Weights alone: who trains on needs a whole save.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from headrace.atomic import write_text
+from headrace.embeddings.raw_ids import owners
 from headrace.embeddings.rows import convert, decode, numbers_of
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.tensors import FileRecord, load_tensors, save_tensors
@@ -34,6 +35,8 @@ class _Record(BaseModel):
     #: Steps that all changes since the last dump were made in: (first, last].
     steps: tuple[int, int]
     tables: dict[str, tuple[int, int]]
+    #: Width by table of raw ids: `raw/<table>/ids`, their `weight`, and the ids that are `gone`.
+    raw: dict[str, int] = {}
     file: FileRecord
     sha256: str = ""
 
@@ -50,7 +53,8 @@ def save_changes(embeddings: ShardedEmbeddings, folder: Path) -> int:
     Raises:
         RuntimeError: changes are not tracked, or gradients wait for `step`.
     """
-    if embeddings.has_pending:
+    raw = [] if embeddings.dynamic is None else embeddings.dynamic.tables
+    if embeddings.has_pending or any(t.has_pending for t in raw):
         raise RuntimeError("gradients wait for step(): a save between backward and step would lose them")
     changes, since = embeddings.take_changes()
     rank = embeddings.collective.world.rank
@@ -65,9 +69,14 @@ def save_changes(embeddings: ShardedEmbeddings, folder: Path) -> int:
             tensors[f"{key}/rows"] = rows.start + here * rows.step
             tensors[f"{key}/values"] = embeddings.weights[arena.number].index_select(0, first + here)
             count += here.numel()
+    for t in raw:
+        found = t.take_changes()
+        tensors |= {f"raw/{t.spec.name}/{part}": x for part, x in found.items()}
+        count += len(found["ids"])
     record = _Record(
         world_size=embeddings.collective.world.size, steps=(since, embeddings.steps),
         tables={t.name: (t.rows, t.dim) for t in embeddings.plan.tables},
+        raw={t.spec.name: t.spec.dim for t in raw},
         file=save_tensors(folder / f"changes-{rank:05d}.safetensors", tensors),
     )  # fmt: skip
     write_text(folder / f"changes-{rank:05d}.json", record.signed().model_dump_json() + "\n")
@@ -88,12 +97,21 @@ def apply_changes(embeddings: ShardedEmbeddings, folder: Path) -> int:
         if table is None or table.dim != dim or table.rows < rows:
             found = "not there" if table is None else f"{table.rows} x {table.dim}"
             raise UserError(f"{folder}: table '{name}' was dumped as {rows} x {dim}, in the model it is {found}")
+    raw = {} if embeddings.dynamic is None else {t.spec.name: t for t in embeddings.dynamic.tables}
+    if first.raw != {name: t.spec.dim for name, t in raw.items()}:
+        raise UserError(f"{folder}: the tables of raw ids were dumped with dims {first.raw}, the model's are others")
     written = 0
     for record in records:
         tensors = load_tensors(folder, record.file)
         for key in (k.removesuffix("/rows") for k in tensors if k.endswith("/rows")):
             name, _, start = key.rpartition("/")
             written += _put(embeddings, name, int(start), tensors[f"{key}/rows"], tensors[f"{key}/values"])
+        for name, t in raw.items():
+            ids, gone = tensors[f"raw/{name}/ids"], tensors[f"raw/{name}/gone"]
+            mine, leave = (torch.from_numpy(owners(x.numpy(), t.world.size) == t.world.rank) for x in (ids, gone))
+            weight = tensors[f"raw/{name}/weight"][mine]
+            t.put_changes({"ids": ids[mine], "gone": gone[leave], "weight": weight})
+            written += weight.numel()
     return written
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.config import EmbeddingOptimizer, TableOptimizer
@@ -93,6 +94,9 @@ class DynamicRows:
         #: admitted, evicted, hits, lookups.
         self.counters: Ids = np.zeros(4, dtype=np.int64)
         self._absent = self._asked = 0
+        #: By row: whether it changed since `track`; and the ids whose rows went since then. None: not tracked.
+        self._changed: NDArray[np.bool_] | None = None
+        self._gone: list[Ids] = []
 
     def __len__(self) -> int:
         return len(self._map)
@@ -221,6 +225,8 @@ class DynamicRows:
         self._weight[first : len(self)] = torch.from_numpy(values)
         for full in self.states.values():
             full[first : len(self)] = 0.0
+        if self._changed is not None:
+            self._changed[first : len(self)] = True
         self.counters[0] += len(ids)
 
     def _evict(self, count: int) -> None:
@@ -235,17 +241,25 @@ class DynamicRows:
         near = np.flatnonzero(facts[:, rule] <= edge)
         # ~id: from the largest id down, without overflow.
         worst = np.lexsort((~facts[near, ID], facts[near, tie], facts[near, rule]))[:count]
+        self._remove(near[worst])
+        self.counters[1] += count
+
+    def _remove(self, rows: Ids) -> None:
+        """Let these rows go."""
+        facts = self._facts[: len(self)]
         stay = np.ones(len(facts), dtype=bool)
-        stay[near[worst]] = False
+        stay[rows] = False
         # The last rows move into the holes: what stays is not copied as a whole.
-        left = len(facts) - count
+        left = len(facts) - len(rows)
         holes, movers = np.flatnonzero(~stay[:left]), left + np.flatnonzero(stay[left:])
+        if self._changed is not None:
+            self._gone.append(facts[rows, ID])
+            self._changed[holes] = self._changed[movers]
         facts[holes] = facts[movers]
         to, of = torch.from_numpy(holes), torch.from_numpy(movers)
         for full in (self._weight, *self.states.values()):
             full.index_copy_(0, to, full.index_select(0, of))
         self._map = IdMap(facts[:left, ID].copy())
-        self.counters[1] += count
         self.numbering += 1
 
     def _make_room(self, rows: int) -> None:
@@ -255,6 +269,8 @@ class DynamicRows:
         if room > len(self._weight):
             self._weight = _with_room(self._weight, room)
             self.states = {name: _with_room(full, room) for name, full in self.states.items()}
+        if self._changed is not None:
+            self._changed = np.append(self._changed, np.zeros(room - len(self._changed), dtype=bool))
 
     # --- learning --------------------------------------------------------------------------------------------------
 
@@ -286,6 +302,8 @@ class DynamicRows:
         # Sorted in half the time where the numbers are small.
         index = torch.int32 if len(self) < 2**31 else torch.int64
         found = find_duplicates(torch.cat([rows for rows, _ in pending]).to(index))
+        if self._changed is not None:
+            self._changed[found.unique.numpy()] = True
         given = pending[0][1].contiguous() if len(pending) == 1 else torch.cat([g for _, g in pending])
         own, common = self._own, self.optimizer
         decay = common.weight_decay if own.weight_decay is None else own.weight_decay
@@ -318,6 +336,37 @@ class DynamicRows:
     def begin_evaluation(self) -> None:
         """Count lookups outside training from 0."""
         self._absent = self._asked = 0
+
+    # --- changes ---------------------------------------------------------------------------------------------------
+
+    def track(self) -> None:
+        """Forget which rows changed, came and went, and remember from now on."""
+        self._changed, self._gone = np.zeros(len(self._facts), dtype=bool), []
+
+    def take_changes(self) -> dict[str, Tensor]:
+        """Ids and weights of rows that changed or came since the last call, and ids that are gone; begins anew."""
+        if self._changed is None:
+            raise RuntimeError("track_changes comes before take_changes")
+        self.check_settled()
+        rows = np.flatnonzero(self._changed[: len(self)])
+        gone = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *self._gone]))
+        gone = gone[self._map.find(gone) < 0]  # some came again
+        found = {"ids": torch.from_numpy(self.ids[rows]), "gone": torch.from_numpy(gone)}
+        self.track()
+        return {**found, "weight": self._weight.index_select(0, torch.from_numpy(rows))}
+
+    def put_changes(self, changes: dict[str, Tensor]) -> None:
+        """Take over what `take_changes` gave of ids that are this rank's: for scoring, so limits do not hold."""
+        gone = self._map.find(changes["gone"].numpy())
+        if (gone >= 0).any():
+            self._remove(gone[gone >= 0])
+        ids = changes["ids"].numpy()
+        new, first = ids[self._map.find(ids) < 0], len(self)
+        self._map.add(new)
+        self._make_room(len(self))
+        self._facts[first : len(self)] = 0
+        self._facts[first : len(self), ID] = new
+        self._weight.index_copy_(0, torch.from_numpy(self._map.find(ids)), changes["weight"])
 
     # --- as a whole ------------------------------------------------------------------------------------------------
 
@@ -359,6 +408,8 @@ class DynamicRows:
         self._map = IdMap(ids.copy())
         self._pending.clear()
         self.numbering += 1
+        if self._changed is not None:
+            self.track()
         if self._limit is not None and n > self._limit:
             self._evict(n - self._limit)
             self._facts, self._weight = self._facts[: self._limit].copy(), self.weight.clone()

@@ -213,6 +213,8 @@ class ShardedEmbeddings(nn.Module):
         if self._updater is None:
             raise RuntimeError("configure_optimizer comes before track_changes")
         self._updater.track()
+        for t in () if self.dynamic is None else self.dynamic.tables:
+            t.track()
 
     def take_changes(self) -> tuple[list[Tensor], int]:
         """By arena, which rows changed since the last call (bool [local rows]), and the step it was at; begins anew."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +74,8 @@ class DLRM(nn.Module):
         self.schema = schema
         self.config = model
         self.seed = seed
+        #: Arithmetic of the MLPs and dot products in training; weights, embeddings, their gradients and loss are fp32.
+        self.precision: Literal["fp32", "bf16"] = "fp32"
         self.embeddings = ShardedEmbeddings(
             make_plan(tables, lookups, collective.world.size), collective, seed,
             dynamic=DynamicEmbeddings(dynamic, collective, seed) if dynamic else None,
@@ -111,18 +114,23 @@ class DLRM(nn.Module):
     def forward(self, continuous: Tensor, codes: Tensor | Begun) -> Tensor:
         begun = codes if isinstance(codes, Begun) else self.prepare(codes)
         begun.start()  # rows travel while the bottom MLP works
-        if self.bottom is not None:
-            bottom = self.bottom(continuous)  # [B, D]
-        else:
-            assert self.constant is not None
-            bottom = self.constant.expand(begun.samples, -1)
-        if not self._slots.features:
+        with self._autocast(continuous):
+            if self.bottom is not None:
+                bottom = self.bottom(continuous)  # [B, D]
+            else:
+                assert self.constant is not None
+                bottom = self.constant.expand(begun.samples, -1)
+        features = self._features(begun) if self._slots.features else None
+        with self._autocast(continuous):
             top_input = bottom
-        else:
-            vectors = torch.cat([bottom.unsqueeze(1), self._features(begun)], dim=1)  # [B, 1 + F, D]
-            top_input = torch.cat([bottom, pairwise_dots(vectors)], dim=1)
-        logits: Tensor = self.top(top_input).squeeze(1)
-        return logits
+            if features is not None:
+                vectors = torch.cat([bottom.unsqueeze(1), features], dim=1)  # [B, 1 + F, D]
+                top_input = torch.cat([bottom, pairwise_dots(vectors)], dim=1)
+            logits: Tensor = self.top(top_input).squeeze(1)
+        return logits.float()
+
+    def _autocast(self, x: Tensor) -> torch.autocast:
+        return torch.autocast(x.device.type, torch.bfloat16, enabled=self.training and self.precision == "bf16")
 
     def _features(self, begun: Begun) -> Tensor:
         """The features' vectors in the schema's order: [B, F, D]."""

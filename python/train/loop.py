@@ -139,6 +139,7 @@ def _new_learner(job: Job, schema: DatasetSchema, collective: Collective) -> Lea
 
     check_parts(schema, job.train.accumulate)
     model = DLRM(schema, job.model, collective, job.train.seed, make_plan, job.train.embeddings)
+    model.precision = job.train.precision
     model.configure_optimizer(job.train.embeddings)
     return Learner(model, DenseOptimizer(model.dense_parameters(), job.train.dense, collective))
 

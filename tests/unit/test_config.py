@@ -8,7 +8,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from headrace.config import Spec, build_spec, load_spec, parse_ds, spark_profile
+from headrace.config import Spec, build_spec, load_overlay, load_spec, parse_ds, spark_profile
 from headrace.errors import UserError
 from headrace.workspace import checkout
 
@@ -107,3 +107,9 @@ def test_a_spec_is_immutable_and_round_trips() -> None:
 def test_dates(text: str) -> None:
     with pytest.raises(UserError):
         parse_ds(text)
+
+
+def test_the_shipped_overlay_makes_raw_ids() -> None:
+    spec = load_spec("clicks", load_overlay(checkout() / "conf" / "overlays" / "raw_ids.yaml"))
+    raw = {c for f in spec.features.workflow for c in f.columns if any("raw_id" in str(op) for op in f.ops)}
+    assert raw == spec.train.embeddings.dynamic.keys() == {"user_id", "item_tags"}

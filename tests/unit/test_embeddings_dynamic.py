@@ -18,6 +18,7 @@ from torch import Tensor
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.collective import Collective, LocalCollective
 from headrace.embeddings.collective_threads import ThreadCollective, run_ranks
+from headrace.embeddings.delta import apply_changes, save_changes
 from headrace.embeddings.dynamic import DynamicEmbeddings
 from headrace.embeddings.dynamic_rows import DynamicReport, DynamicRows, bytes_for, rows_within
 from headrace.embeddings.dynamic_spec import DynamicSpec
@@ -110,8 +111,8 @@ def alone(tables: DynamicEmbeddings) -> ShardedEmbeddings:
 
 def look_up(embeddings: ShardedEmbeddings, ids: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Vectors and which are found, of each table."""
-    prepared = embeddings.prepare(torch.zeros(0, 0, dtype=torch.int64), raw=ids)
-    embeddings(prepared)
+    prepared = embeddings.prepare(torch.zeros(0, embeddings.plan.slots, dtype=torch.int64), raw=ids)
+    embeddings.features(prepared)
     return prepared.found
 
 
@@ -499,6 +500,61 @@ def test_saved_on_two_loaded_on_three_and_on_one(kind: str, tmp_path: Path) -> N
     ((vectors, found),) = look_up(alone(scoring), [asked])
     assert torch.equal(vectors, expected)
     assert torch.equal(found, expected.any(dim=1))
+
+
+def test_dumps_of_changes_bring_another_world_up_to_date(tmp_path: Path) -> None:
+    """Rows that changed, came, went, and came again; on two ranks, followed on three and on one."""
+    specs = (DynamicSpec("a", 2, admit_after=2, max_rows=16), DynamicSpec("b", 5))
+    asked = [torch.arange(-20, 20) * 2**50] * 2
+
+    def leader(c: Collective) -> tuple[list[int], list[tuple[Tensor, Tensor]], list[DynamicReport]]:
+        tables = DynamicEmbeddings(specs, c, seed=7)
+        embeddings = ShardedEmbeddings(plan_beside(2, "row_wise"), c, 7, dynamic=tables)
+        for x in (embeddings, tables):
+            x.configure_optimizer(EmbeddingOptimizer(kind="sgd", learning_rate=0.5))
+        embeddings.track_changes()
+        counts = []
+        for step in range(9):
+            rng = np.random.default_rng([step, c.world.rank])
+            raw = [torch.from_numpy(rng.integers(-20, 20, n) * 2**50) for n in (12, 2)]
+            prepared = embeddings.prepare(torch.from_numpy(rng.integers(0, 9, (2, 3))), raw=raw)
+            outs = [*embeddings.features(prepared), *(v for v, _ in prepared.found)]
+            sum((out - 1).square().sum() for out in outs).backward()
+            with pytest.raises(RuntimeError, match="gradients wait"):
+                save_changes(embeddings, tmp_path / "early")
+            embeddings.step()
+            tables.step()
+            if step % 3 == 2:
+                counts.append(save_changes(embeddings, tmp_path / f"{step}"))
+        counts.append(save_changes(embeddings, tmp_path / "none"))
+        tables.eval()
+        with torch.no_grad():
+            return counts, look_up(embeddings_of(tables, 2), asked), list(tables.report().values())
+
+    def embeddings_of(tables: DynamicEmbeddings, world: int) -> ShardedEmbeddings:
+        return ShardedEmbeddings(plan_beside(world, "row_wise"), tables.collective, 7, dynamic=tables)
+
+    (counts, expected, told), _ = run_ranks(2, leader)
+    assert counts[-1] == 0 < min(counts[:-1])
+    assert told[0].evicted > 16
+    assert counts[1] < told[0].rows + told[1].rows + 39  # not all there is
+
+    def follower(c: Collective) -> list[tuple[Tensor, Tensor]]:
+        tables = DynamicEmbeddings([replace(s, max_rows=None) for s in specs], c, seed=8).eval()
+        embeddings = embeddings_of(tables, c.world.size)
+        for name in ("2", "5", "8", "none"):
+            apply_changes(embeddings, tmp_path / name)
+        return look_up(embeddings, asked)
+
+    for got in [*run_ranks(3, follower), follower(LocalCollective())]:
+        for (vectors, found), (same, there) in zip(got, expected, strict=True):
+            assert torch.equal(vectors, same)
+            assert torch.equal(found, there)
+            assert there.any()
+    assert not expected[0][1].all()
+    others = embeddings_of(DynamicEmbeddings(specs[:1], LocalCollective(), seed=8), 1)
+    with pytest.raises(UserError, match=r"were dumped with dims \{'a': 2, 'b': 5\}"):
+        apply_changes(others, tmp_path / "2")
 
 
 def test_damage_is_refused_by_name(tmp_path: Path) -> None:

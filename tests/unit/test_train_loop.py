@@ -91,10 +91,24 @@ def test_it_learns(undisturbed: tuple[Job, Report], features: Manifest) -> None:
     assert report.peak_memory_mib["rank0"] > 50
 
 
-def test_reported_metrics_are_the_saved_models(undisturbed: tuple[Job, Report]) -> None:
+def test_half_precision_of_the_dense_part_learns_as_much(
+    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report]
+) -> None:
+    job = job_of(home, features, "bf16", TRAIN.model_copy(update={"precision": "bf16"}))
+    report = train_local(job)
+    losses, exact = ([p["loss"] for p in r.curve] for r in (report, undisturbed[1]))
+    assert losses != exact
+    np.testing.assert_allclose(losses, exact, atol=5e-3)
+    assert report.metrics["auc"] == pytest.approx(undisturbed[1].metrics["auc"], abs=0.01)
+    assert all(w.dtype == np.float32 for w in weights(job).values())
+    # Evaluation is exact: what was reported is what the saved model, which knows nothing of this, answers.
+    assert_reported(job, report)
+
+
+def assert_reported(job: Job, report: Report) -> None:
+    """The saved model's answers have the metrics that were reported."""
     from sklearn.metrics import log_loss, roc_auc_score
 
-    job, report = undisturbed
     dataset = job.ws.home / job.features.output("dataset").name
     assert job.features.dataset_schema is not None
     table = read_padded(sorted((dataset / "valid").glob("*.parquet")), job.features.dataset_schema)
@@ -102,6 +116,11 @@ def test_reported_metrics_are_the_saved_models(undisturbed: tuple[Job, Report]) 
     p = load_predictor(job.saved_model).predict(columns)
     assert roc_auc_score(columns["click"], p) == pytest.approx(report.metrics["auc"], abs=1e-6)
     assert log_loss(columns["click"], p.astype(float)) == pytest.approx(report.metrics["log_loss"], abs=1e-6)
+
+
+def test_reported_metrics_are_the_saved_models(undisturbed: tuple[Job, Report]) -> None:
+    job, report = undisturbed
+    assert_reported(job, report)
     meta = json.loads((job.saved_model / "model.json").read_text())
     assert (meta["pipeline"], meta["ds"], meta["key"]) == ("clicks", "2026-01-10", "undisturbed")
     assert meta["metrics"]["auc"] == report.metrics["auc"]
