@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from headrace.dataset.source import TrainSource
@@ -20,6 +19,7 @@ from headrace.train import checkpoint
 from headrace.train.checkpoint import Progress
 from headrace.train.dense import DenseOptimizer
 from headrace.train.evaluate import Evaluation
+from headrace.train.feed import Part, feed
 from headrace.train.job import Diverged, Job, Stopped
 from headrace.train.journal import Journal
 from headrace.train.metrics import show_metrics
@@ -42,15 +42,6 @@ class Learner:
 
     model: DLRM
     dense: DenseOptimizer
-
-
-@dataclass(frozen=True)
-class Part:
-    """Some of this rank's rows of a step: continuous float32 [B, C], codes int64 [B, S], labels float32 [B]."""
-
-    continuous: Tensor
-    codes: Tensor
-    labels: Tensor
 
 
 class Loop:
@@ -135,12 +126,11 @@ class Loop:
 
     def _cut(self) -> Iterator[Part]:
         """The source's batches, each in `accumulate` parts."""
-        for batch in self._source:
-            continuous, codes, labels = (torch.from_numpy(x) for x in (batch.continuous, batch.codes, batch.labels))
-            parts = self._job.train.accumulate
-            bounds = [batch.rows * i // parts for i in range(parts + 1)]
-            for start, end in pairwise(bounds):
-                yield Part(continuous[start:end], codes[start:end], labels[start:end])
+        parts = self._job.train.accumulate
+        for whole in feed(self._source, next(iter(self._learner.model.dense_parameters())).device):
+            rows = len(whole.labels)
+            for start, end in pairwise([rows * i // parts for i in range(parts + 1)]):
+                yield whole.rows(start, end)
 
     def _begin_next(self) -> None:
         """Take the next part and send its ids to the owners of their rows, who answer while we compute."""
