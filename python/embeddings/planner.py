@@ -14,7 +14,7 @@ from itertools import product
 import numpy as np
 
 from headrace.config import Sharding, TableSharding
-from headrace.embeddings.cost import GIB, Load, Workload, load_of
+from headrace.embeddings.cost import GIB, Load, Vector, Workload, load_of
 from headrace.embeddings.hops import Hops, choose
 from headrace.embeddings.optimizers import state_bytes_per_row
 from headrace.embeddings.plan import Block, Lookup, Plan, ShardingKind, Table, blocks_for, can_pool, row_bytes
@@ -26,8 +26,18 @@ _MIN_COLUMNS = 16
 #: A table is replicated only if that takes less than this share of a rank's memory (without a limit: this many bytes).
 _REPLICATED_SHARE, _REPLICATED_BYTES = 0.02, 256 * 2**20
 _MOVES = 400
+#: Bounds that are tried, as shares of the slowest rank's time by the first plan.
+_BOUNDS = (1.0, 0.6, 0.35)
+#: Shares of the imbalance that is allowed.
+_SHARES = (1.0, 0.7)
+#: A plan is as good as another that is no more than so much faster.
+_AS_GOOD = 1.02
 #: Tables of a rank that take less than this need no balance.
 _SMALL = 2**30
+
+
+#: How a table is cut: kind, number of parts, whether owners sum bags.
+Way = tuple[ShardingKind, int, bool]
 
 
 @dataclass(frozen=True)
@@ -78,24 +88,31 @@ def plan_tables(
             raise UserError(
                 f"train.sharding.tables.{t.name}: int8 stores whole rows, so kind cannot be column_wise: cut it by rows"
             )
-    found = Planner(work).plan()
-    if world_size == 1 or settings.kind == "row_wise" or not any(can_pool(t.name, lookups) for t in stored):
-        return found
-    # Whole tables with sums win together or not at all: one alone only makes its rank the slowest.
-    try:
-        whole = Planner(work, sums=True).plan()
-    except UserError:  # whole tables do not fit
-        return found
-    even = _even(work)
+    planner = Planner(work)
+    found = [planner.plan()]
+    if world_size > 1 and settings.kind == "auto" and any(can_pool(t.name, lookups) for t in stored):
+        # Table by table, each takes what is best for the slowest rank: mostly rows on all of them. Where tables are cut
+        # no further than the slowest rank's time asks for, all ranks have less to do.
+        slowest = float(found[0].load.seconds(settings).max())
+        for bound, share in product(_BOUNDS, _SHARES):
+            try:
+                found.append(planner.plan(bound * slowest, share))
+            except UserError:  # it does not fit so
+                continue
+    limit = _even(work)
+    even = [p for p in found if _over(p.load, limit) == 0] or [min(found, key=lambda p: _over(p.load, limit))]
+    best = min(float(p.load.seconds(settings).max()) for p in even)
+    # Of those that are as good as the fastest, the most even.
+    as_good = [p for p in even if float(p.load.seconds(settings).max()) <= _AS_GOOD * best]
     return min(
-        (found, whole), key=lambda p: (_over(p.load, even), float(p.load.seconds(settings).max()), p is whole)
+        as_good, key=lambda p: (round(p.load.memory.max() / p.load.memory.mean(), 2), p.load.seconds(settings).max())
     )  # fmt: skip
 
 
-def _even(work: Workload) -> float:
-    """Bytes of weights and states of a rank above which memory comes before time."""
+def _even(work: Workload, share: float = 1.0) -> float:
+    """Bytes of weights and states of a rank above which memory comes before time; `share`: of what is allowed."""
     imbalance = work.settings.memory_imbalance
-    return np.inf if imbalance is None else max(_SMALL, imbalance * work.table_bytes / work.world_size)
+    return np.inf if imbalance is None else max(_SMALL, share * imbalance * work.table_bytes / work.world_size)
 
 
 def _over(load: Load, even: float) -> float:
@@ -104,35 +121,60 @@ def _over(load: Load, even: float) -> float:
 
 
 class Planner:
-    """One search."""
+    """Searches."""
 
-    def __init__(self, work: Workload, *, sums: bool = False) -> None:
-        """See the class. `sums`: tables that may are kept whole, their bags summed by their owners."""
+    def __init__(self, work: Workload) -> None:
         self._work = work
-        self._sums = sums
         self._world = work.world_size
         limit = work.settings.memory_gib
         self._limit = np.inf if limit is None else limit * GIB
         self._even = _even(work)
         self._total = Load.zero(self._world)
-        self._chosen: dict[str, tuple[list[Block], Load]] = {}
+        #: By table: blocks, load, and seconds of each rank, [W].
+        self._chosen: dict[str, tuple[list[Block], Load, Vector]] = {}
         self._shared: dict[tuple[str, str, int, bool], Load] = {}
 
-    def plan(self) -> Planned:
-        """Search.
+    def plan(self, bound: float | None = None, share: float = 1.0) -> Planned:
+        """One search.
+
+        Args:
+            bound: None: the largest table first, each cut as is best for the slowest rank. Else tables are cut first,
+                each as costs all ranks together least, among the ways that take no rank longer than so many seconds;
+                then the longest are placed first. (Turek, Wolf and Yu, "Approximate algorithms for scheduling
+                parallelizable tasks", 1992, choose widths and then a schedule in this way.)
+            share: of the imbalance of memory that the settings allow.
 
         Raises:
             UserError: nothing fits.
         """
-        order = sorted(self._work.tables, key=lambda t: (-self._work.bytes_of(t), t.name))
+        self._total, self._chosen, self._even = Load.zero(self._world), {}, _even(self._work, share)
+        ways = {t.name: self._every_way(t) for t in self._work.tables}
+        cost = {t.name: float(self._work.bytes_of(t)) for t in self._work.tables}
+        if bound is not None:
+            for t in self._work.tables:
+                found = [(self._alone(t, way, bound), way) for way in ways[t.name]]
+                (*_, cost[t.name]), way = min(found, key=lambda x: x[0][:3])
+                ways[t.name] = [way]
+        order = sorted(self._work.tables, key=lambda t: (-cost[t.name], t.name))
         # What cannot move takes its place first.
         for table in sorted(order, key=lambda t: not self._fixed(t)):
-            self._place(table)
+            self._place(table, ways[table.name])
         self._improve()
         blocks = tuple(b for t in self._work.tables for b in self._chosen[t.name][0])
         hop, hops = choose(self._work, blocks)
         plan = Plan(self._work.tables, self._work.lookups, blocks, self._world, self._work.settings.wire, hop)
         return Planned(plan, self._work, self._total, hops)
+
+    def _every_way(self, table: Table) -> list[Way]:
+        return [(kind, parts, pooled) for kind, parts in self._options(table) for pooled in self._sums(table, kind)]
+
+    def _alone(self, table: Table, way: Way, bound: float) -> tuple[float, float, float, float]:
+        """What is above the even share of memory and above the bound, the time of all ranks, and of the slowest."""
+        kind, parts, pooled = way
+        _, load = self._load(table, kind, 0, parts, pooled)
+        seconds = load.seconds(self._work.settings)
+        slowest = float(seconds.max())
+        return _over(load, self._even), max(0.0, slowest - bound), float(seconds.sum()), slowest
 
     def _rule(self, table: Table) -> TableSharding:
         return self._work.settings.tables.get(table.name, TableSharding())
@@ -148,9 +190,6 @@ class Planner:
             return
         default: ShardingKind | None = "row_wise" if self._work.settings.kind == "row_wise" else None
         kind = rule.kind or default
-        if self._sums and kind is None and rule.parts is None and True in self._ways(table, "table_wise"):
-            yield "table_wise", 1
-            return
         if kind in (None, "row_wise"):
             node = self._work.settings.ranks_per_node
             yield "row_wise", rule.parts or self._world
@@ -169,7 +208,7 @@ class Planner:
         if kind == "data_parallel" or (kind is None and rule.parts is None and self._work.bytes_of(table) <= small):
             yield "data_parallel", 1
 
-    def _ways(self, table: Table, kind: ShardingKind) -> tuple[bool, ...]:
+    def _sums(self, table: Table, kind: ShardingKind) -> tuple[bool, ...]:
         """Whether owners sum bags: what is tried."""
         wanted = self._rule(table).pooled
         if (
@@ -179,7 +218,7 @@ class Planner:
             or not can_pool(table.name, self._work.lookups)
         ):
             return (False,)
-        if wanted or (self._sums and kind == "table_wise" and not self._fixed(table)):
+        if wanted:
             return (True,)
         # A sum of parts differs from a sum of rows by rounding: not where nobody asked for a choice.
         return (False,) if self._work.settings.kind == "row_wise" and self._rule(table).kind is None else (False, True)
@@ -198,13 +237,13 @@ class Planner:
         if kind == "data_parallel":
             return [0]
         seconds = self._total.seconds(self._work.settings)
+        if parts == self._world:  # the first row is the most popular: it goes where there is least to do
+            return [int(np.argmin(seconds))]
         starts = set()
         for measure in (seconds, self._total.memory + self._total.buffers):
             doubled = np.concatenate([measure, measure[: parts - 1]])
             windows = np.lib.stride_tricks.sliding_window_view(doubled, parts).max(axis=1) if parts > 1 else measure
             starts.add(int(np.argmin(windows)))
-        if parts == self._world:  # the first row is the most popular: it goes where there is least to do
-            return [int(np.argmin(seconds))]
         return sorted(starts)
 
     def _score(self, extra: Load) -> tuple[float, float, float] | None:
@@ -216,23 +255,25 @@ class Planner:
         seconds = both.seconds(self._work.settings)
         return _over(both, self._even), float(seconds.max()), float(seconds.sum())
 
-    def _best(self, table: Table) -> tuple[tuple[float, float, float], list[Block], Load] | None:
+    def _best(self, table: Table, ways: Sequence[Way]) -> tuple[tuple[float, float, float], list[Block], Load] | None:
         best = None
-        for kind, parts in self._options(table):
-            starts = self._starts(kind, min(parts, self._world))
-            for first, pooled in product(starts, self._ways(table, kind)):
+        for kind, parts, pooled in ways:
+            for first in self._starts(kind, min(parts, self._world)):
                 blocks, load = self._load(table, kind, first, parts, pooled)
                 score = self._score(load)
                 if score is not None and (best is None or score < best[0]):
                     best = score, blocks, load
         return best
 
-    def _place(self, table: Table) -> None:
-        best = self._best(table)
+    def _place(self, table: Table, ways: Sequence[Way]) -> None:
+        best = self._best(table, ways)
         if best is None:
             raise self._misfit(table)
         self._total.add(best[2])
-        self._chosen[table.name] = best[1], best[2]
+        self._choose(table, best[1], best[2])
+
+    def _choose(self, table: Table, blocks: list[Block], load: Load) -> None:
+        self._chosen[table.name] = blocks, load, load.seconds(self._work.settings)
 
     def _improve(self) -> None:
         """Try the tables of the slowest rank (of the fullest, where it is too full) again, the most costly first."""
@@ -242,20 +283,21 @@ class Planner:
             over, before = _over(self._total, self._even), self._total.seconds(self._work.settings)
             worst = int(np.argmax(self._total.memory if over else before))
             costs = sorted(
-                (-float((load.memory if over else load.seconds(self._work.settings))[worst]), name)
-                for name, (_, load) in self._chosen.items() if name not in stuck
+                (-float((load.memory if over else seconds)[worst]), name)
+                for name, (_, load, seconds) in self._chosen.items() if name not in stuck
             )  # fmt: skip
             if not costs:
                 return
             name = costs[0][1]
-            blocks, load = self._chosen[name]
+            blocks, load, _ = self._chosen[name]
             self._total.add(load, -1.0)
-            found = self._best(self._work.by_name[name])
+            table = self._work.by_name[name]
+            found = self._best(table, self._every_way(table))
             if found is not None and found[0] < (over, float(before.max()) * (1 - 1e-9), float(before.sum())):
                 blocks, load = found[1], found[2]
                 stuck.clear()
             stuck.add(name)
-            self._chosen[name] = blocks, load
+            self._choose(table, blocks, load)
             self._total.add(load)
 
     def _misfit(self, table: Table) -> UserError:
