@@ -2,7 +2,7 @@
 //
 // read_plain: a column of a row group as Parquet's PLAIN encoding has it, neither compressed nor with nulls, read from the
 // file to where it is wanted: no copy but the kernel's. A chunk that is anything else is left to Arrow's decoder.
-// gather: values of a column in another order, each to the batch that it belongs to. No allocation: the callers own all memory and have checked all sizes.
+// gather: values of a column in another order, each to the batch that it belongs to. permutation: such an order. No allocation: the callers own all memory and have checked all sizes.
 //
 // Format: https://github.com/apache/parquet-format, README.md (data pages, version 1) and Encodings.md (PLAIN, RLE); page
 // headers are Thrift structs in the compact protocol (thrift/doc/specs/thrift-compact-protocol.md).
@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <utility>
 
 namespace {
 
@@ -190,11 +191,42 @@ Unsigned gather(const In* __restrict source, const int32_t* __restrict order, in
 
 extern "C" {
 
-int headrace_dataset_version() { return 1; }
+int headrace_dataset_version() { return 2; }
 
 // Whether the chunk was read.
 int headrace_read_plain(int fd, int64_t start, int64_t end, int64_t width, int optional, int64_t values, uint8_t* out) {
   return read_chunk(fd, start, end, values, width, optional != 0, out);
+}
+
+// The order that NumPy's Generator.permutation(n) gives, with PCG64 in this state: the same numbers, 32 bits each. (O'Neill,
+// PCG, 2014: XSL-RR 128/64; Fisher and Yates' shuffle; numbers up to i by as many bits, drawn again where they are above.)
+void headrace_permutation(uint64_t state_high, uint64_t state_low, uint64_t step_high, uint64_t step_low, int64_t n,
+                          int32_t* out) {
+  using Wide = unsigned __int128;
+  const Wide factor = Wide(0x2360ED051FC65DA4u) << 64 | 0x4385DF649FCCF645u, step = Wide(step_high) << 64 | step_low;
+  Wide state = Wide(state_high) << 64 | state_low;
+  uint64_t both = 0;
+  bool has_half = false;
+  auto draw = [&]() -> uint64_t {  // 32 bits: of each number the lower half first
+    if (has_half) {
+      has_half = false;
+      return both >> 32;
+    }
+    state = state * factor + step;
+    const auto mixed = uint64_t(state >> 64) ^ uint64_t(state);
+    const auto turn = unsigned(state >> 122);
+    both = mixed >> turn | mixed << (-turn & 63);
+    has_half = true;
+    return both & UINT32_MAX;
+  };
+  for (int64_t i = 0; i < n; ++i) out[i] = int32_t(i);
+  uint64_t mask = UINT32_MAX;
+  for (int64_t i = n - 1; i > 0; --i) {
+    while (uint64_t(i) <= mask >> 1) mask >>= 1;  // the fewest bits that hold i
+    uint64_t other = draw() & mask;
+    while (other > uint64_t(i)) other = draw() & mask;
+    std::swap(out[i], out[other]);
+  }
 }
 
 // Values of a column in another order, to several places: part p, which ends at ends[p] of `order`, to column `column` of

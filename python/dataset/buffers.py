@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 #: What refers to a block that is not in use: the list, the loop's name for it, the argument of `getrefcount`.
 _IDLE = 3
+#: Blocks that are looked at before a new one is made.
+_LOOKS = 64
 
 
 class Buffers:
@@ -46,8 +48,9 @@ class Buffers:
 
     def _idle(self, size: int) -> npt.NDArray[np.uint8] | None:
         """An idle block that is large enough, and not much larger. Without one, another idle one makes place."""
-        unfit = None
-        for i in (*range(self._at, len(self._blocks)), *range(min(self._at, len(self._blocks)))):
+        unfit, count = None, len(self._blocks)
+        for turn in range(min(count, _LOOKS)):
+            i = (self._at + turn) % count
             block: npt.NDArray[np.uint8] = self._blocks[i]
             if sys.getrefcount(block) == _IDLE:
                 if size <= block.nbytes <= 4 * size + 4096:

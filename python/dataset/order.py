@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dataset import native
+
 _GROUPS, _ROWS, _NEGATIVES = 0, 1, 2
 _MASK = (1 << 64) - 1
 
@@ -50,7 +52,7 @@ def group_order(seed: int, epoch: int, stream: int, groups: int) -> npt.NDArray[
 
 def row_order(seed: int, epoch: int, stream: int, group: int, rows: int) -> npt.NDArray[np.int32]:
     """The order of the rows inside one row group in one epoch."""
-    return _generator(seed, epoch, stream, _ROWS, group).permutation(rows).astype(np.int32)
+    return native.permutation(_generator(seed, epoch, stream, _ROWS, group), rows)
 
 
 def negatives_generator(seed: int, epoch: int, stream: int, group: int) -> np.random.Generator:

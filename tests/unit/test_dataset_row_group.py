@@ -112,6 +112,14 @@ def test_damaged_pages_do_no_harm(place: int, value: int, data: st.DataObject) -
         assert (block[4 * rows :] == 7).all()
 
 
+@settings(max_examples=50, deadline=None)
+@given(n=st.one_of(st.integers(0, 5), st.integers(0, 70_000)), seed=st.integers(0, 2**64))
+def test_orders_are_numpys(n: int, seed: int) -> None:
+    found = native.permutation(np.random.default_rng(seed), n)
+    assert found.dtype == np.int32
+    np.testing.assert_array_equal(found, np.random.default_rng(seed).permutation(n))
+
+
 @pytest.mark.parametrize("built", [True, False])
 @pytest.mark.parametrize("kind", [np.int32, np.int64, np.float32, np.float64, np.int16])
 @pytest.mark.parametrize("to", [np.int32, np.int64, np.float32])
