@@ -90,15 +90,16 @@ def plan_tables(
             )
     planner = Planner(work)
     found = [planner.plan()]
-    if world_size > 1 and settings.kind == "auto" and any(can_pool(t.name, lookups) for t in stored):
-        # Table by table, each takes what is best for the slowest rank: mostly rows on all of them. Where tables are cut
-        # no further than the slowest rank's time asks for, all ranks have less to do.
-        slowest = float(found[0].load.seconds(settings).max())
-        for bound, share in product(_BOUNDS, _SHARES):
-            try:
-                found.append(planner.plan(bound * slowest, share))
-            except UserError:  # it does not fit so
-                continue
+    if world_size == 1 or settings.kind == "row_wise" or not any(can_pool(t.name, lookups) for t in stored):
+        return found[0]
+    # Table by table, each takes what is best for the slowest rank: mostly rows on all of them. Where tables are cut no
+    # further than the slowest rank's time asks for, all ranks have less to do.
+    slowest = float(found[0].load.seconds(settings).max())
+    for bound, share in product(_BOUNDS, _SHARES):
+        try:
+            found.append(planner.plan(bound * slowest, share))
+        except UserError:  # it does not fit so
+            continue
     limit = _even(work)
     even = [p for p in found if _over(p.load, limit) == 0] or [min(found, key=lambda p: _over(p.load, limit))]
     best = min(float(p.load.seconds(settings).max()) for p in even)

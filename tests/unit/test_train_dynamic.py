@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,25 @@ def test_stopped_and_gone_on_equals_undisturbed(
         assert losses(expected) == losses(tight[1])
 
 
+@pytest.mark.parametrize("name", ["user-00000.safetensors", "item-00000-training.safetensors", "tags-00000.json"])
+def test_a_checkpoint_with_a_damaged_table_is_refused_by_name_and_the_one_before_is_used(
+    home: Workspace, coded: Manifest, tight: tuple[Job, Report], name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = tight[0]
+    job = job_of(home, coded, f"damaged-{name}", settings(TIGHT))
+    shutil.copytree(whole.checkpoints, job.checkpoints)
+    path = job.checkpoints / "step-00000015" / "dynamic" / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    report = train_local(job)
+    assert report.resumed_from_step == 10
+    assert "step-00000015 is refused" in caplog.text
+    assert name in caplog.text
+    for file in sorted((whole.saved_model / "dynamic").glob("*.safetensors")):
+        assert file.read_bytes() == (job.saved_model / "dynamic" / file.name).read_bytes()
+
+
 def test_saved_on_two_answers_alike_on_three_and_on_one(home: Workspace, coded: Manifest) -> None:
     job = job_of(home, coded, "reshard", settings(TIGHT))
     run_ranks(2, lambda c: train(job, c))
@@ -250,8 +270,6 @@ def test_what_cannot_be_is_said(home: Workspace, coded: Manifest) -> None:
 
 
 def test_a_saved_model_without_its_table_is_refused(home: Workspace, tight: tuple[Job, Report], tmp_path: Path) -> None:
-    import shutil
-
     folder = tmp_path / "model"
     shutil.copytree(tight[0].saved_model, folder)
     (folder / "dynamic" / "user-00000.json").unlink()
