@@ -44,6 +44,20 @@ class Occurrences:
     divisor: Tensor | None = None
 
 
+def brought(
+    batch: Tensor | Ragged, weights: Tensor | None, device: torch.device
+) -> tuple[Tensor | Ragged, Tensor | None]:
+    """A batch on a device; from pinned memory without waiting."""
+
+    def bring(x: Tensor) -> Tensor:
+        return x.to(device, non_blocking=True)
+
+    if isinstance(batch, Ragged):
+        given = None if batch.weights is None else bring(batch.weights)
+        return Ragged(bring(batch.values), bring(batch.lengths), given), None if weights is None else bring(weights)
+    return bring(batch), None if weights is None else bring(weights)
+
+
 class Batcher:
     """Makes `Occurrences`, one a group of the layout."""
 

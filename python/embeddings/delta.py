@@ -132,7 +132,7 @@ def _put(embeddings: ShardedEmbeddings, table: str, column: int, rows: Tensor, v
                 written += place.numel() * arena.width
                 continue
             part = decode(values[mine])[:, low - column : high - column]
-            target[place, low - block.columns.start : high - block.columns.start] = part.to(target.dtype)
+            target[place.to(target.device), low - block.columns.start : high - block.columns.start] = part.to(target)
             written += part.numel()
     return written
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from headrace.embeddings import native
+from headrace.embeddings.gpu import dispatch
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,9 @@ def gather(x: Tensor, rows: Tensor) -> Tensor:
 def sum_bags(x: Tensor, rows: Tensor, starts: Tensor, weights: Tensor | None = None) -> Tensor:
     """Sum of weights[j] * x[rows[j]] over j in starts[i] : starts[i + 1]: [len(starts), D]; an empty bag is zero."""
     if rows.numel() == 0:
-        return x.new_zeros(starts.numel(), x.shape[1])
+        return x.new_zeros(starts.numel(), x.shape[1], dtype=torch.float32)
     if native.usable(x):
         return native.pool_sum(x, rows, starts.numel(), starts, weights)
+    if dispatch.usable(x):
+        return dispatch.pool_sum(x, rows, starts.numel(), starts, weights)
     return embedding_bag(rows, x, starts.to(rows.dtype), mode="sum", per_sample_weights=weights)

@@ -33,9 +33,10 @@ from torch import Tensor, nn
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.collective import Collective
 from headrace.embeddings.dynamic_files import load_rows, save_rows
-from headrace.embeddings.dynamic_rows import DynamicReport, DynamicRows
+from headrace.embeddings.dynamic_learning import DynamicReport, LearnedRows
+from headrace.embeddings.dynamic_rows import DynamicRows
 from headrace.embeddings.dynamic_spec import DynamicSpec
-from headrace.embeddings.id_map import Ids
+from headrace.embeddings.gpu import dispatch
 from headrace.embeddings.initial import INIT_BOUND
 from headrace.embeddings.raw_ids import AskedIds, WantedIds
 
@@ -46,15 +47,15 @@ class Answer:
 
     #: float32 [M, D]; zeros where there is no row.
     vectors: Tensor
-    #: Row of each, -1: it has none: int64 [M].
-    rows: Ids
+    #: Row of each, -1: it has none: int64 [M], an array, or a tensor of a GPU.
+    rows: Any
     #: `DynamicRows.numbering` then.
     numbering: int
 
     @property
     def found(self) -> Tensor:
         """Which have a row: bool [M]."""
-        return torch.from_numpy(self.rows >= 0)
+        return torch.as_tensor(self.rows >= 0)
 
     def marked(self) -> Tensor:
         """As it travels: the vectors and, in one more column, 1 where there is a row: float32 [M, D + 1]."""
@@ -69,15 +70,27 @@ def read_marked(told: Tensor) -> tuple[Tensor, Tensor]:
 class DynamicEmbeddings(nn.Module):
     """This rank's rows of some tables. ShardedEmbeddings brings the ids of all ranks here, and takes the vectors back.
 
-    In training (`self.training`) ids are counted and admitted; in scoring nothing changes.
+    In training (`self.training`) ids are counted and admitted; in scoring nothing changes. With `device="cuda"` rows,
+    counts and hash tables live on the GPU.
     """
 
     def __init__(
-        self, specs: Sequence[DynamicSpec], collective: Collective, seed: int, *, init_bound: float = INIT_BOUND
-    ) -> None:
+        self, specs: Sequence[DynamicSpec], collective: Collective, seed: int, *, init_bound: float = INIT_BOUND,
+        device: str | torch.device = "cpu",
+    ) -> None:  # fmt: skip
         super().__init__()
         self.collective = collective
-        self.tables = [DynamicRows(s, collective.world, seed, init_bound=init_bound) for s in specs]
+        self.device = torch.device(device)
+        dispatch.check(self.device, set())
+        #: DynamicRows, or DeviceRows, which take tensors where those take arrays.
+        self.tables: list[Any] = [self._rows_of(s, seed, init_bound) for s in specs]
+
+    def _rows_of(self, spec: DynamicSpec, seed: int, init_bound: float) -> LearnedRows:
+        if self.device.type == "cpu":
+            return DynamicRows(spec, self.collective.world, seed, init_bound=init_bound)
+        from headrace.embeddings.gpu.dynamic_rows import DeviceRows  # and Triton with it
+
+        return DeviceRows(spec, self.collective.world, seed, self.device, init_bound=init_bound)
 
     @property
     def has_pending(self) -> bool:
@@ -106,7 +119,8 @@ class DynamicEmbeddings(nn.Module):
         """Look up, by table, what the ranks ask of this one; in training ids are counted and admitted."""
         found = []
         for t, ids in zip(self.tables, asked, strict=True):
-            rows = t.look_up(ids.ids.numpy(), ids.counts.numpy(), self.training)
+            given = ids.ids, ids.counts
+            rows = t.look_up(*([x.numpy() for x in given] if isinstance(t, DynamicRows) else given), self.training)
             found.append(Answer(t.rows_at(rows), rows, t.numbering))
         return found
 

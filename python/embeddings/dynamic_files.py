@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -18,15 +19,14 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from headrace.atomic import write_text
-from headrace.embeddings.dynamic_rows import DynamicRows
 from headrace.embeddings.raw_ids import owners
 from headrace.embeddings.sightings import ID
 from headrace.embeddings.tensors import FileRecord, load_tensors, save_tensors
 from headrace.errors import UserError
 
 
-def save_rows(rows: DynamicRows, folder: Path) -> None:
-    """Write what this rank holds. Speaks to no other rank."""
+def save_rows(rows: Any, folder: Path) -> None:
+    """Write what this rank holds: DynamicRows or DeviceRows. Speaks to no other rank."""
     scoring, training = rows.dump()
     stem = _stem(rows.spec.name, rows.world.rank)
     meta = _Meta(
@@ -38,7 +38,7 @@ def save_rows(rows: DynamicRows, folder: Path) -> None:
     write_text(folder / f"{stem}.json", meta.signed().model_dump_json() + "\n")
 
 
-def load_rows(rows: DynamicRows, folder: Path, with_optimizer: bool) -> None:
+def load_rows(rows: Any, folder: Path, with_optimizer: bool) -> None:
     """Read this rank's ids, saved by any number of ranks, in place of all that it holds. Speaks to no other rank.
 
     Without an optimizer (scoring) only ids and vectors are read.

@@ -19,6 +19,8 @@ def empty_table(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> 
     the memory is as it is.
     """
     table = torch.empty(rows, columns, dtype=dtype)
+    if table.device.type != "cpu":  # see headrace.embeddings.gpu.dispatch.placing
+        return table
     start = -(-table.data_ptr() // _HUGE) * _HUGE
     size = (table.data_ptr() + table.numel() * table.element_size()) // _HUGE * _HUGE - start
     if sys.platform == "linux" and size > 0:

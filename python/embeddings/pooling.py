@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from headrace.embeddings.batch import Occurrences
-from headrace.embeddings.duplicates import gather, sum_bags
+from headrace.embeddings.duplicates import find_duplicates, gather, sum_bags
+from headrace.embeddings.gpu import dispatch
 
 _MAX = 2  # torch.embedding_bag's number for it
 
@@ -14,7 +15,7 @@ _MAX = 2  # torch.embedding_bag's number for it
 def pool_sum(rows: Tensor, index: Tensor, occurrences: Occurrences) -> Tensor:
     """Sums, weighted sums and means: [bags, D] of rows[index[i]] over each bag's occurrences; zeros for empty bags."""
     if occurrences.starts is None:
-        return gather(rows, index)
+        return dispatch.pool_sum(rows, index, occurrences.bags) if dispatch.usable(rows) else gather(rows, index)
     return divide(sum_bags(rows, index, occurrences.starts, occurrences.weights), occurrences)
 
 
@@ -32,10 +33,10 @@ def pool_max(rows: Tensor, index: Tensor, occurrences: Occurrences) -> tuple[Ten
     """
     if index.numel() == 0:
         empty = torch.full((occurrences.bags, rows.shape[1]), -1)
-        return rows.new_zeros(empty.shape), empty
+        return rows.new_zeros(empty.shape, dtype=torch.float32), empty
     starts = torch.arange(occurrences.bags) if occurrences.starts is None else occurrences.starts
     pooled, _, sizes, winner = torch.embedding_bag(rows, index, starts.to(index.dtype), False, _MAX)
-    return pooled, winner.long().masked_fill_(sizes.unsqueeze(1) == 0, -1)
+    return pooled.float(), winner.long().masked_fill_(sizes.unsqueeze(1) == 0, -1)
 
 
 def max_gradient(grad: Tensor, winner: Tensor, rows: int) -> Tensor:
@@ -43,5 +44,9 @@ def max_gradient(grad: Tensor, winner: Tensor, rows: int) -> Tensor:
     width = grad.shape[1]
     taken = winner >= 0
     place = (winner * width + torch.arange(width))[taken]
+    if dispatch.usable(grad):  # where `index_add_` would add in any order
+        found = find_duplicates(place)
+        sums = found.sum_rows(grad[taken].unsqueeze(1)).squeeze(1)
+        return grad.new_zeros(rows * width).index_copy_(0, found.unique, sums).view(rows, width)
     # One serial pass over a vector: repeated places are summed in order.
     return grad.new_zeros(rows * width).index_add_(0, place, grad[taken]).view(rows, width)

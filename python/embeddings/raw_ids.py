@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from headrace.embeddings.duplicates import Duplicates, find_duplicates
+from headrace.embeddings.gpu import hashing
 from headrace.embeddings.id_map import Ids, mix
 
 #: Salt of the hash that says who owns an id.
@@ -28,6 +30,11 @@ def owners(ids: Ids, ranks: int) -> Ids:
 def _hashes(ids: Ids) -> Ids:
     """One for each id, none twice."""
     return mix(ids, _OWNER).view(np.int64)
+
+
+def _hashes_of(ids: Tensor) -> Tensor:
+    """The same of a tensor, on its device."""
+    return torch.from_numpy(_hashes(ids.numpy())) if ids.device.type == "cpu" else hashing.mix(ids, _OWNER)
 
 
 def _range_starts(ranks: int) -> Ids:
@@ -70,12 +77,12 @@ class WantedIds(AskedIds):
             ranks: owners.
             counts: how often each was looked up, int64 [N]; None: once.
         """
-        found = find_duplicates(ids if ranks == 1 else torch.from_numpy(_hashes(ids.numpy())))
-        times = torch.diff(found.starts, append=torch.tensor([ids.numel()]))
+        found = find_duplicates(ids if ranks == 1 else _hashes_of(ids))
+        times = torch.diff(found.starts, append=torch.tensor([ids.numel()], device=ids.device))
         if counts is not None:
             times = torch.zeros_like(times).index_add_(0, found.group, counts.index_select(0, found.order))
-        cuts = np.searchsorted(found.unique.numpy(), _range_starts(ranks)[1:])
-        of_rank = np.diff(cuts, prepend=0, append=found.unique.numel()).tolist()
+        cuts = torch.searchsorted(found.unique, torch.from_numpy(_range_starts(ranks)[1:]).to(ids.device)).tolist()
+        of_rank = [end - start for start, end in pairwise([0, *cuts, found.unique.numel()])]
         return WantedIds(ids.index_select(0, found.order.index_select(0, found.starts)), times, of_rank, found)
 
 

@@ -15,11 +15,13 @@ from headrace.config import EmbeddingOptimizer, Optimizer
 from headrace.embeddings import storage
 from headrace.embeddings.ahead import Ahead
 from headrace.embeddings.bags import Parts, cut_bags
-from headrace.embeddings.batch import Batcher, Occurrences, Ragged
+from headrace.embeddings.batch import Batcher, Occurrences, Ragged, brought
 from headrace.embeddings.collective import Collective
 from headrace.embeddings.duplicates import Duplicates, find_duplicates, gather
 from headrace.embeddings.dynamic import Answer, DynamicEmbeddings, read_marked
 from headrace.embeddings.exchange import Mail, Request
+from headrace.embeddings.gpu import dispatch
+from headrace.embeddings.gpu.dispatch import placing
 from headrace.embeddings.gradients import Gradient
 from headrace.embeddings.initial import INIT_BOUND, initial_rows
 from headrace.embeddings.layout import Arena, Layout
@@ -49,13 +51,37 @@ class ShardedEmbeddings(nn.Module):
 
     Bits: the same ranks give the same bits again. A lookup gives the same bits on any number of ranks and by any plan.
     Gradients are summed in the order rank by rank, so weights after a step differ between worlds by rounding alone.
+
+    With `device="cuda"` the tables live on the GPU, and so do batches (they are brought there), vectors and gradients;
+    the kernels of headrace.embeddings.gpu look up and step. Rows of 16 bits are then rounded by chance in a step.
+
+    Args:
+        plan: where every row lives.
+        collective: the ranks; with tables on a GPU it must carry tensors of the GPU.
+        seed: of the rows' starts.
+        init_bound: rows start uniform in +- this.
+        dynamic: tables of raw ids, on the same device.
+        device: of this rank's rows.
+
+    Raises:
+        UserError: there is no such device, or a storage that it does not know.
     """
 
     def __init__(
         self, plan: Plan, collective: Collective, seed: int, *, init_bound: float = INIT_BOUND,
-        dynamic: DynamicEmbeddings | None = None,
+        dynamic: DynamicEmbeddings | None = None, device: str | torch.device = "cpu",
     ) -> None:  # fmt: skip
         super().__init__()
+        self.device = torch.device(device)
+        dispatch.check(self.device, {t.storage for t in plan.tables})
+        with placing(self.device):
+            self._begin(plan, collective, seed, init_bound, dynamic)
+
+    def _begin(
+        self, plan: Plan, collective: Collective, seed: int, init_bound: float, dynamic: DynamicEmbeddings | None
+    ) -> None:
+        if dynamic is not None and dynamic.device != self.device:
+            raise ValueError(f"tables of raw ids on {dynamic.device} beside planned tables on {self.device}")
         if plan.world_size != collective.world.size:
             raise ValueError(f"a plan for {plan.world_size} ranks in a world of {collective.world.size}")
         self.plan = plan
@@ -142,6 +168,13 @@ class ShardedEmbeddings(nn.Module):
             weights: float32 [B, S], where a lookup of padded codes is weighted.
             raw: ids of each table of `dynamic`, int64 [N], any number of them.
         """
+        if self.device.type != "cpu":
+            with placing(self.device):
+                raw = [x.to(self.device, non_blocking=True) for x in raw]
+                return self._prepare(*brought(batch, weights, self.device), raw)
+        return self._prepare(batch, weights, raw)
+
+    def _prepare(self, batch: Tensor | Ragged, weights: Tensor | None, raw: Sequence[Tensor]) -> Prepared:
         if isinstance(batch, Ragged):
             occurrences, samples = self._batcher.ragged(batch), batch.lengths.shape[1]
         else:
@@ -164,14 +197,15 @@ class ShardedEmbeddings(nn.Module):
     def _look_up(self, batch: Tensor | Ragged | Prepared, weights: Tensor | None) -> Tensor:
         prepared = batch if isinstance(batch, Prepared) else self.prepare(batch, weights)
         if not self.plan.lookups and not prepared.raw:
-            return torch.zeros(prepared.samples, 0)
+            return torch.zeros(prepared.samples, 0, device=self.device)
         prepared.start()
         if torch.is_grad_enabled():
             self._opened += 1
             if prepared.request is not None:
                 self._open.append(prepared.request)
         out: Tensor
-        out, *raw = _Lookup.apply(self._anchor, self, prepared)  # type: ignore[no-untyped-call]
+        with placing(self.device):
+            out, *raw = _Lookup.apply(self._anchor, self, prepared)  # type: ignore[no-untyped-call]
         prepared.found = list(zip(raw[: len(prepared.raw)], raw[len(prepared.raw) :], strict=True))
         return out
 
@@ -180,7 +214,8 @@ class ShardedEmbeddings(nn.Module):
         if isinstance(optimizer, Optimizer):
             optimizer = EmbeddingOptimizer.model_validate(optimizer.model_dump())
         self.optimizer = optimizer
-        self._updater = Updater(self.layout, self.weights, optimizer, self.collective)
+        with placing(self.device):
+            self._updater = Updater(self.layout, self.weights, optimizer, self.collective)
         self.drop_gradients()
 
     def step(self, lr: float | None = None) -> None:
@@ -196,7 +231,8 @@ class ShardedEmbeddings(nn.Module):
             raise RuntimeError("configure_optimizer comes before step")
         pending, self._pending = self._pending, [[] for _ in self.layout.arenas]
         self._open = []
-        self._updater.step(pending, lr)
+        with placing(self.device):
+            self._updater.step(pending, lr)
 
     def age_state(self, kept: float) -> None:
         """Multiply the states that never shrink (adagrad's sums) by `kept`, so that rows stay able to move."""
@@ -295,10 +331,12 @@ class Prepared:
         To be called after the forward pass of the lookup before, before its backward pass. Rows that are changed
         otherwise than by `step` meanwhile (a load) would be old. A lookup between this and the step that changes other
         rows than known here is noticed, and all rows are fetched again. Messages by machines (`Plan.hop`) carry ids
-        ahead alone.
+        ahead alone, as do tables on a GPU.
         """
         mail, embeddings = self._embeddings._mail, self._embeddings
         if not isinstance(mail, Mail) or not embeddings._remote or self._rows is not None:
+            return
+        if embeddings.device.type != "cpu":
             return
         request = self._answered()
         touched = [[r.touched(i) for r in embeddings._open] for i in range(len(request.rows))]
@@ -310,13 +348,16 @@ class Prepared:
 
         Raw ids are counted, and admitted, now.
         """
+        if self._rows is None:
+            with placing(self._embeddings.device):
+                self._rows = self._answer()
+
+    def _answer(self) -> Callable[[], list[Tensor]]:
+        """Look up what was asked here, and begin to fetch what was asked for; what waits for that."""
         mail, dynamic = self._embeddings._mail, self._embeddings.dynamic
-        if self._rows is not None:
-            return
         if mail is None:  # one rank asks itself
-            self._rows = list
             self.answers = [] if dynamic is None else dynamic.answer(self.raw)
-            return
+            return list
         request, ahead = self._answered(), self._ahead
         self.answers = [] if dynamic is None else dynamic.answer(request.raw)
         answers = [a.marked() for a in self.answers]
@@ -325,7 +366,7 @@ class Prepared:
             ahead.drop()
             ahead = None
         weights = self._remote_weights()
-        self._rows = mail.start_rows(request, weights, answers) if ahead is None else ahead.start_rest(answers)
+        return mail.start_rows(request, weights, answers) if ahead is None else ahead.start_rest(answers)
 
     def rows(self) -> list[Tensor]:
         """Rows by remote arena, as stored, and behind them marked vectors by table of raw ids. After `start`."""
@@ -343,7 +384,8 @@ class Prepared:
     def _answered(self) -> Request:
         if self.request is None:
             assert self._wait is not None
-            self.request = self._wait()
+            with placing(self._embeddings.device):
+                self.request = self._wait()
         return self.request
 
     def _remote_weights(self) -> list[Tensor]:
@@ -407,6 +449,11 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
+        with placing(ctx.embeddings.device):
+            return _Lookup._back(ctx, *grads)
+
+    @staticmethod
+    def _back(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
         embeddings: ShardedEmbeddings = ctx.embeddings
         layout = embeddings.layout
         by_group = layout.cut(grads[0])
@@ -452,7 +499,8 @@ def _gradient(ctx: Any, arena: Arena, by_group: list[Tensor]) -> Gradient:
             total += one.sums()
             continue
         winner = ctx.winners[number]
-        if arena.local and arena.dtype is torch.float32:  # looked up by address, not by distinct row
+        if arena.local and dispatch.by_address(ctx.embeddings.weights[arena.number]):
+            # Looked up by address, not by distinct row.
             winner = torch.where(winner < 0, winner, torch.searchsorted(found.unique, winner.to(found.unique.dtype)))
         total += max_gradient(by_group[number], winner, found.unique.numel())
     return Gradient.of_sums(found.unique, total)
@@ -462,7 +510,7 @@ def _source(weight: Tensor, fetched: Tensor | None, part: _Part) -> tuple[Tensor
     """Float32 rows, and the index into them of each occurrence."""
     if fetched is not None:
         return fetched, part.sorted().inverse()
-    if weight.dtype is torch.float32:
+    if dispatch.by_address(weight):
         return weight, part.addresses
     found = part.sorted()
     return decode(weight.index_select(0, found.unique)), found.inverse()

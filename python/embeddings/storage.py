@@ -407,7 +407,8 @@ def _read_chunks(
             place = h.first + torch.div(rows[mine] - h.rows.start, h.rows.step, rounding_mode="trunc")
             values, target = tensors[c.key], targets[h.arena]
             if (c.columns, h.columns) == (None, None):
-                target.index_copy_(0, place, convert(values[mine], target.dtype))
+                stored = convert(values[mine], target.dtype)
+                target.index_copy_(0, place.to(target.device), stored.to(target.device))
                 found += place.numel() * h.width
                 continue
             if target.dtype is torch.uint8:
@@ -421,7 +422,7 @@ def _read_chunks(
             want = h.columns or (0, h.width)
             both = max(have[0], want[0]), min(have[1], want[1])
             part = values[:, both[0] - have[0] : both[1] - have[0]][mine]
-            target[place, both[0] - want[0] : both[1] - want[0]] = part.to(target.dtype)
+            target[place.to(target.device), both[0] - want[0] : both[1] - want[0]] = part.to(target)
             found += part.numel()
     return found
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from headrace.config import EmbeddingOptimizer, TableOptimizer
-from headrace.embeddings import native
 from headrace.embeddings.collective import Collective
+from headrace.embeddings.gpu import dispatch
+from headrace.embeddings.gpu.dispatch import Update
 from headrace.embeddings.gradients import Gradient, merge
 from headrace.embeddings.layout import Arena, Layout
 from headrace.embeddings.optimizers import RULES, Touched
@@ -47,12 +48,14 @@ class Updater:
         self._segments = [_segments(a, optimizer) for a in layout.arenas]
         self._squares = RowSquares(layout, collective) if self._rule.by_row else None
         cut = {t.name for t in layout.plan.tables if len(layout.plan.blocks_of(t.name)) > 1}
-        #: By arena: its step needs nothing of other ranks or arenas, and the C++ loop can do it. The same on all ranks.
-        self._is_native = [
-            not a.replicated
+        #: By arena: the loop (C++) or kernel (a GPU) that does its step in one pass, where there is one and the step
+        #: needs nothing of other ranks or arenas. There or not alike on all ranks.
+        self._fused = [
+            dispatch.fused(optimizer.kind, weights[a.number])
+            if not a.replicated
             and optimizer.clip_norm is None
             and not (self._rule.by_row and any(b.table in cut for b in a.blocks))
-            and native.usable(weights[a.number])
+            else None
             for a in layout.arenas
         ]
 
@@ -63,30 +66,31 @@ class Updater:
         scale = 1.0 if lr is None else lr / self._optimizer.learning_rate
         slow = []
         for arena, parts in zip(self._layout.arenas, pending, strict=True):
-            if self._is_native[arena.number] and parts:
-                self._native(arena.number, merge(parts), scale)
-            elif not self._is_native[arena.number]:
+            in_one_pass = self._fused[arena.number]
+            if in_one_pass is None:
                 slow.append(arena)
+            elif parts:
+                self._by_loop(in_one_pass, arena.number, merge(parts), scale)
         if slow:
             self._by_torch(slow, [self._merge(a, pending[a.number]) for a in slow], scale)
 
     def track(self) -> None:
         """Forget which rows changed, and remember from now on."""
-        self.changed = [torch.zeros(a.rows, dtype=torch.bool) for a in self._layout.arenas]
+        self.changed = [torch.zeros(len(w), dtype=torch.bool, device=w.device) for w in self._weights]
         self.changed_since = self.steps
 
     def _note(self, number: int, rows: Tensor) -> None:
         if self.changed is not None:
             self.changed[number].index_fill_(0, rows.long(), True)
 
-    def _native(self, number: int, gradient: Gradient, scale: float) -> None:
+    def _by_loop(self, in_one_pass: Update, number: int, gradient: Gradient, scale: float) -> None:
         """Sum and apply in one pass."""
         found, states = gradient.duplicates, self.states[number]
         self._note(number, found.unique)
         for settings, start, end in _cuts(found.unique, self._segments[number]):
             assert settings.learning_rate is not None
             last = found.order.numel() if end == found.unique.numel() else int(found.starts[end])
-            native.update(
+            in_one_pass(
                 self._optimizer.kind, self._weights[number], list(states.values()), found.unique[start:end],
                 found.starts[start:end], found.order, last, gradient.grad, bag=gradient.bag, weights=gradient.weights,
                 divisor=gradient.divisor, lr=settings.learning_rate * scale, decay=settings.weight_decay or 0.0,

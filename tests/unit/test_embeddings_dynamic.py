@@ -20,7 +20,8 @@ from headrace.embeddings.collective import Collective, LocalCollective
 from headrace.embeddings.collective_threads import ThreadCollective, run_ranks
 from headrace.embeddings.delta import apply_changes, save_changes
 from headrace.embeddings.dynamic import DynamicEmbeddings
-from headrace.embeddings.dynamic_rows import DynamicReport, DynamicRows, bytes_for, rows_within
+from headrace.embeddings.dynamic_learning import DynamicReport, bytes_for, rows_within
+from headrace.embeddings.dynamic_rows import DynamicRows
 from headrace.embeddings.dynamic_spec import DynamicSpec
 from headrace.embeddings.id_map import IdMap, mix
 from headrace.embeddings.initial import INIT_BOUND, initial_values

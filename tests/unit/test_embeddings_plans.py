@@ -193,7 +193,7 @@ def full_tables(
                 every, size = range(plan.by_name[block.table].rows), plan.world_size
                 mine = [r for r in every if block.ranks == 0 or (block.first_rank + r % block.ranks) % size == rank]
                 assert list(rows) == mine
-                part = weight[first : first + len(rows)].float()
+                part = weight[first : first + len(rows)].float().cpu()
                 cell = out[block.table][rows.start :: rows.step, block.columns.start : block.columns.stop]
                 if block.ranks == 0 and rank > 0:
                     assert torch.equal(cell, part), "replicas differ"

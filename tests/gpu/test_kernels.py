@@ -1,56 +1,42 @@
-"""The Triton kernels against float64 torch, by Triton's interpreter where there is no GPU (a process of its own: the
-choice is made when a kernel is defined)."""
+"""The Triton kernels against float64 torch."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
-from headrace.workspace import checkout
-
-INSIDE = os.environ.get("HEADRACE_KERNELS_INSIDE") == "1"
+from tests.gpu.conftest import DEVICE
 
 
-@pytest.mark.skipif(INSIDE, reason="this is the process")
-def test_in_a_process_of_its_own() -> None:
-    more = {"HEADRACE_KERNELS_INSIDE": "1"} | ({} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"})
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-n0", __file__],
-        cwd=checkout(), env=os.environ | more, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stdout[-4000:]
-    # On a GPU the rehearsal is left out.
-    assert ("6 passed" if more.get("TRITON_INTERPRET") else "5 passed") in ran.stdout
-
-
-@pytest.mark.skipif(INSIDE or torch.cuda.is_available(), reason="there is a GPU, or this is the process")
-def test_the_bench_of_a_gpu_says_that_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    from bench.gpu import run
-
-    assert run.main([]) == 3
-    assert "no GPU here: these figures are missing" in capsys.readouterr().err
-
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-only_inside = pytest.mark.skipif(not INSIDE, reason="runs in a process of its own")
-
-
-@only_inside
 def test_the_bench_of_a_gpu_runs_through(capsys: pytest.CaptureFixture[str]) -> None:
     if DEVICE == "cuda":
         pytest.skip("a rehearsal is for the interpreter")
     from bench.gpu import run
 
-    assert run.main(["--rehearse"]) == 0
+    wanted = ["floors", "embedding zipf", "step dlrm zipf", "step dcn uniform", "map", "cache"]
+    assert run.main(["--tiny", "--parts", *wanted]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]
-    assert {"gather TB/s", "embedding step, zipf, 4", "dlrm step, uniform, 4", "dcn step, zipf, 4"} <= {
-        f["what"] for f in figures
-    }
+    assert {"gather TB/s", "embedding step, zipf, 4", "dlrm step, zipf, 4", "dcn step, uniform, 4",
+            "cached table, zipf, 8"} <= {f["what"] for f in figures}  # fmt: skip
+
+
+def test_a_part_that_fails_costs_no_other_its_figures(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if DEVICE == "cuda":
+        pytest.skip("a rehearsal is for the interpreter")
+    from bench.gpu import larger, run
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(larger, "map_rows", fails)
+    assert run.main(["--tiny", "--parts", "map", "cache"]) == 1
+    out = capsys.readouterr().out
+    assert "FAILED: RuntimeError: out of luck" in out
+    assert "cached table" in out
 
 
 def duplicates(addresses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -59,10 +45,9 @@ def duplicates(addresses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tor
     return unique, counts.cumsum(0) - counts, order
 
 
-@only_inside
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lookup(dtype: torch.dtype) -> None:
-    from headrace.embeddings import kernels
+    from headrace.embeddings.gpu import kernels
 
     torch.manual_seed(0)
     table = torch.randn(50, 12, device=DEVICE).to(dtype)
@@ -79,10 +64,9 @@ def test_lookup(dtype: torch.dtype) -> None:
     assert kernels.pool_sum(table, index[:0], 0).shape == (0, 12)
 
 
-@only_inside
 @pytest.mark.parametrize("bags", [False, True])
 def test_rowwise_adagrad_with_a_very_popular_row(bags: bool) -> None:
-    from headrace.embeddings import kernels
+    from headrace.embeddings.gpu import kernels
 
     torch.manual_seed(1)
     n, dim, lr, decay = 700, 12, 0.1, 0.01
@@ -123,17 +107,18 @@ def test_rowwise_adagrad_with_a_very_popular_row(bags: bool) -> None:
     assert torch.equal(table[~touched], before[~touched])
 
 
-@only_inside
-def test_rounding_by_chance_is_right_on_average() -> None:
-    from headrace.embeddings import kernels
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rounding_by_chance_is_right_on_average(dtype: torch.dtype) -> None:
+    from headrace.embeddings.gpu import kernels
 
     rows, dim, lr = 64, 64, 0.1
-    start = torch.full((rows, dim), 1.0, device=DEVICE).bfloat16()
+    step_below_1 = 2.0**-8 if dtype is torch.bfloat16 else 2.0**-11
+    start = torch.full((rows, dim), 1.0, device=DEVICE).to(dtype)
     every = torch.arange(rows, device=DEVICE)
+    # The state is so large that a step is a quarter of that to the next number below 1.
     grad = torch.full((rows, dim), 1.0, device=DEVICE)
-    # The state makes each step lr / sqrt(9999 + 1) = 0.001: a quarter of the 2**-8 to the next number below 1.
-    wanted = 1.0 - lr / 100
-    state = torch.full((rows, 1), 9999.0, device=DEVICE)
+    root = lr / (step_below_1 / 4)
+    state = torch.full((rows, 1), root**2 - 1, device=DEVICE)
 
     def stepped(seed: int | None) -> torch.Tensor:
         table = start.clone()
@@ -143,35 +128,29 @@ def test_rounding_by_chance_is_right_on_average() -> None:
     if DEVICE == "cuda":  # the interpreter cuts off
         assert (stepped(None) == 1.0).all()  # to nearest, the step is lost
     once = stepped(3)
-    assert set(once.unique().tolist()) == {1.0, 1.0 - 2.0**-8}
-    share = (1.0 - wanted) * 2**8
+    assert set(once.unique().tolist()) == {1.0, 1.0 - step_below_1}
+    share = 0.25
     deviation = (share * (1 - share) / (rows * dim)) ** 0.5
     assert abs(float((once < 1).double().mean()) - share) < 4 * deviation
     assert torch.equal(once, stepped(3))
     assert not torch.equal(once, stepped(4))
-    with pytest.raises(ValueError, match="only bfloat16"):
+    with pytest.raises(ValueError, match="are not rounded"):
         kernels.rowwise_adagrad(start.float(), state, every, every, every, grad, lr=lr, seed=1)
 
 
-@pytest.mark.skipif(INSIDE, reason="the interpreter's kernels are not compiled")
-@pytest.mark.parametrize("capability", [80, 90])
-def test_the_kernels_compile_for_both_generations(capability: int) -> None:
-    """With the assembler that Triton brings; no GPU."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, compile
+def test_small_halves_are_rounded_by_chance_too() -> None:
+    """Below 2^-14 the numbers of float16 are all 2^-24 apart."""
+    from headrace.embeddings.gpu import kernels
 
-    from headrace.embeddings import kernels
-
-    types = {
-        "table": "*bf16", "index": "*i32", "starts": "*i64", "weights": "*fp32", "out": "*fp32", "n": "i32",
-        "bags": "i32", "dim": "i32", "state": "*fp32", "unique": "*i64", "order": "*i64", "bag": "*i64",
-        "divisor": "*fp32", "grad": "*fp32", "sums": "*fp32", "first_part": "*i64", "rows": "i32", "lr": "fp32",
-        "decay": "fp32", "eps": "fp32", "seed": "i32", "part_row": "*i64", "parts": "*i64",
-    }  # fmt: skip
-    flags = {"BAGS": True, "WEIGHTED": True, "DIVIDED": True, "STOCHASTIC": True, "PART": 64, "DIM": 128, "ROWS": 32}
-    for kernel in (kernels._pool, kernels._gather, kernels._parts, kernels._rowwise_adagrad):
-        constants = {n: flags[n] for n in kernel.arg_names if n in flags}
-        given = {n: "constexpr" if n in constants else types[n] for n in kernel.arg_names}
-        made = compile(ASTSource(kernel, given, constants), target=GPUTarget("cuda", capability, 32))
-        assert f".target sm_{capability}" in made.asm["ptx"]
-        assert made.asm["cubin"][:4] == b"\x7fELF"
+    place = 2.0**-24
+    start = torch.tensor([[3.0, -5.0, 0.0, 900.0]], device=DEVICE).mul(place).half().repeat(60, 32)
+    every = torch.arange(len(start), device=DEVICE)
+    grad = torch.ones(start.shape, device=DEVICE)
+    table = start.clone()
+    # A step of three tenths of a place: lr * 1 / sqrt(1).
+    kernels.rowwise_adagrad(table, torch.zeros(len(start), 1, device=DEVICE), every, every, every, grad, lr=0.3 * place,
+                            seed=5)  # fmt: skip
+    moved = (start.float() - table.float()) / place
+    assert set(moved.unique().tolist()) == {0.0, 1.0}
+    shares = moved.view(60, 32, 4).mean((0, 1))
+    assert (shares - 0.3).abs().max() < 4 * (0.21 / (60 * 32)) ** 0.5

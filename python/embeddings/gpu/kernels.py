@@ -1,6 +1,7 @@
 """Embedding tables on a GPU, in Triton: pooled lookup, and row-wise Adagrad with duplicates summed, in one pass each.
 
-The same functions as headrace.embeddings.native has for CPUs, over tensors of a GPU. A matrix may hold many tables, one
+The same functions as headrace.embeddings.native has for CPUs, over tensors of a GPU (headrace.embeddings.gpu.dispatch
+says which is called). A matrix may hold many tables, one
 below the other (an arena): one launch looks all of them up. All sums run in the order of the occurrences, so the same
 input gives the same bits. With TRITON_INTERPRET=1 they run on CPUs, slowly, for tests.
 """
@@ -84,6 +85,23 @@ def _parts(part_row, first_part, starts, order, bag, weights, divisor, grad, out
 
 
 @triton.jit
+def _by_chance(x, noise, HALF: tl.constexpr):
+    """float32 x up or down to a neighbour that bfloat16 (HALF: float16) holds, in the mean to itself; 32 random bits.
+
+    Of the bits that are lost: what is added to them before they are cut off carries over with the probability of the
+    part that they are. Below 2^-14 float16 has no exponent left: its numbers are the multiples of 2^-24.
+    """
+    bits = x.to(tl.uint32, bitcast=True)
+    if HALF:
+        cut = ((bits + (noise & 0x1FFF)) & 0xFFFFE000).to(tl.float32, bitcast=True)
+        places = tl.floor(tl.abs(x) * 16777216.0 + (noise & 0x1FFF).to(tl.float32) / 8192.0) / 16777216.0
+        rounded = tl.where(tl.abs(x) < 6.103515625e-05, tl.where(x < 0, -places, places), cut)
+    else:
+        rounded = ((bits + (noise & 0xFFFF)) & 0xFFFF0000).to(tl.float32, bitcast=True)
+    return rounded
+
+
+@triton.jit
 def _rowwise_adagrad(table, state, unique, starts, order, bag, weights, divisor, grad, sums, first_part, n, rows, dim,
                      lr, decay, eps, seed, BAGS: tl.constexpr, WEIGHTED: tl.constexpr, DIVIDED: tl.constexpr,
                      PART: tl.constexpr, DIM: tl.constexpr, STOCHASTIC: tl.constexpr):  # fmt: skip
@@ -108,10 +126,9 @@ def _rowwise_adagrad(table, state, unique, starts, order, bag, weights, divisor,
     tl.store(state + address, square)
     stepped = weight - lr * total / (tl.sqrt(square) + eps)
     if STOCHASTIC:
-        # bfloat16 is the upper half of float32: what is added to the lower half before it is cut off carries over with
-        # the probability of the part that is lost. Drawn by place and seed, so the same step gives the same bits.
-        noise = tl.randint(seed, address * dim + column).to(tl.uint32, bitcast=False) & 0xFFFF
-        stepped = ((stepped.to(tl.uint32, bitcast=True) + noise) & 0xFFFF0000).to(tl.float32, bitcast=True)
+        # Drawn by place and seed, so the same step gives the same bits.
+        noise = tl.randint(seed, address * dim + column).to(tl.uint32, bitcast=False)
+        stepped = _by_chance(stepped, noise, table.dtype.element_ty == tl.float16)
     tl.store(table + address * dim + column, stepped.to(table.dtype.element_ty), mask=inside)
 
 
@@ -146,7 +163,7 @@ def pool_sum(
 def rowwise_adagrad(
     table: Tensor, state: Tensor, rows: Tensor, starts: Tensor, order: Tensor, grad: Tensor, *, lr: float,
     decay: float = 0.0, bag: Tensor | None = None, weights: Tensor | None = None, divisor: Tensor | None = None,
-    seed: int | None = None,
+    seed: int | None = None, end: int | None = None,
 ) -> None:  # fmt: skip
     """Sum the gradients of each distinct row and apply row-wise Adagrad to it, in place (FBGEMM's exact variant).
 
@@ -154,7 +171,7 @@ def rowwise_adagrad(
         table: float32, float16 or bfloat16 [rows, D], contiguous.
         state: float32 [rows, 1].
         rows: distinct rows of the table, int32 or int64 [U].
-        starts: where each row's occurrences start in `order`, int64 [U], ascending from 0.
+        starts: where each row's occurrences start in `order`, int64 [U], ascending.
         order: occurrences by row, int64 [N].
         grad: float32 [M, D], contiguous; occurrence i has row bag[i] of it (None: row i).
         lr: learning rate.
@@ -162,16 +179,17 @@ def rowwise_adagrad(
         bag: int64 [N].
         weights: of each occurrence, float32 [N].
         divisor: of each row of `grad`, float32 [M, 1].
-        seed: another one for each step: a bfloat16 row is rounded up or down by chance, so that steps smaller than half
-            of its last place are not lost but come true on average (Gupta et al., Deep Learning with Limited Numerical
-            Precision, 2015). None: to nearest.
+        seed: another one for each step: a row of 16-bit numbers is rounded up or down by chance, so that steps smaller
+            than half of a number's last place are not lost but come true on average (Gupta et al., Deep Learning with
+            Limited Numerical Precision, 2015). None: to nearest.
+        end: where the last row's occurrences end in `order`; None: with it.
 
     Raises:
-        ValueError: a seed for a table that is not bfloat16.
+        ValueError: a seed for a table of float32.
     """
-    if seed is not None and table.dtype is not torch.bfloat16:
-        raise ValueError(f"rows of {table.dtype} are rounded to nearest: only bfloat16 is rounded by chance")
-    count, n, dim = rows.numel(), order.numel(), table.shape[1]
+    if seed is not None and table.dtype is torch.float32:
+        raise ValueError("rows of torch.float32 are not rounded: a seed is for those of 16 bits")
+    count, n, dim = rows.numel(), order.numel() if end is None else end, table.shape[1]
     if count == 0:
         return
     width = triton.next_power_of_2(dim)

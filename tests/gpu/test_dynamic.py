@@ -1,0 +1,134 @@
+"""Tables of raw ids on a GPU: the same answers as on a CPU, and as a plain dictionary gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.config import EmbeddingOptimizer
+from headrace.embeddings.collective import LocalCollective
+from headrace.embeddings.dynamic import DynamicEmbeddings
+from headrace.embeddings.dynamic_spec import DynamicSpec
+from headrace.embeddings.gpu import hashing
+from headrace.embeddings.gpu.dynamic_rows import DeviceRows
+from headrace.embeddings.gpu.id_map import DeviceMap
+from headrace.embeddings.id_map import IdMap, mix
+from headrace.embeddings.initial import initial_values
+from tests.gpu.conftest import DEVICE
+from tests.unit import test_embeddings_dynamic as dynamic
+
+WHERE = torch.device(DEVICE)
+EDGES = [0, 1, -1, -(2**63), 2**63 - 1, 2**40, 2**53 + 1]
+
+
+def test_hashes_and_starts_have_the_bits_of_cpus() -> None:
+    rng = np.random.default_rng(1)
+    ids = np.concatenate([EDGES, rng.integers(-(2**63), 2**63 - 1, 500)]).astype(np.int64)
+    there = torch.from_numpy(ids).to(WHERE)
+    for salt in (0, 1, 2 + 1_000_003 * 17):
+        hashed, wanted = hashing.mix(there, salt), mix(ids, salt)
+        assert np.array_equal(hashed.cpu().numpy().view(np.uint64), wanted)
+        assert np.array_equal(hashing.uniform(hashed).cpu().numpy(), wanted.astype(np.float64) / 2.0**64)
+        for ranks in (1, 3, 8):
+            assert np.array_equal(hashing.remainder(hashed, ranks).cpu().numpy(), (wanted % ranks).astype(np.int64))
+    for dim in (1, 2, 5):
+        wanted = initial_values("t", ids.view(np.uint64), range(dim), 3, 0.05)
+        assert np.array_equal(hashing.initial_values("t", there, dim, 3, 0.05).cpu().numpy(), wanted)
+    first, last = torch.tensor([3, 1, 3, 1, 2]), torch.tensor([0, 1, 0, 0, 1])
+    assert hashing.lexsort(first, last).tolist() == np.lexsort((first.numpy(), last.numpy())).tolist()
+
+
+def test_the_map_is_that_of_cpus() -> None:
+    rng = np.random.default_rng(2)
+    ids = np.unique(np.concatenate([EDGES, rng.integers(-(2**63), 2**63 - 1, 400), np.arange(100) << 32]))
+    rng.shuffle(ids)
+    here, there = IdMap(), DeviceMap(WHERE)
+    for part in np.split(ids, [1, 40, 41, 300]):  # it grows in between
+        assert np.array_equal(there.add(torch.from_numpy(part).to(WHERE)).cpu().numpy(), here.add(part))
+    asked = np.concatenate([rng.permutation(ids), rng.integers(0, 2**31, 200)])
+    assert np.array_equal(there.find(torch.from_numpy(asked).to(WHERE)).cpu().numpy(), here.find(asked))
+    assert (len(there), there.load, there.nbytes) == (len(here), here.load, here.nbytes)
+    assert len(DeviceMap(WHERE).find(torch.empty(0, dtype=torch.int64, device=WHERE))) == 0
+
+
+class There(DynamicEmbeddings):
+    """The tables of a GPU, also where the interpreter plays one."""
+
+    def _rows_of(self, spec: DynamicSpec, seed: int, init_bound: float) -> Any:
+        return DeviceRows(spec, self.collective.world, seed, WHERE, init_bound=init_bound)
+
+
+class OneThere(dynamic.One, There):
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        return super().__call__(ids.to(WHERE)).cpu()
+
+
+def batches(world: int, seed: int) -> list[list[list[int]]]:
+    rng = np.random.default_rng(seed)
+    names = np.concatenate([EDGES, np.arange(2, 22)])
+    popular = 1 / (1.0 + np.arange(len(names)))
+    return [
+        [rng.choice(names, rng.integers(0, 9), p=popular / popular.sum()).tolist() for _ in range(world)]
+        for _ in range(6)
+    ]
+
+
+@pytest.mark.parametrize(("world", "evict", "admit_after"), [(1, "lfu", 1), (1, "lru", 2)])
+def test_rows_come_and_go_as_in_a_dictionary(
+    world: int, evict: Any, admit_after: int, kernels_everywhere: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamic, "One", OneThere)
+    spec = DynamicSpec("t", dynamic.DIM, admit_after=admit_after, max_rows=7, evict=evict)
+    assert dynamic.compare(spec, world, batches(world, 4)).evicted > 0
+
+
+def train(kind: type[DynamicEmbeddings], spec: DynamicSpec, given: list[list[int]]) -> DynamicEmbeddings:
+    tables = kind([spec], LocalCollective(), seed=7)
+    tables.configure_optimizer(EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.1))
+    one_by_one(tables, given)
+    return tables
+
+
+def one_by_one(tables: DynamicEmbeddings, given: list[list[int]]) -> None:
+    for ids in given:
+        ((vectors, _),) = tables([torch.tensor(ids, dtype=torch.int64)])
+        (vectors - 1).square().sum().backward()
+        tables.step()
+
+
+@pytest.mark.parametrize("spec", [
+    DynamicSpec("t", 4, admit_after=2, max_rows=9, max_waiting=6, evict="lru", evict_share=0.3),
+    DynamicSpec("t", 4, admit_after=1, admit_chance=0.5, memory_mib=0.0008),
+])  # fmt: skip
+def test_all_that_is_saved_is_that_of_cpus(
+    spec: DynamicSpec, kernels_everywhere: dict[str, int], tmp_path: Path
+) -> None:
+    """Ids, counts, who waits, admissions and evictions exactly; weights but for rounding; each opens the other's."""
+    given = [b[0] for b in batches(1, 9)] * 2
+    here, there = train(DynamicEmbeddings, spec, given), train(There, spec, given)
+    assert here.report()["t"].admitted > 0
+    assert here.report() == there.report()
+    for mine, wanted in zip(there.tables[0].dump(), here.tables[0].dump(), strict=True):
+        assert mine.keys() == wanted.keys()
+        for name, values in wanted.items():
+            if name == "waiting":  # in no order
+                assert sorted(mine[name].tolist()) == sorted(values.tolist())
+            elif values.dtype is torch.int64:
+                assert torch.equal(mine[name], values), name
+            else:
+                torch.testing.assert_close(mine[name], values, rtol=1e-5, atol=1e-6)
+    there.save(tmp_path)
+    others = [kind([spec], LocalCollective(), seed=7) for kind in (There, DynamicEmbeddings)]
+    for other in others:
+        other.configure_optimizer(EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.1))
+        other.load(tmp_path, with_optimizer=True)
+        one_by_one(other, given[:2])
+    assert others[0].report() == others[1].report()
+    twin = there.snapshot()
+    before = {k: v.clone() for k, v in twin.tables[0].dump()[0].items()}
+    one_by_one(there, given[2:4])
+    assert all(torch.equal(v, before[k]) for k, v in twin.tables[0].dump()[0].items())

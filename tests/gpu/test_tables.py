@@ -1,0 +1,174 @@
+"""ShardedEmbeddings with the kernels at work: the equality tests of CPU tables, once more."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.config import EmbeddingOptimizer
+from headrace.embeddings.collective import LocalCollective
+from headrace.embeddings.collective_threads import run_ranks
+from headrace.embeddings.gpu import dispatch
+from headrace.embeddings.plan import Lookup, Table, blocks_for, row_wise
+from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.embeddings.storage import write_index
+from headrace.errors import UserError
+from tests.gpu.conftest import DEVICE, HAS_GPU
+from tests.gpu.pretended import ELSEWHERE, Elsewhere, pretend, unwrap, wrap
+from tests.unit import test_embeddings_plans as plans
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+
+
+class OnDevice(ShardedEmbeddings):
+    """Tables on the device of the test; vectors come to the host, where the tests compare them."""
+
+    where: Any = DEVICE
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, device=self.where, **more)
+
+    def features(self, *args: Any, **more: Any) -> list[Tensor]:
+        return [x.cpu() for x in super().features(*args, **more)]
+
+
+@pytest.mark.parametrize(("kinds", "world", "storage"), [
+    (["row_wise"] * 4, 1, "fp32"), (plans.KINDS, 2, "fp32"), (["row_wise"] * 4, 1, "bf16"),
+])  # fmt: skip
+def test_steps_equal_a_dense_model(
+    kinds: list[str], world: int, storage: Any, kernels_everywhere: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All poolings, weights and tables of two widths; row-wise Adagrad by the kernel."""
+    monkeypatch.setattr(plans, "ShardedEmbeddings", OnDevice)
+    tables = tuple(Table(t.name, t.rows, t.dim, storage) for t in plans.TABLES)
+    plan = plans.planned(kinds, world, tables)
+    optimizer = EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.1, weight_decay=0.01)
+    case = plans.Case(plan, ((4,) * world,) * 3, 8, optimizer, ragged=world == 2)
+    plans.check_any(case)
+    assert kernels_everywhere["pool_sum"] > 10
+    # By two ranks some tables are replicated or cut by columns: those step by torch.
+    assert kernels_everywhere["rowwise_adagrad"] >= 3
+
+
+def test_bags_that_owners_sum(kernels_everywhere: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "ShardedEmbeddings", OnDevice)
+    lookups = (Lookup("mean", "b", 4, True, "mean"), Lookup("weighted", "a", 5, True, "sum", True),
+               Lookup("flag", "tiny"), Lookup("wide", "wide", 2, True))  # fmt: skip
+    blocks = [b for t in plans.TABLES for b in blocks_for(t, "row_wise", 2, pooled=t.name in ("a", "b"))]
+    plan = plans.Plan(plans.TABLES, lookups, tuple(blocks), 2)
+    optimizer = EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.1)
+    plans.check_any(plans.Case(plan, ((3, 2),) * 2, 9, optimizer))
+    assert kernels_everywhere["rowwise_adagrad"] >= 4
+
+
+TABLES = (Table("a", 30, 4), Table("b", 9, 4))
+LOOKUPS = (Lookup("x", "a"), Lookup("y", "b", 3, True))
+
+
+def trained(make: Any, steps: int = 2) -> ShardedEmbeddings:
+    embeddings: ShardedEmbeddings = make(row_wise(TABLES, LOOKUPS, 1), LocalCollective(), 3)
+    embeddings.configure_optimizer(EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.1))
+    for step in range(steps):
+        one_step(embeddings, step)
+    return embeddings
+
+
+def one_step(embeddings: ShardedEmbeddings, step: int) -> None:
+    codes = torch.randint(0, 9, (6, 4), generator=torch.Generator().manual_seed(step))
+    embeddings(codes).square().sum().backward()
+    embeddings.step()
+
+
+def test_a_save_of_a_gpu_opens_on_a_cpu_and_back(tmp_path: Path, kernels_everywhere: dict[str, int]) -> None:
+    there = trained(OnDevice)
+    there.save_shards(tmp_path, with_optimizer=True)
+    write_index(tmp_path)
+    others = [trained(make, 0) for make in (OnDevice, ShardedEmbeddings)]
+    for other in others:
+        other.load_shards(tmp_path, with_optimizer=True)
+        assert torch.equal(other.weight.cpu(), there.weight.cpu())
+        assert torch.equal(other.state["sum"].cpu(), there.state["sum"].cpu())
+        assert other.steps == 2
+    one_step(there, 7)
+    one_step(others[0], 7)
+    assert torch.equal(others[0].weight, there.weight)
+
+
+def test_what_a_device_cannot_hold_is_explained() -> None:
+    plan = row_wise(TABLES, LOOKUPS, 1)
+    if not HAS_GPU:
+        with pytest.raises(UserError, match="sees no GPU here"):
+            ShardedEmbeddings(plan, LocalCollective(), 1, device="cuda")
+    with pytest.raises(UserError, match="on 'cpu' or 'cuda'"):
+        ShardedEmbeddings(plan, LocalCollective(), 1, device="xpu")
+
+
+# --- a device that is pretended: no tensor may be on the wrong one ---------------------------------------------------
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels take tensors of the pretended device, and those alone."""
+    turn = threading.Lock()
+
+    class Unwrapping:
+        def __init__(self, kernels: Any) -> None:
+            self.kernels = kernels
+
+        def __getattr__(self, name: str) -> Any:
+            def call(*args: Any, **more: Any) -> Any:
+                tensors = [x for x in (*args, *more.values()) if isinstance(x, Tensor)]
+                assert all(isinstance(x, Elsewhere) for x in tensors), f"{name}: a tensor of the host"
+                with turn:
+                    work = getattr(self.kernels, name)
+                    return wrap(work(*map(unwrap, args), **{k: unwrap(v) for k, v in more.items()}))
+
+            return call
+
+    found = Unwrapping(dispatch.kernels())
+    monkeypatch.setattr(dispatch, "kernels", lambda: found)
+    monkeypatch.setattr(dispatch, "usable", lambda *t: all(isinstance(x, Elsewhere) for x in t))
+    monkeypatch.setattr(dispatch, "check", lambda device, storages: None)
+
+    def pretending(size: int, rank_main: Any) -> list[Any]:
+        def body(c: Any) -> Any:
+            with pretend():
+                return rank_main(c)
+
+        return run_ranks(size, body)
+
+    monkeypatch.setattr(plans, "run_ranks", pretending)
+
+
+def test_the_pretended_device_refuses_tensors_of_the_host() -> None:
+    with pretend():
+        x = torch.zeros(3, device=ELSEWHERE)
+        assert x.device == ELSEWHERE
+        with pytest.raises(RuntimeError, match="tensors on two devices"):
+            x + torch.ones(3)
+        assert torch.equal((x + torch.ones(3, device=ELSEWHERE)).cpu(), torch.ones(3))
+        assert (x + 1).tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.skipif(HAS_GPU, reason="there is a real one")
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adam"])
+def test_no_tensor_is_on_the_wrong_device(
+    optimizer: Any, elsewhere: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(plans, "ShardedEmbeddings", type("There", (OnDevice,), {"where": ELSEWHERE}))
+    settings = EmbeddingOptimizer(kind=optimizer, learning_rate=0.1)
+    plans.check_any(plans.Case(plans.planned(["row_wise"] * 4, 1), ((3,),) * 2, 8, settings))
+    plans.check_any(plans.Case(plans.planned(plans.KINDS, 2), ((3, 2),) * 2, 8, settings, ragged=True))
+    with pretend():
+        there = trained(type("There", (OnDevice,), {"where": ELSEWHERE}))
+        there.track_changes()
+        there.save_shards(tmp_path, with_optimizer=True)
+        write_index(tmp_path)
+        there.load_shards(tmp_path, with_optimizer=True)
+        one_step(there, 3)
+        assert all(isinstance(w, Elsewhere) for w in there.weights)

@@ -1,0 +1,73 @@
+"""What runs on GPUs, without one: by Triton's interpreter in a process of its own, and compiled to machine code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.workspace import checkout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU tests/gpu are tests like all others")
+def test_by_the_interpreter() -> None:
+    """In a process of its own: the interpreter is chosen when a kernel is defined."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n0", "--durations", "5", "--confcutdir=tests/gpu", "tests/gpu"],
+        cwd=checkout(), env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout[-6000:]
+    assert " passed" in ran.stdout
+    assert "skipped" not in ran.stdout.splitlines()[-1]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_bench_of_a_gpu_says_that_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    from bench.gpu import run
+
+    assert run.main([]) == 3
+    assert "no GPU here: these figures are missing" in capsys.readouterr().err
+
+
+#: What each argument of a kernel is, by its name.
+TYPES = {
+    "table": "*bf16", "index": "*i32", "starts": "*i64", "weights": "*fp32", "out": "*fp32", "n": "i32", "bags": "i32",
+    "dim": "i32", "state": "*fp32", "unique": "*i64", "order": "*i64", "bag": "*i64", "divisor": "*fp32",
+    "grad": "*fp32", "sums": "*fp32", "first_part": "*i64", "rows": "i32", "lr": "fp32", "decay": "fp32", "eps": "fp32",
+    "seed": "i32", "part_row": "*i64", "parts": "*i64", "keys": "*i64", "numbers": "*i64", "ids": "*i64",
+    "given": "*i64", "last": "i32", "x": "*bf16", "vectors": "*bf16", "samples": "i32", "features": "i32",
+    "made": "*bf16", "of_x": "*bf16", "of_vectors": "*bf16", "width": "i32",
+}  # fmt: skip
+CONSTANTS = {
+    "BAGS": True, "WEIGHTED": True, "DIVIDED": True, "STOCHASTIC": True, "PART": 64, "DIM": 128, "ROWS": 32,
+    "BLOCK": 256, "ALL": 32, "TYPE": None,
+}  # fmt: skip
+
+
+def kernels_and_types() -> list[tuple[Any, dict[str, str]]]:
+    from headrace.embeddings.gpu import id_map, kernels
+
+    found: list[tuple[Any, dict[str, str]]] = [(k, {}) for k in (kernels._pool, kernels._gather, kernels._parts)]
+    found += [(kernels._rowwise_adagrad, {"table": t}) for t in ("*fp32", "*fp16", "*bf16")]
+    found += [(id_map._find, {"out": "*i64"}), (id_map._put, {})]
+    return found
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_the_kernels_compile_for_both_generations(capability: int) -> None:
+    """With the assembler that Triton brings; no GPU."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    for kernel, special in kernels_and_types():
+        constants = {n: CONSTANTS[n] for n in kernel.arg_names if n in CONSTANTS}
+        if special.get("table") == "*fp32":
+            constants["STOCHASTIC"] = False
+        given = {n: "constexpr" if n in constants else (TYPES | special)[n] for n in kernel.arg_names}
+        made = compile(ASTSource(kernel, given, constants), target=GPUTarget("cuda", capability, 32))
+        assert f".target sm_{capability}" in made.asm["ptx"]
+        assert made.asm["cubin"][:4] == b"\x7fELF"
