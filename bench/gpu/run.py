@@ -1,17 +1,20 @@
 """Figures of one GPU: bare floors, then the embedding step and whole training steps beside them and beside torch's own.
 
     python bench/gpu/run.py                      # torch and Triton alone; about 5 minutes of an H200
-    python bench/gpu/run.py --json gpu.json --batch 65536
-    TRITON_INTERPRET=1 python bench/gpu/run.py --rehearse    # no GPU: tiny sizes, only to see that every line runs
+    python bench/gpu/run.py --json gpu.json --batch 65536 --parts floors "step dlrm"
+    TRITON_INTERPRET=1 python bench/gpu/run.py --tiny    # no GPU: tiny sizes, only to see that every line runs
 
-Ends with 3 and says so where there is no GPU. Prints a table, and JSON with --json (or a line of it).
+Ends with 3 and says so where there is no GPU. Prints a table, and JSON with --json (or a line of it). A part
+that fails is a line, and the others go on.
 
 - floors: a copy of memory (bytes read and written), a gather of random rows of the tables (likewise), a bf16 product;
 - embedding step: look up 26 rows a sample, sort out duplicates, sum gradients, row-wise Adagrad
-  (headrace.embeddings.kernels). Floor: the bytes of its parts (row read and written out; gradient read; distinct rows
-  read and written) at the speed of the gather. Peer: torch.nn.EmbeddingBag, sparse gradients, torch.optim.SGD, which
-  has no state;
-- step: the whole model, bf16 in its dense part, that part as a CUDA graph.
+  (headrace.embeddings.gpu.kernels). Floor: the bytes of its parts (row read and written out; gradient read; distinct
+  rows read and written) at the speed of the gather. Peer: torch.nn.EmbeddingBag, sparse gradients, torch.optim.SGD,
+  which has no state;
+- step: the whole model, bf16 (or TF32) in its dense part, that part as a CUDA graph, DLRM's interaction in one kernel
+  (`plain dlrm`: by torch);
+- map, cache: the hash table of ids, and a table in host memory whose hot rows are on the card.
 
 Rates are millions of samples a second, the median of several batches. MLPerf-like DLRM on one A100: 4.0 (PyTorch), 4.55
 (TensorFlow 2); on eight: 14 to 16.5 (NVIDIA's published figures).
@@ -24,10 +27,11 @@ import importlib.util
 import json
 import statistics
 import sys
-import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,35 +48,13 @@ if importlib.util.find_spec("headrace") is None:
     sys.modules["headrace"] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules["headrace"])
 
+from bench.gpu import larger  # noqa: E402
+from bench.gpu.clock import Clock, Row  # noqa: E402
 from bench.gpu.data import DIM, Batch, batches, cardinalities  # noqa: E402
 from bench.gpu.models import MODELS  # noqa: E402
-from headrace.embeddings import kernels  # noqa: E402
+from headrace.embeddings.gpu import kernels  # noqa: E402
 
 LR = 0.01
-
-
-class Clock:
-    """Seconds of work on the device: the median of several runs, after some that do not count."""
-
-    def __init__(self, device: str, turns: int, before: int) -> None:
-        self.device, self.turns, self.before = device, turns, before
-
-    def seconds(self, work: Callable[[int], object]) -> float:
-        """`work` is told which turn it is."""
-        found = []
-        for turn in range(self.before + self.turns):
-            if self.device == "cuda":
-                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                begin.record()
-                work(turn)
-                end.record()
-                end.synchronize()
-                found.append(begin.elapsed_time(end) / 1000)
-            else:
-                began = time.perf_counter()
-                work(turn)
-                found.append(time.perf_counter() - began)
-        return statistics.median(found[self.before :])
 
 
 class Tables:
@@ -155,8 +137,8 @@ def torch_step(clock: Clock, tables: Tables, found: list[Batch]) -> float:
 class Trainer:
     """A model's whole step. On a GPU the dense part, which has the same shapes each time, is a CUDA graph."""
 
-    def __init__(self, name: str, tables: Tables, batch: int, device: str) -> None:
-        self.tables, self.device = tables, device
+    def __init__(self, name: str, tables: Tables, batch: int, device: str, dense: str) -> None:
+        self.tables, self.device, self.bf16 = tables, device, dense == "bf16"
         features = len(tables.sizes)
         self.model = MODELS[name](features).to(device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LR)
@@ -179,84 +161,125 @@ class Trainer:
         """Forward, backward, the dense optimizer: all in the same memory each time."""
         self.optimizer.zero_grad(set_to_none=True)
         self.vectors.grad = None
-        with torch.autocast(self.device, torch.bfloat16):
+        with torch.autocast(self.device, torch.bfloat16) if self.bf16 else nullcontext():
             logits = self.model(self.dense, self.vectors.view(self.label.shape[0], -1, DIM))
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits.float(), self.label)
         loss.backward()
         self.optimizer.step()
         self.loss.copy_(loss.detach())
 
+    def dense_part(self) -> None:
+        """Forward, backward and the dense optimizer, of what was last put in."""
+        if self.graph is None:
+            self._dense_part()
+        else:
+            self.graph.replay()
+
     def step(self, batch: Batch) -> None:
         with torch.no_grad():
             self.vectors.copy_(self.tables.look_up(batch.addresses))
         self.dense.copy_(batch.dense)
         self.label.copy_(batch.label)
-        if self.graph is None:
-            self._dense_part()
-        else:
-            self.graph.replay()
+        self.dense_part()
         assert self.vectors.grad is not None
         self.tables.update(batch.addresses, self.vectors.grad)
 
 
-def measure(args: argparse.Namespace, device: str) -> list[dict[str, Any]]:
-    small = args.rehearse
+def parts(args: argparse.Namespace, device: str) -> Iterator[tuple[str, Callable[[], Iterator[Row]]]]:
+    """(name, what makes its figures), one after the other. Tables are made when the first part asks for them."""
+    small = args.tiny
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[args.rows]
     clock = Clock(device, 1, 0) if small else Clock(device, 20, 3)
-    room = 10_000 if small else int(args.memory * torch.cuda.mem_get_info()[0] / (DIM * dtype.itemsize + 4))
-    tables = Tables(cardinalities(room), device, dtype)
-    sizes = [4] if small else args.batch
-    bare = floors(clock, tables, max(sizes), small)
-    rows: list[dict[str, Any]] = [{"what": name, "value": value} for name, value in bare.items()]
+    batch_sizes = [4] if small else args.batch
+
+    @cache
+    def tables() -> Tables:
+        room = 10_000 if small else int(args.memory * torch.cuda.mem_get_info()[0] / (DIM * dtype.itemsize + 4))
+        return Tables(cardinalities(room), device, dtype)
+
+    @cache
+    def bare() -> dict[str, float]:
+        return floors(clock, tables(), max(batch_sizes), small)
+
+    def floor_rows() -> Iterator[Row]:
+        yield {"what": "rows of all tables", "value": sum(tables().sizes), "unit": args.rows}
+        yield from ({"what": name, "value": value} for name, value in bare().items())
+
+    def embedding_rows(kind: str, batch: int) -> Iterator[Row]:
+        found = batches(kind, tables().sizes, batch, 4, device)
+        step = embedding_step(clock, tables(), found, bare()["gather TB/s"] * 1e12)
+        yield {"what": f"embedding step, {kind}, {batch}", "value": batch / step["seconds"] / 1e6,
+               "unit": "M samples/s", "of floor": step["floor"] / step["seconds"],
+               "distinct": step["distinct share"]}  # fmt: skip
+        peer = torch_step(clock, tables(), found)
+        yield {"what": f"torch's EmbeddingBag, {kind}, {batch}", "value": batch / peer / 1e6, "unit": "M samples/s",
+               "of the step above": step["seconds"] / peer}  # fmt: skip
+
+    def step_rows(name: str, kind: str, batch: int) -> Iterator[Row]:
+        found = batches(kind, tables().sizes, batch, 4, device)
+        trainer = Trainer(name, tables(), batch, device, args.dense)
+        seconds = clock.seconds(lambda i: trainer.step(found[i % len(found)]))
+        if not torch.isfinite(trainer.loss):
+            raise RuntimeError(f"the loss is {float(trainer.loss)}")
+        dense = clock.seconds(lambda i: trainer.dense_part())
+        yield {"what": f"{name} step, {kind}, {batch}", "value": batch / seconds / 1e6, "unit": "M samples/s",
+               "dense share": dense / seconds}  # fmt: skip
+
+    yield "floors", floor_rows
     for kind in ("uniform", "zipf"):
-        for batch in sizes:
-            found = batches(kind, tables.sizes, batch, 4, device)
-            step = embedding_step(clock, tables, found, bare["gather TB/s"] * 1e12)
-            peer = torch_step(clock, tables, found)
-            rows.append({"what": f"embedding step, {kind}, {batch}", "value": batch / step["seconds"] / 1e6,
-                         "unit": "M samples/s", "of floor": step["floor"] / step["seconds"],
-                         "times torch": peer / step["seconds"], "distinct": step["distinct share"]})  # fmt: skip
+        for batch in batch_sizes:
+            yield f"embedding {kind} {batch}", partial(embedding_rows, kind, batch)
             for name in MODELS:
-                trainer = Trainer(name, tables, batch, device)
-                seconds = clock.seconds(lambda i, t=trainer, f=found: t.step(f[i % len(f)]))  # type: ignore[misc]
-                if not torch.isfinite(trainer.loss):
-                    raise RuntimeError(f"{name}: the loss is {float(trainer.loss)}")
-                rows.append({"what": f"{name} step, {kind}, {batch}", "value": batch / seconds / 1e6,
-                             "unit": "M samples/s", "embedding share": step["seconds"] / seconds})  # fmt: skip
-                del trainer
-    rows.append({"what": "rows of all tables", "value": sum(tables.sizes), "unit": args.rows})
-    return rows
+                yield f"step {name} {kind} {batch}", partial(step_rows, name, kind, batch)
+    yield "map", partial(larger.map_rows, clock, 1 << 8 if small else 1 << 22)
+    yield "cache", partial(larger.cache_rows, clock, *((1_000, 8) if small else (20_000_000, 16_384)))
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    for row in rows:
-        rest = ", ".join(f"{k} {v:.3g}" for k, v in row.items() if k not in ("what", "value", "unit"))
-        print(f"{row['what']:36} {row['value']:>14.4g} {row.get('unit', ''):12} {rest}")
+def show(row: Row) -> None:
+    rest = ", ".join(f"{k} {v:.3g}" for k, v in row.items() if k not in ("what", "value", "unit", "failed"))
+    if "failed" in row:
+        print(f"{row['what']:36} FAILED: {row['failed']}", flush=True)
+    else:
+        print(f"{row['what']:36} {row['value']:>14.4g} {row.get('unit', ''):12} {rest}", flush=True)
 
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, nargs="+", default=[16_384, 65_536, 131_072])
     parser.add_argument("--rows", choices=["fp32", "bf16"], default="fp32", help="what a table's numbers are")
+    parser.add_argument("--dense", choices=["bf16", "tf32"], default="bf16", help="the dense part's products")
     parser.add_argument("--memory", type=float, default=0.6, help="the tables' share of the card's free memory")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--rehearse", action="store_true", help="tiny sizes on a CPU; its figures mean nothing")
+    parser.add_argument(
+        "--parts", nargs="+", default=[""], help="those whose names begin so: floors embedding step map"
+    )
+    parser.add_argument("--json", type=Path, help="written anew after each part")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes on a CPU; its figures mean nothing")
     args = parser.parse_args(words)
-    if not torch.cuda.is_available() and not args.rehearse:
+    if not torch.cuda.is_available() and not args.tiny:
         print("no GPU here: these figures are missing. On a machine with one: python bench/gpu/run.py", file=sys.stderr)
         return 3
-    device = "cpu" if args.rehearse else "cuda"
+    device = "cpu" if args.tiny else "cuda"
     torch.set_float32_matmul_precision("high")
-    rows = measure(args, device)
-    on = "a rehearsal on a CPU: the figures mean nothing" if args.rehearse else torch.cuda.get_device_name()
+    on = "a rehearsal on a CPU: the figures mean nothing" if args.tiny else torch.cuda.get_device_name()
     print(f"{on}; torch {torch.__version__}, Triton {kernels.triton.__version__}")
-    show(rows)
-    text = json.dumps({"device": on, "torch": torch.__version__, "figures": rows})
-    if args.json:
-        args.json.write_text(text + "\n")
-    else:
-        print(text)
-    return 0
+    rows: list[Row] = []
+    for name, make in parts(args, device):
+        if not any(name.startswith(p) for p in args.parts):
+            continue
+        found: list[Row] = []
+        try:
+            found.extend(make())
+        except Exception as e:  # one that fails must not cost the others' figures
+            traceback.print_exc()
+            found.append({"what": name, "failed": f"{type(e).__name__}: {e}".splitlines()[0]})
+        for row in found:
+            show(row)
+        rows += found
+        if args.json:
+            args.json.write_text(json.dumps({"device": on, "torch": torch.__version__, "figures": rows}) + "\n")
+    if not args.json:
+        print(json.dumps({"device": on, "torch": torch.__version__, "figures": rows}))
+    return 1 if any("failed" in row for row in rows) else 0
 
 
 if __name__ == "__main__":

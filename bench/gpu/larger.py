@@ -1,0 +1,55 @@
+"""Tables of raw ids, and tables larger than the card: the hash table's speed, the cache's hits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from bench.gpu.clock import Clock, Row
+from bench.gpu.data import DIM, EXPONENT, batches
+from headrace.embeddings.gpu.cache import CachedTable
+from headrace.embeddings.gpu.id_map import DeviceMap
+
+#: Share of the rows that the card holds.
+HELD = 0.1
+
+
+def map_rows(clock: Clock, ids: int) -> Iterator[Row]:
+    """A map that grows by half as many ids as it has, and lookups of all."""
+    device = torch.device(clock.device)
+    torch.manual_seed(0)
+    given = torch.unique(torch.randint(-(2**62), 2**62, (ids,), device=device))
+    half = len(given) // 2
+
+    def grow(_: int) -> None:
+        made = DeviceMap(device, given[:half])
+        made.add(given[half:])
+
+    seconds = clock.seconds(grow)
+    yield {"what": f"map: insert {len(given)} ids", "value": len(given) / seconds / 1e6, "unit": "M ids/s"}
+    made = DeviceMap(device, given)
+    seconds = clock.seconds(lambda _: made.find(given))
+    yield {"what": f"map: find {len(given)} ids", "value": len(given) / seconds / 1e6, "unit": "M ids/s"}
+
+
+def cache_rows(clock: Clock, rows: int, batch: int) -> Iterator[Row]:
+    """Lookups and steps under Zipf's law of a table in host memory, a tenth of it on the card."""
+    host = torch.zeros(rows, DIM, pin_memory=clock.device == "cuda")
+    table = CachedTable(host, max(64, int(HELD * rows)), clock.device)
+    found = [b.addresses for b in batches("zipf", [rows], batch, 24, clock.device)]
+    grad = torch.randn(batch, DIM, device=clock.device)
+
+    def step(turn: int) -> None:
+        table.look_up(found[turn % len(found)])
+        table.step(grad, 0.01)
+
+    for turn in range(12 if clock.device == "cuda" else 1):
+        step(turn)
+    table.forget_hits()
+    seconds = clock.seconds(lambda turn: step(12 + turn))
+    ids = torch.arange(1, rows + 1, dtype=torch.float64)
+    popular = ids.pow_(-EXPONENT)
+    most = float(popular[: table.capacity].sum() / popular.sum())
+    yield {"what": f"cached table, zipf, {batch}", "value": batch / seconds / 1e6, "unit": "M lookups/s",
+           "hit rate": table.hit_rate or 0.0, "at most": most}  # fmt: skip

@@ -1,0 +1,108 @@
+"""DLRM's interaction on a GPU in one kernel each way, in Triton: dot products of all pairs, behind the bottom vector.
+
+Plain torch makes a matrix of all products of a sample, N x N, and gathers the half below its diagonal; here neither
+that matrix nor the stacked vectors are ever in memory. Products are of 16-bit numbers with sums in float32, as those
+of autocast. With TRITON_INTERPRET=1 it runs on CPUs, slowly, for tests.
+"""
+
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls, allow-incomplete-defs
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _stacked(x, vectors, sample, row, column, features, dim):
+    """Rows of a sample: 0 is its bottom vector, 1 to `features` its features' vectors; [ALL, DIM], zeros outside."""
+    inside = column < dim
+    first = tl.load(x + sample * dim + column, mask=(row == 0) & inside, other=0.0)
+    rest = tl.load(vectors + (sample * features + row - 1) * dim + column,
+                   mask=(row > 0) & (row <= features) & inside, other=0.0)  # fmt: skip
+    return tl.where(row == 0, first, rest.to(first.dtype))
+
+
+@triton.jit
+def _interact(x, vectors, out, features, dim, width, ALL: tl.constexpr, DIM: tl.constexpr):
+    """A program a sample: out = [x, products of rows (i, j), j < i, by i, zeros to `width`]."""
+    sample = tl.program_id(0).to(tl.int64)
+    row, column = tl.arange(0, ALL)[:, None], tl.arange(0, DIM)[None, :]
+    z = _stacked(x, vectors, sample, row, column, features, dim)
+    products = tl.dot(z, tl.trans(z))
+    i, j = tl.arange(0, ALL)[:, None], tl.arange(0, ALL)[None, :]
+    place = out + sample * width + dim + i * (i - 1) // 2 + j
+    tl.store(place, products.to(out.dtype.element_ty), mask=(j < i) & (i <= features))
+    at = tl.arange(0, DIM)
+    own = tl.load(x + sample * dim + at, mask=at < dim, other=0.0)
+    tl.store(out + sample * width + at, own.to(out.dtype.element_ty), mask=at < dim)
+    end = dim + (features + 1) * features // 2
+    rest = end + tl.arange(0, 16)
+    tl.store(out + sample * width + rest, tl.zeros((16,), tl.float32).to(out.dtype.element_ty), mask=rest < width)
+
+
+@triton.jit
+def _interact_back(x, vectors, grad, of_x, of_vectors, features, dim, width, ALL: tl.constexpr, DIM: tl.constexpr):
+    """A program a sample: of z it is (G + G^T) z, with G what came to the products; of x also what came to it."""
+    sample = tl.program_id(0).to(tl.int64)
+    row, column = tl.arange(0, ALL)[:, None], tl.arange(0, DIM)[None, :]
+    z = _stacked(x, vectors, sample, row, column, features, dim)
+    i, j = tl.arange(0, ALL)[:, None], tl.arange(0, ALL)[None, :]
+    high, low = tl.maximum(i, j), tl.minimum(i, j)
+    place = grad + sample * width + dim + high * (high - 1) // 2 + low
+    both = tl.load(place, mask=(i != j) & (high <= features), other=0.0)
+    found = tl.dot(both.to(z.dtype), z)
+    inside = column < dim
+    own = tl.load(grad + sample * width + column, mask=(row == 0) & inside, other=0.0).to(tl.float32)
+    found += tl.where(row == 0, own, 0.0)
+    tl.store(of_x + sample * dim + column + row * 0, found.to(of_x.dtype.element_ty), mask=(row == 0) & inside)
+    tl.store(of_vectors + (sample * features + row - 1) * dim + column, found.to(of_vectors.dtype.element_ty),
+             mask=(row > 0) & (row <= features) & inside)  # fmt: skip
+
+
+class _Interact(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, vectors: Tensor) -> Tensor:
+        samples, features, dim = vectors.shape
+        width = interaction_width(features, dim)
+        out = torch.empty(samples, width, dtype=x.dtype, device=x.device)
+        if samples:
+            _interact[(samples,)](x, vectors, out, features, dim, width, *_tile(features, dim))
+        ctx.save_for_backward(x, vectors)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        x, vectors = ctx.saved_tensors
+        samples, features, dim = vectors.shape
+        of_x, of_vectors = torch.empty_like(x), torch.empty_like(vectors)
+        if samples:
+            _interact_back[(samples,)](
+                x, vectors, grads[0].contiguous(), of_x, of_vectors, features, dim, grads[0].shape[1],
+                *_tile(features, dim),
+            )  # fmt: skip
+        return of_x, of_vectors
+
+
+def interaction_width(features: int, dim: int) -> int:
+    """Columns of `interact`: a multiple of 16, which products of matrices of 16-bit numbers want."""
+    return -(-(dim + (features + 1) * features // 2) // 16) * 16
+
+
+def interact(x: Tensor, vectors: Tensor) -> Tensor:
+    """The bottom vector, then all pairs' dot products, then zeros: [B, interaction_width(F, D)] of x's type.
+
+    Args:
+        x: bottom vectors, bfloat16 or float16 (float32 for the interpreter) [B, D], contiguous.
+        vectors: of the features [B, F, D], contiguous, of any float type.
+    """
+    out: Tensor = _Interact.apply(x.contiguous(), vectors.contiguous())
+    return out
+
+
+def _tile(features: int, dim: int) -> tuple[int, int]:
+    """Rows and columns of a sample's tile: products of tiles want 16 at least."""
+    return max(16, triton.next_power_of_2(features + 1)), max(16, triton.next_power_of_2(dim))
