@@ -6,6 +6,7 @@
 #   make lint      ruff, mypy, import-linter
 #   make gpu-check every operator and shipped pipeline under the RAPIDS plugin (no GPU needed; fetches its jar, 1 GB)
 #   make native-cuda   the native libraries with CUDA (no GPU needed; fetches compilers, 271 MB, and the plugin's jar)
+#   make env HOROVOD=nccl   Horovod with NCCL too, for ranks on GPUs (no GPU needed to build; fetches the CUDA compilers)
 #   make bench     all benchmarks; make bench-day for one: build/bench/*.json
 #   make bench-gpu on a machine with a GPU: floors, the embedding step, whole DLRM steps (bench/gpu/run.py)
 #   make bench-peers       TorchRec and FBGEMM beside the environment (build/peers), for make bench-embeddings and bench-train
@@ -28,6 +29,8 @@ PYTHON := .venv/bin/python
 HEADRACE := .venv/bin/headrace
 UV := build/tools/bin/uv
 UV_VERSION := 0.13.8
+# What Horovod is built with: gloo, or nccl (gloo too, and messages between GPUs). What was once chosen stays.
+HOROVOD ?= $(or $(patsubst $(STAMPS)/horovod.%,%,$(firstword $(wildcard $(STAMPS)/horovod.*))),gloo)
 
 .PHONY: demo test lint bench bench-gpu bench-etl-peers doctor airflow clean env native native-cuda jars rapids gpu-check lock format
 .DEFAULT_GOAL := help
@@ -48,11 +51,12 @@ $(STAMPS)/venv: requirements/headrace.lock $(STAMPS)/tools
 	@$(STEP) "install the environment (torch is large: about a minute)" bash -c '[ -x .venv/bin/python ] || $(UV) venv -q --python "$$(scripts/prerequisites.sh --python)" .venv; $(UV) pip sync -q --require-hashes --python $(PYTHON) requirements/headrace.lock'
 	@touch $@
 
-$(STAMPS)/horovod: scripts/build-horovod.sh $(STAMPS)/venv
-	@$(STEP) "install Horovod (built from source the first time)" bash -c 'wheel=$$(scripts/build-horovod.sh .venv); $(UV) pip install -q --python $(PYTHON) --no-deps "$$wheel"'
-	@touch $@
+$(STAMPS)/horovod.nccl: $(STAMPS)/cuda
+$(STAMPS)/horovod.$(HOROVOD): scripts/build-horovod.sh $(STAMPS)/venv
+	@$(STEP) "install Horovod, flavour $(HOROVOD) (built from source the first time)" bash -c 'wheel=$$(scripts/build-horovod.sh .venv $(HOROVOD) $(CUDA)); $(UV) pip install -q --python $(PYTHON) --no-deps --reinstall-package horovod "$$wheel"'
+	@rm -f $(STAMPS)/horovod.*; touch $@
 
-$(STAMPS)/package: pyproject.toml setup.py $(STAMPS)/horovod
+$(STAMPS)/package: pyproject.toml setup.py $(STAMPS)/horovod.$(HOROVOD)
 	@$(STEP) "install headrace itself" $(UV) pip install -q --python $(PYTHON) --no-deps --no-build-isolation -e .
 	@mkdir -p build/src && ln -sfn ../../python build/src/headrace
 	@touch $@

@@ -1,14 +1,19 @@
 #!/usr/bin/env bash
 # Build Horovod's wheel from its patched source once, keep it in the user's cache, print its path.
 #
-# Usage: scripts/build-horovod.sh VENV [FLAVOUR]      FLAVOUR: gloo (default)
+# Usage: scripts/build-horovod.sh VENV [FLAVOUR [CUDA]]
+#   FLAVOUR  gloo (default): messages of CPU tensors; nccl: those too, and of tensors on GPUs by NCCL
+#   CUDA     nccl: a folder with bin/nvcc, include and lib64 (build/tools/cuda/nvidia/cu13 of `make native-cuda`)
 #
 # Horovod 0.28.1 is the last release and nothing prebuilt exists for a current torch. Its build says C++14 where
-# torch needs C++17, so two lines are changed. The wheel is keyed by everything its binary depends on.
+# torch needs C++17, so two lines are changed. The wheel is keyed by everything its binary depends on. The flavour nccl
+# needs neither a GPU nor a CUDA installation: compilers from the package index, NCCL from the packages that torch
+# brings. It is built for sm_80 and sm_90, and runs on machines without a GPU, through gloo.
 set -euo pipefail
 
 venv=$1
 flavour=${2:-gloo}
+cuda=${3:-}
 version=0.28.1
 python=$venv/bin/python
 torch=$("$python" -c 'import importlib.metadata as m; print(m.version("torch"))')
@@ -20,7 +25,13 @@ if wheel=$(ls "$cache"/horovod-*.whl 2>/dev/null); then
   echo "$wheel"
   exit 0
 fi
-[ "$flavour" = gloo ] || { echo "build-horovod: unknown flavour '$flavour' (known: gloo)" >&2; exit 2; }
+case $flavour in gloo | nccl) ;; *) echo "build-horovod: unknown flavour '$flavour' (known: gloo, nccl)" >&2; exit 2 ;; esac
+if [ "$flavour" = nccl ]; then
+  nccl=$("$python" -c 'import os, sysconfig; print(os.path.realpath(sysconfig.get_path("purelib")))')/nvidia/nccl
+  for file in "$cuda/bin/nvcc" "$cuda/lib64/libcudart.so.13" "$nccl/include/nccl.h" "$nccl/lib/libnccl.so.2"; do
+    [ -e "$file" ] || { echo "build-horovod: nccl needs ${file:-nvcc}, which is not there: run it by \`make env HOROVOD=nccl\`" >&2; exit 2; }
+  done
+fi
 for tool in g++ make; do
   command -v "$tool" >/dev/null || { echo "build-horovod: '$tool' is missing: apt-get install build-essential" >&2; exit 2; }
 done
@@ -29,7 +40,7 @@ mkdir -p "$cache"
 work=$(mktemp -d "${TMPDIR:-/tmp}/horovod-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 log=$cache/build.log
-echo "building Horovod $version for torch $torch, $cpython, $flavour (about 5 minutes on 2 cores); log: $log" >&2
+echo "building Horovod $version for torch $torch, $cpython, $flavour (some minutes on 2 cores); log: $log" >&2
 
 # pip, not uv: uv has no command that downloads an sdist without building it.
 "$python" -m pip download -q --no-deps --no-binary :all: --no-build-isolation -d "$work" "horovod==$version" >"$log" 2>&1 \
@@ -37,11 +48,34 @@ echo "building Horovod $version for torch $torch, $cpython, $flavour (about 5 mi
 tar -xzf "$work"/horovod-$version.tar.gz -C "$work"
 src=$work/horovod-$version
 sed -i 's/set(CMAKE_CXX_STANDARD 14)/set(CMAKE_CXX_STANDARD 17)/' "$src/CMakeLists.txt" "$src/horovod/torch/CMakeLists.txt"
+if [ "$flavour" = nccl ]; then
+  # C++11 where the CUDA 13 headers need C++17, too.
+  sed -i 's/set(CMAKE_CUDA_STANDARD 11)/set(CMAKE_CUDA_STANDARD 17)/' "$src/horovod/common/ops/cuda/CMakeLists.txt"
+  # Linkers look for names without versions, which the packages do not have: links to all that they have, and those.
+  cuda=$(realpath "$cuda")
+  mkdir -p "$work/cuda/lib" "$work/cuda/include" "$work/nccl/lib"
+  ln -s "$cuda"/bin "$cuda"/nvvm "$work/cuda/"
+  ln -s "$cuda"/include/* "$work/cuda/include/"
+  # torch's own headers include those of cuBLAS and its like, which only the packages that torch brings have.
+  for file in "$nccl"/../cu13/include/*; do
+    [ -e "$work/cuda/include/${file##*/}" ] || ln -s "$(realpath "$file")" "$work/cuda/include/"
+  done
+  ln -s "$cuda"/lib64/* "$work/cuda/lib/"
+  ln -s libcudart.so.13 "$work/cuda/lib/libcudart.so"
+  ln -s lib "$work/cuda/lib64"
+  ln -s "$nccl/include" "$work/nccl/include"
+  ln -s "$nccl"/lib/* "$work/nccl/lib/"
+  ln -s libnccl.so.2 "$work/nccl/lib/libnccl.so"
+fi
 
 if ! (
   cd "$src"
   export PATH="$(cd "$OLDPWD" && realpath "$venv")/bin:$PATH" CMAKE_POLICY_VERSION_MINIMUM=3.5 MAKEFLAGS="-j$(nproc)"
   export HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITH_GLOO=1
+  if [ "$flavour" = nccl ]; then
+    export HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_BUILD_CUDA_CC_LIST=80,90
+    export HOROVOD_CUDA_HOME=$work/cuda CUDA_HOME=$work/cuda HOROVOD_NCCL_HOME=$work/nccl PATH=$work/cuda/bin:$PATH
+  fi
   python -m pip wheel -q --no-build-isolation --no-deps -w "$work/dist" .
 ) >>"$log" 2>&1; then
   tail -30 "$log" >&2

@@ -229,10 +229,20 @@ def horovod() -> Iterator[Finding]:
         yield Finding("Horovod", "missing", f"does not load: {reason}", todo)
         return
     _, number, gloo, nccl, mpi = said
-    flavours = [n for n, v in (("Gloo", gloo), ("NCCL", nccl), ("MPI", mpi)) if v not in ("False", "0")]
+    names = (("Gloo", gloo), (f"NCCL {nccl_version(nccl)}", nccl), ("MPI", mpi))
+    flavours = [n for n, v in names if v not in ("False", "0")]
     good = "Gloo" in flavours
     found = f"{number} with {', '.join(flavours) or 'no controller'}"
-    yield Finding("Horovod", "ok" if good else "missing", found, "" if good else "build it with HOROVOD_WITH_GLOO=1")
+    todo = "" if good else "build it with HOROVOD_WITH_GLOO=1"
+    if good and nccl in ("False", "0") and shutil.which("nvidia-smi"):
+        todo = "`make env HOROVOD=nccl`, for ranks on GPUs"
+    yield Finding("Horovod", "ok" if good else "missing", found, todo)
+
+
+def nccl_version(code: str) -> str:
+    """2.29.7 of Horovod's 22907."""
+    n = int(code) if code.isdigit() else 0
+    return f"{n // 10_000}.{n // 100 % 100}.{n % 100}"
 
 
 def shared_memory() -> Iterator[Finding]:

@@ -3,6 +3,8 @@
 What Horovod 0.28 asks for: contiguous inputs; `splits` as an int32 tensor on the CPU; the same name for the same
 operation on every rank and in every step, so that negotiated responses are reused; no name in flight twice. A name is
 the operation, dtype and trailing shape, and a number where an all-to-all of that kind has not been waited for yet.
+
+Tensors on a GPU travel by NCCL where Horovod was built with it (`make env HOROVOD=nccl`); else by way of the host.
 """
 
 from __future__ import annotations
@@ -41,9 +43,9 @@ class HorovodCollective:
         check_send_rows(x, send_rows, self.world.size)
         if max(send_rows) > _MAX_SPLIT:
             raise ValueError(f"Horovod sends at most {_MAX_SPLIT} rows to a rank at once, not {max(send_rows)}")
-        splits = torch.tensor(send_rows, dtype=torch.int32)
+        splits = torch.tensor(send_rows, dtype=torch.int32, device="cpu")
         # It knows no bfloat16; nothing is computed on the way, so any type of two bytes carries the bits.
-        sent = x.detach().contiguous()
+        sent = _sendable(x)
         sent = sent.view(torch.int16) if x.dtype is torch.bfloat16 else sent
         # Ranks start and wait in one order, so they agree on the number.
         kind = _name("all_to_all", x)
@@ -54,30 +56,35 @@ class HorovodCollective:
         def wait() -> tuple[Tensor, list[int]]:
             received, counts = hvd.synchronize(handle)
             self._in_flight.discard(name)
-            return received.view(x.dtype), counts.tolist()
+            return received.view(x.dtype).to(x.device), counts.tolist()
 
         return wait
 
     def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
         for members, flat in flatten_by_dtype(tensors):
-            name = f"headrace.all_reduce.{flat.dtype}.{flat.numel()}"
-            hvd.allreduce_(flat, op=hvd.Sum, name=name, process_set=self._group)
-            unflatten(members, flat)
+            name, sent = f"headrace.all_reduce.{flat.dtype}.{flat.numel()}", _sendable(flat)
+            hvd.allreduce_(sent, op=hvd.Sum, name=name, process_set=self._group)
+            unflatten(members, sent.to(flat.device))
 
     def all_gather(self, x: Tensor) -> Tensor:
-        name = _name("all_gather", x)
-        handle = hvd.allgather_async(x.detach().contiguous(), name=name, process_set=self._group)
+        handle = hvd.allgather_async(_sendable(x), name=_name("all_gather", x), process_set=self._group)
         gathered: Tensor = hvd.synchronize(handle)
-        return gathered
+        return gathered.to(x.device)
 
     def broadcast(self, tensors: Sequence[Tensor], root: int = 0) -> None:
         for members, flat in flatten_by_dtype(tensors):
-            name = f"headrace.broadcast.{root}.{flat.dtype}.{flat.numel()}"
-            hvd.broadcast_(flat, root, name=name, process_set=self._group)
-            unflatten(members, flat)
+            name, sent = f"headrace.broadcast.{root}.{flat.dtype}.{flat.numel()}", _sendable(flat)
+            hvd.broadcast_(sent, root, name=name, process_set=self._group)
+            unflatten(members, sent.to(flat.device))
 
     def barrier(self) -> None:
         hvd.barrier(process_set=self._group)
+
+
+def _sendable(x: Tensor) -> Tensor:
+    """A tensor as this build of Horovod takes it."""
+    x = x.detach().contiguous()
+    return x.cpu() if x.is_cuda and not hvd.nccl_built() else x
 
 
 def _name(operation: str, x: Tensor) -> str:

@@ -57,3 +57,8 @@ def test_what_is_here_is_told() -> None:
     found = told()
     assert found["CUDA objects"].found == "sm_80, sm_90, compute_90"
     assert found["UDF jar"].found == "headrace-udfs.jar with CPU, CUDA, RAPIDS"
+
+
+def test_the_version_of_nccl_is_told() -> None:
+    assert doctor.nccl_version("22907") == "2.29.7"
+    assert doctor.nccl_version("False") == "0.0.0"
