@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
+from tests.gpu.pretended import Elsewhere, pretend, unwrap, wrap
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
@@ -27,7 +30,7 @@ def device() -> str:
 def kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Without a GPU the kernels, interpreted, take the work of tables in host memory. Counts their calls."""
     from headrace.embeddings import native
-    from headrace.embeddings.gpu import dispatch, kernels
+    from headrace.embeddings.gpu import dispatch, id_map, kernels
 
     calls: dict[str, int] = {}
     # The interpreter keeps where it is in global variables: ranks that are threads take turns.
@@ -38,9 +41,64 @@ def kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         with turn:
             return work(*args, **more)
 
+    launch = id_map.DeviceMap._launch
+
+    def in_turn(*args: Any) -> None:
+        with turn:
+            launch(*args)
+
+    monkeypatch.setattr(id_map.DeviceMap, "_launch", in_turn)
     for name in ("pool_sum", "rowwise_adagrad"):
         monkeypatch.setattr(kernels, name, partial(counted, name, getattr(kernels, name)))
     if not HAS_GPU:
         monkeypatch.setattr(native, "library", lambda: None)
         monkeypatch.setattr(dispatch, "usable", lambda *t: all(x.is_floating_point() for x in t))
     return calls
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels take tensors of the pretended device, and those alone; ranks that are threads all pretend it."""
+    from headrace.embeddings.collective_threads import run_ranks
+    from headrace.embeddings.gpu import dispatch, id_map
+    from tests.unit import test_embeddings_dynamic, test_embeddings_plans
+
+    turn = threading.Lock()
+
+    class Unwrapping:
+        def __init__(self, kernels: Any) -> None:
+            self.kernels = kernels
+
+        def __getattr__(self, name: str) -> Any:
+            def call(*args: Any, **more: Any) -> Any:
+                tensors = [x for x in (*args, *more.values()) if isinstance(x, Tensor)]
+                assert all(isinstance(x, Elsewhere) for x in tensors), f"{name}: a tensor of the host"
+                with turn:
+                    work = getattr(self.kernels, name)
+                    return wrap(work(*map(unwrap, args), **{k: unwrap(v) for k, v in more.items()}))
+
+            return call
+
+    found = Unwrapping(dispatch.kernels())
+    monkeypatch.setattr(dispatch, "kernels", lambda: found)
+    monkeypatch.setattr(dispatch, "usable", lambda *t: all(isinstance(x, Elsewhere) for x in t))
+    monkeypatch.setattr(dispatch, "check", lambda device, storages: None)
+
+    def pretending(size: int, rank_main: Any) -> list[Any]:
+        def body(c: Any) -> Any:
+            with pretend():
+                return rank_main(c)
+
+        return run_ranks(size, body)
+
+    for module in (test_embeddings_dynamic, test_embeddings_plans):
+        monkeypatch.setattr(module, "run_ranks", pretending)
+
+    def launch(self: Any, kernel: Any, ids: Tensor, numbers: Tensor) -> None:
+        given = (self._keys, self._numbers, ids, numbers)
+        assert all(isinstance(x, Elsewhere) for x in given), "a map: a tensor of the host"
+        with turn:
+            block = id_map._BLOCK
+            kernel[(-(-len(ids) // block),)](*map(unwrap, given), len(ids), len(self._keys) - 1, block)
+
+    monkeypatch.setattr(id_map.DeviceMap, "_launch", launch)

@@ -18,7 +18,8 @@ from headrace.embeddings.gpu.dynamic_rows import DeviceRows
 from headrace.embeddings.gpu.id_map import DeviceMap
 from headrace.embeddings.id_map import IdMap, mix
 from headrace.embeddings.initial import initial_values
-from tests.gpu.conftest import DEVICE
+from tests.gpu.conftest import DEVICE, HAS_GPU
+from tests.gpu.pretended import ELSEWHERE
 from tests.unit import test_embeddings_dynamic as dynamic
 
 WHERE = torch.device(DEVICE)
@@ -58,13 +59,18 @@ def test_the_map_is_that_of_cpus() -> None:
 class There(DynamicEmbeddings):
     """The tables of a GPU, also where the interpreter plays one."""
 
+    where = WHERE
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, device=self.where, **more)
+
     def _rows_of(self, spec: DynamicSpec, seed: int, init_bound: float) -> Any:
-        return DeviceRows(spec, self.collective.world, seed, WHERE, init_bound=init_bound)
+        return DeviceRows(spec, self.collective.world, seed, self.where, init_bound=init_bound)
 
 
 class OneThere(dynamic.One, There):
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        return super().__call__(ids.to(WHERE)).cpu()
+        return super().__call__(ids).cpu()
 
 
 def batches(world: int, seed: int) -> list[list[list[int]]]:
@@ -77,13 +83,28 @@ def batches(world: int, seed: int) -> list[list[list[int]]]:
     ]
 
 
-@pytest.mark.parametrize(("world", "evict", "admit_after"), [(1, "lfu", 1), (1, "lru", 2)])
+@pytest.mark.parametrize(
+    ("world", "rows", "evict", "admit_after"), [(1, 7, "lfu", 1), (1, 7, "lru", 2), (2, None, "lru", 2)]
+)
 def test_rows_come_and_go_as_in_a_dictionary(
-    world: int, evict: Any, admit_after: int, kernels_everywhere: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    world: int,
+    rows: int | None,
+    evict: Any,
+    admit_after: int,
+    kernels_everywhere: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dynamic, "One", OneThere)
-    spec = DynamicSpec("t", dynamic.DIM, admit_after=admit_after, max_rows=7, evict=evict)
-    assert dynamic.compare(spec, world, batches(world, 4)).evicted > 0
+    spec = DynamicSpec("t", dynamic.DIM, admit_after=admit_after, max_rows=rows, evict=evict)
+    assert (dynamic.compare(spec, world, batches(world, 4)).evicted > 0) == (rows is not None)
+
+
+@pytest.mark.skipif(HAS_GPU, reason="there is a real one")
+def test_no_tensor_is_on_the_wrong_device(elsewhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the pretended device, by one rank and by two."""
+    monkeypatch.setattr(dynamic, "One", type("OneElsewhere", (OneThere,), {"where": ELSEWHERE}))
+    assert dynamic.compare(DynamicSpec("t", dynamic.DIM, max_rows=7), 1, batches(1, 4)).evicted > 0
+    dynamic.compare(DynamicSpec("t", dynamic.DIM, admit_after=2), 2, batches(2, 4))
 
 
 def train(kind: type[DynamicEmbeddings], spec: DynamicSpec, given: list[list[int]]) -> DynamicEmbeddings:
@@ -94,8 +115,9 @@ def train(kind: type[DynamicEmbeddings], spec: DynamicSpec, given: list[list[int
 
 
 def one_by_one(tables: DynamicEmbeddings, given: list[list[int]]) -> None:
+    embeddings = dynamic.alone(tables)
     for ids in given:
-        ((vectors, _),) = tables([torch.tensor(ids, dtype=torch.int64)])
+        ((vectors, _),) = dynamic.look_up(embeddings, [torch.tensor(ids, dtype=torch.int64)])
         (vectors - 1).square().sum().backward()
         tables.step()
 
@@ -121,6 +143,19 @@ def test_all_that_is_saved_is_that_of_cpus(
                 assert torch.equal(mine[name], values), name
             else:
                 torch.testing.assert_close(mine[name], values, rtol=1e-5, atol=1e-6)
+    for tables in (here, there):
+        tables.tables[0].track()
+        one_by_one(tables, given[:3])
+    changes, wanted = there.tables[0].take_changes(), here.tables[0].take_changes()
+    assert torch.equal(changes["gone"], wanted["gone"])
+    order, other = changes["ids"].argsort(), wanted["ids"].argsort()
+    assert torch.equal(changes["ids"][order], wanted["ids"][other])
+    assert len(order) > 0
+    torch.testing.assert_close(changes["weight"][order], wanted["weight"][other], rtol=1e-5, atol=1e-6)
+    for kind in (There, DynamicEmbeddings):
+        follower = kind([spec], LocalCollective(), seed=7)
+        follower.tables[0].put_changes(changes)
+        assert sorted(follower.tables[0].ids.tolist()) == changes["ids"][order].tolist()
     there.save(tmp_path)
     others = [kind([spec], LocalCollective(), seed=7) for kind in (There, DynamicEmbeddings)]
     for other in others:

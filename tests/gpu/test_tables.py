@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,12 @@ from torch import Tensor
 
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.collective import LocalCollective
-from headrace.embeddings.collective_threads import run_ranks
-from headrace.embeddings.gpu import dispatch
 from headrace.embeddings.plan import Lookup, Table, blocks_for, row_wise
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.storage import write_index
 from headrace.errors import UserError
 from tests.gpu.conftest import DEVICE, HAS_GPU
-from tests.gpu.pretended import ELSEWHERE, Elsewhere, pretend, unwrap, wrap
+from tests.gpu.pretended import ELSEWHERE, Elsewhere, pretend
 from tests.unit import test_embeddings_plans as plans
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
@@ -109,40 +106,6 @@ def test_what_a_device_cannot_hold_is_explained() -> None:
 
 
 # --- a device that is pretended: no tensor may be on the wrong one ---------------------------------------------------
-
-
-@pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels take tensors of the pretended device, and those alone."""
-    turn = threading.Lock()
-
-    class Unwrapping:
-        def __init__(self, kernels: Any) -> None:
-            self.kernels = kernels
-
-        def __getattr__(self, name: str) -> Any:
-            def call(*args: Any, **more: Any) -> Any:
-                tensors = [x for x in (*args, *more.values()) if isinstance(x, Tensor)]
-                assert all(isinstance(x, Elsewhere) for x in tensors), f"{name}: a tensor of the host"
-                with turn:
-                    work = getattr(self.kernels, name)
-                    return wrap(work(*map(unwrap, args), **{k: unwrap(v) for k, v in more.items()}))
-
-            return call
-
-    found = Unwrapping(dispatch.kernels())
-    monkeypatch.setattr(dispatch, "kernels", lambda: found)
-    monkeypatch.setattr(dispatch, "usable", lambda *t: all(isinstance(x, Elsewhere) for x in t))
-    monkeypatch.setattr(dispatch, "check", lambda device, storages: None)
-
-    def pretending(size: int, rank_main: Any) -> list[Any]:
-        def body(c: Any) -> Any:
-            with pretend():
-                return rank_main(c)
-
-        return run_ranks(size, body)
-
-    monkeypatch.setattr(plans, "run_ranks", pretending)
 
 
 def test_the_pretended_device_refuses_tensors_of_the_host() -> None:

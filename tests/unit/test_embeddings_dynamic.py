@@ -107,7 +107,7 @@ class Dictionary:
 def alone(tables: DynamicEmbeddings) -> ShardedEmbeddings:
     """The same tables with no planned ones."""
     c = tables.collective
-    return ShardedEmbeddings(Plan((), (), (), c.world.size), c, 7, dynamic=tables)
+    return ShardedEmbeddings(Plan((), (), (), c.world.size), c, 7, dynamic=tables, device=tables.device)
 
 
 def look_up(embeddings: ShardedEmbeddings, ids: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -162,7 +162,7 @@ def compare(spec: DynamicSpec, world: int, batches: Sequence[Sequence[Sequence[i
         got = torch.cat([outs[step] for _, outs, _ in ranks])
         np.testing.assert_allclose(got.numpy(), vectors, rtol=1e-4, atol=1e-5)
         expected.step(ids, 2 * (vectors - 1))
-    held = {int(i): w for t, *_ in ranks for i, w in zip(t.rows.ids, t.rows.weight, strict=True)}
+    held = {int(i): w.cpu() for t, *_ in ranks for i, w in zip(t.rows.ids, t.rows.weight, strict=True)}
     assert held.keys() == expected.rows.keys()
     for i, w in held.items():
         np.testing.assert_allclose(w.numpy(), expected.rows[i], rtol=1e-3, atol=1e-4)
