@@ -18,10 +18,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Spec, build_spec, load_spec
+from headrace.dataset.buffers import Buffers
+from headrace.dataset.row_group import StoredRowGroup
 from headrace.errors import UserError
 from headrace.features.columns import declared
 from headrace.features.stage import BuildFeatures
 from headrace.features.workflow import FittedWorkflow
+from headrace.features.writing.spark import _OPTIONS
 from headrace.manifest import Manifest, Output
 from headrace.schema import Kind
 from headrace.stage import Outcome, run_stage
@@ -425,3 +428,18 @@ def test_a_split_has_no_leak(spark: SparkSession, ws: Workspace) -> None:
         .where(F.col("value") == "never seen")
         .isEmpty()
     )
+
+
+def test_what_spark_writes_is_read_without_arrows_decoder(spark: SparkSession, tmp_path: Path) -> None:
+    """Pages of Spark's own writer, with the dataset's settings: several a column, with definition levels."""
+    columns = ["cast(id % 997 AS int) a", "cast(id * 3 AS bigint) b", "cast(id AS float) c", "cast(id AS double) d"]
+    rows = spark.range(0, 50_000, 1, 1).selectExpr(*columns, "if(id % 9 = 0, null, cast(id AS int)) e")
+    rows.write.options(**_OPTIONS).parquet(str(tmp_path / "rows"))
+    (path,) = (tmp_path / "rows").glob("*.parquet")
+    expected = pq.read_table(path)
+    with StoredRowGroup(str(path), 0, list("abcde"), Buffers()) as stored:
+        for name in "abcd":
+            found = stored.column(name)
+            assert isinstance(found, pa.Array), name  # else Arrow decoded it
+            assert found.equals(expected.column(name).combine_chunks())
+        assert stored.column("e").null_count == expected.column("e").null_count > 0
