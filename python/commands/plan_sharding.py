@@ -11,11 +11,13 @@ from headrace.commands.screen import out, table
 from headrace.config import Sharding, load_spec
 from headrace.embeddings.cost import GIB, load_of
 from headrace.embeddings.declared import load_tables
-from headrace.embeddings.plan import Lookup, Table, tables_of
+from headrace.embeddings.dynamic_spec import DynamicSpec, dynamic_specs
+from headrace.embeddings.plan import Table, tables_of
 from headrace.embeddings.planner import Planned, plan_tables
 from headrace.embeddings.popularity import Popularity
 from headrace.errors import UserError
 from headrace.manifest import Manifest
+from headrace.schema import DatasetSchema
 from headrace.train.popularity import sampled_popularity
 from headrace.workspace import Workspace
 
@@ -39,6 +41,7 @@ def sharding(
     if memory_gib is not None:
         settings = settings.model_copy(update={"memory_gib": memory_gib})
     popularity: dict[str, Popularity] = {}
+    raw: tuple[DynamicSpec, ...] = ()
     if declared is not None:
         given = load_tables(declared)
         tables, lookups = given.planned()
@@ -46,7 +49,9 @@ def sharding(
         if spec is not None:
             batch, optimizer = spec.train.batch_size, spec.train.embeddings.kind
     elif spec is not None:
-        source, tables, lookups, popularity = _dataset(ws, spec.pipeline, ds, spec.model.embedding_dim)
+        source, schema, popularity = _dataset(ws, spec.pipeline, ds)
+        tables, lookups = tables_of(schema, spec.model.embedding_dim)
+        raw = dynamic_specs(schema, spec.model.embedding_dim, spec.train.embeddings)
         batch, optimizer = spec.train.batch_size, spec.train.embeddings.kind
     else:
         raise UserError("say which tables: a pipeline that has a dataset, or --tables mlperf, or --tables FILE.yaml")
@@ -54,12 +59,21 @@ def sharding(
         tables, lookups, world, batch_size=batch, optimizer=optimizer, settings=settings, popularity=popularity
     )
     show(planned, source)
+    for r in raw:
+        out.print(f"beside these, raw ids of {r.name}, dealt by their hash: {_limit(r, optimizer, world)}")
     return planned
 
 
-def _dataset(
-    ws: Workspace, pipeline: str, ds: str | None, dim: int
-) -> tuple[str, tuple[Table, ...], tuple[Lookup, ...], dict[str, Popularity]]:
+def _limit(raw: DynamicSpec, optimizer: str, world: int) -> str:
+    from headrace.embeddings.dynamic_learning import bytes_for  # brings torch
+
+    limits = [] if raw.memory_mib is None else [raw.memory_mib]
+    if raw.max_rows is not None:
+        limits.append(bytes_for(max(1, raw.max_rows // world), raw.dim, optimizer) / 2**20)
+    return f"at most {min(limits):,.1f} MiB a rank" if limits else "no limit (max_rows, memory_mib)"
+
+
+def _dataset(ws: Workspace, pipeline: str, ds: str | None) -> tuple[str, DatasetSchema, dict[str, Popularity]]:
     runs = ws.manifest(pipeline, "*", "features")
     days = sorted((p.parent.name for p in runs.parent.parent.glob("*/features.json")), reverse=True)
     day = ds or (days[0] if days else "")
@@ -71,7 +85,7 @@ def _dataset(
         )
     schema = manifest.dataset_schema
     popularity = sampled_popularity(ws.home / manifest.output("dataset").name, schema)
-    return f"{pipeline}, dataset of {day}", *tables_of(schema, dim), popularity
+    return f"{pipeline}, dataset of {day}", schema, popularity
 
 
 def show(planned: Planned, source: str) -> None:

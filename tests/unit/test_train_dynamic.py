@@ -12,11 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from headrace.commands.plan_sharding import sharding
 from headrace.config import DynamicTable, EmbeddingOptimizer, Model, Negatives, Optimizer, Spec, Train
 from headrace.dataset.negatives import NegativePlan
 from headrace.embeddings.collective import Collective, LocalCollective
 from headrace.embeddings.collective_threads import run_ranks
-from headrace.embeddings.dynamic_rows import DynamicReport
+from headrace.embeddings.dynamic_learning import DynamicReport, bytes_for
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.models.dlrm import DLRM
@@ -238,6 +239,24 @@ def test_a_day_starts_from_the_table_of_the_day_before(
     assert report.dynamic["user"]["admitted"] == tight[1].dynamic["user"]["admitted"] + len(after) - len(before)
     cold = train_local(job_of(home, tomorrow, "cold", still))
     assert report.dynamic["user"]["rows"] > cold.dynamic["user"]["rows"]
+
+
+def test_a_plan_names_the_tables_beside_it(
+    home: Workspace, coded: Manifest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert coded.dataset_schema is not None
+    mixed = coded.model_copy(update={"dataset_schema": raw(coded.dataset_schema, SOME)})
+    mixed.save(home.manifest("clicks", coded.ds, "features"))
+    try:
+        limits = "train.embeddings.dynamic={user: {max_rows: 1000, memory_mib: 64}}"
+        planned = sharding(home, "clicks", None, coded.ds, 4, None, [limits])
+    finally:
+        coded.save(home.manifest("clicks", coded.ds, "features"))
+    assert [t.name for t in planned.plan.tables] == ["item"]
+    shown = " ".join(capsys.readouterr().out.split())
+    most = bytes_for(250, planned.plan.tables[0].dim, planned.work.optimizer) / 2**20
+    assert f"raw ids of user, dealt by their hash: at most {most:,.1f} MiB a rank" in shown
+    assert "raw ids of tags, dealt by their hash: no limit" in shown
 
 
 def test_a_model_of_codes_is_no_start(coded: Manifest) -> None:
