@@ -31,6 +31,7 @@ from headrace.dataset.batch import Batch
 from headrace.dataset.layout import open_split
 from headrace.dataset.source import TrainSource
 from headrace.embeddings.collective import Collective
+from headrace.embeddings.collective_shared import shared
 from headrace.embeddings.collective_torch import TorchCollective
 from headrace.embeddings.plan import row_wise
 from headrace.manifest import Manifest
@@ -134,6 +135,8 @@ class _Nothing:
 class Constant(nn.Module):
     """Embeddings of nothing: the same vectors for every batch."""
 
+    dynamic = None
+
     def __init__(self, like: Any, samples: int) -> None:
         super().__init__()
         self.plan = like.plan
@@ -195,7 +198,7 @@ def _rank_main(step: Step, rank: int, folder: Path, turns: int, profile: bool, d
     pa.set_cpu_count(step.threads)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=step.world)
     spans = Spans() if profile else NoSpans()
-    collective = WatchedCollective(TorchCollective(), Watch(), spans)
+    collective = WatchedCollective(shared(TorchCollective()), Watch(), spans)
     ours = floor = learner_of(step, collective)
     memory = Memory(batches_of(step, rank))
     sources: dict[str, Any] = {"ours": memory, "floor": memory}

@@ -1,6 +1,6 @@
 // The loops of an embedding table that torch needs many passes for, called from headrace.embeddings.native by ctypes.
 //
-// occurrences: codes of a padded batch to addresses, bag by bag. duplicates: a stable radix sort and its distinct values.
+// occurrences: codes of a padded batch to addresses, bag by bag. cut_bags: those by owner. duplicates: a stable radix sort and its distinct values.
 // pool_sum: rows of a table, gathered and summed by bag. update: gradients summed by row and applied by the optimizer, in
 // one pass over each touched row. Both read ahead by software prefetch: a random row is a cache miss, and the processor
 // hides it only if it is told early. Rows are split over threads, each row wholly by one, so the bits do not depend on the
@@ -9,8 +9,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <thread>
 #include <vector>
+
+#include "threads.hpp"
 
 namespace {
 
@@ -19,20 +20,6 @@ constexpr int64_t kLine = 16;    // floats of a cache line
 
 inline void prefetch(const float* row, int64_t width) {
   for (int64_t i = 0; i < width; i += kLine) __builtin_prefetch(row + i, 0, 1);
-}
-
-template <class Body>
-void parallel_parts(int64_t parts, const Body& body) {
-  std::vector<std::thread> workers;
-  for (int64_t part = 1; part < parts; ++part) workers.emplace_back([&, part] { body(part); });
-  body(0);
-  for (auto& w : workers) w.join();
-}
-
-template <class Body>
-void parallel(int64_t n, int threads, const Body& body) {
-  const int64_t parts = n < 1024 ? 1 : std::max(1, threads);
-  parallel_parts(parts, [&](int64_t part) { body(n * part / parts, n * (part + 1) / parts); });
 }
 
 template <class Index>
@@ -192,6 +179,53 @@ int64_t occurrences(const int64_t* codes, int64_t batch, int64_t slots, const Co
   return n;
 }
 
+// Occurrences by owner, then in their order; a part is a bag's occurrences at one owner. Returns the number of parts.
+template <class Index>
+int64_t cut_bags(const Index* addresses, const int64_t* bag, const float* weights, int64_t n, const int64_t* rank_starts,
+                 int64_t world, Index* out, float* out_weights, uint8_t* begins, int64_t* part_bag, int64_t* ids,
+                 int64_t* parts) {
+  std::vector<int32_t> owner(n);
+  std::vector<int64_t> last(world, -1), place(world), part(world);
+  std::fill(ids, ids + world, 0);
+  std::fill(parts, parts + world, 0);
+  for (int64_t i = 0; i < n; ++i) {
+    const auto w = std::upper_bound(rank_starts + 1, rank_starts + world, int64_t(addresses[i])) - rank_starts - 1;
+    owner[i] = int32_t(w);
+    ++ids[w];
+    parts[w] += bag[i] != last[w];
+    last[w] = bag[i];
+  }
+  int64_t id = 0, total = 0;
+  for (int64_t w = 0; w < world; ++w) {
+    place[w] = id;
+    part[w] = total;
+    id += ids[w];
+    total += parts[w];
+    last[w] = -1;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    const int32_t w = owner[i];
+    const int64_t to = place[w]++;
+    const bool first = bag[i] != last[w];
+    out[to] = addresses[i];
+    if (weights) out_weights[to] = weights[i];
+    begins[to] = first;
+    if (first) part_bag[part[w]++] = last[w] = bag[i];
+  }
+  return total;
+}
+
+// Places of equal keys together, in their order (a counting sort).
+void group(const int64_t* keys, int64_t n, int64_t groups, int64_t* order, int64_t* starts) {
+  std::vector<int64_t> place(groups + 1, 0);
+  for (int64_t i = 0; i < n; ++i) ++place[keys[i] + 1];
+  for (int64_t g = 0; g < groups; ++g) {
+    starts[g] = place[g];
+    place[g + 1] += place[g];
+  }
+  for (int64_t i = 0; i < n; ++i) order[place[keys[i]]++] = i;
+}
+
 // Sorts values (not negative) with their places: least digit first, so equal values keep their order.
 int64_t duplicates(const int32_t* values, int64_t n, int32_t* unique, int64_t* order, int64_t* starts, int64_t* group) {
   constexpr int kBits = 11, kSize = 1 << kBits;
@@ -244,7 +278,21 @@ int64_t headrace_duplicates(const int32_t* values, int64_t n, int32_t* unique, i
   return duplicates(values, n, unique, order, starts, group);
 }
 
-int headrace_embeddings_version() { return 2; }
+int64_t headrace_cut_bags(const void* addresses, int wide, const int64_t* bag, const float* weights, int64_t n,
+                          const int64_t* rank_starts, int64_t world, void* out, float* out_weights, uint8_t* begins,
+                          int64_t* part_bag, int64_t* ids, int64_t* parts) {
+  if (wide)
+    return cut_bags(static_cast<const int64_t*>(addresses), bag, weights, n, rank_starts, world,
+                    static_cast<int64_t*>(out), out_weights, begins, part_bag, ids, parts);
+  return cut_bags(static_cast<const int32_t*>(addresses), bag, weights, n, rank_starts, world,
+                  static_cast<int32_t*>(out), out_weights, begins, part_bag, ids, parts);
+}
+
+void headrace_group(const int64_t* keys, int64_t n, int64_t groups, int64_t* order, int64_t* starts) {
+  group(keys, n, groups, order, starts);
+}
+
+int headrace_embeddings_version() { return 3; }
 
 void headrace_pool_sum(const float* table, int64_t width, const void* index, int wide, int64_t n, const int64_t* starts,
                        int64_t bags, const float* weights, float* out, int threads) {

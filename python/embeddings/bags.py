@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headrace.embeddings import native
 from headrace.embeddings.batch import Occurrences
 from headrace.embeddings.duplicates import find_duplicates, sum_bags
 from headrace.embeddings.layout import Arena
@@ -36,6 +37,8 @@ class Parts:
 
     def sum(self, vectors: Tensor, bags: int) -> Tensor:
         """The bags' sums [bags, D] of their parts' vectors [P, D]; zeros for empty bags."""
+        if native.usable(vectors):
+            return sum_bags(vectors, *native.group(self.bag, bags))
         order = torch.argsort(self.bag, stable=True)
         counts = torch.bincount(self.bag, minlength=bags)
         return sum_bags(vectors, order, counts.cumsum(0) - counts)
@@ -45,6 +48,8 @@ def cut_bags(arena: Arena, occurrences: Occurrences) -> Parts:
     """Sort a batch's occurrences by owner."""
     world = len(arena.rank_starts) - 1
     assert occurrences.bag is not None
+    if native.library() is not None:
+        return Parts(*native.cut_bags(occurrences.addresses, occurrences.bag, occurrences.weights, arena.rank_starts))
     ends = arena.rank_starts[1:].to(occurrences.addresses.dtype)
     owner = torch.bucketize(occurrences.addresses, ends, right=True, out_int32=True)
     order = torch.argsort(owner, stable=True)

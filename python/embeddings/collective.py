@@ -15,8 +15,13 @@ from torch import Tensor
 from headrace.world import World
 
 
+class PeerLost(RuntimeError):
+    """A rank that others wait for is gone."""
+
+
 class Collective(Protocol):
-    """The ranks of one job. Implementations: LocalCollective, ThreadCollective, HorovodCollective, TorchCollective."""
+    """The ranks of one job. Implementations: LocalCollective, ThreadCollective, HorovodCollective,
+    TorchCollective, and SharedCollective around these."""
 
     @property
     def world(self) -> World:

@@ -170,6 +170,8 @@ class Mail:
         pooled = self._by_row < len(self._arenas)
         first = numbers < 0
         rows = torch.where(first, -1 - numbers, numbers) if pooled else numbers
+        if len(self._arenas) == 1:
+            return [rows], [first], [counts]
         base = self._base[:, self._collective.world.rank].to(rows.dtype)
         # Each sender's rows are in order of arenas.
         arena = torch.bucketize(rows, base[1:-1], right=True, out_int32=True)

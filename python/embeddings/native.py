@@ -10,13 +10,16 @@ import ctypes
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.embeddings.optimizers import ADAGRAD_EPS, ADAM_BETAS, ADAM_EPS
 from headrace.workspace import checkout
 
-_VERSION = 2
+_VERSION = 3
+_UINT32 = 2**32 - 1
 _KINDS = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 2, "adam": 3}
 _EPS = {"sgd": 0.0, "adagrad": ADAGRAD_EPS, "rowwise_adagrad": ADAGRAD_EPS, "adam": ADAM_EPS}
 
@@ -44,6 +47,18 @@ def library() -> ctypes.CDLL | None:
     found.headrace_update.restype = None
     found.headrace_occurrences.argtypes = [p, i64, i64, p, i64, p, i64, p, i32, p, p]
     found.headrace_occurrences.restype = i64
+    found.headrace_cut_bags.argtypes = [p, i32, p, p, i64, p, i64, p, p, p, p, p, p]
+    found.headrace_cut_bags.restype = i64
+    found.headrace_group.argtypes = [p, i64, i64, p, p]
+    found.headrace_group.restype = None
+    found.headrace_announce.argtypes = [p, ctypes.c_uint32]
+    found.headrace_announce.restype = None
+    found.headrace_await.argtypes = [p, ctypes.c_uint32, i64]
+    found.headrace_await.restype = i32
+    found.headrace_interact.argtypes = [p, p, i64, i64, i64, p, i32]
+    found.headrace_interact.restype = None
+    found.headrace_interact_gradient.argtypes = [p, p, p, i64, i64, i64, p, p, i32]
+    found.headrace_interact_gradient.restype = None
     found.headrace_duplicates.argtypes = [p, i64, p, p, p, p]
     found.headrace_duplicates.restype = i64
     return found
@@ -161,6 +176,82 @@ def duplicates(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         values.data_ptr(), n, unique.data_ptr(), order.data_ptr(), starts.data_ptr(), group.data_ptr()
     )
     return unique[:distinct], order, starts[:distinct], group
+
+
+def cut_bags(
+    addresses: Tensor, bag: Tensor, weights: Tensor | None, rank_starts: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor, list[int], list[int]]:
+    """Addresses by owner, then in their order; the fields of headrace.embeddings.bags.Parts.
+
+    Args:
+        addresses: int32 or int64 [N].
+        bag: int64 [N], ascending.
+        weights: float32 [N].
+        rank_starts: int64 [W + 1].
+    """
+    lib = library()
+    assert lib is not None
+    n, world = addresses.numel(), rank_starts.numel() - 1
+    addresses, bag, rank_starts = addresses.contiguous(), bag.contiguous(), rank_starts.contiguous()
+    weights = None if weights is None else weights.contiguous()
+    out, begins, part_bag = torch.empty_like(addresses), torch.empty(n, dtype=torch.bool), torch.empty_like(bag)
+    out_weights = None if weights is None else torch.empty_like(weights)
+    ids, parts = torch.empty(world, dtype=torch.int64), torch.empty(world, dtype=torch.int64)
+    total = lib.headrace_cut_bags(
+        addresses.data_ptr(), addresses.dtype is torch.int64, bag.data_ptr(), _pointer(weights), n,
+        rank_starts.data_ptr(), world, out.data_ptr(), _pointer(out_weights), begins.data_ptr(), part_bag.data_ptr(),
+        ids.data_ptr(), parts.data_ptr(),
+    )  # fmt: skip
+    return out, out_weights, begins, part_bag[:total], ids.tolist(), parts.tolist()
+
+
+def group(keys: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Places of int64 keys [N] in [0, groups), equal ones together in their order [N]; where each begins [groups]."""
+    lib = library()
+    assert lib is not None
+    keys = keys.contiguous()
+    order, starts = torch.empty_like(keys), torch.empty(groups, dtype=torch.int64)
+    lib.headrace_group(keys.data_ptr(), keys.numel(), groups, order.data_ptr(), starts.data_ptr())
+    return order, starts
+
+
+def interact(bottom: Tensor, features: Tensor) -> Tensor:
+    """See headrace.models.interaction: float32 [B, D], [B, F, D], contiguous -> [B, D + F (F + 1) / 2]."""
+    lib = library()
+    assert lib is not None
+    batch, count, width = features.shape
+    out = bottom.new_empty(batch, width + count * (count + 1) // 2)
+    lib.headrace_interact(
+        bottom.data_ptr(), features.data_ptr(), batch, count, width, out.data_ptr(), torch.get_num_threads()
+    )
+    return out
+
+
+def interact_gradient(bottom: Tensor, features: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of both, from that of the output."""
+    lib = library()
+    assert lib is not None
+    grad = grad.contiguous()
+    of_bottom, of_features = torch.empty_like(bottom), torch.empty_like(features)
+    lib.headrace_interact_gradient(
+        bottom.data_ptr(), features.data_ptr(), grad.data_ptr(), *features.shape, of_bottom.data_ptr(),
+        of_features.data_ptr(), torch.get_num_threads(),
+    )  # fmt: skip
+    return of_bottom, of_features
+
+
+def announce(word: NDArray[np.int64], value: int) -> None:
+    """Set the lower half of a number in shared memory, after all that was written before, and wake who waits for it."""
+    lib = library()
+    assert lib is not None
+    lib.headrace_announce(word.ctypes.data, value & _UINT32)
+
+
+def wait_for(word: NDArray[np.int64], value: int, microseconds: int) -> bool:
+    """Wait until `announce` has set a number to `value` or beyond (it may wrap around); False: it took too long."""
+    lib = library()
+    assert lib is not None
+    return bool(lib.headrace_await(word.ctypes.data, value & _UINT32, microseconds))
 
 
 def _pointer(x: Tensor | None) -> int | None:

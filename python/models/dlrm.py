@@ -17,7 +17,8 @@ from headrace.embeddings.dynamic_spec import dynamic_specs
 from headrace.embeddings.plan import Lookup, Plan, Table, row_wise, tables_of
 from headrace.embeddings.sharded import Prepared, ShardedEmbeddings
 from headrace.errors import UserError
-from headrace.models.mlp import MLP, pairwise_dots
+from headrace.models.mlp import MLP
+from headrace.models.pairs import with_pairs
 from headrace.schema import NULL_CODE, DatasetSchema, Feature, Kind
 
 #: (tables, lookups, ranks) -> where everything lives.
@@ -122,10 +123,7 @@ class DLRM(nn.Module):
                 bottom = self.constant.expand(begun.samples, -1)
         features = self._features(begun) if self._slots.features else None
         with self._autocast(continuous):
-            top_input = bottom
-            if features is not None:
-                vectors = torch.cat([bottom.unsqueeze(1), features], dim=1)  # [B, 1 + F, D]
-                top_input = torch.cat([bottom, pairwise_dots(vectors)], dim=1)
+            top_input = bottom if features is None else with_pairs(bottom, features)
             logits: Tensor = self.top(top_input).squeeze(1)
         return logits.float()
 

@@ -30,7 +30,7 @@ class MLP(nn.Sequential):
         for i, (inputs, outputs) in enumerate(pairwise(widths)):
             layers.append(linear(inputs, outputs, generator))
             if last_relu or i < len(widths) - 2:
-                layers.append(nn.ReLU())
+                layers.append(nn.ReLU(inplace=True))  # a linear layer does not look at its output again
                 if dropout:
                     layers.append(nn.Dropout(dropout))
         super().__init__(*layers)

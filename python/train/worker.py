@@ -32,7 +32,9 @@ def rank_main(job_json: str) -> str:
     import torch
     from horovod.common.exceptions import HorovodInternalError
 
+    from headrace.embeddings.collective import PeerLost
     from headrace.embeddings.collective_horovod import HorovodCollective
+    from headrace.embeddings.collective_shared import SharedCollective, shared
     from headrace.train.loop import train
     from headrace.train.progress import Speaker, Tick
     from headrace.train.watch import Watch
@@ -42,7 +44,7 @@ def rank_main(job_json: str) -> str:
     mark(marks, "imports")
     hvd.init()
     mark(marks, "horovod")
-    collective = HorovodCollective()
+    collective = shared(HorovodCollective())
     chief = collective.world.is_chief
     watch = Watch(
         job.ranks_folder, collective.world, job.train.deadline_seconds, stop_file=job.stop_file if chief else None
@@ -70,7 +72,7 @@ def rank_main(job_json: str) -> str:
         where = f": {e.filename}" if e.filename else ""
         message = f"{e.strerror}{where}. Make room below {job.folder}, or lower train.keep ({job.train.keep})"
         answer.complaint = Complaint(rank=collective.world.rank, message=message, full_disk=True)
-    except HorovodInternalError as e:
+    except (HorovodInternalError, PeerLost) as e:
         # Another rank is gone. It says why before it goes, unless it was killed: then its exit code does.
         answer.lost = str(e)
         print(f"rank {collective.world.rank}: {e}", file=sys.stderr)
@@ -78,6 +80,8 @@ def rank_main(job_json: str) -> str:
         if answer.complaint is not None:
             with suppress(OSError):  # the answer has it, too
                 write_text(job.complaint, answer.complaint.model_dump_json())
+        if isinstance(collective, SharedCollective):
+            collective.close()
         hvd.shutdown()
         watch.close()
     if "train" in watch.began:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from headrace.config import EmbeddingOptimizer
-from headrace.embeddings.collective import Collective
+from headrace.embeddings.collective import Collective, PeerLost
+from headrace.embeddings.collective_shared import SharedCollective, shared
 from headrace.embeddings.collective_threads import run_ranks
 from headrace.embeddings.plan import Lookup, Plan, Table, blocks_for
 from headrace.embeddings.sharded import ShardedEmbeddings
@@ -79,6 +82,44 @@ def rank_main(rank: int, size: int, meeting: Path, answers: Any) -> None:
         dist.destroy_process_group()
 
 
+def shared_rank_main(rank: int, size: int, meeting: Path, answers: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
+    try:
+        from headrace.embeddings.collective_torch import TorchCollective
+
+        collective = shared(TorchCollective())
+        assert isinstance(collective, SharedCollective)
+        found = report(collective)
+        # Longer messages than slots had room for, and more of them than there are slots.
+        for n in [3, 70_000, 5, 90_000] * 10:
+            sent = torch.arange(n * size).view(-1, 1) * 10 + rank
+            got, counts = collective.all_to_all(sent, [n] * size)
+            each = torch.arange(rank * n, (rank + 1) * n).view(-1, 1)
+            assert torch.equal(got, torch.cat([each * 10 + r for r in range(size)]))
+            assert counts == [n] * size
+        answers.put((rank, found))
+        collective.close()
+    finally:
+        dist.destroy_process_group()
+
+
+def lonely_rank_main(rank: int, size: int, meeting: Path, answers: Any) -> None:
+    """Rank 1 is killed; the others wait for it."""
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
+    from headrace.embeddings.collective_torch import TorchCollective
+
+    collective = shared(TorchCollective())
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(PeerLost, match="rank 1 is gone") as first:
+        collective.all_reduce_sum([torch.zeros(3)])
+    answers.put((rank, str(first.value)))
+    answers.close()
+    answers.join_thread()
+    os._exit(0)  # gloo has lost a rank, too
+
+
 def launch(size: int, meeting: Path, main: Callable[..., None]) -> list[Any]:
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
@@ -92,10 +133,22 @@ def launch(size: int, meeting: Path, main: Callable[..., None]) -> list[Any]:
     return [found[rank] for rank in range(size)]
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_processes_say_and_learn_what_threads_do(size: int, tmp_path: Path) -> None:
-    got = launch(size, tmp_path / "meeting", rank_main)
+@pytest.mark.parametrize(("size", "main"), [(2, rank_main), (3, rank_main), (2, shared_rank_main), (3, shared_rank_main)])
+def test_processes_say_and_learn_what_threads_do(size: int, main: Callable[..., None], tmp_path: Path) -> None:
+    got = launch(size, tmp_path / "meeting", main)
     for (told, weights), (expected, same) in zip(got, run_ranks(size, report), strict=True):
         assert told == expected
         for a, b in zip(weights, same, strict=True):
             torch.testing.assert_close(torch.tensor(a), torch.tensor(b), rtol=1e-5, atol=1e-6)
+
+
+def test_who_waits_for_a_rank_that_is_killed_hears_of_it(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    ranks = [context.Process(target=lonely_rank_main, args=(r, 3, tmp_path / "meeting", answers)) for r in range(3)]
+    for r in ranks:
+        r.start()
+    assert dict(answers.get(timeout=60) for _ in range(2)) == {0: "rank 1 is gone", 2: "rank 1 is gone"}
+    for r in ranks:
+        r.join(60)
+    assert [r.exitcode for r in ranks] == [0, -signal.SIGKILL, 0]

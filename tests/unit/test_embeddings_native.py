@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.embeddings import native
+from headrace.embeddings.bags import cut_bags
 from headrace.embeddings.batch import Batcher
 from headrace.embeddings.duplicates import find_duplicates
 from headrace.embeddings.layout import Layout
@@ -73,6 +75,28 @@ def test_occurrences_are_those_of_torch(batch: tuple[Plan, torch.Tensor]) -> Non
             x, y = getattr(a, name), getattr(b, name)
             assert (x is None) == (y is None), name
             assert x is None or (torch.equal(x, y) and x.dtype == y.dtype), name
+
+
+@settings(max_examples=100, deadline=None)
+@given(batch=batches(), weighted=st.booleans())
+def test_bags_are_cut_as_by_torch(batch: tuple[Plan, torch.Tensor], weighted: bool) -> None:
+    plan, codes = batch
+    layout = Layout(plan, 0)
+    for group, found in zip(layout.groups, Batcher(layout).padded(codes, None), strict=True):
+        if found.bag is None:
+            continue
+        weights = torch.rand(found.addresses.numel()) if weighted else None
+        cut, arena = replace(found, weights=weights), layout.arenas[group.arena]
+        got = cut_bags(arena, cut)
+        with patch.object(native, "library", lambda: None):
+            expected = cut_bags(arena, cut)
+            vectors = torch.rand(expected.bag.numel(), 3)
+            sums = expected.sum(vectors, found.bags)
+        assert (got.ids, got.parts) == (expected.ids, expected.parts)
+        for name in ("addresses", "weights", "begins", "bag"):
+            x, y = getattr(got, name), getattr(expected, name)
+            assert (x is None and y is None) or (torch.equal(x, y) and x.dtype == y.dtype), name
+        assert torch.equal(got.sum(vectors, found.bags), sums)
 
 
 @pytest.mark.parametrize("code", [-1, 30, 2**40, -(2**63)])

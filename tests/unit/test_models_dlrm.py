@@ -16,6 +16,7 @@ from headrace.embeddings.collective_threads import run_ranks
 from headrace.errors import UserError
 from headrace.models.dlrm import DLRM
 from headrace.models.mlp import pairwise_dots
+from headrace.models.pairs import with_pairs
 from headrace.models.saved import load_dlrm, read_card, restore, save_model
 from headrace.schema import DatasetSchema, Feature, Kind
 
@@ -92,6 +93,31 @@ def test_forward_is_the_paper(name: str) -> None:
 def test_pairs_are_in_order() -> None:
     x = torch.tensor([[[1.0, 0.0], [2.0, 1.0], [3.0, 5.0]]])
     assert pairwise_dots(x).tolist() == [[2.0, 3.0, 11.0]]
+
+
+@pytest.mark.parametrize(
+    ("batch", "count", "width"),
+    [(0, 3, 4), (3, 1, 4), (2, 7, 5), (1, 15, 16), (4, 16, 17), (4, 17, 80), (5, 26, 64), (1500, 2, 8)],
+)
+def test_the_loop_of_the_interaction_is_that_of_torch(batch: int, count: int, width: int) -> None:
+    """Forward and gradients, to the rounding of sums in another order, against torch in double precision."""
+    generator = torch.Generator().manual_seed(batch + count)
+    bottom = torch.randn(batch, width, generator=generator, requires_grad=True)
+    features = torch.randn(batch, count, width, generator=generator, requires_grad=True)
+    got = with_pairs(bottom, features)
+    gradient = torch.randn(got.shape, generator=generator)
+    found = torch.autograd.grad(got, [bottom, features], gradient)
+    assert got.grad_fn is not None
+    assert "Pairs" in got.grad_fn.name()
+    wide = [x.detach().double().requires_grad_() for x in (bottom, features)]
+    expected = with_pairs(*wide)
+    torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
+    for a, b in zip(found, torch.autograd.grad(expected, wide, gradient.double()), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
+    again = with_pairs(bottom, features)
+    assert torch.equal(got, again)
+    if batch > 1:  # a sample's bits are its own
+        assert torch.equal(with_pairs(bottom[1:], features[1:]), got[1:])
 
 
 def test_no_features_is_refused() -> None:
