@@ -5,10 +5,10 @@
 
 - step: two gloo ranks of one thread each, 26 tables x 100k rows x 64, 13 continuous features, 4,096 samples a rank.
   DLRM with MLPs 512-256-64 and 512-256-1 and one id a table, ids uniform and Zipf(1.05); and an embedding-heavy one
-  with MLPs 64-64 and 64-1 and ten ids a table. Ours is the loop as training runs it, fed from memory. Floor: the same
-  loop and MLPs with the embeddings replaced by a constant, in the same processes, in turns. Peers: TorchRec's DLRM with
-  the tables whole on ranks (table-wise) and by rows (row-wise), the same ids, optimizers, threads and allocator
-  settings. Medians of the slowest rank's steps.
+  with MLPs 64-64 and 64-1 and ten ids a table. Ours is the loop as training runs it, fed from memory; tables are dealt
+  by rows, those of lists as `kind: auto` plans them. Floor: the same loop and MLPs with the embeddings replaced by a
+  constant, in the same processes, in turns. Peers: TorchRec's DLRM with the tables whole on ranks (table-wise) and by
+  rows (row-wise), the same ids, optimizers, threads and allocator settings. Medians of the slowest rank's steps.
 - loader: one rank's loader (shuffled, checked batches of 8,192, of four streams) beside pyarrow's decoding of the same
   row groups, both on one core and both on two: the process is pinned, and Arrow has as many threads. The loader does
   more than the floor: it shuffles, checks codes, widens them and puts batches together. `in stored order` is a pass of

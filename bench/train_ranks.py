@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -26,14 +26,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.peers.torchrec_step import Step, draw_ids
-from headrace.config import EmbeddingOptimizer, Model, Optimizer, Schedule, Train
+from headrace.config import EmbeddingOptimizer, Model, Optimizer, Schedule, Sharding, Train
 from headrace.dataset.batch import Batch
 from headrace.dataset.layout import open_split
 from headrace.dataset.source import TrainSource
 from headrace.embeddings.collective import Collective
 from headrace.embeddings.collective_shared import shared
 from headrace.embeddings.collective_torch import TorchCollective
-from headrace.embeddings.plan import row_wise
+from headrace.embeddings.plan import Lookup, Plan, Table
+from headrace.embeddings.planner import plan_tables
 from headrace.manifest import Manifest
 from headrace.models.dlrm import DLRM
 from headrace.schema import DatasetSchema, Feature, Kind
@@ -128,8 +129,7 @@ class _Nothing:
 
     def fetch_ahead(self) -> None: ...
 
-    def rows(self) -> list[Tensor]:
-        return []
+    def drop(self) -> None: ...
 
 
 class Constant(nn.Module):
@@ -188,7 +188,16 @@ def take_steps(
 
 
 def learner_of(step: Step, collective: Collective) -> Learner:
-    model = DLRM(schema_of(step), model_of(step), collective, 1, row_wise)
+    """Tables by rows, as is the default; those of lists as `train.sharding.kind: auto` plans them."""
+    kind: Literal["auto", "row_wise"] = "auto" if step.ids > 1 else "row_wise"
+
+    def make_plan(tables: Sequence[Table], lookups: Sequence[Lookup], world_size: int) -> Plan:
+        return plan_tables(
+            tables, lookups, world_size, batch_size=step.batch * step.world, optimizer="rowwise_adagrad",
+            settings=Sharding(kind=kind, zipf=step.zipf),
+        ).plan  # fmt: skip
+
+    model = DLRM(schema_of(step), model_of(step), collective, 1, make_plan)
     model.embeddings.configure_optimizer(train_of(step).embeddings)
     return Learner(model, DenseOptimizer(model.dense_parameters(), train_of(step).dense, collective))
 

@@ -9,6 +9,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
+#include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "threads.hpp"
@@ -20,6 +23,26 @@ constexpr int64_t kLine = 16;    // floats of a cache line
 
 inline void prefetch(const float* row, int64_t width) {
   for (int64_t i = 0; i < width; i += kLine) __builtin_prefetch(row + i, 0, 1);
+}
+
+// Sixteen columns at once, four of these at a time: sums stay in registers while a bag's rows go by.
+typedef float Lanes __attribute__((vector_size(4 * kLine)));
+
+inline Lanes load(const float* p) {
+  Lanes v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+inline void store(float* p, const Lanes& v) { std::memcpy(p, &v, sizeof v); }
+
+// body(c, columns) for tiles of 64 columns, then of 16, then of one; `columns` is a constant of its type.
+template <class Body>
+inline void tiles(int64_t width, const Body& body) {
+  int64_t c = 0;
+  for (; c + 4 * kLine <= width; c += 4 * kLine) body(c, std::integral_constant<int, 4>());
+  for (; c + kLine <= width; c += kLine) body(c, std::integral_constant<int, 1>());
+  for (; c < width; ++c) body(c, std::integral_constant<int, 0>());
 }
 
 template <class Index>
@@ -34,19 +57,38 @@ void pool(const float* table, int64_t width, const Index* index, int64_t n, cons
         std::fill(row, row + width, 0.0f);
         continue;
       }
-      for (int64_t i = first; i < last; ++i) {
+      auto ahead = [&](int64_t i) {
         if (i + kAhead < n) prefetch(table + int64_t(index[i + kAhead]) * width, width);
-        const float* source = table + int64_t(index[i]) * width;
-        if (weights) {
-          const float w = weights[i];
-          if (i == first) for (int64_t c = 0; c < width; ++c) row[c] = w * source[c];
-          else for (int64_t c = 0; c < width; ++c) row[c] += w * source[c];
-        } else if (i == first) {
-          for (int64_t c = 0; c < width; ++c) row[c] = source[c];
-        } else {
-          for (int64_t c = 0; c < width; ++c) row[c] += source[c];
-        }
+      };
+      if (last == first + 1 && !weights) {
+        ahead(first);
+        std::memcpy(row, table + int64_t(index[first]) * width, size_t(width) * sizeof(float));
+        continue;
       }
+      tiles(width, [&](int64_t c, auto columns) {
+        constexpr int kTile = decltype(columns)::value;
+        auto source = [&](int64_t i) {
+          if (c == 0) ahead(i);
+          return table + int64_t(index[i]) * width + c;
+        };
+        // The first row is taken as it is, not added to zero: as torch does, the sign of a zero included.
+        if constexpr (kTile == 0) {
+          auto of = [&](int64_t i) { return weights ? weights[i] * *source(i) : *source(i); };
+          float sum = of(first);
+          for (int64_t i = first + 1; i < last; ++i) sum += of(i);
+          row[c] = sum;
+        } else {
+          Lanes sum[kTile];
+          const float* begin = source(first);
+          for (int k = 0; k < kTile; ++k) sum[k] = weights ? weights[first] * load(begin + k * kLine) : load(begin + k * kLine);
+          for (int64_t i = first + 1; i < last; ++i) {
+            const float* next = source(i);
+            if (weights) for (int k = 0; k < kTile; ++k) sum[k] += weights[i] * load(next + k * kLine);
+            else for (int k = 0; k < kTile; ++k) sum[k] += load(next + k * kLine);
+          }
+          for (int k = 0; k < kTile; ++k) store(row + c + k * kLine, sum[k]);
+        }
+      });
     }
   });
 }
@@ -126,17 +168,31 @@ void step(float* table, float* state, float* second, int64_t width, const Index*
         if (state) prefetch(state + next * state_width, state_width);
         if (second) prefetch(second + next * width, width);
       }
-      std::fill(sum.begin(), sum.end(), 0.0f);
-      for (int64_t i = first; i < last; ++i) {
-        if (i + kAhead < n) prefetch(grads + source(i + kAhead) * width, width);
-        const int64_t s = source(i);
-        const float* grad = grads + s * width;
-        float scale = 1.0f;
-        if (weights) scale = weights[order[i]];
-        if (divisor) scale /= divisor[s];
-        if (scale == 1.0f) for (int64_t c = 0; c < width; ++c) sum[c] += grad[c];
-        else for (int64_t c = 0; c < width; ++c) sum[c] += scale * grad[c];
-      }
+      auto scale_of = [&](int64_t i) {
+        float scale = weights ? weights[order[i]] : 1.0f;
+        if (divisor) scale /= divisor[source(i)];
+        return scale;
+      };
+      tiles(width, [&](int64_t c, auto columns) {
+        constexpr int kTile = decltype(columns)::value;
+        auto grad_of = [&](int64_t i) {
+          if (c == 0 && i + kAhead < n) prefetch(grads + source(i + kAhead) * width, width);
+          return grads + source(i) * width + c;
+        };
+        if constexpr (kTile == 0) {
+          float total = 0;
+          for (int64_t i = first; i < last; ++i) total += scale_of(i) * *grad_of(i);
+          sum[c] = total;
+        } else {
+          Lanes total[kTile] = {};
+          for (int64_t i = first; i < last; ++i) {
+            const float* grad = grad_of(i);
+            const float scale = scale_of(i);
+            for (int k = 0; k < kTile; ++k) total[k] += scale * load(grad + k * kLine);
+          }
+          for (int k = 0; k < kTile; ++k) store(&sum[c + k * kLine], total[k]);
+        }
+      });
       const int64_t row = int64_t(rows[u]);
       apply(rule, table + row * width, sum.data(), state ? state + row * state_width : nullptr,
             second ? second + row * width : nullptr, width);
@@ -229,7 +285,7 @@ void group(const int64_t* keys, int64_t n, int64_t groups, int64_t* order, int64
 // Sorts values (not negative) with their places: least digit first, so equal values keep their order.
 int64_t duplicates(const int32_t* values, int64_t n, int32_t* unique, int64_t* order, int64_t* starts, int64_t* group) {
   constexpr int kBits = 11, kSize = 1 << kBits;
-  std::vector<uint64_t> from(n), to(n);
+  std::unique_ptr<uint64_t[]> from(new uint64_t[n]), to(new uint64_t[n]);
   uint32_t highest = 0;
   for (int64_t i = 0; i < n; ++i) {
     highest = std::max(highest, uint32_t(values[i]));
