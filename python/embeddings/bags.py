@@ -48,7 +48,7 @@ def cut_bags(arena: Arena, occurrences: Occurrences) -> Parts:
     """Sort a batch's occurrences by owner."""
     world = len(arena.rank_starts) - 1
     assert occurrences.bag is not None
-    if native.library() is not None:
+    if occurrences.addresses.device.type == "cpu" and native.library() is not None:
         return Parts(*native.cut_bags(occurrences.addresses, occurrences.bag, occurrences.weights, arena.rank_starts))
     ends = arena.rank_starts[1:].to(occurrences.addresses.dtype)
     owner = torch.bucketize(occurrences.addresses, ends, right=True, out_int32=True)
