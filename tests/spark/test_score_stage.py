@@ -135,7 +135,8 @@ def day(spark: SparkSession, events: pd.DataFrame, tmp_path_factory: pytest.Temp
     # Rows for some of the ids; the others have one vector for all.
     model.configure_optimizer(EmbeddingOptimizer())
     model.train()
-    model.dynamic([torch.arange(10**11, 10**11 + 30), torch.from_numpy(xxhash64_strings(pa.array(["z2", "é1"])))])
+    ids = [torch.arange(10**11, 10**11 + 30), torch.from_numpy(xxhash64_strings(pa.array(["z2", "é1"])))]
+    model.dynamic.answer(model.dynamic.want(ids))
     torch.nn.init.normal_(model.absent)
     folder = ws.model("shop", DS, "t") / "model"
     workflow = ws.home / features.output("dataset").name / "workflow"
