@@ -105,6 +105,8 @@ class Watch:
             self._waiting = None
 
     def _run(self) -> None:
+        with suppress(OSError):
+            self._say(None, 0.0)  # a rank that dies in its first second is known, too
         while not self._closed.wait(self._beat):
             self._beats += 1
             waiting = self._waiting
