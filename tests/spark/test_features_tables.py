@@ -104,7 +104,8 @@ def test_negatives_are_the_same_by_both(
     range_ = (START + DAY / 2, START + 3 * DAY)
     train = TrainRows(*map(micros, range_))
     uniform = {"negatives": {"item": "item", "per_positive": 2, "seed": 3}}
-    for op in (NEGATIVES, uniform):
+    in_batch = {"negatives": {"item": "item", "per_positive": 2, "method": "in_batch", "batch": 3}}
+    for op in (NEGATIVES, uniform, in_batch):
         # Told of their own items' past, and not counted themselves.
         p = prepare(op, {"trailing": {"keys": ["item"], "windows": [2]}})
         check_negatives(both(spark, p, rows, tmp_path_factory.mktemp("n"), train), rows, op["negatives"], range_)

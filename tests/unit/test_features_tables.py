@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from headrace.config import load_spec
 from headrace.errors import UserError
+from headrace.features.bodies.kernels import xxhash64_strings
 from headrace.features.columns import declared
 from headrace.features.tables.external import Reader
 from headrace.features.tables.predicate import Predicate
@@ -222,11 +223,15 @@ def test_conditions_on_times_and_odd_names() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(ROW_OF_CLICKS, min_size=1, max_size=60), st.booleans(), st.sampled_from([0.25, 0.5, 0.75, 1.0]))
-def test_negatives_keep_what_they_promise(rows: list[Row], exclude_seen: bool, alpha: float) -> None:
+@given(
+    st.lists(ROW_OF_CLICKS, min_size=1, max_size=60), st.booleans(),
+    st.sampled_from([*({"method": "popularity", "alpha": a} for a in (0.25, 0.5, 0.75, 1.0)),
+                     {"method": "in_batch", "batch": 2}, {"method": "in_batch", "batch": 8}]),
+)  # fmt: skip
+def test_negatives_keep_what_they_promise(rows: list[Row], exclude_seen: bool, drawn: dict[str, Any]) -> None:
     rows = number(rows)
     params = {"item": "item", "item_columns": ["price", "tags"], "user": "user", "exclude_seen": exclude_seen,
-              "per_positive": 3, "method": "popularity", "alpha": alpha, "tries": 3}  # fmt: skip
+              "per_positive": 3, "tries": 3, **drawn}  # fmt: skip
     range_ = (START + DAY / 2, START + 3 * DAY)
     p = prepare({"negatives": params}, {"trailing": {"keys": ["item"], "windows": [2]}})
     check_negatives(p.arrow(as_table(rows), NOWHERE, TrainRows(*map(micros, range_))), rows, params, range_)
@@ -253,6 +258,38 @@ def test_negatives_are_drawn_as_often_as_their_weights_say() -> None:
             share = weight / sum(weights)
             assert abs(drawn[f"i{i}"] / 8000 - share) < 5 * math.sqrt(share * (1 - share) / 8000), (more, drawn)
         assert p.arrow(as_table(rows[::-1]), NOWHERE, train).num_rows == found.num_rows
+
+
+def test_negatives_of_the_batch_are_items_of_its_positives() -> None:
+    """As often as they are there, where all are one batch; else of those whose hash fell on the same batch."""
+    clicked = [{"user": i, "item": f"i{min(i % 10, 3)}", "ts": START, "click": 1} for i in range(400)]
+    later = [{"user": j, "item": "new", "ts": START + DAY, "click": 1} for j in range(2000)]
+    shown = [{"user": 0, "item": "shown", "ts": START, "click": 0}] * 50
+    rows, train = number([*clicked, *shown, *later]), TrainRows(micros(START), micros(START + DAY))
+    for batch, batches in ((400, 1), (4, 100)):
+        params = {"item": "item", "per_positive": 2, "tries": 8, "method": "in_batch", "batch": batch}
+        found = prepare({"negatives": params}).arrow(as_table(rows), NOWHERE, train).to_pylist()
+        pools: dict[int, Counter[str]] = {}
+        for r in rows:
+            if r["click"] == 1 and r["ts"] == START:
+                pools.setdefault(_batch_of(r["_source_file"], r["_source_line"], batches), Counter())[r["item"]] += 1
+        drawn = Counter[str]()
+        for r in found:
+            if r["__probe"] is not None:
+                of = r["_source_file"].split("#")[0]
+                assert r["item"] in pools[_batch_of(of, r["_source_line"], batches)]
+                drawn[r["item"]] += 1
+        if batches == 1:
+            assert drawn.keys() == {"i0", "i1", "i2", "i3"}
+            for item, weight in pools[0].items():
+                share = weight / 400
+                assert abs(drawn[item] / 4000 - share) < 5 * math.sqrt(share * (1 - share) / 4000), drawn
+        else:
+            assert 2000 < sum(drawn.values()) < 4000  # positives whose batch is empty have none
+
+
+def _batch_of(file: str, line: int, batches: int) -> int:
+    return int(xxhash64_strings(pa.array([f"{file}:{line}:batch:0"]))[0]) % batches
 
 
 def test_negatives_of_another_seed_are_others() -> None:

@@ -113,5 +113,6 @@ TABLE_CASES: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "target_encoding_past": [{"keys": ["item"], "delay_hours": 24},
                              {"keys": ["user", "s"], "delay_hours": 0, "prior": 0.1, "smoothing": 5}],
     "negatives": [{"item": "item", "item_columns": ["s"], "per_positive": 2},
-                  {"item": "item", "user": "user", "exclude_seen": True, "method": "popularity", "per_positive": 1}],
+                  {"item": "item", "user": "user", "exclude_seen": True, "method": "popularity", "per_positive": 1},
+                  {"item": "item", "method": "in_batch", "per_positive": 1, "batch": 64}],
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow.compute as pc
 from pydantic import Field, field_validator, model_validator
 
 from headrace.features.columns import ValueType
+from headrace.features.tables.negatives_in_batch import ArrowBatches, spark_batches
 from headrace.features.tables.past_arrow import I64, Past, codes_of, hashes, newest_at, one, places, replaced, take
 from headrace.features.tables.table_op import FILE, LINE, PROBE, Given, TableArrow, TableOp, TableSpark, refuse
 
@@ -28,8 +30,10 @@ KIND = "negative"
 class Negatives(TableOp):
     """Adds, for each row with label 1, rows with another item and label 0, for logs that hold positives only.
 
-    Items are drawn from those of the training range with replacement: `uniform`, or by `popularity`: their number of
-    events there to the power `alpha` (0.75: Mikolov et al., word2vec, 2013). A draw is refused that
+    Items are drawn from those of the training range with replacement: `uniform`; by `popularity`: their number of
+    events there to the power `alpha` (0.75: Mikolov et al., word2vec, 2013); or `in_batch`: positives are dealt into
+    batches of about `batch` by the hash of their identity, and a row's draws fall on the items of the training range's
+    positives in its batch (Hidasi et al., GRU4Rec, 2016). A draw is refused that
 
     - is the row's own item,
     - had no event before the row's time: it may not have existed yet,
@@ -44,7 +48,7 @@ class Negatives(TableOp):
     at the past first would have looked at the positive's item. Rows that are scored are not touched.
 
     Popularity and clicks are statistics of the training range, as vocabularies are. For negatives drawn anew in each
-    epoch, by code alone, see `train.negatives`.
+    epoch, by code alone, from the batch or from all, see `train.negatives`.
 
     Source: He et al., Neural Collaborative Filtering (2017), 4.1; word2vec's unigram distribution.
     """
@@ -57,8 +61,10 @@ class Negatives(TableOp):
     item_columns: tuple[str, ...] = ()
     user: str | None = None
     per_positive: int = Field(default=4, ge=1, le=100)
-    method: Literal["uniform", "popularity"] = "uniform"
+    method: Literal["uniform", "popularity", "in_batch"] = "uniform"
     alpha: float = 0.75
+    #: in_batch: positives a batch.
+    batch: int = Field(default=4096, ge=2, le=1 << 20)
     exclude_seen: bool = False
     tries: int = Field(default=4, ge=1, le=100)
     seed: int = 0
@@ -108,7 +114,6 @@ class Negatives(TableOp):
             T,
             is_event,
             newest_version,
-            running,
             with_time,
             without_helpers,
         )
@@ -125,32 +130,21 @@ class Negatives(TableOp):
             inside = (F.col(T) >= F.lit(train.start)) & (F.col(T) < F.lit(train.end))
         trained = events.where(inside)
 
-        weights = trained.groupBy(item.alias("__item")).agg(
-            self._weight(F.count(F.lit(1))).alias("__w"), F.min(T).alias("__since"), F.min(F.lit(0)).alias("__all")
-        )
-        # One row an item: a small table in one partition.
-        everything = Window.partitionBy("__all")
-        order = everything.orderBy(
-            F.xxhash64(F.concat(F.col("__item").cast("string"), F.lit(f":{self.seed}"))), "__item"
-        )
-        slots = weights.select(
-            "__item", "__since", F.col("__w"), F.sum("__w").over(running(order)).alias("__to"),
-            F.sum("__w").over(everything).alias("__total"),
-        ).withColumn("__size", F.least(F.col("__total"), F.lit(SLOTS).cast("bigint")))  # fmt: skip
-        slots = slots.select(
-            "__item", "__since",
-            _slot(F.col("__to") - F.col("__w"), F.col("__size"), F.col("__total")).alias("__lo"),
-            (_slot(F.col("__to"), F.col("__size"), F.col("__total")) - 1).alias("__hi"),
-        ).where("__lo <= __hi")  # fmt: skip
-        slots = slots.select("__item", "__since", F.explode(F.sequence("__lo", "__hi")).alias("__slot"))
-        size = weights.agg(F.least(F.sum("__w"), F.lit(SLOTS).cast("bigint")).alias("__size"))
+        draws = events.where(positive)
+        if self.method == "in_batch":
+            slots, draws = spark_batches(trained.where(positive), draws, item, self.batch, self.seed)
+            since = trained.groupBy(item.alias("__item")).agg(F.min(T).alias("__since"))
+            slots = slots.join(since, "__item")
+        else:
+            slots, size = self._by_weight(trained)
+            draws = draws.crossJoin(F.broadcast(size))
 
-        draws = events.where(positive).crossJoin(F.broadcast(size))
         draws = draws.withColumn("__j", F.explode(F.sequence(F.lit(0), F.lit(self._draws - 1))))
         name = F.concat(F.col(FILE), F.lit(":"), F.col(LINE).cast("string"), F.lit(":"), F.col("__j").cast("string"),
                         F.lit(f":{self.seed}"))  # fmt: skip
         draws = draws.withColumn("__slot", F.pmod(F.xxhash64(name), F.col("__size")))
-        drawn = draws.join(slots, "__slot").where((F.col("__item") != item) & (F.col("__since") < F.col(T)))
+        drawn = draws.join(slots, ["__b", "__slot"] if self.method == "in_batch" else ["__slot"])
+        drawn = drawn.where((F.col("__item") != item) & (F.col("__since") < F.col(T)))
         if self.exclude_seen:
             assert self.user is not None
             seen = trained.where(positive & col(self.user).isNotNull())
@@ -169,6 +163,35 @@ class Negatives(TableOp):
             then = {c: F.col(VERSION)[str(i)] for i, c in enumerate(self.item_columns)}
             found = found.select(*[then.get(c, col(c)).alias(c) for c in columns])
         return frame.unionByName(found)
+
+    def _by_weight(self, trained: DataFrame) -> tuple[DataFrame, DataFrame]:
+        """(__slot, __item, __since): an item stands at as many slots as its weight says; their number, __size."""
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
+        from headrace.features.spark_plan import col
+        from headrace.features.tables.past_spark import T, running
+
+        weights = trained.groupBy(col(self.item).alias("__item")).agg(
+            self._weight(F.count(F.lit(1))).alias("__w"), F.min(T).alias("__since"), F.min(F.lit(0)).alias("__all")
+        )
+        # One row an item: a small table in one partition.
+        everything = Window.partitionBy("__all")
+        order = everything.orderBy(
+            F.xxhash64(F.concat(F.col("__item").cast("string"), F.lit(f":{self.seed}"))), "__item"
+        )
+        slots = weights.select(
+            "__item", "__since", F.col("__w"), F.sum("__w").over(running(order)).alias("__to"),
+            F.sum("__w").over(everything).alias("__total"),
+        ).withColumn("__size", F.least(F.col("__total"), F.lit(SLOTS).cast("bigint")))  # fmt: skip
+        slots = slots.select(
+            "__item", "__since",
+            _slot(F.col("__to") - F.col("__w"), F.col("__size"), F.col("__total")).alias("__lo"),
+            (_slot(F.col("__to"), F.col("__size"), F.col("__total")) - 1).alias("__hi"),
+        ).where("__lo <= __hi")  # fmt: skip
+        slots = slots.select("__item", "__since", F.explode(F.sequence("__lo", "__hi")).alias("__slot"))
+        size = weights.agg(F.least(F.sum("__w"), F.lit(SLOTS).cast("bigint")).alias("__size"))
+        return slots, size
 
     def _weight(self, count: Column) -> Column:
         """An integer; square roots only, which are exact to the last bit everywhere, as pow is not."""
@@ -200,24 +223,23 @@ class Negatives(TableOp):
         of = np.flatnonzero(inside)[first]
         since = np.full(len(codes), np.iinfo(np.int64).max)
         np.minimum.at(since, np.searchsorted(codes, past.group[inside]), past.time[inside])
-        weight = self._weights(count)
-        text = pc.binary_join_element_wise(items.take(pa.array(of)).cast(pa.string()), pa.scalar(str(self.seed)), ":")
-        value, _ = places(len(of), items.take(pa.array(of)), pa.array(np.zeros(len(of), np.int64)))
-        order = np.lexsort((value, hashes(text)))
-        of, codes, since, weight = of[order], codes[order], since[order], weight[order]
-        total = int(weight.sum())
-        size = min(total, SLOTS)
-        rows = np.flatnonzero(positive) if size else np.zeros(0, np.int64)
-
-        draws = self._draws
-        row = np.repeat(rows, draws)
-        j = np.tile(np.arange(draws), len(rows))
-        files, lines = one(table, FILE).take(pa.array(row)), one(table, LINE).take(pa.array(row)).cast(pa.string())
-        name = pc.binary_join_element_wise(files, lines, pa.array(j).cast(pa.string()), pa.scalar(str(self.seed)), ":")
-        slot = hashes(name) % max(size, 1)
-        to = np.cumsum(weight)
-        ends = (2 * to * size - total + 2 * total - 1) // max(2 * total, 1)
-        pick = np.searchsorted(ends, slot, "right")
+        if self.method == "in_batch":
+            batches = ArrowBatches(table, np.flatnonzero(inside & positive), self.batch, self.seed)
+            rows = np.flatnonzero(positive)
+            rows = rows[batches.sizes(rows) > 0]
+            row, slot = self._slots(table, rows, lambda row: batches.sizes(row))
+            pick = np.searchsorted(codes, past.group[batches.at(row, slot)])
+        else:
+            weight = self._weights(count)
+            order = self._order(items, of)
+            of, codes, since, weight = of[order], codes[order], since[order], weight[order]
+            total = int(weight.sum())
+            size = min(total, SLOTS)
+            rows = np.flatnonzero(positive) if size else np.zeros(0, np.int64)
+            row, slot = self._slots(table, rows, lambda row: max(size, 1))
+            to = np.cumsum(weight)
+            ends = (2 * to * size - total + 2 * total - 1) // max(2 * total, 1)
+            pick = np.searchsorted(ends, slot, "right")
         good = (codes[pick] != past.group[row]) & (since[pick] < past.time[row]) if len(row) else np.zeros(0, bool)
         if self.exclude_seen:
             assert self.user is not None
@@ -227,7 +249,7 @@ class Negatives(TableOp):
             seen = np.unique(user[clicked] * width + past.group[clicked])
             if len(row):
                 good &= ~((user[row] >= 0) & np.isin(user[row] * width + codes[pick], seen))
-        matrix = good.reshape(-1, draws)
+        matrix = good.reshape(-1, self._draws)
         number = np.cumsum(matrix, axis=1)
         chosen = (matrix & (number <= self.per_positive)).ravel()
         row, pick, number = row[chosen], pick[chosen], number.ravel()[chosen]
@@ -247,6 +269,23 @@ class Negatives(TableOp):
                 then = take(values, events[np.maximum(at, 0)], at >= 0) if len(row) else values.slice(0, 0)
                 found = replaced(found, c, then)
         return pa.concat_tables([table, found])
+
+    def _slots(self, table: pa.Table, rows: I64, size: Callable[[I64], I64 | int]) -> tuple[I64, I64]:
+        """All draws of rows: the row of each, and the slot of so many that it falls on."""
+        row = np.repeat(rows, self._draws)
+        j = np.tile(np.arange(self._draws), len(rows))
+        files, lines = one(table, FILE).take(pa.array(row)), one(table, LINE).take(pa.array(row)).cast(pa.string())
+        name = pc.binary_join_element_wise(files, lines, pa.array(j).cast(pa.string()), pa.scalar(str(self.seed)), ":")
+        found: I64 = hashes(name) % size(row)
+        return row, found
+
+    def _order(self, items: pa.Array, of: I64) -> I64:
+        """The items of the rows `of` in the order in which they take slots: by hash."""
+        mine = items.take(pa.array(of))
+        text = pc.binary_join_element_wise(mine.cast(pa.string()), pa.scalar(str(self.seed)), ":")
+        value, _ = places(len(of), mine, pa.array(np.zeros(len(of), np.int64)))
+        found: I64 = np.lexsort((value, hashes(text)))
+        return found
 
     def _weights(self, count: I64) -> I64:
         """As `_weight`."""
