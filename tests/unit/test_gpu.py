@@ -39,22 +39,24 @@ TYPES = {
     "dim": "i32", "state": "*fp32", "unique": "*i64", "order": "*i64", "bag": "*i64", "divisor": "*fp32",
     "grad": "*fp32", "sums": "*fp32", "first_part": "*i64", "rows": "i32", "lr": "fp32", "decay": "fp32", "eps": "fp32",
     "seed": "i32", "part_row": "*i64", "parts": "*i64", "keys": "*i64", "numbers": "*i64", "ids": "*i64",
-    "given": "*i64", "last": "i32", "x": "*bf16", "vectors": "*bf16", "samples": "i32", "features": "i32",
-    "made": "*bf16", "of_x": "*bf16", "of_vectors": "*bf16", "width": "i32",
+    "given": "*i64", "last": "i32", "x": "*bf16", "features": "i32", "of_x": "*bf16", "width": "i32",
 }  # fmt: skip
 CONSTANTS = {
     "BAGS": True, "WEIGHTED": True, "DIVIDED": True, "STOCHASTIC": True, "PART": 64, "DIM": 128, "ROWS": 32,
-    "BLOCK": 256, "ALL": 32, "TYPE": None,
+    "BLOCK": 256, "ALL": 32,
 }  # fmt: skip
 
 
 def kernels_and_types() -> list[tuple[Any, dict[str, str]]]:
     from headrace.embeddings.gpu import id_map, kernels
+    from headrace.models import interaction
 
     found: list[tuple[Any, dict[str, str]]] = [(k, {}) for k in (kernels._pool, kernels._gather, kernels._parts)]
     found += [(kernels._rowwise_adagrad, {"table": t}) for t in ("*fp32", "*fp16", "*bf16")]
     found += [(id_map._find, {"out": "*i64"}), (id_map._put, {})]
-    return found
+    # As autocast gives them: the bottom vector of 16 bits, the tables' vectors float32.
+    wide = {"vectors": "*fp32", "of_vectors": "*fp32", "out": "*bf16", "grad": "*bf16"}
+    return [*found, (interaction._interact, wide), (interaction._interact_back, wide)]
 
 
 @pytest.mark.parametrize("capability", [80, 90])
