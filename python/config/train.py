@@ -154,6 +154,8 @@ class Train(Section):
     #: Arithmetic of the dense part while it learns. bf16: matrix products of bfloat16 (torch.autocast); weights,
     #: embeddings, their gradients and the loss stay fp32, as do evaluation and scores.
     precision: Literal["fp32", "bf16"] = "fp32"
+    #: Where tables and dense part are: with `cuda` each rank has the GPU of its number on its machine.
+    device: Literal["cpu", "cuda"] = "cpu"
     dense: Optimizer = Optimizer(kind="adam", learning_rate=0.001)
     embeddings: EmbeddingOptimizer = EmbeddingOptimizer(kind="adagrad", learning_rate=0.05)
     negatives: Negatives | None = None

@@ -52,6 +52,7 @@ class DLRM(nn.Module):
         seed: of all starts.
         make_plan: where tables of codes live.
         settings: `train.embeddings`, for the tables of raw ids; None: to score.
+        device: of the tables and the dense part. Batches may come from the host, codes do.
 
     Raises:
         UserError: the schema has neither continuous nor categorical features, or the settings do not fit it.
@@ -65,8 +66,10 @@ class DLRM(nn.Module):
         seed: int,
         make_plan: MakePlan = row_wise,
         settings: config.EmbeddingOptimizer | config.Optimizer | None = None,
+        device: str | torch.device = "cpu",
     ) -> None:
         super().__init__()
+        self.device = torch.device(device)
         continuous = sum(f.length for f in schema.of(Kind.CONTINUOUS))
         tables, lookups = tables_of(schema, model.embedding_dim, pooling=model.pooling)
         dynamic = dynamic_specs(schema, model.embedding_dim, None if settings is None else _of_embeddings(settings))
@@ -79,7 +82,8 @@ class DLRM(nn.Module):
         self.precision: Literal["fp32", "bf16"] = "fp32"
         self.embeddings = ShardedEmbeddings(
             make_plan(tables, lookups, collective.world.size), collective, seed,
-            dynamic=DynamicEmbeddings(dynamic, collective, seed) if dynamic else None,
+            dynamic=DynamicEmbeddings(dynamic, collective, seed, device=self.device) if dynamic else None,
+            device=self.device,
         )  # fmt: skip
         self._slots = _Slots(schema, model.pooling)
         generator = torch.Generator().manual_seed(seed)
@@ -96,6 +100,8 @@ class DLRM(nn.Module):
         vectors = 1 + len(lookups) + len(dynamic)
         inputs = width + vectors * (vectors - 1) // 2
         self.top = MLP((inputs, *model.top_mlp, 1), generator, dropout=model.dropout)
+        if self.device.type != "cpu":  # drawn on the host, so that every device starts alike
+            self.to(self.device)
 
     @property
     def dynamic(self) -> DynamicEmbeddings | None:
@@ -110,11 +116,13 @@ class DLRM(nn.Module):
         asked = [codes[:, s] if not f.is_list else codes[:, s : s + f.length] for f, s in slots.dynamic]
         there = [x != NULL_CODE if f.is_list else None for (f, _), x in zip(slots.dynamic, asked, strict=True)]
         ids = [x.contiguous() if t is None else x[t] for x, t in zip(asked, there, strict=True)]
-        return Begun(self.embeddings.prepare(codes.index_select(1, slots.planned), raw=ids), codes.shape[0], there)
+        planned = self.embeddings.prepare(codes.index_select(1, slots.planned), raw=ids)
+        return Begun(planned, codes.shape[0], [t if t is None else t.to(self.device) for t in there])
 
     def forward(self, continuous: Tensor, codes: Tensor | Begun) -> Tensor:
         begun = codes if isinstance(codes, Begun) else self.prepare(codes)
         begun.start()  # rows travel while the bottom MLP works
+        continuous = continuous.to(self.device)
         with self._autocast(continuous):
             if self.bottom is not None:
                 bottom = self.bottom(continuous)  # [B, D]

@@ -35,7 +35,7 @@ class DenseOptimizer:
             The global loss, which is the sum of the ranks' local ones, and whether any rank raised its flag: both the
             same on all ranks.
         """
-        total = torch.tensor([loss, float(flag)])
+        total = torch.tensor([loss, float(flag)], device=self._parameters[0].device if self._parameters else None)
         for p in self._parameters:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)

@@ -66,7 +66,7 @@ def predict_split(
     ) as source:
         with torch.no_grad():  # not inference_mode: its tensors cannot be sent by Horovod's thread
             for batch in source:
-                logits.append(model(torch.from_numpy(batch.continuous), torch.from_numpy(batch.codes)).float())
+                logits.append(model(torch.from_numpy(batch.continuous), torch.from_numpy(batch.codes)).float().cpu())
                 labels.append(torch.from_numpy(batch.labels))
                 if group:
                     groups.append(torch.from_numpy(_group_ids(batch.carried[group])))

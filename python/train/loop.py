@@ -25,6 +25,7 @@ from headrace.schema import DatasetSchema
 from headrace.train import checkpoint
 from headrace.train.checkpoint import Progress
 from headrace.train.dense import DenseOptimizer
+from headrace.train.device import place
 from headrace.train.evaluate import Evaluation, evaluate_clicks, evaluate_ranking, predict_split
 from headrace.train.job import Job, Report, list_steps
 from headrace.train.popularity import sampled_popularity
@@ -138,7 +139,8 @@ def _new_learner(job: Job, schema: DatasetSchema, collective: Collective) -> Lea
         ).plan  # fmt: skip
 
     check_parts(schema, job.train.accumulate)
-    model = DLRM(schema, job.model, collective, job.train.seed, make_plan, job.train.embeddings)
+    device = place(job.train.device, collective.world)
+    model = DLRM(schema, job.model, collective, job.train.seed, make_plan, job.train.embeddings, device)
     model.precision = job.train.precision
     model.configure_optimizer(job.train.embeddings)
     return Learner(model, DenseOptimizer(model.dense_parameters(), job.train.dense, collective))

@@ -1,0 +1,33 @@
+"""Which device a rank computes on."""
+
+from __future__ import annotations
+
+import torch
+
+from headrace.errors import UserError
+from headrace.world import World
+
+
+def place(kind: str, world: World) -> torch.device:
+    """The device of this rank, made the thread's current one: `cpu`, or the GPU of its number on its machine.
+
+    Where the cluster shows a rank its own GPU alone (CUDA_VISIBLE_DEVICES), that one.
+
+    Raises:
+        UserError: there is no GPU, or fewer than there are ranks on this machine.
+    """
+    if kind == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if not count:
+        raise UserError(
+            "train.device is cuda and torch sees no GPU on this machine: see `nvidia-smi`, or set it to cpu"
+        )
+    if 1 < count < world.local_size:
+        raise UserError(
+            f"train.device is cuda: {world.local_size} ranks on a machine with {count} GPUs. Set train.ranks so that "
+            f"each has one"
+        )
+    device = torch.device("cuda", world.local_rank % count)
+    torch.cuda.set_device(device)
+    return device

@@ -1,0 +1,83 @@
+"""A model and its steps on a device: as on the CPU, and no tensor on the wrong side."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from headrace.config import EmbeddingOptimizer, Model, Optimizer
+from headrace.embeddings.collective import LocalCollective
+from headrace.errors import UserError
+from headrace.models.dlrm import DLRM
+from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.train.dense import DenseOptimizer
+from headrace.train.device import place
+from headrace.world import World
+from tests.gpu.conftest import HAS_GPU
+from tests.gpu.pretended import ELSEWHERE, Elsewhere, pretend
+
+SCHEMA = DatasetSchema(
+    features=(
+        Feature(name="age", kind=Kind.CONTINUOUS, dtype="float32"),
+        Feature(name="user", kind=Kind.CATEGORICAL, dtype="int32", cardinality=50),
+        Feature(name="tags", kind=Kind.CATEGORICAL, dtype="int32", cardinality=9, length=3, is_list=True),
+        Feature(name="raw", kind=Kind.CATEGORICAL, dtype="int64", dynamic=True, length=2, is_list=True),
+        Feature(name="click", kind=Kind.LABEL, dtype="float32"),
+    )
+)
+
+
+def trained(device: Any, precision: Any = "fp32") -> tuple[list[float], DLRM]:
+    settings = EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.1)
+    shape = Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,))
+    model = DLRM(SCHEMA, shape, LocalCollective(), 3, settings=settings, device=device)
+    model.precision = precision
+    model.configure_optimizer(settings)
+    dense = DenseOptimizer(model.dense_parameters(), Optimizer(kind="adam", learning_rate=0.01), LocalCollective())
+    losses, rng = [], np.random.default_rng(1)
+    for _ in range(3):
+        continuous = torch.from_numpy(rng.normal(size=(6, 1)).astype(np.float32))
+        codes = torch.from_numpy((rng.random((6, 6)) * np.array([50, 9, 9, 9, 20, 20])).astype(np.int64))
+        labels = torch.from_numpy((rng.random(6) < 0.4).astype(np.float32)).to(model.device)
+        loss = binary_cross_entropy_with_logits(model(continuous, codes), labels)
+        loss.backward()
+        total, _ = dense.reduce(float(loss.detach()))
+        dense.step(0.01)
+        model.step_embeddings(0.1)
+        losses.append(total)
+    return losses, model
+
+
+def test_steps_equal_those_of_the_cpu(elsewhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, else on the pretended one."""
+    wanted, here = trained("cpu")
+    with nullcontext() if HAS_GPU else pretend():
+        if not HAS_GPU:
+            monkeypatch.setattr(DLRM, "_autocast", lambda *_: nullcontext())  # which knows real devices alone
+        got, there = trained("cuda" if HAS_GPU else ELSEWHERE)
+        state = {name: x.cpu() for name, x in there.state_dict().items()}
+    assert all(p.is_cuda if HAS_GPU else isinstance(p, Elsewhere) for p in there.parameters())
+    near = {"rtol": 1e-2, "atol": 1e-3} if HAS_GPU else {"rtol": 1e-4, "atol": 1e-5}
+    np.testing.assert_allclose(got, wanted, rtol=near["rtol"])
+    for name, x in here.state_dict().items():
+        torch.testing.assert_close(state[name], x, **near)
+
+
+def test_a_rank_is_told_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert place("cpu", World()) == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UserError, match="sees no GPU"):
+        place("cuda", World())
+    fourth = World(rank=3, size=4, local_rank=3, local_size=4)
+    for count, number in ((1, 0), (4, 3), (8, 3)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        assert place("cuda", fourth) == torch.device("cuda", number)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UserError, match="4 ranks on a machine with 2 GPUs"):
+        place("cuda", fourth)
