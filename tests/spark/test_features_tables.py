@@ -84,7 +84,7 @@ def both(spark: SparkSession, p: Preparation, rows: list[Row], home: Path, train
     return by_arrow
 
 
-@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
 @given(ROWS, st.lists(st.sampled_from([None, None, None, "asks"]), min_size=40, max_size=40))
 def test_spark_equals_arrow(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, rows: list[Row], probes: list[str | None]

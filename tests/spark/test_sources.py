@@ -11,6 +11,8 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -298,19 +300,20 @@ def test_movielens_ncf_real(spark: SparkSession, ws: Workspace, shared_data: Pat
     counts = frame.groupby(["split", "label"]).size().to_dict()
     assert counts == {("train", 1): 988_129, ("valid", 1): 6_040, ("valid", 0): 4 * 6_040,
                       ("rank", 1): 6_040, ("rank", 0): 99 * 6_040}  # fmt: skip
-    pairs = {key: set(zip(g.user_id, g.item_id, strict=True)) for key, g in frame.groupby(["split", "label"])}
+    pairs = {key: np.unique(g.user_id * 10**6 + g.item_id) for key, g in frame.groupby(["split", "label"])}
     folder = shared_data / "ml-1m-ncf"
     given, left_out = (
-        {tuple(map(int, line.split("\t")[:2])) for line in (folder / name).read_text().splitlines()}
-        for name in ("ml-1m.train.rating", "ml-1m.test.rating")
+        np.unique(lines[0] * 10**6 + lines[1])
+        for lines in (
+            pd.read_csv(folder / name, sep="\t", header=None) for name in ("ml-1m.train.rating", "ml-1m.test.rating")
+        )
     )
-    assert pairs["train", 1] | pairs["valid", 1] == given
-    assert not pairs["train", 1] & pairs["valid", 1]
-    assert pairs["rank", 1] == left_out
-    assert not left_out & given
-    assert not pairs["valid", 0] & given
-    listed = set()
-    for line in (folder / "ml-1m.test.negative").read_text().splitlines():
-        head, *items = line.split("\t")
-        listed |= {(int(head[1:].split(",")[0]), int(item)) for item in items}
-    assert pairs["rank", 0] == listed
+    assert np.array_equal(np.union1d(pairs["train", 1], pairs["valid", 1]), given)
+    assert not np.isin(pairs["train", 1], pairs["valid", 1]).any()
+    assert np.array_equal(pairs["rank", 1], left_out)
+    assert not np.isin(left_out, given).any()
+    assert not np.isin(pairs["valid", 0], given).any()
+    negative = pd.read_csv(folder / "ml-1m.test.negative", sep="\t", header=None)
+    users = negative[0].str.extract(r"^\((\d+),")[0].astype(np.int64).to_numpy()
+    listed = users[:, None] * 10**6 + negative.drop(columns=0).to_numpy()
+    assert np.array_equal(pairs["rank", 0], np.unique(listed))
