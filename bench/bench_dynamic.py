@@ -7,7 +7,11 @@
   on the same ids as codes, uniform and Zipf(1.05). Both sort out duplicates, and touch the same rows.
 - churn: the same step where ids never seen before come all the time, under a limit of rows: admissions and evictions.
 
-Times: less is better. `floor` is the gather's time, `peer` the planned table's.
+- days: raw ids through tables with room for a part of them, new ids each day, beside TorchRec's managed collisions
+  (bench.peers.torchrec_collisions), where `make bench-peers` has installed it.
+
+Times: less is better. `floor` is the gather's time, `peer` the planned table's. Of days, `peer` is TorchRec's, and the
+floor of a share what a table without a limit would keep.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench.peers.torchrec_collisions import Stream, run
+from bench.peers.torchrec_step import is_installed
 from bench.report import Figure, publish
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.collective import LocalCollective
@@ -84,6 +90,21 @@ def dynamic(ids: np.ndarray, max_rows: int | None = None) -> tuple[DynamicEmbedd
     return tables, step
 
 
+def day_figures(stream: Stream) -> list[Figure]:
+    """Tables of ours beside TorchRec's."""
+    found, seen = run(stream)
+    figures = []
+    for ours, theirs in zip(found[::2], found[1::2], strict=True):
+        where = f"{stream.days} days, {stream.rows:,} rows, {ours.name} (peer: TorchRec, {theirs.name})"
+        figures += [
+            Figure(f"lookup and admission, {where}", ours.nanoseconds, "ns an id", peer=theirs.nanoseconds),
+            Figure(f"lookups of ids with a row of their own, {where}", ours.own, "share", peer=theirs.own),
+            Figure(f"lookups of rows held since an earlier batch, {where}", ours.kept, "share", seen, theirs.kept),
+            Figure(f"memory, {where}", ours.bytes_a_row, "bytes a row", 4.0 * stream.dim + 4, theirs.bytes_a_row),
+        ]
+    return figures
+
+
 def main() -> None:
     torch.set_num_threads(1)
     known = mix(np.arange(ROWS)).view(np.int64)
@@ -133,7 +154,7 @@ def main() -> None:
     print(f"churn: {told.admitted:,} admitted, {told.evicted:,} evicted, {told.rows:,} rows", file=sys.stderr)
     print(f"memory of 1 M rows: {tables.report()['t'].nbytes / ROWS:.0f} bytes a row, of which "
           f"{4 * DIM + 4} are weights and states", file=sys.stderr)  # fmt: skip
-    publish("dynamic", figures)
+    publish("dynamic", figures + (day_figures(Stream()) if is_installed() else []))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,17 @@
 """Peak memory of ranks that hold a table together which a limit on each process would not let one hold alone.
 
 Every rank is a process. It is told to take at most 1.1 of the planner's figure more than it has (RLIMIT_DATA: all that
-it can write to), so that a step which needs more fails. The same limit with the table on every rank must fail.
+it can write to and shares with nobody), so that a step which needs more fails. The same limit with the table on every
+rank must fail. Messages go through memory that the ranks share, and each rank counts those that it sends.
+
+And of a table of raw ids that is filled to its limit, and goes on with ids that are new.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import resource
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -17,7 +21,13 @@ import torch
 
 from bench.report import Figure
 from headrace.config import EmbeddingOptimizer, Sharding
-from headrace.embeddings.cost import Workload, plan_load
+from headrace.embeddings.collective import LocalCollective
+from headrace.embeddings.collective_shared import SharedCollective, shared
+from headrace.embeddings.cost import Besides, Workload, plan_load
+from headrace.embeddings.dynamic import DynamicEmbeddings
+from headrace.embeddings.dynamic_memory import bytes_beside
+from headrace.embeddings.dynamic_spec import DynamicSpec
+from headrace.embeddings.id_map import mix
 from headrace.embeddings.plan import Lookup, Plan, Table, blocks_for
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.workspace import checkout
@@ -40,13 +50,14 @@ def _rank(rank: int, plan: Plan, room: int, meeting: Path, answers: Any) -> None
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=plan.world_size)
-    collective = TorchCollective()
+    collective = shared(TorchCollective())
+    assert isinstance(collective, SharedCollective)
     rows = plan.tables[0].rows
     # What starts with the first messages and steps of any size is not the tables'.
     small = (Table("t", 1_000, DIM),)
     blocks = tuple(blocks_for(small[0], "row_wise", plan.world_size))
     _train(Plan(small, plan.lookups, blocks, plan.world_size), collective, 1_000)
-    before = _status("VmRSS")
+    before = _status("VmRSS") - _status("RssShmem")
     resource.setrlimit(resource.RLIMIT_DATA, (_status("VmData") + room, resource.RLIM_INFINITY))
     try:
         _train(plan, collective, rows)
@@ -55,8 +66,11 @@ def _rank(rank: int, plan: Plan, room: int, meeting: Path, answers: Any) -> None
             raise
         answers.put((rank, None))
         return
-    answers.put((rank, _status("VmHWM") - before))
+    # What the other ranks sent is theirs; messages are there to the end.
+    sent = collective.nbytes
+    answers.put((rank, (_status("VmHWM") - _status("RssShmem") - before + sent, sent)))
     dist.barrier()
+    collective.close()
     dist.destroy_process_group()
 
 
@@ -69,8 +83,8 @@ def _train(plan: Plan, collective: Any, rows: int) -> None:
         ours.step()
 
 
-def peaks(kind: str, room: int, size: int, rows: int) -> list[int | None]:
-    """How much each rank grew, bytes; None: it was refused memory."""
+def peaks(kind: str, room: int, size: int, rows: int) -> list[tuple[int, int] | None]:
+    """How much each rank grew, and how much of it was messages, bytes; None: it was refused memory."""
     table = Table("t", rows, DIM)
     blocks = tuple(blocks_for(table, kind, size))  # type: ignore[arg-type]
     plan = Plan((table,), (Lookup("t", "t", IDS, True),), blocks, size)
@@ -82,7 +96,7 @@ def peaks(kind: str, room: int, size: int, rows: int) -> list[int | None]:
     ranks = [context.Process(target=_rank, args=(r, plan, room, meeting, answers)) for r in range(size)]
     for r in ranks:
         r.start()
-    found: dict[int, int | None] = {}
+    found: dict[int, tuple[int, int] | None] = {}
     try:
         while len(found) < size and None not in found.values():
             found |= [answers.get(timeout=300)]
@@ -100,19 +114,62 @@ def peaks(kind: str, room: int, size: int, rows: int) -> list[int | None]:
 def memory_figures(size: int = 2, rows: int = 10_000_000) -> list[Figure]:
     """Peak growth of each rank's memory; a table on every rank must be refused under the same limit."""
     tables, lookups = (Table("t", rows, DIM),), (Lookup("t", "t", IDS, True),)
+    plan = Plan(tables, lookups, tuple(blocks_for(tables[0], "row_wise", size)), size)
     work = Workload(tables, lookups, size, BATCH * size, OPTIMIZER.kind, Sharding(zipf=0.0))
-    load = plan_load(work, Plan(tables, lookups, tuple(blocks_for(tables[0], "row_wise", size)), size))
-    planned = load.memory + load.buffers
+    load, alone = (
+        plan_load(replace(work, besides=Besides(0.0, shares)), plan) for shares in (True, False)
+    )  # fmt: skip
+    planned, messages = load.memory + load.buffers, load.buffers - alone.buffers
     room = int(ROOM * planned.max())
-    found = peaks("row_wise", room, size, rows)
-    if None in found:
+    found = [f for f in peaks("row_wise", room, size, rows) if f is not None]
+    if len(found) < size:
         raise RuntimeError(f"a rank was refused memory within {ROOM} of the planner's figure: {found}")
     if None not in peaks("data_parallel", room, size, rows):
         raise RuntimeError("the whole table on each rank fitted into the limit: it is no limit")
     whole = rows * (DIM * 4 + 4)
     name = f"of {size}, limited to {ROOM} of the planner's; the whole table is refused (floor: planned, peer: whole)"
     return [
-        Figure(f"peak memory of rank {r} {name}", (found[r] or 0) / 2**20, "MiB", float(planned[r]) / 2**20,
-               whole / 2**20)
-        for r in range(size)
+        *(Figure(f"peak memory of rank {r} {name}", found[r][0] / 2**20, "MiB", float(planned[r]) / 2**20,
+                 whole / 2**20) for r in range(size)),
+        *(Figure(f"of it messages in shared memory, rank {r} (floor: planned)", found[r][1] / 2**20, "MiB",
+                 float(messages[r]) / 2**20) for r in range(size)),
+        *raw_figures(),
     ]  # fmt: skip
+
+
+def _raw(spec: DynamicSpec, batches: int, ids: int, answers: Any) -> None:
+    torch.set_num_threads(1)
+    small = DynamicSpec("small", spec.dim)
+    _train_raw(small, range(2), ids)
+    before = _status("VmRSS")
+    report = _train_raw(spec, range(batches), ids)
+    answers.put((_status("VmHWM") - before, report.rows, report.evicted))
+
+
+def _train_raw(spec: DynamicSpec, batches: range, ids: int) -> Any:
+    tables = DynamicEmbeddings([spec], LocalCollective(), seed=1)
+    tables.configure_optimizer(OPTIMIZER)
+    embeddings = ShardedEmbeddings(Plan((), (), (), 1), LocalCollective(), seed=1, dynamic=tables)
+    for batch in batches:
+        raw = torch.from_numpy(mix(np.arange(batch * ids, (batch + 1) * ids)).view(np.int64))
+        prepared = embeddings.prepare(torch.zeros(0, 0, dtype=torch.int64), raw=[raw])
+        embeddings(prepared)
+        prepared.found[0][0].sum().backward()
+        tables.step()
+    return tables.report()[spec.name]
+
+
+def raw_figures(mib: float = 384.0, batches: int = 60, ids: int = 32_768) -> list[Figure]:
+    """Peak growth of a process whose table of raw ids is filled to its limit, all ids distinct."""
+    spec = DynamicSpec("t", DIM, memory_mib=mib)
+    planned = bytes_beside([spec], [1], ids, 1, OPTIMIZER.kind)
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    process = context.Process(target=_raw, args=(spec, batches, ids, answers))
+    process.start()
+    grown, rows, evicted = answers.get(timeout=300)
+    process.join()
+    if not evicted:
+        raise RuntimeError(f"{rows:,} rows are no limit")
+    name = f"peak memory of a table of raw ids, {rows:,} rows, {evicted:,} evicted (floor: planned)"
+    return [Figure(name, grown / 2**20, "MiB", planned / 2**20)]

@@ -27,7 +27,7 @@ from typing import Any
 from headrace.workspace import checkout
 
 _MODULE = "bench.peers.torchrec_step"
-_FOLDERS = ("torchrec", "fbgemm")
+FOLDERS = ("torchrec", "fbgemm")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Found:
 
 def is_installed() -> bool:
     """Whether `make bench-peers` has run."""
-    return all((checkout() / "build" / "peers" / name).is_dir() for name in _FOLDERS)
+    return all((checkout() / "build" / "peers" / name).is_dir() for name in FOLDERS)
 
 
 def draw_ids(step: Step, rank: int, batch: int) -> Any:
@@ -107,7 +107,7 @@ def run_torchrec(step: Step, environment: dict[str, str] | None = None) -> Found
         subprocess.CalledProcessError: a rank failed; its messages are on stderr.
     """
     root = checkout()
-    path = os.pathsep.join([str(root), *(str(root / "build" / "peers" / name) for name in _FOLDERS)])
+    path = os.pathsep.join([str(root), *(str(root / "build" / "peers" / name) for name in FOLDERS)])
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
             subprocess.Popen(

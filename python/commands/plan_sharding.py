@@ -9,9 +9,11 @@ from rich.table import Table as Screen
 
 from headrace.commands.screen import out, table
 from headrace.config import Sharding, load_spec
-from headrace.embeddings.cost import GIB, load_of
+from headrace.embeddings.collective_shared import may_share
+from headrace.embeddings.cost import GIB, Besides, load_of
 from headrace.embeddings.declared import load_tables
-from headrace.embeddings.dynamic_spec import DynamicSpec, dynamic_specs
+from headrace.embeddings.dynamic_memory import bytes_beside, most_bytes
+from headrace.embeddings.dynamic_spec import DynamicSpec, dynamic_features, dynamic_specs
 from headrace.embeddings.plan import Table, tables_of
 from headrace.embeddings.planner import Planned, plan_tables
 from headrace.embeddings.popularity import Popularity
@@ -20,6 +22,7 @@ from headrace.manifest import Manifest
 from headrace.schema import DatasetSchema
 from headrace.train.popularity import sampled_popularity
 from headrace.workspace import Workspace
+from headrace.world import World
 
 #: Ranks and tables that are shown one by one.
 _RANKS, _TABLES = 16, 60
@@ -41,6 +44,7 @@ def sharding(
     if memory_gib is not None:
         settings = settings.model_copy(update={"memory_gib": memory_gib})
     popularity: dict[str, Popularity] = {}
+    besides = Besides()
     raw: tuple[DynamicSpec, ...] = ()
     if declared is not None:
         given = load_tables(declared)
@@ -53,11 +57,18 @@ def sharding(
         tables, lookups = tables_of(schema, spec.model.embedding_dim)
         raw = dynamic_specs(schema, spec.model.embedding_dim, spec.train.embeddings)
         batch, optimizer = spec.train.batch_size, spec.train.embeddings.kind
+        lengths, saves_copies = [f.length for f in dynamic_features(schema)], spec.train.background_checkpoints
+        near = World(size=world, local_size=min(world, settings.ranks_per_node))
+        besides = Besides(
+            bytes_beside(raw, lengths, batch, world, optimizer, 1 + saves_copies),
+            spec.train.device == "cpu" and may_share(near), saves_copies,
+        )  # fmt: skip
     else:
         raise UserError("say which tables: a pipeline that has a dataset, or --tables mlperf, or --tables FILE.yaml")
     planned = plan_tables(
-        tables, lookups, world, batch_size=batch, optimizer=optimizer, settings=settings, popularity=popularity
-    )
+        tables, lookups, world, batch_size=batch, optimizer=optimizer, settings=settings, popularity=popularity,
+        besides=besides,
+    )  # fmt: skip
     show(planned, source)
     for r in raw:
         out.print(f"beside these, raw ids of {r.name}, dealt by their hash: {_limit(r, optimizer, world)}")
@@ -65,12 +76,8 @@ def sharding(
 
 
 def _limit(raw: DynamicSpec, optimizer: str, world: int) -> str:
-    from headrace.embeddings.dynamic_learning import bytes_for  # brings torch
-
-    limits = [] if raw.memory_mib is None else [raw.memory_mib]
-    if raw.max_rows is not None:
-        limits.append(bytes_for(max(1, raw.max_rows // world), raw.dim, optimizer) / 2**20)
-    return f"at most {min(limits):,.1f} MiB a rank" if limits else "no limit (max_rows, memory_mib)"
+    most = most_bytes(raw, world, optimizer)
+    return "no limit (max_rows, memory_mib)" if most is None else f"at most {most / 2**20:,.1f} MiB a rank"
 
 
 def _dataset(ws: Workspace, pipeline: str, ds: str | None) -> tuple[str, DatasetSchema, dict[str, Popularity]]:
@@ -112,6 +119,10 @@ def show(planned: Planned, source: str) -> None:
         f"\nexpected time of a step's embeddings: {seconds.max() * 1e3:.3f} ms on the slowest rank; "
         f"imbalance, largest / mean: {', '.join(means)}"
     )
+    if work.besides.shares_memory:
+        out.print("messages go through memory that the ranks share; a step's GiB include those that a rank sends")
+    if work.besides.saves_copies:
+        out.print("tables are copied to be saved while training goes on; a step's GiB include the copy")
     if planned.hops is not None:
         ways = {"directly": planned.hops.direct, "by machines": planned.hops.by_machine}
         chosen = "by machines" if planned.plan.hop > 1 else "directly"
@@ -157,8 +168,12 @@ def _ranks_of(planned: Planned, t: Table) -> str:
 def _ranks(planned: Planned) -> Screen:
     load = planned.load
     seconds = load.seconds(planned.work.settings)
-    shown = table("rank", ">tables GiB", ">step GiB", ">all GiB", ">sent MB", ">received MB", ">ms", title="ranks")
-    columns = [load.memory / GIB, load.buffers / GIB, (load.memory + load.buffers) / GIB,
+    memory = {"tables": load.memory, "step": load.buffers}
+    if planned.work.besides.raw_ids:
+        memory["raw ids"] = np.full_like(load.memory, planned.work.besides.raw_ids)
+    memory["all"] = sum(memory.values(), np.zeros_like(load.memory))
+    shown = table("rank", *(f">{n} GiB" for n in memory), ">sent MB", ">received MB", ">ms", title="ranks")
+    columns = [*(m / GIB for m in memory.values()),
                (load.sent + load.reduced) / 1e6, (load.received + load.reduced) / 1e6, seconds * 1e3]  # fmt: skip
     if planned.work.world_size <= _RANKS:
         for rank in range(planned.work.world_size):

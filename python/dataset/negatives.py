@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from headrace import config
 from headrace.dataset.layout import RowGroup, columns_of
 from headrace.errors import UserError
-from headrace.schema import FIRST_CODE, DatasetSchema, Kind
+from headrace.schema import FIRST_CODE, NULL_CODE, DatasetSchema, Kind
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,16 @@ class NegativePlan:
     first: int = FIRST_CODE
     #: Draw from the codes that are given, not from all.
     in_batch: bool = False
+    #: The column holds raw ids: any integers (0 is null), of which only those that are given are known.
+    raw: bool = False
 
     @staticmethod
     def of(schema: DatasetSchema, negatives: config.Negatives | None) -> NegativePlan | None:
         """The plan for a dataset; None where none are asked for.
 
         Raises:
-            UserError: the column is not a scalar categorical feature, or has no other code to draw.
+            UserError: the column is not a scalar categorical feature, or has no other code to draw, or has raw ids,
+                which come from the batch alone.
         """
         if negatives is None:
             return None
@@ -47,10 +50,12 @@ class NegativePlan:
             scalars = ", ".join(f.name for f in categorical if not f.is_list)
             raise UserError(f"train.negatives.column: '{negatives.column}' is not a categorical feature with one value "
                             f"a row (there are: {scalars or 'none'})")  # fmt: skip
-        if found[0].dynamic:
+        in_batch = negatives.method == "in_batch"
+        if found[0].dynamic and not in_batch:
             raise UserError(
                 f"train.negatives.column: '{negatives.column}' has raw ids, and so no vocabulary to draw another one "
-                f"from: give it codes (categorify), or draw rows with `negatives` in features.prepare"
+                f"from: set train.negatives.method to in_batch, give it codes (categorify), or draw rows with "
+                f"`negatives` in features.prepare"
             )
         fed = (*schema.of(Kind.CONTINUOUS), *categorical)
         kept = [f.name for f in fed if f.name != negatives.column and not set(f.sources).isdisjoint(found[0].sources)]
@@ -59,6 +64,9 @@ class NegativePlan:
                 f"train.negatives.column: {', '.join(kept)} is made of {', '.join(found[0].sources)} too and would "
                 f"keep the positive's value; leave it out, or draw rows with `negatives` in features.prepare"
             )
+        column = columns_of(categorical).index(negatives.column)
+        if found[0].dynamic:
+            return NegativePlan(column, 0, negatives.per_positive, in_batch=True, raw=True)
         cardinality = found[0].cardinality or 0
         first = found[0].first_code
         known = max(cardinality - first, 0)
@@ -66,13 +74,7 @@ class NegativePlan:
             raise UserError(
                 f"train.negatives.column: '{negatives.column}' has {known} known values; drawing another one needs 2"
             )
-        return NegativePlan(
-            columns_of(categorical).index(negatives.column),
-            cardinality,
-            negatives.per_positive,
-            first,
-            in_batch=negatives.method == "in_batch",
-        )
+        return NegativePlan(column, cardinality, negatives.per_positive, first, in_batch=in_batch)
 
     def copies(self, labels: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
         """Rows that each row [N] becomes, itself included: [N]."""
@@ -84,8 +86,11 @@ class NegativePlan:
         A null or out-of-vocabulary code (below `first`) has all known codes as its others. In the batch: uniform over
         the known ones of the N codes, as often as they are there (sampled softmax's in-batch negatives: Yi et al.,
         "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations", 2019); where the draw is the
-        code itself, another one of all.
+        code itself, another one of all. Of raw ids: uniform over those of the N that are another id; null where there
+        are none.
         """
+        if self.raw:
+            return self._draw_raw(own, generator)
         known = own[:, None] >= self.first
         drawn = generator.integers(self.first, self.cardinality - known, size=(len(own), self.per_positive))
         drawn = drawn + (known & (drawn >= own[:, None]))
@@ -94,6 +99,16 @@ class NegativePlan:
             others = pool[generator.integers(0, len(pool), size=drawn.shape)]
             drawn = np.where(others == own[:, None], drawn, others)
         return drawn
+
+    def _draw_raw(self, own: npt.NDArray[np.int64], generator: np.random.Generator) -> npt.NDArray[np.int64]:
+        pool = np.sort(own[own != NULL_CODE])
+        first = np.searchsorted(pool, own)[:, None]
+        alike = np.searchsorted(pool, own, side="right")[:, None] - first
+        others = len(pool) - alike
+        place = generator.integers(0, np.maximum(others, 1), size=(len(own), self.per_positive))
+        place += np.where(place >= first, alike, 0)  # past the row's own
+        drawn = np.append(pool, NULL_CODE)[np.minimum(place, len(pool))]
+        return np.where(others > 0, drawn, NULL_CODE)
 
 
 def expanded_sizes(groups: Sequence[RowGroup], schema: DatasetSchema, plan: NegativePlan | None) -> tuple[int, ...]:

@@ -35,16 +35,23 @@ from headrace.world import World
 log = logging.getLogger("headrace.embeddings")
 #: Messages of a rank that may be under way; each slot grows to its largest message.
 _SLOTS = 16
+#: A slot is for messages of a size between this many times as small and as large.
+_ALIKE = 4
 #: Beyond so many ranks their sums would be read by too many.
 _MOST_RANKS = 8
 _PATIENCE_MICROSECONDS = 200_000
 _NAME = "headrace"
 
 
+def may_share(world: World) -> bool:
+    """Whether `shared` tries it."""
+    return 1 < world.size <= _MOST_RANKS and world.local_size >= world.size
+
+
 def shared(inner: Collective) -> Collective:
     """The same ranks through shared memory; `inner` where they have none, or are too many. Collective."""
     world = inner.world
-    if not 1 < world.size <= _MOST_RANKS or world.local_size < world.size:
+    if not may_share(world):
         return inner
     mine: _Room | None = None
     if sys.platform == "linux" and native.library() is not None:
@@ -102,7 +109,7 @@ class SharedCollective:
         cuts = [0]
         for rank, rows in enumerate(send_rows):
             cuts.append(cuts[-1] + (0 if rank == self._me else rows))
-        slot = self._free_slot()
+        slot = self._free_slot(cuts[-1] * row)
         room = self._mine.slot(slot, cuts[-1] * row)
         room[: before * row] = source[: before * row]
         room[before * row : cuts[-1] * row] = source[behind * row :]
@@ -138,7 +145,7 @@ class SharedCollective:
         numbers = sum(t.numel() for t in members)
         size = numbers * dtype.itemsize
         kind = zlib.crc32(f"all_reduce {dtype} {numbers}".encode())
-        slot = self._free_slot()
+        slot = self._free_slot(size)
         parts = [torch.empty(0, dtype=dtype)] * self.world.size
         parts[self._me] = self._mine.slot(slot, size)[:size].view(dtype)
         torch.cat([t.detach().reshape(-1) for t in members], out=parts[self._me])
@@ -167,15 +174,33 @@ class SharedCollective:
         for room in self._rooms:
             room.close()
 
-    def _free_slot(self) -> int:
-        """The first slot whose message everybody has read."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes of shared memory that this rank's messages take, until it leaves."""
+        return self._mine.nbytes
+
+    def _free_slot(self, size: int) -> int:
+        """A slot whose message everybody has read: best one of about so many bytes, then one that was never used.
+
+        So small messages (ids) take no slot of large ones (vectors), and few slots become large.
+        """
+        room = self._mine.sizes
+
+        def dislike(slot: int) -> tuple[int, bool, int]:
+            is_alike = 0 < size <= _ALIKE * room[slot] <= _ALIKE**2 * size
+            return 0 if is_alike else 1 if not room[slot] else 2, room[slot] < size, abs(room[slot] - size)
+
+        liked = sorted(range(_SLOTS), key=dislike)
         while True:
-            for slot in range(_SLOTS):
-                number = int(self._mine.numbers[slot])
-                if all(int(room.read[self._me, slot]) == number for _, room in self._others):
+            for slot in liked:
+                if self._is_read(slot):
                     return slot
             self._look_for_lost()
             time.sleep(1e-4)
+
+    def _is_read(self, slot: int) -> bool:
+        number = int(self._mine.numbers[slot])
+        return all(int(room.read[self._me, slot]) == number for _, room in self._others)
 
     def _publish(self, slot: int, kind: int, cuts: Sequence[int]) -> int:
         self._count += 1
@@ -279,6 +304,16 @@ class _Room:
                 os.ftruncate(fd, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
             self._rooms[number] = torch.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size), dtype=torch.uint8)
         return self._rooms[number]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each slot, as they are seen here."""
+        return [room.numel() for room in self._rooms]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+        return sum(self.sizes)
 
     def announce(self, count: int) -> None:
         native.announce(self._board[0:1], count)

@@ -24,6 +24,18 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
+class Besides:
+    """What else takes a rank's memory, besides tables and what a step needs of them."""
+
+    #: Bytes that no plan changes: tables of raw ids at their limits, and what a step takes of them.
+    raw_ids: float = 0.0
+    #: Whether messages go through memory that the ranks share (headrace.embeddings.collective_shared).
+    shares_memory: bool = False
+    #: Whether tables are copied to be saved while training goes on.
+    saves_copies: bool = False
+
+
+@dataclass(frozen=True)
 class Workload:
     """What the plan is for."""
 
@@ -37,6 +49,7 @@ class Workload:
     settings: Sharding
     #: Known popularities by table; the others are Zipf with `settings.zipf`.
     popularity: Mapping[str, Popularity] = field(default_factory=dict)
+    besides: Besides = Besides()
 
     @cached_property
     def by_name(self) -> dict[str, Table]:
@@ -92,7 +105,8 @@ class Load:
 
     #: Weights and optimizer states.
     memory: Vector
-    #: Most of what one step holds besides them.
+    #: Most of what one step holds besides them, and of `Besides` what depends on the plan: messages that the rank
+    #: sends in shared memory, copies.
     buffers: Vector
     sent: Vector
     received: Vector
@@ -153,15 +167,19 @@ def load_of(work: Workload, blocks: Sequence[Block]) -> Load:
             load.traffic += ids * numbers * 2
         if block.replicated:
             load.memory += table.rows * row
+            load.buffers += table.rows * row * work.besides.saves_copies
             touched = popularity.distinct(ids * world)
             dense = table.rows * (numbers + 4)
             load.buffers += 2 * dense + 4 * touched * numbers
             load.traffic += 4 * dense + 2 * touched * row
             load.reduced += 2 * dense * (world - 1) / world
+            if work.besides.shares_memory:
+                load.buffers += dense
             continue
         holders = (block.first_rank + np.arange(block.ranks)) % world
         held = (table.rows - np.arange(block.ranks) + block.ranks - 1) // block.ranks
         load.memory[holders] += held * row
+        load.buffers[holders] += held * row * work.besides.saves_copies
         own = np.zeros(world)  # distinct rows that a rank asks of itself
         own[holders] = popularity.distinct_by_place(ids, block.ranks)
         touched_here = np.zeros(world)
@@ -174,6 +192,9 @@ def load_of(work: Workload, blocks: Sequence[Block]) -> Load:
         sent_row, gradient_bytes = work.wire_bytes(table, width), width * work.number_bytes
         load.sent += away * (work.id_bytes + gradient_bytes) + served * sent_row
         load.received += away * sent_row + served * (work.id_bytes + gradient_bytes)
+        if work.besides.shares_memory:
+            # Ids are under way with rows, or with gradients.
+            load.buffers += away * work.id_bytes + np.maximum(served * sent_row, away * gradient_bytes)
         asked = served + own
         if world > 1:
             # Rows as stored and as float32, both ways.
@@ -208,6 +229,8 @@ def _add_pooled(load: Load, work: Workload, block: Block, holders: NDArray[np.in
     others = world - 1
     load.sent += id_bytes.sum() - id_bytes + (parts.sum() - parts) * vector + others * parts * vector
     load.received += others * id_bytes + others * parts * vector + (parts.sum() - parts) * vector
+    if work.besides.shares_memory:
+        load.buffers += id_bytes.sum() - id_bytes + np.maximum(others * parts, parts.sum() - parts) * vector
     # Here: vectors and their gradients; at the owner: rows and sorting of the ids of all, sums, gradients.
     load.buffers += 40 * ids.sum() + 2 * parts.sum() * numbers + world * (40 * ids + 2 * parts * numbers)
     row = block_bytes(work, block)

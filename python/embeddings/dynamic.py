@@ -49,6 +49,8 @@ class Answer:
     vectors: Tensor
     #: Row of each, -1: it has none: int64 [M], an array, or a tensor of a GPU.
     rows: Any
+    #: Whose rows they are: int64 [M].
+    ids: Tensor
     #: `DynamicRows.numbering` then.
     numbering: int
 
@@ -84,6 +86,8 @@ class DynamicEmbeddings(nn.Module):
         dispatch.check(self.device, set())
         #: DynamicRows, or DeviceRows, which take tensors where those take arrays.
         self.tables: list[Any] = [self._rows_of(s, seed, init_bound) for s in specs]
+        #: Whether gradients are clipped by norm; whether those that wait are.
+        self._clips = self._is_clipped = False
 
     def _rows_of(self, spec: DynamicSpec, seed: int, init_bound: float) -> LearnedRows:
         if self.device.type == "cpu":
@@ -103,6 +107,7 @@ class DynamicEmbeddings(nn.Module):
         Raises:
             UserError: a table's limit of memory has no room for a row.
         """
+        self._clips, self._is_clipped = optimizer.clip_norm is not None, False
         for t in self.tables:
             t.configure_optimizer(optimizer)
 
@@ -121,20 +126,36 @@ class DynamicEmbeddings(nn.Module):
         for t, ids in zip(self.tables, asked, strict=True):
             given = ids.ids, ids.counts
             rows = t.look_up(*([x.numpy() for x in given] if isinstance(t, DynamicRows) else given), self.training)
-            found.append(Answer(t.rows_at(rows), rows, t.numbering))
+            found.append(Answer(t.rows_at(rows), rows, ids.ids, t.numbering))
         return found
 
     def add_gradients(self, answers: Sequence[Answer], grads: Sequence[Tensor]) -> None:
         """Keep the gradients float32 [M, D] of what was answered, by table, for `step`."""
         for t, given, grad in zip(self.tables, answers, grads, strict=True):
-            if t.numbering != given.numbering:
-                raise RuntimeError(
-                    "rows were evicted by another forward before this backward: take a step after each forward"
-                )
-            t.add_gradient(given.rows, grad)
+            t.add_gradient(torch.as_tensor(given.rows), given.ids, grad, given.numbering)
+
+    def squares(self) -> Tensor:
+        """The squares of the gradients that wait on this rank, each row's summed before: float64 [1]."""
+        self._is_clipped = True
+        return sum((t.squares() for t in self.tables), torch.zeros(1, dtype=torch.float64, device=self.device))
+
+    def scale_gradients(self, by: float) -> None:
+        """Multiply the gradients that wait."""
+        for t in self.tables:
+            t.scale_gradients(by)
 
     def step(self, lr: float | None = None) -> None:
-        """Apply the gradients since the last step to the rows that they touch. No exchange."""
+        """Apply the gradients since the last step to the rows that they touch. No exchange.
+
+        Where several forward and backward passes make a step, those after the first may let rows go: the gradient of an
+        id whose row is gone is of nobody.
+
+        Raises:
+            RuntimeError: gradients are to be clipped, which ShardedEmbeddings.step does, and that was not called.
+        """
+        if self._clips and not self._is_clipped:
+            raise RuntimeError("clip_norm is over all tables: ShardedEmbeddings.step comes before this one")
+        self._is_clipped = False
         for t in self.tables:
             t.step(lr)
 
@@ -145,6 +166,7 @@ class DynamicEmbeddings(nn.Module):
 
     def drop_gradients(self) -> None:
         """Forget the gradients since the last step."""
+        self._is_clipped = False
         for t in self.tables:
             t.drop_gradients()
 

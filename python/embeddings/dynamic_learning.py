@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,15 +11,27 @@ from torch import Tensor
 
 from headrace.config import EmbeddingOptimizer, TableOptimizer
 from headrace.embeddings.duplicates import find_duplicates
+from headrace.embeddings.dynamic_memory import rows_allowed
 from headrace.embeddings.dynamic_spec import DynamicSpec
 from headrace.embeddings.gpu import dispatch
-from headrace.embeddings.id_map import PLACE_BYTES, Ids, places_for
-from headrace.embeddings.optimizers import RULES, Touched, state_bytes_per_row
-from headrace.embeddings.sightings import RECORD_BYTES
+from headrace.embeddings.id_map import Ids
+from headrace.embeddings.optimizers import RULES, Touched
+from headrace.embeddings.pages import empty_table
 from headrace.errors import UserError
 from headrace.world import World
 
-_MIB = 2**20
+
+@dataclass(frozen=True)
+class Pending:
+    """The gradient of a backward pass, on its way to `step`."""
+
+    #: Distinct or not: the rows that `ids` had by the numbering of then. int64 [N].
+    rows: Tensor
+    ids: Tensor
+    #: float32 [N, D].
+    grad: Tensor
+    #: `LearnedRows.numbering` then.
+    numbering: int
 
 
 @dataclass(frozen=True)
@@ -47,21 +60,6 @@ class DynamicReport:
         return self.absent / self.asked if self.asked else None
 
 
-def bytes_for(rows: int, dim: int, optimizer: str | None) -> int:
-    """Bytes of so many rows with all that belongs to them."""
-    each = 4 * dim + RECORD_BYTES + (state_bytes_per_row(optimizer, dim) if optimizer else 0)
-    return rows * each + PLACE_BYTES * places_for(rows)
-
-
-def rows_within(limit: float, dim: int, optimizer: str | None) -> int:
-    """The most rows that take at most `limit` bytes."""
-    low, high = 0, int(limit) // (4 * dim) + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if bytes_for(middle, dim, optimizer) <= limit else (low, middle)
-    return low
-
-
 class LearnedRows:
     """Rows with all that training needs of them. Who has which row is the business of those who build on it."""
 
@@ -70,7 +68,7 @@ class LearnedRows:
         #: [room, D].
         self._weight = torch.zeros(0, spec.dim)
         self.states: dict[str, Tensor] = {}
-        self._pending: list[tuple[Tensor, Tensor]] = []
+        self._pending: list[Pending] = []
         self.optimizer: EmbeddingOptimizer | None = None
         self._own = TableOptimizer()
         self._limit = self._rows_allowed()
@@ -84,6 +82,11 @@ class LearnedRows:
         self._absent = self._asked = 0
 
     def __len__(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def ids(self) -> Any:
+        """The id of each row: int64 [rows], an array or a tensor of a GPU."""
         raise NotImplementedError
 
     @property
@@ -111,22 +114,71 @@ class LearnedRows:
         self._pending.clear()
 
     def _rows_allowed(self) -> int | None:
-        limits = []
-        if self.spec.max_rows is not None:
-            limits.append(max(1, self.spec.max_rows // self.world.size))
-        if self.spec.memory_mib is not None:
-            kind = self.optimizer.kind if self.optimizer else None
-            limits.append(rows_within(self.spec.memory_mib * _MIB, self.spec.dim, kind))
-            if not limits[-1]:
-                raise UserError(
-                    f"train.embeddings.dynamic.{self.spec.name}.memory_mib={self.spec.memory_mib:g} has no room for a "
-                    f"row of {self.spec.dim} weights with its states: give more, or set max_rows instead"
-                )
-        return min(limits, default=None)
+        limit = rows_allowed(self.spec, self.world.size, self.optimizer.kind if self.optimizer else None)
+        if limit == 0:
+            raise UserError(
+                f"train.embeddings.dynamic.{self.spec.name}.memory_mib={self.spec.memory_mib:g} has no room for a "
+                f"row of {self.spec.dim} weights with its states: give more, or set max_rows instead"
+            )
+        return limit
 
     def drop_gradients(self) -> None:
         """Forget the gradients since the last step."""
         self._pending.clear()
+
+    def add_gradient(self, rows: Tensor, ids: Tensor, grad: Tensor, numbering: int) -> None:
+        """Keep a gradient for `step`.
+
+        Args:
+            rows: that a lookup found, int64 [N]; -1: nobody's. They may repeat.
+            ids: whose rows they were, int64 [N].
+            grad: float32 [N, D].
+            numbering: `self.numbering` at the lookup.
+        """
+        held = rows >= 0
+        if not bool(held.all()):
+            rows, ids, grad = rows[held], ids[held], grad[held]
+        self._pending.append(Pending(rows, ids, grad, numbering))
+
+    def _waiting_gradients(self) -> tuple[Tensor, Tensor]:
+        """Rows int64 [N] as they are numbered now, which may repeat, and their gradients [N, D]; none wait any more.
+
+        Where rows went since the lookup (another part of the step wanted room), a gradient goes to the row that its id
+        has now; with no row there is nothing to learn.
+        """
+        found = []
+        for p in self._pending:
+            rows, grad = p.rows, p.grad
+            if p.numbering != self.numbering:
+                rows = self._find(p.ids)
+                held = rows >= 0
+                rows, grad = rows[held], grad[held]
+            found.append((rows, grad.contiguous()))
+        self._pending.clear()
+        if len(found) == 1:
+            return found[0]
+        return torch.cat([rows for rows, _ in found]), torch.cat([grad for _, grad in found])
+
+    def _find(self, ids: Tensor) -> Tensor:
+        """The row of each id int64 [N]; -1 where it has none."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def squares(self) -> Tensor:
+        """Sum what waits for `step` by row: the squares of these sums, summed, float64 []."""
+        if not self._pending:
+            return self._weight.new_zeros((), dtype=torch.float64)
+        rows, grad = self._waiting_gradients()
+        found = find_duplicates(rows)
+        summed = found.sum_rows(grad)
+        ids = torch.as_tensor(self.ids).index_select(0, found.unique)
+        self._pending.append(Pending(found.unique, ids, summed, self.numbering))
+        return summed.double().square().sum()
+
+    def scale_gradients(self, by: float) -> None:
+        """Multiply what waits for `step`, after `squares`."""
+        for p in self._pending:
+            p.grad.mul_(by)
 
     @torch.no_grad()
     def step(self, lr: float | None = None) -> None:
@@ -138,14 +190,12 @@ class LearnedRows:
         if self.optimizer is None:
             raise RuntimeError("configure_optimizer comes before step")
         self.steps += 1
-        pending, self._pending = self._pending, []
-        if not pending:
+        if not self._pending:
             return
+        touched, given = self._waiting_gradients()
         # Sorted in half the time where the numbers are small.
-        index = torch.int32 if len(self) < 2**31 else torch.int64
-        found = find_duplicates(torch.cat([rows for rows, _ in pending]).to(index))
+        found = find_duplicates(touched.to(torch.int32 if len(self) < 2**31 else torch.int64))
         self._note(found.unique)
-        given = pending[0][1].contiguous() if len(pending) == 1 else torch.cat([g for _, g in pending])
         own, common = self._own, self.optimizer
         decay = common.weight_decay if own.weight_decay is None else own.weight_decay
         rate = common.learning_rate if lr is None else lr
@@ -163,8 +213,9 @@ class LearnedRows:
         if decay:
             grad.add_(weight, alpha=decay)
         states = {name: full.index_select(0, rows) for name, full in self.states.items()}
-        touched = Touched(weight, grad, states, self.steps, grad.square().mean(1, keepdim=True))
-        RULES[common.kind].update(touched, rate)
+        RULES[common.kind].update(
+            Touched(weight, grad, states, self.steps, grad.square().mean(1, keepdim=True)), rate
+        )  # fmt: skip
         self._weight.index_copy_(0, rows, weight)
         for name, full in self.states.items():
             full.index_copy_(0, rows, states[name])
@@ -190,7 +241,7 @@ class LearnedRows:
 
 
 def with_room(old: Tensor, room: int) -> Tensor:
-    """The same rows, and zeros to `room` rows."""
-    new = old.new_zeros(room, old.shape[1])
+    """The same rows, and room for more, which on a CPU takes memory once it is written."""
+    new = empty_table(room, old.shape[1]) if old.device.type == "cpu" else old.new_zeros(room, old.shape[1])
     new[: len(old)] = old
     return new

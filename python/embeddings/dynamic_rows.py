@@ -14,11 +14,13 @@ from headrace.embeddings.dynamic_learning import DynamicReport, LearnedRows, wit
 from headrace.embeddings.dynamic_spec import DynamicSpec
 from headrace.embeddings.id_map import IdMap, Ids, mix
 from headrace.embeddings.initial import INIT_BOUND, initial_values
-from headrace.embeddings.sightings import ID, LAST, SEEN, Waiting, grown
+from headrace.embeddings.sightings import ID, LAST, RECORD_BYTES, SEEN, Waiting, by_half, with_records
 from headrace.world import World
 
 #: Salt of the hash that says whether an id is drawn.
 DRAW = 2
+#: Rows that are moved at a time: what is on its way takes memory, too.
+_AT_ONCE = 2**16
 
 
 class DynamicRows(LearnedRows):
@@ -32,6 +34,8 @@ class DynamicRows(LearnedRows):
         self._map = IdMap()
         #: By row: see headrace.embeddings.sightings. More rows than ids, as are weights and states.
         self._facts: Ids = np.zeros((0, 3), dtype=np.int64)
+        #: The most rows there ever were: so many were written to, and take memory.
+        self._most = 0
         self._waiting = Waiting(max(1, spec.max_waiting // world.size))
         #: By row: whether it changed since `track`; and the ids whose rows went since then. None: not tracked.
         self._changed: NDArray[np.bool_] | None = None
@@ -47,9 +51,9 @@ class DynamicRows(LearnedRows):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of rows, states, counts and the hash table, spare room included."""
-        tensors = sum(t.numel() * t.element_size() for t in (self._weight, *self.states.values()))
-        return tensors + self._facts.nbytes + self._map.nbytes
+        """Bytes of rows, states, counts (of as many as there ever were) and the hash table."""
+        each = RECORD_BYTES + sum(t.shape[1] * t.element_size() for t in (self._weight, *self.states.values()))
+        return self._most * each + self._map.nbytes
 
     @property
     def report(self) -> DynamicReport:
@@ -131,9 +135,7 @@ class DynamicRows(LearnedRows):
         self.counters[0] += len(ids)
 
     def _evict(self, count: int) -> None:
-        """Let `count` rows go, by the spec's rule. Nothing may be pending."""
-        if self._pending:
-            raise RuntimeError("gradients wait for step(): rows cannot be evicted between backward and step")
+        """Let `count` rows go, by the spec's rule."""
         if not count:
             return
         facts = self._facts[: len(self)]
@@ -159,29 +161,38 @@ class DynamicRows(LearnedRows):
         facts[holes] = facts[movers]
         to, of = torch.from_numpy(holes), torch.from_numpy(movers)
         for full in (self._weight, *self.states.values()):
-            full.index_copy_(0, to, full.index_select(0, of))
-        self._map = IdMap(facts[:left, ID].copy())
+            for hole, mover in zip(torch.split(to, _AT_ONCE), torch.split(of, _AT_ONCE), strict=True):
+                full.index_copy_(0, hole, full.index_select(0, mover))
+        self._map.replace(facts[:left, ID].copy())
         self.numbering += 1
 
     def _make_room(self, rows: int) -> None:
-        """Grow by half, to the limit at most."""
-        self._facts = grown(self._facts, rows, self._limit)
+        """To the limit at once: memory is taken by what is written alone, and nothing is ever there twice.
+
+        By half where there is no limit, or more than the system lets have.
+        """
+        self._most = max(self._most, rows)
         room = len(self._facts)
-        if room > len(self._weight):
-            self._weight = with_room(self._weight, room)
-            self.states = {name: with_room(full, room) for name, full in self.states.items()}
+        if rows <= room:
+            return
+        if self._limit is not None:
+            try:
+                return self._grow(max(rows, self._limit))
+            except (MemoryError, RuntimeError):  # torch's is a RuntimeError
+                pass
+        self._grow(by_half(rows, room))
+
+    def _grow(self, room: int) -> None:
+        facts, weight = with_records(self._facts, room), with_room(self._weight, room)
+        states = {name: with_room(full, room) for name, full in self.states.items()}
         if self._changed is not None:
             self._changed = np.append(self._changed, np.zeros(room - len(self._changed), dtype=bool))
+        self._facts, self._weight, self.states = facts, weight, states
 
     # --- learning --------------------------------------------------------------------------------------------------
 
-    def add_gradient(self, rows: Ids, grad: Tensor) -> None:
-        """Keep the gradient float32 [N, D] of rows [N] (-1: of nobody; they may repeat) for `step`."""
-        held = rows >= 0
-        index = torch.from_numpy(rows)
-        if not held.all():
-            index, grad = index[torch.from_numpy(held)], grad[torch.from_numpy(held)]
-        self._pending.append((index, grad))
+    def _find(self, ids: Tensor) -> Tensor:
+        return torch.from_numpy(self._map.find(ids.numpy()))
 
     def _note(self, rows: Tensor) -> None:
         if self._changed is not None:
@@ -216,6 +227,8 @@ class DynamicRows(LearnedRows):
         self._make_room(len(self))
         self._facts[first : len(self)] = 0
         self._facts[first : len(self), ID] = new
+        for full in self.states.values():
+            full[first : len(self)] = 0.0
         self._weight.index_copy_(0, torch.from_numpy(self._map.find(ids)), changes["weight"])
 
     # --- as a whole ------------------------------------------------------------------------------------------------
@@ -231,11 +244,13 @@ class DynamicRows(LearnedRows):
         return twin
 
     def dump(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """(what scoring needs, what training needs besides), rows in order of their ids."""
+        """(what scoring needs, what training needs besides), rows and who waits in order of their ids."""
         self.check_settled()
         order = np.argsort(self.ids)
         rows, facts = torch.from_numpy(order), torch.from_numpy(self._facts[: len(self)][order])
-        training = {"seen": facts[:, SEEN], "last": facts[:, LAST], "waiting": torch.from_numpy(self._waiting.state())}
+        waiting = self._waiting.state()
+        waiting = waiting[np.argsort(waiting[:, ID])]
+        training = {"seen": facts[:, SEEN], "last": facts[:, LAST], "waiting": torch.from_numpy(waiting)}
         training |= {f"state/{name}": full.index_select(0, rows) for name, full in self.states.items()}
         return {"ids": facts[:, ID], "weight": self._weight.index_select(0, rows)}, training
 
@@ -259,3 +274,4 @@ class DynamicRows(LearnedRows):
             self._evict(n - self._limit)
             self._facts, self._weight = self._facts[: self._limit].copy(), self.weight.clone()
             self.states = {k: full[: self._limit].clone() for k, full in self.states.items()}
+        self._most = len(self)

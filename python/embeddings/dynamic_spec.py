@@ -49,31 +49,15 @@ def dynamic_specs(
         settings: `train.embeddings`; None: to score, where nothing is admitted or evicted.
 
     Raises:
-        UserError: settings of a feature that has no raw ids, or clipping by norm, which is not there for these tables.
+        UserError: settings of a feature that has no raw ids.
     """
     features = dynamic_features(schema)
     if settings is None:
         return tuple(DynamicSpec(f.name, dim) for f in features)
     names = [f.name for f in features]
     check_known("train.embeddings.dynamic", settings.dynamic, names)
-    if features and settings.clip_norm is not None:
-        raise UserError(
-            f"train.embeddings.clip_norm is not there for tables of raw ids ({', '.join(names)}): leave it out, or "
-            f"give those features codes (categorify, hash_bucket)"
-        )
     found = ((n, settings.dynamic.get(n, DynamicTable())) for n in names)
     return tuple(DynamicSpec(n, dim, **given.model_dump()) for n, given in found)
-
-
-def check_parts(schema: DatasetSchema, accumulate: int) -> None:
-    """Raise UserError where a step of several parts meets raw ids: an eviction for one part could take a row that
-    another part's gradient is for."""
-    names = [f.name for f in dynamic_features(schema)]
-    if names and accumulate > 1:
-        raise UserError(
-            f"train.accumulate={accumulate} is not there for features of raw ids ({', '.join(names)}): set it to 1 and "
-            f"lower train.batch_size, or give those features codes"
-        )
 
 
 def check_known(where: str, given: Collection[str], known: Collection[str]) -> None:

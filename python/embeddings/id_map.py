@@ -9,6 +9,8 @@ Ids = NDArray[np.int64]
 
 #: Places of the smallest map.
 _LEAST = 16
+#: Ids that are put into a map at a time: what that takes besides the map stays small.
+_AT_ONCE = 2**16
 #: Bytes of a place: an id and its number.
 PLACE_BYTES = 16
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -31,7 +33,7 @@ def places_for(ids: int) -> int:
 class IdMap:
     """Ids and their numbers. Linear probing, at most half full, so that a few rounds over a batch find everything.
 
-    Nothing is ever taken out alone: who evicts makes a new map of those who stay.
+    Nothing is ever taken out alone: who evicts begins anew with those who stay.
     """
 
     def __init__(self, ids: Ids | None = None) -> None:
@@ -70,6 +72,16 @@ class IdMap:
             place[open_] = (place[open_] + 1) & mask
         return found
 
+    def replace(self, ids: Ids) -> None:
+        """Begin anew with distinct ids [N], numbered in their order. Never holds two maps."""
+        places = _LEAST if 2 * len(ids) <= _LEAST else places_for(len(ids))
+        if places != len(self._keys):
+            self._keys = self._numbers = np.zeros(0, dtype=np.int64)
+            self._keys, self._numbers = np.zeros(places, dtype=np.int64), np.empty(places, dtype=np.int64)
+        self._numbers.fill(-1)
+        self._used = 0
+        self.add(ids)
+
     def add(self, ids: Ids) -> Ids:
         """Give distinct new ids [N] the next numbers, in their order: int64 [N]."""
         numbers = np.arange(self._used, self._used + len(ids), dtype=np.int64)
@@ -84,6 +96,10 @@ class IdMap:
         return numbers
 
     def _put(self, ids: Ids, numbers: Ids) -> None:
+        for first in range(0, len(ids), _AT_ONCE):
+            self._put_some(ids[first : first + _AT_ONCE], numbers[first : first + _AT_ONCE])
+
+    def _put_some(self, ids: Ids, numbers: Ids) -> None:
         mask = len(self._keys) - 1
         place = (mix(ids) & np.uint64(mask)).astype(np.int64)
         open_ = np.arange(len(ids))

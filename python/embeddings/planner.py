@@ -14,7 +14,7 @@ from itertools import product
 import numpy as np
 
 from headrace.config import Sharding, TableSharding
-from headrace.embeddings.cost import GIB, Load, Vector, Workload, load_of
+from headrace.embeddings.cost import GIB, Besides, Load, Vector, Workload, load_of
 from headrace.embeddings.hops import Hops, choose
 from headrace.embeddings.optimizers import state_bytes_per_row
 from headrace.embeddings.plan import Block, Lookup, Plan, ShardingKind, Table, blocks_for, can_pool, row_bytes
@@ -34,7 +34,7 @@ _SHARES = (1.0, 0.7)
 _AS_GOOD = 1.02
 #: Tables of a rank that take less than this need no balance.
 _SMALL = 2**30
-
+_NOTHING = Besides()
 
 #: How a table is cut: kind, number of parts, whether owners sum bags.
 Way = tuple[ShardingKind, int, bool]
@@ -55,6 +55,7 @@ class Planned:
 def plan_tables(
     tables: Sequence[Table], lookups: Sequence[Lookup], world_size: int, *, batch_size: int, optimizer: str,
     settings: Sharding, popularity: Mapping[str, Popularity] | None = None,
+    besides: Besides = _NOTHING,
 ) -> Planned:  # fmt: skip
     """Make the plan that `settings` asks for.
 
@@ -66,6 +67,7 @@ def plan_tables(
         optimizer: kind of the optimizer.
         settings: kinds, constraints, bandwidths.
         popularity: what is known of how often rows are looked up, by table; else Zipf with `settings.zipf`.
+        besides: what else takes memory of the ranks.
 
     Raises:
         UserError: a constraint names no table or cannot be met, or the tables do not fit; says what would make them.
@@ -82,7 +84,15 @@ def plan_tables(
                 f"with pooling sum or mean"
             )
     stored = tuple(replace(t, storage=own.get(t.name, TableSharding()).storage or settings.storage) for t in tables)
-    work = Workload(stored, tuple(lookups), world_size, batch_size, optimizer, settings, popularity or {})
+    work = Workload(
+        stored, tuple(lookups), world_size, batch_size, optimizer, settings, popularity or {}, besides
+    )  # fmt: skip
+    if settings.memory_gib is not None and besides.raw_ids >= settings.memory_gib * GIB:
+        raise UserError(
+            f"tables of raw ids take up to {besides.raw_ids / GIB:.3g} GiB of each rank, which has "
+            f"{settings.memory_gib:.3g} (train.sharding.memory_gib): lower max_rows or memory_mib of "
+            f"train.embeddings.dynamic, or take more ranks"
+        )
     for t in stored:
         if t.storage == "int8" and own.get(t.name, TableSharding()).kind == "column_wise":
             raise UserError(
@@ -128,7 +138,7 @@ class Planner:
         self._work = work
         self._world = work.world_size
         limit = work.settings.memory_gib
-        self._limit = np.inf if limit is None else limit * GIB
+        self._limit = np.inf if limit is None else limit * GIB - work.besides.raw_ids
         self._even = _even(work)
         self._total = Load.zero(self._world)
         #: By table: blocks, load, and seconds of each rank, [W].
@@ -308,7 +318,8 @@ class Planner:
         rule = self._rule(table)
         total = work.table_bytes
         largest = max(work.tables, key=lambda t: (work.bytes_of(t), t.name))
-        room = f"{world} rank(s) of {limit / GIB:.3g} GiB"
+        taken = f" (beside {work.besides.raw_ids / GIB:.3g} GiB for raw ids)" if work.besides.raw_ids else ""
+        room = f"{world} rank(s) of {limit / GIB:.3g} GiB{taken}"
         head = (
             f"table '{table.name}' ({table.rows:,} rows of {table.dim}, {work.bytes_of(table) / GIB:.3g} GiB with its "
             f"optimizer's states) does not fit"

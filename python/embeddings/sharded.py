@@ -222,7 +222,8 @@ class ShardedEmbeddings(nn.Module):
         """Apply the gradients of all backward passes since the last step to the rows they touch.
 
         Collective where tables are replicated, where gradients are clipped by norm, and where a table is cut by columns
-        and the optimizer works by row; otherwise nothing is exchanged.
+        and the optimizer works by row; otherwise nothing is exchanged. Tables of raw ids take a step of their own after
+        this one; clipped they are here, with the norm over all.
 
         Args:
             lr: the learning rate of this step; default the configured one. Tables with their own keep the proportion.
@@ -232,7 +233,7 @@ class ShardedEmbeddings(nn.Module):
         pending, self._pending = self._pending, [[] for _ in self.layout.arenas]
         self._open = []
         with placing(self.device):
-            self._updater.step(pending, lr)
+            self._updater.step(pending, lr, self.dynamic)
 
     def age_state(self, kept: float) -> None:
         """Multiply the states that never shrink (adagrad's sums) by `kept`, so that rows stay able to move."""

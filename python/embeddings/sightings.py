@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.embeddings.id_map import IdMap, Ids
+from headrace.embeddings.id_map import PLACE_BYTES, IdMap, Ids, places_for
 
 #: Columns of a table of sightings: int64.
 ID, SEEN, LAST = 0, 1, 2
 #: Bytes of an id's record.
 RECORD_BYTES = 24
+#: So many dead are no reason to tidy up.
+_FEW = 1_024
 
 
-def grown(table: Ids, rows: int, limit: int | None = None) -> Ids:
-    """The same numbers [M, 3] with room for `rows` rows at least: half as many again, to the limit at most."""
-    if rows <= len(table):
-        return table
-    room = max(rows, len(table) * 3 // 2, 64)
-    out = np.zeros((room if limit is None else max(rows, min(room, limit)), 3), dtype=np.int64)
+def by_half(rows: int, room: int) -> int:
+    """Room for `rows` rows at least, where there was `room`: half as much again."""
+    return max(rows, room * 3 // 2, 64)
+
+
+def with_records(table: Ids, room: int) -> Ids:
+    """The same numbers [M, 3] and zeros to `room` rows, which take memory once they are written."""
+    out = np.zeros((room, 3), dtype=np.int64)
     out[: len(table)] = table
     return out
+
+
+def waiting_bytes(limit: int) -> int:
+    """The most that `Waiting` takes: as many dead as living, and the room of growth by half."""
+    most = 2 * limit + _FEW
+    return RECORD_BYTES * most * 3 // 2 + PLACE_BYTES * places_for(most)
 
 
 class Waiting:
@@ -58,7 +68,8 @@ class Waiting:
         self._table[numbers[old], LAST] = batch
         first = len(self._map)
         self._map.add(ids[~old])
-        self._table = grown(self._table, len(self._map))
+        if len(self._map) > len(self._table):
+            self._table = with_records(self._table, by_half(len(self._map), len(self._table)))
         self._table[first : len(self._map)] = np.stack(
             [ids[~old], seen[~old], np.full((~old).sum(), batch, dtype=np.int64)], axis=1
         )
@@ -87,5 +98,5 @@ class Waiting:
             # A tenth at once: to choose costs a pass over all.
             stay = max(1, self._limit - self._limit // 10)
             self.load(held[np.lexsort((held[:, ID], -held[:, SEEN], -held[:, LAST]))[:stay]])
-        elif len(self._map) > 2 * self._living + 1024:
+        elif len(self._map) > 2 * self._living + _FEW:
             self.load(self.state())

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from headrace.config import EmbeddingOptimizer, TableOptimizer
 from headrace.embeddings.collective import Collective
+from headrace.embeddings.dynamic import DynamicEmbeddings
 from headrace.embeddings.gpu import dispatch
 from headrace.embeddings.gpu.dispatch import Update
 from headrace.embeddings.gradients import Gradient, merge
@@ -60,8 +61,16 @@ class Updater:
         ]
 
     @torch.no_grad()
-    def step(self, pending: Sequence[Sequence[Gradient]], lr: float | None) -> None:
-        """Apply gradients: by arena, one for each backward pass."""
+    def step(
+        self, pending: Sequence[Sequence[Gradient]], lr: float | None, beside: DynamicEmbeddings | None = None
+    ) -> None:
+        """Apply gradients: by arena, one for each backward pass.
+
+        Args:
+            pending: the gradients.
+            lr: of this step.
+            beside: tables of raw ids, whose gradients are clipped together with these.
+        """
         self.steps += 1
         scale = 1.0 if lr is None else lr / self._optimizer.learning_rate
         slow = []
@@ -71,8 +80,11 @@ class Updater:
                 slow.append(arena)
             elif parts:
                 self._by_loop(in_one_pass, arena.number, merge(parts), scale)
+        gradients = [self._merge(a, pending[a.number]) for a in slow]
+        if self._optimizer.clip_norm is not None:  # then no arena is updated in one pass
+            self._clip(slow, gradients, self._optimizer.clip_norm, beside)
         if slow:
-            self._by_torch(slow, [self._merge(a, pending[a.number]) for a in slow], scale)
+            self._by_torch(slow, gradients, scale)
 
     def track(self) -> None:
         """Forget which rows changed, and remember from now on."""
@@ -98,8 +110,6 @@ class Updater:
             )  # fmt: skip
 
     def _by_torch(self, arenas: Sequence[Arena], gradients: Gradients, scale: float) -> None:
-        if self._optimizer.clip_norm is not None:
-            self._clip(arenas, gradients, self._optimizer.clip_norm)
         touched = [
             decode(self._weights[a.number].index_select(0, rows))
             for a, (rows, _) in zip(arenas, gradients, strict=True)
@@ -163,16 +173,22 @@ class Updater:
         rows = dense[:, -1].nonzero().flatten()
         return rows, dense.index_select(0, rows)[:, :-1].contiguous()
 
-    def _clip(self, arenas: Sequence[Arena], gradients: Gradients, limit: float) -> None:
+    def _clip(
+        self, arenas: Sequence[Arena], gradients: Gradients, limit: float, beside: DynamicEmbeddings | None
+    ) -> None:
         """Scale all gradients so that their norm over all rows of all ranks is at most `limit`."""
         sharded, replicated = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
         for arena, (_, grad) in zip(arenas, gradients, strict=True):
             (replicated if arena.replicated else sharded).add_(grad.double().square().sum())
+        if beside is not None:
+            sharded.add_(beside.squares())
         self._collective.all_reduce_sum([sharded])
         norm = float((sharded + replicated).sqrt())
         if norm > limit:
             for _, grad in gradients:
                 grad.mul_(limit / norm)
+            if beside is not None:
+                beside.scale_gradients(limit / norm)
 
 
 class RowSquares:

@@ -16,7 +16,10 @@ from pathlib import Path
 from headrace.dataset.layout import SplitLayout, open_split
 from headrace.dataset.source import TrainSource
 from headrace.embeddings.collective import Collective, LocalCollective
-from headrace.embeddings.dynamic_spec import check_parts
+from headrace.embeddings.collective_shared import may_share
+from headrace.embeddings.cost import Besides
+from headrace.embeddings.dynamic_memory import bytes_beside
+from headrace.embeddings.dynamic_spec import dynamic_features, dynamic_specs
 from headrace.embeddings.plan import Lookup, Plan, Table
 from headrace.embeddings.planner import plan_tables
 from headrace.models import saved
@@ -132,13 +135,20 @@ def _new_learner(job: Job, schema: DatasetSchema, collective: Collective) -> Lea
     dataset, chooses = job.ws.home / job.features.output("dataset").name, job.train.sharding.kind == "auto"
     popularity = sampled_popularity(dataset, schema) if chooses and collective.world.size > 1 else None
 
+    raw = dynamic_features(schema)
+    beside = bytes_beside(
+        dynamic_specs(schema, job.model.embedding_dim, job.train.embeddings) if raw else (), [f.length for f in raw],
+        job.train.batch_size, collective.world.size, job.train.embeddings.kind, 1 + job.train.background_checkpoints,
+    )  # fmt: skip
+    shares_memory = job.train.device == "cpu" and may_share(collective.world)
+
     def make_plan(tables: Sequence[Table], lookups: Sequence[Lookup], world_size: int) -> Plan:
         return plan_tables(
             tables, lookups, world_size, batch_size=job.train.batch_size, optimizer=job.train.embeddings.kind,
             settings=job.train.sharding, popularity=popularity,
+            besides=Besides(beside, shares_memory, job.train.background_checkpoints),
         ).plan  # fmt: skip
 
-    check_parts(schema, job.train.accumulate)
     device = place(job.train.device, collective.world)
     model = DLRM(schema, job.model, collective, job.train.seed, make_plan, job.train.embeddings, device)
     model.precision = job.train.precision

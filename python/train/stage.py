@@ -13,7 +13,7 @@ from headrace import registry
 from headrace.config import Spark, Spec
 from headrace.dataset.layout import check_streams, open_split
 from headrace.dataset.negatives import NegativePlan
-from headrace.embeddings.dynamic_spec import check_parts, dynamic_specs
+from headrace.embeddings.dynamic_spec import dynamic_specs
 from headrace.errors import UserError
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output
@@ -134,7 +134,6 @@ def check_dataset(job: Job) -> None:
     check_streams(open_split(dataset, "train", schema), job.train.streams)
     NegativePlan.of(schema, job.train.negatives)
     dynamic_specs(schema, job.model.embedding_dim, job.train.embeddings)
-    check_parts(schema, job.train.accumulate)
     if open_split(dataset, "valid", schema).rows == 0:
         raise UserError(f"{dataset / 'valid'} holds no rows to evaluate on: widen features.split")
     if job.train.rank_group is not None:

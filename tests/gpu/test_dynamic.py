@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.collective import LocalCollective
 from headrace.embeddings.dynamic import DynamicEmbeddings
+from headrace.embeddings.dynamic_learning import DynamicReport
 from headrace.embeddings.dynamic_spec import DynamicSpec
 from headrace.embeddings.gpu import hashing
 from headrace.embeddings.gpu.dynamic_rows import DeviceRows
@@ -114,6 +116,11 @@ def train(kind: type[DynamicEmbeddings], spec: DynamicSpec, given: list[list[int
     return tables
 
 
+def told(tables: DynamicEmbeddings) -> DynamicReport:
+    """Without the bytes: spare room is memory on a GPU, and none elsewhere."""
+    return replace(tables.report()["t"], nbytes=0)
+
+
 def one_by_one(tables: DynamicEmbeddings, given: list[list[int]]) -> None:
     embeddings = dynamic.alone(tables)
     for ids in given:
@@ -133,7 +140,7 @@ def test_all_that_is_saved_is_that_of_cpus(
     given = [b[0] for b in batches(1, 9)] * 2
     here, there = train(DynamicEmbeddings, spec, given), train(There, spec, given)
     assert here.report()["t"].admitted > 0
-    assert here.report() == there.report()
+    assert told(here) == told(there)
     for mine, wanted in zip(there.tables[0].dump(), here.tables[0].dump(), strict=True):
         assert mine.keys() == wanted.keys()
         for name, values in wanted.items():
@@ -162,7 +169,7 @@ def test_all_that_is_saved_is_that_of_cpus(
         other.configure_optimizer(EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.1))
         other.load(tmp_path, with_optimizer=True)
         one_by_one(other, given[:2])
-    assert others[0].report() == others[1].report()
+    assert told(others[0]) == told(others[1])
     twin = there.snapshot()
     before = {k: v.clone() for k, v in twin.tables[0].dump()[0].items()}
     one_by_one(there, given[2:4])

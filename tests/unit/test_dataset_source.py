@@ -343,6 +343,21 @@ def test_negatives_of_the_batch() -> None:
     assert set(np.unique(alone)) == set(range(2, 50)) - {7}
 
 
+def test_negatives_of_raw_ids_are_those_of_the_batch() -> None:
+    plan = NegativePlan(column=0, cardinality=0, per_positive=40, in_batch=True, raw=True)
+    low, high = -(2**63), 2**63 - 1
+    own = np.array([low] * 100 + [5] * 300 + [high] * 600 + [0] * 50, np.int64)
+    drawn = plan.draw(own, np.random.default_rng(0))
+    for code, others in ((low, {5: 1 / 3, high: 2 / 3}), (5, {low: 1 / 7, high: 6 / 7}),
+                         (0, {low: 0.1, 5: 0.3, high: 0.6})):  # fmt: skip
+        of = drawn[own == code]
+        assert set(np.unique(of)) == set(others)
+        for other, share in others.items():
+            assert abs((of == other).mean() - share) < 5 * np.sqrt(share * (1 - share) / of.size)
+    for alone in ([7, 7], [0], []):
+        assert not plan.draw(np.array(alone, np.int64), np.random.default_rng(0)).any()
+
+
 def test_negatives_of_a_column_that_another_feature_is_made_of_are_refused() -> None:
     def feature(name: str, *sources: str) -> Feature:
         return Feature(name=name, kind=Kind.CATEGORICAL, dtype="int32", cardinality=9, sources=sources)

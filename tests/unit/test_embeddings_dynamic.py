@@ -20,7 +20,8 @@ from headrace.embeddings.collective import Collective, LocalCollective
 from headrace.embeddings.collective_threads import ThreadCollective, run_ranks
 from headrace.embeddings.delta import apply_changes, save_changes
 from headrace.embeddings.dynamic import DynamicEmbeddings
-from headrace.embeddings.dynamic_learning import DynamicReport, bytes_for, rows_within
+from headrace.embeddings.dynamic_learning import DynamicReport
+from headrace.embeddings.dynamic_memory import bytes_for, rows_within
 from headrace.embeddings.dynamic_rows import DynamicRows
 from headrace.embeddings.dynamic_spec import DynamicSpec
 from headrace.embeddings.id_map import IdMap, mix
@@ -141,27 +142,38 @@ class One(DynamicEmbeddings):
 
 
 def train(
-    spec: DynamicSpec, c: Collective, batches: Sequence[Sequence[Sequence[int]]]
+    spec: DynamicSpec, c: Collective, batches: Sequence[Sequence[Sequence[int]]], parts: int = 1
 ) -> tuple[One, list[Tensor], DynamicReport]:
+    """A step each so many batches. As the training loop does, one is looked up before the one before goes back."""
     table = One(spec, c)
-    outs = []
-    for batch in batches:
-        out = table(torch.tensor(batch[c.world.rank], dtype=torch.int64))
-        ((out - 1) ** 2).sum().backward()
+    outs: list[Tensor] = []
+    for first in range(0, len(batches), parts):
+        losses: list[Tensor] = []
+        for batch in batches[first : first + parts]:
+            out = table(torch.tensor(batch[c.world.rank], dtype=torch.int64))
+            if losses:
+                losses[-1].backward()
+            losses.append(((out - 1) ** 2).sum())
+            outs.append(out.detach())
+        losses[-1].backward()
         table.step()
-        outs.append(out.detach())
     return table, outs, table.report()[spec.name]
 
 
-def compare(spec: DynamicSpec, world: int, batches: Sequence[Sequence[Sequence[int]]]) -> DynamicReport:
+def compare(spec: DynamicSpec, world: int, batches: Sequence[Sequence[Sequence[int]]], parts: int = 1) -> DynamicReport:
     expected = Dictionary(spec, 0.5)
-    ranks = run_ranks(world, lambda c: train(spec, c, batches))
-    for step, batch in enumerate(batches):
+    ranks = run_ranks(world, lambda c: train(spec, c, batches, parts))
+    learned = []
+    for number, batch in enumerate(batches):
         ids = [i for of_rank in batch for i in of_rank]
         vectors = expected.forward(ids)
-        got = torch.cat([outs[step] for _, outs, _ in ranks])
+        got = torch.cat([outs[number] for _, outs, _ in ranks])
         np.testing.assert_allclose(got.numpy(), vectors, rtol=1e-4, atol=1e-5)
-        expected.step(ids, 2 * (vectors - 1))
+        # Who had a row then learns, if there still is one at the step.
+        learned += [(i, 2 * (v - 1)) for i, v in zip(ids, vectors, strict=True) if i in expected.rows]
+        if (number + 1) % parts == 0 or number + 1 == len(batches):
+            expected.step(*zip(*learned, strict=True)) if learned else None
+            learned = []
     held = {int(i): w.cpu() for t, *_ in ranks for i, w in zip(t.rows.ids, t.rows.weight, strict=True)}
     assert held.keys() == expected.rows.keys()
     for i, w in held.items():
@@ -194,12 +206,13 @@ def test_rows_come_with_their_ids_on_any_world(run: tuple[int, int, list[list[li
 @given(
     batches=st.lists(st.lists(st.integers(0, 25), max_size=20), min_size=1, max_size=8),
     limit=st.integers(1, 12), admit_after=st.integers(1, 2), evict=st.sampled_from(["lfu", "lru"]),
+    parts=st.integers(1, 3),
 )  # fmt: skip
 def test_the_least_seen_or_the_oldest_make_room(
-    batches: list[list[int]], limit: int, admit_after: int, evict: Any
+    batches: list[list[int]], limit: int, admit_after: int, evict: Any, parts: int
 ) -> None:
     spec = DynamicSpec("t", DIM, admit_after=admit_after, max_rows=limit, evict_share=0.3, evict=evict)
-    assert compare(spec, 1, [[b] for b in batches]).rows <= limit
+    assert compare(spec, 1, [[b] for b in batches], parts).rows <= limit
 
 
 @pytest.mark.parametrize("kind", ["sgd", "rowwise_adagrad", "adam"])
@@ -576,9 +589,60 @@ def test_damage_is_refused_by_name(tmp_path: Path) -> None:
         other.load(tmp_path, True)
 
 
-def test_evicting_between_forward_and_backward_is_refused() -> None:
-    table = One(DynamicSpec("t", DIM, max_rows=2), LocalCollective())
-    out = table(torch.tensor([1, 2]))
-    table(torch.tensor([3, 4, 3, 4]))
-    with pytest.raises(RuntimeError, match="evicted by another forward"):
-        out.sum().backward()
+@pytest.mark.parametrize("kind", ["sgd", "adagrad"])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_steps_of_parts_clipped_over_all_tables_equal_a_dense_model(world: int, kind: str) -> None:
+    plan = Plan(
+        (Table("p", 9, 4), Table("q", 30, 3)), (Lookup("p", "p"), Lookup("q", "q")),
+        (*blocks_for(Table("p", 9, 4), "data_parallel", world), *blocks_for(Table("q", 30, 3), "row_wise", world)),
+        world,
+    )  # fmt: skip
+    ids, limit = np.arange(-5, 7) * 2**59, 10.0 + 5 * world
+    everything = torch.stack([torch.arange(30) % 9, torch.arange(30)], dim=1), torch.from_numpy(ids)
+
+    def draw(step: int, part: int, rank: int) -> tuple[Tensor, Tensor]:
+        rng = np.random.default_rng([step, part, rank])
+        codes = torch.from_numpy(rng.integers(0, [9, 30], ((2 * part + rank + step) % 4, 2)))
+        return codes, torch.from_numpy(rng.integers(0, len(ids), (step + 3 * rank) % 7))
+
+    def loss_of(vectors: Sequence[Tensor]) -> Tensor:
+        return sum(((v.sin() - 1) ** 2).sum() for v in vectors)  # type: ignore[return-value]
+
+    def rank_main(c: ThreadCollective) -> tuple[list[Tensor], list[Tensor]]:
+        tables = DynamicEmbeddings([DynamicSpec("t", 5)], c, seed=7)
+        embeddings = ShardedEmbeddings(plan, c, 7, dynamic=tables)
+        for x in (embeddings, tables):
+            x.configure_optimizer(EmbeddingOptimizer(kind=kind, learning_rate=0.1, clip_norm=limit))  # type: ignore[arg-type]
+
+        def look(codes: Tensor, raw: Tensor) -> list[Tensor]:
+            prepared = embeddings.prepare(codes, raw=[raw])
+            return [*embeddings.features(prepared), prepared.found[0][0]]
+
+        start = [x.detach() for x in look(*everything)]
+        embeddings.drop_gradients()
+        for step in range(6):
+            for part in range(2):
+                codes, numbers = draw(step, part, c.world.rank)
+                loss_of(look(codes, torch.from_numpy(ids)[numbers])).backward()
+            if not step:
+                with pytest.raises(RuntimeError, match=r"ShardedEmbeddings\.step comes before"):
+                    tables.step()
+            embeddings.step()
+            tables.step()
+        return start, [x.detach() for x in look(*everything)]
+
+    found = run_ranks(world, rank_main)
+    start = found[0][0]
+    dense = [torch.nn.Parameter(t.clone()) for t in (start[0][:9], start[1], start[2])]
+    optimizer = (torch.optim.SGD if kind == "sgd" else torch.optim.Adagrad)(dense, lr=0.1)
+    norms = []
+    for step in range(6):
+        optimizer.zero_grad()
+        for codes, numbers in (draw(step, part, rank) for part in range(2) for rank in range(world)):
+            loss_of([d[i] for d, i in zip(dense, (codes[:, 0], codes[:, 1], numbers), strict=True)]).backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(dense, limit)))
+        optimizer.step()
+    assert min(norms) < limit < max(norms)  # some steps are clipped
+    for _, got in found:
+        for table, expected in zip((got[0][:9], got[1], got[2]), dense, strict=True):
+            torch.testing.assert_close(table, expected.detach(), rtol=1e-4, atol=1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from torch import Tensor
 
 from headrace.commands.plan_sharding import sharding
 from headrace.config import EmbeddingOptimizer, Sharding, TableSharding
+from headrace.embeddings.collective_shared import SharedCollective, shared
 from headrace.embeddings.collective_threads import ThreadCollective, run_ranks
-from headrace.embeddings.cost import GIB, plan_load
+from headrace.embeddings.cost import GIB, Besides, plan_load
 from headrace.embeddings.declared import load_tables
 from headrace.embeddings.plan import Lookup, Table
 from headrace.embeddings.planner import Planned, plan_tables
@@ -28,8 +30,9 @@ KINDS = ["table_wise", "row_wise", "column_wise", "data_parallel"]
 
 
 def make(
-    given_tables: Sequence[Table], world: int, optimizer: str = "adagrad", batch: int = 256, **given: object
-) -> Planned:
+    given_tables: Sequence[Table], world: int, optimizer: str = "adagrad", batch: int = 256,
+    besides: Besides | None = None, **given: object,
+) -> Planned:  # fmt: skip
     lookups = [Lookup(t.name, t.name) for t in given_tables]
     return plan_tables(
         given_tables,
@@ -38,6 +41,7 @@ def make(
         batch_size=batch,
         optimizer=optimizer,
         settings=Sharding(**{"kind": "auto", **given}),
+        besides=besides or Besides(),
     )
 
 
@@ -201,6 +205,61 @@ def test_bytes_of_a_step_are_those_that_were_planned(kind: str, world: int, pool
     measured = np.array(run_ranks(world, rank_main), dtype=float)
     np.testing.assert_allclose(planned.load.sent, measured[:, 0], rtol=0.06)
     np.testing.assert_allclose(planned.load.received, measured[:, 1], rtol=0.06)
+
+
+@pytest.mark.parametrize(("kind", "pooled"), [("row_wise", False), ("table_wise", True), ("data_parallel", False)])
+def test_shared_memory_is_what_was_planned(kind: Any, pooled: bool) -> None:
+    world, batch = 3, 2_000
+    tables, lookups = [Table("a", 20_000, 32), Table("b", 9_000, 32)], [Lookup("a", "a", 4, True), Lookup("b", "b")]
+    rules = {t.name: TableSharding(kind=kind, pooled=pooled and t.name == "a") for t in tables}
+    planned, without = (
+        plan_tables(tables, lookups, world, batch_size=batch * world, optimizer="sgd", besides=Besides(0.0, shares),
+                    settings=Sharding(kind="auto", tables=rules, zipf=0.0))
+        for shares in (True, False)
+    )  # fmt: skip
+    assert planned.plan == without.plan
+
+    def rank_main(c: ThreadCollective) -> int:
+        collective = shared(c)
+        assert isinstance(collective, SharedCollective)
+        embeddings = ShardedEmbeddings(planned.plan, collective, seed=1)
+        embeddings.configure_optimizer(EmbeddingOptimizer(kind="sgd"))
+        rng = np.random.default_rng(c.world.rank)
+        following = None
+        for _ in range(4):
+            codes = torch.from_numpy(rng.integers(1, [20_000] * 4 + [9_000], (batch, 5)))
+            prepared, following = following, embeddings.prepare(codes)  # ids travel ahead
+            if prepared is not None:
+                out = embeddings(prepared)
+                c.barrier()  # nobody is late
+                out.sum().backward()
+                embeddings.step()
+                c.barrier()
+        assert following is not None
+        following.drop()
+        c.barrier()
+        collective.close()
+        return collective.nbytes
+
+    measured, expected = run_ranks(world, rank_main), planned.load.buffers - without.load.buffers
+    if kind == "table_wise":  # an owner's rows and the gradients that it sends share a slot, and are planned apart
+        assert (expected / 2 < measured).all()
+        assert (measured < 1.1 * expected).all()
+    else:
+        np.testing.assert_allclose(measured, expected, rtol=0.1)
+
+
+def test_what_raw_ids_take_is_not_planned_again() -> None:
+    make(BIG, 4, "rowwise_adagrad", memory_gib=0.3)
+    with pytest.raises(
+        UserError, match=r"does not fit.* on each of 4 rank\(s\) of 0\.2 GiB \(beside 0\.1 GiB for raw ids\)"
+    ):
+        make(BIG, 4, "rowwise_adagrad", besides=Besides(0.1 * GIB), memory_gib=0.3)
+    with pytest.raises(UserError, match=r"raw ids take up to 0\.4 GiB of each rank, which has 0\.3"):
+        make(BIG, 4, besides=Besides(0.4 * GIB), memory_gib=0.3)
+    with pytest.raises(UserError, match="does not fit"):
+        make(BIG, 4, "rowwise_adagrad", besides=Besides(saves_copies=True), memory_gib=0.3)
+    make(BIG, 4, "rowwise_adagrad", besides=Besides(saves_copies=True), memory_gib=0.55)
 
 
 def test_the_cheaper_of_rows_and_sums_is_planned() -> None:

@@ -17,7 +17,8 @@ from headrace.config import DynamicTable, EmbeddingOptimizer, Model, Negatives, 
 from headrace.dataset.negatives import NegativePlan
 from headrace.embeddings.collective import Collective, LocalCollective
 from headrace.embeddings.collective_threads import run_ranks
-from headrace.embeddings.dynamic_learning import DynamicReport, bytes_for
+from headrace.embeddings.dynamic_learning import DynamicReport
+from headrace.embeddings.dynamic_memory import bytes_for
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.models.dlrm import DLRM
@@ -38,8 +39,8 @@ ALL, SOME = ("user", "item", "tags"), ("user", "tags")
 TIGHT = {"user": DynamicTable(admit_after=2, max_rows=40), "item": DynamicTable(max_rows=16, evict="lru")}
 
 
-def settings(dynamic: dict[str, DynamicTable] | None = None, **more: Any) -> Train:
-    optimizer = EmbeddingOptimizer(kind="adagrad", learning_rate=0.1, dynamic=dynamic or {})
+def settings(dynamic: dict[str, DynamicTable] | None = None, clip_norm: float | None = None, **more: Any) -> Train:
+    optimizer = EmbeddingOptimizer(kind="adagrad", learning_rate=0.1, clip_norm=clip_norm, dynamic=dynamic or {})
     base: dict[str, Any] = {"batch_size": 200, "streams": 4, "epochs": 1, "seed": 3, "checkpoint_steps": 5, "keep": 2}
     return Train(**{**base, **more}, dense=Optimizer(kind="adam", learning_rate=0.01), embeddings=optimizer)
 
@@ -83,11 +84,13 @@ def predictions(job: Job, columns: dict[str, np.ndarray] | None = None) -> np.nd
     return load_predictor(job.saved_model).predict(columns or valid_columns(job))
 
 
-@pytest.mark.parametrize("pooling", ["sum", "mean", "max"])
-def test_with_every_id_admitted_it_is_the_model_of_codes(home: Workspace, coded: Manifest, pooling: Any) -> None:
+@pytest.mark.parametrize(("pooling", "more"), [("sum", {"clip_norm": 0.01}), ("mean", {}), ("max", {"accumulate": 3})])
+def test_with_every_id_admitted_it_is_the_model_of_codes(
+    home: Workspace, coded: Manifest, pooling: Any, more: dict[str, Any]
+) -> None:
     found = {}
     for names in (ALL, SOME, ()):
-        job = job_of(home, coded, f"equal-{pooling}-{len(names)}", settings(), names)
+        job = job_of(home, coded, f"equal-{pooling}-{len(names)}", settings(**more), names)
         job = job.model_copy(update={"model": MODEL.model_copy(update={"pooling": pooling})})
         found[names] = train_local(job), predictions(job)
     report, expected = found[()]
@@ -162,7 +165,7 @@ def _stop_at(step: int) -> Callable[[Tick], None]:
 def test_stopped_and_gone_on_equals_undisturbed(
     home: Workspace, coded: Manifest, tight: tuple[Job, Report], ranks: int, background: bool
 ) -> None:
-    conf = settings(TIGHT, background_checkpoints=background)
+    conf = settings(TIGHT, background_checkpoints=background, accumulate=ranks)
     whole, stopped = (job_of(home, coded, f"{n}-{ranks}-{background}", conf) for n in ("whole", "stopped"))
     expected = run_ranks(ranks, lambda c: train(whole, c))[0]
     with pytest.raises(_Stopped):
@@ -278,14 +281,10 @@ def test_what_cannot_be_is_said(home: Workspace, coded: Manifest) -> None:
 
     with pytest.raises(UserError, match=r"train\.embeddings\.dynamic: 'usr' is not .*did you mean 'user'"):
         model(dynamic={"usr": DynamicTable()})
-    with pytest.raises(UserError, match="clip_norm is not there for tables of raw ids"):
-        model(clip_norm=1.0)
-    with pytest.raises(UserError, match="'user' has raw ids, and so no vocabulary"):
+    with pytest.raises(UserError, match=r"'user' has raw ids, and so no vocabulary .*method to in_batch"):
         NegativePlan.of(some, Negatives(column="user"))
     assert "user" not in matrix_columns(some)
     assert "item" in matrix_columns(some)
-    with pytest.raises(UserError, match="accumulate=2 is not there for features of raw ids"):
-        train_local(job_of(home, coded, "parts", settings(accumulate=2)))
 
 
 def test_a_saved_model_without_its_table_is_refused(home: Workspace, tight: tuple[Job, Report], tmp_path: Path) -> None:

@@ -131,9 +131,7 @@ class DeviceRows(LearnedRows):
         self.counters[0] += len(ids)
 
     def _evict(self, count: int) -> None:
-        """Let `count` rows go, by the spec's rule. Nothing may be pending."""
-        if self._pending:
-            raise RuntimeError("gradients wait for step(): rows cannot be evicted between backward and step")
+        """Let `count` rows go, by the spec's rule."""
         if not count:
             return
         facts = self._facts[: len(self)]
@@ -173,10 +171,8 @@ class DeviceRows(LearnedRows):
 
     # --- learning --------------------------------------------------------------------------------------------------
 
-    def add_gradient(self, rows: Tensor, grad: Tensor) -> None:
-        """Keep the gradient float32 [N, D] of rows [N] (-1: of nobody; they may repeat) for `step`."""
-        held = rows >= 0
-        self._pending.append((rows[held], grad[held]))
+    def _find(self, ids: Tensor) -> Tensor:
+        return self._map.find(ids)
 
     def _note(self, rows: Tensor) -> None:
         if self._changed is not None:
@@ -230,11 +226,13 @@ class DeviceRows(LearnedRows):
         return twin
 
     def dump(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """(what scoring needs, what training needs besides) on the host, rows in order of their ids."""
+        """(what scoring needs, what training needs besides) on the host, rows and who waits in order of their ids."""
         self.check_settled()
         order = torch.argsort(self.ids)
         facts = self._facts[: len(self)][order].cpu()
-        training = {"seen": facts[:, SEEN], "last": facts[:, LAST], "waiting": self._waiting.state().cpu()}
+        waiting = self._waiting.state().cpu()
+        waiting = waiting[waiting[:, ID].argsort()]
+        training = {"seen": facts[:, SEEN], "last": facts[:, LAST], "waiting": waiting}
         training |= {f"state/{name}": full.index_select(0, order).cpu() for name, full in self.states.items()}
         return {"ids": facts[:, ID], "weight": self._weight.index_select(0, order).cpu()}, training
 

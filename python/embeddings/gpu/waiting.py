@@ -11,7 +11,7 @@ from headrace.embeddings.sightings import ID, LAST, SEEN
 
 
 def grown(table: Tensor, rows: int, limit: int | None = None) -> Tensor:
-    """See headrace.embeddings.sightings.grown."""
+    """The same numbers [M, ...] with room for `rows` rows at least: half as many again, to the limit at most."""
     if rows <= len(table):
         return table
     room = max(rows, len(table) * 3 // 2, 64)

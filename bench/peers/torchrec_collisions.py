@@ -1,0 +1,239 @@
+"""Days of raw ids through tables of ours and TorchRec's managed collisions: the same ids, one process, in turns.
+
+    make bench-peers                                       # TorchRec and FBGEMM, below build/peers
+    for found in run(Stream()): ...
+
+Each table has room for so many rows; each day a share of the ids gives way to ids that were never seen. A table looks
+up a batch and gives rows to new ids, which may take them from others; nothing is learned, so gradients cost nothing on
+either side. TorchRec's is `MCHManagedCollisionModule` with its remapped ids looked up in a table of torch; rows that
+change hands start anew, as its sharded modules see to (torchrec/distributed/mc_embedding_modules.py). Its last row is
+that of all ids without one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bench.peers.torchrec_step import FOLDERS
+from headrace.config import EmbeddingOptimizer
+from headrace.embeddings.collective import LocalCollective
+from headrace.embeddings.dynamic import DynamicEmbeddings
+from headrace.embeddings.dynamic_spec import DynamicSpec
+from headrace.embeddings.plan import Plan
+from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.workspace import checkout
+
+_MODULE = "bench.peers.torchrec_collisions"
+_NOBODY = -1
+Ids = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Ids, and the tables' sizes."""
+
+    #: Room of each table.
+    rows: int = 131_072
+    #: Ids that can come on a day, and the share of them that is new each day (as popular as those they replace).
+    population: int = 1_000_000
+    new: float = 0.1
+    zipf: float = 1.05
+    days: int = 5
+    #: Batches of a day.
+    steps: int = 30
+    batch: int = 16_384
+    dim: int = 64
+    #: Batches between TorchRec's evictions.
+    interval: int = 10
+
+    def batches(self) -> Iterator[tuple[int, Ids, Mask]]:
+        """Day, ids int64 [batch] in [0, 2^63 - 1), and which of them came in an earlier batch."""
+        rng = np.random.default_rng(1)
+        edges = np.cumsum(np.arange(1, self.population + 1) ** -self.zipf)
+        edges /= edges[-1]
+        ids = rng.integers(0, 2**63 - 1, self.population)
+        was_seen = np.zeros(self.population, dtype=bool)
+        for day in range(self.days):
+            if day:
+                gone = np.flatnonzero(rng.random(self.population) < self.new)
+                ids[gone], was_seen[gone] = rng.integers(0, 2**63 - 1, len(gone)), False
+            for _ in range(self.steps):
+                drawn = np.searchsorted(edges, rng.random(self.batch)).clip(0, self.population - 1)
+                yield day, ids[drawn], was_seen[drawn]
+                was_seen[drawn] = True
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one table did. Shares are of the lookups after the first day."""
+
+    name: str
+    #: Of an id, lookup and admission: the median of the days' means.
+    nanoseconds: float
+    #: Lookups whose id had a row of its own, and had it since an earlier batch.
+    own: float
+    kept: float
+    #: Of weights, the state of row-wise Adagrad, and all that says which id has which row.
+    bytes_a_row: float
+
+
+class Ours:
+    """A table of raw ids, one rank."""
+
+    def __init__(self, name: str, stream: Stream, **settings: Any) -> None:
+        self.name, self._rows = name, stream.rows
+        spec = DynamicSpec("t", stream.dim, max_rows=stream.rows, **settings)
+        self._tables = DynamicEmbeddings([spec], LocalCollective(), seed=1)
+        self._tables.configure_optimizer(EmbeddingOptimizer(kind="rowwise_adagrad"))
+        self._lookups = ShardedEmbeddings(Plan((), (), (), 1), LocalCollective(), seed=1, dynamic=self._tables)
+        self._nothing = torch.zeros(0, 0, dtype=torch.int64)
+        self._found = torch.zeros(0, dtype=torch.bool)
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        prepared = self._lookups.prepare(self._nothing, raw=[ids])
+        self._lookups.features(prepared)
+        ((vectors, self._found),) = prepared.found
+        return vectors
+
+    def before(self, ids: Ids) -> Mask:
+        """Which have a row already."""
+        return np.isin(ids, self._tables.tables[0].ids)
+
+    def has_own(self, ids: Ids, held: Mask) -> tuple[Mask, Mask]:
+        """Of the last lookup: which had a row of their own; which of these had it before."""
+        own = self._found.numpy()
+        return own, own & held
+
+    @property
+    def nbytes(self) -> int:
+        table = self._tables.tables[0]
+        return int(table.nbytes + table._waiting.nbytes)
+
+
+class TorchRec:
+    """Managed collisions and a table of torch."""
+
+    def __init__(self, name: str, stream: Stream, policy: Any) -> None:
+        from torchrec.modules.mc_modules import MCHManagedCollisionModule  # type: ignore[import-not-found]
+
+        self.name, self._common = name, stream.rows - 1
+        self._module = MCHManagedCollisionModule(
+            zch_size=stream.rows, device=torch.device("cpu"), eviction_policy=policy, eviction_interval=stream.interval,
+        )  # fmt: skip
+        self._weight = torch.zeros(stream.rows, stream.dim).uniform_(-0.05, 0.05)
+        self._state = torch.zeros(stream.rows, 1)
+        #: Who had a row last.
+        self._owner = np.full(stream.rows, _NOBODY)
+        self._at: Ids = np.zeros(0, dtype=np.int64)
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        from torchrec.sparse.jagged_tensor import JaggedTensor  # type: ignore[import-not-found]
+
+        given = JaggedTensor(values=ids, lengths=torch.ones_like(ids, dtype=torch.int32))
+        rows = self._module({"t": given})["t"].values()
+        changed = self._module.evict()
+        if changed is not None:
+            self._weight[changed] = torch.empty(len(changed), self._weight.shape[1]).uniform_(-0.05, 0.05)
+            self._state[changed] = 0.0
+        self._at = rows.numpy()
+        return self._weight.index_select(0, rows)
+
+    def before(self, ids: Ids) -> Mask:
+        return np.zeros(len(ids), dtype=bool)
+
+    def has_own(self, ids: Ids, held: Mask) -> tuple[Mask, Mask]:
+        own = self._at != self._common
+        kept = own & (self._owner[self._at] == ids)
+        self._owner[self._at[own]] = ids[own]
+        return own, kept
+
+    @property
+    def nbytes(self) -> int:
+        """The history of `interval` batches included, which is no buffer of the module by name."""
+        module = self._module
+        held = [*module.buffers(), *module._history_metadata.values(), module._history_accumulator]
+        different = {x.data_ptr(): x.numel() * x.element_size() for x in (*held, self._weight, self._state)}
+        return sum(different.values())
+
+
+def tables_of(stream: Stream) -> list[Ours | TorchRec]:
+    """Ours beside TorchRec's of the same rule, in pairs."""
+    from torchrec.modules import mc_modules as theirs
+
+    return [
+        Ours("lfu", stream), TorchRec("LFU", stream, theirs.LFU_EvictionPolicy()),
+        Ours("lru", stream, evict="lru"), TorchRec("LRU", stream, theirs.LRU_EvictionPolicy()),
+        Ours("lfu, admit_after 2", stream, admit_after=2),
+        TorchRec("distance-LFU", stream, theirs.DistanceLFU_EvictionPolicy()),
+    ]  # fmt: skip
+
+
+def measure(stream: Stream, tables: Sequence[Ours | TorchRec]) -> tuple[list[Found], float]:
+    """What each table did; and the share of lookups whose id had come before: what a table without a limit keeps."""
+    seconds = np.zeros((len(tables), stream.days))
+    shares = np.zeros((len(tables), 2))
+    seen = 0.0
+    later = (stream.days - 1) * stream.steps * stream.batch
+    for number, (day, ids, was_seen) in enumerate(stream.batches()):
+        given = torch.from_numpy(ids)
+        seen += float(was_seen.sum()) * (day > 0)
+        for turn in range(len(tables)):
+            i = (turn + number) % len(tables)
+            held = tables[i].before(ids)
+            began = time.perf_counter()
+            tables[i].look_up(given)
+            seconds[i, day] += time.perf_counter() - began
+            found = tables[i].has_own(ids, held)
+            if day:
+                shares[i] += [mask.sum() for mask in found]
+    each = 1e9 / (stream.steps * stream.batch)
+    return [
+        Found(t.name, median(seconds[i, 1:].tolist()) * each, *(shares[i] / later).tolist(), t.nbytes / stream.rows)
+        for i, t in enumerate(tables)
+    ], seen / later  # fmt: skip
+
+
+def run(stream: Stream) -> tuple[list[Found], float]:
+    """`measure` in a process that has TorchRec.
+
+    Raises:
+        subprocess.CalledProcessError: it failed; its messages are on stderr.
+    """
+    root = checkout()
+    path = os.pathsep.join([str(root), *(str(root / "build" / "peers" / name) for name in FOLDERS)])
+    told = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", _MODULE, json.dumps(asdict(stream))], check=True, cwd=root,
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path},
+    ).stdout  # fmt: skip
+    answer = json.loads(told.splitlines()[-1])
+    return [Found(**f) for f in answer["tables"]], answer["seen"]
+
+
+def _main() -> None:
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    import fbgemm_gpu  # type: ignore[import-not-found]  # noqa: F401  (registers the operators)
+
+    stream = Stream(**json.loads(sys.argv[1]))
+    found, seen = measure(stream, tables_of(stream))
+    print(json.dumps({"tables": [asdict(f) for f in found], "seen": seen}))
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        _main()
