@@ -9,6 +9,7 @@
   by rows, those of lists as `kind: auto` plans them. Floor: the same loop and MLPs with the embeddings replaced by a
   constant, in the same processes, in turns. Peers: TorchRec's DLRM with the tables whole on ranks (table-wise) and by
   rows (row-wise), the same ids, optimizers, threads and allocator settings. Medians of the slowest rank's steps.
+  "Rows read and written once" is the floor with the least that the tables' memory must do (bench.train_bound).
 - loader: one rank's loader (shuffled, checked batches of 8,192, of four streams) beside pyarrow's decoding of the same
   row groups, both on one core and both on two: the process is pinned, and Arrow has as many threads. The loader does
   more than the floor: it shuffles, checks codes, widens them and puts batches together. `in stored order` is a pass of
@@ -66,7 +67,11 @@ def step_figures(name: str, step: Step) -> tuple[list[Figure], Result]:
                samples(step, seconds))
         for sharding, seconds in peers.items()
     ]  # fmt: skip
-    return figures or [Figure(f"{name} (floor: dense only)", value, "samples/s", floor)], ours
+    figures = figures or [Figure(f"{name} (floor: dense only)", value, "samples/s", floor)]
+    if ours.bound:
+        named = f"{name}: rows read and written once, no more (floor: dense only)"
+        figures.append(Figure(named, samples(step, ours.bound), "samples/s", floor))
+    return figures, ours
 
 
 def main() -> None:

@@ -23,9 +23,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
 from bench.peers.torchrec_step import Step, draw_ids
+from bench.train_bound import Constant, Touched
 from headrace.config import EmbeddingOptimizer, Model, Optimizer, Schedule, Sharding, Train
 from headrace.dataset.batch import Batch
 from headrace.dataset.layout import open_split
@@ -54,10 +54,14 @@ MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 33), "MALL
 
 @dataclass(frozen=True)
 class Result:
-    """Seconds of each step of the slowest rank; `profile`: headrace.train.profile (the trace is in build/bench)."""
+    """Seconds of each step of the slowest rank; `profile`: headrace.train.profile (the trace is in build/bench).
+
+    `bound`: of the floor with the memory of the touched rows read and written (bench.train_bound); of single ids alone.
+    """
 
     ours: tuple[float, ...]
     floor: tuple[float, ...]
+    bound: tuple[float, ...]
     profile: dict[str, float]
 
 
@@ -119,39 +123,6 @@ class Memory:
             yield from self._batches
 
 
-class _Nothing:
-    """What a lookup of a constant has to say: nothing travels."""
-
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
-
-    def start(self) -> None: ...
-
-    def fetch_ahead(self) -> None: ...
-
-    def drop(self) -> None: ...
-
-
-class Constant(nn.Module):
-    """Embeddings of nothing: the same vectors for every batch."""
-
-    dynamic = None
-
-    def __init__(self, like: Any, samples: int) -> None:
-        super().__init__()
-        self.plan = like.plan
-        width = len(like.plan.lookups)
-        self._vectors = torch.randn(samples, width, like.plan.tables[0].dim) * 0.01
-
-    def prepare(self, codes: Tensor) -> _Nothing:
-        return _Nothing(codes.shape[0])
-
-    def forward(self, prepared: _Nothing) -> Tensor:
-        return self._vectors[: prepared.samples]
-
-    def step(self, lr: float | None = None) -> None: ...
-
-
 def job_of(step: Step, folder: Path, key: str) -> Job:
     """A run in `folder`; ranks that share a key share its files."""
     features = Manifest.model_validate(
@@ -202,25 +173,35 @@ def learner_of(step: Step, collective: Collective) -> Learner:
     return Learner(model, DenseOptimizer(model.dense_parameters(), train_of(step).dense, collective))
 
 
+def replaced(learner: Learner, embeddings: Constant) -> Learner:
+    """A learner with other embeddings."""
+    learner.model.embeddings = embeddings  # type: ignore[assignment]
+    return learner
+
+
 def _rank_main(step: Step, rank: int, folder: Path, turns: int, profile: bool, dataset: Path | None) -> None:
     torch.set_num_threads(step.threads)
     pa.set_cpu_count(step.threads)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=step.world)
     spans = Spans() if profile else NoSpans()
     collective = WatchedCollective(shared(TorchCollective()), Watch(), spans)
-    ours = floor = learner_of(step, collective)
-    memory = Memory(batches_of(step, rank))
-    sources: dict[str, Any] = {"ours": memory, "floor": memory}
+    ours = learner_of(step, collective)
+    learners = {"ours": ours, "floor": ours}
+    batches = batches_of(step, rank)
+    memory = Memory(batches)
+    sources: dict[str, Any] = {"ours": memory, "floor": memory, "bound": memory}
     if dataset is None:
-        floor = learner_of(step, collective)
-        floor.model.embeddings = Constant(floor.model.embeddings, step.batch)  # type: ignore[assignment]
+        learners["floor"] = replaced(learner_of(step, collective), Constant(ours.model.embeddings, step.batch, batches))
+        if step.ids == 1:
+            touched = Touched(ours.model.embeddings, step, rank, batches)
+            learners["bound"] = replaced(learner_of(step, collective), touched)
     else:
         layout = open_split(dataset, "train", schema_of(step))
         sources["ours"] = TrainSource(layout, schema_of(step), train_of(step, streams=4), collective.world)
     spans.attach(ours.model.embeddings)
-    seconds: dict[str, list[float]] = {"ours": [], "floor": []}
+    seconds: dict[str, list[float]] = {"ours": [], "floor": [], "bound": []}
     for turn in range(turns):
-        for name, learner in (("ours", ours), ("floor", floor)):
+        for name, learner in learners.items():
             noted = spans if name == "ours" else NoSpans()
             found = take_steps(step, learner, sources[name], collective, step.steps, folder, noted)
             if turn:  # the first turn fills caches and the allocator's lists
@@ -260,8 +241,9 @@ def run_ours(step: Step, turns: int = 4, profile: bool = False, dataset: Path | 
         if any(codes):
             raise subprocess.CalledProcessError(1, "bench.train_ranks")
         answers = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(step.world)]
-    slowest = {n: tuple(max(t) for t in zip(*(a[n] for a in answers), strict=True)) for n in ("ours", "floor")}
-    return Result(slowest["ours"], slowest["floor"], answers[0]["profile"])
+    names = ("ours", "floor", "bound")
+    slowest = [tuple(max(t) for t in zip(*(a[n] for a in answers), strict=True)) for n in names]
+    return Result(*slowest, answers[0]["profile"])
 
 
 def step_of(text: str) -> Step:

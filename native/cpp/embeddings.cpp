@@ -1,6 +1,8 @@
 // The loops of an embedding table that torch needs many passes for, called from headrace.embeddings.native by ctypes.
 //
-// occurrences: codes of a padded batch to addresses, bag by bag. cut_bags: those by owner. duplicates: a stable radix sort and its distinct values.
+// occurrences: codes of a padded batch to addresses, bag by bag. cut_bags: those by owner. distinct: distinct values by a
+// set of bits; duplicates: by a stable radix sort, where values are far apart. places: where rows lie in memory.
+// numbers, parts: what ranks ask each other for, written and read.
 // pool_sum: rows of a table, gathered and summed by bag. update: gradients summed by row and applied by the optimizer, in
 // one pass over each touched row. Both read ahead by software prefetch: a random row is a cache miss, and the processor
 // hides it only if it is told early. Rows are split over threads, each row wholly by one, so the bits do not depend on the
@@ -45,6 +47,12 @@ inline void tiles(int64_t width, const Body& body) {
   for (; c < width; ++c) body(c, std::integral_constant<int, 0>());
 }
 
+// Without a table `index` has the rows' addresses.
+template <class Index>
+inline const float* row_of(const float* table, int64_t width, Index index) {
+  return table ? table + int64_t(index) * width : reinterpret_cast<const float*>(intptr_t(index));
+}
+
 template <class Index>
 void pool(const float* table, int64_t width, const Index* index, int64_t n, const int64_t* starts, int64_t bags,
           const float* weights, float* out, int threads) {
@@ -58,18 +66,18 @@ void pool(const float* table, int64_t width, const Index* index, int64_t n, cons
         continue;
       }
       auto ahead = [&](int64_t i) {
-        if (i + kAhead < n) prefetch(table + int64_t(index[i + kAhead]) * width, width);
+        if (i + kAhead < n) prefetch(row_of(table, width, index[i + kAhead]), width);
       };
       if (last == first + 1 && !weights) {
         ahead(first);
-        std::memcpy(row, table + int64_t(index[first]) * width, size_t(width) * sizeof(float));
+        std::memcpy(row, row_of(table, width, index[first]), size_t(width) * sizeof(float));
         continue;
       }
       tiles(width, [&](int64_t c, auto columns) {
         constexpr int kTile = decltype(columns)::value;
         auto source = [&](int64_t i) {
           if (c == 0) ahead(i);
-          return table + int64_t(index[i]) * width + c;
+          return row_of(table, width, index[i]) + c;
         };
         // The first row is taken as it is, not added to zero: as torch does, the sign of a zero included.
         if constexpr (kTile == 0) {
@@ -140,7 +148,7 @@ void apply(const Rule& rule, float* weight, float* grad, float* state, float* se
 template <class Index>
 void step(float* table, float* state, float* second, int64_t width, const Index* rows, const int64_t* starts,
           int64_t distinct, const int64_t* order, int64_t n, const int64_t* bag, const float* weights,
-          const float* divisor, const float* grads, const Rule& rule, int threads) {
+          const float* divisor, const float* grads, const int64_t* at, const Rule& rule, int threads) {
   const int64_t state_width = rule.kind == kRowwiseAdagrad ? 1 : width;
   if (distinct == 0) return;
   // Popular rows have many gradients and lie side by side: threads share the work, not the rows.
@@ -160,6 +168,10 @@ void step(float* table, float* state, float* second, int64_t width, const Index*
     const int64_t from = bound(part, parts), to = bound(part + 1, parts);
     std::vector<float> sum(width);
     auto source = [&](int64_t i) { return bag ? bag[order[i]] : order[i]; };
+    // `at`: the gradients' addresses.
+    auto given = [&](int64_t i) {
+      return at ? reinterpret_cast<const float*>(intptr_t(at[source(i)])) : grads + source(i) * width;
+    };
     for (int64_t u = from; u < to; ++u) {
       const int64_t first = starts[u], last = u + 1 < distinct ? starts[u + 1] : n;
       if (u + kAhead < distinct) {
@@ -176,8 +188,9 @@ void step(float* table, float* state, float* second, int64_t width, const Index*
       tiles(width, [&](int64_t c, auto columns) {
         constexpr int kTile = decltype(columns)::value;
         auto grad_of = [&](int64_t i) {
-          if (c == 0 && i + kAhead < n) prefetch(grads + source(i + kAhead) * width, width);
-          return grads + source(i) * width + c;
+          if (c == 0 && i + kAhead < n) prefetch(given(i + kAhead), width);
+          if (c == 0 && bag && i + 4 * kAhead < n) __builtin_prefetch(bag + order[i + 4 * kAhead], 0, 1);
+          return given(i) + c;
         };
         if constexpr (kTile == 0) {
           float total = 0;
@@ -271,15 +284,80 @@ int64_t cut_bags(const Index* addresses, const int64_t* bag, const float* weight
   return total;
 }
 
-// Places of equal keys together, in their order (a counting sort).
+// Places of equal keys together, in their order (a counting sort). Counts of 32 bits stay in the cache longer.
+template <class Count>
 void group(const int64_t* keys, int64_t n, int64_t groups, int64_t* order, int64_t* starts) {
-  std::vector<int64_t> place(groups + 1, 0);
+  std::vector<Count> place(size_t(groups + 1), 0);
   for (int64_t i = 0; i < n; ++i) ++place[keys[i] + 1];
   for (int64_t g = 0; g < groups; ++g) {
     starts[g] = place[g];
     place[g + 1] += place[g];
   }
   for (int64_t i = 0; i < n; ++i) order[place[keys[i]]++] = i;
+}
+
+// Addresses of owners' rows, owner by owner, in the owners' own numbering; v that begins a bag's part becomes -1 - v.
+template <class In, class Out>
+void numbers(const In* addresses, const int64_t* ids, const int64_t* shift, int64_t world, const uint8_t* begins,
+             Out* out) {
+  int64_t i = 0;
+  for (int64_t w = 0; w < world; ++w)
+    for (const int64_t end = i + ids[w]; i < end; ++i) {
+      const int64_t row = int64_t(addresses[i]) + shift[w];
+      out[i] = Out(begins && begins[i] ? -1 - row : row);
+    }
+}
+
+// The reverse: rows, where each part begins, and the part of each. Returns the number of parts.
+template <class Index>
+int64_t parts(const Index* numbers, int64_t n, Index* rows, int64_t* starts, int64_t* part) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const bool begins = numbers[i] < 0;
+    rows[i] = begins ? Index(-1 - numbers[i]) : numbers[i];
+    if (begins) starts[count++] = i;
+    part[i] = count - 1;
+  }
+  return count;
+}
+
+// Distinct values (none negative), ascending, and the place of each value among them: a bit for each number up to the
+// largest value, counted by words. -1, and nothing done, where the bits would be many more than the values.
+int64_t distinct(const int32_t* values, int64_t n, int32_t* unique, int64_t* inverse) {
+  int32_t highest = 0;
+  for (int64_t i = 0; i < n; ++i) highest = std::max(highest, values[i]);
+  const int64_t words = int64_t(highest) / 64 + 1;
+  if (words > 2 * n + 1024) return -1;
+  std::vector<uint64_t> bits(size_t(words), 0);
+  std::vector<uint32_t> before(static_cast<size_t>(words));
+  for (int64_t i = 0; i < n; ++i) bits[size_t(values[i] >> 6)] |= uint64_t(1) << (values[i] & 63);
+  int64_t count = 0;
+  for (int64_t w = 0; w < words; ++w) {
+    before[size_t(w)] = uint32_t(count);
+    for (uint64_t left = bits[size_t(w)]; left != 0; left &= left - 1)
+      unique[count++] = int32_t(w * 64 + __builtin_ctzll(left));
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    const size_t w = size_t(values[i] >> 6);
+    const uint64_t lower = (uint64_t(1) << (values[i] & 63)) - 1;
+    inverse[i] = int64_t(before[w]) + __builtin_popcountll(bits[w] & lower);
+  }
+  return count;
+}
+
+// out[i]: address row index[i] of those whose addresses are `rows`. With `marked` its lowest bit, which the address of a
+// number has free, says that it is the first of its row.
+void places(const int64_t* rows, int64_t count, const int64_t* index, int64_t n, int marked, int64_t* out) {
+  if (!marked) {
+    for (int64_t i = 0; i < n; ++i) out[i] = rows[index[i]];
+    return;
+  }
+  std::vector<uint8_t> is_new(size_t(count), 1);
+  for (int64_t i = 0; i < n; ++i) {
+    auto& mark = is_new[size_t(index[i])];
+    out[i] = rows[index[i]] | int64_t(mark);
+    mark = 0;
+  }
 }
 
 // Sorts values (not negative) with their places: least digit first, so equal values keep their order.
@@ -329,6 +407,29 @@ int64_t headrace_occurrences(const int64_t* codes, int64_t batch, int64_t slots,
   return occurrences(codes, batch, slots, c, count, shard_address, pieces, static_cast<int32_t*>(addresses), bag, starts);
 }
 
+int64_t headrace_distinct(const int32_t* values, int64_t n, int32_t* unique, int64_t* inverse) {
+  return distinct(values, n, unique, inverse);
+}
+
+void headrace_numbers(const void* addresses, int wide, const int64_t* ids, const int64_t* shift, int64_t world,
+                      const uint8_t* begins, void* out, int out_wide) {
+  auto to = [&](const auto* from) {
+    if (out_wide) numbers(from, ids, shift, world, begins, static_cast<int64_t*>(out));
+    else numbers(from, ids, shift, world, begins, static_cast<int32_t*>(out));
+  };
+  if (wide) to(static_cast<const int64_t*>(addresses));
+  else to(static_cast<const int32_t*>(addresses));
+}
+
+int64_t headrace_parts(const void* numbers, int wide, int64_t n, void* rows, int64_t* starts, int64_t* part) {
+  if (wide) return parts(static_cast<const int64_t*>(numbers), n, static_cast<int64_t*>(rows), starts, part);
+  return parts(static_cast<const int32_t*>(numbers), n, static_cast<int32_t*>(rows), starts, part);
+}
+
+void headrace_places(const int64_t* rows, int64_t count, const int64_t* index, int64_t n, int marked, int64_t* out) {
+  places(rows, count, index, n, marked, out);
+}
+
 int64_t headrace_duplicates(const int32_t* values, int64_t n, int32_t* unique, int64_t* order, int64_t* starts,
                             int64_t* group) {
   return duplicates(values, n, unique, order, starts, group);
@@ -345,10 +446,11 @@ int64_t headrace_cut_bags(const void* addresses, int wide, const int64_t* bag, c
 }
 
 void headrace_group(const int64_t* keys, int64_t n, int64_t groups, int64_t* order, int64_t* starts) {
-  group(keys, n, groups, order, starts);
+  if (n <= UINT32_MAX) group<uint32_t>(keys, n, groups, order, starts);
+  else group<int64_t>(keys, n, groups, order, starts);
 }
 
-int headrace_embeddings_version() { return 3; }
+int headrace_embeddings_version() { return 4; }
 
 void headrace_pool_sum(const float* table, int64_t width, const void* index, int wide, int64_t n, const int64_t* starts,
                        int64_t bags, const float* weights, float* out, int threads) {
@@ -358,15 +460,15 @@ void headrace_pool_sum(const float* table, int64_t width, const void* index, int
 
 void headrace_update(float* table, float* state, float* second, int64_t width, const void* rows, int wide,
                      const int64_t* starts, int64_t distinct, const int64_t* order, int64_t n, const int64_t* bag,
-                     const float* weights, const float* divisor, const float* grads, int kind, float lr, float decay,
-                     float eps, float beta1, float beta2, int threads) {
+                     const float* weights, const float* divisor, const float* grads, const int64_t* at, int kind,
+                     float lr, float decay, float eps, float beta1, float beta2, int threads) {
   const Rule rule{kind, lr, decay, eps, beta1, beta2};
   if (wide)
     step(table, state, second, width, static_cast<const int64_t*>(rows), starts, distinct, order, n, bag, weights,
-         divisor, grads, rule, threads);
+         divisor, grads, at, rule, threads);
   else
     step(table, state, second, width, static_cast<const int32_t*>(rows), starts, distinct, order, n, bag, weights,
-         divisor, grads, rule, threads);
+         divisor, grads, at, rule, threads);
 }
 
 }  // extern "C"

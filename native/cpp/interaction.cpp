@@ -3,6 +3,9 @@
 // In torch these are a concatenation, a product of small matrices, a selection of its lower triangle and another
 // concatenation, each a pass over all samples, and twice as many backward. Here a sample's vectors (7 KiB for 27 of 64)
 // stay in the first cache until they are done with. A sample's bits depend on nothing but its own vectors.
+//
+// The features' vectors are a matrix, or lie anywhere: then their addresses are given, and nobody has to bring them
+// together first. So do their gradients: each is stored at its address, or added to what is there, sample by sample.
 
 #include <cstdint>
 #include <cstring>
@@ -23,12 +26,39 @@ inline Lanes load(const float* p) {
 
 inline void store(float* p, Lanes v) { std::memcpy(p, &v, sizeof v); }
 
+inline void prefetch(const float* row, int64_t width) {
+  for (int64_t c = 0; c < width; c += kLanes) __builtin_prefetch(row + c, 0, 3);
+}
+
 // A sample's vectors: the bottom MLP's, then the features'.
 struct Vectors {
-  const float* bottom;
-  const float* features;
+  const float* const* row;
   int64_t width;
-  const float* operator[](int64_t i) const { return i == 0 ? bottom : features + (i - 1) * width; }
+  const float* operator[](int64_t i) const { return row[i]; }
+};
+
+// Where the samples' vectors are.
+struct Source {
+  const float* bottom;
+  const float* features;  // [batch, count, width]
+  const int64_t* at;      // in place of it the addresses: [batch, count]
+  int64_t count, width;
+
+  const float* of(int64_t b, int64_t i) const {
+    if (i == 0) return bottom + b * width;
+    const int64_t place = b * count + i - 1;
+    return at ? reinterpret_cast<const float*>(intptr_t(at[place])) : features + place * width;
+  }
+  Vectors sample(int64_t b, std::vector<const float*>& rows) const {
+    for (int64_t i = 0; i <= count; ++i) rows[size_t(i)] = of(b, i);
+    return Vectors{rows.data(), width};
+  }
+};
+
+// Where a vector's gradient goes.
+struct Place {
+  float* row;
+  bool adds;
 };
 
 // out[j] for j < i: x_i . x_j. `turned`: the vectors as columns, [width, room]; rows `from` to `from + kRows` at once.
@@ -51,17 +81,19 @@ void rows_of_pairs(const Vectors& x, const float* turned, int64_t room, int64_t 
   }
 }
 
-void forward(const float* bottom, const float* features, int64_t batch, int64_t count, int64_t width, float* out,
-             int threads) {
-  const int64_t n = count + 1, room = (n + kLanes - 1) / kLanes * kLanes, wide = width + n * count / 2;
+void forward(const Source& source, int64_t batch, float* out, int threads) {
+  const int64_t count = source.count, width = source.width, n = count + 1;
+  const int64_t room = (n + kLanes - 1) / kLanes * kLanes, wide = width + n * count / 2;
   parallel(batch, threads, [&](int64_t begin, int64_t end) {
     std::vector<float> turned(size_t(width * room), 0.0f);
+    std::vector<const float*> rows(static_cast<size_t>(n));
     for (int64_t b = begin; b < end; ++b) {
-      const Vectors x{bottom + b * width, features + b * count * width, width};
+      const Vectors x = source.sample(b, rows);
       float* row = out + b * wide;
-      std::memcpy(row, x.bottom, size_t(width) * sizeof(float));
+      std::memcpy(row, x[0], size_t(width) * sizeof(float));
       for (int64_t i = 0; i < n; ++i) {
         const float* from = x[i];
+        if (source.at && b + 1 < end) prefetch(source.of(b + 1, i), width);
         for (int64_t k = 0; k < width; ++k) turned[size_t(k * room + i)] = from[k];
       }
       int64_t i = 1;
@@ -74,7 +106,7 @@ void forward(const float* bottom, const float* features, int64_t batch, int64_t 
 
 // The gradient of vectors `from` to `from + kRows`, columns c to c + kColumns * kLanes: sum over j of g[i][j] x_j.
 template <int kRows, int kColumns>
-void gradient_tile(const Vectors& x, const float* g, int64_t n, int64_t from, int64_t c, float* const* out) {
+void gradient_tile(const Vectors& x, const float* g, int64_t n, int64_t from, int64_t c, const Place* out) {
   Lanes sum[kRows][kColumns] = {};
   for (int64_t j = 0; j < n; ++j) {
     const float* other = x[j] + c;
@@ -83,12 +115,15 @@ void gradient_tile(const Vectors& x, const float* g, int64_t n, int64_t from, in
     for (int r = 0; r < kRows; ++r)
       for (int k = 0; k < kColumns; ++k) sum[r][k] += g[(from + r) * n + j] * part[k];
   }
-  for (int r = 0; r < kRows; ++r)
-    for (int k = 0; k < kColumns; ++k) store(out[r] + c + k * kLanes, sum[r][k]);
+  for (int r = 0; r < kRows; ++r)  // one after the other: two may be the same
+    for (int k = 0; k < kColumns; ++k) {
+      float* place = out[r].row + c + k * kLanes;
+      store(place, out[r].adds ? load(place) + sum[r][k] : sum[r][k]);
+    }
 }
 
 template <int kRows>
-void gradient_rows(const Vectors& x, const float* g, int64_t n, int64_t from, float* const* out) {
+void gradient_rows(const Vectors& x, const float* g, int64_t n, int64_t from, const Place* out) {
   int64_t c = 0;
   for (; c + 4 * kLanes <= x.width; c += 4 * kLanes) gradient_tile<kRows, 4>(x, g, n, from, c, out);
   for (; c + kLanes <= x.width; c += kLanes) gradient_tile<kRows, 1>(x, g, n, from, c, out);
@@ -96,32 +131,49 @@ void gradient_rows(const Vectors& x, const float* g, int64_t n, int64_t from, fl
     for (int r = 0; r < kRows; ++r) {
       float sum = 0;
       for (int64_t j = 0; j < n; ++j) sum += g[(from + r) * n + j] * x[j][c];
-      out[r][c] = sum;
+      float* place = out[r].row + c;
+      *place = out[r].adds ? *place + sum : sum;
     }
 }
 
-void backward(const float* bottom, const float* features, const float* grad, int64_t batch, int64_t count,
-              int64_t width, float* grad_bottom, float* grad_features, int threads) {
-  const int64_t n = count + 1, wide = width + n * count / 2;
+// `to`: addresses of the features' gradients, [batch, count], for one thread; the lowest bit: the first that goes there.
+// Without: grad_features, [batch, count, width].
+void backward(const Source& source, const float* grad, int64_t batch, float* grad_bottom, float* grad_features,
+              const int64_t* to, int threads) {
+  const int64_t count = source.count, width = source.width, n = count + 1, wide = width + n * count / 2;
   parallel(batch, threads, [&](int64_t begin, int64_t end) {
     std::vector<float> g(size_t(n * n), 0.0f);  // symmetric, zero on the diagonal
+    std::vector<const float*> rows(static_cast<size_t>(n));
+    std::vector<Place> places(static_cast<size_t>(n));
+    auto place = [&](int64_t b, int64_t i) -> Place {
+      if (i == 0) return {grad_bottom + b * width, false};
+      const int64_t at = b * count + i - 1;
+      if (!to) return {grad_features + at * width, false};
+      return {reinterpret_cast<float*>(intptr_t(to[at] & ~int64_t(1))), (to[at] & 1) == 0};
+    };
     for (int64_t b = begin; b < end; ++b) {
-      const Vectors x{bottom + b * width, features + b * count * width, width};
+      const Vectors x = source.sample(b, rows);
+      for (int64_t i = 0; i < n; ++i) places[size_t(i)] = place(b, i);
       const float* given = grad + b * wide;
       const float* pair = given + width;
       for (int64_t i = 1; i < n; ++i)
         for (int64_t j = 0; j < i; ++j) g[size_t(i * n + j)] = g[size_t(j * n + i)] = *pair++;
-      auto place = [&](int64_t i) {
-        return i == 0 ? grad_bottom + b * width : grad_features + (b * count + i - 1) * width;
+      auto ahead = [&](int64_t i) {
+        if (b + 1 >= end) return;
+        if (source.at) prefetch(source.of(b + 1, i), width);
+        if (to) {
+          const float* row = place(b + 1, i).row;
+          for (int64_t c = 0; c < width; c += kLanes) __builtin_prefetch(row + c, 1, 3);
+        }
       };
       int64_t i = 0;
       for (; i + 4 <= n; i += 4) {
-        float* const out[] = {place(i), place(i + 1), place(i + 2), place(i + 3)};
-        gradient_rows<4>(x, g.data(), n, i, out);
+        for (int64_t k = i; k < i + 4; ++k) ahead(k);
+        gradient_rows<4>(x, g.data(), n, i, &places[size_t(i)]);
       }
       for (; i < n; ++i) {
-        float* const out[] = {place(i)};
-        gradient_rows<1>(x, g.data(), n, i, out);
+        ahead(i);
+        gradient_rows<1>(x, g.data(), n, i, &places[size_t(i)]);
       }
       for (int64_t k = 0; k < width; ++k) grad_bottom[b * width + k] += given[k];
     }
@@ -132,14 +184,15 @@ void backward(const float* bottom, const float* features, const float* grad, int
 
 extern "C" {
 
-void headrace_interact(const float* bottom, const float* features, int64_t batch, int64_t count, int64_t width,
-                       float* out, int threads) {
-  forward(bottom, features, batch, count, width, out, threads);
+void headrace_interact(const float* bottom, const float* features, const int64_t* at, int64_t batch, int64_t count,
+                       int64_t width, float* out, int threads) {
+  forward(Source{bottom, features, at, count, width}, batch, out, threads);
 }
 
-void headrace_interact_gradient(const float* bottom, const float* features, const float* grad, int64_t batch,
-                                int64_t count, int64_t width, float* grad_bottom, float* grad_features, int threads) {
-  backward(bottom, features, grad, batch, count, width, grad_bottom, grad_features, threads);
+void headrace_interact_gradient(const float* bottom, const float* features, const int64_t* at, const float* grad,
+                                int64_t batch, int64_t count, int64_t width, float* grad_bottom, float* grad_features,
+                                const int64_t* to, int threads) {
+  backward(Source{bottom, features, at, count, width}, grad, batch, grad_bottom, grad_features, to, threads);
 }
 
 }  // extern "C"

@@ -15,6 +15,7 @@ from torch import Tensor
 from headrace.embeddings.collective import Collective
 from headrace.embeddings.duplicates import gather
 from headrace.embeddings.exchange import Mail, Request
+from headrace.embeddings.in_place import Posted
 
 
 class Ahead:
@@ -66,6 +67,8 @@ class Ahead:
             request.asked,
         )  # fmt: skip
         wait = self._mail.start_rows(rest, self._weights, answers)
+        if isinstance(wait, Posted):
+            wait.bring_own()
 
         def whole() -> list[Tensor]:
             found = wait()

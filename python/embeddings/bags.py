@@ -7,6 +7,7 @@ would: the same bits. By rows, each owner sums its part of a bag, and the parts 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -80,6 +81,16 @@ class Asked:
     def of(begins: Tensor, weights: Tensor | None) -> Asked:
         """From which ids begin a part: bool [N]."""
         return Asked(begins.nonzero().view(-1), begins.cumsum(0) - 1, weights)
+
+    def sums_into(self, parts: Sequence[Tensor], weight: Tensor, rows: Tensor) -> None:
+        """`sums` of a float32 matrix, by the C++ loop, in consecutive pieces of memory: float32 [P_r, D] each."""
+        starts, first = torch.split(self.starts, [len(p) for p in parts]), 0
+        for number, (part, of_part) in enumerate(zip(parts, starts, strict=True)):
+            following = next((int(s[0]) for s in starts[number + 1 :] if len(s)), rows.numel())
+            if len(part):
+                weights = None if self.weights is None else self.weights[first:following]
+                native.pool_sum(weight, rows[first:following], len(part), of_part - first, weights, part)
+            first = following
 
     def sums(self, weight: Tensor, rows: Tensor) -> Tensor:
         """The parts' sums: float32 [P, D]; of another storage each distinct row is decoded once."""

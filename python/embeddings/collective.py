@@ -65,6 +65,51 @@ class Collective(Protocol):
         ...
 
 
+class Delivered:
+    """What the ranks sent here, where they wrote it. It may be read until `release`, which the end of this calls."""
+
+    def __init__(self, parts: Sequence[Tensor | None], release: Callable[[], None]) -> None:
+        #: Rows by sender; None: of this rank, whose rows stay where they are.
+        self.parts = list(parts)
+        self._release: Callable[[], None] | None = release
+
+    def release(self) -> None:
+        """The senders may use the memory again."""
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+    def __del__(self) -> None:
+        self.release()
+
+
+class Letter(Protocol):
+    """A message that is written where its receivers read it. No other message starts between its making and `send`."""
+
+    @property
+    def parts(self) -> Sequence[Tensor | None]:
+        """Where the rows for each rank go; None: for this rank, whose rows are not sent."""
+        ...
+
+    def send(self) -> Callable[[], Delivered]:
+        """Begin the all-to-all; what is returned waits for the others' letters."""
+        ...
+
+
+class Post(Protocol):
+    """An all-to-all without copies, for ranks that share memory. To the others it is one like any other."""
+
+    def reserve(self, send_rows: Sequence[int], shape: Sequence[int], dtype: torch.dtype) -> Letter:
+        """Memory for rows of a shape, so many for each rank."""
+        ...
+
+
+def post_of(collective: object) -> Post | None:
+    """The post of a collective; None: it has none."""
+    found: Post | None = getattr(collective, "post", None)
+    return found
+
+
 def check_send_rows(x: Tensor, send_rows: Sequence[int], size: int) -> None:
     """Raise ValueError unless `send_rows` splits the rows of `x` over `size` ranks."""
     if len(send_rows) != size or min(send_rows, default=0) < 0 or sum(send_rows) != x.shape[0]:

@@ -1,12 +1,13 @@
-"""Ranks of one machine that talk through memory they share: each message is copied twice, and no kernel takes part.
+"""Ranks of one machine that talk through memory they share: no kernel takes part.
 
     collective = shared(HorovodCollective())   # or TorchCollective; itself, where its ranks do not share a machine
 
 The all-to-alls and all-reduces of a step go this way, the rare rest through the collective that is wrapped. Each rank
 has a board and some slots, files in memory without a name (memfd_create) that the others open through /proc, so nothing
 is left behind by a process that is killed. A sender writes into a free slot, notes on its board for whom which rows
-are, and counts the message; a receiver waits for the count (a futex), copies its rows and notes that the slot may be
-used again. Sums run in rank order on every rank, so all hold the same bits.
+are, and counts the message; a receiver waits for the count (a futex), reads its rows and notes that the slot may be
+used again. So a message is copied twice; or not at all, where its rows are made in the slot and are read there
+(`SharedCollective.post`). Sums run in rank order on every rank, so all hold the same bits.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import torch
 from torch import Tensor
 
 from headrace.embeddings import native
-from headrace.embeddings.collective import Collective, PeerLost, check_send_rows, unflatten
+from headrace.embeddings.collective import Collective, Delivered, PeerLost, Post, check_send_rows, unflatten
 from headrace.world import World
 
 log = logging.getLogger("headrace.embeddings")
@@ -86,6 +87,8 @@ class SharedCollective:
         self._others = [(r, room) for r, room in enumerate(self._rooms) if r != self._me]
         #: Messages so far, the same number on all ranks.
         self._count = 0
+        #: Slots that are being written.
+        self._reserved: set[int] = set()
 
     @property
     def world(self) -> World:
@@ -98,37 +101,61 @@ class SharedCollective:
         if x.device.type != "cpu":
             return self._inner.start_all_to_all(x, send_rows)
         check_send_rows(x, send_rows, self.world.size)
-        x = x.detach().contiguous()
-        shape, row = x.shape[1:], x.element_size() * math.prod(x.shape[1:])
-        kind = zlib.crc32(f"all_to_all {x.dtype} {list(shape)}".encode())
-        source = _bytes(x)
-        before = sum(send_rows[: self._me])
-        behind = before + send_rows[self._me]
-        own = x[before:behind]
-        # What a rank sends to itself stays where it is.
+        rows = torch.split(x.detach(), list(send_rows))
+        letter = self.reserve(send_rows, x.shape[1:], x.dtype)
+        for part, given in zip(letter.parts, rows, strict=True):
+            if part is not None:
+                part.copy_(given)
+        arrive = letter.send()
+
+        def wait() -> tuple[Tensor, list[int]]:
+            came = arrive()
+            # What a rank sends to itself stays where it is.
+            parts = [rows[self._me] if p is None else p for p in came.parts]
+            out = torch.cat(parts)
+            came.release()
+            return out, [p.shape[0] for p in parts]
+
+        return wait
+
+    @property
+    def post(self) -> Post:
+        """Messages that are made and read in the slots."""
+        return self
+
+    def reserve(self, send_rows: Sequence[int], shape: Sequence[int], dtype: torch.dtype) -> _Letter:
+        """See headrace.embeddings.collective.Post."""
         cuts = [0]
         for rank, rows in enumerate(send_rows):
             cuts.append(cuts[-1] + (0 if rank == self._me else rows))
-        slot = self._free_slot(cuts[-1] * row)
-        room = self._mine.slot(slot, cuts[-1] * row)
-        room[: before * row] = source[: before * row]
-        room[before * row : cuts[-1] * row] = source[behind * row :]
-        number = self._publish(slot, kind, cuts)
+        size = cuts[-1] * dtype.itemsize * math.prod(shape)
+        slot = self._free_slot(size)
+        self._reserved.add(slot)
+        room = self._mine.slot(slot, size)[:size].view(dtype).view(cuts[-1], *shape)
+        parts = [None if r == self._me else room[cuts[r] : cuts[r + 1]] for r in range(self.world.size)]
+        kind = zlib.crc32(f"all_to_all {dtype} {list(shape)}".encode())
+        return _Letter(parts, lambda: self._send(slot, kind, cuts, shape, dtype))
 
-        def wait() -> tuple[Tensor, list[int]]:
+    def _send(
+        self, slot: int, kind: int, cuts: Sequence[int], shape: Sequence[int], dtype: torch.dtype
+    ) -> Callable[[], Delivered]:
+        self._reserved.discard(slot)
+        number = self._publish(slot, kind, cuts)
+        row = dtype.itemsize * math.prod(shape)
+
+        def wait() -> Delivered:
             places = [(r, peer, self._arrived(r, peer, number, kind)) for r, peer in self._others]
-            counts = [own.shape[0]] * self.world.size
+            parts: list[Tensor | None] = [None] * self.world.size
             for r, peer, place in places:
-                counts[r] = int(peer.cuts[place, self._me + 1] - peer.cuts[place, self._me])
-            out = x.new_empty(sum(counts), *shape)
-            starts = np.concatenate([[0], np.cumsum(counts)]).tolist()
-            out[starts[self._me] : starts[self._me + 1]] = own
-            target = _bytes(out)
-            for r, peer, place in places:
-                first, last = (int(n) * row for n in peer.cuts[place, self._me : self._me + 2])
-                target[starts[r] * row : starts[r + 1] * row] = peer.slot(place, last)[first:last]
-                self._mine.acknowledge(r, place, number)
-            return out, counts
+                first, last = (int(n) for n in peer.cuts[place, self._me : self._me + 2])
+                room = peer.slot(place, last * row)[first * row : last * row]
+                parts[r] = room.view(dtype).view(last - first, *shape)
+
+            def release() -> None:
+                for r, _, place in places:
+                    self._mine.acknowledge(r, place, number)
+
+            return Delivered(parts, release)
 
         return wait
 
@@ -193,7 +220,7 @@ class SharedCollective:
         liked = sorted(range(_SLOTS), key=dislike)
         while True:
             for slot in liked:
-                if self._is_read(slot):
+                if slot not in self._reserved and self._is_read(slot):
                     return slot
             self._look_for_lost()
             time.sleep(1e-4)
@@ -228,6 +255,13 @@ class SharedCollective:
         for rank, room in self._others:
             if room.is_left():
                 raise PeerLost(f"rank {rank} is gone")
+
+
+class _Letter:
+    """See headrace.embeddings.collective.Letter."""
+
+    def __init__(self, parts: Sequence[Tensor | None], send: Callable[[], Callable[[], Delivered]]) -> None:
+        self.parts, self.send = parts, send
 
 
 class _Room:
@@ -343,7 +377,3 @@ class _Room:
             if fd >= 0:
                 os.close(fd)
         self._board_fd, self._fds, self._pidfd = -1, [], -1
-
-
-def _bytes(x: Tensor) -> Tensor:
-    return x.view(-1).view(torch.uint8)

@@ -1,12 +1,10 @@
 """Duplicates in a vector, and sums over them.
 
-Found by one stable sort; sums over duplicates run in that order (embedding_bag sums a bag front to back), so the same
-input gives the same bits: `index_add_` would be neither parallel nor faster here.
+Found by one stable sort, or as if by one; sums over duplicates run in that order (embedding_bag sums a bag front to
+back), so the same input gives the same bits: `index_add_` would be neither parallel nor faster here.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,22 +14,45 @@ from headrace.embeddings import native
 from headrace.embeddings.gpu import dispatch
 
 
-@dataclass(frozen=True)
 class Duplicates:
-    """Equal values of a vector [N], found by sorting it."""
+    """Equal values of a vector [N]. What nobody asks for is not worked out."""
 
-    #: Distinct values, ascending: [U].
-    unique: Tensor
-    #: Positions in the vector, grouped by value, first position first: int64 [N].
-    order: Tensor
-    #: Where each value's group starts in `order`: int64 [U].
-    starts: Tensor
-    #: Index into `unique` by place in `order`: int64 [N].
-    group: Tensor
+    def __init__(
+        self, unique: Tensor, order: Tensor | None = None, starts: Tensor | None = None, group: Tensor | None = None,
+        *, inverse: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Either all of `order`, `starts` and `group` are given, or `inverse`."""
+        #: Distinct values, ascending: [U].
+        self.unique = unique
+        self._order, self._starts, self._group, self._inverse = order, starts, group, inverse
+
+    @property
+    def order(self) -> Tensor:
+        """Positions in the vector, grouped by value, first position first: int64 [N]."""
+        return self._sorted()[0]
+
+    @property
+    def starts(self) -> Tensor:
+        """Where each value's group starts in `order`: int64 [U]."""
+        return self._sorted()[1]
+
+    @property
+    def group(self) -> Tensor:
+        """Index into `unique` by place in `order`: int64 [N]."""
+        if self._group is None:
+            self._group = self.inverse().index_select(0, self.order)
+        return self._group
 
     def inverse(self) -> Tensor:
         """Index into `unique` of each element of the vector: int64 [N]."""
-        return torch.empty_like(self.order).scatter_(0, self.order, self.group)
+        if self._inverse is None:
+            self._inverse = torch.empty_like(self.order).scatter_(0, self.order, self.group)
+        return self._inverse
+
+    def _sorted(self) -> tuple[Tensor, Tensor]:
+        if self._order is None or self._starts is None:
+            self._order, self._starts = native.group(self.inverse(), self.unique.numel())
+        return self._order, self._starts
 
     def sum_rows(self, x: Tensor, row_of: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
         """Sum over equal values, float32 [U, D]: element i adds weights[i] * x[row_of[i]] (None: 1, x[i])."""
@@ -49,7 +70,8 @@ class Duplicates:
 def find_duplicates(x: Tensor) -> Duplicates:
     """Sort out the duplicates of an integer vector [N]; int32: none negative."""
     if x.dtype is torch.int32 and x.device.type == "cpu" and native.library() is not None:
-        return Duplicates(*native.duplicates(x))
+        found = native.distinct(x)
+        return Duplicates(*native.duplicates(x)) if found is None else Duplicates(found[0], inverse=found[1])
     values, order = torch.sort(x, stable=True)
     is_first = torch.ones_like(values, dtype=torch.bool)
     torch.ne(values[1:], values[:-1], out=is_first[1:])

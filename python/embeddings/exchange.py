@@ -14,8 +14,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from headrace.embeddings import native
 from headrace.embeddings.bags import Asked, Parts
+from headrace.embeddings.collective import Post, post_of
 from headrace.embeddings.duplicates import Duplicates, find_duplicates, gather
+from headrace.embeddings.in_place import Posted
 from headrace.embeddings.plan import Wire
 from headrace.embeddings.raw_ids import AskedIds, pack, unpack
 from headrace.embeddings.rows import DTYPES
@@ -91,6 +94,7 @@ class Mail:
         self._base = torch.cat([rank_rows.new_zeros(1, self._world), rank_rows.cumsum(0)])
         self._dtype = torch.int32 if int(self._base[-1].max()) <= _INT32_MAX else torch.int64
         self._by_row = sum(not a.pooled for a in self._arenas)
+        self._post = post_of(collective)
 
     def send_ids(self, wanted: Sequence[Tensor | Parts], raw: Sequence[AskedIds] = ()) -> Callable[[], Request]:
         """Tell the owners which rows are wanted; learn which are wanted from here.
@@ -108,21 +112,14 @@ class Mail:
         sent, local, counts = [], [], []
         given: list[tuple[Tensor, list[int]]] = []
         for i, (arena, asks) in enumerate(zip(self._arenas, wanted, strict=True)):
-            addresses = asks.addresses if isinstance(asks, Parts) else asks
+            addresses, begins = (asks.addresses, asks.begins) if isinstance(asks, Parts) else (asks, None)
             starts = arena.rank_starts.to(addresses.dtype)
-            of_rank = (
-                torch.tensor(asks.ids) if isinstance(asks, Parts) else torch.searchsorted(addresses, starts).diff()
-            )
-            shift = self._base[i].to(addresses.dtype) - starts[:-1]
-            rows = addresses + torch.repeat_interleave(shift, of_rank, output_size=addresses.numel())
-            rows = rows.to(self._dtype)
-            counts.append([int(n) for n in of_rank])
+            counts.append(asks.ids if isinstance(asks, Parts) else torch.searchsorted(asks, starts).diff().tolist())
             sent.append(asks.parts if isinstance(asks, Parts) else counts[-1])
-            if isinstance(asks, Parts):
-                rows = torch.where(asks.begins, -1 - rows, rows)
-                if asks.weights is not None:
-                    given.append((asks.weights, asks.ids))
-            local.append(rows)
+            shift = self._base[i] - arena.rank_starts[:-1]
+            local.append(_own_numbers(addresses, counts[-1], shift, begins, self._dtype))
+            if isinstance(asks, Parts) and asks.weights is not None:
+                given.append((asks.weights, asks.ids))
         if raw:
             message, lengths = pack(raw, self._dtype)
             local.insert(0, message)
@@ -142,6 +139,11 @@ class Mail:
             heard: list[AskedIds] = []
             if raw:
                 heard, numbers, lengths = unpack(numbers, lengths, len(raw))
+            if self._by_row == 0 and len(self._arenas) == 1 and _loops(numbers):
+                weight = None if wait_for_weights is None else wait_for_weights()[0]
+                own, starts, part = native.parts(numbers)
+                ends = torch.searchsorted(starts, torch.tensor([0, *lengths]).cumsum(0)).diff().tolist()
+                return Request(sent, [own], [ends] + [r.of_rank for r in heard], [Asked(starts, part, weight)], heard)
             rows, begins, of_sender = self._sort_by_arena(numbers, lengths)
             weights: list[Tensor | None] = [None] * len(rows)
             if wait_for_weights is not None:
@@ -199,11 +201,30 @@ class Mail:
             weights: this rank's matrices, by arena.
             answers: by table of raw ids, the vectors that the ranks asked for here.
         """
+        if self._post is not None and self._can_post(weights, answers):
+            return self._post_rows(self._post, request, weights[0])
         found = [
             gather(w, rows) if asked is None else asked.sums(w, rows)
             for w, rows, asked in zip(weights, request.rows, request.asked, strict=True)
         ]
         return self._start_swap([*found, *answers], request.received, request.sent)
+
+    def _can_post(self, weights: Sequence[Tensor], answers: Sequence[Tensor]) -> bool:
+        """Whether one matrix's vectors travel as they are."""
+        return len(weights) == 1 and not answers and self._wire is torch.float32 and native.usable(weights[0])
+
+    def _post_rows(self, post: Post, request: Request, weight: Tensor) -> Posted:
+        counts, rank, asked = request.received[0], self._collective.world.rank, request.asked[0]
+        letter = post.reserve(counts, weight.shape[1:], weight.dtype)
+        if asked is not None:
+            own = weight.new_empty(counts[rank], weight.shape[1])
+            asked.sums_into([own if p is None else p for p in letter.parts], weight, request.rows[0])
+            return Posted(letter.send(), own, None, request.sent[0], rank)
+        wanted = torch.split(request.rows[0], counts)
+        for part, rows in zip(letter.parts, wanted, strict=True):
+            if part is not None:
+                native.pool_sum(weight, rows, rows.numel(), out=part)
+        return Posted(letter.send(), weight, wanted[rank], request.sent[0], rank)
 
     def on_wire(self, vectors: Tensor) -> Tensor:
         """As they travel: float32 numbers as the plan's `wire`, others as they are."""
@@ -243,3 +264,19 @@ def _by_rank(parts: Sequence[Tensor], counts: Sequence[Sequence[int]]) -> Tensor
         return parts[0]
     pieces = [torch.split(p, list(n)) for p, n in zip(parts, counts, strict=True)]
     return torch.cat([piece for of_rank in zip(*pieces, strict=True) for piece in of_rank])
+
+
+def _loops(x: Tensor) -> bool:
+    """Whether the C++ loops work on a vector."""
+    return x.device.type == "cpu" and native.library() is not None
+
+
+def _own_numbers(
+    addresses: Tensor, counts: list[int], shift: Tensor, begins: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """See native.own_numbers."""
+    if _loops(addresses):
+        return native.own_numbers(addresses, counts, shift, begins, dtype)
+    each = torch.repeat_interleave(shift, torch.tensor(counts, device=shift.device), output_size=addresses.numel())
+    rows = (addresses + each).to(dtype)
+    return rows if begins is None else torch.where(begins, -1 - rows, rows)

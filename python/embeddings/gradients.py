@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headrace.embeddings import native
 from headrace.embeddings.batch import Occurrences
 from headrace.embeddings.duplicates import Duplicates, find_duplicates
 
@@ -27,6 +28,10 @@ class Gradient:
     bag: Tensor | None = None
     weights: Tensor | None = None
     divisor: Tensor | None = None
+    #: The memory addresses of `grad`'s rows, int64 [M], which are not in `grad` then: it is [0, D].
+    at: Tensor | None = None
+    #: What that memory belongs to.
+    kept: object = None
 
     @staticmethod
     def of_bags(duplicates: Duplicates, grad: Tensor, occurrences: Occurrences) -> Gradient:
@@ -51,8 +56,17 @@ class Gradient:
 
     def sums(self) -> Tensor:
         """The gradient of each distinct row: float32 [U, D]."""
+        if self.at is not None:
+            order = self.duplicates.order
+            weights = None if self.weights is None else self.weights.index_select(0, order)
+            at = self.at.index_select(0, order if self.bag is None else self.bag.index_select(0, order))
+            return native.sum_at(at, self.grad.shape[1], self.duplicates.starts, weights)
         grad = self.grad if self.divisor is None else self.grad / self.divisor
         return self.duplicates.sum_rows(grad, self.bag, self.weights)
+
+    def settled(self) -> Gradient:
+        """The same in memory of its own."""
+        return self if self.at is None else Gradient.of_sums(self.rows, self.sums())
 
 
 def merge(parts: Sequence[Gradient]) -> Gradient:

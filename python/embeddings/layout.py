@@ -58,7 +58,8 @@ class Arena:
         #: By block: ranks that it is dealt to, its first shard.
         self._ranks = counts
         self._first_shard = counts.cumsum(0) - counts
-        self._one_rank_each = bool((counts == 1).all())
+        #: Whether each block is on one rank (or all are on all).
+        self.one_rank_each = bool((counts == 1).all())
         #: By block: its first row in this rank's matrix (-1: none here) and the rows' range.
         me = 0 if self.replicated else rank
         self.held: list[tuple[Block, range, int]] = []
@@ -80,7 +81,7 @@ class Arena:
     def addresses(self, codes: Tensor, block: Tensor | int) -> Tensor:
         """Addresses of codes (any shape, int64) of the blocks with these numbers in the arena (broadcastable)."""
         first = self._first_shard[block]
-        if self._one_rank_each:
+        if self.one_rank_each:
             return (codes + self._shard_address[first]).to(self.index_dtype)
         ranks = self._ranks[block]
         quotient = torch.div(codes, ranks, rounding_mode="trunc")

@@ -7,6 +7,7 @@ square is summed in another order.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from headrace.embeddings.optimizers import ADAGRAD_EPS, ADAM_BETAS, ADAM_EPS
 from headrace.workspace import checkout
 
-_VERSION = 3
+_VERSION = 4
 _UINT32 = 2**32 - 1
 _KINDS = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 2, "adam": 3}
 _EPS = {"sgd": 0.0, "adagrad": ADAGRAD_EPS, "rowwise_adagrad": ADAGRAD_EPS, "adam": ADAM_EPS}
@@ -42,7 +43,7 @@ def library() -> ctypes.CDLL | None:
     found.headrace_pool_sum.argtypes = [p, i64, p, i32, i64, p, i64, p, p, i32]
     found.headrace_pool_sum.restype = None
     found.headrace_update.argtypes = [
-        p, p, p, i64, p, i32, p, i64, p, i64, p, p, p, p, i32, f32, f32, f32, f32, f32, i32,
+        p, p, p, i64, p, i32, p, i64, p, i64, p, p, p, p, p, i32, f32, f32, f32, f32, f32, i32,
     ]  # fmt: skip
     found.headrace_update.restype = None
     found.headrace_occurrences.argtypes = [p, i64, i64, p, i64, p, i64, p, i32, p, p]
@@ -55,12 +56,20 @@ def library() -> ctypes.CDLL | None:
     found.headrace_announce.restype = None
     found.headrace_await.argtypes = [p, ctypes.c_uint32, i64]
     found.headrace_await.restype = i32
-    found.headrace_interact.argtypes = [p, p, i64, i64, i64, p, i32]
+    found.headrace_interact.argtypes = [p, p, p, i64, i64, i64, p, i32]
     found.headrace_interact.restype = None
-    found.headrace_interact_gradient.argtypes = [p, p, p, i64, i64, i64, p, p, i32]
+    found.headrace_interact_gradient.argtypes = [p, p, p, p, i64, i64, i64, p, p, p, i32]
     found.headrace_interact_gradient.restype = None
     found.headrace_duplicates.argtypes = [p, i64, p, p, p, p]
     found.headrace_duplicates.restype = i64
+    found.headrace_distinct.argtypes = [p, i64, p, p]
+    found.headrace_distinct.restype = i64
+    found.headrace_places.argtypes = [p, i64, p, i64, i32, p]
+    found.headrace_places.restype = None
+    found.headrace_numbers.argtypes = [p, i32, p, p, i64, p, p, i32]
+    found.headrace_numbers.restype = None
+    found.headrace_parts.argtypes = [p, i32, i64, p, p, p]
+    found.headrace_parts.restype = i64
     return found
 
 
@@ -72,8 +81,9 @@ def usable(*tensors: Tensor) -> bool:
 
 
 def pool_sum(
-    table: Tensor, index: Tensor, bags: int, starts: Tensor | None = None, weights: Tensor | None = None
-) -> Tensor:
+    table: Tensor, index: Tensor, bags: int, starts: Tensor | None = None, weights: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Sum of weights[i] * table[index[i]] by bag: float32 [bags, D]; without `starts` occurrence i is bag i.
 
     Args:
@@ -82,10 +92,11 @@ def pool_sum(
         bags: B.
         starts: int64 [B], ascending.
         weights: float32 [N].
+        out: where the sums go, float32 [bags, D], contiguous; None: new memory.
     """
     lib = library()
     assert lib is not None
-    out = table.new_empty(bags, table.shape[1])
+    out = table.new_empty(bags, table.shape[1]) if out is None else out
     index = index.contiguous()
     lib.headrace_pool_sum(
         table.data_ptr(), table.shape[1], index.data_ptr(), index.dtype is torch.int64, index.numel(),
@@ -94,9 +105,34 @@ def pool_sum(
     return out
 
 
+def sum_at(addresses: Tensor, width: int, starts: Tensor, weights: Tensor | None = None) -> Tensor:
+    """`pool_sum` of the float32 rows at memory addresses int64 [N]: [bags, width]."""
+    lib = library()
+    assert lib is not None
+    out, bags = torch.empty(starts.numel(), width), starts.numel()
+    lib.headrace_pool_sum(
+        None, width, addresses.data_ptr(), True, addresses.numel(), starts.data_ptr(), bags, _pointer(weights),
+        out.data_ptr(), torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def places(rows: Tensor, index: Tensor, marked: bool = False) -> Tensor:
+    """rows[index]: memory addresses int64 [N] of rows whose addresses are `rows` int64 [U].
+
+    `marked`: with 1 added where a row comes for the first time.
+    """
+    lib = library()
+    assert lib is not None
+    out = torch.empty_like(index)
+    lib.headrace_places(rows.data_ptr(), rows.numel(), index.data_ptr(), index.numel(), marked, out.data_ptr())
+    return out
+
+
 def update(
     kind: str, table: Tensor, states: list[Tensor], rows: Tensor, starts: Tensor, order: Tensor, n: int, grad: Tensor,
     *, bag: Tensor | None, weights: Tensor | None, divisor: Tensor | None, lr: float, decay: float, step: int,
+    at: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Sum the gradients of each distinct row and apply an optimizer to it, in place.
 
@@ -115,6 +151,7 @@ def update(
         lr: learning rate.
         decay: weight decay.
         step: from 1.
+        at: the addresses of the gradients' rows, int64 [M], in place of `grad`.
     """
     lib = library()
     assert lib is not None
@@ -126,8 +163,8 @@ def update(
         table.data_ptr(), _pointer(states[0] if states else None), _pointer(states[1] if len(states) > 1 else None),
         table.shape[1], rows.data_ptr(), rows.dtype is torch.int64, starts.data_ptr(), rows.numel(),
         order.data_ptr(), n,
-        _pointer(bag), _pointer(weights), _pointer(divisor), grad.data_ptr(), _KINDS[kind], lr, decay, _EPS[kind],
-        beta1, beta2, torch.get_num_threads(),
+        _pointer(bag), _pointer(weights), _pointer(divisor), grad.data_ptr(), _pointer(at), _KINDS[kind], lr, decay,
+        _EPS[kind], beta1, beta2, torch.get_num_threads(),
     )  # fmt: skip
 
 
@@ -164,7 +201,7 @@ def occurrences(
 def duplicates(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Distinct values of an int32 vector [N], none negative: they, ascending; order, starts and group int64.
 
-    See headrace.embeddings.exchange.Duplicates.
+    See headrace.embeddings.duplicates.Duplicates.
     """
     lib = library()
     assert lib is not None
@@ -176,6 +213,19 @@ def duplicates(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         values.data_ptr(), n, unique.data_ptr(), order.data_ptr(), starts.data_ptr(), group.data_ptr()
     )
     return unique[:distinct], order, starts[:distinct], group
+
+
+def distinct(values: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Distinct values of an int32 vector [N], none negative, ascending, and the place of each among them, int64 [N].
+
+    None where the largest is so large that sorting is faster.
+    """
+    lib = library()
+    assert lib is not None
+    values = values.contiguous()
+    unique, inverse = torch.empty_like(values), torch.empty(values.numel(), dtype=torch.int64)
+    count = lib.headrace_distinct(values.data_ptr(), values.numel(), unique.data_ptr(), inverse.data_ptr())
+    return None if count < 0 else (unique[:count], inverse)
 
 
 def cut_bags(
@@ -205,6 +255,41 @@ def cut_bags(
     return out, out_weights, begins, part_bag[:total], ids.tolist(), parts.tolist()
 
 
+def own_numbers(
+    addresses: Tensor, ids: Sequence[int], shift: Tensor, begins: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """Addresses, owner by owner, in the owners' own numbering; one that begins a part, v, as -1 - v.
+
+    Args:
+        addresses: int32 or int64 [N].
+        ids: how many are each owner's, [W].
+        shift: what is added to them, int64 [W].
+        begins: bool [N]; None: there are no parts.
+        dtype: of the result, int32 or int64.
+    """
+    lib = library()
+    assert lib is not None
+    counts, shift, addresses = torch.tensor(ids), shift.contiguous(), addresses.contiguous()
+    out = torch.empty(addresses.numel(), dtype=dtype)
+    lib.headrace_numbers(
+        addresses.data_ptr(), addresses.dtype is torch.int64, counts.data_ptr(), shift.data_ptr(), counts.numel(),
+        _pointer(begins), out.data_ptr(), dtype is torch.int64,
+    )  # fmt: skip
+    return out
+
+
+def parts(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What `own_numbers` marked, int32 or int64 [N]: rows [N], first of each part int64 [P], part of each int64 [N]."""
+    lib = library()
+    assert lib is not None
+    numbers, n = numbers.contiguous(), numbers.numel()
+    rows, starts, part = torch.empty_like(numbers), torch.empty(n, dtype=torch.int64), torch.empty(n, dtype=torch.int64)
+    count = lib.headrace_parts(
+        numbers.data_ptr(), numbers.dtype is torch.int64, n, rows.data_ptr(), starts.data_ptr(), part.data_ptr()
+    )
+    return rows, starts[:count], part
+
+
 def group(keys: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """Places of int64 keys [N] in [0, groups), equal ones together in their order [N]; where each begins [groups]."""
     lib = library()
@@ -215,29 +300,56 @@ def group(keys: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     return order, starts
 
 
-def interact(bottom: Tensor, features: Tensor) -> Tensor:
-    """See headrace.models.interaction: float32 [B, D], [B, F, D], contiguous -> [B, D + F (F + 1) / 2]."""
+def interact(bottom: Tensor, features: Tensor | None, at: Tensor | None = None) -> Tensor:
+    """See headrace.models.pairs: float32 [B, D], [B, F, D], contiguous -> [B, D + F (F + 1) / 2].
+
+    Args:
+        bottom: vectors 0.
+        features: the others.
+        at: their addresses in place of themselves, int64 [B, F].
+    """
     lib = library()
     assert lib is not None
-    batch, count, width = features.shape
+    batch, width = bottom.shape
+    count = _count(features, at)
     out = bottom.new_empty(batch, width + count * (count + 1) // 2)
     lib.headrace_interact(
-        bottom.data_ptr(), features.data_ptr(), batch, count, width, out.data_ptr(), torch.get_num_threads()
-    )
+        bottom.data_ptr(), _pointer(features), _pointer(at), batch, count, width, out.data_ptr(),
+        torch.get_num_threads(),
+    )  # fmt: skip
     return out
 
 
-def interact_gradient(bottom: Tensor, features: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of both, from that of the output."""
+def interact_gradient(
+    bottom: Tensor, features: Tensor | None, grad: Tensor, at: Tensor | None = None, to: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of both, from that of the output.
+
+    Args:
+        bottom: see `interact`.
+        features: see `interact`.
+        grad: of the output.
+        at: see `interact`.
+        to: addresses where the features' gradients go, int64 [B, F]; one that is odd, less 1, is stored to, else added
+            to, sample by sample: for one thread. None: they are returned.
+    """
     lib = library()
     assert lib is not None
     grad = grad.contiguous()
-    of_bottom, of_features = torch.empty_like(bottom), torch.empty_like(features)
+    count, threads = _count(features, at), torch.get_num_threads() if to is None else 1
+    of_bottom = torch.empty_like(bottom)
+    of_features = bottom.new_empty(bottom.shape[0], count, bottom.shape[1]) if to is None else None
     lib.headrace_interact_gradient(
-        bottom.data_ptr(), features.data_ptr(), grad.data_ptr(), *features.shape, of_bottom.data_ptr(),
-        of_features.data_ptr(), torch.get_num_threads(),
+        bottom.data_ptr(), _pointer(features), _pointer(at), grad.data_ptr(), bottom.shape[0], count, bottom.shape[1],
+        of_bottom.data_ptr(), _pointer(of_features), _pointer(to), threads,
     )  # fmt: skip
     return of_bottom, of_features
+
+
+def _count(features: Tensor | None, at: Tensor | None) -> int:
+    given = features if at is None else at
+    assert given is not None
+    return given.shape[1]
 
 
 def announce(word: NDArray[np.int64], value: int) -> None:

@@ -16,13 +16,14 @@ from headrace.embeddings import storage
 from headrace.embeddings.ahead import Ahead
 from headrace.embeddings.bags import Parts, cut_bags
 from headrace.embeddings.batch import Batcher, Occurrences, Ragged, brought
-from headrace.embeddings.collective import Collective
+from headrace.embeddings.collective import Collective, post_of
 from headrace.embeddings.duplicates import Duplicates, find_duplicates, gather
 from headrace.embeddings.dynamic import Answer, DynamicEmbeddings, read_marked
 from headrace.embeddings.exchange import Mail, Request
 from headrace.embeddings.gpu import dispatch
 from headrace.embeddings.gpu.dispatch import placing
 from headrace.embeddings.gradients import Gradient
+from headrace.embeddings.in_place import Placed, Posted, can_place, is_placed
 from headrace.embeddings.initial import INIT_BOUND, initial_rows
 from headrace.embeddings.layout import Arena, Layout
 from headrace.embeddings.nodes import NodeMail
@@ -32,13 +33,17 @@ from headrace.embeddings.pooling import divide, max_gradient, pool_max, pool_sum
 from headrace.embeddings.rows import decode, encode
 from headrace.embeddings.update import Updater
 
+#: By group, the row that each bag's largest number is from, by column: `pool_max`.
+Winners = dict[int, Tensor]
+
 
 class ShardedEmbeddings(nn.Module):
     """The tables of a plan, this rank's blocks of them, looked up and trained together.
 
     Forward: codes int64 [B, S], or a `Ragged` batch -> float32 [B, F, D] for F features of one width D (`features`
-    gives them apart, of any widths, and sequences too). B may differ between ranks and be 0, but all ranks call
-    forward, backward and step the same number of times: they exchange rows. The weights are no torch parameters:
+    gives them apart, of any widths, and sequences too; `prepare(in_place=True)` says where in memory they are). B may
+    differ between ranks and be 0, but all ranks call forward, backward and step the same number of times: they exchange
+    rows. The weights are no torch parameters:
     backward leaves the gradients of touched rows with their owners, summed over the ranks, and `step` applies them.
 
         embeddings = ShardedEmbeddings(plan, LocalCollective(), seed=1)
@@ -102,6 +107,8 @@ class ShardedEmbeddings(nn.Module):
             self._mail = Mail(self._remote, collective, plan.wire)
         #: By arena, one for each backward pass.
         self._pending: list[list[Gradient]] = [[] for _ in self.layout.arenas]
+        #: Receives gradients that are on their way; None: there are none.
+        self._arriving: Callable[[], None] | None = None
         #: Lookups whose gradients may come: what they asked of this rank. Until the next step.
         self._open: list[Request] = []
         #: Lookups so far that may get gradients.
@@ -111,6 +118,12 @@ class ShardedEmbeddings(nn.Module):
         #: The widths of the features' vectors.
         self._dims = {plan.by_name[x.table].dim for x in plan.lookups}
         self._is_uniform = len(self._dims) <= 1 and all(x.pooling != "none" for x in plan.lookups)
+        #: Messages that are made and read in shared memory.
+        self.post = post_of(collective)
+        self._can_place = (
+            self.device.type == "cpu" and dynamic is None and self._is_uniform and bool(plan.lookups)
+            and can_place(self.layout)
+        )  # fmt: skip
 
     @property
     def weight(self) -> Tensor:
@@ -142,10 +155,11 @@ class ShardedEmbeddings(nn.Module):
     @property
     def has_pending(self) -> bool:
         """Whether gradients wait for `step`."""
-        return any(self._pending)
+        return self._arriving is not None or any(self._pending)
 
     def prepare(
-        self, batch: Tensor | Ragged, weights: Tensor | None = None, raw: Sequence[Tensor] = ()
+        self, batch: Tensor | Ragged, weights: Tensor | None = None, raw: Sequence[Tensor] = (), *,
+        in_place: bool = False,
     ) -> Prepared:  # fmt: skip
         """Begin a lookup: sort out the ids and send them to their owners, who answer later.
 
@@ -167,23 +181,32 @@ class ShardedEmbeddings(nn.Module):
             batch: codes int64 [B, S] or Ragged.
             weights: float32 [B, S], where a lookup of padded codes is weighted.
             raw: ids of each table of `dynamic`, int64 [N], any number of them.
+            in_place: let `forward` give a `Placed` where it can, in place of a tensor. No step may come between
+                the lookup's `start` and its backward pass.
         """
         if self.device.type != "cpu":
             with placing(self.device):
                 raw = [x.to(self.device, non_blocking=True) for x in raw]
-                return self._prepare(*brought(batch, weights, self.device), raw)
-        return self._prepare(batch, weights, raw)
+                return self._prepare(*brought(batch, weights, self.device), raw, False)
+        return self._prepare(batch, weights, raw, in_place)
 
-    def _prepare(self, batch: Tensor | Ragged, weights: Tensor | None, raw: Sequence[Tensor]) -> Prepared:
+    def _prepare(
+        self, batch: Tensor | Ragged, weights: Tensor | None, raw: Sequence[Tensor], in_place: bool
+    ) -> Prepared:  # fmt: skip
         if isinstance(batch, Ragged):
             occurrences, samples = self._batcher.ragged(batch), batch.lengths.shape[1]
         else:
             occurrences, samples = self._batcher.padded(batch, weights), batch.shape[0]
-        return Prepared(self, samples, occurrences, raw)
+        arenas = [self.layout.arenas[g.arena] for g in self.layout.groups]
+        in_place = in_place and self._can_place and all(map(is_placed, arenas, occurrences))
+        return Prepared(self, samples, occurrences, raw, in_place)
 
-    def forward(self, batch: Tensor | Ragged | Prepared, weights: Tensor | None = None) -> Tensor:
+    def forward(self, batch: Tensor | Ragged | Prepared, weights: Tensor | None = None) -> Tensor | Placed:
         if not self._is_uniform:
             raise ValueError("the features' vectors differ in width or are sequences: call features()")
+        if isinstance(batch, Prepared) and batch.in_place:
+            self._open_lookup(batch)
+            return Placed(self, batch)
         out = self._look_up(batch, weights)
         return out.view(out.shape[0], len(self.plan.lookups), max(self._dims, default=0))
 
@@ -198,16 +221,75 @@ class ShardedEmbeddings(nn.Module):
         prepared = batch if isinstance(batch, Prepared) else self.prepare(batch, weights)
         if not self.plan.lookups and not prepared.raw:
             return torch.zeros(prepared.samples, 0, device=self.device)
-        prepared.start()
-        if torch.is_grad_enabled():
-            self._opened += 1
-            if prepared.request is not None:
-                self._open.append(prepared.request)
+        self._open_lookup(prepared)
         out: Tensor
         with placing(self.device):
             out, *raw = _Lookup.apply(self._anchor, self, prepared)  # type: ignore[no-untyped-call]
         prepared.found = list(zip(raw[: len(prepared.raw)], raw[len(prepared.raw) :], strict=True))
         return out
+
+    def _open_lookup(self, prepared: Prepared) -> None:
+        prepared.start()
+        if torch.is_grad_enabled():
+            self._opened += 1
+            if prepared.request is not None:
+                self._open.append(prepared.request)
+
+    def add_gradient(self, arena: Arena, gradient: Gradient) -> None:
+        """Keep what a backward pass says of this rank's rows of an arena, for `step`."""
+        self._receive()
+        pending = self._pending[arena.number]
+        if pending:  # of several passes one alone may hold the memory of messages
+            pending[-1], gradient = pending[-1].settled(), gradient.settled()
+        pending.append(gradient)
+
+    def expect(self, receive: Callable[[], None]) -> None:
+        """Keep what receives gradients that are on their way, until they are needed."""
+        self._receive()
+        self._arriving = receive
+
+    def _receive(self) -> None:
+        receive, self._arriving = self._arriving, None
+        if receive is not None:
+            receive()
+
+    def take_gradients(
+        self, prepared: Prepared, of_vectors: Tensor, of_raw: Sequence[Tensor] = (), winners: Winners | None = None
+    ) -> None:
+        """The backward pass of a lookup: send gradients to their rows' owners, and keep those that come. Collective.
+
+        Args:
+            prepared: of the lookup.
+            of_vectors: float32 [B, width].
+            of_raw: of the vectors of each table of raw ids.
+            winners: what `pool_max` found, by group.
+        """
+        by_group = self.layout.cut(of_vectors)
+        for arena in self.layout.arenas:
+            if arena.local:
+                self.add_gradient(arena, _gradient(self, prepared, winners or {}, arena, by_group))
+        raw = [w.duplicates.sum_rows(g.contiguous()) for w, g in zip(prepared.raw, of_raw, strict=False)]
+        if prepared.request is not None and self._mail is not None:
+            sent = [_sent_gradient(self, prepared, winners or {}, a, by_group) for a in self._remote]
+            raw = self.send_gradients(prepared, [*sent, *raw])
+        if self.dynamic is not None:
+            self.dynamic.add_gradients(prepared.answers, raw)
+
+    def send_gradients(self, prepared: Prepared, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """Send gradients of the vectors that were asked for, by remote arena and table of raw ids; keep those of rows.
+
+        Returns:
+            Those of raw ids that came.
+        """
+        request = prepared.request
+        assert request is not None
+        assert self._mail is not None
+        back = self._mail.return_gradients(request, vectors)
+        for i, (arena, grad) in enumerate(zip(self._remote, back, strict=False)):
+            found, asked = request.duplicates(i), request.asked[i]
+            gradient = Gradient(found, grad) if asked is None else Gradient(found, grad, asked.part, asked.weights)
+            self.add_gradient(arena, gradient)
+        return back[len(self._remote) :]
 
     def configure_optimizer(self, optimizer: EmbeddingOptimizer | Optimizer) -> None:
         """Choose the optimizer and make its states, at zero. Without one (scoring) no memory is spent on states."""
@@ -230,6 +312,7 @@ class ShardedEmbeddings(nn.Module):
         """
         if self._updater is None:
             raise RuntimeError("configure_optimizer comes before step")
+        self._receive()
         pending, self._pending = self._pending, [[] for _ in self.layout.arenas]
         self._open = []
         with placing(self.device):
@@ -242,6 +325,7 @@ class ShardedEmbeddings(nn.Module):
 
     def drop_gradients(self) -> None:
         """Forget the gradients since the last step."""
+        self._receive()
         self._pending = [[] for _ in self.layout.arenas]
         self._open = []
 
@@ -304,9 +388,14 @@ class Prepared:
     """A lookup that has begun: `ShardedEmbeddings.prepare`. Used once by `forward` or `features`."""
 
     def __init__(
-        self, embeddings: ShardedEmbeddings, samples: int, occurrences: Sequence[Occurrences], raw: Sequence[Tensor]
-    ) -> None:
+        self, embeddings: ShardedEmbeddings, samples: int, occurrences: Sequence[Occurrences], raw: Sequence[Tensor],
+        in_place: bool,
+    ) -> None:  # fmt: skip
         self.samples = samples
+        #: Whether `forward` gives a `Placed`.
+        self.in_place = in_place
+        #: Steps when the rows were asked for.
+        self.started_at = 0
         self.occurrences = list(occurrences)
         self.parts = [self._part(embeddings, a) for a in embeddings.layout.arenas]
         self._embeddings = embeddings
@@ -350,8 +439,16 @@ class Prepared:
         Raw ids are counted, and admitted, now.
         """
         if self._rows is None:
+            self.started_at = self._embeddings.steps
             with placing(self._embeddings.device):
                 self._rows = self._answer()
+            if isinstance(self._rows, Posted) and not self.in_place:
+                self._rows.bring_own()
+
+    @property
+    def posted(self) -> Posted | None:
+        """The rows of a lookup in place, where they come through shared memory. After `start`."""
+        return self._rows if self.in_place and isinstance(self._rows, Posted) else None
 
     def _answer(self) -> Callable[[], list[Tensor]]:
         """Look up what was asked here, and begin to fetch what was asked for; what waits for that."""
@@ -421,7 +518,6 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, embeddings: ShardedEmbeddings, prepared: Prepared) -> tuple[Tensor, ...]:
         layout = embeddings.layout
-        request = prepared.request
         stored = prepared.rows()
         fetched = {a.number: decode(r) for a, r in zip(embeddings._remote, stored, strict=False)}
         winners: dict[int, Tensor] = {}
@@ -438,7 +534,7 @@ class _Lookup(torch.autograd.Function):
                     pooled[number] = pool_sum(rows, index[start:end], occurrences)
                 else:
                     pooled[number], winners[number] = pool_max(rows, index[start:end], occurrences)
-        ctx.embeddings, ctx.prepared, ctx.request, ctx.winners = embeddings, prepared, request, winners
+        ctx.embeddings, ctx.prepared, ctx.winners = embeddings, prepared, winners
         out = layout.join(pooled, prepared.samples) if pooled else torch.zeros(prepared.samples, 0)
         told = [read_marked(x) for x in stored[len(embeddings._remote) :]]
         told = told or [(a.vectors, a.found) for a in prepared.answers]
@@ -451,44 +547,26 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
         with placing(ctx.embeddings.device):
-            return _Lookup._back(ctx, *grads)
-
-    @staticmethod
-    def _back(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
-        embeddings: ShardedEmbeddings = ctx.embeddings
-        layout = embeddings.layout
-        by_group = layout.cut(grads[0])
-        for arena in layout.arenas:
-            if arena.local:
-                embeddings._pending[arena.number].append(_gradient(ctx, arena, by_group))
-        prepared: Prepared = ctx.prepared
-        raw = [w.duplicates.sum_rows(g.contiguous()) for w, g in zip(prepared.raw, grads[1:], strict=False)]
-        if ctx.request is not None and embeddings._mail is not None:
-            sent = [_sent_gradient(ctx, a, by_group) for a in embeddings._remote]
-            back = embeddings._mail.return_gradients(ctx.request, [*sent, *raw])
-            raw = back[len(sent) :]
-            for i, (arena, grad) in enumerate(zip(embeddings._remote, back, strict=False)):
-                found, asked = ctx.request.duplicates(i), ctx.request.asked[i]
-                gradient = Gradient(found, grad) if asked is None else Gradient(found, grad, asked.part, asked.weights)
-                embeddings._pending[arena.number].append(gradient)
-        if embeddings.dynamic is not None:
-            embeddings.dynamic.add_gradients(prepared.answers, raw)
+            ctx.embeddings.take_gradients(ctx.prepared, grads[0], grads[1:], ctx.winners)
         return None, None, None
 
 
-def _sent_gradient(ctx: Any, arena: Arena, by_group: list[Tensor]) -> Tensor:
+def _sent_gradient(
+    embeddings: ShardedEmbeddings, prepared: Prepared, winners: Winners, arena: Arena, by_group: list[Tensor]
+) -> Tensor:
     """The gradient of each vector that a rank got from an arena's owners: of distinct rows, or of parts of bags."""
-    part: _Part = ctx.prepared.parts[arena.number]
+    part = prepared.parts[arena.number]
     if part.bags is None:
-        return _gradient(ctx, arena, by_group).sums()
+        return _gradient(embeddings, prepared, winners, arena, by_group).sums()
     number = part.groups[0][0]
-    return divide(gather(by_group[number], part.bags.bag), ctx.prepared.occurrences[number], part.bags.bag)
+    return divide(gather(by_group[number], part.bags.bag), prepared.occurrences[number], part.bags.bag)
 
 
-def _gradient(ctx: Any, arena: Arena, by_group: list[Tensor]) -> Gradient:
+def _gradient(
+    embeddings: ShardedEmbeddings, prepared: Prepared, winners: Winners, arena: Arena, by_group: list[Tensor]
+) -> Gradient:
     """The gradient of the rows of one arena that a rank looked up."""
-    groups, prepared = ctx.embeddings.layout.groups, ctx.prepared
-    part: _Part = prepared.parts[arena.number]
+    groups, part = embeddings.layout.groups, prepared.parts[arena.number]
     found = part.sorted()
     if len(part.groups) == 1 and groups[part.groups[0][0]].mode == "sum":
         number = part.groups[0][0]
@@ -499,8 +577,8 @@ def _gradient(ctx: Any, arena: Arena, by_group: list[Tensor]) -> Gradient:
             one = Gradient.of_bags(found.part(start, end), by_group[number], prepared.occurrences[number])
             total += one.sums()
             continue
-        winner = ctx.winners[number]
-        if arena.local and dispatch.by_address(ctx.embeddings.weights[arena.number]):
+        winner = winners[number]
+        if arena.local and dispatch.by_address(embeddings.weights[arena.number]):
             # Looked up by address, not by distinct row.
             winner = torch.where(winner < 0, winner, torch.searchsorted(found.unique, winner.to(found.unique.dtype)))
         total += max_gradient(by_group[number], winner, found.unique.numel())

@@ -106,7 +106,7 @@ class Updater:
                 self._optimizer.kind, self._weights[number], list(states.values()), found.unique[start:end],
                 found.starts[start:end], found.order, last, gradient.grad, bag=gradient.bag, weights=gradient.weights,
                 divisor=gradient.divisor, lr=settings.learning_rate * scale, decay=settings.weight_decay or 0.0,
-                step=self.steps,
+                step=self.steps, at=gradient.at,
             )  # fmt: skip
 
     def _by_torch(self, arenas: Sequence[Arena], gradients: Gradients, scale: float) -> None:

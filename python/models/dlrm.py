@@ -14,6 +14,7 @@ from headrace import config
 from headrace.embeddings.collective import Collective
 from headrace.embeddings.dynamic import DynamicEmbeddings
 from headrace.embeddings.dynamic_spec import dynamic_specs
+from headrace.embeddings.in_place import Placed
 from headrace.embeddings.plan import Lookup, Plan, Table, row_wise, tables_of
 from headrace.embeddings.sharded import Prepared, ShardedEmbeddings
 from headrace.errors import UserError
@@ -112,7 +113,8 @@ class DLRM(nn.Module):
         """Begin the lookups of codes int64 [B, S]; see ShardedEmbeddings.prepare. Collective."""
         slots = self._slots
         if not slots.dynamic:
-            return Begun(self.embeddings.prepare(codes), codes.shape[0])
+            in_place = not (self.training and self.precision == "bf16")  # the interaction's C++ is for fp32
+            return Begun(self.embeddings.prepare(codes, in_place=in_place), codes.shape[0])
         asked = [codes[:, s] if not f.is_list else codes[:, s : s + f.length] for f, s in slots.dynamic]
         there = [x != NULL_CODE if f.is_list else None for (f, _), x in zip(slots.dynamic, asked, strict=True)]
         ids = [x.contiguous() if t is None else x[t] for x, t in zip(asked, there, strict=True)]
@@ -129,6 +131,8 @@ class DLRM(nn.Module):
             else:
                 assert self.constant is not None
                 bottom = self.constant.expand(begun.samples, -1)
+        if isinstance(begun.planned, Prepared):
+            begun.planned.in_place &= bottom.dtype is torch.float32
         features = self._features(begun) if self._slots.features else None
         with self._autocast(continuous):
             top_input = bottom if features is None else with_pairs(bottom, features)
@@ -138,10 +142,10 @@ class DLRM(nn.Module):
     def _autocast(self, x: Tensor) -> torch.autocast:
         return torch.autocast(x.device.type, torch.bfloat16, enabled=self.training and self.precision == "bf16")
 
-    def _features(self, begun: Begun) -> Tensor:
+    def _features(self, begun: Begun) -> Tensor | Placed:
         """The features' vectors in the schema's order: [B, F, D]."""
-        planned: Tensor = self.embeddings(begun.planned)
-        if self.absent is None:
+        planned: Tensor | Placed = self.embeddings(begun.planned)
+        if self.absent is None or isinstance(planned, Placed):
             return planned
         slots = self._slots
         parts = dict(zip(slots.planned_features, planned.unbind(1), strict=True))

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from headrace.embeddings.in_place import Placed
+
 T = TypeVar("T")
 
 #: What a step is made of, in the order of the table. `lookup` is the embeddings' work of both directions on this rank:
@@ -117,6 +119,9 @@ class Spans:
 
     def _after_lookup(self, module: nn.Module, args: Any, out: Any) -> None:
         self.leave()
+        if isinstance(out, Placed):
+            out.around = lambda: self.span("lookup")
+            return
         node = out.grad_fn
         # The output may be a view of what the lookup's own function returned.
         while node is not None and "Lookup" not in node.name():

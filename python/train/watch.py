@@ -19,15 +19,16 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from headrace.atomic import write_text
-from headrace.embeddings.collective import Collective
+from headrace.embeddings.collective import Collective, Delivered, Letter, Post, post_of
 from headrace.train.spans import Spans
 from headrace.world import World
 
@@ -223,6 +224,18 @@ class WatchedCollective:
 
         return wait
 
+    @property
+    def post(self) -> Post | None:
+        """See headrace.embeddings.collective.post_of."""
+        return None if post_of(self._inner) is None else self
+
+    def reserve(self, send_rows: Sequence[int], shape: Sequence[int], dtype: torch.dtype) -> Letter:
+        """See headrace.embeddings.collective.Post."""
+        post = post_of(self._inner)
+        assert post is not None
+        with self._waits("all_to_all"):
+            return _WatchedLetter(post.reserve(send_rows, shape, dtype), self._waits)
+
     def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
         with self._waits("all_reduce_sum"):
             self._inner.all_reduce_sum(tensors)
@@ -238,3 +251,24 @@ class WatchedCollective:
     def barrier(self) -> None:
         with self._waits("barrier"):
             self._inner.barrier()
+
+
+class _WatchedLetter:
+    """A letter whose waiting is noted."""
+
+    def __init__(self, inner: Letter, waits: Callable[[str], AbstractContextManager[None]]) -> None:
+        self._inner, self._waits = inner, waits
+
+    @property
+    def parts(self) -> Sequence[Tensor | None]:
+        return self._inner.parts
+
+    def send(self) -> Callable[[], Delivered]:
+        with self._waits("all_to_all"):
+            finish = self._inner.send()
+
+        def wait() -> Delivered:
+            with self._waits("all_to_all"):
+                return finish()
+
+        return wait

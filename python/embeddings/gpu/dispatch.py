@@ -68,6 +68,7 @@ def fused(kind: str, table: Tensor) -> Update | None:
 def update(
     kind: str, table: Tensor, states: list[Tensor], rows: Tensor, starts: Tensor, order: Tensor, n: int, grad: Tensor,
     *, bag: Tensor | None, weights: Tensor | None, divisor: Tensor | None, lr: float, decay: float, step: int,
+    at: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Row-wise Adagrad by the contract of native.update. Rows of 16 bits are rounded by chance, drawn by the step.
 
@@ -76,6 +77,8 @@ def update(
     """
     if kind != "rowwise_adagrad":
         raise ValueError(f"no kernel for '{kind}'")
+    if at is not None:
+        raise ValueError("gradients at addresses are for tables on the CPU")
     kernels().rowwise_adagrad(
         table, states[0], rows, starts, order, grad.contiguous(), lr=lr, decay=decay, bag=bag, weights=weights,
         divisor=divisor, seed=None if table.dtype is torch.float32 else step, end=n,

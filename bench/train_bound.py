@@ -1,0 +1,94 @@
+"""The least that looking up and learning rows costs a step: each row is read once, then read and written once.
+
+In place of the embeddings of bench.train_ranks' floor: ids are known beforehand and sorted, nothing is exchanged, no
+vector reaches the dense part and no gradient comes from it. What is left is memory: forward, a rank reads the rows that
+the ranks ask it for (each rank's distinct ones) and writes them side by side; in the step it reads a gradient for each
+row that was touched, and reads and writes the row and its state of row-wise Adagrad. Tables are dealt by rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bench.peers.torchrec_step import Step, draw_ids
+from headrace.dataset.batch import Batch
+from headrace.embeddings import native
+from headrace.embeddings.pages import empty_table
+
+
+class Nothing:
+    """What a lookup of a constant has to say: nothing travels."""
+
+    in_place = False
+
+    def __init__(self, samples: int, batch: int) -> None:
+        self.samples, self.batch = samples, batch
+
+    def start(self) -> None: ...
+
+    def fetch_ahead(self) -> None: ...
+
+    def drop(self) -> None: ...
+
+
+class Constant(nn.Module):
+    """Embeddings of nothing: the same vectors for every batch."""
+
+    dynamic = None
+
+    def __init__(self, like: Any, samples: int, batches: list[Batch]) -> None:
+        super().__init__()
+        self.plan = like.plan
+        width = len(like.plan.lookups)
+        self._vectors = torch.randn(samples, width, like.plan.tables[0].dim) * 0.01
+        self._numbers = {b.codes.ctypes.data: number for number, b in enumerate(batches)}
+
+    def prepare(self, codes: Tensor, in_place: bool = False) -> Nothing:
+        return Nothing(codes.shape[0], self._numbers[codes.data_ptr()])
+
+    def forward(self, prepared: Nothing) -> Tensor:
+        return self._vectors[: prepared.samples]
+
+    def step(self, lr: float | None = None) -> None: ...
+
+
+class Touched(Constant):
+    """The same vectors, beside which the rows of the batch are read and changed."""
+
+    def __init__(self, like: Any, step: Step, rank: int, batches: list[Batch]) -> None:
+        super().__init__(like, step.batch, batches)
+        #: By batch: the rows that ranks ask for here, and distinct ones.
+        self._asked: list[tuple[Tensor, Tensor]] = []
+        share = -(-max(step.rows) // step.world)
+        for number in range(step.batches):
+            asked = [_own_rows(draw_ids(step, r, number), share, step.world, rank) for r in range(step.world)]
+            self._asked.append((torch.cat(asked), torch.cat(asked).unique()))
+        self._table = empty_table(share * len(step.rows), step.dim).uniform_(-0.1, 0.1)
+        self._state = empty_table(share * len(step.rows), 1).zero_()
+        self._gradient = torch.randn(max(d.numel() for _, d in self._asked), step.dim) * 1e-6
+        self._now = 0
+
+    def forward(self, prepared: Nothing) -> Tensor:
+        self._now = prepared.batch
+        asked, _ = self._asked[self._now]
+        native.pool_sum(self._table, asked, asked.numel())
+        return super().forward(prepared)
+
+    def step(self, lr: float | None = None) -> None:
+        _, rows = self._asked[self._now]
+        each = torch.arange(rows.numel())
+        native.update(
+            "rowwise_adagrad", self._table, [self._state], rows, each, each, rows.numel(), self._gradient, bag=None,
+            weights=None, divisor=None, lr=1e-6, decay=0.0, step=1,
+        )  # fmt: skip
+
+
+def _own_rows(ids: Any, share: int, world: int, rank: int) -> Tensor:
+    """Distinct rows of a rank's matrix that ids [B, tables, ids] ask for: int64, ascending."""
+    codes = np.asarray(ids).reshape(len(ids), ids.shape[1], -1)
+    rows = codes // world + (np.arange(codes.shape[1]) * share)[None, :, None]
+    return torch.from_numpy(np.unique(rows[codes % world == rank]))
