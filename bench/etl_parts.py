@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from bench.criteo_data import CATEGORIES, COUNTS, hexadecimal, write_days
 from bench.etl_lake import DAYS, MIN_COUNT, Lake, spec_of
-from bench.etl_others import decode, decode_and_write, nvtabular, seconds
+from bench.etl_others import decode, decode_and_write, nvtabular, seconds, seconds_apart
 from bench.memory import peak_of_tree
 from bench.peers.etl_textbook import textbook
 from bench.report import Figure
@@ -88,8 +88,8 @@ def of_lake(spark: SparkSession, lake: Lake, at: str, peers: set[str], work: Pat
         with peak_of_tree() as copy_peak:
             copies.append(seconds(lambda: spark.read.parquet(*everything).write.parquet(str(work / "copy"))))
         shutil.rmtree(work / "copy")
-        decoded.append(seconds(lambda: decode(everything, CATEGORIES)))
-        bare.append(seconds(lambda: decode_and_write(everything, CATEGORIES, COUNTS, work / "bare")))
+        decoded.append(seconds_apart(decode, everything, CATEGORIES))
+        bare.append(seconds_apart(decode_and_write, everything, CATEGORIES, COUNTS, work / "bare"))
         shutil.rmtree(work / "bare")
         with peak_of_tree() as peak:
             mine.append(lake.features(spec, work / "out"))

@@ -22,13 +22,17 @@ def peak_of_tree(pid: int | None = None) -> Iterator[Peak]:
     """Sample the tree of `pid` (this process) until the block ends.
 
     Anonymous resident memory, what the processes hold: pages of mapped files are the kernel's to drop. Pages that a
-    forked worker shares with its parent are counted in both.
+    forked worker shares with its parent are counted in both. A process counts from its second sample on: one that was
+    started a moment ago may still be its parent's twin (vfork), and a JVM would be counted twice for it.
     """
     peak, done, root = Peak(), threading.Event(), pid or os.getpid()
 
     def watch() -> None:
+        known: set[int] = set()
         while not done.wait(_EVERY_S):
-            peak.mib = max(peak.mib, sum(map(_mib, _tree(root))))
+            now = set(_tree(root))
+            peak.mib = max(peak.mib, sum(map(_mib, now & known)))
+            known = now
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
