@@ -9,7 +9,7 @@
 #   make env HOROVOD=nccl   Horovod with NCCL too, for ranks on GPUs (no GPU needed to build; fetches the CUDA compilers)
 #   make bench     all benchmarks; make bench-day for one: build/bench/*.json
 #   make bench-gpu on a machine with a GPU: floors, the embedding step, whole DLRM steps (bench/gpu/run.py)
-#   make bench-peers       TorchRec and FBGEMM beside the environment (build/peers), for make bench-embeddings and bench-train
+#   make bench-peers       TorchRec and FBGEMM beside the environment (build/peers), for make bench-embeddings, bench-dynamic, bench-train
 #   make bench-etl-peers   NVTabular's own environment (build/peers), for make bench-etl
 #   make doctor    what is installed, what is missing, what to do
 #   make airflow   Airflow's own environment (.venv-airflow)

@@ -88,8 +88,12 @@ class DynamicRows(LearnedRows):
         self._facts[rows[known], LAST] = self.batches
         admitted, seen = self._sight(distinct[~known], times[~known])
         if len(admitted):
+            numbering = self.numbering
             self._admit(admitted, seen)
-            rows = self._map.find(distinct)  # an eviction renumbers
+            if self.numbering == numbering:
+                rows[~known] = self._map.find(distinct[~known])
+            else:
+                rows = self._map.find(distinct)
         self.counters[2:] += (int(times[rows >= 0].sum()), int(times.sum()))
         return rows if inverse is None else rows[inverse]
 
@@ -103,6 +107,8 @@ class DynamicRows(LearnedRows):
 
     def _sight(self, ids: Ids, times: Ids) -> tuple[Ids, Ids]:
         """Count distinct ids without a row; (ids, times seen) of those who get one now."""
+        if self.spec.admit_after <= 1 and self.spec.admit_chance >= 1.0 and not len(self._waiting):
+            return ids, times
         numbers, seen = self._waiting.find(ids)
         seen += times
         ready = seen >= self.spec.admit_after
@@ -140,12 +146,16 @@ class DynamicRows(LearnedRows):
             return
         facts = self._facts[: len(self)]
         rule, tie = (SEEN, LAST) if self.spec.evict == "lfu" else (LAST, SEEN)
-        edge = np.partition(facts[:, rule], count - 1)[count - 1]
-        near = np.flatnonzero(facts[:, rule] <= edge)
-        # ~id: from the largest id down, without overflow.
-        worst = np.lexsort((~facts[near, ID], facts[near, tie], facts[near, rule]))[:count]
-        self._remove(near[worst])
         self.counters[1] += count
+        going, near = [], np.arange(len(facts))
+        # Where many are equal, the next column decides; at last ~id: from the largest id down, without overflow.
+        for column, sign in ((rule, 0), (tie, 0), (ID, -1)):
+            values = facts[near, column] ^ sign
+            edge = np.partition(values, count - 1)[count - 1]
+            going.append(near[values < edge])
+            count -= len(going[-1])
+            near = near[values == edge]
+        self._remove(np.concatenate([*going, near]))
 
     def _remove(self, rows: Ids) -> None:
         """Let these rows go."""

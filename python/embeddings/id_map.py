@@ -1,9 +1,18 @@
-"""A hash table from 64-bit ids to small numbers, in NumPy: open addressing, whole batches at a time."""
+"""A hash table from 64-bit ids to small numbers: open addressing, whole batches at a time.
+
+By the loops of native/cpp/id_map.cpp, where `make native` has built them, else in NumPy. The two may place ids
+otherwise; what is found does not depend on it.
+"""
 
 from __future__ import annotations
 
+import ctypes
+from functools import cache
+
 import numpy as np
 from numpy.typing import NDArray
+
+from headrace.embeddings import native
 
 Ids = NDArray[np.int64]
 
@@ -30,6 +39,18 @@ def places_for(ids: int) -> int:
     return max(_LEAST, 1 << (2 * ids - 1).bit_length())
 
 
+@cache
+def _loops() -> ctypes.CDLL | None:
+    found = native.library()
+    if found is None or not hasattr(found, "headrace_ids_find"):
+        return None
+    i64, p = ctypes.c_int64, ctypes.c_void_p
+    found.headrace_ids_find.argtypes = [p, p, i64, p, i64, p]
+    found.headrace_ids_put.argtypes = [p, p, i64, p, p, i64]
+    found.headrace_ids_find.restype = found.headrace_ids_put.restype = None
+    return found
+
+
 class IdMap:
     """Ids and their numbers. Linear probing, at most half full, so that a few rounds over a batch find everything.
 
@@ -41,6 +62,8 @@ class IdMap:
         #: -1: the place is free.
         self._numbers: Ids = np.full(_LEAST, -1, dtype=np.int64)
         self._used = 0
+        #: Not the loops themselves: maps are copied.
+        self._by_loops = _loops() is not None
         if ids is not None:
             self.add(ids)
 
@@ -59,6 +82,12 @@ class IdMap:
 
     def find(self, ids: Ids) -> Ids:
         """The number of each id [N]; -1 where it is not in the map."""
+        loops = _loops() if self._by_loops else None
+        if loops is not None:
+            ids, out = np.ascontiguousarray(ids), np.empty(len(ids), dtype=np.int64)
+            given = self._keys.ctypes, self._numbers.ctypes, len(self._keys), ids.ctypes, len(ids), out.ctypes
+            loops.headrace_ids_find(*given)
+            return out
         found = np.full(len(ids), -1, dtype=np.int64)
         mask = len(self._keys) - 1
         place = (mix(ids) & np.uint64(mask)).astype(np.int64)
@@ -96,6 +125,13 @@ class IdMap:
         return numbers
 
     def _put(self, ids: Ids, numbers: Ids) -> None:
+        loops = _loops() if self._by_loops else None
+        if loops is not None:
+            ids, places = np.ascontiguousarray(ids), len(self._keys)
+            loops.headrace_ids_put(
+                self._keys.ctypes, self._numbers.ctypes, places, ids.ctypes, numbers.ctypes, len(ids)
+            )
+            return
         for first in range(0, len(ids), _AT_ONCE):
             self._put_some(ids[first : first + _AT_ONCE], numbers[first : first + _AT_ONCE])
 

@@ -548,6 +548,8 @@ class _Lookup(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
         with placing(ctx.embeddings.device):
             ctx.embeddings.take_gradients(ctx.prepared, grads[0], grads[1:], ctx.winners)
+        # `prepared.found` knows this node: a circle, in which vectors would wait for the garbage collector.
+        ctx.prepared = None
         return None, None, None
 
 

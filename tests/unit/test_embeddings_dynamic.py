@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,16 +40,24 @@ ANY_ID = st.one_of(st.integers(-3, 12), st.sampled_from([-(2**63), 2**63 - 1, 2*
 @settings(max_examples=150, deadline=None)
 @given(batches=st.lists(st.lists(ANY_ID, unique=True, max_size=40), max_size=6), asked=st.lists(ANY_ID))
 def test_the_map_is_a_dictionary(batches: list[list[int]], asked: list[int]) -> None:
-    found, expected = IdMap(), {}
-    for batch in batches:
-        new = [i for i in batch if i not in expected]
-        numbers = found.add(np.array(new, dtype=np.int64))
-        for i in new:
-            expected[i] = len(expected)
-        assert numbers.tolist() == [expected[i] for i in new]
-    assert len(found) == len(expected)
-    assert found.load <= 0.5
-    assert found.find(np.array(asked, dtype=np.int64)).tolist() == [expected.get(i, -1) for i in asked]
+    by_loop, by_numpy = IdMap(), IdMap()
+    assert by_loop._by_loops, "make native"
+    by_numpy._by_loops = False
+    for found in (by_loop, by_numpy):
+        expected: dict[int, int] = {}
+        for batch in batches:
+            new = [i for i in batch if i not in expected]
+            numbers = found.add(np.array(new, dtype=np.int64))
+            for i in new:
+                expected[i] = len(expected)
+            assert numbers.tolist() == [expected[i] for i in new]
+        assert len(found) == len(expected)
+        assert found.load <= 0.5
+        assert found.find(np.array(asked, dtype=np.int64)).tolist() == [expected.get(i, -1) for i in asked]
+        left = list(expected)[::2]
+        found.replace(np.array(left, dtype=np.int64))
+        kept = {i: n for n, i in enumerate(left)}
+        assert found.find(np.array(asked, dtype=np.int64)).tolist() == [kept.get(i, -1) for i in asked]
 
 
 def test_the_map_takes_a_million_ids() -> None:
@@ -417,6 +427,21 @@ def test_an_evicted_id_starts_again_as_it_started() -> None:
     assert table.told == DynamicReport(2, 0, 2 / 16, 4, 2, 27, 27, 0, 0, bytes_for(2, DIM, "adagrad"))
     assert torch.equal(table(torch.tensor([5] * 20)).detach()[0], first)
     assert float(table.rows.states["sum"][list(table.rows.ids).index(5)].abs().max()) == 0
+
+
+def test_a_lookup_is_gone_once_it_was_learned_from() -> None:
+    """Its vectors would be memory that waits for the garbage collector."""
+    embeddings = One(DynamicSpec("t", DIM), LocalCollective()).lookups[0]
+    prepared = embeddings.prepare(torch.zeros(0, 0, dtype=torch.int64), raw=[torch.arange(4)])
+    embeddings(prepared)
+    prepared.found[0][0].sum().backward()
+    alive = weakref.ref(prepared)
+    gc.disable()
+    try:
+        del prepared
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_scoring_changes_nothing() -> None:
