@@ -8,7 +8,9 @@ import torch
 
 from bench.gpu.clock import Clock, Row
 from bench.gpu.data import DIM, EXPONENT, batches
-from headrace.embeddings.gpu.cache import CachedTable
+from headrace.embeddings.duplicates import find_duplicates
+from headrace.embeddings.gpu import kernels
+from headrace.embeddings.gpu.cache import CachedRows
 from headrace.embeddings.gpu.id_map import DeviceMap
 
 #: Share of the rows that the card holds.
@@ -36,13 +38,19 @@ def map_rows(clock: Clock, ids: int) -> Iterator[Row]:
 def cache_rows(clock: Clock, rows: int, batch: int) -> Iterator[Row]:
     """Lookups and steps under Zipf's law of a table in host memory, a tenth of it on the card."""
     host = torch.zeros(rows, DIM, pin_memory=clock.device == "cuda")
-    table = CachedTable(host, max(64, int(HELD * rows)), clock.device)
+    sums = torch.zeros(rows, 1, pin_memory=clock.device == "cuda")
+    table = CachedRows([host, sums], max(64, int(HELD * rows)), clock.device)
     found = [b.addresses for b in batches("zipf", [rows], batch, 24, clock.device)]
     grad = torch.randn(batch, DIM, device=clock.device)
 
     def step(turn: int) -> None:
-        table.look_up(found[turn % len(found)])
-        table.step(grad, 0.01)
+        distinct = find_duplicates(found[turn % len(found)])
+        vectors = table.look_up(distinct, stay=True)
+        kernels.pool_sum(vectors, distinct.inverse(), batch)
+        opened = table.open(distinct.unique)
+        weight, state = opened.matrices
+        kernels.rowwise_adagrad(weight, state, opened.places, distinct.starts, distinct.order, grad, lr=0.01)
+        table.close(opened)
 
     for turn in range(12 if clock.device == "cuda" else 1):
         step(turn)
@@ -52,4 +60,4 @@ def cache_rows(clock: Clock, rows: int, batch: int) -> Iterator[Row]:
     popular = ids.pow_(-EXPONENT)
     most = float(popular[: table.capacity].sum() / popular.sum())
     yield {"what": f"cached table, zipf, {batch}", "value": batch / seconds / 1e6, "unit": "M lookups/s",
-           "hit rate": table.hit_rate or 0.0, "at most": most}  # fmt: skip
+           "hit rate": float(table.counts[0].sum() / table.counts[1].sum()), "at most": most}  # fmt: skip

@@ -14,7 +14,8 @@ that fails is a line, and the others go on.
   which has no state;
 - step: the whole model, bf16 (or TF32) in its dense part, that part as a CUDA graph, DLRM's interaction in one kernel
   (`plain dlrm`: by torch);
-- map, cache: the hash table of ids, and a table in host memory whose hot rows are on the card.
+- map, cache: the hash table of ids, and a table in host memory whose hot rows are on the card;
+- product: the step as `headrace train` takes it, without its loader (needs pydantic, too).
 
 Rates are millions of samples a second, the median of several batches. MLPerf-like DLRM on one A100: 4.0 (PyTorch), 4.55
 (TensorFlow 2); on eight: 14 to 16.5 (NVIDIA's published figures).
@@ -48,7 +49,7 @@ if importlib.util.find_spec("headrace") is None:
     sys.modules["headrace"] = importlib.util.module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules["headrace"])
 
-from bench.gpu import larger  # noqa: E402
+from bench.gpu import larger, product  # noqa: E402
 from bench.gpu.clock import Clock, Row  # noqa: E402
 from bench.gpu.data import DIM, Batch, batches, cardinalities  # noqa: E402
 from bench.gpu.models import MODELS  # noqa: E402
@@ -193,9 +194,13 @@ def parts(args: argparse.Namespace, device: str) -> Iterator[tuple[str, Callable
     batch_sizes = [4] if small else args.batch
 
     @cache
-    def tables() -> Tables:
+    def sizes() -> list[int]:
         room = 10_000 if small else int(args.memory * torch.cuda.mem_get_info()[0] / (DIM * dtype.itemsize + 4))
-        return Tables(cardinalities(room), device, dtype)
+        return cardinalities(room)
+
+    @cache
+    def tables() -> Tables:
+        return Tables(sizes(), device, dtype)
 
     @cache
     def bare() -> dict[str, float]:
@@ -234,6 +239,16 @@ def parts(args: argparse.Namespace, device: str) -> Iterator[tuple[str, Callable
     yield "map", partial(larger.map_rows, clock, 1 << 8 if small else 1 << 22)
     yield "cache", partial(larger.cache_rows, clock, *((1_000, 8) if small else (20_000_000, 16_384)))
 
+    def product_rows(kind: str, batch: int) -> Iterator[Row]:
+        tables.cache_clear()  # there is no room for both
+        if device == "cuda":
+            torch.cuda.empty_cache()
+        yield from product.product_rows(clock, sizes(), kind, batch, args.rows, args.dense)
+
+    sizes()  # of the memory that is free now
+    for kind in ("uniform", "zipf"):
+        yield f"product {kind} {batch_sizes[-1]}", partial(product_rows, kind, batch_sizes[-1])
+
 
 def show(row: Row) -> None:
     rest = ", ".join(f"{k} {v:.3g}" for k, v in row.items() if k not in ("what", "value", "unit", "failed"))
@@ -250,7 +265,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--dense", choices=["bf16", "tf32"], default="bf16", help="the dense part's products")
     parser.add_argument("--memory", type=float, default=0.6, help="the tables' share of the card's free memory")
     parser.add_argument(
-        "--parts", nargs="+", default=[""], help="those whose names begin so: floors embedding step map"
+        "--parts", nargs="+", default=[""], help="those whose names begin so: floors embedding step map cache product"
     )
     parser.add_argument("--json", type=Path, help="written anew after each part")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes on a CPU; its figures mean nothing")

@@ -67,7 +67,7 @@ def sharding(
         raise UserError("say which tables: a pipeline that has a dataset, or --tables mlperf, or --tables FILE.yaml")
     planned = plan_tables(
         tables, lookups, world, batch_size=batch, optimizer=optimizer, settings=settings, popularity=popularity,
-        besides=besides,
+        besides=besides, card=spec is not None and spec.train.device == "cuda",
     )  # fmt: skip
     show(planned, source)
     for r in raw:
@@ -147,8 +147,8 @@ def _tables(planned: Planned) -> Screen:
         kind = planned.plan.kind_of(t.name).replace("_", "-") + (", sums" if blocks[0].pooled else "")
         sent = float((load.sent + load.reduced).sum()) / 1e6
         shown.add_row(
-            t.name, f"{t.rows:,}", str(t.dim), t.storage, kind, _ranks_of(planned, t),
-            f"{load.memory.max() / GIB:.4f}", f"{sent:,.2f}",
+            t.name, f"{t.rows:,}", str(t.dim), t.storage + (f", {t.cached:.1%} on GPU" if t.cached < 1 else ""),
+            kind, _ranks_of(planned, t), f"{load.memory.max() / GIB:.4f}", f"{sent:,.2f}",
         )  # fmt: skip
     if len(order) > _TABLES:
         shown.add_row(f"and {len(order) - _TABLES} smaller", *[""] * 7)
@@ -172,9 +172,13 @@ def _ranks(planned: Planned) -> Screen:
     if planned.work.besides.raw_ids:
         memory["raw ids"] = np.full_like(load.memory, planned.work.besides.raw_ids)
     memory["all"] = sum(memory.values(), np.zeros_like(load.memory))
-    shown = table("rank", *(f">{n} GiB" for n in memory), ">sent MB", ">received MB", ">ms", title="ranks")
+    # Of tables that GPUs hold in part: all of them in host memory, and what comes from there and goes back in a step.
+    cached = [(">in host GiB", load.host / GIB), (">from host MB", load.carried / 1e6)] if load.host.any() else []
+    shown = table("rank", *(f">{n} GiB" for n in memory), ">sent MB", ">received MB", *(n for n, _ in cached), ">ms",
+                  title="ranks")  # fmt: skip
     columns = [*(m / GIB for m in memory.values()),
-               (load.sent + load.reduced) / 1e6, (load.received + load.reduced) / 1e6, seconds * 1e3]  # fmt: skip
+               (load.sent + load.reduced) / 1e6, (load.received + load.reduced) / 1e6, *(c for _, c in cached),
+               seconds * 1e3]  # fmt: skip
     if planned.work.world_size <= _RANKS:
         for rank in range(planned.work.world_size):
             shown.add_row(str(rank), *(f"{c[rank]:,.3f}" for c in columns))

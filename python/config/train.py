@@ -90,6 +90,9 @@ class TableSharding(Section):
     storage: Literal["fp32", "fp16", "bf16", "int8"] | None = None
     #: Whether owners sum the rows of a list before they travel; None: what is cheaper (with `kind: row_wise`: no).
     pooled: bool | None = None
+    #: With `train.device: cuda`: the share of the rows that the ranks' GPUs hold, those used most; all of them are then
+    #: in host memory. None: the planner's choice, which is 1 where all tables fit.
+    cached: float | None = Field(default=None, gt=0, le=1)
 
 
 class Sharding(Section):
@@ -105,7 +108,9 @@ class Sharding(Section):
     exchange: Literal["auto", "direct", "by_machine"] = "auto"
     #: Exceptions by table (a vocabulary's name, else the feature's).
     tables: Mapping[str, TableSharding] = Field(default_factory=dict)
-    #: GiB of each rank for tables, optimizer states and what a step needs of them; None: not limited.
+    #: GiB of each rank for tables, optimizer states and what a step needs of them; None: not limited. With
+    #: `train.device: cuda` it is the GPU's memory that is meant, None is nine tenths of what is free there, and tables
+    #: that do not fit are kept in host memory, their hot rows on the GPU too.
     memory_gib: float | None = Field(default=None, gt=0)
     #: Most weights and states of a rank, in means over the ranks, where there is a way (below 1 GiB no matter what);
     #: None: what is fastest, however uneven.
@@ -115,6 +120,8 @@ class Sharding(Section):
     memory_gbps: float = Field(default=2_000.0, gt=0)
     node_gbps: float = Field(default=200.0, gt=0)
     network_gbps: float = Field(default=20.0, gt=0)
+    #: GB/s from host memory to a rank's GPU: PCIe 4 with 16 lanes.
+    host_gbps: float = Field(default=25.0, gt=0)
     #: Seconds that a message costs besides its bytes.
     latency_us: float = Field(default=20.0, ge=0)
     #: Popularity of codes that is assumed: code i is looked up in proportion to (i + 1) ** -zipf; 0: all alike.
@@ -151,11 +158,14 @@ class Train(Section):
     #: log loss of the split `valid`. The model is that of the lowest. None: take all epochs and keep the last.
     patience: int | None = Field(default=1, ge=1)
     seed: int = 1
-    #: Arithmetic of the dense part while it learns. bf16: matrix products of bfloat16 (torch.autocast); weights,
-    #: embeddings, their gradients and the loss stay fp32, as do evaluation and scores.
-    precision: Literal["fp32", "bf16"] = "fp32"
+    #: Arithmetic of the dense part while it learns. bf16: matrix products of bfloat16 (torch.autocast); tf32 (cuda): of
+    #: float32 with 10 bits of mantissa; weights, embeddings, their gradients and the loss stay fp32, as do evaluation
+    #: and scores.
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     #: Where tables and dense part are: with `cuda` each rank has the GPU of its number on its machine.
     device: Literal["cpu", "cuda"] = "cpu"
+    #: With `device: cuda`: launch the dense part's forward and backward pass as one CUDA graph.
+    cuda_graphs: bool = False
     dense: Optimizer = Optimizer(kind="adam", learning_rate=0.001)
     embeddings: EmbeddingOptimizer = EmbeddingOptimizer(kind="adagrad", learning_rate=0.05)
     negatives: Negatives | None = None
@@ -195,4 +205,11 @@ class Train(Section):
             raise ValueError(f"ranks ({self.ranks}) must divide streams ({self.streams})")
         if self.batch_size % self.streams:
             raise ValueError(f"streams ({self.streams}) must divide batch_size ({self.batch_size})")
+        return self
+
+    @model_validator(mode="after")
+    def _of_gpus(self) -> Train:
+        for what, asked in (("precision: tf32", self.precision == "tf32"), ("cuda_graphs: true", self.cuda_graphs)):
+            if asked and self.device != "cuda":
+                raise ValueError(f"`{what}` is for `device: cuda`")
         return self

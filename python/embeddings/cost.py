@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from headrace.config import Sharding
 from headrace.embeddings.optimizers import RULES, state_bytes_per_row
-from headrace.embeddings.plan import BYTES, Block, Lookup, Plan, Table, row_bytes
+from headrace.embeddings.plan import BYTES, FIND_BYTES, PLACE_BYTES, Block, Lookup, Plan, Table, row_bytes
 from headrace.embeddings.popularity import Popularity
 
 Vector = NDArray[np.float64]
@@ -103,7 +103,7 @@ class Workload:
 class Load:
     """Sums by rank, each float64 [W]."""
 
-    #: Weights and optimizer states.
+    #: Weights and optimizer states; of cached tables what is on the GPU.
     memory: Vector
     #: Most of what one step holds besides them, and of `Besides` what depends on the plan: messages that the rank
     #: sends in shared memory, copies.
@@ -114,10 +114,13 @@ class Load:
     traffic: Vector
     #: Bytes that each rank puts into the all-reduce of replicated tables, the rank's share of its ring.
     reduced: Vector
+    #: Cached tables in host memory, and the bytes of their rows that come from there and go back.
+    host: Vector
+    carried: Vector
 
     @staticmethod
     def zero(world_size: int) -> Load:
-        return Load(*(np.zeros(world_size) for _ in range(6)))
+        return Load(*(np.zeros(world_size) for _ in range(8)))
 
     def add(self, other: Load, sign: float = 1.0) -> None:
         """Add, or take away, in place."""
@@ -127,7 +130,8 @@ class Load:
     def seconds(self, settings: Sharding) -> Vector:
         """Expected time of a step's embedding part on each rank, [W].
 
-        Messages inside a machine and between machines travel at the same time; memory traffic comes before and after.
+        Messages inside a machine and between machines travel at the same time; memory traffic, and rows of caches
+        from host memory, come before and after.
         """
         world = len(self.memory)
         near = min(settings.ranks_per_node, world) - 1
@@ -135,7 +139,8 @@ class Load:
         moved = np.maximum(self.sent, self.received) + self.reduced
         wire = np.maximum(moved * inside / settings.node_gbps, moved * (1 - inside) / settings.network_gbps) / 1e9
         messages = 3 * bool(self.sent.any()) + bool(self.reduced.any())
-        return wire + self.traffic / settings.memory_gbps / 1e9 + messages * settings.latency_us * 1e-6
+        moved_here = self.traffic / settings.memory_gbps + self.carried / settings.host_gbps
+        return wire + moved_here / 1e9 + messages * settings.latency_us * 1e-6
 
 
 def block_bytes(work: Workload, block: Block) -> int:
@@ -143,6 +148,12 @@ def block_bytes(work: Workload, block: Block) -> int:
     table = work.by_name[block.table]
     width = len(block.columns)
     return row_bytes(table.storage, width) + state_bytes_per_row(work.optimizer, width)
+
+
+def resident_bytes(work: Workload, block: Block) -> float:
+    """Bytes that a row of a block takes where it is computed: of a cached table a share of the row, and its place."""
+    cached, row = work.by_name[block.table].cached, block_bytes(work, block)
+    return float(row) if cached == 1 or block.replicated else cached * (row + PLACE_BYTES) + FIND_BYTES
 
 
 def load_of(work: Workload, blocks: Sequence[Block]) -> Load:
@@ -178,12 +189,18 @@ def load_of(work: Workload, blocks: Sequence[Block]) -> Load:
             continue
         holders = (block.first_rank + np.arange(block.ranks)) % world
         held = (table.rows - np.arange(block.ranks) + block.ranks - 1) // block.ranks
-        load.memory[holders] += held * row
-        load.buffers[holders] += held * row * work.besides.saves_copies
+        load.memory[holders] += held * resident_bytes(work, block)
+        copies = held * row * work.besides.saves_copies
+        (load.buffers if table.cached == 1 else load.host)[holders] += copies
         own = np.zeros(world)  # distinct rows that a rank asks of itself
         own[holders] = popularity.distinct_by_place(ids, block.ranks)
         touched_here = np.zeros(world)
         touched_here[holders] = popularity.distinct_by_place(ids * world, block.ranks)
+        if table.cached < 1:
+            load.host[holders] += held * row
+            beyond = popularity.distinct_beyond(ids * world, table.cached * table.rows)
+            # Rows come, with their states, and others go back.
+            load.carried += touched_here * beyond / max(1e-9, popularity.distinct(ids * world)) * 2 * row
         if block.pooled and world > 1:
             _add_pooled(load, work, block, holders, touched_here)
             continue

@@ -56,6 +56,7 @@ def save_changes(embeddings: ShardedEmbeddings, folder: Path) -> int:
     raw = [] if embeddings.dynamic is None else embeddings.dynamic.tables
     if embeddings.has_pending or any(t.has_pending for t in raw):
         raise RuntimeError("gradients wait for step(): a save between backward and step would lose them")
+    embeddings.flush()
     changes, since = embeddings.take_changes()
     rank = embeddings.collective.world.rank
     tensors: dict[str, Tensor] = {}
@@ -91,6 +92,7 @@ def apply_changes(embeddings: ShardedEmbeddings, folder: Path) -> int:
     """
     first = _read(folder, 0)
     records = [first, *(_read(folder, r) for r in range(1, first.world_size))]
+    embeddings.settle()
     plan = embeddings.plan
     for name, (rows, dim) in first.tables.items():
         table = plan.by_name.get(name)
@@ -128,7 +130,7 @@ def _put(embeddings: ShardedEmbeddings, table: str, column: int, rows: Tensor, v
             if target.dtype is torch.uint8:
                 if numbers_of(values) != arena.width:
                     raise UserError(f"table '{table}' was dumped by columns; int8 stores whole rows: dump it by rows")
-                target.index_copy_(0, place, convert(values[mine], target.dtype))
+                target.index_copy_(0, place.to(target.device), convert(values[mine], target.dtype).to(target.device))
                 written += place.numel() * arena.width
                 continue
             part = decode(values[mine])[:, low - column : high - column]

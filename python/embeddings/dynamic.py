@@ -83,7 +83,7 @@ class DynamicEmbeddings(nn.Module):
         super().__init__()
         self.collective = collective
         self.device = torch.device(device)
-        dispatch.check(self.device, set())
+        dispatch.check(self.device)
         #: DynamicRows, or DeviceRows, which take tensors where those take arrays.
         self.tables: list[Any] = [self._rows_of(s, seed, init_bound) for s in specs]
         #: Whether gradients are clipped by norm; whether those that wait are.

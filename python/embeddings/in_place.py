@@ -74,6 +74,7 @@ def can_place(layout: Layout) -> bool:
         and len(widths) == 1
         and {layout.plan.by_name[x.table].dim for x in layout.plan.lookups} == widths
         and all(a.dtype is torch.float32 or not a.local for a in layout.arenas)
+        and not any(a.cached for a in layout.arenas)
         and all(not a.pooled or a.one_rank_each for a in layout.arenas)
         and sum(not a.local for a in layout.arenas) <= 1
         and all(g.mode == "sum" for g in layout.groups)

@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace.embeddings.gpu import hashing
+
 #: Rows start uniform in +- this. Independent of the table's size, so that a table that grows starts its new rows alike.
 INIT_BOUND = 0.05
 #: Numbers drawn at once: what passes through memory besides the rows themselves.
@@ -27,9 +29,15 @@ def initial_rows(
     Counter-based: SplitMix64 (Steele, Lea and Flood, 2014) of the row's place, then of the pair of columns; each half
     of the 64 bits is one number of 24 bits. `store` makes of float32 rows what `out` holds.
     """
-    step = max(1, _PIECE // max(1, len(columns)))
+    here = out.device.type == "cpu"
+    step = max(1, (_PIECE if here else 16 * _PIECE) // max(1, len(columns)))
     for start in range(0, len(rows), step):
         part = rows[start : start + step]
+        if not here:  # drawn where they stay
+            ids = torch.arange(part.start, part.stop, part.step, device=out.device)
+            drawn = hashing.initial_values(table, ids, columns.stop, seed, bound)[:, columns.start :]
+            out[start : start + len(part)] = drawn if store is None else store(drawn)
+            continue
         places = np.arange(part.start, part.stop, part.step, dtype=np.uint64)
         values = torch.from_numpy(initial_values(table, places, columns, seed, bound))
         out[start : start + len(places)] = values if store is None else store(values)

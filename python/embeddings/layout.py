@@ -1,7 +1,7 @@
 """A plan as arithmetic: arenas, addresses, and which part of the output each looked-up row adds to.
 
-An arena is one matrix on each rank: all blocks of one width, one storage, one reach (sharded or replicated) and one way
-to travel (rows, or bags summed by the owner). A model
+An arena is one matrix on each rank: all blocks of one width, one storage, one reach (sharded or replicated), one way to
+travel (rows, or bags summed by the owner) and one memory (the device's, or the host's with a cache on it). A model
 whose tables have one width has one arena, or two where small tables are replicated. An address is `first address of the
 owner's rank + row in the owner's matrix`: addresses in ascending order are grouped by owner, so sorting a batch's
 addresses both removes duplicates and sorts the mail.
@@ -9,6 +9,7 @@ addresses both removes duplicates and sorts the mail.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -33,6 +34,8 @@ class Arena:
         #: Columns of the matrix.
         self.stored_width = stored_width(table.storage, self.width)
         self.replicated = blocks[0].replicated
+        #: Whether rows are in host memory, some of them on the device as well.
+        self.cached = is_cached(plan, blocks[0])
         self.blocks = tuple(blocks)
         #: Whether lookups send no ids: everything is here.
         self.local = self.replicated or plan.world_size == 1
@@ -60,6 +63,7 @@ class Arena:
         self._first_shard = counts.cumsum(0) - counts
         #: Whether each block is on one rank (or all are on all).
         self.one_rank_each = bool((counts == 1).all())
+        self._share = {b.table: plan.by_name[b.table].cached for b in blocks}
         #: By block: its first row in this rank's matrix (-1: none here) and the rows' range.
         me = 0 if self.replicated else rank
         self.held: list[tuple[Block, range, int]] = []
@@ -68,6 +72,11 @@ class Arena:
             rows_here = plan.rows_on(block, rank)
             if here and len(rows_here):
                 self.held.append((block, rows_here, int(used[here[0]])))
+
+    @property
+    def capacity(self) -> int:
+        """Rows on the device where the arena is cached: each block's share of those of this rank; 1 at least."""
+        return max(1, sum(math.ceil(self._share[b.table] * len(rows)) for b, rows, _ in self.held))
 
     def shards_of(self, block: int) -> tuple[int, int]:
         """First shard of a block of the arena, and how many it has: see `shard_address`."""
@@ -86,6 +95,11 @@ class Arena:
         ranks = self._ranks[block]
         quotient = torch.div(codes, ranks, rounding_mode="trunc")
         return (self._shard_address[codes - quotient * ranks + first] + quotient).to(self.index_dtype)
+
+
+def is_cached(plan: Plan, block: Block) -> bool:
+    """Whether a block's rows are in host memory with a cache on the device."""
+    return plan.by_name[block.table].cached < 1 and not block.replicated
 
 
 @dataclass(frozen=True)
@@ -122,9 +136,10 @@ class Layout:
 
     def __init__(self, plan: Plan, rank: int) -> None:
         self.plan = plan
-        by_key: dict[tuple[int, str, bool, bool], list[Block]] = {}
+        by_key: dict[tuple[int, str, bool, bool, bool], list[Block]] = {}
         for b in plan.blocks:
-            key = (len(b.columns), plan.by_name[b.table].storage, b.replicated, b.pooled and plan.world_size > 1)
+            summed = b.pooled and plan.world_size > 1
+            key = (len(b.columns), plan.by_name[b.table].storage, b.replicated, summed, is_cached(plan, b))
             by_key.setdefault(key, []).append(b)
         self.arenas = [Arena(plan, i, blocks, rank) for i, blocks in enumerate(by_key.values())]
         self._place = {b: (a.number, i) for a in self.arenas for i, b in enumerate(a.blocks)}

@@ -32,6 +32,9 @@ Wire = Literal["fp32", "bf16"]
 ShardingKind = Literal["table_wise", "row_wise", "column_wise", "data_parallel"]
 
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+#: What a cache of rows takes on the device besides the rows (headrace.embeddings.gpu.cache): bytes of each row that is
+#: there, and of each row of the table.
+PLACE_BYTES, FIND_BYTES = 25, 4
 
 
 def row_bytes(storage: Storage, columns: int) -> int:
@@ -41,12 +44,17 @@ def row_bytes(storage: Storage, columns: int) -> int:
 
 @dataclass(frozen=True)
 class Table:
-    """One embedding table: [rows, dim], stored as `storage`."""
+    """One embedding table: [rows, dim], stored as `storage`.
+
+    `cached`: the share of a rank's rows that its GPU holds, those used most; all of them are then in host memory. With
+    1 they are on the GPU alone (or in host memory, where there is none). Replicated tables are never cached.
+    """
 
     name: str
     rows: int
     dim: int
     storage: Storage = "fp32"
+    cached: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ of tables on thousands of ranks are planned in seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -32,12 +32,18 @@ _BOUNDS = (1.0, 0.6, 0.35)
 _SHARES = (1.0, 0.7)
 #: A plan is as good as another that is no more than so much faster.
 _AS_GOOD = 1.02
+#: Shares of the rows of cached tables that GPUs hold, tried from the first on.
+_CACHED = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001)
 #: Tables of a rank that take less than this need no balance.
 _SMALL = 2**30
 _NOTHING = Besides()
 
 #: How a table is cut: kind, number of parts, whether owners sum bags.
 Way = tuple[ShardingKind, int, bool]
+
+
+class Misfit(UserError):
+    """The tables do not fit the ranks' memory."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class Planned:
 def plan_tables(
     tables: Sequence[Table], lookups: Sequence[Lookup], world_size: int, *, batch_size: int, optimizer: str,
     settings: Sharding, popularity: Mapping[str, Popularity] | None = None,
-    besides: Besides = _NOTHING,
+    besides: Besides = _NOTHING, card: bool = False,
 ) -> Planned:  # fmt: skip
     """Make the plan that `settings` asks for.
 
@@ -68,6 +74,9 @@ def plan_tables(
         settings: kinds, constraints, bandwidths.
         popularity: what is known of how often rows are looked up, by table; else Zipf with `settings.zipf`.
         besides: what else takes memory of the ranks.
+        card: ranks compute on GPUs, whose memory is `settings.memory_gib`. What does not fit there is cached: its rows
+            are in host memory, as large a share of them as fits on the GPU too; the largest tables first, and no more
+            of them than needed.
 
     Raises:
         UserError: a constraint names no table or cannot be met, or the tables do not fit; says what would make them.
@@ -83,10 +92,11 @@ def plan_tables(
                 f"train.sharding.tables.{name}.pooled: owners can sum only where every feature of the table is a list "
                 f"with pooling sum or mean"
             )
-    stored = tuple(replace(t, storage=own.get(t.name, TableSharding()).storage or settings.storage) for t in tables)
-    work = Workload(
-        stored, tuple(lookups), world_size, batch_size, optimizer, settings, popularity or {}, besides
-    )  # fmt: skip
+    rules = {t.name: own.get(t.name, TableSharding()) for t in tables}
+    stored = tuple(
+        replace(t, storage=rules[t.name].storage or settings.storage, cached=(rules[t.name].cached or 1) if card else 1)
+        for t in tables
+    )
     if settings.memory_gib is not None and besides.raw_ids >= settings.memory_gib * GIB:
         raise UserError(
             f"tables of raw ids take up to {besides.raw_ids / GIB:.3g} GiB of each rank, which has "
@@ -98,9 +108,54 @@ def plan_tables(
             raise UserError(
                 f"train.sharding.tables.{t.name}: int8 stores whole rows, so kind cannot be column_wise: cut it by rows"
             )
+
+    def plan(tables: Sequence[Table]) -> Planned:
+        work = Workload(
+            tuple(tables), tuple(lookups), world_size, batch_size, optimizer, settings, popularity or {}, besides
+        )  # fmt: skip
+        return _search(work)
+
+    try:
+        return plan(stored)
+    except Misfit:
+        if not card:
+            raise
+        free = [n for n, r in rules.items() if r.cached is None and r.kind != "data_parallel"]
+        fitted = _cache_some(stored, free, plan)
+        if fitted is None:
+            raise
+        return fitted
+
+
+def _cache_some(
+    tables: Sequence[Table], free: Sequence[str], plan: Callable[[Sequence[Table]], Planned]
+) -> Planned | None:
+    """The plan in which as few of the `free` tables as possible are cached; None: not even with all of them."""
+    order = sorted((t for t in tables if t.name in free), key=lambda t: (-t.rows * t.dim, t.name))
+
+    def tried(count: int, share: float) -> Planned | None:
+        names = {t.name for t in order[:count]}
+        try:
+            return plan([replace(t, cached=share) if t.name in names else t for t in tables])
+        except Misfit:
+            return None
+
+    if tried(len(order), _CACHED[-1]) is None:
+        return None
+    few, many = 0, len(order)  # does not fit, fits
+    while many - few > 1:
+        half = (few + many) // 2
+        few, many = (few, half) if tried(half, _CACHED[-1]) is not None else (half, many)
+    return next(found for share in _CACHED if (found := tried(many, share)) is not None)
+
+
+def _search(work: Workload) -> Planned:
+    """The best plan of tables whose storage and memory are decided."""
+    settings = work.settings
     planner = Planner(work)
     found = [planner.plan()]
-    if world_size == 1 or settings.kind == "row_wise" or not any(can_pool(t.name, lookups) for t in stored):
+    pools = any(can_pool(t.name, work.lookups) for t in work.tables)
+    if work.world_size == 1 or settings.kind == "row_wise" or not pools:
         return found[0]
     # Table by table, each takes what is best for the slowest rank: mostly rows on all of them. Where tables are cut no
     # further than the slowest rank's time asks for, all ranks have less to do.
@@ -108,7 +163,7 @@ def plan_tables(
     for bound, share in product(_BOUNDS, _SHARES):
         try:
             found.append(planner.plan(bound * slowest, share))
-        except UserError:  # it does not fit so
+        except Misfit:
             continue
     limit = _even(work)
     even = [p for p in found if _over(p.load, limit) == 0] or [min(found, key=lambda p: _over(p.load, limit))]
@@ -216,7 +271,8 @@ class Planner:
             if kind == "column_wise" and (rule.parts or table.dim < 2 * _MIN_COLUMNS):
                 yield "column_wise", rule.parts or min(2, table.dim)
         small = min(_REPLICATED_SHARE * self._limit, _REPLICATED_BYTES)
-        if kind == "data_parallel" or (kind is None and rule.parts is None and self._work.bytes_of(table) <= small):
+        free = kind is None and rule.parts is None and table.cached == 1
+        if kind == "data_parallel" or (free and self._work.bytes_of(table) <= small):
             yield "data_parallel", 1
 
     def _sums(self, table: Table, kind: ShardingKind) -> tuple[bool, ...]:
@@ -311,7 +367,7 @@ class Planner:
             self._choose(table, blocks, load)
             self._total.add(load)
 
-    def _misfit(self, table: Table) -> UserError:
+    def _misfit(self, table: Table) -> Misfit:
         """Why the tables do not fit, and what would make them."""
         work, world = self._work, self._world
         limit = float(self._limit)
@@ -325,7 +381,7 @@ class Planner:
             f"optimizer's states) does not fit"
         )
         if rule.kind in ("table_wise", "column_wise", "data_parallel") and work.bytes_of(table) <= limit * world:
-            return UserError(
+            return Misfit(
                 f"{head} {room} as train.sharding.tables.{table.name}.kind={rule.kind} asks; leave the kind to the "
                 f"planner, or set it to row_wise"
             )
@@ -351,7 +407,7 @@ class Planner:
         if left > per_row:
             advice.append(f"'{largest.name}' hashed to {int(left / per_row):,} buckets (operator hash_bucket)")
         what = "; or ".join(advice) if advice else "more memory for each rank (train.sharding.memory_gib)"
-        return UserError(
+        return Misfit(
             f"{head}: all tables need {total / GIB:.4g} GiB, and a step {step / GIB:.3g} GiB on each of {room}. It "
             f"would fit with {what}"
         )

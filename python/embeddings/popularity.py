@@ -66,6 +66,11 @@ class Popularity:
         """Expected distinct rows among so many lookups."""
         return float((self.rows * self.asked(lookups)).sum())
 
+    def distinct_beyond(self, lookups: float, most: float) -> float:
+        """Expected distinct rows among so many lookups that are not among the `most` popular ones."""
+        left = np.clip(np.cumsum(self.rows) - most, 0.0, self.rows)
+        return float((left * self.asked(lookups)).sum())
+
     def distinct_by_place(self, lookups: float, ranks: int) -> NDArray[np.float64]:
         """Expected distinct rows at each of `ranks` places, row i at place i % ranks: float64 [ranks]."""
         return self._by_place(self.asked(lookups), ranks)

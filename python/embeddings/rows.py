@@ -1,11 +1,11 @@
 """How rows are stored, and the way from and to float32.
 
-fp16 and bf16 round to the nearest. int8 is one byte a number on a grid of the row's own: numbers = offset + scale *
-code, scale and offset as two float32 behind the codes (the form of FBGEMM's fused 8-bit row-wise quantisation). What
-training writes is rounded up or down by chance, so that a small step is not lost but taken in the mean: an update errs
-by less than one step of the grid, (largest - smallest number of the row) / 255, and on average not at all (Gupta et
-al., "Deep Learning with Limited Numerical Precision", 2015). The draw is a function of step, row and column: reruns
-give the same bits.
+fp16 and bf16 round to the nearest (in a step on a GPU by chance: gpu.kernels). int8 is one byte a number on a grid of
+the row's own: numbers = offset + scale * code, scale and offset as two float32 behind the codes (the form of FBGEMM's
+fused 8-bit row-wise quantisation). What training writes is rounded up or down by chance, so that a small step is not
+lost but taken in the mean: an update errs by less than one step of the grid, (largest - smallest number of the row) /
+255, and on average not at all (Gupta et al., "Deep Learning with Limited Numerical Precision", 2015). The draw is a
+function of step, row and column: reruns give the same bits.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.embeddings.gpu import hashing
 from headrace.embeddings.initial import initial_values
 from headrace.embeddings.plan import Storage
 
@@ -45,7 +46,7 @@ def encode(rows: Tensor, dtype: torch.dtype, noise: Tensor | None = None) -> Ten
     """
     if dtype is not torch.uint8:
         return rows.to(dtype)
-    stored = torch.empty(rows.shape[0], rows.shape[1] + _TAIL, dtype=torch.uint8)
+    stored = torch.empty(rows.shape[0], rows.shape[1] + _TAIL, dtype=torch.uint8, device=rows.device)
     if rows.numel() == 0:
         return stored
     low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
@@ -70,6 +71,8 @@ def numbers_of(stored: Tensor) -> int:
 
 def noise_for(places: Tensor, columns: int, step: int) -> Tensor:
     """What rounds rows at a step: float32 [len(places), columns] in [0, 1), by the rows' places (int64)."""
+    if places.device.type != "cpu":
+        return hashing.initial_values("round", places, columns, step, 0.5).add_(0.5)
     drawn = initial_values("round", places.numpy().astype(np.uint64), range(columns), step, 0.5)
     return torch.from_numpy(drawn).add_(0.5)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from headrace.embeddings.duplicates import Duplicates, find_duplicates, gather
 from headrace.embeddings.dynamic import Answer, DynamicEmbeddings, read_marked
 from headrace.embeddings.exchange import Mail, Request
 from headrace.embeddings.gpu import dispatch
+from headrace.embeddings.gpu.cache import CachedRows
 from headrace.embeddings.gpu.dispatch import placing
 from headrace.embeddings.gradients import Gradient
 from headrace.embeddings.in_place import Placed, Posted, can_place, is_placed
@@ -59,6 +61,8 @@ class ShardedEmbeddings(nn.Module):
 
     With `device="cuda"` the tables live on the GPU, and so do batches (they are brought there), vectors and gradients;
     the kernels of headrace.embeddings.gpu look up and step. Rows of 16 bits are then rounded by chance in a step.
+    Tables that the plan says are `cached` are in host memory, their hot rows on the GPU as well; results are the same,
+    bit for bit.
 
     Args:
         plan: where every row lives.
@@ -69,7 +73,7 @@ class ShardedEmbeddings(nn.Module):
         device: of this rank's rows.
 
     Raises:
-        UserError: there is no such device, or a storage that it does not know.
+        UserError: there is no such device.
     """
 
     def __init__(
@@ -78,7 +82,7 @@ class ShardedEmbeddings(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.device = torch.device(device)
-        dispatch.check(self.device, {t.storage for t in plan.tables})
+        dispatch.check(self.device)
         with placing(self.device):
             self._begin(plan, collective, seed, init_bound, dynamic)
 
@@ -93,8 +97,16 @@ class ShardedEmbeddings(nn.Module):
         self.collective = collective
         self.dynamic = dynamic
         self.layout = Layout(plan, collective.world.rank)
-        #: This rank's matrix of each arena, [local rows, width]. Not in `state_dict`: storage knows ranges.
+        #: This rank's matrix of each arena, [local rows, width]. Not in `state_dict`: storage knows ranges. Of a cached
+        #: arena it is in host memory, and up to date after `flush`.
         self.weights = [_start(a, seed, init_bound) for a in self.layout.arenas]
+        #: By arena: which of its rows are on the device; None: it is not cached.
+        self.caches = [
+            CachedRows([w], a.capacity, self.device, ends=[first + len(rows) for _, rows, first in a.held] or [0])
+            if a.cached
+            else None
+            for a, w in zip(self.layout.arenas, self.weights, strict=True)
+        ]
         self.optimizer: EmbeddingOptimizer | None = None
         self._updater: Updater | None = None
         self._batcher = Batcher(self.layout)
@@ -297,7 +309,7 @@ class ShardedEmbeddings(nn.Module):
             optimizer = EmbeddingOptimizer.model_validate(optimizer.model_dump())
         self.optimizer = optimizer
         with placing(self.device):
-            self._updater = Updater(self.layout, self.weights, optimizer, self.collective)
+            self._updater = Updater(self.layout, self.weights, optimizer, self.collective, self.caches)
         self.drop_gradients()
 
     def step(self, lr: float | None = None) -> None:
@@ -345,12 +357,26 @@ class ShardedEmbeddings(nn.Module):
         self._updater.track()
         return found
 
+    def flush(self) -> None:
+        """Let host memory hold all rows and states of cached tables as they are now. The others are where they are."""
+        for cache in self.caches:
+            if cache is not None:
+                cache.flush()
+
+    def settle(self) -> None:
+        """`flush`, and hold no cached row on the device: to be called before `weights` or `states` are written to."""
+        for cache in self.caches:
+            if cache is not None:
+                cache.settle()
+
     def snapshot(self) -> ShardedEmbeddings:
         """A copy of this rank's rows and states as they are now, to be saved while this goes on. Twice the memory."""
         if self.has_pending:
             raise RuntimeError("gradients wait for step(): a save between backward and step would lose them")
+        self.flush()
         twin = copy.copy(self)
         twin.weights = [w.clone() for w in self.weights]
+        twin.caches = [None] * len(twin.weights)
         twin.drop_gradients()  # its own, empty: this one's will fill
         if self._updater is not None:
             twin._updater = self._updater.snapshot()
@@ -426,7 +452,7 @@ class Prepared:
         mail, embeddings = self._embeddings._mail, self._embeddings
         if not isinstance(mail, Mail) or not embeddings._remote or self._rows is not None:
             return
-        if embeddings.device.type != "cpu":
+        if embeddings.device.type != "cpu" or any(c is not None for c in embeddings.caches):
             return
         request = self._answered()
         touched = [[r.touched(i) for r in embeddings._open] for i in range(len(request.rows))]
@@ -463,8 +489,9 @@ class Prepared:
         if ahead is not None and opened != self._embeddings._opened and steps != self._embeddings.steps:
             ahead.drop()
             ahead = None
-        weights = self._remote_weights()
-        return mail.start_rows(request, weights, answers) if ahead is None else ahead.start_rest(answers)
+        if ahead is not None:
+            return ahead.start_rest(answers)
+        return mail.start_rows(*self._asked_here(request), answers)
 
     def rows(self) -> list[Tensor]:
         """Rows by remote arena, as stored, and behind them marked vectors by table of raw ids. After `start`."""
@@ -488,6 +515,16 @@ class Prepared:
 
     def _remote_weights(self) -> list[Tensor]:
         return [self._embeddings.weights[a.number] for a in self._embeddings._remote]
+
+    def _asked_here(self, request: Request) -> tuple[Request, list[Tensor]]:
+        """Where rows are that were asked for here: the request, by rows of these matrices, by remote arena."""
+        weights, rows, embeddings = self._remote_weights(), list(request.rows), self._embeddings
+        for i, arena in enumerate(embeddings._remote):
+            cache = embeddings.caches[arena.number]
+            if cache is not None:
+                found = request.duplicates(i)
+                weights[i], rows[i] = cache.look_up(found, embeddings.training), found.inverse()
+        return replace(request, rows=rows), weights
 
     def _wanted(self, arena: Arena) -> Tensor | Parts:
         part = self.parts[arena.number]
@@ -527,7 +564,7 @@ class _Lookup(torch.autograd.Function):
                 occurrences = prepared.occurrences[part.groups[0][0]]
                 pooled[part.groups[0][0]] = divide(part.bags.sum(fetched[arena.number], occurrences.bags), occurrences)
                 continue
-            rows, index = _source(embeddings.weights[arena.number], fetched.get(arena.number), part)
+            rows, index = _source(embeddings, arena, fetched.get(arena.number), part)
             for number, start, end in part.groups:
                 occurrences = prepared.occurrences[number]
                 if layout.groups[number].mode == "sum":
@@ -580,17 +617,21 @@ def _gradient(
             total += one.sums()
             continue
         winner = winners[number]
-        if arena.local and dispatch.by_address(embeddings.weights[arena.number]):
+        if arena.local and not arena.cached and dispatch.by_address(embeddings.weights[arena.number]):
             # Looked up by address, not by distinct row.
             winner = torch.where(winner < 0, winner, torch.searchsorted(found.unique, winner.to(found.unique.dtype)))
         total += max_gradient(by_group[number], winner, found.unique.numel())
     return Gradient.of_sums(found.unique, total)
 
 
-def _source(weight: Tensor, fetched: Tensor | None, part: _Part) -> tuple[Tensor, Tensor]:
+def _source(embeddings: ShardedEmbeddings, arena: Arena, fetched: Tensor | None, part: _Part) -> tuple[Tensor, Tensor]:
     """Float32 rows, and the index into them of each occurrence."""
+    weight, cache = embeddings.weights[arena.number], embeddings.caches[arena.number]
     if fetched is not None:
         return fetched, part.sorted().inverse()
+    if cache is not None:
+        found = part.sorted()
+        return decode(cache.look_up(found, embeddings.training)), found.inverse()
     if dispatch.by_address(weight):
         return weight, part.addresses
     found = part.sorted()
@@ -601,7 +642,8 @@ def _start(arena: Arena, seed: int, bound: float) -> Tensor:
     def store(values: Tensor) -> Tensor:
         return encode(values, arena.dtype)
 
-    weight = empty_table(arena.rows, arena.stored_width, arena.dtype)
+    with torch.device("cpu") if arena.cached else nullcontext():
+        weight = empty_table(arena.rows, arena.stored_width, arena.dtype)
     for block, rows, first in arena.held:
         initial_rows(block.table, rows, block.columns, seed, bound, weight[first : first + len(rows)], store)
     return weight

@@ -158,6 +158,7 @@ def save_shards(embeddings: ShardedEmbeddings, directory: Path, with_optimizer: 
         optimizer = OptimizerRecord(
             kind=embeddings.optimizer.kind, steps=embeddings.steps, states=RULES[embeddings.optimizer.kind].state
         )
+    embeddings.flush()
     files: list[FileRecord] = []
     chunks: list[Chunk] = []
     for state, sources in _matrices(embeddings, with_optimizer).items():
@@ -324,6 +325,7 @@ def load_shards(embeddings: ShardedEmbeddings, directory: Path, with_optimizer: 
     loaded = _compare(index, embeddings.plan, directory)
     if with_optimizer:
         _check_optimizer(index, embeddings, directory)
+    embeddings.settle()
     targets = _matrices(embeddings, with_optimizer)
     for state, matrices in targets.items():
         if state != WEIGHT:

@@ -12,6 +12,7 @@ from headrace.config import EmbeddingOptimizer, TableOptimizer
 from headrace.embeddings.collective import Collective
 from headrace.embeddings.dynamic import DynamicEmbeddings
 from headrace.embeddings.gpu import dispatch
+from headrace.embeddings.gpu.cache import CachedRows, Opened
 from headrace.embeddings.gpu.dispatch import Update
 from headrace.embeddings.gradients import Gradient, merge
 from headrace.embeddings.layout import Arena, Layout
@@ -27,21 +28,24 @@ class Updater:
     """Optimizer states of this rank's rows, and the update."""
 
     def __init__(
-        self, layout: Layout, weights: Sequence[Tensor], optimizer: EmbeddingOptimizer, collective: Collective
-    ) -> None:
+        self, layout: Layout, weights: Sequence[Tensor], optimizer: EmbeddingOptimizer, collective: Collective,
+        caches: Sequence[CachedRows | None] = (),
+    ) -> None:  # fmt: skip
         unknown = sorted(optimizer.tables.keys() - layout.plan.by_name.keys())
         if unknown:
             raise ValueError(f"an optimizer for tables {unknown}, which are not planned")
         self._layout = layout
         self._weights = weights
+        #: By arena: where its rows are worked on, if not in its matrix.
+        self._caches = list(caches) or [None] * len(layout.arenas)
         self._optimizer = optimizer
         self._collective = collective
         self._rule = RULES[optimizer.kind]
         #: By arena and name: float32 [local rows, width], or [local rows, 1] where the rule works by row.
-        self.states = [
-            {name: empty_table(a.rows, 1 if self._rule.by_row else a.width).zero_() for name in self._rule.state}
-            for a in layout.arenas
-        ]
+        self.states = [self._start(a) for a in layout.arenas]
+        for number, cache in enumerate(self._caches):
+            if cache is not None:
+                cache.hold([weights[number], *self.states[number].values()])
         self.steps = 0
         #: By arena, bool [local rows]: rows that steps after `changed_since` touched; None: not tracked.
         self.changed: list[Tensor] | None = None
@@ -52,13 +56,33 @@ class Updater:
         #: By arena: the loop (C++) or kernel (a GPU) that does its step in one pass, where there is one and the step
         #: needs nothing of other ranks or arenas. There or not alike on all ranks.
         self._fused = [
-            dispatch.fused(optimizer.kind, weights[a.number])
+            dispatch.fused(optimizer.kind, self._matrix(a.number))
             if not a.replicated
             and optimizer.clip_norm is None
             and not (self._rule.by_row and any(b.table in cut for b in a.blocks))
             else None
             for a in layout.arenas
         ]
+
+    def _start(self, arena: Arena) -> dict[str, Tensor]:
+        width = 1 if self._rule.by_row else arena.width
+        with self._weights[arena.number].device:  # of rows in host memory there too
+            return {name: empty_table(arena.rows, width).zero_() for name in self._rule.state}
+
+    def _matrix(self, number: int) -> Tensor:
+        """What rows of an arena are worked on in."""
+        cache = self._caches[number]
+        return self._weights[number] if cache is None else cache.here[0]
+
+    def _open(self, number: int, rows: Tensor) -> Opened:
+        cache = self._caches[number]
+        return Opened(rows, [self._weights[number], *self.states[number].values()], rows) if cache is None else (
+            cache.open(rows))  # fmt: skip
+
+    def _close(self, number: int, opened: Opened) -> None:
+        cache = self._caches[number]
+        if cache is not None:
+            cache.close(opened)
 
     @torch.no_grad()
     def step(
@@ -93,27 +117,30 @@ class Updater:
 
     def _note(self, number: int, rows: Tensor) -> None:
         if self.changed is not None:
-            self.changed[number].index_fill_(0, rows.long(), True)
+            self.changed[number].index_fill_(0, rows.long().to(self.changed[number].device), True)
 
     def _by_loop(self, in_one_pass: Update, number: int, gradient: Gradient, scale: float) -> None:
         """Sum and apply in one pass."""
-        found, states = gradient.duplicates, self.states[number]
+        found = gradient.duplicates
         self._note(number, found.unique)
+        opened = self._open(number, found.unique)
+        table, *states = opened.matrices
+        # Rounded as if they were in their own places.
+        named = {"names": found.unique} if in_one_pass is dispatch.update else {}
         for settings, start, end in _cuts(found.unique, self._segments[number]):
             assert settings.learning_rate is not None
             last = found.order.numel() if end == found.unique.numel() else int(found.starts[end])
             in_one_pass(
-                self._optimizer.kind, self._weights[number], list(states.values()), found.unique[start:end],
-                found.starts[start:end], found.order, last, gradient.grad, bag=gradient.bag, weights=gradient.weights,
-                divisor=gradient.divisor, lr=settings.learning_rate * scale, decay=settings.weight_decay or 0.0,
-                step=self.steps, at=gradient.at,
+                self._optimizer.kind, table, states, opened.places[start:end], found.starts[start:end], found.order,
+                last, gradient.grad, bag=gradient.bag, weights=gradient.weights, divisor=gradient.divisor,
+                lr=settings.learning_rate * scale, decay=settings.weight_decay or 0.0, step=self.steps,
+                at=gradient.at, **{name: rows[start:end] for name, rows in named.items()},
             )  # fmt: skip
+        self._close(number, opened)
 
     def _by_torch(self, arenas: Sequence[Arena], gradients: Gradients, scale: float) -> None:
-        touched = [
-            decode(self._weights[a.number].index_select(0, rows))
-            for a, (rows, _) in zip(arenas, gradients, strict=True)
-        ]
+        opened = [self._open(a.number, rows) for a, (rows, _) in zip(arenas, gradients, strict=True)]
+        touched = [decode(o.matrices[0].index_select(0, o.places)) for o in opened]
         cuts = [_cuts(rows, self._segments[a.number]) for a, (rows, _) in zip(arenas, gradients, strict=True)]
         for weight, (_, grad), parts in zip(touched, gradients, cuts, strict=True):
             for settings, start, end in parts:
@@ -121,19 +148,22 @@ class Updater:
                     grad[start:end].add_(weight[start:end], alpha=settings.weight_decay)
         squares = None if self._squares is None else self._squares.of(arenas, gradients)
         for i, (arena, weight, (rows, grad), parts) in enumerate(zip(arenas, touched, gradients, cuts, strict=True)):
-            full_states, full_weight = self.states[arena.number], self._weights[arena.number]
-            states = {name: full.index_select(0, rows) for name, full in full_states.items()}
+            full_weight, *full_states = opened[i].matrices
+            places = opened[i].places
+            states = [full.index_select(0, places) for full in full_states]
             for settings, start, end in parts:
                 rows_of_table = Touched(
-                    weight[start:end], grad[start:end], {n: s[start:end] for n, s in states.items()}, self.steps,
+                    weight[start:end], grad[start:end],
+                    {name: s[start:end] for name, s in zip(self._rule.state, states, strict=True)}, self.steps,
                     None if squares is None else squares[i][start:end],
                 )  # fmt: skip
                 assert settings.learning_rate is not None
                 self._rule.update(rows_of_table, settings.learning_rate * scale)
             self._note(arena.number, rows)
-            full_weight.index_copy_(0, rows, encode(weight, full_weight.dtype, self._noise(arena, rows)))
-            for name, full in full_states.items():
-                full.index_copy_(0, rows, states[name])
+            full_weight.index_copy_(0, places, encode(weight, full_weight.dtype, self._noise(arena, rows)))
+            for full, state in zip(full_states, states, strict=True):
+                full.index_copy_(0, places, state)
+            self._close(arena.number, opened[i])
 
     def _noise(self, arena: Arena, rows: Tensor) -> Tensor | None:
         """What rounds int8 rows at this step; the same on all ranks that hold the same rows."""
@@ -146,14 +176,16 @@ class Updater:
         """A copy of the states and the count of steps as they are now."""
         twin = copy.copy(self)
         twin.states = [{name: full.clone() for name, full in states.items()} for states in self.states]
+        twin._caches = [None] * len(self._caches)
         return twin
 
     @torch.no_grad()
     def age(self, kept: float) -> None:
         """Multiply the states that never shrink by `kept`."""
-        for states in self.states:
-            for name in self._rule.growing:
-                states[name].mul_(kept)
+        for states, cache in zip(self.states, self._caches, strict=True):
+            for number, name in enumerate(self._rule.state):
+                if name in self._rule.growing:
+                    states[name].mul_(kept) if cache is None else cache.scale(1 + number, kept)
 
     def _merge(self, arena: Arena, parts: Sequence[Gradient]) -> tuple[Tensor, Tensor]:
         if arena.replicated:

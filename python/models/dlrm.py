@@ -80,7 +80,7 @@ class DLRM(nn.Module):
         self.config = model
         self.seed = seed
         #: Arithmetic of the MLPs and dot products in training; weights, embeddings, their gradients and loss are fp32.
-        self.precision: Literal["fp32", "bf16"] = "fp32"
+        self.precision: Literal["fp32", "tf32", "bf16"] = "fp32"
         self.embeddings = ShardedEmbeddings(
             make_plan(tables, lookups, collective.world.size), collective, seed,
             dynamic=DynamicEmbeddings(dynamic, collective, seed, device=self.device) if dynamic else None,
@@ -124,26 +124,44 @@ class DLRM(nn.Module):
     def forward(self, continuous: Tensor, codes: Tensor | Begun) -> Tensor:
         begun = codes if isinstance(codes, Begun) else self.prepare(codes)
         begun.start()  # rows travel while the bottom MLP works
-        continuous = continuous.to(self.device)
-        with self._autocast(continuous):
-            if self.bottom is not None:
-                bottom = self.bottom(continuous)  # [B, D]
-            else:
-                assert self.constant is not None
-                bottom = self.constant.expand(begun.samples, -1)
+        bottom = self._bottom(continuous.to(self.device), begun.samples)
         if isinstance(begun.planned, Prepared):
             begun.planned.in_place &= bottom.dtype is torch.float32
-        features = self._features(begun) if self._slots.features else None
+        return self._top(bottom, self.vectors(begun) if self.features else None)
+
+    def dense(self, continuous: Tensor, vectors: Tensor) -> Tensor:
+        """The logits float32 [B] of continuous float32 [B, C] and the features' vectors [B, F, D], on the device."""
+        return self._top(self._bottom(continuous, len(vectors)), vectors)
+
+    def _bottom(self, continuous: Tensor, samples: int) -> Tensor:
         with self._autocast(continuous):
-            top_input = bottom if features is None else with_pairs(bottom, features)
-            logits: Tensor = self.top(top_input).squeeze(1)
+            if self.bottom is not None:
+                bottom: Tensor = self.bottom(continuous)  # [B, D]
+                return bottom
+            assert self.constant is not None
+            return self.constant.expand(samples, -1)
+
+    def _top(self, bottom: Tensor, vectors: Tensor | Placed | None) -> Tensor:
+        with self._autocast(bottom):
+            logits: Tensor = self.top(bottom if vectors is None else with_pairs(bottom, vectors)).squeeze(1)
         return logits.float()
 
     def _autocast(self, x: Tensor) -> torch.autocast:
         return torch.autocast(x.device.type, torch.bfloat16, enabled=self.training and self.precision == "bf16")
 
-    def _features(self, begun: Begun) -> Tensor | Placed:
-        """The features' vectors in the schema's order: [B, F, D]."""
+    def train(self, mode: bool = True) -> DLRM:
+        """As of any module; on a GPU also says whether products of float32 are TF32's, for this process."""
+        if self.device.type == "cuda":
+            torch.set_float32_matmul_precision("high" if mode and self.precision == "tf32" else "highest")
+        return super().train(mode)
+
+    @property
+    def features(self) -> int:
+        """Categorical features, F."""
+        return self._slots.features
+
+    def vectors(self, begun: Begun) -> Tensor | Placed:
+        """The features' vectors in the schema's order: [B, F, D]. Collective: the lookup ends."""
         planned: Tensor | Placed = self.embeddings(begun.planned)
         if self.absent is None or isinstance(planned, Placed):
             return planned

@@ -2,7 +2,8 @@
 
 Plain torch makes a matrix of all products of a sample, N x N, and gathers the half below its diagonal; here neither
 that matrix nor the stacked vectors are ever in memory. Products are of 16-bit numbers with sums in float32, as those
-of autocast. With TRITON_INTERPRET=1 it runs on CPUs, slowly, for tests.
+of autocast, or of float32 (or TF32: torch.set_float32_matmul_precision). With TRITON_INTERPRET=1 it runs on CPUs,
+slowly, for tests.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls, allow-incomplete-defs
@@ -27,12 +28,12 @@ def _stacked(x, vectors, sample, row, column, features, dim):
 
 
 @triton.jit
-def _interact(x, vectors, out, features, dim, width, ALL: tl.constexpr, DIM: tl.constexpr):
+def _interact(x, vectors, out, features, dim, width, ALL: tl.constexpr, DIM: tl.constexpr, PRECISION: tl.constexpr):
     """A program a sample: out = [x, products of rows (i, j), j < i, by i, zeros to `width`]."""
     sample = tl.program_id(0).to(tl.int64)
     row, column = tl.arange(0, ALL)[:, None], tl.arange(0, DIM)[None, :]
     z = _stacked(x, vectors, sample, row, column, features, dim)
-    products = tl.dot(z, tl.trans(z))
+    products = tl.dot(z, tl.trans(z), input_precision=PRECISION)
     i, j = tl.arange(0, ALL)[:, None], tl.arange(0, ALL)[None, :]
     place = out + sample * width + dim + i * (i - 1) // 2 + j
     tl.store(place, products.to(out.dtype.element_ty), mask=(j < i) & (i <= features))
@@ -45,7 +46,8 @@ def _interact(x, vectors, out, features, dim, width, ALL: tl.constexpr, DIM: tl.
 
 
 @triton.jit
-def _interact_back(x, vectors, grad, of_x, of_vectors, features, dim, width, ALL: tl.constexpr, DIM: tl.constexpr):
+def _interact_back(x, vectors, grad, of_x, of_vectors, features, dim, width, ALL: tl.constexpr, DIM: tl.constexpr,
+                   PRECISION: tl.constexpr):  # fmt: skip
     """A program a sample: of z it is (G + G^T) z, with G what came to the products; of x also what came to it."""
     sample = tl.program_id(0).to(tl.int64)
     row, column = tl.arange(0, ALL)[:, None], tl.arange(0, DIM)[None, :]
@@ -54,7 +56,7 @@ def _interact_back(x, vectors, grad, of_x, of_vectors, features, dim, width, ALL
     high, low = tl.maximum(i, j), tl.minimum(i, j)
     place = grad + sample * width + dim + high * (high - 1) // 2 + low
     both = tl.load(place, mask=(i != j) & (high <= features), other=0.0)
-    found = tl.dot(both.to(z.dtype), z)
+    found = tl.dot(both.to(z.dtype), z, input_precision=PRECISION)
     inside = column < dim
     own = tl.load(grad + sample * width + column, mask=(row == 0) & inside, other=0.0).to(tl.float32)
     found += tl.where(row == 0, own, 0.0)
@@ -66,25 +68,40 @@ def _interact_back(x, vectors, grad, of_x, of_vectors, features, dim, width, ALL
 class _Interact(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, vectors: Tensor) -> Tensor:
-        samples, features, dim = vectors.shape
-        width = interaction_width(features, dim)
-        out = torch.empty(samples, width, dtype=x.dtype, device=x.device)
-        if samples:
-            _interact[(samples,)](x, vectors, out, features, dim, width, *_tile(features, dim))
         ctx.save_for_backward(x, vectors)
-        return out
+        return products(x, vectors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         x, vectors = ctx.saved_tensors
-        samples, features, dim = vectors.shape
-        of_x, of_vectors = torch.empty_like(x), torch.empty_like(vectors)
-        if samples:
-            _interact_back[(samples,)](
-                x, vectors, grads[0].contiguous(), of_x, of_vectors, features, dim, grads[0].shape[1],
-                *_tile(features, dim),
-            )  # fmt: skip
-        return of_x, of_vectors
+        return gradients(x, vectors, grads[0].contiguous())
+
+
+def products(x: Tensor, vectors: Tensor) -> Tensor:
+    """See `interact`."""
+    samples, features, dim = vectors.shape
+    width = interaction_width(features, dim)
+    out = torch.empty(samples, width, dtype=x.dtype, device=x.device)
+    if samples:
+        _interact[(samples,)](x, vectors, out, features, dim, width, *_tile(features, dim), _precision())
+    return out
+
+
+def gradients(x: Tensor, vectors: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Of both, from that of the products: as they are, [B, D] and [B, F, D]."""
+    samples, features, dim = vectors.shape
+    of_x, of_vectors = torch.empty_like(x), torch.empty_like(vectors)
+    if samples:
+        _interact_back[(samples,)](
+            x, vectors, grad, of_x, of_vectors, features, dim, grad.shape[1], *_tile(features, dim), _precision()
+        )
+    return of_x, of_vectors
+
+
+def fits(features: int, dim: int) -> bool:
+    """Whether a sample's tiles fit a program's share of a multiprocessor."""
+    rows, columns = _tile(features, dim)
+    return rows <= 64 and rows * columns <= 8_192
 
 
 def interaction_width(features: int, dim: int) -> int:
@@ -96,7 +113,7 @@ def interact(x: Tensor, vectors: Tensor) -> Tensor:
     """The bottom vector, then all pairs' dot products, then zeros: [B, interaction_width(F, D)] of x's type.
 
     Args:
-        x: bottom vectors, bfloat16 or float16 (float32 for the interpreter) [B, D], contiguous.
+        x: bottom vectors, of any float type [B, D], contiguous: the products' type.
         vectors: of the features [B, F, D], contiguous, of any float type.
     """
     out: Tensor = _Interact.apply(x.contiguous(), vectors.contiguous())
@@ -106,3 +123,8 @@ def interact(x: Tensor, vectors: Tensor) -> Tensor:
 def _tile(features: int, dim: int) -> tuple[int, int]:
     """Rows and columns of a sample's tile: products of tiles want 16 at least."""
     return max(16, triton.next_power_of_2(features + 1)), max(16, triton.next_power_of_2(dim))
+
+
+def _precision() -> str:
+    """How the kernels multiply float32."""
+    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"

@@ -8,6 +8,8 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear as linear_of
+from torch.nn.functional import pad
 
 
 class MLP(nn.Sequential):
@@ -34,6 +36,19 @@ class MLP(nn.Sequential):
                 if dropout:
                     layers.append(nn.Dropout(dropout))
         super().__init__(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Columns of `x` behind the inputs must be zeros: kernels like widths of even numbers."""
+        first, *others = self
+        assert isinstance(first, nn.Linear)
+        extra = x.shape[1] - first.in_features
+        if not extra:
+            out: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
+            return out
+        x = linear_of(x, pad(first.weight, (0, extra)), first.bias)
+        for layer in others:
+            x = layer(x)
+        return x
 
 
 def linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:

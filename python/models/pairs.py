@@ -1,7 +1,4 @@
-"""DLRM's interaction on CPUs: one C++ pass over the batch each way, or torch where it was not built.
-
-(headrace.models.interaction has it for GPUs.)
-"""
+"""DLRM's interaction: one pass over the batch each way, in C++ on CPUs and a kernel on GPUs; torch does the others."""
 
 from __future__ import annotations
 
@@ -11,21 +8,28 @@ import torch
 from torch import Tensor
 
 from headrace.embeddings import native
+from headrace.embeddings.gpu import dispatch
 from headrace.embeddings.in_place import Placed
 from headrace.models.mlp import pairwise_dots
 
 
 def with_pairs(bottom: Tensor, features: Tensor | Placed) -> Tensor:
-    """The top MLP's input: float32 [B, D], [B, F, D] -> [B, D + F (F + 1) / 2].
+    """The top MLP's input: float32 [B, D], [B, F, D] -> [B, D + F (F + 1) / 2], on a GPU with zeros behind it.
 
     `bottom` itself, then the dot products of all pairs of the F + 1 vectors: pairs (i, j), j < i, by i; vector 0 is
-    `bottom`. (Naumov et al., 2019, section 2.) The two ways differ by rounding. Under autocast a `bottom` of bfloat16
-    leaves it to torch, so vectors in place are not for it.
+    `bottom`. (Naumov et al., 2019, section 2.) The ways differ by rounding. On CPUs, under autocast a `bottom` of
+    bfloat16 leaves it to torch, so vectors in place are not for it; on GPUs so do samples that are too large for a
+    kernel (headrace.models.interaction).
     """
     bottom = bottom.contiguous()
     if isinstance(features, Placed):
         return _placed_pairs(bottom, features)
     features = features.contiguous()
+    if dispatch.usable(bottom, features):
+        from headrace.models import interaction  # brings Triton
+
+        if interaction.fits(*features.shape[1:]):
+            return interaction.interact(bottom, features)
     if native.usable(bottom, features):
         out: Tensor = _Pairs.apply(bottom, features)  # type: ignore[no-untyped-call]
         return out

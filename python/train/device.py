@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from headrace.embeddings.collective import Collective
 from headrace.errors import UserError
 from headrace.world import World
 
@@ -31,3 +32,13 @@ def place(kind: str, world: World) -> torch.device:
     device = torch.device("cuda", world.local_rank % count)
     torch.cuda.set_device(device)
     return device
+
+
+def free_gib(device: torch.device, collective: Collective) -> float:
+    """GiB that tables may take on the GPU of every rank: nine tenths of what is free where there is least. Collective.
+
+    The rest is for the dense part, CUDA's own and what is in pieces.
+    """
+    torch.cuda.empty_cache()  # of a model that was here before
+    mine = torch.tensor([torch.cuda.mem_get_info(device)[0] / 2**30], device=device)
+    return 0.9 * float(collective.all_gather(mine).min())

@@ -147,6 +147,8 @@ class Report(BaseModel):
     calibration_bins: list[dict[str, Any]]
     #: By feature of raw ids: rows, waiting, load, admitted, evicted, hit_share (training), oov_share (valid), mib.
     dynamic: dict[str, dict[str, float | None]] = Field(default_factory=dict)
+    #: By table in host memory with hot rows on GPUs: rows, share (that GPUs hold), lookups, hit_share.
+    cached: dict[str, dict[str, float | None]] = Field(default_factory=dict)
     #: Seconds for which the chief's loop waited for data in this run.
     data_wait_seconds: float
     #: Profile mode: milliseconds of a step by part, and `step`, their sum.

@@ -20,6 +20,7 @@ from headrace.embeddings.collective_shared import may_share
 from headrace.embeddings.cost import Besides
 from headrace.embeddings.dynamic_memory import bytes_beside
 from headrace.embeddings.dynamic_spec import dynamic_features, dynamic_specs
+from headrace.embeddings.gpu.hits import cache_use
 from headrace.embeddings.plan import Lookup, Plan, Table
 from headrace.embeddings.planner import plan_tables
 from headrace.models import saved
@@ -28,7 +29,7 @@ from headrace.schema import DatasetSchema
 from headrace.train import checkpoint
 from headrace.train.checkpoint import Progress
 from headrace.train.dense import DenseOptimizer
-from headrace.train.device import place
+from headrace.train.device import free_gib, place
 from headrace.train.evaluate import Evaluation, evaluate_clicks, evaluate_ranking, predict_split
 from headrace.train.job import Job, Report, list_steps
 from headrace.train.popularity import sampled_popularity
@@ -67,6 +68,7 @@ def train(job: Job, collective: Collective, say: Say = lambda tick: None, watch:
     resumed = checkpoint.restore(job.checkpoints, learner.model, learner.dense, collective, config=job.obeyed)
     if resumed is None:
         if list_steps(job.checkpoints):
+            del learner  # before there is another: the tables may not fit twice
             learner = _new_learner(job, schema, collective)
         if job.warm_start is not None:
             saved.restore(learner.model, job.warm_start, saved.has_state_of(job.warm_start, job.train.embeddings.kind))
@@ -113,7 +115,7 @@ def train(job: Job, collective: Collective, say: Say = lambda tick: None, watch:
     if evaluation is None:  # other weights than those of the last step; or all steps were taken before this run began
         evaluation = _evaluate(job, learner.model, valid, schema, collective)
     metrics = dict(evaluation.metrics)
-    dynamic = _dynamic(learner.model, collective)
+    dynamic, cached = _dynamic(learner.model, collective), _cached(learner.model, collective)
     sizes = {"train": rows, "valid": evaluation.rows}
     if job.train.rank_group is not None:
         ranked = open_split(dataset, "rank", schema, [schema.carried_name(job.train.rank_group)])
@@ -126,7 +128,7 @@ def train(job: Job, collective: Collective, say: Say = lambda tick: None, watch:
         rows=sizes, steps=total, steps_per_epoch=per_epoch, resumed_from_step=resumed_from, warm_start=warm,
         metrics=metrics, curve=progress.curve, evals=progress.evals, best_step=best_step,
         calibration_bins=evaluation.calibration_bins, data_wait_seconds=round(waited, 3), profile=profile,
-        dynamic=dynamic,
+        dynamic=dynamic, cached=cached,
         peak_memory_mib={f"rank{collective.world.rank}": peak_mib()},
     )  # fmt: skip
 
@@ -141,15 +143,17 @@ def _new_learner(job: Job, schema: DatasetSchema, collective: Collective) -> Lea
         job.train.batch_size, collective.world.size, job.train.embeddings.kind, 1 + job.train.background_checkpoints,
     )  # fmt: skip
     shares_memory = job.train.device == "cpu" and may_share(collective.world)
+    device, settings = place(job.train.device, collective.world), job.train.sharding
+    if device.type == "cuda" and settings.memory_gib is None:
+        settings = settings.model_copy(update={"memory_gib": free_gib(device, collective)})
 
     def make_plan(tables: Sequence[Table], lookups: Sequence[Lookup], world_size: int) -> Plan:
         return plan_tables(
             tables, lookups, world_size, batch_size=job.train.batch_size, optimizer=job.train.embeddings.kind,
-            settings=job.train.sharding, popularity=popularity,
+            settings=settings, popularity=popularity, card=device.type == "cuda",
             besides=Besides(beside, shares_memory, job.train.background_checkpoints),
         ).plan  # fmt: skip
 
-    device = place(job.train.device, collective.world)
     model = DLRM(schema, job.model, collective, job.train.seed, make_plan, job.train.embeddings, device)
     model.precision = job.train.precision
     model.configure_optimizer(job.train.embeddings)
@@ -200,6 +204,20 @@ def _dynamic(model: DLRM, collective: Collective) -> dict[str, dict[str, float |
             "oov_share": None if t.oov_share is None else round(t.oov_share, 6), "mib": round(t.nbytes / 2**20, 3),
         }
         for name, t in found.items()
+    }  # fmt: skip
+
+
+def _cached(model: DLRM, collective: Collective) -> dict[str, dict[str, float | None]]:
+    """What the report says of tables in host memory with hot rows on GPUs. Collective."""
+    found = cache_use(model.embeddings)
+    if collective.world.is_chief:
+        for name, use in found.items():
+            log.info("table %s: %s rows in host memory, %.1f%% of them on the GPU too, where %.1f%% of the lookups "
+                     "found theirs", name, f"{use.rows:,}", 100 * use.share, 100 * (use.hit_rate or 0))  # fmt: skip
+    return {
+        name: {"rows": u.rows, "share": u.share, "lookups": u.lookups,
+               "hit_share": None if u.hit_rate is None else round(u.hit_rate, 6)}
+        for name, u in found.items()
     }  # fmt: skip
 
 

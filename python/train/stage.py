@@ -97,7 +97,7 @@ class Train:
             facts={
                 **report.model_dump(include={"metrics", "curve", "evals", "calibration_bins", "steps",
                                              "steps_per_epoch", "best_step", "resumed_from_step", "data_wait_seconds",
-                                             "profile", "dynamic", "startup_seconds"}),
+                                             "profile", "dynamic", "cached", "startup_seconds"}),
                 # Below the workspace's home, as in the inputs: manifests move with their workspace.
                 "warm_start": next((i.name for i in inputs if i.kind == "model"), None),
                 "registered": {"name": spec.pipeline, "version": version},

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from headrace.dataset.source import TrainSource
 from headrace.embeddings.collective import Collective
@@ -23,6 +22,7 @@ from headrace.train.feed import Part, feed
 from headrace.train.job import Diverged, Job, Stopped
 from headrace.train.journal import Journal
 from headrace.train.metrics import show_metrics
+from headrace.train.passes import Eager, Graphed, Passes
 from headrace.train.progress import Tick
 from headrace.train.schedule import share
 from headrace.train.spans import Spans
@@ -68,6 +68,8 @@ class Loop:
         self._collective, self._evaluate, self._say, self._spans, self._watch = collective, evaluate, say, spans, watch
         self._journal = Journal(job.journal if collective.world.is_chief else None, progress.step)
         self._parts = self._cut()
+        rows = job.train.batch_size
+        self._pass: Passes = Graphed(learner.model, rows) if job.train.cuda_graphs else Eager(learner.model, rows)
         #: The part that comes next, and the lookup of its rows, which has begun.
         self._next: tuple[Part, Begun] | None = None
         self._first, self._began, self._before = progress.step, time.perf_counter(), progress.seconds
@@ -178,13 +180,12 @@ class Loop:
             if not is_last or step < self._total:
                 self._begin_next()
             with spans.span("dense forward"):
-                logits = learner.model(part.continuous, prepared)
-                loss = binary_cross_entropy_with_logits(logits, part.labels, reduction="sum") / job.train.batch_size
-                local += float(loss.detach())
+                made = self._pass(part, prepared)
+                local += float(made.loss)
             with spans.span("lookup"):
                 self._fetch_next(is_last)
             with spans.span("dense backward"):
-                torch.autograd.backward(loss)
+                made.backward()
         total, stop = learner.dense.reduce(local, self._watch.is_asked_to_stop)
         if not math.isfinite(total):
             # Every rank sees the same sum, so every rank leaves here.

@@ -6,11 +6,13 @@ import os
 import threading
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from tests.gpu.pretended import Elsewhere, pretend, unwrap, wrap
 
@@ -63,6 +65,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
         return
     from headrace.embeddings.collective_threads import run_ranks
     from headrace.embeddings.gpu import dispatch, id_map
+    from headrace.models import interaction
     from tests.unit import test_embeddings_dynamic, test_embeddings_plans
 
     turn = threading.Lock()
@@ -77,14 +80,16 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert all(isinstance(x, Elsewhere) for x in tensors), f"{name}: a tensor of the host"
                 with turn:
                     work = getattr(self.kernels, name)
-                    return wrap(work(*map(unwrap, args), **{k: unwrap(v) for k, v in more.items()}))
+                    return tree_map(wrap, work(*map(unwrap, args), **{k: unwrap(v) for k, v in more.items()}))
 
             return call
 
-    found = Unwrapping(dispatch.kernels())
+    found, pairs = Unwrapping(dispatch.kernels()), Unwrapping(SimpleNamespace(**vars(interaction)))
+    for name in ("products", "gradients"):
+        monkeypatch.setattr(interaction, name, getattr(pairs, name))
     monkeypatch.setattr(dispatch, "kernels", lambda: found)
     monkeypatch.setattr(dispatch, "usable", lambda *t: all(isinstance(x, Elsewhere) for x in t))
-    monkeypatch.setattr(dispatch, "check", lambda device, storages: None)
+    monkeypatch.setattr(dispatch, "check", lambda device: None)
 
     def pretending(size: int, rank_main: Any) -> list[Any]:
         def body(c: Any) -> Any:

@@ -15,11 +15,11 @@ def test_the_bench_of_a_gpu_runs_through(capsys: pytest.CaptureFixture[str]) -> 
         pytest.skip("a rehearsal is for the interpreter")
     from bench.gpu import run
 
-    wanted = ["floors", "embedding zipf", "step dlrm zipf", "step dcn uniform", "map", "cache"]
+    wanted = ["floors", "embedding zipf", "step dlrm zipf", "step dcn uniform", "map", "cache", "product zipf"]
     assert run.main(["--tiny", "--parts", *wanted]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]
     assert {"gather TB/s", "embedding step, zipf, 4", "dlrm step, zipf, 4", "dcn step, uniform, 4",
-            "cached table, zipf, 8"} <= {f["what"] for f in figures}  # fmt: skip
+            "cached table, zipf, 8", "training's own step, zipf, 4"} <= {f["what"] for f in figures}  # fmt: skip
 
 
 def test_a_part_that_fails_costs_no_other_its_figures(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from headrace.config import EmbeddingOptimizer, Model, Optimizer
 from headrace.embeddings.collective import LocalCollective
@@ -17,6 +17,8 @@ from headrace.models.dlrm import DLRM
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.train.dense import DenseOptimizer
 from headrace.train.device import place
+from headrace.train.feed import Part
+from headrace.train.passes import Eager, Graphed
 from headrace.world import World
 from tests.gpu.conftest import HAS_GPU
 from tests.gpu.pretended import ELSEWHERE, Elsewhere, pretend
@@ -39,22 +41,29 @@ def trained(device: Any, precision: Any = "fp32") -> tuple[list[float], DLRM]:
     model.precision = precision
     model.configure_optimizer(settings)
     dense = DenseOptimizer(model.dense_parameters(), Optimizer(kind="adam", learning_rate=0.01), LocalCollective())
+    passes = Eager(model, 6) if device == "cpu" else Graphed(model, 6, None if HAS_GPU else again)
     losses, rng = [], np.random.default_rng(1)
     for _ in range(3):
         continuous = torch.from_numpy(rng.normal(size=(6, 1)).astype(np.float32))
         codes = torch.from_numpy((rng.random((6, 6)) * np.array([50, 9, 9, 9, 20, 20])).astype(np.int64))
         labels = torch.from_numpy((rng.random(6) < 0.4).astype(np.float32)).to(model.device)
-        loss = binary_cross_entropy_with_logits(model(continuous, codes), labels)
-        loss.backward()
-        total, _ = dense.reduce(float(loss.detach()))
+        made = passes(Part(continuous, codes, labels), model.prepare(codes))
+        made.backward()
+        total, _ = dense.reduce(float(made.loss))
         dense.step(0.01)
         model.step_embeddings(0.1)
         losses.append(total)
     return losses, model
 
 
+def again(work: Callable[[], None]) -> Callable[[], None]:
+    """In the place of a recorder."""
+    work()
+    return work
+
+
 def test_steps_equal_those_of_the_cpu(elsewhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU, else on the pretended one."""
+    """On a GPU, else on the pretended one: the interaction by its kernel, the dense part as a graph."""
     wanted, here = trained("cpu")
     with nullcontext() if HAS_GPU else pretend():
         if not HAS_GPU:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from torch import Tensor
 
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.collective import LocalCollective
+from headrace.embeddings.delta import apply_changes, save_changes
 from headrace.embeddings.plan import Lookup, Table, blocks_for, row_wise
+from headrace.embeddings.rows import decode
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.storage import write_index
 from headrace.errors import UserError
@@ -30,6 +33,10 @@ class OnDevice(ShardedEmbeddings):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, device=self.where, **more)
 
+    def step(self, *args: Any) -> None:
+        super().step(*args)
+        self.flush()  # the tests look at all rows
+
     def features(self, *args: Any, **more: Any) -> list[Tensor]:
         return [x.cpu() for x in super().features(*args, **more)]
 
@@ -40,9 +47,11 @@ class OnDevice(ShardedEmbeddings):
 def test_steps_equal_a_dense_model(
     kinds: list[str], world: int, storage: Any, kernels_everywhere: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All poolings, weights and tables of two widths; row-wise Adagrad by the kernel."""
+    """All poolings, weights and tables of two widths; row-wise Adagrad by the kernel. By two ranks some are cached."""
     monkeypatch.setattr(plans, "ShardedEmbeddings", OnDevice)
-    tables = tuple(Table(t.name, t.rows, t.dim, storage) for t in plans.TABLES)
+    tables = tuple(
+        Table(t.name, t.rows, t.dim, storage, 0.5 if world == 2 and t.name in "ab" else 1.0) for t in plans.TABLES
+    )
     plan = plans.planned(kinds, world, tables)
     optimizer = EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.1, weight_decay=0.01)
     case = plans.Case(plan, ((4,) * world,) * 3, 8, optimizer, ragged=world == 2)
@@ -67,9 +76,9 @@ TABLES = (Table("a", 30, 4), Table("b", 9, 4))
 LOOKUPS = (Lookup("x", "a"), Lookup("y", "b", 3, True))
 
 
-def trained(make: Any, steps: int = 2) -> ShardedEmbeddings:
-    embeddings: ShardedEmbeddings = make(row_wise(TABLES, LOOKUPS, 1), LocalCollective(), 3)
-    embeddings.configure_optimizer(EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.1))
+def trained(make: Any, steps: int = 2, tables: Any = TABLES, kind: Any = "rowwise_adagrad") -> ShardedEmbeddings:
+    embeddings: ShardedEmbeddings = make(row_wise(tables, LOOKUPS, 1), LocalCollective(), 3)
+    embeddings.configure_optimizer(EmbeddingOptimizer(kind=kind, learning_rate=0.1))
     for step in range(steps):
         one_step(embeddings, step)
     return embeddings
@@ -126,12 +135,22 @@ def test_no_tensor_is_on_the_wrong_device(
     monkeypatch.setattr(plans, "ShardedEmbeddings", type("There", (OnDevice,), {"where": ELSEWHERE}))
     settings = EmbeddingOptimizer(kind=optimizer, learning_rate=0.1)
     plans.check_any(plans.Case(plans.planned(["row_wise"] * 4, 1), ((3,),) * 2, 8, settings))
-    plans.check_any(plans.Case(plans.planned(plans.KINDS, 2), ((3, 2),) * 2, 8, settings, ragged=True))
+    some_cached = tuple(replace(t, cached=0.5 if t.name in "ab" else 1.0) for t in plans.TABLES)
+    plans.check_any(plans.Case(plans.planned(plans.KINDS, 2, some_cached), ((3, 2),) * 2, 8, settings, ragged=True))
+    cached = optimizer == "adam"
+    tables = [replace(t, storage="int8", cached=0.5) for t in TABLES] if cached else TABLES
     with pretend():
-        there = trained(type("There", (OnDevice,), {"where": ELSEWHERE}))
+        there = trained(type("There", (OnDevice,), {"where": ELSEWHERE}), 2, tables, optimizer)
         there.track_changes()
         there.save_shards(tmp_path, with_optimizer=True)
         write_index(tmp_path)
         there.load_shards(tmp_path, with_optimizer=True)
         one_step(there, 3)
-        assert all(isinstance(w, Elsewhere) for w in there.weights)
+        assert save_changes(there, tmp_path / "changes")
+        apply_changes(there, tmp_path / "changes")
+        assert all(isinstance(w, Elsewhere) != cached for w in there.weights)
+        assert all(isinstance(x, Elsewhere) for c in there.caches if c is not None for x in c.here)
+        if cached:  # int8 by the draws of CPUs
+            here = trained(ShardedEmbeddings, 2, [replace(t, storage="int8") for t in TABLES], optimizer)
+            again = trained(type("There", (OnDevice,), {"where": ELSEWHERE}), 2, tables, optimizer)
+            torch.testing.assert_close(decode(again.weight), decode(here.weight), rtol=0, atol=2e-3)

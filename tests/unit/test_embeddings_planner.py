@@ -31,7 +31,7 @@ KINDS = ["table_wise", "row_wise", "column_wise", "data_parallel"]
 
 def make(
     given_tables: Sequence[Table], world: int, optimizer: str = "adagrad", batch: int = 256,
-    besides: Besides | None = None, **given: object,
+    besides: Besides | None = None, card: bool = False, **given: object,
 ) -> Planned:  # fmt: skip
     lookups = [Lookup(t.name, t.name) for t in given_tables]
     return plan_tables(
@@ -42,6 +42,7 @@ def make(
         optimizer=optimizer,
         settings=Sharding(**{"kind": "auto", **given}),
         besides=besides or Besides(),
+        card=card,
     )
 
 
@@ -67,15 +68,17 @@ def problems(draw: st.DrawFn) -> tuple[list[Table], int, Sharding]:
 
 
 @settings(max_examples=80, deadline=None)
-@given(problem=problems(), optimizer=st.sampled_from(["sgd", "adagrad", "rowwise_adagrad", "adam"]))
+@given(problem=problems(), optimizer=st.sampled_from(["sgd", "adagrad", "rowwise_adagrad", "adam"]), card=st.booleans())
 def test_everything_is_held_once_within_the_memory_or_it_says_why(
-    problem: tuple[list[Table], int, Sharding], optimizer: str
+    problem: tuple[list[Table], int, Sharding], optimizer: str, card: bool
 ) -> None:
     tables, world, given_settings = problem
     lookups = [Lookup(t.name, t.name) for t in tables]
 
     def plan() -> Planned:
-        return plan_tables(tables, lookups, world, batch_size=64, optimizer=optimizer, settings=given_settings)
+        return plan_tables(
+            tables, lookups, world, batch_size=64, optimizer=optimizer, settings=given_settings, card=card
+        )
 
     try:
         planned = plan()
@@ -89,7 +92,7 @@ def test_everything_is_held_once_within_the_memory_or_it_says_why(
         return
     assert planned.plan == plan().plan
     states = {"sgd": 0, "adagrad": 1, "adam": 2}
-    held = np.zeros(world)
+    held, in_host = np.zeros(world), np.zeros(world)
     for t in planned.plan.tables:
         rule = given_settings.tables.get(t.name, TableSharding())
         assert t.storage == (rule.storage or "fp32")
@@ -109,9 +112,14 @@ def test_everything_is_held_once_within_the_memory_or_it_says_why(
                     seen[rows.start : rows.stop : rows.step, b.columns.start : b.columns.stop] += 1
                 width = len(b.columns)
                 state = 4 if optimizer == "rowwise_adagrad" else 4 * width * states[optimizer]
-                held[rank] += len(rows) * (width * (2 if t.storage == "bf16" else 4) + state)
+                row = width * (2 if t.storage == "bf16" else 4) + state
+                cached = t.cached < 1 and not b.replicated
+                held[rank] += len(rows) * ((row + 25) * t.cached + 4 if cached else row)
+                in_host[rank] += len(rows) * row * cached
         assert (seen == 1).all()
     np.testing.assert_allclose(planned.load.memory, held)
+    np.testing.assert_allclose(planned.load.host, in_host)
+    assert card or not in_host.any()
     if given_settings.memory_gib is not None:
         assert (planned.load.memory + planned.load.buffers).max() <= given_settings.memory_gib * GIB
     again = plan_load(planned.work, planned.plan)
@@ -307,6 +315,28 @@ def test_a_plan_that_cannot_fit_says_what_would_make_it_fit() -> None:
     assert buckets > 1_500_000
     with pytest.raises(UserError):
         make([Table("user", int(buckets * 1.1), 64), *BIG[1:]], 4, memory_gib=0.3)
+
+
+def test_tables_that_do_not_fit_a_gpu_are_cached() -> None:
+    """As few of them as needed, the largest first, and as large a share of their rows as fits."""
+    everything = make(BIG, 2, memory_gib=2.0, card=True)
+    assert [t.cached for t in everything.plan.tables] == [1, 1, 1]
+    planned = make(BIG, 2, memory_gib=0.5, card=True)
+    user, item, flag = planned.plan.tables
+    assert (item.cached, flag.cached) == (1, 1)
+    assert 0.3 < user.cached < 0.7
+    assert planned.load.carried.min() > 0
+    assert planned.load.host.sum() == 3_000_000 * 64 * 8
+    assert ((planned.load.memory + planned.load.buffers) / GIB > 0.4).all()
+    smaller = make(BIG, 2, memory_gib=0.1, card=True)
+    assert [t.cached < 1 for t in smaller.plan.tables] == [True, True, False]
+    # Fewer rows on the card, more of them on their way.
+    assert smaller.load.carried.sum() > planned.load.carried.sum()
+    rule = TableSharding(cached=0.25)
+    assert make(BIG, 2, memory_gib=2.0, card=True, tables={"item": rule}).plan.by_name["item"].cached == 0.25
+    assert make(BIG, 2, memory_gib=2.0, tables={"item": rule}).plan.by_name["item"].cached == 1
+    with pytest.raises(UserError, match="does not fit"):
+        make(BIG, 2, memory_gib=0.001, card=True)
 
 
 def test_a_constraint_that_cannot_be_met_is_named() -> None:

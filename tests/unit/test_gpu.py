@@ -36,14 +36,15 @@ def test_the_bench_of_a_gpu_says_that_there_is_none(capsys: pytest.CaptureFixtur
 #: What each argument of a kernel is, by its name.
 TYPES = {
     "table": "*bf16", "index": "*i32", "starts": "*i64", "weights": "*fp32", "out": "*fp32", "n": "i32", "bags": "i32",
-    "dim": "i32", "state": "*fp32", "unique": "*i64", "order": "*i64", "bag": "*i64", "divisor": "*fp32",
-    "grad": "*fp32", "sums": "*fp32", "first_part": "*i64", "rows": "i32", "lr": "fp32", "decay": "fp32", "eps": "fp32",
-    "seed": "i32", "part_row": "*i64", "parts": "*i64", "keys": "*i64", "numbers": "*i64", "ids": "*i64",
-    "given": "*i64", "last": "i32", "x": "*bf16", "features": "i32", "of_x": "*bf16", "width": "i32",
+    "dim": "i32", "state": "*fp32", "unique": "*i64", "names": "*i64", "order": "*i64", "bag": "*i64",
+    "divisor": "*fp32", "grad": "*fp32", "sums": "*fp32", "first_part": "*i64", "rows": "i32", "lr": "fp32",
+    "decay": "fp32", "eps": "fp32", "seed": "i32", "part_row": "*i64", "parts": "*i64", "keys": "*i64",
+    "numbers": "*i64", "ids": "*i64", "given": "*i64", "last": "i32", "x": "*bf16", "features": "i32", "of_x": "*bf16",
+    "width": "i32",
 }  # fmt: skip
 CONSTANTS = {
     "BAGS": True, "WEIGHTED": True, "DIVIDED": True, "STOCHASTIC": True, "PART": 64, "DIM": 128, "ROWS": 32,
-    "BLOCK": 256, "ALL": 32,
+    "BLOCK": 256, "ALL": 32, "PRECISION": "ieee",
 }  # fmt: skip
 
 
@@ -56,7 +57,9 @@ def kernels_and_types() -> list[tuple[Any, dict[str, str]]]:
     found += [(id_map._find, {"out": "*i64"}), (id_map._put, {})]
     # As autocast gives them: the bottom vector of 16 bits, the tables' vectors float32.
     wide = {"vectors": "*fp32", "of_vectors": "*fp32", "out": "*bf16", "grad": "*bf16"}
-    return [*found, (interaction._interact, wide), (interaction._interact_back, wide)]
+    full = dict.fromkeys(("x", "of_x", "vectors", "of_vectors", "out", "grad"), "*fp32")
+    both = interaction._interact, interaction._interact_back
+    return [*found, *((k, types) for k in both for types in (wide, full))]
 
 
 @pytest.mark.parametrize("capability", [80, 90])

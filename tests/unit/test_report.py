@@ -122,6 +122,7 @@ def make_manifests(ds: str = DS, pipeline: str = "clicks", warm: Manifest | None
             "registered": {"name": pipeline, "version": 8}, "ranks": 2, "resumed_from_step": 0,
             "dynamic": {"session_id": {"rows": 4_321, "waiting": 987, "load": 0.31, "admitted": 5_555, "evicted": 1_234,
                                        "hit_share": 0.912, "oov_share": 0.0345, "mib": 1.5}},
+            "cached": {"ad_id": {"rows": 7_654_321, "share": 0.1, "lookups": 88_888, "hit_share": 0.876}},
         },
     )  # fmt: skip
     add(
@@ -219,6 +220,8 @@ def test_a_whole_day_has_everything_and_fetches_nothing() -> None:
     # Of other days only what did not hold is shown.
     assert "Tables of raw ids" in seen.words
     assert "4,321" in seen.words
+    assert "Tables larger than the GPU" in seen.words
+    assert {"7,654,321", "88,888"} <= set(seen.words.split())
     assert "3.5 %" in seen.words  # of lookups in valid found no row
     assert "a breach of another day" in seen.words
     assert "rows of another day" not in seen.words

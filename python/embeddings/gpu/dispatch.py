@@ -68,9 +68,11 @@ def fused(kind: str, table: Tensor) -> Update | None:
 def update(
     kind: str, table: Tensor, states: list[Tensor], rows: Tensor, starts: Tensor, order: Tensor, n: int, grad: Tensor,
     *, bag: Tensor | None, weights: Tensor | None, divisor: Tensor | None, lr: float, decay: float, step: int,
-    at: Tensor | None = None,
+    at: Tensor | None = None, names: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Row-wise Adagrad by the contract of native.update. Rows of 16 bits are rounded by chance, drawn by the step.
+    """Row-wise Adagrad by the contract of native.update. Rows of 16 bits are rounded by chance, drawn by step and name.
+
+    `names` says which rows these are, where `rows` are but their places in a cache: int64 [U].
 
     Raises:
         ValueError: another kind.
@@ -81,12 +83,12 @@ def update(
         raise ValueError("gradients at addresses are for tables on the CPU")
     kernels().rowwise_adagrad(
         table, states[0], rows, starts, order, grad.contiguous(), lr=lr, decay=decay, bag=bag, weights=weights,
-        divisor=divisor, seed=None if table.dtype is torch.float32 else step, end=n,
+        divisor=divisor, seed=None if table.dtype is torch.float32 else step, end=n, names=names,
     )  # fmt: skip
 
 
-def check(device: torch.device, storages: set[str]) -> None:
-    """Raise UserError where tables cannot be on a device: no such GPU, or rows that no kernel knows."""
+def check(device: torch.device) -> None:
+    """Raise UserError where tables cannot be on a device: there is no such GPU."""
     from headrace.errors import UserError
 
     if device.type not in ("cpu", "cuda"):
@@ -95,5 +97,3 @@ def check(device: torch.device, storages: set[str]) -> None:
         raise UserError(
             f"device '{device}': torch {torch.__version__} sees no GPU here: see `nvidia-smi`, or set it to cpu"
         )
-    if device.type == "cuda" and "int8" in storages:
-        raise UserError("train.sharding.storage int8 is for tables on CPUs: choose bf16 or fp16 on a GPU")

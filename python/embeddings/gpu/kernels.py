@@ -102,8 +102,8 @@ def _by_chance(x, noise, HALF: tl.constexpr):
 
 
 @triton.jit
-def _rowwise_adagrad(table, state, unique, starts, order, bag, weights, divisor, grad, sums, first_part, n, rows, dim,
-                     lr, decay, eps, seed, BAGS: tl.constexpr, WEIGHTED: tl.constexpr, DIVIDED: tl.constexpr,
+def _rowwise_adagrad(table, state, unique, names, starts, order, bag, weights, divisor, grad, sums, first_part, n, rows,
+                     dim, lr, decay, eps, seed, BAGS: tl.constexpr, WEIGHTED: tl.constexpr, DIVIDED: tl.constexpr,
                      PART: tl.constexpr, DIM: tl.constexpr, STOCHASTIC: tl.constexpr):  # fmt: skip
     """A program a distinct row: sum its gradients, then s += mean(g^2), w -= lr * g / (sqrt(s) + eps)."""
     row = tl.program_id(0).to(tl.int64)
@@ -126,8 +126,8 @@ def _rowwise_adagrad(table, state, unique, starts, order, bag, weights, divisor,
     tl.store(state + address, square)
     stepped = weight - lr * total / (tl.sqrt(square) + eps)
     if STOCHASTIC:
-        # Drawn by place and seed, so the same step gives the same bits.
-        noise = tl.randint(seed, address * dim + column).to(tl.uint32, bitcast=False)
+        # Drawn by the row's name and the seed, so the same step gives the same bits.
+        noise = tl.randint(seed, tl.load(names + row).to(tl.int64) * dim + column).to(tl.uint32, bitcast=False)
         stepped = _by_chance(stepped, noise, table.dtype.element_ty == tl.float16)
     tl.store(table + address * dim + column, stepped.to(table.dtype.element_ty), mask=inside)
 
@@ -163,7 +163,7 @@ def pool_sum(
 def rowwise_adagrad(
     table: Tensor, state: Tensor, rows: Tensor, starts: Tensor, order: Tensor, grad: Tensor, *, lr: float,
     decay: float = 0.0, bag: Tensor | None = None, weights: Tensor | None = None, divisor: Tensor | None = None,
-    seed: int | None = None, end: int | None = None,
+    seed: int | None = None, end: int | None = None, names: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Sum the gradients of each distinct row and apply row-wise Adagrad to it, in place (FBGEMM's exact variant).
 
@@ -183,6 +183,7 @@ def rowwise_adagrad(
             than half of a number's last place are not lost but come true on average (Gupta et al., Deep Learning with
             Limited Numerical Precision, 2015). None: to nearest.
         end: where the last row's occurrences end in `order`; None: with it.
+        names: what a row's rounding is drawn by, int32 or int64 [U]; None: `rows`, its places in this table.
 
     Raises:
         ValueError: a seed for a table of float32.
@@ -207,5 +208,7 @@ def rowwise_adagrad(
         part_row = torch.searchsorted(last_part, torch.arange(most, device=table.device), right=True)
         _parts[(most,)](part_row, first_part, starts, order, *optional, grad, sums, n, count, last_part[-1:], dim,
                         *flags, PART, width)  # fmt: skip
-    _rowwise_adagrad[(count,)](table, state, rows, starts, order, *optional, grad, sums, first_part, n, count, dim,
-                               lr, decay, ADAGRAD_EPS, seed or 0, *flags, PART, width, seed is not None)  # fmt: skip
+    _rowwise_adagrad[(count,)](
+        table, state, rows, rows if names is None else names, starts, order, *optional, grad, sums, first_part, n,
+        count, dim, lr, decay, ADAGRAD_EPS, seed or 0, *flags, PART, width, seed is not None,
+    )  # fmt: skip

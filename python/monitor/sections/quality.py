@@ -96,6 +96,7 @@ def learning(day: Day) -> Section:
         median = sorted(v for _, v in speed)[len(speed) // 2]
         blocks.append(Text(f"Median speed {median:,.0f} samples/s over all ranks.", "dim"))
     blocks += _raw_ids(train.get("dynamic"))
+    blocks += _cached(train.get("cached"))
     return Section("learning", "Learning curves", tuple(blocks))
 
 
@@ -115,6 +116,20 @@ def _raw_ids(value: Any) -> list[Block]:
     headings = ("feature", ">rows", ">places taken", ">admitted", ">evicted", ">waiting", ">found in training",
                 ">without a row in valid")  # fmt: skip
     return [Table(headings, rows, "Tables of raw ids", wide=True)]
+
+
+def _cached(value: Any) -> list[Block]:
+    """The tables in host memory whose hot rows are on GPUs, where there are any."""
+    tables = [(str(name), facts.mapping(told)) for name, told in facts.mapping(value).items()]
+    if not tables:
+        return []
+    rows = tuple(
+        (Cell(name, code=True), facts.count(t.get("rows")), facts.percent(t.get("share")),
+         facts.count(t.get("lookups")), facts.percent(t.get("hit_share")))
+        for name, t in tables
+    )  # fmt: skip
+    headings = ("table", ">rows", ">on the GPU", ">lookups in training", ">found there")
+    return [Table(headings, rows, "Tables larger than the GPU", wide=True)]
 
 
 def _entropy(p: float | None) -> float | None:

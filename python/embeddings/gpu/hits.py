@@ -1,0 +1,47 @@
+"""How well the caches of a model's tables serve: for reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from headrace.embeddings.sharded import ShardedEmbeddings
+
+
+@dataclass(frozen=True)
+class CacheUse:
+    """A cached table over all ranks, and its lookups in training; a row that travels counts once a rank that asks."""
+
+    rows: int
+    #: Share of the rows that the GPUs hold at most.
+    share: float
+    lookups: int
+    #: Of these, whose row was on the GPU before its batch.
+    hits: int
+
+    @property
+    def hit_rate(self) -> float | None:
+        """None: nobody looked anything up."""
+        return self.hits / self.lookups if self.lookups else None
+
+
+def cache_use(embeddings: ShardedEmbeddings) -> dict[str, CacheUse]:
+    """By table that is cached. Collective where there is one; the same on all ranks."""
+    arenas = [a for a in embeddings.layout.arenas if a.cached]
+    names = sorted({b.table for a in arenas for b in a.blocks})
+    if not names:
+        return {}
+    told = torch.zeros(len(names), 2, dtype=torch.float64)
+    for arena in arenas:
+        cache = embeddings.caches[arena.number]
+        assert cache is not None
+        for (block, _, _), (hits, lookups) in zip(arena.held, cache.counts.T.tolist(), strict=False):
+            told[names.index(block.table)] += torch.tensor([hits, lookups])
+    told = told.to(embeddings.device)
+    embeddings.collective.all_reduce_sum([told])
+    tables = embeddings.plan.by_name
+    return {
+        name: CacheUse(tables[name].rows, tables[name].cached, int(lookups), int(hits))
+        for name, (hits, lookups) in zip(names, told.tolist(), strict=True)
+    }

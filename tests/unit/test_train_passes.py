@@ -1,0 +1,91 @@
+"""Passes whose dense part is recorded once and repeated: those of torch, to the bit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from headrace.config import EmbeddingOptimizer, Model, Optimizer, Train
+from headrace.embeddings.collective import LocalCollective
+from headrace.models.dlrm import DLRM
+from headrace.train.dense import DenseOptimizer
+from headrace.train.feed import Part
+from headrace.train.passes import Eager, Graphed, Passes
+from tests.unit.test_models_dlrm import MODEL, SCHEMAS, batch
+
+
+class Recorder:
+    """In the place of a CUDA graph: repeats what it saw, into the same memory."""
+
+    def __init__(self) -> None:
+        self.recorded = self.repeated = 0
+
+    def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
+        self.recorded += 1
+        for _ in range(2):
+            work()
+
+        def repeat() -> None:
+            self.repeated += 1
+            work()
+
+        return repeat
+
+
+def trained(make: Callable[[DLRM], Passes], shape: Model, rows: list[int]) -> tuple[list[float], DLRM]:
+    """Two parts a step; rows of each."""
+    model = DLRM(SCHEMAS["both"], shape, LocalCollective(), 3)
+    model.configure_optimizer(EmbeddingOptimizer())
+    dense = DenseOptimizer(model.dense_parameters(), Optimizer(kind="adam", learning_rate=0.01), LocalCollective())
+    passes, losses = make(model), []
+    model.train()
+    for i, count in enumerate(rows):
+        torch.manual_seed(i)
+        part = Part(*batch(model.schema, i, count))
+        made = passes(part, model.prepare(part.codes))
+        losses.append(float(made.loss))
+        made.backward()
+        if i % 2:
+            dense.reduce(0.0)
+            dense.step()
+            model.step_embeddings()
+    return losses, model
+
+
+@pytest.mark.parametrize(("shape", "repeated", "told"), [
+    (MODEL, 5, "a part of 7 rows, recorded were 9"), (MODEL.model_copy(update={"dropout": 0.3}), 0, "model.dropout"),
+])  # fmt: skip
+def test_what_is_repeated_is_what_torch_does(
+    shape: Model, repeated: int, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows, recorder = [9, 9, 9, 7, 9, 9], Recorder()
+    with caplog.at_level(logging.WARNING):
+        losses, model = trained(lambda m: Graphed(m, 18, recorder), shape, rows)
+    expected, plain = trained(lambda m: Eager(m, 18), shape, rows)
+    assert losses == expected
+    assert recorder.repeated == repeated
+    assert told in caplog.text
+    assert caplog.text.count("without a graph") == 1
+    assert torch.equal(model.embeddings.weight, plain.embeddings.weight)
+    for name, x in plain.state_dict().items():
+        assert torch.equal(model.state_dict()[name], x), name
+
+
+def test_where_nothing_can_be_recorded_torch_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(work: Callable[[], None]) -> Callable[[], None]:
+        work()
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    losses, _ = trained(lambda m: Graphed(m, 18, fails), MODEL, [9, 9])
+    assert losses == trained(lambda m: Eager(m, 18), MODEL, [9, 9])[0]
+    assert caplog.text.count("without a graph: operation not permitted when stream is capturing") == 1
+
+
+@pytest.mark.parametrize("asked", [{"precision": "tf32"}, {"cuda_graphs": True}])
+def test_what_is_of_gpus_is_refused_elsewhere(asked: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="is for `device: cuda`"):
+        Train.model_validate(asked)
+    assert Train.model_validate(asked | {"device": "cuda"}).device == "cuda"
