@@ -21,10 +21,11 @@ import torch
 
 from bench.report import Figure
 from headrace.config import EmbeddingOptimizer, Sharding
-from headrace.embeddings.collective import LocalCollective
+from headrace.embeddings.collective import Collective
 from headrace.embeddings.collective_shared import SharedCollective, shared
 from headrace.embeddings.cost import Besides, Workload, plan_load
 from headrace.embeddings.dynamic import DynamicEmbeddings
+from headrace.embeddings.dynamic_learning import DynamicReport
 from headrace.embeddings.dynamic_memory import bytes_beside
 from headrace.embeddings.dynamic_spec import DynamicSpec
 from headrace.embeddings.id_map import mix
@@ -133,43 +134,66 @@ def memory_figures(size: int = 2, rows: int = 10_000_000) -> list[Figure]:
                  whole / 2**20) for r in range(size)),
         *(Figure(f"of it messages in shared memory, rank {r} (floor: planned)", found[r][1] / 2**20, "MiB",
                  float(messages[r]) / 2**20) for r in range(size)),
-        *raw_figures(),
+        *raw_figures(1),
+        *raw_figures(size),
     ]  # fmt: skip
 
 
-def _raw(spec: DynamicSpec, batches: int, ids: int, answers: Any) -> None:
+def _raw(rank: int, size: int, spec: DynamicSpec, batches: int, ids: int, meeting: Path, answers: Any) -> None:
+    import torch.distributed as dist
+
+    from headrace.embeddings.collective_torch import TorchCollective
+
     torch.set_num_threads(1)
-    small = DynamicSpec("small", spec.dim)
-    _train_raw(small, range(2), ids)
-    before = _status("VmRSS")
-    report = _train_raw(spec, range(batches), ids)
-    answers.put((_status("VmHWM") - before, report.rows, report.evicted))
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
+    collective = shared(TorchCollective())
+    _train_raw(DynamicSpec("small", spec.dim), collective, 2, ids)
+    before = _status("VmRSS") - _status("RssShmem")
+    report = _train_raw(spec, collective, batches, ids)
+    sent = collective.nbytes if isinstance(collective, SharedCollective) else 0
+    answers.put((rank, (_status("VmHWM") - _status("RssShmem") - before + sent, report.rows, report.evicted)))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
-def _train_raw(spec: DynamicSpec, batches: range, ids: int) -> Any:
-    tables = DynamicEmbeddings([spec], LocalCollective(), seed=1)
+def _train_raw(spec: DynamicSpec, collective: Collective, batches: int, ids: int) -> DynamicReport:
+    tables = DynamicEmbeddings([spec], collective, seed=1)
     tables.configure_optimizer(OPTIMIZER)
-    embeddings = ShardedEmbeddings(Plan((), (), (), 1), LocalCollective(), seed=1, dynamic=tables)
-    for batch in batches:
-        raw = torch.from_numpy(mix(np.arange(batch * ids, (batch + 1) * ids)).view(np.int64))
+    size = collective.world.size
+    embeddings = ShardedEmbeddings(Plan((), (), (), size), collective, seed=1, dynamic=tables)
+    for batch in range(batches):
+        first = (batch * size + collective.world.rank) * ids
+        raw = torch.from_numpy(mix(np.arange(first, first + ids)).view(np.int64))
         prepared = embeddings.prepare(torch.zeros(0, 0, dtype=torch.int64), raw=[raw])
         embeddings(prepared)
         prepared.found[0][0].sum().backward()
+        embeddings.drop_gradients()  # there are none of planned tables
         tables.step()
     return tables.report()[spec.name]
 
 
-def raw_figures(mib: float = 384.0, batches: int = 60, ids: int = 32_768) -> list[Figure]:
-    """Peak growth of a process whose table of raw ids is filled to its limit, all ids distinct."""
+def raw_figures(size: int, mib: float = 384.0, batches: int = 60, ids: int = 32_768) -> list[Figure]:
+    """Peak growth of processes whose part of a table of raw ids is filled to its limit, all ids distinct."""
     spec = DynamicSpec("t", DIM, memory_mib=mib)
-    planned = bytes_beside([spec], [1], ids, 1, OPTIMIZER.kind)
+    planned = bytes_beside([spec], [1], ids * size, size, OPTIMIZER.kind)
+    meeting = checkout() / "build" / "bench" / f"meeting-raw-{size}"
+    meeting.unlink(missing_ok=True)
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
-    process = context.Process(target=_raw, args=(spec, batches, ids, answers))
-    process.start()
-    grown, rows, evicted = answers.get(timeout=300)
-    process.join()
-    if not evicted:
-        raise RuntimeError(f"{rows:,} rows are no limit")
-    name = f"peak memory of a table of raw ids, {rows:,} rows, {evicted:,} evicted (floor: planned)"
-    return [Figure(name, grown / 2**20, "MiB", planned / 2**20)]
+    ranks = [context.Process(target=_raw, args=(r, size, spec, batches, ids, meeting, answers)) for r in range(size)]
+    for r in ranks:
+        r.start()
+    found = dict(answers.get(timeout=300) for _ in ranks)
+    for r in ranks:
+        r.join()
+    meeting.unlink(missing_ok=True)
+    figures = []
+    for rank in range(size):
+        grown, rows, evicted = found[rank]
+        if not evicted:
+            raise RuntimeError(f"{rows:,} rows are no limit")
+        name = (
+            f"peak memory of rank {rank} of {size}, raw ids, {rows:,} rows in all, {evicted:,} evicted (floor: planned)"
+        )
+        figures.append(Figure(name, grown / 2**20, "MiB", planned / 2**20))
+    return figures

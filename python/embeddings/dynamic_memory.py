@@ -47,14 +47,14 @@ def most_bytes(spec: DynamicSpec, world_size: int, optimizer: str) -> int | None
 
 
 def step_bytes(ids: float, dim: int, world_size: int) -> float:
-    """What a step takes of a rank that looks up so many raw ids, all of them distinct: a bound.
+    """What a step takes of a rank that looks up so many raw ids, all of them distinct.
 
-    Hashes, their sort, numbers and counts of ids, here and (on several ranks) of those that others ask for; vectors as
-    they are found, sent, received and gathered, and their gradients.
+    Hashes, their sort, numbers and counts of ids, here and (on several ranks) of those that others ask for; at a time
+    four vectors of each (found, gathered, two gradients), or five where they travel. See bench.embeddings_memory.
     """
     if world_size == 1:
         return ids * (200 + 4 * 4 * dim)
-    return ids * (320 + 8 * 4 * dim)
+    return ids * (300 + 5 * 4 * dim)
 
 
 def bytes_beside(
