@@ -7,6 +7,7 @@ of tables on thousands of ranks are planned in seconds.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -109,44 +110,43 @@ def plan_tables(
                 f"train.sharding.tables.{t.name}: int8 stores whole rows, so kind cannot be column_wise: cut it by rows"
             )
 
-    def plan(tables: Sequence[Table]) -> Planned:
-        work = Workload(
+    def work_of(tables: Sequence[Table]) -> Workload:
+        return Workload(
             tuple(tables), tuple(lookups), world_size, batch_size, optimizer, settings, popularity or {}, besides
-        )  # fmt: skip
-        return _search(work)
+        )
 
     try:
-        return plan(stored)
+        return _search(work_of(stored))
     except Misfit:
-        if not card:
-            raise
         free = [n for n, r in rules.items() if r.cached is None and r.kind != "data_parallel"]
-        fitted = _cache_some(stored, free, plan)
+        fitted = _cache_some(stored, free, work_of) if card else None
         if fitted is None:
             raise
-        return fitted
+        return _search(fitted)
 
 
 def _cache_some(
-    tables: Sequence[Table], free: Sequence[str], plan: Callable[[Sequence[Table]], Planned]
-) -> Planned | None:
-    """The plan in which as few of the `free` tables as possible are cached; None: not even with all of them."""
+    tables: Sequence[Table], free: Sequence[str], work_of: Callable[[Sequence[Table]], Workload]
+) -> Workload | None:
+    """The workload in which as few of the `free` tables as possible are cached; None: it fits not even with all."""
     order = sorted((t for t in tables if t.name in free), key=lambda t: (-t.rows * t.dim, t.name))
 
-    def tried(count: int, share: float) -> Planned | None:
+    def cached(count: int, share: float) -> Workload:
         names = {t.name for t in order[:count]}
-        try:
-            return plan([replace(t, cached=share) if t.name in names else t for t in tables])
-        except Misfit:
-            return None
+        return work_of([replace(t, cached=share) if t.name in names else t for t in tables])
 
-    if tried(len(order), _CACHED[-1]) is None:
+    def fits(count: int, share: float) -> bool:
+        try:
+            Planner(cached(count, share)).plan()
+        except Misfit:
+            return False
+        return True
+
+    if not fits(len(order), _CACHED[-1]):
         return None
-    few, many = 0, len(order)  # does not fit, fits
-    while many - few > 1:
-        half = (few + many) // 2
-        few, many = (few, half) if tried(half, _CACHED[-1]) is not None else (half, many)
-    return next(found for share in _CACHED if (found := tried(many, share)) is not None)
+    count = bisect_left(range(1, len(order)), True, key=lambda n: fits(n, _CACHED[-1])) + 1
+    place = bisect_left(_CACHED[:-1], True, key=lambda share: fits(count, share))
+    return cached(count, _CACHED[place])
 
 
 def _search(work: Workload) -> Planned:

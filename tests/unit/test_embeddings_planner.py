@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headrace.commands.plan_sharding import sharding
+from headrace.commands.plan_sharding import sharding, show
 from headrace.config import EmbeddingOptimizer, Sharding, TableSharding
 from headrace.embeddings.collective_shared import SharedCollective, shared
 from headrace.embeddings.collective_threads import ThreadCollective, run_ranks
@@ -317,7 +317,7 @@ def test_a_plan_that_cannot_fit_says_what_would_make_it_fit() -> None:
         make([Table("user", int(buckets * 1.1), 64), *BIG[1:]], 4, memory_gib=0.3)
 
 
-def test_tables_that_do_not_fit_a_gpu_are_cached() -> None:
+def test_tables_that_do_not_fit_a_gpu_are_cached(capsys: pytest.CaptureFixture[str]) -> None:
     """As few of them as needed, the largest first, and as large a share of their rows as fits."""
     everything = make(BIG, 2, memory_gib=2.0, card=True)
     assert [t.cached for t in everything.plan.tables] == [1, 1, 1]
@@ -328,6 +328,10 @@ def test_tables_that_do_not_fit_a_gpu_are_cached() -> None:
     assert planned.load.carried.min() > 0
     assert planned.load.host.sum() == 3_000_000 * 64 * 8
     assert ((planned.load.memory + planned.load.buffers) / GIB > 0.4).all()
+    show(planned, "big")
+    shown = capsys.readouterr().out
+    assert f"fp32, {user.cached:.1%} on GPU" in shown
+    assert "in host" in shown
     smaller = make(BIG, 2, memory_gib=0.1, card=True)
     assert [t.cached < 1 for t in smaller.plan.tables] == [True, True, False]
     # Fewer rows on the card, more of them on their way.
