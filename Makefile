@@ -6,9 +6,10 @@
 #   make lint      ruff, mypy, import-linter
 #   make gpu-check every operator and shipped pipeline under the RAPIDS plugin (no GPU needed; fetches its jar, 1 GB)
 #   make native-cuda   the native libraries with CUDA (no GPU needed; fetches compilers, 271 MB, and the plugin's jar)
-#   make env HOROVOD=nccl   Horovod with NCCL too, for ranks on GPUs (no GPU needed to build; fetches the CUDA compilers)
+#   make env HOROVOD=gloo   Horovod without NCCL: for ranks on CPUs alone; needs no CUDA compilers
 #   make bench     all benchmarks; make bench-day for one: build/bench/*.json
 #   make bench-gpu on a machine with a GPU: floors, the embedding step, whole DLRM steps (bench/gpu/run.py)
+#   make sanitize-gpu  on a machine with a GPU: native functions and Triton kernels under compute-sanitizer
 #   make bench-peers       TorchRec and FBGEMM beside the environment (build/peers), for make bench-embeddings, bench-dynamic, bench-train
 #   make bench-etl-peers   NVTabular's own environment (build/peers), for make bench-etl
 #   make doctor    what is installed, what is missing, what to do
@@ -29,10 +30,12 @@ PYTHON := .venv/bin/python
 HEADRACE := .venv/bin/headrace
 UV := build/tools/bin/uv
 UV_VERSION := 0.13.8
-# What Horovod is built with: gloo, or nccl (gloo too, and messages between GPUs). What was once chosen stays.
-HOROVOD ?= $(or $(patsubst $(STAMPS)/horovod.%,%,$(firstword $(wildcard $(STAMPS)/horovod.*))),gloo)
+# What Horovod is built with: nccl (messages between GPUs, and gloo for CPUs), or gloo alone. What is there stays.
+HOROVOD ?= $(or $(patsubst $(STAMPS)/horovod.%,%,$(firstword $(wildcard $(STAMPS)/horovod.*))),nccl)
+# Who asks for a flavour gets that one or an error; who does not gets gloo where the other cannot be built.
+HOROVOD_ELSE := $(if $(filter file,$(origin HOROVOD)),gloo)
 
-.PHONY: demo test lint bench bench-gpu bench-etl-peers doctor airflow clean env native native-cuda jars rapids gpu-check lock format
+.PHONY: demo test lint bench bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars rapids gpu-check lock format
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -51,10 +54,9 @@ $(STAMPS)/venv: requirements/headrace.lock $(STAMPS)/tools
 	@$(STEP) "install the environment (torch is large: about a minute)" bash -c '[ -x .venv/bin/python ] || $(UV) venv -q --python "$$(scripts/prerequisites.sh --python)" .venv; $(UV) pip sync -q --require-hashes --python $(PYTHON) requirements/headrace.lock'
 	@touch $@
 
-$(STAMPS)/horovod.nccl: $(STAMPS)/cuda
-$(STAMPS)/horovod.$(HOROVOD): scripts/build-horovod.sh $(STAMPS)/venv
-	@$(STEP) "install Horovod, flavour $(HOROVOD) (built from source the first time)" bash -c 'wheel=$$(scripts/build-horovod.sh .venv $(HOROVOD) $(CUDA)); $(UV) pip install -q --python $(PYTHON) --no-deps --reinstall-package horovod "$$wheel"'
-	@rm -f $(STAMPS)/horovod.*; touch $@
+# The flavour that was installed in the end leaves the stamp.
+$(STAMPS)/horovod.$(HOROVOD): scripts/install-horovod.sh scripts/build-horovod.sh $(STAMPS)/venv
+	@$(STEP) "install Horovod, flavour $(HOROVOD) (built from source the first time)" scripts/install-horovod.sh $(UV) $(STAMPS) $(CUDA) $(HOROVOD) $(HOROVOD_ELSE)
 
 $(STAMPS)/package: pyproject.toml setup.py $(STAMPS)/horovod.$(HOROVOD)
 	@$(STEP) "install headrace itself" $(UV) pip install -q --python $(PYTHON) --no-deps --no-build-isolation -e .
@@ -138,6 +140,10 @@ bench: $(addprefix bench-,$(BENCHES))
 bench-etl-peers: $(STAMPS)/bench-etl-peers
 bench-gpu: env
 	@$(PYTHON) bench/gpu/run.py
+sanitize-gpu: env
+	@command -v compute-sanitizer >/dev/null || { echo "sanitize-gpu: no compute-sanitizer here: it comes with the CUDA toolkit (/usr/local/cuda/bin)" >&2; exit 2; }
+	@PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 $(PYTHON) -m pytest -q -x -n0 --noconftest tests/native/test_columns.py -k gpu
+	@PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 $(PYTHON) -m pytest -q -x -n0 --confcutdir=tests/gpu tests/gpu/test_kernels.py tests/gpu/test_interaction.py
 bench-%: env
 	@mkdir -p build/bench
 	@$(PYTHON) -m bench.bench_$*

@@ -4,7 +4,7 @@ What Horovod 0.28 asks for: contiguous inputs; `splits` as an int32 tensor on th
 operation on every rank and in every step, so that negotiated responses are reused; no name in flight twice. A name is
 the operation, dtype and trailing shape, and a number where an all-to-all of that kind has not been waited for yet.
 
-Tensors on a GPU travel by NCCL where Horovod was built with it (`make env HOROVOD=nccl`); else by way of the host.
+Tensors on a GPU travel by NCCL where Horovod was built with it (`make env` does); else by way of the host.
 """
 
 from __future__ import annotations
