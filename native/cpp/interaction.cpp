@@ -104,11 +104,32 @@ void forward(const Source& source, int64_t batch, float* out, int threads) {
   });
 }
 
+// The lines of rows that come next: asked for one after the other, for the processor has room for few under way.
+struct Ahead {
+  static constexpr int kMost = 64;
+  const float* read[kMost];
+  const float* write[kMost];
+  int reads = 0, writes = 0;
+
+  void add(const float* from, const float* to, int64_t width) {
+    for (int64_t c = 0; c < width; c += kLanes) {
+      if (from && reads < kMost) read[reads++] = from + c;
+      if (to && writes < kMost) write[writes++] = to + c;
+    }
+  }
+  void ask(int64_t i) const {
+    if (i < reads) __builtin_prefetch(read[i], 0, 3);
+    if (i < writes) __builtin_prefetch(write[i], 1, 3);
+  }
+};
+
 // The gradient of vectors `from` to `from + kRows`, columns c to c + kColumns * kLanes: sum over j of g[i][j] x_j.
 template <int kRows, int kColumns>
-void gradient_tile(const Vectors& x, const float* g, int64_t n, int64_t from, int64_t c, const Place* out) {
+void gradient_tile(const Vectors& x, const float* g, int64_t n, int64_t from, int64_t c, const Place* out,
+                   const Ahead& ahead) {
   Lanes sum[kRows][kColumns] = {};
   for (int64_t j = 0; j < n; ++j) {
+    if (c == 0) ahead.ask(j);
     const float* other = x[j] + c;
     Lanes part[kColumns];
     for (int k = 0; k < kColumns; ++k) part[k] = load(other + k * kLanes);
@@ -123,10 +144,11 @@ void gradient_tile(const Vectors& x, const float* g, int64_t n, int64_t from, in
 }
 
 template <int kRows>
-void gradient_rows(const Vectors& x, const float* g, int64_t n, int64_t from, const Place* out) {
+void gradient_rows(const Vectors& x, const float* g, int64_t n, int64_t from, const Place* out,
+                   const Ahead& ahead) {
   int64_t c = 0;
-  for (; c + 4 * kLanes <= x.width; c += 4 * kLanes) gradient_tile<kRows, 4>(x, g, n, from, c, out);
-  for (; c + kLanes <= x.width; c += kLanes) gradient_tile<kRows, 1>(x, g, n, from, c, out);
+  for (; c + 4 * kLanes <= x.width; c += 4 * kLanes) gradient_tile<kRows, 4>(x, g, n, from, c, out, ahead);
+  for (; c + kLanes <= x.width; c += kLanes) gradient_tile<kRows, 1>(x, g, n, from, c, out, ahead);
   for (; c < x.width; ++c)
     for (int r = 0; r < kRows; ++r) {
       float sum = 0;
@@ -158,23 +180,15 @@ void backward(const Source& source, const float* grad, int64_t batch, float* gra
       const float* pair = given + width;
       for (int64_t i = 1; i < n; ++i)
         for (int64_t j = 0; j < i; ++j) g[size_t(i * n + j)] = g[size_t(j * n + i)] = *pair++;
-      auto ahead = [&](int64_t i) {
-        if (b + 1 >= end) return;
-        if (source.at) prefetch(source.of(b + 1, i), width);
-        if (to) {
-          const float* row = place(b + 1, i).row;
-          for (int64_t c = 0; c < width; c += kLanes) __builtin_prefetch(row + c, 1, 3);
-        }
+      auto following = [&](int64_t from, int64_t until) {
+        Ahead found;
+        for (int64_t i = from; b + 1 < end && i < until; ++i)
+          found.add(source.at ? source.of(b + 1, i) : nullptr, to ? place(b + 1, i).row : nullptr, width);
+        return found;
       };
       int64_t i = 0;
-      for (; i + 4 <= n; i += 4) {
-        for (int64_t k = i; k < i + 4; ++k) ahead(k);
-        gradient_rows<4>(x, g.data(), n, i, &places[size_t(i)]);
-      }
-      for (; i < n; ++i) {
-        ahead(i);
-        gradient_rows<1>(x, g.data(), n, i, &places[size_t(i)]);
-      }
+      for (; i + 4 <= n; i += 4) gradient_rows<4>(x, g.data(), n, i, &places[size_t(i)], following(i, i + 4));
+      for (; i < n; ++i) gradient_rows<1>(x, g.data(), n, i, &places[size_t(i)], following(i, i + 1));
       for (int64_t k = 0; k < width; ++k) grad_bottom[b * width + k] += given[k];
     }
   });

@@ -1,7 +1,7 @@
 """Batches as tensors where the dense part computes.
 
 On a GPU a batch goes through pinned memory, which the device reads by itself, on a stream of its own: it is sent while
-the step before computes, and only what is not there yet is waited for. Codes stay on the host, as the tables do.
+the step before computes, and only what is not there yet is waited for. Codes are brought there by the lookup.
 """
 
 from __future__ import annotations
