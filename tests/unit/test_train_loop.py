@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.config import EmbeddingOptimizer, Model, Negatives, Optimizer, Sharding, Train
+from headrace.config import EmbeddingOptimizer, Model, Negatives, Optimizer, Sharding, TableSharding, Train
 from headrace.embeddings.collective import LocalCollective
 from headrace.embeddings.collective_threads import run_ranks
 from headrace.errors import UserError
@@ -25,7 +25,8 @@ from headrace.manifest import Manifest
 from headrace.models.dlrm import DLRM
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import load_dlrm, read_card, restore
-from headrace.train import checkpoint
+from headrace.schema import Kind
+from headrace.train import checkpoint, loop
 from headrace.train.job import Diverged, Job, Report, list_steps
 from headrace.train.loop import train, train_local
 from headrace.train.progress import Tick
@@ -103,6 +104,28 @@ def test_half_precision_of_the_dense_part_learns_as_much(
     assert all(w.dtype == np.float32 for w in weights(job).values())
     # Evaluation is exact: what was reported is what the saved model, which knows nothing of this, answers.
     assert_reported(job, report)
+
+
+def test_tables_larger_than_a_gpu_learn_the_same_to_the_bit(
+    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the CPU in the place of the GPU: most rows are elsewhere, through evaluations, checkpoints and a resume."""
+    schema, plan_tables = features.dataset_schema, loop.plan_tables
+    assert schema is not None
+    tables = {f.vocabulary or f.name for f in schema.of(Kind.CATEGORICAL)}
+    sharding = Sharding(tables={name: TableSharding(cached=0.3) for name in tables})
+    monkeypatch.setattr(loop, "plan_tables", lambda *args, **more: plan_tables(*args, **(more | {"card": True})))
+    job = job_of(home, features, "cached", TRAIN.model_copy(update={"sharding": sharding}))
+    report = train_local(job)
+    assert report.metrics == undisturbed[1].metrics
+    assert_same_weights(job, undisturbed[0])
+    assert report.cached.keys() == tables
+    for told in report.cached.values():
+        assert told["share"] == 0.3
+        assert 0 < float(told["hit_share"] or 0) < 1
+    shutil.rmtree(job.saved_model)
+    assert train_local(job).resumed_from_step == 40
+    assert_same_weights(job, undisturbed[0])
 
 
 def assert_reported(job: Job, report: Report) -> None:

@@ -9,8 +9,8 @@
 
 Where room is needed, rows seen least often (lfu; of equals those seen longest ago) or longest ago (lru) go back to the
 host, never one of the batch's own. A row's count begins anew when it comes again. A batch with more distinct rows than
-there is room for works on a copy of its own, and moves nobody. Four bytes a row say where it is on the GPU, so finding
-it takes one read.
+there is room for brings those it looks up most, and works on a copy of its own. Four bytes a row say where it is on the
+GPU, so finding it takes one read.
 
 The ways of others: FBGEMM's TBE caches rows in sets of 32 places under unified virtual memory (LFU or LRU in a set);
 HugeCTR's embedding cache likewise. Here any row may be in any place, and what moves does so in two copies a batch.
@@ -138,6 +138,9 @@ class CachedRows:
         counts = ends[: len(rows)] - found.starts
         self._count(rows, counts)
         if len(rows) > self.capacity:
+            # Half of the room is for those looked up most in this batch, half for who was here.
+            most = torch.argsort(counts, descending=True, stable=True)[: self.capacity // 2].sort().values
+            self._bring(rows[most], counts[most])
             return self.read(rows, 1)[0]
         return self.here[0].index_select(0, self._bring(rows, counts))
 
