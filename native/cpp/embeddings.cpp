@@ -284,16 +284,17 @@ int64_t cut_bags(const Index* addresses, const int64_t* bag, const float* weight
   return total;
 }
 
-// Places of equal keys together, in their order (a counting sort). Counts of 32 bits stay in the cache longer.
+// Places of equal keys together, in their order (a counting sort), or values in their place. Counts of 32 bits stay in
+// the cache longer.
 template <class Count>
-void group(const int64_t* keys, int64_t n, int64_t groups, int64_t* order, int64_t* starts) {
+void group(const int64_t* keys, const int64_t* values, int64_t n, int64_t groups, int64_t* order, int64_t* starts) {
   std::vector<Count> place(size_t(groups + 1), 0);
   for (int64_t i = 0; i < n; ++i) ++place[keys[i] + 1];
   for (int64_t g = 0; g < groups; ++g) {
     starts[g] = place[g];
     place[g + 1] += place[g];
   }
-  for (int64_t i = 0; i < n; ++i) order[place[keys[i]]++] = i;
+  for (int64_t i = 0; i < n; ++i) order[place[keys[i]]++] = values ? values[i] : i;
 }
 
 // Addresses of owners' rows, owner by owner, in the owners' own numbering; v that begins a bag's part becomes -1 - v.
@@ -445,12 +446,13 @@ int64_t headrace_cut_bags(const void* addresses, int wide, const int64_t* bag, c
                   static_cast<int32_t*>(out), out_weights, begins, part_bag, ids, parts);
 }
 
-void headrace_group(const int64_t* keys, int64_t n, int64_t groups, int64_t* order, int64_t* starts) {
-  if (n <= UINT32_MAX) group<uint32_t>(keys, n, groups, order, starts);
-  else group<int64_t>(keys, n, groups, order, starts);
+void headrace_group(const int64_t* keys, const int64_t* values, int64_t n, int64_t groups, int64_t* order,
+                    int64_t* starts) {
+  if (n <= UINT32_MAX) group<uint32_t>(keys, values, n, groups, order, starts);
+  else group<int64_t>(keys, values, n, groups, order, starts);
 }
 
-int headrace_embeddings_version() { return 4; }
+int headrace_embeddings_version() { return 5; }
 
 void headrace_pool_sum(const float* table, int64_t width, const void* index, int wide, int64_t n, const int64_t* starts,
                        int64_t bags, const float* weights, float* out, int threads) {

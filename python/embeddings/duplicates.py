@@ -54,6 +54,12 @@ class Duplicates:
             self._order, self._starts = native.group(self.inverse(), self.unique.numel())
         return self._order, self._starts
 
+    def in_order(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Values int64 [N] in the order of `order`, and `starts`."""
+        if self._order is None and self._inverse is not None:  # without a way through the places
+            return native.group(self._inverse, self.unique.numel(), values)
+        return values.index_select(0, self.order), self.starts
+
     def sum_rows(self, x: Tensor, row_of: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
         """Sum over equal values, float32 [U, D]: element i adds weights[i] * x[row_of[i]] (None: 1, x[i])."""
         rows = self.order if row_of is None else row_of.index_select(0, self.order)

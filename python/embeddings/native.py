@@ -19,7 +19,7 @@ from torch import Tensor
 from headrace.embeddings.optimizers import ADAGRAD_EPS, ADAM_BETAS, ADAM_EPS
 from headrace.workspace import checkout
 
-_VERSION = 4
+_VERSION = 5
 _UINT32 = 2**32 - 1
 _KINDS = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 2, "adam": 3}
 _EPS = {"sgd": 0.0, "adagrad": ADAGRAD_EPS, "rowwise_adagrad": ADAGRAD_EPS, "adam": ADAM_EPS}
@@ -50,7 +50,7 @@ def library() -> ctypes.CDLL | None:
     found.headrace_occurrences.restype = i64
     found.headrace_cut_bags.argtypes = [p, i32, p, p, i64, p, i64, p, p, p, p, p, p]
     found.headrace_cut_bags.restype = i64
-    found.headrace_group.argtypes = [p, i64, i64, p, p]
+    found.headrace_group.argtypes = [p, p, i64, i64, p, p]
     found.headrace_group.restype = None
     found.headrace_announce.argtypes = [p, ctypes.c_uint32]
     found.headrace_announce.restype = None
@@ -290,13 +290,18 @@ def parts(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return rows, starts[:count], part
 
 
-def group(keys: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Places of int64 keys [N] in [0, groups), equal ones together in their order [N]; where each begins [groups]."""
+def group(keys: Tensor, groups: int, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Places of int64 keys [N] in [0, groups), equal ones together in their order [N]; where each begins [groups].
+
+    With `values` int64 [N] the values of those places.
+    """
     lib = library()
     assert lib is not None
-    keys = keys.contiguous()
+    keys, values = keys.contiguous(), None if values is None else values.contiguous()
     order, starts = torch.empty_like(keys), torch.empty(groups, dtype=torch.int64)
-    lib.headrace_group(keys.data_ptr(), keys.numel(), groups, order.data_ptr(), starts.data_ptr())
+    lib.headrace_group(
+        keys.data_ptr(), _pointer(values), keys.numel(), groups, order.data_ptr(), starts.data_ptr()
+    )  # fmt: skip
     return order, starts
 
 

@@ -124,15 +124,20 @@ class Updater:
         found = gradient.duplicates
         self._note(number, found.unique)
         opened = self._open(number, found.unique)
+        is_plain = gradient.weights is None and gradient.divisor is None and in_one_pass is not dispatch.update
+        if gradient.bag is not None and is_plain:
+            (order, starts), bag = found.in_order(gradient.bag), None
+        else:
+            order, starts, bag = found.order, found.starts, gradient.bag
         table, *states = opened.matrices
         # Rounded as if they were in their own places.
         named = {"names": found.unique} if in_one_pass is dispatch.update else {}
         for settings, start, end in _cuts(found.unique, self._segments[number]):
             assert settings.learning_rate is not None
-            last = found.order.numel() if end == found.unique.numel() else int(found.starts[end])
+            last = order.numel() if end == found.unique.numel() else int(starts[end])
             in_one_pass(
-                self._optimizer.kind, table, states, opened.places[start:end], found.starts[start:end], found.order,
-                last, gradient.grad, bag=gradient.bag, weights=gradient.weights, divisor=gradient.divisor,
+                self._optimizer.kind, table, states, opened.places[start:end], starts[start:end], order,
+                last, gradient.grad, bag=bag, weights=gradient.weights, divisor=gradient.divisor,
                 lr=settings.learning_rate * scale, decay=settings.weight_decay or 0.0, step=self.steps,
                 at=gradient.at, **{name: rows[start:end] for name, rows in named.items()},
             )  # fmt: skip

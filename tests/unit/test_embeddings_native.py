@@ -26,8 +26,12 @@ from headrace.errors import UserError
 def test_duplicates_are_those_of_a_stable_sort(values: list[int]) -> None:
     x = torch.tensor(values, dtype=torch.int32)
     got = find_duplicates(x)
+    given = torch.arange(x.numel()) * 7
+    ordered, starts = got.in_order(given)
     with patch.object(native, "library", lambda: None):
         expected = find_duplicates(x)
+    assert torch.equal(ordered, given[expected.order])
+    assert torch.equal(starts, expected.starts)
     for a, b in ((got.unique, expected.unique), (got.order, expected.order), (got.starts, expected.starts),
                  (got.group, expected.group), (got.inverse(), expected.inverse())):  # fmt: skip
         assert torch.equal(a, b)
