@@ -26,7 +26,8 @@ from headrace.embeddings.rows import decode
 
 if TYPE_CHECKING:
     from headrace.embeddings.exchange import Request
-    from headrace.embeddings.sharded import Prepared, ShardedEmbeddings
+    from headrace.embeddings.prepared import Prepared
+    from headrace.embeddings.sharded import ShardedEmbeddings
 
 
 class Posted:

@@ -16,7 +16,8 @@ from headrace.embeddings.dynamic import DynamicEmbeddings
 from headrace.embeddings.dynamic_spec import dynamic_specs
 from headrace.embeddings.in_place import Placed
 from headrace.embeddings.plan import Lookup, Plan, Table, row_wise, tables_of
-from headrace.embeddings.sharded import Prepared, ShardedEmbeddings
+from headrace.embeddings.prepared import Prepared
+from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.errors import UserError
 from headrace.models.mlp import MLP
 from headrace.models.pairs import with_pairs

@@ -23,7 +23,8 @@ from headrace.embeddings.collective_threads import run_ranks
 from headrace.embeddings.dynamic import DynamicEmbeddings
 from headrace.embeddings.dynamic_spec import DynamicSpec
 from headrace.embeddings.plan import Lookup, Plan, Table, blocks_for
-from headrace.embeddings.sharded import Prepared, ShardedEmbeddings
+from headrace.embeddings.prepared import Prepared
+from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.models.dlrm import DLRM
 from headrace.models.saved import load_dlrm, save_model
 from headrace.schema import DatasetSchema, Feature, Kind

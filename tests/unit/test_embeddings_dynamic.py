@@ -30,8 +30,9 @@ from headrace.embeddings.dynamic_spec import DynamicSpec
 from headrace.embeddings.id_map import IdMap, mix
 from headrace.embeddings.initial import INIT_BOUND, initial_values
 from headrace.embeddings.plan import Lookup, Plan, Table, blocks_for
+from headrace.embeddings.prepared import Prepared
 from headrace.embeddings.raw_ids import WantedIds, owners, pack, unpack
-from headrace.embeddings.sharded import Prepared, ShardedEmbeddings
+from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.errors import UserError
 from tests.unit.test_embeddings_plans import OPTIMIZERS, DenseOptimizer
 
