@@ -7,8 +7,9 @@
   DLRM with MLPs 512-256-64 and 512-256-1 and one id a table, ids uniform and Zipf(1.05); and an embedding-heavy one
   with MLPs 64-64 and 64-1 and ten ids a table. Ours is the loop as training runs it, fed from memory; tables are dealt
   by rows, those of lists as `kind: auto` plans them. Floor: the same loop and MLPs with the embeddings replaced by a
-  constant, in the same processes, in turns. Peers: TorchRec's DLRM with the tables whole on ranks (table-wise) and by
-  rows (row-wise), the same ids, optimizers, threads and allocator settings. Medians of the slowest rank's steps.
+  constant, in the same processes, in turns; "in plain torch": without our C++ for the interaction. Peers: TorchRec's
+  DLRM with the tables whole on ranks (table-wise) and by rows (row-wise), the same ids, optimizers, threads and
+  allocator settings. Medians of the slowest rank's steps.
   "Rows read and written once" is the floor with the least that the tables' memory must do (bench.train_bound).
 - loader: one rank's loader (shuffled, checked batches of 8,192, of four streams) beside pyarrow's decoding of the same
   row groups, both on one core and both on two: the process is pinned, and Arrow has as many threads. The loader does
@@ -68,6 +69,8 @@ def step_figures(name: str, step: Step) -> tuple[list[Figure], Result]:
         for sharding, seconds in peers.items()
     ]  # fmt: skip
     figures = figures or [Figure(f"{name} (floor: dense only)", value, "samples/s", floor)]
+    plain = samples(step, ours.torch)
+    figures.append(Figure(f"{name} (floor: dense only in plain torch)", value, "samples/s", plain))
     if ours.bound:
         named = f"{name}: rows read and written once, no more (floor: dense only)"
         figures.append(Figure(named, samples(step, ours.bound), "samples/s", floor))

@@ -1,7 +1,8 @@
 """Rank processes for bench_train: our loop over a model of given shape, and its floor, in turns in the same processes.
 
 The loop is headrace.train.steps.Loop as training runs it, over gloo, fed from memory; the floor is the same loop with
-the embeddings replaced by a constant: the same MLPs, the same dense all-reduce, no lookups.
+the embeddings replaced by a constant: the same MLPs, the same dense all-reduce, no lookups. A second floor has the
+interaction in plain torch, as the dense part is in others' DLRMs: ours is one pass in C++ in the floor as well.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from bench.peers.torchrec_step import Step, draw_ids
 from bench.train_bound import Constant, Touched
@@ -37,6 +39,7 @@ from headrace.embeddings.plan import Lookup, Plan, Table
 from headrace.embeddings.planner import plan_tables
 from headrace.manifest import Manifest
 from headrace.models.dlrm import DLRM
+from headrace.models.mlp import pairwise_dots
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.train.checkpoint import Progress
 from headrace.train.dense import DenseOptimizer
@@ -51,18 +54,32 @@ from headrace.workspace import checkout
 #: The same for both sides of every comparison: blocks that are freed stay with the process.
 MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 33), "MALLOC_TOP_PAD_": str(1 << 26)}
 
+#: What takes turns.
+_NAMES = ("ours", "floor", "torch", "bound")
+
 
 @dataclass(frozen=True)
 class Result:
     """Seconds of each step of the slowest rank; `profile`: headrace.train.profile (the trace is in build/bench).
 
-    `bound`: of the floor with the memory of the touched rows read and written (bench.train_bound); of single ids alone.
+    `torch`: of the floor in plain torch. `bound`: of the floor with the memory of the touched rows read and written
+    (bench.train_bound); of single ids alone. Both are empty where the loop is fed from files.
     """
 
     ours: tuple[float, ...]
     floor: tuple[float, ...]
+    torch: tuple[float, ...]
     bound: tuple[float, ...]
     profile: dict[str, float]
+
+
+class TorchDLRM(DLRM):
+    """The same dense part with nothing of ours in it."""
+
+    def _top(self, bottom: Tensor, vectors: Any) -> Tensor:
+        stacked = torch.cat([bottom.unsqueeze(1), vectors], dim=1)
+        logits: Tensor = self.top(torch.cat([bottom, pairwise_dots(stacked)], dim=1)).squeeze(1)
+        return logits
 
 
 class Finished(Exception):
@@ -158,7 +175,7 @@ def take_steps(
     return [b - a for a, b in pairwise(marks)]
 
 
-def learner_of(step: Step, collective: Collective) -> Learner:
+def learner_of(step: Step, collective: Collective, kind_of_model: type[DLRM] = DLRM) -> Learner:
     """Tables by rows, as is the default; those of lists as `train.sharding.kind: auto` plans them."""
     kind: Literal["auto", "row_wise"] = "auto" if step.ids > 1 else "row_wise"
 
@@ -168,7 +185,7 @@ def learner_of(step: Step, collective: Collective) -> Learner:
             settings=Sharding(kind=kind, zipf=step.zipf),
         ).plan  # fmt: skip
 
-    model = DLRM(schema_of(step), model_of(step), collective, 1, make_plan)
+    model = kind_of_model(schema_of(step), model_of(step), collective, 1, make_plan)
     model.embeddings.configure_optimizer(train_of(step).embeddings)
     return Learner(model, DenseOptimizer(model.dense_parameters(), train_of(step).dense, collective))
 
@@ -189,9 +206,11 @@ def _rank_main(step: Step, rank: int, folder: Path, turns: int, profile: bool, d
     learners = {"ours": ours, "floor": ours}
     batches = batches_of(step, rank)
     memory = Memory(batches)
-    sources: dict[str, Any] = {"ours": memory, "floor": memory, "bound": memory}
+    sources: dict[str, Any] = dict.fromkeys(_NAMES, memory)
     if dataset is None:
-        learners["floor"] = replaced(learner_of(step, collective), Constant(ours.model.embeddings, step.batch, batches))
+        constant = Constant(ours.model.embeddings, step.batch, batches)
+        learners["floor"] = replaced(learner_of(step, collective), constant)
+        learners["torch"] = replaced(learner_of(step, collective, TorchDLRM), constant)
         if step.ids == 1:
             touched = Touched(ours.model.embeddings, step, rank, batches)
             learners["bound"] = replaced(learner_of(step, collective), touched)
@@ -199,7 +218,7 @@ def _rank_main(step: Step, rank: int, folder: Path, turns: int, profile: bool, d
         layout = open_split(dataset, "train", schema_of(step))
         sources["ours"] = TrainSource(layout, schema_of(step), train_of(step, streams=4), collective.world)
     spans.attach(ours.model.embeddings)
-    seconds: dict[str, list[float]] = {"ours": [], "floor": [], "bound": []}
+    seconds: dict[str, list[float]] = {name: [] for name in _NAMES}
     for turn in range(turns):
         for name, learner in learners.items():
             noted = spans if name == "ours" else NoSpans()
@@ -241,8 +260,7 @@ def run_ours(step: Step, turns: int = 4, profile: bool = False, dataset: Path | 
         if any(codes):
             raise subprocess.CalledProcessError(1, "bench.train_ranks")
         answers = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(step.world)]
-    names = ("ours", "floor", "bound")
-    slowest = [tuple(max(t) for t in zip(*(a[n] for a in answers), strict=True)) for n in names]
+    slowest = [tuple(max(t) for t in zip(*(a[n] for a in answers), strict=True)) for n in _NAMES]
     return Result(*slowest, answers[0]["profile"])
 
 

@@ -169,9 +169,6 @@ class Explainer:
         return plan
 
 
-_JAVA = "spark.driver.extraJavaOptions"
-
-
 @contextmanager
 def explain_session(ws: Workspace, master: str = "local[2]") -> Iterator[SparkSession]:
     """A session with the settings of conf/spark/gpu.conf in explain-only mode. There must be no other in this process.
@@ -206,6 +203,4 @@ def explain_properties(settings: dict[str, str]) -> dict[str, str]:
         # The plugin puts what a reused exchange repeats in its place, and then misses the attributes' own names.
         "spark.sql.exchange.reuse": "false",
         "spark.sql.shuffle.partitions": "2",
-        # Hundreds of plans over a handful of rows: the second compiler's work never pays off.
-        _JAVA: f"{settings[_JAVA]} -XX:TieredStopAtLevel=1",
     }
