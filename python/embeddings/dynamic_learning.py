@@ -63,6 +63,10 @@ class DynamicReport:
 class LearnedRows:
     """Rows with all that training needs of them. Who has which row is the business of those who build on it."""
 
+    #: Which id has which row, and who waits for one: of arrays, or of a GPU's tensors.
+    _map: Any
+    _waiting: Any
+
     def __init__(self, spec: DynamicSpec, world: World, seed: int, init_bound: float) -> None:
         self.spec, self.world, self._seed, self._bound = spec, world, seed, init_bound
         #: [room, D].
@@ -82,12 +86,26 @@ class LearnedRows:
         self._absent = self._asked = 0
 
     def __len__(self) -> int:
-        raise NotImplementedError
+        return len(self._map)
 
     @property
     def ids(self) -> Any:
         """The id of each row: int64 [rows], an array or a tensor of a GPU."""
         raise NotImplementedError
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is kept."""
+        raise NotImplementedError
+
+    @property
+    def report(self) -> DynamicReport:
+        """What is here and what was done."""
+        admitted, evicted, hits, lookups = (int(n) for n in self.counters)
+        return DynamicReport(
+            len(self), len(self._waiting), self._map.load, admitted, evicted, hits, lookups, self._absent, self._asked,
+            self.nbytes,
+        )  # fmt: skip
 
     @property
     def weight(self) -> Tensor:
@@ -121,6 +139,13 @@ class LearnedRows:
                 f"row of {self.spec.dim} weights with its states: give more, or set max_rows instead"
             )
         return limit
+
+    def _look_up_unchanged(self, ids: Any, counts: Any) -> Any:
+        """Row of each id, -1 where it has none; only how many were asked for is counted."""
+        rows = self._map.find(ids)
+        self._asked += int(counts.sum())
+        self._absent += int(counts[rows < 0].sum())
+        return rows
 
     def drop_gradients(self) -> None:
         """Forget the gradients since the last step."""

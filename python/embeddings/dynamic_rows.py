@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.embeddings.duplicates import gather
-from headrace.embeddings.dynamic_learning import DynamicReport, LearnedRows, with_room
+from headrace.embeddings.dynamic_learning import LearnedRows, with_room
 from headrace.embeddings.dynamic_spec import DynamicSpec
 from headrace.embeddings.id_map import IdMap, Ids, mix
 from headrace.embeddings.initial import INIT_BOUND, initial_values
@@ -31,18 +31,15 @@ class DynamicRows(LearnedRows):
 
     def __init__(self, spec: DynamicSpec, world: World, seed: int, *, init_bound: float = INIT_BOUND) -> None:
         super().__init__(spec, world, seed, init_bound)
-        self._map = IdMap()
+        self._map: IdMap = IdMap()
         #: By row: see headrace.embeddings.sightings. More rows than ids, as are weights and states.
         self._facts: Ids = np.zeros((0, 3), dtype=np.int64)
         #: The most rows there ever were: so many were written to, and take memory.
         self._most = 0
-        self._waiting = Waiting(max(1, spec.max_waiting // world.size))
+        self._waiting: Waiting = Waiting(max(1, spec.max_waiting // world.size))
         #: By row: whether it changed since `track`; and the ids whose rows went since then. None: not tracked.
         self._changed: NDArray[np.bool_] | None = None
         self._gone: list[Ids] = []
-
-    def __len__(self) -> int:
-        return len(self._map)
 
     @property
     def ids(self) -> Ids:
@@ -55,15 +52,6 @@ class DynamicRows(LearnedRows):
         each = RECORD_BYTES + sum(t.shape[1] * t.element_size() for t in (self._weight, *self.states.values()))
         return self._most * each + self._map.nbytes
 
-    @property
-    def report(self) -> DynamicReport:
-        """What is here and what was done."""
-        admitted, evicted, hits, lookups = (int(n) for n in self.counters)
-        return DynamicReport(
-            len(self), len(self._waiting), self._map.load, admitted, evicted, hits, lookups, self._absent, self._asked,
-            self.nbytes,
-        )  # fmt: skip
-
     # --- lookups ---------------------------------------------------------------------------------------------------
 
     def look_up(self, ids: Ids, counts: Ids, training: bool) -> Ids:
@@ -72,10 +60,8 @@ class DynamicRows(LearnedRows):
         In training ids are counted and admitted; else nothing changes.
         """
         if not training:
-            rows = self._map.find(ids)
-            self._asked += int(counts.sum())
-            self._absent += int(counts[rows < 0].sum())
-            return rows
+            unchanged: Ids = self._look_up_unchanged(ids, counts)
+            return unchanged
         if self.world.size == 1:  # only one rank asks, for each id once
             distinct, times, inverse = ids, counts, None
         else:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headrace.embeddings.duplicates import gather
-from headrace.embeddings.dynamic_learning import DynamicReport, LearnedRows, with_room
+from headrace.embeddings.dynamic_learning import LearnedRows, with_room
 from headrace.embeddings.dynamic_rows import DRAW
 from headrace.embeddings.dynamic_spec import DynamicSpec
 from headrace.embeddings.gpu.hashing import initial_values, lexsort, mix, uniform
@@ -31,16 +31,13 @@ class DeviceRows(LearnedRows):
     ) -> None:
         super().__init__(spec, world, seed, init_bound)
         self.device = device
-        self._map = DeviceMap(device)
+        self._map: DeviceMap = DeviceMap(device)
         self._facts = torch.zeros(0, 3, dtype=torch.int64, device=device)
-        self._waiting = DeviceWaiting(max(1, spec.max_waiting // world.size), device)
+        self._waiting: DeviceWaiting = DeviceWaiting(max(1, spec.max_waiting // world.size), device)
         self._weight = torch.zeros(0, spec.dim, device=device)
         #: By row: whether it changed since `track`; and the ids whose rows went since then. None: not tracked.
         self._changed: Tensor | None = None
         self._gone: list[Tensor] = []
-
-    def __len__(self) -> int:
-        return len(self._map)
 
     @property
     def ids(self) -> Tensor:
@@ -53,15 +50,6 @@ class DeviceRows(LearnedRows):
         tensors = (self._weight, *self.states.values(), self._facts)
         return sum(t.numel() * t.element_size() for t in tensors) + self._map.nbytes
 
-    @property
-    def report(self) -> DynamicReport:
-        """What is here and what was done."""
-        admitted, evicted, hits, lookups = (int(n) for n in self.counters)
-        return DynamicReport(
-            len(self), len(self._waiting), self._map.load, admitted, evicted, hits, lookups, self._absent, self._asked,
-            self.nbytes,
-        )  # fmt: skip
-
     # --- lookups ---------------------------------------------------------------------------------------------------
 
     def look_up(self, ids: Tensor, counts: Tensor, training: bool) -> Tensor:
@@ -70,10 +58,8 @@ class DeviceRows(LearnedRows):
         In training ids are counted and admitted; else nothing changes.
         """
         if not training:
-            rows = self._map.find(ids)
-            self._asked += int(counts.sum())
-            self._absent += int(counts[rows < 0].sum())
-            return rows
+            unchanged: Tensor = self._look_up_unchanged(ids, counts)
+            return unchanged
         distinct, times, inverse = ids, counts, None
         if self.world.size > 1:
             distinct, inverse = torch.unique(ids, return_inverse=True)
