@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +52,28 @@ def _loops() -> ctypes.CDLL | None:
     return found
 
 
-class IdMap:
+class Places:
+    """How full a map is, wherever its places are."""
+
+    #: By place: its id.
+    _keys: Any
+    _used: int
+
+    def __len__(self) -> int:
+        return self._used
+
+    @property
+    def load(self) -> float:
+        """Share of places that are taken."""
+        return self._used / len(self._keys)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return PLACE_BYTES * len(self._keys)
+
+
+class IdMap(Places):
     """Ids and their numbers. Linear probing, at most half full, so that a few rounds over a batch find everything.
 
     Nothing is ever taken out alone: who evicts begins anew with those who stay.
@@ -66,19 +88,6 @@ class IdMap:
         self._by_loops = _loops() is not None
         if ids is not None:
             self.add(ids)
-
-    def __len__(self) -> int:
-        return self._used
-
-    @property
-    def load(self) -> float:
-        """Share of places that are taken."""
-        return self._used / len(self._keys)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that it takes."""
-        return PLACE_BYTES * len(self._keys)
 
     def find(self, ids: Ids) -> Ids:
         """The number of each id [N]; -1 where it is not in the map."""

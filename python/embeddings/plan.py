@@ -94,14 +94,6 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Shard:
-    """What one rank holds of a block: rows `range(start, rows of the table, stride)` of its columns."""
-
-    block: Block
-    rows: range
-
-
-@dataclass(frozen=True)
 class Plan:
     """Tables, who looks them up, and which rank holds what. The same on all ranks.
 
@@ -186,11 +178,6 @@ class Plan:
             return range(rows)
         place = (rank - block.first_rank) % self.world_size
         return range(place, rows, block.ranks) if place < block.ranks else range(0)
-
-    def shards_on(self, rank: int) -> tuple[Shard, ...]:
-        """What a rank holds, in the order of its blocks."""
-        shards = (Shard(b, self.rows_on(b, rank)) for b in self.blocks)
-        return tuple(s for s in shards if len(s.rows))
 
     @property
     def slots(self) -> int:

@@ -7,7 +7,6 @@ import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from torch.nn.functional import embedding
 from headrace.config import EmbeddingOptimizer, TableOptimizer
 from headrace.embeddings.collective import Collective, LocalCollective
 from headrace.embeddings.collective_threads import ThreadCollective, run_ranks
-from headrace.embeddings.delta import apply_changes, save_changes
 from headrace.embeddings.dynamic import DynamicEmbeddings
 from headrace.embeddings.dynamic_learning import DynamicReport
 from headrace.embeddings.dynamic_memory import bytes_for, rows_within
@@ -30,13 +28,13 @@ from headrace.embeddings.dynamic_spec import DynamicSpec
 from headrace.embeddings.id_map import IdMap, mix
 from headrace.embeddings.initial import INIT_BOUND, initial_values
 from headrace.embeddings.plan import Lookup, Plan, Table, blocks_for
-from headrace.embeddings.prepared import Prepared
-from headrace.embeddings.raw_ids import WantedIds, owners, pack, unpack
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.errors import UserError
 from tests.unit.test_embeddings_plans import OPTIMIZERS, DenseOptimizer
 
 DIM = 3
+
+
 ANY_ID = st.one_of(st.integers(-3, 12), st.sampled_from([-(2**63), 2**63 - 1, 2**40, 2**53 + 1, -1]))
 
 
@@ -246,180 +244,6 @@ def test_the_limit_of_memory_is_kept(kind: str) -> None:
         One(DynamicSpec("t", 8, memory_mib=1e-5), LocalCollective())
 
 
-def test_tables_travel_together_and_stay_apart() -> None:
-    """Two tables of two widths, on three ranks, against each alone on one."""
-    specs = [DynamicSpec("a", 2), DynamicSpec("b", 5, admit_after=2)]
-    generator = np.random.default_rng(3)
-    batches = [[generator.integers(0, 9, 30), generator.integers(0, 9, 12)] for _ in range(4)]
-
-    def run(c: Collective, chosen: Sequence[int]) -> list[list[Tensor]]:
-        tables = DynamicEmbeddings([specs[i] for i in chosen], c, seed=7)
-        tables.configure_optimizer(EmbeddingOptimizer(kind="sgd", learning_rate=0.5))
-        embeddings = alone(tables)
-        outs = []
-        for batch in batches:
-            mine = [np.array_split(batch[i], c.world.size)[c.world.rank] for i in chosen]
-            vectors = [v for v, _ in look_up(embeddings, [torch.from_numpy(m) for m in mine])]
-            sum(((v - 1) ** 2).sum() for v in vectors).backward()  # type: ignore[union-attr]
-            tables.step()
-            outs.append([v.detach() for v in vectors])
-        return outs
-
-    together = run_ranks(3, lambda c: run(c, [0, 1]))
-    for table in (0, 1):
-        by_itself = run(LocalCollective(), [table])
-        for step in range(4):
-            got = torch.cat([rank[step][table] for rank in together])
-            torch.testing.assert_close(got, by_itself[step][0], rtol=1e-4, atol=1e-5)
-
-
-class Counting(ThreadCollective):
-    """Counts messages."""
-
-    def __init__(self, inner: ThreadCollective) -> None:
-        super().__init__(inner._meeting, inner.world.rank)
-        self.messages = 0
-
-    def all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> tuple[Tensor, list[int]]:
-        self.messages += 1
-        return super().all_to_all(x, send_rows)
-
-
-def plan_beside(world: int, kind: str, hop: int = 1) -> Plan:
-    """Planned tables, two widths and storages, that share a step with raw ids."""
-    tables = (Table("p", 9, 4), Table("q", 30, 3, "bf16"))
-    lookups = (Lookup("p", "p"), Lookup("q", "q", 2, True))
-    pooled = kind == "pooled"
-    blocks = [b for t in tables for b in blocks_for(
-        t, "row_wise" if pooled else kind, world, pooled=pooled and t.name == "q")]  # type: ignore[arg-type]  # fmt: skip
-    return Plan(tables, lookups, tuple(blocks), world, "fp32", hop)
-
-
-def step_beside(
-    c: Collective, plan: Plan, specs: Sequence[DynamicSpec], together: bool
-) -> tuple[list[Tensor], list[DynamicReport]]:
-    """Six steps of planned tables and raw ids, ids prepared ahead; in one lookup, or each kind in its own.
-
-    Gradients are small integers times powers of two: no sum of them is rounded, in whatever order.
-    """
-    tables = DynamicEmbeddings(specs, c, seed=7)
-    planned = ShardedEmbeddings(plan, c, 7, dynamic=tables if together else None)
-    lone = planned if together else alone(tables)
-    for x in (planned, tables):
-        x.configure_optimizer(EmbeddingOptimizer(kind="sgd", learning_rate=0.25))
-    outs: list[Tensor] = []
-
-    def prepare(step: int) -> tuple[Prepared, Prepared]:
-        rng = np.random.default_rng([step, c.world.rank])
-        rows = (3 * step + c.world.rank) % 4  # none, on some ranks
-        codes = torch.from_numpy((rng.random((rows, 3)) * np.array([9, 30, 30])).astype(np.int64))
-        raw = [torch.from_numpy(rng.integers(-6, 6, n) * 2**60) for n in (4 * rows, (step * 2) % 5)]
-        if together:
-            return (both := planned.prepare(codes, raw=raw)), both
-        return planned.prepare(codes), lone.prepare(codes[:, :0], raw=raw)
-
-    following = prepare(0)
-    for step in range(6):
-        (codes, raw), following = following, prepare(step + 1)
-        found = planned.features(codes)
-        if not together:
-            lone(raw)
-        found += [v for v, _ in raw.found]
-        outs += [f.detach().clone() for f in found]
-        following[0].fetch_ahead()
-        rng = np.random.default_rng([step, c.world.rank, 1])
-        sum((f * torch.from_numpy(rng.integers(-3, 4, f.shape))).sum() for f in found).backward()
-        planned.step()
-        tables.step()
-    for p in dict.fromkeys(following):
-        p.drop()
-    return outs, list(tables.report().values())
-
-
-SPECS = (DynamicSpec("a", 2, admit_after=2, max_rows=3), DynamicSpec("b", 5))
-
-
-@pytest.mark.parametrize("kind", ["row_wise", "table_wise", "data_parallel", "pooled"])
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_raw_ids_travel_with_planned_tables_to_the_same_bits(world: int, kind: str) -> None:
-    plan = plan_beside(world, kind)
-    apart, joined = (run_ranks(world, lambda c, t=t: step_beside(c, plan, SPECS, t)) for t in (False, True))
-    for (outs, told), (got, got_told) in zip(apart, joined, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(got, outs, strict=True))
-        assert got_told == told
-        assert told[0].evicted
-        assert any(o.any() for o in outs)
-
-
-@pytest.mark.parametrize("kind", ["row_wise", "table_wise", "column_wise"])
-def test_raw_ids_go_by_machines_to_the_same_rows(kind: str) -> None:
-    direct, by_node = (
-        run_ranks(4, lambda c, hop=hop: step_beside(c, plan_beside(4, kind, hop), SPECS, True)) for hop in (1, 2)
-    )
-    for (outs, told), (got, got_told) in zip(direct, by_node, strict=True):
-        assert got_told == told
-        assert told[0].evicted
-        for a, b in zip(got, outs, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(("hop", "messages"), [(1, 3), (2, 6)])
-def test_all_tables_of_a_step_share_one_exchange_each_way(hop: int, messages: int) -> None:
-    def rank_main(c: ThreadCollective) -> int:
-        counting = Counting(c)
-        tables = DynamicEmbeddings(SPECS, counting, seed=7)
-        embeddings = ShardedEmbeddings(plan_beside(4, "row_wise", hop), counting, 7, dynamic=tables)
-        for x in (embeddings, tables):
-            x.configure_optimizer(EmbeddingOptimizer())
-        prepared = embeddings.prepare(torch.ones(2, 3, dtype=torch.int64), raw=[torch.arange(5), torch.arange(3)])
-        out = embeddings.features(prepared)
-        sum(x.sum() for x in (*out, *(v for v, _ in prepared.found))).backward()
-        embeddings.step()
-        tables.step()
-        return counting.messages
-
-    assert run_ranks(4, rank_main) == [messages] * 4
-
-
-def test_bfloat16_on_the_wire_rounds_raw_ids_too() -> None:
-    """A message of half the bytes; whether there is a row is exact."""
-
-    def rank_main(c: Collective, wire: str) -> list[tuple[Tensor, Tensor]]:
-        tables = DynamicEmbeddings([DynamicSpec("t", 8, admit_after=2)], c, seed=7)
-        plan = Plan((), (), (), 2, wire)  # type: ignore[arg-type]
-        embeddings = ShardedEmbeddings(plan, c, 7, dynamic=tables)
-        return look_up(embeddings, [torch.tensor([1, 1, 2, 3, 3])])
-
-    for exact, rounded in zip(*(run_ranks(2, lambda c, w=w: rank_main(c, w)) for w in ("fp32", "bf16")), strict=True):
-        assert torch.equal(rounded[0][0], exact[0][0].bfloat16().float())
-        assert rounded[0][1].tolist() == exact[0][1].tolist() == [True] * 5
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    ranks=st.integers(1, 5), long=st.booleans(),
-    tables=st.lists(st.lists(st.one_of(ANY_ID, st.integers(-(2**63), 2**63 - 1)), max_size=12), min_size=1, max_size=3),
-)  # fmt: skip
-def test_what_is_asked_arrives(ranks: int, long: bool, tables: list[list[int]]) -> None:
-    """Each id at its owner, with its count; what follows in a message stays as it is."""
-    wanted = [WantedIds.of(torch.tensor(ids, dtype=torch.int64), ranks) for ids in tables]
-    for ids, w in zip(tables, wanted, strict=True):
-        assert dict(zip(w.ids.tolist(), w.counts.tolist(), strict=True)) == Counter(ids)
-        assert w.ids[w.duplicates.inverse()].tolist() == ids
-        assert owners(w.ids.numpy(), ranks).tolist() == [r for r, n in enumerate(w.of_rank) for _ in range(n)]
-    dtype = torch.int64 if long else torch.int32
-    message, lengths = pack(wanted, dtype)
-    behind = [torch.arange(r, dtype=dtype) for r in range(ranks)]
-    parts = [torch.cat(pair) for pair in zip(torch.split(message, lengths), behind, strict=True)]
-    asked, rest, sizes = unpack(torch.cat(parts), [p.numel() for p in parts], len(tables))
-    assert (rest.tolist(), sizes) == (torch.cat(behind).tolist(), list(range(ranks)))
-    for w, a in zip(wanted, asked, strict=True):
-        assert (a.ids.tolist(), a.counts.tolist(), a.of_rank) == (w.ids.tolist(), w.counts.tolist(), w.of_rank)
-        # Asked by two, an id is wanted once, as often as both together.
-        again = WantedIds.of(torch.cat([a.ids, a.ids]), ranks, torch.cat([a.counts, a.counts + 1]))
-        assert (again.ids.tolist(), again.counts.tolist()) == (w.ids.tolist(), (2 * w.counts + 1).tolist())
-
-
 def test_an_evicted_id_starts_again_as_it_started() -> None:
     table = One(DynamicSpec("t", DIM, max_rows=2), LocalCollective(), kind="adagrad", learning_rate=0.5)
     first = table(torch.tensor([5, 5])).detach()[0]
@@ -480,141 +304,6 @@ def test_growing_keeps_rows_and_states() -> None:
     spec = DynamicSpec("t", DIM)
     batches = [[list(range(n))] for n in (3, 60, 61, 500, 2_000)]
     compare(spec, 1, batches)
-
-
-@pytest.mark.parametrize("kind", ["sgd", "rowwise_adagrad", "adam"])
-def test_saved_on_two_loaded_on_three_and_on_one(kind: str, tmp_path: Path) -> None:
-    spec = DynamicSpec("t", DIM, admit_after=2)
-    asked = torch.arange(-20, 60)
-
-    def new(c: Collective) -> One:
-        return One(spec, c, kind=kind, learning_rate=0.1)
-
-    def step(table: One, number: int) -> None:
-        ids = np.random.default_rng(number).integers(-20, 60, 48)
-        mine = np.array_split(ids, table.collective.world.size)[table.collective.world.rank]
-        (table(torch.from_numpy(mine)) - 1).square().sum().backward()
-        table.step()
-
-    def look(table: One) -> Tensor:
-        table.eval()
-        with torch.no_grad():
-            out = table(asked)
-        table.train()
-        return out
-
-    def first(c: ThreadCollective) -> Tensor:
-        table = new(c)
-        for n in range(4):
-            step(table, n)
-        table.save(tmp_path / "two")
-        return look(table)
-
-    def second(c: ThreadCollective) -> Tensor:
-        table = new(c)
-        table.load(tmp_path / "two", True)
-        table.save(tmp_path / "three")
-        return look(table)
-
-    expected = run_ranks(2, first)[0]
-    assert 20 < int(expected.any(dim=1).sum()) < 80
-    for got in run_ranks(3, second):
-        assert torch.equal(got, expected)
-    single = new(LocalCollective())
-    single.load(tmp_path / "three", True)
-    assert torch.equal(look(single), expected)
-    # Counts, states and those who wait came along.
-    undisturbed = new(LocalCollective())
-    for n in range(4):
-        step(undisturbed, n)
-    for n in range(4, 7):
-        step(undisturbed, n)
-        step(single, n)
-    torch.testing.assert_close(look(single), look(undisturbed), rtol=1e-4, atol=1e-6)
-    assert replace(single.told, asked=0, absent=0, load=0, nbytes=0) == replace(
-        undisturbed.told, asked=0, absent=0, load=0, nbytes=0
-    )
-    # Scoring reads ids and vectors alone.
-    scoring = DynamicEmbeddings([spec], LocalCollective(), seed=7).eval()
-    for path in (tmp_path / "three").glob("*-training.safetensors"):
-        path.unlink()
-    scoring.load(tmp_path / "three", False)
-    ((vectors, found),) = look_up(alone(scoring), [asked])
-    assert torch.equal(vectors, expected)
-    assert torch.equal(found, expected.any(dim=1))
-
-
-def test_dumps_of_changes_bring_another_world_up_to_date(tmp_path: Path) -> None:
-    """Rows that changed, came, went, and came again; on two ranks, followed on three and on one."""
-    specs = (DynamicSpec("a", 2, admit_after=2, max_rows=16), DynamicSpec("b", 5))
-    asked = [torch.arange(-20, 20) * 2**50] * 2
-
-    def leader(c: Collective) -> tuple[list[int], list[tuple[Tensor, Tensor]], list[DynamicReport]]:
-        tables = DynamicEmbeddings(specs, c, seed=7)
-        embeddings = ShardedEmbeddings(plan_beside(2, "row_wise"), c, 7, dynamic=tables)
-        for x in (embeddings, tables):
-            x.configure_optimizer(EmbeddingOptimizer(kind="sgd", learning_rate=0.5))
-        embeddings.track_changes()
-        counts = []
-        for step in range(9):
-            rng = np.random.default_rng([step, c.world.rank])
-            raw = [torch.from_numpy(rng.integers(-20, 20, n) * 2**50) for n in (12, 2)]
-            prepared = embeddings.prepare(torch.from_numpy(rng.integers(0, 9, (2, 3))), raw=raw)
-            outs = [*embeddings.features(prepared), *(v for v, _ in prepared.found)]
-            sum((out - 1).square().sum() for out in outs).backward()
-            with pytest.raises(RuntimeError, match="gradients wait"):
-                save_changes(embeddings, tmp_path / "early")
-            embeddings.step()
-            tables.step()
-            if step % 3 == 2:
-                counts.append(save_changes(embeddings, tmp_path / f"{step}"))
-        counts.append(save_changes(embeddings, tmp_path / "none"))
-        tables.eval()
-        with torch.no_grad():
-            return counts, look_up(embeddings_of(tables, 2), asked), list(tables.report().values())
-
-    def embeddings_of(tables: DynamicEmbeddings, world: int) -> ShardedEmbeddings:
-        return ShardedEmbeddings(plan_beside(world, "row_wise"), tables.collective, 7, dynamic=tables)
-
-    (counts, expected, told), _ = run_ranks(2, leader)
-    assert counts[-1] == 0 < min(counts[:-1])
-    assert told[0].evicted > 16
-    assert counts[1] < told[0].rows + told[1].rows + 39  # not all there is
-
-    def follower(c: Collective) -> list[tuple[Tensor, Tensor]]:
-        tables = DynamicEmbeddings([replace(s, max_rows=None) for s in specs], c, seed=8).eval()
-        embeddings = embeddings_of(tables, c.world.size)
-        for name in ("2", "5", "8", "none"):
-            apply_changes(embeddings, tmp_path / name)
-        return look_up(embeddings, asked)
-
-    for got in [*run_ranks(3, follower), follower(LocalCollective())]:
-        for (vectors, found), (same, there) in zip(got, expected, strict=True):
-            assert torch.equal(vectors, same)
-            assert torch.equal(found, there)
-            assert there.any()
-    assert not expected[0][1].all()
-    others = embeddings_of(DynamicEmbeddings(specs[:1], LocalCollective(), seed=8), 1)
-    with pytest.raises(UserError, match=r"were dumped with dims \{'a': 2, 'b': 5\}"):
-        apply_changes(others, tmp_path / "2")
-
-
-def test_damage_is_refused_by_name(tmp_path: Path) -> None:
-    table, *_ = train(DynamicSpec("t", DIM), LocalCollective(), [[[1, 2, 3]]])
-    table.save(tmp_path)
-    path = tmp_path / "t-00000.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=r"t-00000\.safetensors is damaged"):
-        table.load(tmp_path, True)
-    meta = tmp_path / "t-00000.json"
-    meta.write_text(meta.read_text().replace('"steps":1', '"steps":2'))
-    with pytest.raises(UserError, match=r"t-00000\.json is damaged"):
-        table.load(tmp_path, True)
-    other = One(DynamicSpec("u", DIM), LocalCollective())
-    with pytest.raises(UserError, match=r"the save of .* did not finish"):
-        other.load(tmp_path, True)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.embeddings.id_map import PLACE_BYTES, places_for
+from headrace.embeddings.id_map import Places, places_for
 
 #: Ids of a program.
 _BLOCK = 256
@@ -62,7 +62,7 @@ def _put(keys, numbers, ids, given, n, last, BLOCK: tl.constexpr):
         place = (place + 1) & last
 
 
-class DeviceMap:
+class DeviceMap(Places):
     """Ids and their numbers. Linear probing, at most half full.
 
     Nothing is ever taken out alone: who evicts makes a new map of those who stay.
@@ -78,19 +78,6 @@ class DeviceMap:
         self._make(places_for(1))
         if ids is not None:
             self.add(ids)
-
-    def __len__(self) -> int:
-        return self._used
-
-    @property
-    def load(self) -> float:
-        """Share of places that are taken."""
-        return self._used / len(self._keys)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that it takes."""
-        return PLACE_BYTES * len(self._keys)
 
     def find(self, ids: Tensor) -> Tensor:
         """The number of each id [N]; -1 where it is not in the map."""

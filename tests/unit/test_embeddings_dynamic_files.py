@@ -1,0 +1,158 @@
+"""Saves and dumps of tables of raw ids, for other worlds; damage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.config import EmbeddingOptimizer
+from headrace.embeddings.collective import Collective, LocalCollective
+from headrace.embeddings.collective_threads import ThreadCollective, run_ranks
+from headrace.embeddings.delta import apply_changes, save_changes
+from headrace.embeddings.dynamic import DynamicEmbeddings
+from headrace.embeddings.dynamic_learning import DynamicReport
+from headrace.embeddings.dynamic_spec import DynamicSpec
+from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.errors import UserError
+from tests.unit.test_embeddings_dynamic import DIM, One, alone, look_up, train
+from tests.unit.test_embeddings_raw_ids import plan_beside
+
+
+@pytest.mark.parametrize("kind", ["sgd", "rowwise_adagrad", "adam"])
+def test_saved_on_two_loaded_on_three_and_on_one(kind: str, tmp_path: Path) -> None:
+    spec = DynamicSpec("t", DIM, admit_after=2)
+    asked = torch.arange(-20, 60)
+
+    def new(c: Collective) -> One:
+        return One(spec, c, kind=kind, learning_rate=0.1)
+
+    def step(table: One, number: int) -> None:
+        ids = np.random.default_rng(number).integers(-20, 60, 48)
+        mine = np.array_split(ids, table.collective.world.size)[table.collective.world.rank]
+        (table(torch.from_numpy(mine)) - 1).square().sum().backward()
+        table.step()
+
+    def look(table: One) -> Tensor:
+        table.eval()
+        with torch.no_grad():
+            out = table(asked)
+        table.train()
+        return out
+
+    def first(c: ThreadCollective) -> Tensor:
+        table = new(c)
+        for n in range(4):
+            step(table, n)
+        table.save(tmp_path / "two")
+        return look(table)
+
+    def second(c: ThreadCollective) -> Tensor:
+        table = new(c)
+        table.load(tmp_path / "two", True)
+        table.save(tmp_path / "three")
+        return look(table)
+
+    expected = run_ranks(2, first)[0]
+    assert 20 < int(expected.any(dim=1).sum()) < 80
+    for got in run_ranks(3, second):
+        assert torch.equal(got, expected)
+    single = new(LocalCollective())
+    single.load(tmp_path / "three", True)
+    assert torch.equal(look(single), expected)
+    # Counts, states and those who wait came along.
+    undisturbed = new(LocalCollective())
+    for n in range(4):
+        step(undisturbed, n)
+    for n in range(4, 7):
+        step(undisturbed, n)
+        step(single, n)
+    torch.testing.assert_close(look(single), look(undisturbed), rtol=1e-4, atol=1e-6)
+    assert replace(single.told, asked=0, absent=0, load=0, nbytes=0) == replace(
+        undisturbed.told, asked=0, absent=0, load=0, nbytes=0
+    )
+    # Scoring reads ids and vectors alone.
+    scoring = DynamicEmbeddings([spec], LocalCollective(), seed=7).eval()
+    for path in (tmp_path / "three").glob("*-training.safetensors"):
+        path.unlink()
+    scoring.load(tmp_path / "three", False)
+    ((vectors, found),) = look_up(alone(scoring), [asked])
+    assert torch.equal(vectors, expected)
+    assert torch.equal(found, expected.any(dim=1))
+
+
+def test_dumps_of_changes_bring_another_world_up_to_date(tmp_path: Path) -> None:
+    """Rows that changed, came, went, and came again; on two ranks, followed on three and on one."""
+    specs = (DynamicSpec("a", 2, admit_after=2, max_rows=16), DynamicSpec("b", 5))
+    asked = [torch.arange(-20, 20) * 2**50] * 2
+
+    def leader(c: Collective) -> tuple[list[int], list[tuple[Tensor, Tensor]], list[DynamicReport]]:
+        tables = DynamicEmbeddings(specs, c, seed=7)
+        embeddings = ShardedEmbeddings(plan_beside(2, "row_wise"), c, 7, dynamic=tables)
+        for x in (embeddings, tables):
+            x.configure_optimizer(EmbeddingOptimizer(kind="sgd", learning_rate=0.5))
+        embeddings.track_changes()
+        counts = []
+        for step in range(9):
+            rng = np.random.default_rng([step, c.world.rank])
+            raw = [torch.from_numpy(rng.integers(-20, 20, n) * 2**50) for n in (12, 2)]
+            prepared = embeddings.prepare(torch.from_numpy(rng.integers(0, 9, (2, 3))), raw=raw)
+            outs = [*embeddings.features(prepared), *(v for v, _ in prepared.found)]
+            sum((out - 1).square().sum() for out in outs).backward()
+            with pytest.raises(RuntimeError, match="gradients wait"):
+                save_changes(embeddings, tmp_path / "early")
+            embeddings.step()
+            tables.step()
+            if step % 3 == 2:
+                counts.append(save_changes(embeddings, tmp_path / f"{step}"))
+        counts.append(save_changes(embeddings, tmp_path / "none"))
+        tables.eval()
+        with torch.no_grad():
+            return counts, look_up(embeddings_of(tables, 2), asked), list(tables.report().values())
+
+    def embeddings_of(tables: DynamicEmbeddings, world: int) -> ShardedEmbeddings:
+        return ShardedEmbeddings(plan_beside(world, "row_wise"), tables.collective, 7, dynamic=tables)
+
+    (counts, expected, told), _ = run_ranks(2, leader)
+    assert counts[-1] == 0 < min(counts[:-1])
+    assert told[0].evicted > 16
+    assert counts[1] < told[0].rows + told[1].rows + 39  # not all there is
+
+    def follower(c: Collective) -> list[tuple[Tensor, Tensor]]:
+        tables = DynamicEmbeddings([replace(s, max_rows=None) for s in specs], c, seed=8).eval()
+        embeddings = embeddings_of(tables, c.world.size)
+        for name in ("2", "5", "8", "none"):
+            apply_changes(embeddings, tmp_path / name)
+        return look_up(embeddings, asked)
+
+    for got in [*run_ranks(3, follower), follower(LocalCollective())]:
+        for (vectors, found), (same, there) in zip(got, expected, strict=True):
+            assert torch.equal(vectors, same)
+            assert torch.equal(found, there)
+            assert there.any()
+    assert not expected[0][1].all()
+    others = embeddings_of(DynamicEmbeddings(specs[:1], LocalCollective(), seed=8), 1)
+    with pytest.raises(UserError, match=r"were dumped with dims \{'a': 2, 'b': 5\}"):
+        apply_changes(others, tmp_path / "2")
+
+
+def test_damage_is_refused_by_name(tmp_path: Path) -> None:
+    table, *_ = train(DynamicSpec("t", DIM), LocalCollective(), [[[1, 2, 3]]])
+    table.save(tmp_path)
+    path = tmp_path / "t-00000.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"t-00000\.safetensors is damaged"):
+        table.load(tmp_path, True)
+    meta = tmp_path / "t-00000.json"
+    meta.write_text(meta.read_text().replace('"steps":1', '"steps":2'))
+    with pytest.raises(UserError, match=r"t-00000\.json is damaged"):
+        table.load(tmp_path, True)
+    other = One(DynamicSpec("u", DIM), LocalCollective())
+    with pytest.raises(UserError, match=r"the save of .* did not finish"):
+        other.load(tmp_path, True)
