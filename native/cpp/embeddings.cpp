@@ -1,7 +1,7 @@
 // The loops of an embedding table that torch needs many passes for, called from headrace.embeddings.native by ctypes.
 //
 // occurrences: codes of a padded batch to addresses, bag by bag. cut_bags: those by owner. distinct: distinct values by a
-// set of bits; duplicates: by a stable radix sort, where values are far apart. places: where rows lie in memory.
+// set of bits, or by a hash table; duplicates: by a stable radix sort. places: where rows lie in memory.
 // numbers, parts: what ranks ask each other for, written and read.
 // pool_sum: rows of a table, gathered and summed by bag. update: gradients summed by row and applied by the optimizer, in
 // one pass over each touched row. Both read ahead by software prefetch: a random row is a cache miss, and the processor
@@ -14,6 +14,7 @@
 #include <cstring>
 #include <memory>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "threads.hpp"
@@ -47,6 +48,15 @@ inline void tiles(int64_t width, const Body& body) {
   for (; c < width; ++c) body(c, std::integral_constant<int, 0>());
 }
 
+// memcpy of a length that is not known would be a call.
+inline void copy(const float* from, float* to, int64_t width) {
+  tiles(width, [&](int64_t c, auto columns) {
+    constexpr int kTile = decltype(columns)::value;
+    if constexpr (kTile == 0) to[c] = from[c];
+    else for (int k = 0; k < kTile; ++k) store(to + c + k * kLine, load(from + c + k * kLine));
+  });
+}
+
 // Without a table `index` has the rows' addresses.
 template <class Index>
 inline const float* row_of(const float* table, int64_t width, Index index) {
@@ -70,7 +80,7 @@ void pool(const float* table, int64_t width, const Index* index, int64_t n, cons
       };
       if (last == first + 1 && !weights) {
         ahead(first);
-        std::memcpy(row, row_of(table, width, index[first]), size_t(width) * sizeof(float));
+        copy(row_of(table, width, index[first]), row, width);
         continue;
       }
       tiles(width, [&](int64_t c, auto columns) {
@@ -101,12 +111,39 @@ void pool(const float* table, int64_t width, const Index* index, int64_t n, cons
   });
 }
 
+// The sum of sixteen numbers: halves, then their halves.
+inline float total(const Lanes& v) {
+  float part[kLine];
+  store(part, v);
+  for (int64_t half = kLine / 2; half > 0; half /= 2)
+    for (int64_t i = 0; i < half; ++i) part[i] += part[i + half];
+  return part[0];
+}
+
 enum Kind { kSgd = 0, kAdagrad = 1, kRowwiseAdagrad = 2, kAdam = 3 };
 
 struct Rule {
   int kind;
   float lr, decay, eps, beta1, beta2;
 };
+
+// A row of kParts * 16 weights whose gradient is the sum of those of occurrences `first` to `last`: all in registers.
+template <int kParts, class Given>
+inline void rowwise_adagrad(const Rule& rule, float* weight, float* state, int64_t first, int64_t last,
+                            const Given& given) {
+  Lanes sum[kParts] = {}, squares = {};
+  for (int64_t i = first; i < last; ++i) {
+    const float* grad = given(i);
+    for (int k = 0; k < kParts; ++k) sum[k] += load(grad + k * kLine);
+  }
+  for (int k = 0; k < kParts; ++k) {
+    if (rule.decay != 0.0f) sum[k] += rule.decay * load(weight + k * kLine);
+    squares += sum[k] * sum[k];
+  }
+  *state += total(squares) / float(kParts * kLine);
+  const float step = rule.lr / (std::sqrt(*state) + rule.eps);
+  for (int k = 0; k < kParts; ++k) store(weight + k * kLine, load(weight + k * kLine) - step * sum[k]);
+}
 
 // `grad` may be changed. States: one number a weight, or (row-wise) one a row.
 void apply(const Rule& rule, float* weight, float* grad, float* state, float* second, int64_t width) {
@@ -123,14 +160,11 @@ void apply(const Rule& rule, float* weight, float* grad, float* state, float* se
       }
       break;
     case kRowwiseAdagrad: {
-      float part[kLine] = {0};
+      Lanes squares = {};
       int64_t c = 0;
-      for (; c + kLine <= width; c += kLine)
-        for (int64_t k = 0; k < kLine; ++k) part[k] += grad[c + k] * grad[c + k];
-      for (int64_t k = 0; c < width; ++c, ++k) part[k] += grad[c] * grad[c];
-      float sum = 0;
-      for (float p : part) sum += p;
-      *state += sum / float(width);
+      for (; c + kLine <= width; c += kLine) squares += load(grad + c) * load(grad + c);
+      for (int64_t k = 0; c < width; ++c, ++k) squares[k] += grad[c] * grad[c];
+      *state += total(squares) / float(width);
       const float step = rule.lr / (std::sqrt(*state) + rule.eps);
       for (int64_t i = 0; i < width; ++i) weight[i] -= step * grad[i];
       break;
@@ -167,6 +201,8 @@ void step(float* table, float* state, float* second, int64_t width, const Index*
   parallel_parts(parts, [&](int64_t part) {
     const int64_t from = bound(part, parts), to = bound(part + 1, parts);
     std::vector<float> sum(width);
+    const bool is_plain = rule.kind == kRowwiseAdagrad && !weights && !divisor;
+    const int64_t in_registers = is_plain && width % kLine == 0 ? width / kLine : 0;
     auto source = [&](int64_t i) { return bag ? bag[order[i]] : order[i]; };
     // `at`: the gradients' addresses.
     auto given = [&](int64_t i) {
@@ -179,6 +215,19 @@ void step(float* table, float* state, float* second, int64_t width, const Index*
         prefetch(table + next * width, width);
         if (state) prefetch(state + next * state_width, state_width);
         if (second) prefetch(second + next * width, width);
+      }
+      const int64_t row = int64_t(rows[u]);
+      auto whole = [&](auto size) {
+        rowwise_adagrad<decltype(size)::value>(rule, table + row * width, state + row, first, last, [&](int64_t i) {
+          if (i + kAhead < n) prefetch(given(i + kAhead), width);
+          return given(i);
+        });
+      };
+      switch (in_registers) {
+        case 1: whole(std::integral_constant<int, 1>()); continue;
+        case 2: whole(std::integral_constant<int, 2>()); continue;
+        case 4: whole(std::integral_constant<int, 4>()); continue;
+        case 8: whole(std::integral_constant<int, 8>()); continue;
       }
       auto scale_of = [&](int64_t i) {
         float scale = weights ? weights[order[i]] : 1.0f;
@@ -206,7 +255,6 @@ void step(float* table, float* state, float* second, int64_t width, const Index*
           for (int k = 0; k < kTile; ++k) store(&sum[c + k * kLine], total[k]);
         }
       });
-      const int64_t row = int64_t(rows[u]);
       apply(rule, table + row * width, sum.data(), state ? state + row * state_width : nullptr,
             second ? second + row * width : nullptr, width);
     }
@@ -322,9 +370,24 @@ int64_t parts(const Index* numbers, int64_t n, Index* rows, int64_t* starts, int
   return count;
 }
 
-// Distinct values (none negative), ascending, and the place of each value among them: a bit for each number up to the
-// largest value, counted by words. -1, and nothing done, where the bits would be many more than the values.
-int64_t distinct(const int32_t* values, int64_t n, int32_t* unique, int64_t* inverse) {
+// Distinct values of a vector, none negative, and the place of each of its elements among them. They ascend, or they come
+// range by range (range g ends before value ends[g]), each range's as the vector has them first.
+
+struct Ranges {
+  const int64_t* ends;
+  int64_t count;
+
+  int64_t of(int64_t value) const {
+    if (count > 16) return std::upper_bound(ends, ends + count, value) - ends;
+    int64_t range = 0;  // of few: counted, for which way a search turns is hardly to be guessed
+    for (int64_t g = 0; g + 1 < count; ++g) range += value >= ends[g];
+    return range;
+  }
+};
+
+// By a bit for each number up to the largest value, counted by words. -1, and nothing done, where the bits would be many
+// more than the values.
+int64_t distinct(const int32_t* values, int64_t n, const Ranges* ranges, int32_t* unique, int64_t* inverse) {
   int32_t highest = 0;
   for (int64_t i = 0; i < n; ++i) highest = std::max(highest, values[i]);
   const int64_t words = int64_t(highest) / 64 + 1;
@@ -335,14 +398,62 @@ int64_t distinct(const int32_t* values, int64_t n, int32_t* unique, int64_t* inv
   int64_t count = 0;
   for (int64_t w = 0; w < words; ++w) {
     before[size_t(w)] = uint32_t(count);
-    for (uint64_t left = bits[size_t(w)]; left != 0; left &= left - 1)
-      unique[count++] = int32_t(w * 64 + __builtin_ctzll(left));
+    count += __builtin_popcountll(bits[size_t(w)]);
+  }
+  auto below = [&](int64_t value) {  // how many distinct values are
+    const size_t w = size_t(value >> 6);
+    return before[w] + uint32_t(__builtin_popcountll(bits[w] & ((uint64_t(1) << (value & 63)) - 1)));
+  };
+  if (!ranges) {
+    for (int64_t w = 0, to = 0; w < words; ++w)
+      for (uint64_t left = bits[size_t(w)]; left != 0; left &= left - 1)
+        unique[to++] = int32_t(w * 64 + __builtin_ctzll(left));
+    for (int64_t i = 0; i < n; ++i) inverse[i] = below(values[i]);
+    return count;
+  }
+  std::vector<uint32_t> next(size_t(ranges->count), 0), place(size_t(count), UINT32_MAX);
+  for (int64_t g = 1; g < ranges->count; ++g) {
+    const int64_t end = ranges->ends[g - 1];
+    next[size_t(g)] = end > highest ? uint32_t(count) : below(end);
   }
   for (int64_t i = 0; i < n; ++i) {
-    const size_t w = size_t(values[i] >> 6);
-    const uint64_t lower = (uint64_t(1) << (values[i] & 63)) - 1;
-    inverse[i] = int64_t(before[w]) + __builtin_popcountll(bits[w] & lower);
+    uint32_t& to = place[below(values[i])];
+    if (to == UINT32_MAX) {
+      to = next[size_t(ranges->of(values[i]))]++;
+      unique[to] = values[i];
+    }
+    inverse[i] = to;
   }
+  return count;
+}
+
+// By a hash table, for values that are far apart.
+int64_t distinct_far(const int32_t* values, int64_t n, const Ranges& ranges, int32_t* unique, int64_t* inverse) {
+  int bits = 4;
+  while ((int64_t(1) << bits) < 2 * n) ++bits;
+  const size_t last = (size_t(1) << bits) - 1;
+  std::vector<uint32_t> slots(last + 1, UINT32_MAX);
+  std::vector<int32_t> found(static_cast<size_t>(n));
+  std::vector<uint32_t> size(size_t(ranges.count), 0);
+  uint32_t count = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    size_t at = size_t((uint64_t(uint32_t(values[i])) * 0x9E3779B97F4A7C15u) >> (64 - bits));
+    while (slots[at] != UINT32_MAX && found[slots[at]] != values[i]) at = (at + 1) & last;
+    if (slots[at] == UINT32_MAX) {
+      slots[at] = count;
+      found[count++] = values[i];
+      ++size[size_t(ranges.of(values[i]))];
+    }
+    inverse[i] = slots[at];
+  }
+  uint32_t sum = 0;
+  for (auto& s : size) s = std::exchange(sum, sum + s);
+  std::vector<uint32_t> place(count);
+  for (uint32_t u = 0; u < count; ++u) {
+    place[u] = size[size_t(ranges.of(found[u]))]++;
+    unique[place[u]] = found[u];
+  }
+  for (int64_t i = 0; i < n; ++i) inverse[i] = place[size_t(inverse[i])];
   return count;
 }
 
@@ -408,8 +519,11 @@ int64_t headrace_occurrences(const int64_t* codes, int64_t batch, int64_t slots,
   return occurrences(codes, batch, slots, c, count, shard_address, pieces, static_cast<int32_t*>(addresses), bag, starts);
 }
 
-int64_t headrace_distinct(const int32_t* values, int64_t n, int32_t* unique, int64_t* inverse) {
-  return distinct(values, n, unique, inverse);
+int64_t headrace_distinct(const int32_t* values, int64_t n, const int64_t* ends, int64_t count, int32_t* unique,
+                          int64_t* inverse) {
+  const Ranges ranges{ends, count};
+  const int64_t found = distinct(values, n, ends ? &ranges : nullptr, unique, inverse);
+  return found < 0 && ends ? distinct_far(values, n, ranges, unique, inverse) : found;
 }
 
 void headrace_numbers(const void* addresses, int wide, const int64_t* ids, const int64_t* shift, int64_t world,
@@ -425,6 +539,13 @@ void headrace_numbers(const void* addresses, int wide, const int64_t* ids, const
 int64_t headrace_parts(const void* numbers, int wide, int64_t n, void* rows, int64_t* starts, int64_t* part) {
   if (wide) return parts(static_cast<const int64_t*>(numbers), n, static_cast<int64_t*>(rows), starts, part);
   return parts(static_cast<const int32_t*>(numbers), n, static_cast<int32_t*>(rows), starts, part);
+}
+
+void headrace_addresses(const void* base, int64_t stride, const void* rows, int wide, int64_t n, int64_t* out) {
+  const int64_t first = int64_t(reinterpret_cast<intptr_t>(base));
+  if (!rows) for (int64_t i = 0; i < n; ++i) out[i] = first + i * stride;
+  else if (wide) for (int64_t i = 0; i < n; ++i) out[i] = first + static_cast<const int64_t*>(rows)[i] * stride;
+  else for (int64_t i = 0; i < n; ++i) out[i] = first + int64_t(static_cast<const int32_t*>(rows)[i]) * stride;
 }
 
 void headrace_places(const int64_t* rows, int64_t count, const int64_t* index, int64_t n, int marked, int64_t* out) {
@@ -452,7 +573,7 @@ void headrace_group(const int64_t* keys, const int64_t* values, int64_t n, int64
   else group<int64_t>(keys, values, n, groups, order, starts);
 }
 
-int headrace_embeddings_version() { return 5; }
+int headrace_embeddings_version() { return 6; }
 
 void headrace_pool_sum(const float* table, int64_t width, const void* index, int wide, int64_t n, const int64_t* starts,
                        int64_t bags, const float* weights, float* out, int threads) {

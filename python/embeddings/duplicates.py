@@ -22,7 +22,7 @@ class Duplicates:
         *, inverse: Tensor | None = None,
     ) -> None:  # fmt: skip
         """Either all of `order`, `starts` and `group` are given, or `inverse`."""
-        #: Distinct values, ascending: [U].
+        #: Distinct values, in the order of `find_duplicates`: [U].
         self.unique = unique
         self._order, self._starts, self._group, self._inverse = order, starts, group, inverse
 
@@ -73,10 +73,18 @@ class Duplicates:
         return Duplicates(self.unique, self.order[inside] - start, counts.cumsum(0) - counts, group)
 
 
-def find_duplicates(x: Tensor) -> Duplicates:
-    """Sort out the duplicates of an integer vector [N]; int32: none negative."""
+def find_duplicates(x: Tensor, ends: Tensor | None = None) -> Duplicates:
+    """Sort out the duplicates of an integer vector [N]; int32: none negative.
+
+    Args:
+        x: the vector.
+        ends: None: distinct values ascend. Otherwise they are sorted by range alone: range g ends before value ends[g],
+            the last behind all (int64 [G], ascending). Inside of a range they come in the order of their first
+            elements, where there is a loop for it: what belongs to them is then read and written front to back by who
+            goes through the vector.
+    """
     if x.dtype is torch.int32 and x.device.type == "cpu" and native.library() is not None:
-        found = native.distinct(x)
+        found = native.distinct(x, ends)
         return Duplicates(*native.duplicates(x)) if found is None else Duplicates(found[0], inverse=found[1])
     values, order = torch.sort(x, stable=True)
     is_first = torch.ones_like(values, dtype=torch.bool)

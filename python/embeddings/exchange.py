@@ -43,15 +43,15 @@ class Request:
     raw: list[AskedIds] = field(default_factory=list)
     _sorted: dict[int, Duplicates] = field(default_factory=dict)
 
-    def duplicates(self, arena: int) -> Duplicates:
-        """Those of `rows` of one arena, found once."""
+    def duplicates(self, arena: int, ends: Tensor | None = None) -> Duplicates:
+        """Those of `rows` of one arena, sorted once, by the `ends` of the first call: see `find_duplicates`."""
         if arena not in self._sorted:
-            self._sorted[arena] = find_duplicates(self.rows[arena])
+            self._sorted[arena] = find_duplicates(self.rows[arena], ends)
         return self._sorted[arena]
 
     def touched(self, arena: int) -> Tensor:
         """Distinct rows of one arena, ascending."""
-        return self.duplicates(arena).unique
+        return find_duplicates(self.rows[arena]).unique
 
 
 class Addressed(Protocol):
@@ -103,7 +103,7 @@ class Mail:
         that the owner has nothing to decode; v that begins a part of a bag travels as -1 - v.
 
         Args:
-            wanted: by arena, distinct addresses, ascending: [U_a]; or parts of bags.
+            wanted: by arena, distinct addresses, owner by owner: [U_a]; or parts of bags.
             raw: by table, raw ids.
 
         Returns:
@@ -114,6 +114,7 @@ class Mail:
         for i, (arena, asks) in enumerate(zip(self._arenas, wanted, strict=True)):
             addresses, begins = (asks.addresses, asks.begins) if isinstance(asks, Parts) else (asks, None)
             starts = arena.rank_starts.to(addresses.dtype)
+            # They need not ascend for that inside of an owner's.
             counts.append(asks.ids if isinstance(asks, Parts) else torch.searchsorted(asks, starts).diff().tolist())
             sent.append(asks.parts if isinstance(asks, Parts) else counts[-1])
             shift = self._base[i] - arena.rank_starts[:-1]

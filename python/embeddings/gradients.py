@@ -45,13 +45,13 @@ class Gradient:
 
     @staticmethod
     def of_sums(unique: Tensor, grad: Tensor) -> Gradient:
-        """Of distinct rows, ascending."""
+        """Of distinct rows, sorted as `Updater.runs` says."""
         each = torch.arange(unique.numel())
         return Gradient(Duplicates(unique, each, each, each), grad)
 
     @property
     def rows(self) -> Tensor:
-        """Distinct rows, ascending: int32 or int64 [U]."""
+        """Distinct rows: int32 or int64 [U]."""
         return self.duplicates.unique
 
     def sums(self) -> Tensor:

@@ -64,7 +64,7 @@ class Posted:
     def places(self) -> tuple[Tensor, Delivered]:
         """The vectors' addresses in order of their owners, int64 [U]; what those of other ranks belong to."""
         came = self._arrive()
-        return torch.cat([_rows(self._matrix, self._own) if p is None else _rows(p) for p in came.parts]), came
+        return _rows([(self._matrix, self._own) if p is None else (p, None) for p in came.parts]), came
 
 
 def can_place(layout: Layout) -> bool:
@@ -126,7 +126,7 @@ class Placed:
         Front to back, so by one thread.
         """
         self.check()
-        return self._spread([torch.cat([_rows(p) for p in places]) for places in self._reserve()], True)
+        return self._spread([_rows([(p, None) for p in places]) for places in self._reserve()], True)
 
     def take(self, gradient: Tensor) -> None:
         """Take the gradients of all vectors, float32 [B, F, D], in place of `open`. Collective, as `close`."""
@@ -154,6 +154,8 @@ class Placed:
         embeddings, prepared = self._embeddings, self._prepared
         found = []
         for arena, part in zip(embeddings.layout.arenas, prepared.parts, strict=True):
+            if arena.local:
+                part.ends = embeddings.runs(arena)
             counts = [part.sorted().unique.numel() if part.bags is None else part.bags.bag.numel()]
             places: list[Tensor | None] = [None]
             posted = None if arena.local else prepared.posted
@@ -194,12 +196,12 @@ class Placed:
         embeddings, prepared = self._embeddings, self._prepared
         arena, part, weight = embeddings.layout.arenas[number], prepared.parts[number], embeddings.weights[number]
         if arena.local:
-            return _rows(weight, part.addresses)
+            return _rows([(weight, part.addresses)])
         posted = prepared.posted
         if posted is None:
             (rows,) = prepared.rows()
             self._kept.append(decode(rows))
-            return _rows(self._kept[-1])
+            return _rows([(self._kept[-1], None)])
         addresses, self._came = posted.places()
         return addresses
 
@@ -235,21 +237,24 @@ class Placed:
         return torch.cat(found, dim=1).index_select(1, torch.tensor(columns).argsort())
 
 
-def _rows(matrix: Tensor, rows: Tensor | None = None) -> Tensor:
-    """The addresses of a matrix's rows: int64."""
-    numbers = torch.arange(matrix.shape[0]) if rows is None else rows.long()
-    return numbers * (matrix.stride(0) * matrix.element_size()) + matrix.data_ptr()
+def _rows(parts: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
+    """The addresses of matrices' rows, of all where none are named: int64, one matrix after the other."""
+    counts = [matrix.shape[0] if rows is None else rows.numel() for matrix, rows in parts]
+    out = torch.empty(sum(counts), dtype=torch.int64)
+    for (matrix, rows), place in zip(parts, torch.split(out, counts), strict=True):
+        native.addresses(matrix, rows, place)
+    return out
 
 
 def _arrival(
     embeddings: ShardedEmbeddings, arena: Arena, request: Request, own: Tensor, arrive: Callable[[], Delivered]
 ) -> Callable[[], None]:
     """What waits for the gradients of an arena's vectors, which stay where their senders wrote them."""
-    found = request.duplicates(0)  # sorted out before the wait
+    found = request.duplicates(0, embeddings.runs(arena))  # sorted out before the wait
 
     def receive() -> None:
         came, asked = arrive(), request.asked[0]
-        at = torch.cat([_rows(own if p is None else p) for p in came.parts])
+        at = _rows([(own if p is None else p, None) for p in came.parts])
         nothing, bag = torch.empty(0, own.shape[1]), None if asked is None else asked.part
         embeddings.add_gradient(arena, Gradient(found, nothing, bag, at=at, kept=(own, came)))
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from headrace.embeddings.optimizers import ADAGRAD_EPS, ADAM_BETAS, ADAM_EPS
 from headrace.workspace import checkout
 
-_VERSION = 5
+_VERSION = 6
 _UINT32 = 2**32 - 1
 _KINDS = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 2, "adam": 3}
 _EPS = {"sgd": 0.0, "adagrad": ADAGRAD_EPS, "rowwise_adagrad": ADAGRAD_EPS, "adam": ADAM_EPS}
@@ -62,8 +62,10 @@ def library() -> ctypes.CDLL | None:
     found.headrace_interact_gradient.restype = None
     found.headrace_duplicates.argtypes = [p, i64, p, p, p, p]
     found.headrace_duplicates.restype = i64
-    found.headrace_distinct.argtypes = [p, i64, p, p]
+    found.headrace_distinct.argtypes = [p, i64, p, i64, p, p]
     found.headrace_distinct.restype = i64
+    found.headrace_addresses.argtypes = [p, i64, p, i32, i64, p]
+    found.headrace_addresses.restype = None
     found.headrace_places.argtypes = [p, i64, p, i64, i32, p]
     found.headrace_places.restype = None
     found.headrace_numbers.argtypes = [p, i32, p, p, i64, p, p, i32]
@@ -115,6 +117,17 @@ def sum_at(addresses: Tensor, width: int, starts: Tensor, weights: Tensor | None
         out.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return out
+
+
+def addresses(matrix: Tensor, rows: Tensor | None, out: Tensor) -> None:
+    """Write the memory addresses of a matrix's rows, int32 or int64 [N], or of its first N ones, to int64 [N]."""
+    lib = library()
+    assert lib is not None
+    rows = None if rows is None else rows.contiguous()
+    lib.headrace_addresses(
+        matrix.data_ptr(), matrix.stride(0) * matrix.element_size(), _pointer(rows),
+        rows is not None and rows.dtype is torch.int64, out.numel(), out.data_ptr(),
+    )  # fmt: skip
 
 
 def places(rows: Tensor, index: Tensor, marked: bool = False) -> Tensor:
@@ -215,16 +228,25 @@ def duplicates(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return unique[:distinct], order, starts[:distinct], group
 
 
-def distinct(values: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Distinct values of an int32 vector [N], none negative, ascending, and the place of each among them, int64 [N].
+def distinct(values: Tensor, ends: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+    """Distinct values of an int32 vector [N], none negative, and the place of each element among them, int64 [N].
 
-    None where the largest is so large that sorting is faster.
+    Args:
+        values: the vector.
+        ends: None: distinct values ascend. Otherwise they come range by range, each range's in the order in which the
+            vector has them first; range g ends before value ends[g], the last behind all: int64 [G], ascending.
+
+    Returns:
+        None where they ascend and the largest is so large that sorting is faster.
     """
     lib = library()
     assert lib is not None
-    values = values.contiguous()
+    values, ends = values.contiguous(), None if ends is None else ends.contiguous()
     unique, inverse = torch.empty_like(values), torch.empty(values.numel(), dtype=torch.int64)
-    count = lib.headrace_distinct(values.data_ptr(), values.numel(), unique.data_ptr(), inverse.data_ptr())
+    count = lib.headrace_distinct(
+        values.data_ptr(), values.numel(), _pointer(ends), 0 if ends is None else ends.numel(), unique.data_ptr(),
+        inverse.data_ptr(),
+    )  # fmt: skip
     return None if count < 0 else (unique[:count], inverse)
 
 

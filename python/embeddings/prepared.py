@@ -33,12 +33,14 @@ class Part:
     groups: list[tuple[int, int, int]]
     #: None: not sorted yet (a lookup in this rank's own matrix needs that for gradients only).
     duplicates: Duplicates | None = None
+    #: How to sort: see `find_duplicates`.
+    ends: Tensor | None = None
     #: Of an arena whose owners sum bags (it has one group).
     bags: Parts | None = None
 
     def sorted(self) -> Duplicates:
         if self.duplicates is None:
-            self.duplicates = find_duplicates(self.addresses)
+            self.duplicates = find_duplicates(self.addresses, self.ends)
         return self.duplicates
 
 
@@ -175,4 +177,6 @@ class Prepared:
                 pieces.append(addresses)
         if not pieces:  # a table that no feature looks up
             return Part(torch.empty(0, dtype=arena.index_dtype), [])
-        return Part(pieces[0] if len(pieces) == 1 else torch.cat(pieces), found)
+        # By owner; each owner's in the order of the batch.
+        ends = None if arena.local else arena.rank_starts[1:]
+        return Part(pieces[0] if len(pieces) == 1 else torch.cat(pieces), found, ends=ends)

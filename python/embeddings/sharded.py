@@ -242,6 +242,10 @@ class ShardedEmbeddings(nn.Module):
             if prepared.request is not None:
                 self.open_requests.append(prepared.request)
 
+    def runs(self, arena: Arena) -> Tensor | None:
+        """How the distinct rows of a gradient must be sorted for `step`: see `find_duplicates`."""
+        return None if self._updater is None else self._updater.runs(arena)
+
     def add_gradient(self, arena: Arena, gradient: Gradient) -> None:
         """Keep what a backward pass says of this rank's rows of an arena, for `step`."""
         self._receive()
@@ -293,7 +297,7 @@ class ShardedEmbeddings(nn.Module):
         assert self.mail is not None
         back = self.mail.return_gradients(request, vectors)
         for i, (arena, grad) in enumerate(zip(self.remote, back, strict=False)):
-            found, asked = request.duplicates(i), request.asked[i]
+            found, asked = request.duplicates(i, self.runs(arena)), request.asked[i]
             gradient = Gradient(found, grad) if asked is None else Gradient(found, grad, asked.part, asked.weights)
             self.add_gradient(arena, gradient)
         return back[len(self.remote) :]

@@ -110,6 +110,15 @@ class Updater:
         if slow:
             self._by_torch(slow, gradients, scale)
 
+    def runs(self, arena: Arena) -> Tensor | None:
+        """Ends of the runs of an arena's rows that must come one after the other in a gradient; None: all ascend.
+
+        Rows of bags' sums ascend: the gradients of bags are not read front to back in any order.
+        """
+        if self._fused[arena.number] is None or arena.pooled:
+            return None
+        return torch.tensor([end for _, end in self._segments[arena.number]])
+
     def track(self) -> None:
         """Forget which rows changed, and remember from now on."""
         self.changed = [torch.zeros(len(w), dtype=torch.bool, device=w.device) for w in self._weights]
@@ -312,7 +321,7 @@ def _segments(arena: Arena, optimizer: EmbeddingOptimizer) -> list[tuple[TableOp
 
 
 def _cuts(rows: Tensor, segments: list[tuple[TableOptimizer, int]]) -> list[tuple[TableOptimizer, int, int]]:
-    """Where ascending rows fall into segments: (settings, start, end)."""
+    """Where rows, sorted by segment, fall into segments: (settings, start, end)."""
     if len(segments) == 1:
         return [(segments[0][0], 0, rows.numel())]
     ends = torch.searchsorted(rows, torch.tensor([end for _, end in segments], dtype=rows.dtype)).tolist()

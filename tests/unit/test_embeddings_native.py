@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -16,6 +17,7 @@ from headrace.embeddings.bags import cut_bags
 from headrace.embeddings.batch import Batcher
 from headrace.embeddings.duplicates import find_duplicates
 from headrace.embeddings.layout import Layout
+from headrace.embeddings.optimizers import ADAGRAD_EPS
 from headrace.embeddings.pages import empty_table
 from headrace.embeddings.plan import Lookup, Plan, Table, blocks_for
 from headrace.errors import UserError
@@ -36,6 +38,47 @@ def test_duplicates_are_those_of_a_stable_sort(values: list[int]) -> None:
                  (got.group, expected.group), (got.inverse(), expected.inverse())):  # fmt: skip
         assert torch.equal(a, b)
         assert a.dtype == b.dtype
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    values=st.lists(st.one_of(st.integers(0, 9), st.integers(0, 5_000), st.integers(0, 2**31 - 1))),
+    cuts=st.lists(st.one_of(st.integers(0, 9), st.integers(0, 2**31)), max_size=40),
+)
+def test_duplicates_come_range_by_range_as_they_appear(values: list[int], cuts: list[int]) -> None:
+    ends = [*sorted(cuts), 2**31]
+    found = find_duplicates(torch.tensor(values, dtype=torch.int32), torch.tensor(ends))
+    expected = sorted(dict.fromkeys(values), key=lambda v: bisect_right(ends, v))  # stable: as they appear
+    assert found.unique.tolist() == expected
+    assert [expected[i] for i in found.inverse().tolist()] == values
+    order, starts = found.order.tolist(), [*found.starts.tolist(), len(values)]
+    for value, first, last in zip(expected, starts, starts[1:], strict=False):
+        assert order[first:last] == [i for i, v in enumerate(values) if v == value]
+
+
+@pytest.mark.parametrize("width", [3, 16, 32, 40, 64, 128])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_a_step_of_rowwise_adagrad(width: int, decay: float) -> None:
+    """Against NumPy in float64, rows in any order, each with any number of gradients."""
+    rng = np.random.default_rng(width)
+    rows, touched, many = 50, 30, 200
+    table, state = rng.normal(size=(rows, width)).astype(np.float32), rng.random((rows, 1)).astype(np.float32)
+    gradient = rng.normal(size=(many, width)).astype(np.float32)
+    unique = rng.permutation(rows)[:touched].astype(np.int32)
+    of = rng.integers(0, touched, many)
+    expected, sums = table.astype(np.float64), state[:, 0].astype(np.float64)
+    for u, row in enumerate(unique):
+        total = gradient[of == u].astype(np.float64).sum(0) + decay * expected[row]
+        sums[row] += (total**2).mean()
+        expected[row] -= 0.05 * total / (np.sqrt(sums[row]) + ADAGRAD_EPS)
+    order, starts = native.group(torch.from_numpy(of), touched)
+    got, got_state = torch.from_numpy(table.copy()), torch.from_numpy(state.copy())
+    native.update(
+        "rowwise_adagrad", got, [got_state], torch.from_numpy(unique), starts, order, many, torch.from_numpy(gradient),
+        bag=None, weights=None, divisor=None, lr=0.05, decay=decay, step=1,
+    )  # fmt: skip
+    np.testing.assert_allclose(got.numpy(), expected, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(got_state[:, 0].numpy(), sums, rtol=2e-5)
 
 
 def test_a_million_values_are_sorted() -> None:
