@@ -50,6 +50,10 @@ $(STAMPS)/tools: scripts/prerequisites.sh
 	@$(STEP) "install uv $(UV_VERSION)" bash -c '"$$(scripts/prerequisites.sh --python)" -m venv build/tools && build/tools/bin/pip install -q --disable-pip-version-check uv==$(UV_VERSION)'
 	@touch $@
 
+# Where PYTHONDONTWRITEBYTECODE is set (images, CI) each process would compile what it imports, torch and MLflow among it:
+# 1 to 3 s of each stage. So packages are compiled when they are installed.
+export UV_COMPILE_BYTECODE := 1
+
 $(STAMPS)/venv: requirements/headrace.lock $(STAMPS)/tools
 	@$(STEP) "install the environment (torch is large: about a minute)" bash -c '[ -x .venv/bin/python ] || $(UV) venv -q --python "$$(scripts/prerequisites.sh --python)" .venv; $(UV) pip sync -q --require-hashes --python $(PYTHON) requirements/headrace.lock'
 	@touch $@
@@ -59,7 +63,7 @@ $(STAMPS)/horovod.$(HOROVOD): scripts/install-horovod.sh scripts/build-horovod.s
 	@$(STEP) "install Horovod, flavour $(HOROVOD) (built from source the first time)" scripts/install-horovod.sh $(UV) $(STAMPS) $(CUDA) $(HOROVOD) $(HOROVOD_ELSE)
 
 $(STAMPS)/package: pyproject.toml setup.py $(STAMPS)/horovod.$(HOROVOD)
-	@$(STEP) "install headrace itself" $(UV) pip install -q --python $(PYTHON) --no-deps --no-build-isolation -e .
+	@$(STEP) "install headrace itself" bash -c '$(UV) pip install -q --python $(PYTHON) --no-deps --no-build-isolation -e . && $(PYTHON) -m compileall -q python'
 	@mkdir -p build/src && ln -sfn ../../python build/src/headrace
 	@touch $@
 
