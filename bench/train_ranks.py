@@ -48,7 +48,8 @@ from headrace.train.profile import collect_profile
 from headrace.train.progress import Tick
 from headrace.train.spans import NoSpans, Spans
 from headrace.train.steps import Learner, Loop
-from headrace.train.watch import Watch, WatchedCollective
+from headrace.train.watch import Watch
+from headrace.train.watched import WatchedCollective
 from headrace.workspace import checkout
 
 #: The same for both sides of every comparison: blocks that are freed stay with the process.

@@ -37,7 +37,8 @@ from headrace.train.profile import collect_profile, show_profile
 from headrace.train.progress import Tick
 from headrace.train.spans import NoSpans, Spans
 from headrace.train.steps import Learner, Loop, Say
-from headrace.train.watch import Watch, WatchedCollective
+from headrace.train.watch import Watch
+from headrace.train.watched import WatchedCollective
 
 log = logging.getLogger("headrace.train")
 

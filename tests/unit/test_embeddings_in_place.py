@@ -20,7 +20,8 @@ from headrace.embeddings.plan import Lookup, Plan, Table, blocks_for
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.models.pairs import with_pairs
 from headrace.train.spans import NoSpans
-from headrace.train.watch import Watch, WatchedCollective
+from headrace.train.watch import Watch
+from headrace.train.watched import WatchedCollective
 
 T = TypeVar("T")
 
