@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.train.watch import EXIT_STALLED, Watch, last_words
+from headrace.train.watch import EXIT_STALLED, Watch, last_words, rank_file
 from headrace.world import World
 
 RANK = """
@@ -42,6 +43,12 @@ def start(folder: Path, rank: int, size: int, deadline: float, waits: bool) -> s
     return process
 
 
+def step_of(folder: Path, rank: int) -> int | None:
+    """The step that a rank says it is at."""
+    file = rank_file(folder, rank)
+    return json.loads(file.read_text())["step"] if file.exists() else None
+
+
 def wait_for(true: Callable[[], bool]) -> None:
     end = time.monotonic() + 30
     while not true():
@@ -53,7 +60,7 @@ def test_a_rank_that_waits_too_long_names_those_that_are_missing(tmp_path: Path)
     stopped, busy = start(tmp_path, 1, 5, 1e6, True), start(tmp_path, 2, 5, 2, False)
     other = start(tmp_path, 4, 5, 1e6, True)
     try:
-        wait_for(lambda: len(list(tmp_path.glob("rank-*.json"))) == 3)
+        wait_for(lambda: [step_of(tmp_path, rank) for rank in (1, 2, 4)] == [7, 7, 7])
         os.kill(stopped.pid, signal.SIGSTOP)
         waiting = start(tmp_path, 0, 5, 4, True)
         assert waiting.wait(30) == EXIT_STALLED
