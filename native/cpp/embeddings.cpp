@@ -182,7 +182,7 @@ void apply(const Rule& rule, float* weight, float* grad, float* state, float* se
 template <class Index>
 void step(float* table, float* state, float* second, int64_t width, const Index* rows, const int64_t* starts,
           int64_t distinct, const int64_t* order, int64_t n, const int64_t* bag, const float* weights,
-          const float* divisor, const float* grads, const int64_t* at, const Rule& rule, int threads) {
+          const float* divisor, const float* grads, const Rule& rule, int threads) {
   const int64_t state_width = rule.kind == kRowwiseAdagrad ? 1 : width;
   if (distinct == 0) return;
   // Popular rows have many gradients and lie side by side: threads share the work, not the rows.
@@ -204,9 +204,9 @@ void step(float* table, float* state, float* second, int64_t width, const Index*
     const bool is_plain = rule.kind == kRowwiseAdagrad && !weights && !divisor;
     const int64_t in_registers = is_plain && width % kLine == 0 ? width / kLine : 0;
     auto source = [&](int64_t i) { return bag ? bag[order[i]] : order[i]; };
-    // `at`: the gradients' addresses.
+    // Without gradients `order` has their addresses.
     auto given = [&](int64_t i) {
-      return at ? reinterpret_cast<const float*>(intptr_t(at[source(i)])) : grads + source(i) * width;
+      return grads ? grads + source(i) * width : reinterpret_cast<const float*>(intptr_t(order[i]));
     };
     for (int64_t u = from; u < to; ++u) {
       const int64_t first = starts[u], last = u + 1 < distinct ? starts[u + 1] : n;
@@ -573,7 +573,7 @@ void headrace_group(const int64_t* keys, const int64_t* values, int64_t n, int64
   else group<int64_t>(keys, values, n, groups, order, starts);
 }
 
-int headrace_embeddings_version() { return 6; }
+int headrace_embeddings_version() { return 7; }
 
 void headrace_pool_sum(const float* table, int64_t width, const void* index, int wide, int64_t n, const int64_t* starts,
                        int64_t bags, const float* weights, float* out, int threads) {
@@ -583,15 +583,15 @@ void headrace_pool_sum(const float* table, int64_t width, const void* index, int
 
 void headrace_update(float* table, float* state, float* second, int64_t width, const void* rows, int wide,
                      const int64_t* starts, int64_t distinct, const int64_t* order, int64_t n, const int64_t* bag,
-                     const float* weights, const float* divisor, const float* grads, const int64_t* at, int kind,
-                     float lr, float decay, float eps, float beta1, float beta2, int threads) {
+                     const float* weights, const float* divisor, const float* grads, int kind, float lr, float decay,
+                     float eps, float beta1, float beta2, int threads) {
   const Rule rule{kind, lr, decay, eps, beta1, beta2};
   if (wide)
     step(table, state, second, width, static_cast<const int64_t*>(rows), starts, distinct, order, n, bag, weights,
-         divisor, grads, at, rule, threads);
+         divisor, grads, rule, threads);
   else
     step(table, state, second, width, static_cast<const int32_t*>(rows), starts, distinct, order, n, bag, weights,
-         divisor, grads, at, rule, threads);
+         divisor, grads, rule, threads);
 }
 
 }  // extern "C"

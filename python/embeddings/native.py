@@ -19,7 +19,7 @@ from torch import Tensor
 from headrace.embeddings.optimizers import ADAGRAD_EPS, ADAM_BETAS, ADAM_EPS
 from headrace.workspace import checkout
 
-_VERSION = 6
+_VERSION = 7
 _UINT32 = 2**32 - 1
 _KINDS = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 2, "adam": 3}
 _EPS = {"sgd": 0.0, "adagrad": ADAGRAD_EPS, "rowwise_adagrad": ADAGRAD_EPS, "adam": ADAM_EPS}
@@ -43,7 +43,7 @@ def library() -> ctypes.CDLL | None:
     found.headrace_pool_sum.argtypes = [p, i64, p, i32, i64, p, i64, p, p, i32]
     found.headrace_pool_sum.restype = None
     found.headrace_update.argtypes = [
-        p, p, p, i64, p, i32, p, i64, p, i64, p, p, p, p, p, i32, f32, f32, f32, f32, f32, i32,
+        p, p, p, i64, p, i32, p, i64, p, i64, p, p, p, p, i32, f32, f32, f32, f32, f32, i32,
     ]  # fmt: skip
     found.headrace_update.restype = None
     found.headrace_occurrences.argtypes = [p, i64, i64, p, i64, p, i64, p, i32, p, p]
@@ -143,9 +143,9 @@ def places(rows: Tensor, index: Tensor, marked: bool = False) -> Tensor:
 
 
 def update(
-    kind: str, table: Tensor, states: list[Tensor], rows: Tensor, starts: Tensor, order: Tensor, n: int, grad: Tensor,
-    *, bag: Tensor | None, weights: Tensor | None, divisor: Tensor | None, lr: float, decay: float, step: int,
-    at: Tensor | None = None,
+    kind: str, table: Tensor, states: list[Tensor], rows: Tensor, starts: Tensor, order: Tensor, n: int,
+    grad: Tensor | None, *, bag: Tensor | None, weights: Tensor | None, divisor: Tensor | None, lr: float,
+    decay: float, step: int,
 ) -> None:  # fmt: skip
     """Sum the gradients of each distinct row and apply an optimizer to it, in place.
 
@@ -157,27 +157,27 @@ def update(
         starts: where each row's occurrences start in `order`, int64 [U].
         order: occurrences by row, int64; the last row's end at place `n`.
         n: see `order`.
-        grad: float32 [M, D]; occurrence i has row bag[i] of it (None: row i).
+        grad: float32 [M, D]; occurrence i has row bag[i] of it (None: row i). None: `order` has the addresses of the
+            occurrences' gradients, and there is nothing else to them.
         bag: int64.
         weights: of each occurrence.
         divisor: of each row of `grad`.
         lr: learning rate.
         decay: weight decay.
         step: from 1.
-        at: the addresses of the gradients' rows, int64 [M], in place of `grad`.
     """
     lib = library()
     assert lib is not None
     beta1, beta2 = ADAM_BETAS
     if kind == "adam":
         lr = lr * (1 - beta2**step) ** 0.5 / (1 - beta1**step)
-    grad = grad.contiguous()
+    grad = None if grad is None else grad.contiguous()
     lib.headrace_update(
         table.data_ptr(), _pointer(states[0] if states else None), _pointer(states[1] if len(states) > 1 else None),
         table.shape[1], rows.data_ptr(), rows.dtype is torch.int64, starts.data_ptr(), rows.numel(),
         order.data_ptr(), n,
-        _pointer(bag), _pointer(weights), _pointer(divisor), grad.data_ptr(), _pointer(at), _KINDS[kind], lr, decay,
-        _EPS[kind], beta1, beta2, torch.get_num_threads(),
+        _pointer(bag), _pointer(weights), _pointer(divisor), _pointer(grad), _KINDS[kind], lr, decay, _EPS[kind],
+        beta1, beta2, torch.get_num_threads(),
     )  # fmt: skip
 
 

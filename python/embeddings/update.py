@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from headrace.config import EmbeddingOptimizer, TableOptimizer
+from headrace.embeddings import native
 from headrace.embeddings.collective import Collective
 from headrace.embeddings.dynamic import DynamicEmbeddings
 from headrace.embeddings.gpu import dispatch
@@ -134,7 +135,11 @@ class Updater:
         self._note(number, found.unique)
         opened = self._open(number, found.unique)
         is_plain = gradient.weights is None and gradient.divisor is None and in_one_pass is not dispatch.update
-        if gradient.bag is not None and is_plain:
+        grad: Tensor | None = gradient.grad
+        if gradient.at is not None:
+            at = gradient.at if gradient.bag is None else native.places(gradient.at, gradient.bag)
+            (order, starts), bag, grad = found.in_order(at), None, None
+        elif gradient.bag is not None and is_plain:
             (order, starts), bag = found.in_order(gradient.bag), None
         else:
             order, starts, bag = found.order, found.starts, gradient.bag
@@ -146,9 +151,9 @@ class Updater:
             last = order.numel() if end == found.unique.numel() else int(starts[end])
             in_one_pass(
                 self._optimizer.kind, table, states, opened.places[start:end], starts[start:end], order,
-                last, gradient.grad, bag=bag, weights=gradient.weights, divisor=gradient.divisor,
+                last, grad, bag=bag, weights=gradient.weights, divisor=gradient.divisor,
                 lr=settings.learning_rate * scale, decay=settings.weight_decay or 0.0, step=self.steps,
-                at=gradient.at, **{name: rows[start:end] for name, rows in named.items()},
+                **{name: rows[start:end] for name, rows in named.items()},
             )  # fmt: skip
         self._close(number, opened)
 

@@ -66,9 +66,9 @@ def fused(kind: str, table: Tensor) -> Update | None:
 
 
 def update(
-    kind: str, table: Tensor, states: list[Tensor], rows: Tensor, starts: Tensor, order: Tensor, n: int, grad: Tensor,
-    *, bag: Tensor | None, weights: Tensor | None, divisor: Tensor | None, lr: float, decay: float, step: int,
-    at: Tensor | None = None, names: Tensor | None = None,
+    kind: str, table: Tensor, states: list[Tensor], rows: Tensor, starts: Tensor, order: Tensor, n: int,
+    grad: Tensor | None, *, bag: Tensor | None, weights: Tensor | None, divisor: Tensor | None, lr: float,
+    decay: float, step: int, names: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Row-wise Adagrad by the contract of native.update. Rows of 16 bits are rounded by chance, drawn by step and name.
 
@@ -79,7 +79,7 @@ def update(
     """
     if kind != "rowwise_adagrad":
         raise ValueError(f"no kernel for '{kind}'")
-    if at is not None:
+    if grad is None:
         raise ValueError("gradients at addresses are for tables on the CPU")
     kernels().rowwise_adagrad(
         table, states[0], rows, starts, order, grad.contiguous(), lr=lr, decay=decay, bag=bag, weights=weights,
