@@ -1,4 +1,4 @@
-"""The C++ loops of native/cpp (embeddings, duplicates, ...), where `make native` has built them; torch does the work elsewhere.
+"""The C++ loops of native/cpp, where `make native` has built them; torch does the work elsewhere.
 
 Only float32 tables on the CPU. Sums run in the same order as torch's, so forward passes agree bit for bit; a row's mean
 square is summed in another order.
