@@ -99,7 +99,8 @@ def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
     assert faults == []
     assert re.search(r"rank 1 \(process \d+ on .*try 2 of 3 goes on from step", caplog.text)
     assert re.search(
-        r"rank 0 waited \d+ s at step \d+ in .*missing: rank 1 \(process \d+ on \S+\) was at step \d+ \(train\), and "
+        # Where it was when it was stopped, in a step, an evaluation or a checkpoint, is chance.
+        r"rank 0 waited \d+ s at step \d+ in .*missing: rank 1 \(process \d+ on \S+\) was at step \d+ \(\w+\), and "
         r"has not reported for .*try 3 of 3 goes on from step", caplog.text,
     )  # fmt: skip
     stopped = re.search(r"asked to stop: training stopped after step (\d+) of 400 with a checkpoint", caplog.text)
