@@ -32,9 +32,7 @@ CONN_ID = "spark_default"
 # The day of a run, one expression for all tasks: the one asked for, else that of the model whose training triggered
 # the run, else the start of the data interval, else (a run by hand has no interval) the day on which it was started.
 _EVENT = "model_event(triggering_asset_events | default(none))"
-DS = (
-    "{{ params.ds or " + _EVENT + ".ds or (((data_interval_start | default(none)) or dag_run.run_after) | ds) }}"
-)  # fmt: skip
+DS = "{{ params.ds or " + _EVENT + ".ds or (((data_interval_start | default(none)) or dag_run.run_after) | ds) }}"
 PIPELINE = "{{ " + _EVENT + ".pipeline or params.pipeline }}"
 
 
@@ -86,14 +84,18 @@ def params() -> dict[str, Param]:
     """What may be given when a run is started by hand."""
     return {
         "pipeline": Param(
-            SETTINGS.pipeline, type="string", pattern=r"^[A-Za-z0-9_/][^\n]*$",
+            SETTINGS.pipeline,
+            type="string",
+            pattern=r"^[A-Za-z0-9_/][^\n]*$",
             description="A shipped pipeline's name or the path of a YAML file",
         ),
         "ds": Param(
-            None, type=["null", "string"], format="date",
+            None,
+            type=["null", "string"],
+            format="date",
             description="The day, YYYY-MM-DD; empty: the one that the run is for",
         ),
-    }  # fmt: skip
+    }
 
 
 def model_event(events: Mapping[Any, Any] | None) -> dict[str, Any]:
@@ -199,8 +201,12 @@ def _spark_properties(pipeline: str, home: str) -> str:
     try:
         done = subprocess.run(
             [str(headrace), "spark-properties", pipeline, "--home", home],
-            capture_output=True, text=True, check=False, env=env, timeout=300,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+            env=env,
+            timeout=300,
+        )
     except OSError as e:
         raise AirflowFailException(
             f"cannot run {headrace} ({e.strerror}): set HEADRACE_PYTHON, or run `make env`"

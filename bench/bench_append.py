@@ -50,10 +50,13 @@ def main(millions: float) -> None:
         fit, write = features(home, DS, *rows, *append)
         whole_fit, whole_write = features(home, DS, *rows)
     size = f"8 days of {millions:g} M rows"
-    publish("append", [
-        Figure(f"transform and write, appended, {size}; peer: written whole", write, "s", peer=whole_write),
-        Figure(f"fit, appended, {size}; peer: written whole", fit, "s", peer=whole_fit),
-    ])  # fmt: skip
+    publish(
+        "append",
+        [
+            Figure(f"transform and write, appended, {size}; peer: written whole", write, "s", peer=whole_write),
+            Figure(f"fit, appended, {size}; peer: written whole", fit, "s", peer=whole_fit),
+        ],
+    )
 
 
 if __name__ == "__main__":

@@ -152,8 +152,11 @@ def main() -> None:
     told = limited.report()["t"]
     assert told.evicted
     print(f"churn: {told.admitted:,} admitted, {told.evicted:,} evicted, {told.rows:,} rows", file=sys.stderr)
-    print(f"memory of 1 M rows: {tables.report()['t'].nbytes / ROWS:.0f} bytes a row, of which "
-          f"{4 * DIM + 4} are weights and states", file=sys.stderr)  # fmt: skip
+    print(
+        f"memory of 1 M rows: {tables.report()['t'].nbytes / ROWS:.0f} bytes a row, of which "
+        f"{4 * DIM + 4} are weights and states",
+        file=sys.stderr,
+    )
     publish("dynamic", figures + (day_figures(Stream()) if is_installed() else []))
 
 

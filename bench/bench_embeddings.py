@@ -89,19 +89,18 @@ def fbgemm() -> Any:
         return None
     sys.path.insert(0, str(peers))
     from fbgemm_gpu.split_embedding_configs import EmbOptimType  # type: ignore[import-not-found]
-    from fbgemm_gpu.split_table_batched_embeddings_ops_common import (  # type: ignore[import-not-found]
-        EmbeddingLocation,
-        PoolingMode,
-    )
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode  # type: ignore[import-not-found]
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (  # type: ignore[import-not-found]
         ComputeDevice,
         SplitTableBatchedEmbeddingBagsCodegen,
     )
 
     module = SplitTableBatchedEmbeddingBagsCodegen(
-        [(ROWS, DIM, EmbeddingLocation.HOST, ComputeDevice.CPU)] * TABLES, optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-        learning_rate=0.01, pooling_mode=PoolingMode.SUM,
-    )  # fmt: skip
+        [(ROWS, DIM, EmbeddingLocation.HOST, ComputeDevice.CPU)] * TABLES,
+        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        learning_rate=0.01,
+        pooling_mode=PoolingMode.SUM,
+    )
     module.init_embedding_weights_uniform(-0.05, 0.05)
     return module
 
@@ -137,9 +136,11 @@ def step_figures() -> list[Figure]:
 
         turns: dict[str, Callable[[], object]] = {
             "floor": lambda flat=flat, room=room: torch.index_select(ours.weight, 0, flat, out=room),
-            "forward": look_up, "step": train_ours, "torch forward": look_up_plain,
+            "forward": look_up,
+            "step": train_ours,
+            "torch forward": look_up_plain,
             "torch step": lambda codes=codes: plain.step(codes, gradient),
-        }  # fmt: skip
+        }
         if other is not None:
 
             def look_up_other(values: Tensor = values, offsets: Tensor = offsets) -> None:
@@ -158,9 +159,14 @@ def step_figures() -> list[Figure]:
             for peer in ("torch", "fbgemm"):
                 if f"{peer} {what}" in seconds:
                     figures.append(
-                        Figure(f"{what}, {ids} ids (peer: {peer})", seconds[what] * 1e3, "ms", seconds["floor"] * 1e3,
-                               seconds[f"{peer} {what}"] * 1e3)
-                    )  # fmt: skip
+                        Figure(
+                            f"{what}, {ids} ids (peer: {peer})",
+                            seconds[what] * 1e3,
+                            "ms",
+                            seconds["floor"] * 1e3,
+                            seconds[f"{peer} {what}"] * 1e3,
+                        )
+                    )
     return figures
 
 

@@ -35,10 +35,12 @@ def main() -> None:
                     rates[kind].append(rate(Path(folder) / kind, schema))
             sizes = {k: sum(f.stat().st_size for f in (Path(folder) / k).rglob("*.parquet")) / 2**20 for k in schemas}
         best = {kind: max(found) for kind, found in rates.items()}
-        figures.append(Figure(f"batches from lists {name}; peer: padded columns", best["lists"], "rows/s",
-                              peer=best["columns"]))  # fmt: skip
-        figures.append(Figure(f"size, lists {name}; peer: padded columns", sizes["lists"], "MiB",
-                              peer=sizes["columns"]))  # fmt: skip
+        figures.append(
+            Figure(f"batches from lists {name}; peer: padded columns", best["lists"], "rows/s", peer=best["columns"])
+        )
+        figures.append(
+            Figure(f"size, lists {name}; peer: padded columns", sizes["lists"], "MiB", peer=sizes["columns"])
+        )
     publish("lists", figures)
 
 
@@ -58,8 +60,9 @@ def write(folder: Path, mean: float, as_lists: bool) -> DatasetSchema:
         pq.write_table(whole.slice(g * GROUP, GROUP), path, compression="none", use_dictionary=False)
     codes = [Feature(name=n, kind=Kind.CATEGORICAL, dtype="int32", cardinality=1000) for n in table if n[0] == "c"]
     if as_lists:
-        codes.append(Feature(name="h", kind=Kind.CATEGORICAL, dtype="int32", cardinality=1000, is_list=True,
-                             length=LENGTH))  # fmt: skip
+        codes.append(
+            Feature(name="h", kind=Kind.CATEGORICAL, dtype="int32", cardinality=1000, is_list=True, length=LENGTH)
+        )
     else:
         codes += [Feature(name=f"h{i}", kind=Kind.CATEGORICAL, dtype="int32", cardinality=1000) for i in range(LENGTH)]
     numbers = [Feature(name=n, kind=Kind.CONTINUOUS, dtype="float32") for n in table if n[0] == "n"]

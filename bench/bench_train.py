@@ -64,10 +64,15 @@ def step_figures(name: str, step: Step) -> tuple[list[Figure], Result]:
     floor = samples(step, ours.floor)
     value = samples(step, ours.ours)
     figures = [
-        Figure(f"{name} (floor: dense only; peer: TorchRec {sharding.replace('_', '-')})", value, "samples/s", floor,
-               samples(step, seconds))
+        Figure(
+            f"{name} (floor: dense only; peer: TorchRec {sharding.replace('_', '-')})",
+            value,
+            "samples/s",
+            floor,
+            samples(step, seconds),
+        )
         for sharding, seconds in peers.items()
-    ]  # fmt: skip
+    ]
     figures = figures or [Figure(f"{name} (floor: dense only)", value, "samples/s", floor)]
     plain = samples(step, ours.torch)
     figures.append(Figure(f"{name} (floor: dense only in plain torch)", value, "samples/s", plain))
@@ -90,9 +95,13 @@ def main() -> None:
         step = CASES["DLRM, uniform ids"]
         fed = run_ours(step, dataset=Path(folder))
         figures.append(
-            Figure("Parquet to updated weights (floor: fed from memory)", samples(step, fed.ours), "samples/s",
-                   samples(step, fed.floor))
-        )  # fmt: skip
+            Figure(
+                "Parquet to updated weights (floor: fed from memory)",
+                samples(step, fed.ours),
+                "samples/s",
+                samples(step, fed.floor),
+            )
+        )
     publish("train", figures)
 
 

@@ -74,11 +74,11 @@ def total(frame: DataFrame, codes: str) -> int:
 #: The same function in Spark's expressions.
 EXPRESSIONS = {
     "ngrams": f"transform(sequence(1, length(title) - {N - 1}), "
-              f"i -> cast(pmod(xxhash64(substring(title, i, {N})), {BUCKETS}) + 1 as int))",
+    f"i -> cast(pmod(xxhash64(substring(title, i, {N})), {BUCKETS}) + 1 as int))",
     "cross": f"transform(ids, i -> cast(pmod(xxhash64(user, i), {BUCKETS}) + 1 as int))",
     "minhash": f"transform(sequence(0, {HASHES - 1}), "
-               "j -> array_min(transform(ids, i -> xxhash64(cast(j as bigint), i))))",
-}  # fmt: skip
+    "j -> array_min(transform(ids, i -> xxhash64(cast(j as bigint), i))))",
+}
 #: The rows whose results the expressions give too: of shorter titles and empty lists they make other things.
 KEPT = f"length(title) >= {N} and size(ids) > 0"
 

@@ -40,9 +40,14 @@ def draw(trace: Path, picture: Path, step: int | None = None) -> None:
         label = None if e["name"] in seen else e["name"]
         seen.add(e["name"])
         axes.barh(
-            rows.index((e["pid"], e["tid"])), e["dur"] / 1e3, left=(e["ts"] - first) / 1e3, height=0.7, label=label,
-            color=COLOURS.get(e["name"], "lightgrey"), linewidth=0,
-        )  # fmt: skip
+            rows.index((e["pid"], e["tid"])),
+            e["dur"] / 1e3,
+            left=(e["ts"] - first) / 1e3,
+            height=0.7,
+            label=label,
+            color=COLOURS.get(e["name"], "lightgrey"),
+            linewidth=0,
+        )
     axes.set_yticks(range(len(rows)), [f"rank {pid}: {names[pid, tid]}" for pid, tid in rows])
     axes.invert_yaxis()
     axes.set_xlim(-0.02 * (last - first) / 1e3, 1.02 * (last - first) / 1e3)

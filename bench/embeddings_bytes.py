@@ -155,14 +155,24 @@ def gloo_figures(step: Step) -> list[Figure]:
             peer = theirs.get(sharding)
             beside = f"; peer: TorchRec, {sharding}" if peer else ""
             figures.append(
-                Figure(f"sent, {what} (floor: planned{beside})", sent / 1e6, "MB", expected / 1e6,
-                       peer.sent_embeddings / 1e6 if peer else None)
-            )  # fmt: skip
+                Figure(
+                    f"sent, {what} (floor: planned{beside})",
+                    sent / 1e6,
+                    "MB",
+                    expected / 1e6,
+                    peer.sent_embeddings / 1e6 if peer else None,
+                )
+            )
             if peer:
                 figures.append(
-                    Figure(f"step, {what} (peer: TorchRec, {sharding})", min(seconds) * 1e3, "ms", None,
-                           min(peer.seconds) * 1e3)
-                )  # fmt: skip
+                    Figure(
+                        f"step, {what} (peer: TorchRec, {sharding})",
+                        min(seconds) * 1e3,
+                        "ms",
+                        None,
+                        min(peer.seconds) * 1e3,
+                    )
+                )
     return figures
 
 

@@ -117,9 +117,7 @@ def memory_figures(size: int = 2, rows: int = 10_000_000) -> list[Figure]:
     tables, lookups = (Table("t", rows, DIM),), (Lookup("t", "t", IDS, True),)
     plan = Plan(tables, lookups, tuple(blocks_for(tables[0], "row_wise", size)), size)
     work = Workload(tables, lookups, size, BATCH * size, OPTIMIZER.kind, Sharding(zipf=0.0))
-    load, alone = (
-        plan_load(replace(work, besides=Besides(0.0, shares)), plan) for shares in (True, False)
-    )  # fmt: skip
+    load, alone = (plan_load(replace(work, besides=Besides(0.0, shares)), plan) for shares in (True, False))
     planned, messages = load.memory + load.buffers, load.buffers - alone.buffers
     room = int(ROOM * planned.max())
     found = [f for f in peaks("row_wise", room, size, rows) if f is not None]
@@ -130,13 +128,24 @@ def memory_figures(size: int = 2, rows: int = 10_000_000) -> list[Figure]:
     whole = rows * (DIM * 4 + 4)
     name = f"of {size}, limited to {ROOM} of the planner's; the whole table is refused (floor: planned, peer: whole)"
     return [
-        *(Figure(f"peak memory of rank {r} {name}", found[r][0] / 2**20, "MiB", float(planned[r]) / 2**20,
-                 whole / 2**20) for r in range(size)),
-        *(Figure(f"of it messages in shared memory, rank {r} (floor: planned)", found[r][1] / 2**20, "MiB",
-                 float(messages[r]) / 2**20) for r in range(size)),
+        *(
+            Figure(
+                f"peak memory of rank {r} {name}", found[r][0] / 2**20, "MiB", float(planned[r]) / 2**20, whole / 2**20
+            )
+            for r in range(size)
+        ),
+        *(
+            Figure(
+                f"of it messages in shared memory, rank {r} (floor: planned)",
+                found[r][1] / 2**20,
+                "MiB",
+                float(messages[r]) / 2**20,
+            )
+            for r in range(size)
+        ),
         *raw_figures(1),
         *raw_figures(size),
-    ]  # fmt: skip
+    ]
 
 
 def _raw(rank: int, size: int, spec: DynamicSpec, batches: int, ids: int, meeting: Path, answers: Any) -> None:

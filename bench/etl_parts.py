@@ -53,8 +53,14 @@ def of_real_lines(spark: SparkSession, peers: set[str], work: Path) -> list[Figu
     assert spec.ds is not None
     run_stage(Ingest(), spec, ws, spec.ds)
     whole = run_stage(BuildFeatures(), spec, ws, spec.ds).manifest
-    return [*figures, Figure(f"the stage `features` of the shipped pipeline, {rows:,} real lines",
-                             sum(whole.rows.values()) / whole.seconds, "rows/s")]  # fmt: skip
+    return [
+        *figures,
+        Figure(
+            f"the stage `features` of the shipped pipeline, {rows:,} real lines",
+            sum(whole.rows.values()) / whole.seconds,
+            "rows/s",
+        ),
+    ]
 
 
 def real_days(folder: Path) -> list[Path]:
@@ -177,12 +183,16 @@ def against_nvtabular(
         return []
     rows, (fit, write, mib) = lake.rows, mine
     return [
-        Figure(f"against NVTabular 23.8, {at}", rows / (fit + write), "rows/s",
-               peer=rows / (theirs["fit"] + theirs["write"])),
+        Figure(
+            f"against NVTabular 23.8, {at}",
+            rows / (fit + write),
+            "rows/s",
+            peer=rows / (theirs["fit"] + theirs["write"]),
+        ),
         Figure(f"fit against NVTabular 23.8, {at}", rows / fit, "rows/s", peer=rows / theirs["fit"]),
         Figure(f"write against NVTabular 23.8, {at}", rows / write, "rows/s", peer=rows / theirs["write"]),
         Figure(f"peak memory against NVTabular 23.8, {at}", mib, "MiB", peer=theirs["peak"]),
-    ]  # fmt: skip
+    ]
 
 
 def _meta_columns(day: int, rows: int) -> dict[str, pa.Array]:

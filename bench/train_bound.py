@@ -82,9 +82,21 @@ class Touched(Constant):
         _, rows = self._asked[self._now]
         each = torch.arange(rows.numel())
         native.update(
-            "rowwise_adagrad", self._table, [self._state], rows, each, each, rows.numel(), self._gradient, bag=None,
-            weights=None, divisor=None, lr=1e-6, decay=0.0, step=1,
-        )  # fmt: skip
+            "rowwise_adagrad",
+            self._table,
+            [self._state],
+            rows,
+            each,
+            each,
+            rows.numel(),
+            self._gradient,
+            bag=None,
+            weights=None,
+            divisor=None,
+            lr=1e-6,
+            decay=0.0,
+            step=1,
+        )
 
 
 def _own_rows(ids: Any, share: int, world: int, rank: int) -> Tensor:

@@ -29,15 +29,16 @@ def write_dataset(folder: Path, step: Step, row_groups: int) -> None:
     (folder / "train").mkdir(parents=True)
     for number in range(row_groups):
         rng = np.random.default_rng(number)
-        columns: dict[str, np.ndarray] = {
-            f"c{i}": rng.random(ROW_GROUP, np.float32) for i in range(step.dense)
-        }  # fmt: skip
+        columns: dict[str, np.ndarray] = {f"c{i}": rng.random(ROW_GROUP, np.float32) for i in range(step.dense)}
         columns |= {f"t{i}": rng.integers(1, n, ROW_GROUP, dtype=np.int32) for i, n in enumerate(step.rows)}
         columns["label"] = rng.integers(0, 2, ROW_GROUP).astype(np.float32)
         pq.write_table(
-            pa.table(columns), folder / "train" / f"part-{number:04d}.parquet", row_group_size=ROW_GROUP,
-            compression="none", use_dictionary=False,
-        )  # fmt: skip
+            pa.table(columns),
+            folder / "train" / f"part-{number:04d}.parquet",
+            row_group_size=ROW_GROUP,
+            compression="none",
+            use_dictionary=False,
+        )
 
 
 def decode_seconds(layout: SplitLayout, columns: tuple[str, ...]) -> float:
@@ -103,9 +104,13 @@ def loader_in_a_process(folder: Path, step: Step, cores: int) -> dict[str, float
     """
     words = ["bench.train_loader", str(folder), json.dumps(asdict(step)), str(cores)]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", *words], env={**os.environ, **MALLOC}, cwd=checkout(),
-        stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-W", "ignore", "-m", *words],
+        env={**os.environ, **MALLOC},
+        cwd=checkout(),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     rates: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return rates
 

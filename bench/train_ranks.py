@@ -91,10 +91,17 @@ def schema_of(step: Step) -> DatasetSchema:
     """The features of a TorchRec step: `dense` continuous ones, a categorical one for each table."""
     continuous = [Feature(name=f"c{i}", kind=Kind.CONTINUOUS, dtype="float32") for i in range(step.dense)]
     categorical = [
-        Feature(name=f"t{i}", kind=Kind.CATEGORICAL, dtype="int32", cardinality=rows, length=step.ids,
-                is_list=step.ids > 1, vocabulary=f"t{i}")
+        Feature(
+            name=f"t{i}",
+            kind=Kind.CATEGORICAL,
+            dtype="int32",
+            cardinality=rows,
+            length=step.ids,
+            is_list=step.ids > 1,
+            vocabulary=f"t{i}",
+        )
         for i, rows in enumerate(step.rows)
-    ]  # fmt: skip
+    ]
     label = Feature(name="label", kind=Kind.LABEL, dtype="float32")
     return DatasetSchema(features=(*continuous, *categorical, label))
 
@@ -102,13 +109,18 @@ def schema_of(step: Step) -> DatasetSchema:
 def train_of(step: Step, **more: Any) -> Train:
     """The settings of the loop: the optimizers that the peer has."""
     settings: dict[str, Any] = {
-        "batch_size": step.batch * step.world, "streams": step.world, "ranks": step.world, "patience": None,
-        "checkpoint_steps": 10**9, "epochs": 1,
-    } | more  # fmt: skip
+        "batch_size": step.batch * step.world,
+        "streams": step.world,
+        "ranks": step.world,
+        "patience": None,
+        "checkpoint_steps": 10**9,
+        "epochs": 1,
+    } | more
     return Train(
         dense=Optimizer(kind="sgd", learning_rate=step.learning_rate, schedule=Schedule()),
-        embeddings=EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=step.learning_rate), **settings,
-    )  # fmt: skip
+        embeddings=EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=step.learning_rate),
+        **settings,
+    )
 
 
 def model_of(step: Step) -> Model:
@@ -122,9 +134,12 @@ def batches_of(step: Step, rank: int) -> list[Batch]:
         rng = np.random.default_rng([7, rank, number])
         codes = draw_ids(step, rank, number).reshape(step.batch, -1)
         found.append(
-            Batch(rng.random((step.batch, step.dense), np.float32), codes,
-                  rng.integers(0, 2, step.batch).astype(np.float32))
-        )  # fmt: skip
+            Batch(
+                rng.random((step.batch, step.dense), np.float32),
+                codes,
+                rng.integers(0, 2, step.batch).astype(np.float32),
+            )
+        )
     return found
 
 
@@ -144,13 +159,25 @@ class Memory:
 def job_of(step: Step, folder: Path, key: str) -> Job:
     """A run in `folder`; ranks that share a key share its files."""
     features = Manifest.model_validate(
-        {"stage": "features", "pipeline": "bench", "ds": "2026-01-01", "key": "bench", "spec_hash": "bench",
-         "dataset_schema": schema_of(step)}
-    )  # fmt: skip
+        {
+            "stage": "features",
+            "pipeline": "bench",
+            "ds": "2026-01-01",
+            "key": "bench",
+            "spec_hash": "bench",
+            "dataset_schema": schema_of(step),
+        }
+    )
     return Job(
-        home=folder, pipeline="bench", ds="2026-01-01", key=key, features=features, model=model_of(step),
-        train=train_of(step), progress_seconds=0.0,
-    )  # fmt: skip
+        home=folder,
+        pipeline="bench",
+        ds="2026-01-01",
+        key=key,
+        features=features,
+        model=model_of(step),
+        train=train_of(step),
+        progress_seconds=0.0,
+    )
 
 
 def take_steps(
@@ -165,10 +192,17 @@ def take_steps(
             raise Finished
 
     loop = Loop(
-        job_of(step, folder, f"rank{collective.world.rank}"), learner, source, Progress(), 10**9, collective,
+        job_of(step, folder, f"rank{collective.world.rank}"),
+        learner,
+        source,
+        Progress(),
+        10**9,
+        collective,
         lambda: None,  # type: ignore[arg-type,return-value]
-        say=say, spans=spans, watch=Watch(),
-    )  # fmt: skip
+        say=say,
+        spans=spans,
+        watch=Watch(),
+    )
     try:
         loop.run()
     except Finished:
@@ -182,9 +216,13 @@ def learner_of(step: Step, collective: Collective, kind_of_model: type[DLRM] = D
 
     def make_plan(tables: Sequence[Table], lookups: Sequence[Lookup], world_size: int) -> Plan:
         return plan_tables(
-            tables, lookups, world_size, batch_size=step.batch * step.world, optimizer="rowwise_adagrad",
+            tables,
+            lookups,
+            world_size,
+            batch_size=step.batch * step.world,
+            optimizer="rowwise_adagrad",
             settings=Sharding(kind=kind, zipf=step.zipf),
-        ).plan  # fmt: skip
+        ).plan
 
     model = kind_of_model(schema_of(step), model_of(step), collective, 1, make_plan)
     model.embeddings.configure_optimizer(train_of(step).embeddings)
@@ -253,10 +291,11 @@ def run_ours(step: Step, turns: int = 4, profile: bool = False, dataset: Path | 
         ranks = [
             subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "bench.train_ranks", *words, str(rank)],
-                env={**os.environ, **MALLOC, "OMP_NUM_THREADS": str(step.threads)}, cwd=checkout(),
+                env={**os.environ, **MALLOC, "OMP_NUM_THREADS": str(step.threads)},
+                cwd=checkout(),
             )
             for rank in range(step.world)
-        ]  # fmt: skip
+        ]
         codes = [r.wait() for r in ranks]
         if any(codes):
             raise subprocess.CalledProcessError(1, "bench.train_ranks")

@@ -73,14 +73,16 @@ MaybePipeline = Annotated[
 ]
 Ds = Annotated[str | None, typer.Option("--ds", help="The day, YYYY-MM-DD.", metavar="DATE")]
 Sets = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Override a key of the spec; may be repeated.", metavar="KEY=VALUE"),
+    list[str] | None, typer.Option("--set", help="Override a key of the spec; may be repeated.", metavar="KEY=VALUE")
 ]
 Overlays = Annotated[
     list[Path] | None,
-    typer.Option("--overlay", help="A YAML file with some keys of the spec, as `headrace tune` writes them; "
-                 "before --set; may be repeated.", metavar="FILE"),
-]  # fmt: skip
+    typer.Option(
+        "--overlay",
+        help="A YAML file with some keys of the spec, as `headrace tune` writes them; before --set; may be repeated.",
+        metavar="FILE",
+    ),
+]
 VAR = Path("var")
 
 
@@ -125,8 +127,7 @@ def generate(
     ] = None,
     until: Annotated[str | None, typer.Option(help="The last of them.", metavar="DATE")] = None,
     rows_per_day: Annotated[
-        int | None,
-        typer.Option(help="Short for --set generate.rows_per_day=N.", metavar="N"),
+        int | None, typer.Option(help="Short for --set generate.rows_per_day=N.", metavar="N")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Make days again that are there already.")] = False,
     spark: Annotated[
@@ -293,8 +294,7 @@ def plan(
     pipeline: MaybePipeline = None,
     gpu: Annotated[bool, typer.Option("--gpu", help="What of the features runs on a GPU, and why not.")] = False,
     operators: Annotated[
-        list[str] | None,
-        typer.Option("--operator", help="This operator alone; may be repeated.", metavar="NAME"),
+        list[str] | None, typer.Option("--operator", help="This operator alone; may be repeated.", metavar="NAME")
     ] = None,
     sharding: Annotated[
         bool, typer.Option("--sharding", help="Where embedding tables would live, and what that costs.")

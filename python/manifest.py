@@ -90,8 +90,10 @@ class Manifest(BaseModel):
         try:
             return Manifest.model_validate_json(text)
         except ValidationError as e:
-            raise UserError(f"{path} is not a manifest that headrace {__version__} reads: {e.errors()[0]['msg']}. "
-                            f"Delete it to run that stage again.") from e  # fmt: skip
+            raise UserError(
+                f"{path} is not a manifest that headrace {__version__} reads: {e.errors()[0]['msg']}. "
+                f"Delete it to run that stage again."
+            ) from e
 
 
 def fingerprint(parts: Mapping[str, Any]) -> str:

@@ -10,9 +10,20 @@ from pydantic import BaseModel, ConfigDict, Field
 
 #: Column types that a landing file may declare, as Spark's `simpleString` spells them.
 ColumnType = Literal[
-    "string", "int", "bigint", "float", "double", "boolean", "timestamp", "date",
-    "array<string>", "array<int>", "array<bigint>", "array<float>", "array<double>",
-]  # fmt: skip
+    "string",
+    "int",
+    "bigint",
+    "float",
+    "double",
+    "boolean",
+    "timestamp",
+    "date",
+    "array<string>",
+    "array<int>",
+    "array<bigint>",
+    "array<float>",
+    "array<double>",
+]
 
 #: Vocabulary codes that mean the same in every vocabulary, for ever; one with more than one out-of-vocabulary bucket
 #: has its first value's code further behind (`Feature.first_code`).

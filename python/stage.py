@@ -104,11 +104,20 @@ def run_stage(stage: Stage, spec: Spec, ws: Workspace, ds: str) -> Outcome:
         started, tick = datetime.now(UTC), time.perf_counter()
         result = stage.run(look.ctx)
         manifest = Manifest(
-            stage=stage.name, pipeline=spec.pipeline, ds=ds, key=look.ctx.key, spec_hash=look.spec_hash,
-            inputs=look.inputs, outputs=result.outputs, rows=dict(result.rows), facts=dict(result.facts),
-            dataset_schema=result.dataset_schema, started=started, seconds=round(time.perf_counter() - tick, 3),
+            stage=stage.name,
+            pipeline=spec.pipeline,
+            ds=ds,
+            key=look.ctx.key,
+            spec_hash=look.spec_hash,
+            inputs=look.inputs,
+            outputs=result.outputs,
+            rows=dict(result.rows),
+            facts=dict(result.facts),
+            dataset_schema=result.dataset_schema,
+            started=started,
+            seconds=round(time.perf_counter() - tick, 3),
             peak_memory_mib={**peak_memory_mib(), **result.peak_memory_mib},
-        )  # fmt: skip
+        )
         manifest.save(ws.manifest(spec.pipeline, ds, stage.name))
         return Outcome(manifest, skipped=False, reason=look.reason)
 
@@ -145,9 +154,15 @@ def _look(stage: Stage, spec: Spec, ws: Workspace, ds: str, verify: bool = True)
     )
     spec_hash = fingerprint(stage.spec_part(spec))
     key = fingerprint(
-        {"stage": stage.name, "version": stage.version, "ds": ds, "pipeline": spec.pipeline, "spec": spec_hash,
-         "inputs": [i.model_dump() for i in inputs]}
-    )  # fmt: skip
+        {
+            "stage": stage.name,
+            "version": stage.version,
+            "ds": ds,
+            "pipeline": spec.pipeline,
+            "spec": spec_hash,
+            "inputs": [i.model_dump() for i in inputs],
+        }
+    )
     ctx = Context(spec=spec, ws=ws, ds=ds, upstream=upstream, key=key)
     manifest = Manifest.load(ws.manifest(spec.pipeline, ds, stage.name))
     return _Look(ctx, inputs, spec_hash, manifest, _why_run(stage, ctx, manifest, verify))

@@ -104,9 +104,19 @@ def make_dataset() -> Callable[..., Manifest]:
     """
 
     def make(
-        ws: Workspace, *, train: int = 4000, valid: int = 800, rank: int = 0, groups: int = 8, ds: str = "2026-01-10",
-        users: int = 60, items: int = 40, seed: int = 0, pipeline: str = "clicks", positives_only: bool = False,
-    ) -> Manifest:  # fmt: skip
+        ws: Workspace,
+        *,
+        train: int = 4000,
+        valid: int = 800,
+        rank: int = 0,
+        groups: int = 8,
+        ds: str = "2026-01-10",
+        users: int = 60,
+        items: int = 40,
+        seed: int = 0,
+        pipeline: str = "clicks",
+        positives_only: bool = False,
+    ) -> Manifest:
         rng = np.random.default_rng(seed)
         truth = np.random.default_rng(1234)
         taste, quality = truth.normal(size=(5000, 4)), truth.normal(size=(5000, 4))
@@ -140,9 +150,12 @@ def make_dataset() -> Callable[..., Manifest]:
             half = -(-table.num_rows // 2)
             for i in range(2):  # two files, so that row groups are counted across files
                 pq.write_table(
-                    table.slice(i * half, half), folder / split / f"part-{i:04d}.parquet",
-                    row_group_size=max(1, -(-half // max(1, groups // 2))), compression="none", use_dictionary=False,
-                )  # fmt: skip
+                    table.slice(i * half, half),
+                    folder / split / f"part-{i:04d}.parquet",
+                    row_group_size=max(1, -(-half // max(1, groups // 2))),
+                    compression="none",
+                    use_dictionary=False,
+                )
         (folder / "workflow").mkdir()
         (folder / "workflow" / "workflow.json").write_text("{}\n")
 
@@ -162,11 +175,16 @@ def make_dataset() -> Callable[..., Manifest]:
             )
         )
         manifest = Manifest(
-            stage="features", pipeline=pipeline, ds=ds, key=key, spec_hash="test", dataset_schema=schema,
+            stage="features",
+            pipeline=pipeline,
+            ds=ds,
+            key=key,
+            spec_hash="test",
+            dataset_schema=schema,
             outputs=(Output(kind="dataset", name=str(folder.relative_to(ws.home)), version=key, rows=train),),
             rows={split: table.num_rows for split, table in tables.items()},
             facts={"splits": {split: {"rows": table.num_rows} for split, table in tables.items()}},
-        )  # fmt: skip
+        )
         manifest.save(ws.manifest(pipeline, ds, "features"))
         return manifest
 

@@ -60,9 +60,14 @@ def command(home: Path, *words: str, settings: Mapping[str, Any] = SMALL) -> lis
 def headrace(home: Path, *words: str, settings: Mapping[str, Any] = SMALL) -> Run:
     """Run headrace to its end."""
     done = subprocess.run(
-        command(home, *words, settings=settings), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, "COLUMNS": "160"}, check=False, timeout=540,
-    )  # fmt: skip
+        command(home, *words, settings=settings),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "COLUMNS": "160"},
+        check=False,
+        timeout=540,
+    )
     return Run(done.returncode, done.stdout)
 
 

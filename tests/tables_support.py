@@ -19,9 +19,18 @@ from headrace.features.tables.preparation import Preparation
 from headrace.schema import Column
 
 TYPES = {
-    "user": "bigint", "item": "string", "ts": "timestamp", "price": "double", "n": "int", "big": "bigint",
-    "flag": "boolean", "day": "date", "tags": "array<string>", "odd.na`me": "float", "click": "int",
-}  # fmt: skip
+    "user": "bigint",
+    "item": "string",
+    "ts": "timestamp",
+    "price": "double",
+    "n": "int",
+    "big": "bigint",
+    "flag": "boolean",
+    "day": "date",
+    "tags": "array<string>",
+    "odd.na`me": "float",
+    "click": "int",
+}
 COLUMNS = [Column(name=n, type=t) for n, t in TYPES.items()]  # type: ignore[arg-type]
 META = {"_source_file": pa.string(), "_source_line": pa.int64()}
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -35,8 +44,9 @@ REALS = (
 #: Quarters of days, so that events share instants and windows end exactly at events; some a microsecond aside.
 TIMES = st.builds(
     lambda quarters, micros: START + quarters * DAY / 4 + timedelta(microseconds=micros),
-    st.integers(0, 14), st.sampled_from([0, 0, 0, 0, 1, -1]),
-)  # fmt: skip
+    st.integers(0, 14),
+    st.sampled_from([0, 0, 0, 0, 1, -1]),
+)
 CELLS = {
     "user": st.sampled_from([None, 1, 1, 1, 2, 2**53 + 1, 2**53]),
     "item": st.sampled_from([None, "a", "a", "é", "日本", ""]),
@@ -56,9 +66,13 @@ ROWS = st.lists(st.fixed_dictionaries(CELLS), max_size=3) | st.lists(
 )
 #: Rows that negatives can be drawn for.
 ROW_OF_CLICKS = st.fixed_dictionaries(
-    {**CELLS, "user": st.sampled_from([None, 1, 2, 3, 4]), "ts": TIMES,
-     "item": st.sampled_from(["a", "é", "日本", "", "b", "c", None])}
-)  # fmt: skip
+    {
+        **CELLS,
+        "user": st.sampled_from([None, 1, 2, 3, 4]),
+        "ts": TIMES,
+        "item": st.sampled_from(["a", "é", "日本", "", "b", "c", None]),
+    }
+)
 
 
 def number(rows: list[Row]) -> list[Row]:
@@ -105,15 +119,23 @@ def assert_rows(found: pa.Table, wanted: pa.Table) -> None:
 
 def external(home: Path) -> Reader:
     """Two tables for joins, with awkward keys."""
-    items = pa.table({
-        "id": pa.array(["a", "é", "nobody", None, "日本"]), "brand": pa.array(["x", None, "z", "w", "y"]),
-        "stock": pa.array([1, 2, 3, 4, None], pa.int64()), "rank": pa.array([1, 2, 3, 4, 5], pa.int32()),
-    })  # fmt: skip
+    items = pa.table(
+        {
+            "id": pa.array(["a", "é", "nobody", None, "日本"]),
+            "brand": pa.array(["x", None, "z", "w", "y"]),
+            "stock": pa.array([1, 2, 3, 4, None], pa.int64()),
+            "rank": pa.array([1, 2, 3, 4, 5], pa.int32()),
+        }
+    )
     at = [START + i * DAY / 4 for i in (0, 3, 8, 8, 13, 5)]
-    prices = pa.table({
-        "item": pa.array(["a", "a", "a", "é", "é", None]), "since": pa.array(at, pa.timestamp("us", tz="UTC")),
-        "list_price": pa.array([1.0, None, 3.0, 4.0, 5.0, 9.0]), "tier": pa.array(["p", "q", None, "s", "t", "u"]),
-    })  # fmt: skip
+    prices = pa.table(
+        {
+            "item": pa.array(["a", "a", "a", "é", "é", None]),
+            "since": pa.array(at, pa.timestamp("us", tz="UTC")),
+            "list_price": pa.array([1.0, None, 3.0, 4.0, 5.0, 9.0]),
+            "tier": pa.array(["p", "q", None, "s", "t", "u"]),
+        }
+    )
     (home / "tables").mkdir(parents=True, exist_ok=True)
     for name, table in (("items", items), ("prices", prices)):
         (home / "tables" / name).mkdir(exist_ok=True)
@@ -126,35 +148,59 @@ def finite(x: Any) -> float | None:
 
 
 def before(
-    rows: list[Row], row: Row, keys: Iterable[str], delay: timedelta = timedelta(), window: timedelta | None = None,
+    rows: list[Row],
+    row: Row,
+    keys: Iterable[str],
+    delay: timedelta = timedelta(),
+    window: timedelta | None = None,
     keep: Callable[[Row], bool] = lambda r: True,
-) -> list[Row]:  # fmt: skip
+) -> list[Row]:
     """The events of the row's key before it, in order: the definition, by looking at every row."""
     if row["ts"] is None or any(row[k] is None for k in keys):
         return []
     found = [
-        r for r in rows
-        if r["ts"] is not None and r.get("__probe") is None and all(r[k] == row[k] for k in keys) and keep(r)
-        and r["ts"] + delay < row["ts"] and (window is None or r["ts"] + delay + window >= row["ts"])
-    ]  # fmt: skip
+        r
+        for r in rows
+        if r["ts"] is not None
+        and r.get("__probe") is None
+        and all(r[k] == row[k] for k in keys)
+        and keep(r)
+        and r["ts"] + delay < row["ts"]
+        and (window is None or r["ts"] + delay + window >= row["ts"])
+    ]
     return sorted(found, key=lambda r: (r["ts"], r["_source_file"].encode(), r["_source_line"]))
 
 
 #: Every operator that looks at the past, with most of its parameters.
 PAST: list[dict[str, Any]] = [
-    {"trailing": {"keys": ["user"], "windows": [1, 2.5, "all"], "values": ["price", "big", "click"],
-                  "stats": ["count", "sum", "mean", "rate"]}},
+    {
+        "trailing": {
+            "keys": ["user"],
+            "windows": [1, 2.5, "all"],
+            "values": ["price", "big", "click"],
+            "stats": ["count", "sum", "mean", "rate"],
+        }
+    },
     {"trailing": {"keys": ["item", "user"], "windows": [3], "where": "click = 1 or price > 0.4", "delay_hours": 6}},
     {"lag": {"keys": ["user"], "values": ["price", "n", "flag", "odd.na`me"], "since": "hours"}},
     {"lag": {"keys": ["user"], "values": ["price", "flag"], "since": "days", "shift": 3}},
     {"history": {"keys": ["user"], "values": ["item", "big"], "length": 3}},
-    {"history": {"keys": ["day"], "values": ["price"], "length": 2, "newest": "first", "suffix": "recent",
-                 "where": "flag is not null", "delay_hours": 6}},
+    {
+        "history": {
+            "keys": ["day"],
+            "values": ["price"],
+            "length": 2,
+            "newest": "first",
+            "suffix": "recent",
+            "where": "flag is not null",
+            "delay_hours": 6,
+        }
+    },
     {"sessions": {"keys": ["user"], "gap_minutes": 360}},
     {"history": {"keys": ["session_id"], "values": ["n"], "length": 5, "suffix": "in_session"}},
     {"target_encoding_past": {"keys": ["item"], "delay_hours": 12, "smoothing": 2, "prior": 0.25}},
     {"target_encoding_past": {"keys": ["flag", "n"], "delay_hours": 0, "smoothing": 1.5}},
-]  # fmt: skip
+]
 
 
 def _sums(of: list[Row], column: str) -> tuple[int, int, float]:

@@ -11,9 +11,33 @@ DIM, DENSE = 128, 13
 #: Rows of the 26 tables of MLPerf's DLRM-DCNv2, 204 million (Criteo's click logs of 24 days, 40 million rows a table at
 #: most). Source: MLCommons, github.com/mlcommons/training, recommendation_v2/torchrec_dlrm.
 CARDINALITIES = (
-    40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10, 2_209, 11_938,
-    155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36,
-)  # fmt: skip
+    40_000_000,
+    39_060,
+    17_295,
+    7_424,
+    20_265,
+    3,
+    7_122,
+    1_543,
+    63,
+    40_000_000,
+    3_067_956,
+    405_282,
+    10,
+    2_209,
+    11_938,
+    155,
+    4,
+    976,
+    14,
+    40_000_000,
+    40_000_000,
+    40_000_000,
+    590_152,
+    12_973,
+    108,
+    36,
+)
 #: Zipf's exponent.
 EXPONENT = 1.05
 
@@ -50,8 +74,9 @@ def batches(kind: str, sizes: list[int], batch: int, count: int, device: str) ->
         ids = torch.minimum(ids.long(), (rows - 1).long())
         found.append(
             Batch(
-                (ids + first).flatten(), torch.randn(batch, DENSE, device=device),
+                (ids + first).flatten(),
+                torch.randn(batch, DENSE, device=device),
                 (torch.rand(batch, 1, device=device) < 0.03).float(),
             )
-        )  # fmt: skip
+        )
     return found

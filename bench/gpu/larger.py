@@ -59,5 +59,10 @@ def cache_rows(clock: Clock, rows: int, batch: int) -> Iterator[Row]:
     ids = torch.arange(1, rows + 1, dtype=torch.float64)
     popular = ids.pow_(-EXPONENT)
     most = float(popular[: table.capacity].sum() / popular.sum())
-    yield {"what": f"cached table, zipf, {batch}", "value": batch / seconds / 1e6, "unit": "M lookups/s",
-           "hit rate": float(table.counts[0].sum() / table.counts[1].sum()), "at most": most}  # fmt: skip
+    yield {
+        "what": f"cached table, zipf, {batch}",
+        "value": batch / seconds / 1e6,
+        "unit": "M lookups/s",
+        "hit rate": float(table.counts[0].sum() / table.counts[1].sum()),
+        "at most": most,
+    }

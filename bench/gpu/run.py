@@ -213,12 +213,20 @@ def parts(args: argparse.Namespace, device: str) -> Iterator[tuple[str, Callable
     def embedding_rows(kind: str, batch: int) -> Iterator[Row]:
         found = batches(kind, tables().sizes, batch, 4, device)
         step = embedding_step(clock, tables(), found, bare()["gather TB/s"] * 1e12)
-        yield {"what": f"embedding step, {kind}, {batch}", "value": batch / step["seconds"] / 1e6,
-               "unit": "M samples/s", "of floor": step["floor"] / step["seconds"],
-               "distinct": step["distinct share"]}  # fmt: skip
+        yield {
+            "what": f"embedding step, {kind}, {batch}",
+            "value": batch / step["seconds"] / 1e6,
+            "unit": "M samples/s",
+            "of floor": step["floor"] / step["seconds"],
+            "distinct": step["distinct share"],
+        }
         peer = torch_step(clock, tables(), found)
-        yield {"what": f"torch's EmbeddingBag, {kind}, {batch}", "value": batch / peer / 1e6, "unit": "M samples/s",
-               "of the step above": step["seconds"] / peer}  # fmt: skip
+        yield {
+            "what": f"torch's EmbeddingBag, {kind}, {batch}",
+            "value": batch / peer / 1e6,
+            "unit": "M samples/s",
+            "of the step above": step["seconds"] / peer,
+        }
 
     def step_rows(name: str, kind: str, batch: int) -> Iterator[Row]:
         found = batches(kind, tables().sizes, batch, 4, device)
@@ -227,8 +235,12 @@ def parts(args: argparse.Namespace, device: str) -> Iterator[tuple[str, Callable
         if not torch.isfinite(trainer.loss):
             raise RuntimeError(f"the loss is {float(trainer.loss)}")
         dense = clock.seconds(lambda i: trainer.dense_part())
-        yield {"what": f"{name} step, {kind}, {batch}", "value": batch / seconds / 1e6, "unit": "M samples/s",
-               "dense share": dense / seconds}  # fmt: skip
+        yield {
+            "what": f"{name} step, {kind}, {batch}",
+            "value": batch / seconds / 1e6,
+            "unit": "M samples/s",
+            "dense share": dense / seconds,
+        }
 
     yield "floors", floor_rows
     for kind in ("uniform", "zipf"):

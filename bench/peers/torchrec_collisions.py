@@ -133,8 +133,8 @@ class TorchRec:
 
         self.name, self._common = name, stream.rows - 1
         self._module = MCHManagedCollisionModule(
-            zch_size=stream.rows, device=torch.device("cpu"), eviction_policy=policy, eviction_interval=stream.interval,
-        )  # fmt: skip
+            zch_size=stream.rows, device=torch.device("cpu"), eviction_policy=policy, eviction_interval=stream.interval
+        )
         self._weight = torch.zeros(stream.rows, stream.dim).uniform_(-0.05, 0.05)
         self._state = torch.zeros(stream.rows, 1)
         #: Who had a row last.
@@ -176,11 +176,13 @@ def tables_of(stream: Stream) -> list[Ours | TorchRec]:
     from torchrec.modules import mc_modules as theirs
 
     return [
-        Ours("lfu", stream), TorchRec("LFU", stream, theirs.LFU_EvictionPolicy()),
-        Ours("lru", stream, evict="lru"), TorchRec("LRU", stream, theirs.LRU_EvictionPolicy()),
+        Ours("lfu", stream),
+        TorchRec("LFU", stream, theirs.LFU_EvictionPolicy()),
+        Ours("lru", stream, evict="lru"),
+        TorchRec("LRU", stream, theirs.LRU_EvictionPolicy()),
         Ours("lfu, admit_after 2", stream, admit_after=2),
         TorchRec("distance-LFU", stream, theirs.DistanceLFU_EvictionPolicy()),
-    ]  # fmt: skip
+    ]
 
 
 def measure(stream: Stream, tables: Sequence[Ours | TorchRec]) -> tuple[list[Found], float]:
@@ -205,7 +207,7 @@ def measure(stream: Stream, tables: Sequence[Ours | TorchRec]) -> tuple[list[Fou
     return [
         Found(t.name, median(seconds[i, 1:].tolist()) * each, *(shares[i] / later).tolist(), t.nbytes / stream.rows)
         for i, t in enumerate(tables)
-    ], seen / later  # fmt: skip
+    ], seen / later
 
 
 def run(stream: Stream) -> tuple[list[Found], float]:
@@ -217,9 +219,13 @@ def run(stream: Stream) -> tuple[list[Found], float]:
     root = checkout()
     path = os.pathsep.join([str(root), *(str(root / "build" / "peers" / name) for name in FOLDERS)])
     told = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", _MODULE, json.dumps(asdict(stream))], check=True, cwd=root,
-        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path},
-    ).stdout  # fmt: skip
+        [sys.executable, "-W", "ignore", "-m", _MODULE, json.dumps(asdict(stream))],
+        check=True,
+        cwd=root,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    ).stdout
     answer = json.loads(told.splitlines()[-1])
     return [Found(**f) for f in answer["tables"]], answer["seen"]
 

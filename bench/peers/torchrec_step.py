@@ -112,10 +112,11 @@ def run_torchrec(step: Step, environment: dict[str, str] | None = None) -> Found
         ranks = [
             subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", _MODULE, json.dumps(asdict(step)), str(rank), folder],
-                env={**os.environ, **(environment or {}), "PYTHONPATH": path}, cwd=root,
+                env={**os.environ, **(environment or {}), "PYTHONPATH": path},
+                cwd=root,
             )
             for rank in range(step.world)
-        ]  # fmt: skip
+        ]
         codes = [r.wait() for r in ranks]
         if any(codes):
             raise subprocess.CalledProcessError(next(c for c in codes if c), _MODULE)
@@ -194,9 +195,7 @@ def _rank_main(step: Step, rank: int, folder: Path) -> None:
     from torchrec.distributed.model_parallel import DistributedModelParallel  # type: ignore[import-not-found]
     from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology  # type: ignore[import-not-found]
     from torchrec.distributed.planner.types import ParameterConstraints  # type: ignore[import-not-found]
-    from torchrec.optim.apply_optimizer_in_backward import (  # type: ignore[import-not-found]
-        apply_optimizer_in_backward,
-    )
+    from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward  # type: ignore[import-not-found]
     from torchrec.optim.rowwise_adagrad import RowWiseAdagrad  # type: ignore[import-not-found]
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor  # type: ignore[import-not-found]
 
@@ -232,10 +231,14 @@ def _rank_main(step: Step, rank: int, folder: Path) -> None:
         kjt = KeyedJaggedTensor(keys, ids, lengths=lengths)
         generator = torch.Generator().manual_seed(100 * rank + number)
         wide = len(step.rows) * step.dim
-        data.append((
-            kjt, torch.rand(step.batch, max(1, step.dense), generator=generator),
-            torch.randint(0, 2, (step.batch,), generator=generator), torch.randn(step.batch, wide, generator=generator),
-        ))  # fmt: skip
+        data.append(
+            (
+                kjt,
+                torch.rand(step.batch, max(1, step.dense), generator=generator),
+                torch.randint(0, 2, (step.batch,), generator=generator),
+                torch.randn(step.batch, wide, generator=generator),
+            )
+        )
 
     def once(number: int) -> None:
         kjt, features, labels, gradient = data[number % step.batches]

@@ -176,11 +176,16 @@ def native() -> Iterator[Finding]:
     from headrace.udfs import library as columns
     from headrace.udfs.spark import udf_jars
 
-    built = [name for name, there in (("embeddings", embeddings() is not None), ("columns", _loads(columns.host)))
-             if there]  # fmt: skip
+    built = [
+        name for name, there in (("embeddings", embeddings() is not None), ("columns", _loads(columns.host))) if there
+    ]
     lacking = sorted({"embeddings", "columns"} - {*built})
-    yield Finding("native libraries", "optional" if lacking else "ok", ", ".join(built) or "not built",
-                  f"`make native` ({', '.join(lacking)})" if lacking else "")  # fmt: skip
+    yield Finding(
+        "native libraries",
+        "optional" if lacking else "ok",
+        ", ".join(built) or "not built",
+        f"`make native` ({', '.join(lacking)})" if lacking else "",
+    )
     if not columns.cuda_path().is_file():
         yield Finding("CUDA objects", "optional", "not built", "`make native-cuda`, for GPUs (builds without one)")
     else:
@@ -278,8 +283,11 @@ def gpu() -> Iterator[Finding]:
     if program:
         ran = subprocess.run(
             [program, "--query-gpu=name,memory.total", "--format=csv,noheader"],
-            capture_output=True, text=True, timeout=_SECONDS, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
         names = [line.strip() for line in ran.stdout.splitlines() if line.strip()] if ran.returncode == 0 else []
     if not names:
         yield Finding("GPU", "optional", "none; CPU profile is used")

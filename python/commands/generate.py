@@ -49,9 +49,15 @@ def generate(spec: Spec, ws: Workspace, days: list[str], force: bool, spark: boo
 
     log_to_screen()
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("files"), TimeRemainingColumn(),
-        console=err, transient=True, disable=not err.is_terminal,
-    )  # fmt: skip
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("files"),
+        TimeRemainingColumn(),
+        console=err,
+        transient=True,
+        disable=not err.is_terminal,
+    )
     with bar:
         task = bar.add_task("generate", total=None)
 
@@ -65,8 +71,14 @@ def generate(spec: Spec, ws: Workspace, days: list[str], force: bool, spark: boo
     for t in truths:
         size = sum(f.bytes for f in t.files) / 2**20
         shown.add_row(
-            t.ds, f"{t.rows:,}", f"{t.lines:,}", f"{size:,.1f}", f"{t.users:,}", f"{t.items:,}",
-            facts.percent(t.base_rate), facts.decimals(t.auc_ceiling),
-        )  # fmt: skip
+            t.ds,
+            f"{t.rows:,}",
+            f"{t.lines:,}",
+            f"{size:,.1f}",
+            f"{t.users:,}",
+            f"{t.items:,}",
+            facts.percent(t.base_rate),
+            facts.decimals(t.auc_ceiling),
+        )
     out.print(shown)
     out.print(f"landing files: {ws.landing(spec.pipeline)}", markup=False, soft_wrap=True)

@@ -70,8 +70,10 @@ def _print(seen: Sequence[Seen]) -> None:
     if red:
         out.print(f"leaves the GPU: {', '.join(red)} ({len(red)} of {subjects})", markup=False)
     else:
-        out.print(f"all of {plans} plans of {subjects} stay on the GPU; `_delta_log` is read on the CPU by design",
-                  markup=False)  # fmt: skip
+        out.print(
+            f"all of {plans} plans of {subjects} stay on the GPU; `_delta_log` is read on the CPU by design",
+            markup=False,
+        )
 
 
 def _operators(seen: Seen) -> str:

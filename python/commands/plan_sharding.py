@@ -29,9 +29,14 @@ _RANKS, _TABLES = 16, 60
 
 
 def sharding(
-    ws: Workspace, pipeline: str | None, declared: str | None, ds: str | None, world: int, memory_gib: float | None,
+    ws: Workspace,
+    pipeline: str | None,
+    declared: str | None,
+    ds: str | None,
+    world: int,
+    memory_gib: float | None,
     sets: Sequence[str],
-) -> Planned:  # fmt: skip
+) -> Planned:
     """Plan and print. Without `declared`, the tables are those of the pipeline's newest dataset (or that of `ds`).
 
     Raises:
@@ -61,14 +66,22 @@ def sharding(
         near = World(size=world, local_size=min(world, settings.ranks_per_node))
         besides = Besides(
             bytes_beside(raw, lengths, batch, world, optimizer, 1 + saves_copies),
-            spec.train.device == "cpu" and may_share(near), saves_copies,
-        )  # fmt: skip
+            spec.train.device == "cpu" and may_share(near),
+            saves_copies,
+        )
     else:
         raise UserError("say which tables: a pipeline that has a dataset, or --tables mlperf, or --tables FILE.yaml")
     planned = plan_tables(
-        tables, lookups, world, batch_size=batch, optimizer=optimizer, settings=settings, popularity=popularity,
-        besides=besides, card=spec is not None and spec.train.device == "cuda",
-    )  # fmt: skip
+        tables,
+        lookups,
+        world,
+        batch_size=batch,
+        optimizer=optimizer,
+        settings=settings,
+        popularity=popularity,
+        besides=besides,
+        card=spec is not None and spec.train.device == "cuda",
+    )
     show(planned, source)
     for r in raw:
         out.print(f"beside these, raw ids of {r.name}, dealt by their hash: {_limit(r, optimizer, world)}")
@@ -113,8 +126,11 @@ def show(planned: Planned, source: str) -> None:
     out.print(_tables(planned))
     out.print()
     out.print(_ranks(planned))
-    means = [f"{name} {v.max() / max(v.mean(), 1e-30):.2f}" for name, v in
-             (("memory", load.memory + load.buffers), ("sent", load.sent), ("time", seconds)) if v.any()]  # fmt: skip
+    means = [
+        f"{name} {v.max() / max(v.mean(), 1e-30):.2f}"
+        for name, v in (("memory", load.memory + load.buffers), ("sent", load.sent), ("time", seconds))
+        if v.any()
+    ]
     out.print(
         f"\nexpected time of a step's embeddings: {seconds.max() * 1e3:.3f} ms on the slowest rank; "
         f"imbalance, largest / mean: {', '.join(means)}"
@@ -147,9 +163,15 @@ def _tables(planned: Planned) -> Screen:
         kind = planned.plan.kind_of(t.name).replace("_", "-") + (", sums" if blocks[0].pooled else "")
         sent = float((load.sent + load.reduced).sum()) / 1e6
         shown.add_row(
-            t.name, f"{t.rows:,}", str(t.dim), t.storage + (f", {t.cached:.1%} on GPU" if t.cached < 1 else ""),
-            kind, _ranks_of(planned, t), f"{load.memory.max() / GIB:.4f}", f"{sent:,.2f}",
-        )  # fmt: skip
+            t.name,
+            f"{t.rows:,}",
+            str(t.dim),
+            t.storage + (f", {t.cached:.1%} on GPU" if t.cached < 1 else ""),
+            kind,
+            _ranks_of(planned, t),
+            f"{load.memory.max() / GIB:.4f}",
+            f"{sent:,.2f}",
+        )
     if len(order) > _TABLES:
         shown.add_row(f"and {len(order) - _TABLES} smaller", *[""] * 7)
     return shown
@@ -174,11 +196,22 @@ def _ranks(planned: Planned) -> Screen:
     memory["all"] = sum(memory.values(), np.zeros_like(load.memory))
     # Of tables that GPUs hold in part: all of them in host memory, and what comes from there and goes back in a step.
     cached = [(">in host GiB", load.host / GIB), (">from host MB", load.carried / 1e6)] if load.host.any() else []
-    shown = table("rank", *(f">{n} GiB" for n in memory), ">sent MB", ">received MB", *(n for n, _ in cached), ">ms",
-                  title="ranks")  # fmt: skip
-    columns = [*(m / GIB for m in memory.values()),
-               (load.sent + load.reduced) / 1e6, (load.received + load.reduced) / 1e6, *(c for _, c in cached),
-               seconds * 1e3]  # fmt: skip
+    shown = table(
+        "rank",
+        *(f">{n} GiB" for n in memory),
+        ">sent MB",
+        ">received MB",
+        *(n for n, _ in cached),
+        ">ms",
+        title="ranks",
+    )
+    columns = [
+        *(m / GIB for m in memory.values()),
+        (load.sent + load.reduced) / 1e6,
+        (load.received + load.reduced) / 1e6,
+        *(c for _, c in cached),
+        seconds * 1e3,
+    ]
     if planned.work.world_size <= _RANKS:
         for rank in range(planned.work.world_size):
             shown.add_row(str(rank), *(f"{c[rank]:,.3f}" for c in columns))

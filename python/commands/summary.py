@@ -15,10 +15,14 @@ from headrace.workspace import Workspace
 _SAMPLE_ROWS = 10
 #: The counts that say most about a stage, in this order.
 _TELLING = {
-    "ingest": ("kept", "quarantined"), "features": ("train", "valid", "rank"), "drift": ("columns", "over_limit"),
-    "train": ("train", "valid"), "baseline": ("train", "valid"), "score": ("scores", "users"),
+    "ingest": ("kept", "quarantined"),
+    "features": ("train", "valid", "rank"),
+    "drift": ("columns", "over_limit"),
+    "train": ("train", "valid"),
+    "baseline": ("train", "valid"),
+    "score": ("scores", "users"),
     "publish": ("published",),
-}  # fmt: skip
+}
 
 
 def manifests_of(ws: Workspace, pipeline: str, ds: str) -> dict[str, Manifest]:

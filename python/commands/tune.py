@@ -86,8 +86,10 @@ def tune(
     out.print(
         f"The best: trial {(found.best.number or 0) + 1}, {search.objective} {show_worth(found.best.worth)} "
         f"(as it is: {first}). Its settings: {path}\n"
-        f"headrace run {pipeline} --ds {day} --from train --overlay {path}", markup=False, soft_wrap=True,
-    )  # fmt: skip
+        f"headrace run {pipeline} --ds {day} --from train --overlay {path}",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _shown(trials: Sequence[Any], best: Any, search: Search) -> Table:

@@ -10,9 +10,7 @@ from pydantic import Field, model_validator
 from headrace.config.section import Section
 
 #: What a trial may change. The dataset is there already, and how fast or how safely a run is made changes no weight.
-SEARCHABLE = (
-    "model", "train.batch_size", "train.dense", "train.embeddings", "train.negatives", "train.warm_decay",
-)  # fmt: skip
+SEARCHABLE = ("model", "train.batch_size", "train.dense", "train.embeddings", "train.negatives", "train.warm_decay")
 
 
 class Parameter(Section):

@@ -98,8 +98,10 @@ def _check_search(search: Search, rank_group: str | None) -> None:
             hint = nearest(path, known) or f"; fields that can be searched: {', '.join(known)}"
             raise ValueError(f"{where} is no field of the spec{hint}") from None
         if not _is_searchable(path):
-            raise ValueError(f"{where} changes nothing that a trial could tell; below these all can be searched: "
-                             f"{', '.join(SEARCHABLE)}")  # fmt: skip
+            raise ValueError(
+                f"{where} changes nothing that a trial could tell; below these all can be searched: "
+                f"{', '.join(SEARCHABLE)}"
+            )
         if parameter.choices is None and number is None:
             raise ValueError(f"{where} takes no numbers, so it has no low and high: write {{choices: [...]}}")
         bounds = (parameter.low, parameter.high, parameter.step)

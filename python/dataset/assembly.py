@@ -59,9 +59,16 @@ class Assembly:
     """
 
     def __init__(
-        self, continuous: int, codes: int, carried: Sequence[str], rows_each: int, totals: Sequence[int] | None,
-        streams: int, first: int, ahead: int,
-    ) -> None:  # fmt: skip
+        self,
+        continuous: int,
+        codes: int,
+        carried: Sequence[str],
+        rows_each: int,
+        totals: Sequence[int] | None,
+        streams: int,
+        first: int,
+        ahead: int,
+    ) -> None:
         self._continuous, self._codes, self._carried = continuous, codes, tuple(carried)
         self.rows_each, self._totals, self._streams = rows_each, totals, streams
         self._next, self._ahead = first, ahead
@@ -161,9 +168,11 @@ class Assembly:
 
 
 def run_streams(
-    assembly: Assembly, writers: Sequence[Iterator[int]], firsts: Sequence[int],
+    assembly: Assembly,
+    writers: Sequence[Iterator[int]],
+    firsts: Sequence[int],
     timed: Callable[[str, Iterator[int]], Iterator[int]],
-) -> list[threading.Thread]:  # fmt: skip
+) -> list[threading.Thread]:
     """A thread for each stream: writes row group after row group, where there is room.
 
     Args:

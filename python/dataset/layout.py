@@ -158,8 +158,10 @@ def stored_columns(schema: DatasetSchema, carried: Sequence[str] = ()) -> tuple[
     known = [f.name for f in schema.of(Kind.CARRIED)]
     for name in carried:
         if name not in known:
-            raise UserError(f"the dataset carries no column '{name}' (it has: {', '.join(known) or 'none'}); "
-                            f"name it in features.carried")  # fmt: skip
+            raise UserError(
+                f"the dataset carries no column '{name}' (it has: {', '.join(known) or 'none'}); "
+                f"name it in features.carried"
+            )
     return (
         *[f.name for f in schema.of(Kind.CONTINUOUS)],
         *[f.name for f in schema.of(Kind.CATEGORICAL)],

@@ -18,9 +18,15 @@ from headrace.schema import DatasetSchema, Feature, Kind
 
 
 def write_features(
-    stored: StoredRowGroup, schema: DatasetSchema, order: Order, continuous: Targets, codes: Targets, labels: Targets,
-    *, where: str,
-) -> None:  # fmt: skip
+    stored: StoredRowGroup,
+    schema: DatasetSchema,
+    order: Order,
+    continuous: Targets,
+    codes: Targets,
+    labels: Targets,
+    *,
+    where: str,
+) -> None:
     """Write what a model reads; lists padded.
 
     Args:
@@ -35,8 +41,10 @@ def write_features(
         UserError: a null in a feature, a list above its length, or a code outside [0, cardinality). Raw ids may be any.
     """
     for features, out in (
-        (schema.of(Kind.CONTINUOUS), continuous), (schema.of(Kind.CATEGORICAL), codes), ((schema.label,), labels)
-    ):  # fmt: skip
+        (schema.of(Kind.CONTINUOUS), continuous),
+        (schema.of(Kind.CATEGORICAL), codes),
+        ((schema.label,), labels),
+    ):
         for place, (feature, name, values) in enumerate(_columns(stored, features, where)):
             largest = native.gather(values, order, out, place)
             if feature.kind is Kind.CATEGORICAL and not feature.dynamic:
@@ -54,8 +62,10 @@ def _columns(stored: StoredRowGroup, features: Sequence[Feature], where: str) ->
             yield from ((feature, name, values) for name, values in zip(feature.physical, padded.T, strict=True))
             continue
         if column.null_count:
-            raise UserError(f"{what} has {column.null_count} nulls, which a model cannot "
-                            f"read; add fill_missing to its operators in features.workflow")  # fmt: skip
+            raise UserError(
+                f"{what} has {column.null_count} nulls, which a model cannot "
+                f"read; add fill_missing to its operators in features.workflow"
+            )
         yield feature, feature.name, column.to_numpy()
 
 

@@ -115,9 +115,16 @@ def gather(source: Array, order: Order, out: Targets, column: int) -> int:
     if lib is None or not (known and source.flags.c_contiguous):
         return _gather(source, order, out, column)
     found: int = lib.headrace_gather(
-        _at(source), a.itemsize, _at(order), len(out.views), _at(out.ends), _at(out.bases), _at(out.strides), column,
+        _at(source),
+        a.itemsize,
+        _at(order),
+        len(out.views),
+        _at(out.ends),
+        _at(out.bases),
+        _at(out.strides),
+        column,
         b.itemsize,
-    )  # fmt: skip
+    )
     return found
 
 

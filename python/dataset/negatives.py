@@ -48,8 +48,10 @@ class NegativePlan:
         found = [f for f in categorical if f.name == negatives.column and not f.is_list]
         if not found:
             scalars = ", ".join(f.name for f in categorical if not f.is_list)
-            raise UserError(f"train.negatives.column: '{negatives.column}' is not a categorical feature with one value "
-                            f"a row (there are: {scalars or 'none'})")  # fmt: skip
+            raise UserError(
+                f"train.negatives.column: '{negatives.column}' is not a categorical feature with one value "
+                f"a row (there are: {scalars or 'none'})"
+            )
         in_batch = negatives.method == "in_batch"
         if found[0].dynamic and not in_batch:
             raise UserError(

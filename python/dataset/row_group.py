@@ -23,9 +23,7 @@ from headrace.dataset.buffers import Buffers
 from headrace.errors import UserError
 
 #: Parquet's physical types whose PLAIN values are Arrow's, where no logical type says otherwise.
-_TYPES = {
-    "INT32": (pa.int32(), 4), "INT64": (pa.int64(), 8), "FLOAT": (pa.float32(), 4), "DOUBLE": (pa.float64(), 8),
-}  # fmt: skip
+_TYPES = {"INT32": (pa.int32(), 4), "INT64": (pa.int64(), 8), "FLOAT": (pa.float32(), 4), "DOUBLE": (pa.float64(), 8)}
 
 
 class StoredRowGroup:

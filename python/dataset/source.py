@@ -29,24 +29,52 @@ class _Source:
     """Batches from a rank's streams, each with a thread of its own."""
 
     def __init__(
-        self, layout: SplitLayout, schema: DatasetSchema, seed: int, world: World, *, rows_each: int, streams: int,
-        plan: NegativePlan | None, carried: Sequence[str], start_step: int, shuffle: bool, depth: int, timed: Timed,
-    ) -> None:  # fmt: skip
+        self,
+        layout: SplitLayout,
+        schema: DatasetSchema,
+        seed: int,
+        world: World,
+        *,
+        rows_each: int,
+        streams: int,
+        plan: NegativePlan | None,
+        carried: Sequence[str],
+        start_step: int,
+        shuffle: bool,
+        depth: int,
+        timed: Timed,
+    ) -> None:
         mine = streams_of(world, streams)
         sizes = [[g.rows for g in layout.stream(i, streams)] for i in mine]
         largest = max((rows for groups in sizes for rows in groups), default=1)
         continuous, codes = (len(columns_of(schema.of(k))) for k in (Kind.CONTINUOUS, Kind.CATEGORICAL))
         self._assembly = Assembly(
-            continuous, codes, carried, rows_each,
-            None if shuffle else [sum(groups) for groups in sizes], len(mine), start_step,
+            continuous,
+            codes,
+            carried,
+            rows_each,
+            None if shuffle else [sum(groups) for groups in sizes],
+            len(mine),
+            start_step,
             # A row group is read while the one before it is used.
             ahead=max(depth, -(-largest // rows_each)),
-        )  # fmt: skip
+        )
         self._streams = [
-            Stream(layout, schema, seed, number, streams, plan, carried, start_step * rows_each, shuffle=shuffle,
-                   assembly=self._assembly, place=place)
+            Stream(
+                layout,
+                schema,
+                seed,
+                number,
+                streams,
+                plan,
+                carried,
+                start_step * rows_each,
+                shuffle=shuffle,
+                assembly=self._assembly,
+                place=place,
+            )
             for place, number in enumerate(mine)
-        ]  # fmt: skip
+        ]
         self._threads = run_streams(
             self._assembly, [iter(s) for s in self._streams], [s.step for s in self._streams], timed
         )
@@ -100,18 +128,23 @@ class TrainSource(_Source):
         #: An epoch is this many whole batches; what is left over comes first in the next one's.
         self.steps_per_epoch = max(1, self.rows // train.batch_size)
         super().__init__(
-            layout, schema, train.seed, world, rows_each=train.batch_size // train.streams, streams=train.streams,
-            plan=plan, carried=carried, start_step=start_step, shuffle=True, depth=depth, timed=timed,
-        )  # fmt: skip
+            layout,
+            schema,
+            train.seed,
+            world,
+            rows_each=train.batch_size // train.streams,
+            streams=train.streams,
+            plan=plan,
+            carried=carried,
+            start_step=start_step,
+            shuffle=True,
+            depth=depth,
+            timed=timed,
+        )
 
     @staticmethod
     def from_manifest(
-        manifest: Manifest,
-        ws: Workspace,
-        train: config.Train,
-        world: World = _ALONE,
-        *,
-        start_step: int = 0,
+        manifest: Manifest, ws: Workspace, train: config.Train, world: World = _ALONE, *, start_step: int = 0
     ) -> TrainSource:
         """The `train` split of the dataset that a features manifest names."""
         layout, schema = split_of(manifest, ws, "train")
@@ -161,9 +194,19 @@ class EvalSource(_Source):
         self.steps = -(-longest // rows_each)
         self._left = self.steps
         super().__init__(
-            layout, schema, 0, world, rows_each=rows_each, streams=streams, plan=None, carried=carried, start_step=0,
-            shuffle=False, depth=depth, timed=lambda name, items: items,
-        )  # fmt: skip
+            layout,
+            schema,
+            0,
+            world,
+            rows_each=rows_each,
+            streams=streams,
+            plan=None,
+            carried=carried,
+            start_step=0,
+            shuffle=False,
+            depth=depth,
+            timed=lambda name, items: items,
+        )
 
     def __iter__(self) -> Iterator[Batch]:
         return self

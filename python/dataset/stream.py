@@ -37,9 +37,20 @@ class Stream:
     """
 
     def __init__(
-        self, layout: SplitLayout, schema: DatasetSchema, seed: int, stream: int, streams: int,
-        plan: NegativePlan | None, carried: Sequence[str], start: int, *, shuffle: bool, assembly: Assembly, place: int,
-    ) -> None:  # fmt: skip
+        self,
+        layout: SplitLayout,
+        schema: DatasetSchema,
+        seed: int,
+        stream: int,
+        streams: int,
+        plan: NegativePlan | None,
+        carried: Sequence[str],
+        start: int,
+        *,
+        shuffle: bool,
+        assembly: Assembly,
+        place: int,
+    ) -> None:
         self._groups = layout.stream(stream, streams)
         self._schema, self._carried = schema, tuple(carried)
         self._seed, self._stream, self._plan, self._shuffle = seed, stream, plan, shuffle
@@ -80,9 +91,14 @@ class Stream:
         copies = None if self._plan is None else _Copies(stored, self._schema, order, self._plan)
         places = (order if copies is None else copies.order)[visit.skip :]
         shares = self._assembly.shares(self._place, self._row, len(places))
-        targets = [Targets([m[:, s.rows] for m, s in zip(matrices, shares, strict=True)]) for matrices in (
-            [s.draft.continuous for s in shares], [s.draft.codes for s in shares], [s.draft.labels for s in shares]
-        )]  # fmt: skip
+        targets = [
+            Targets([m[:, s.rows] for m, s in zip(matrices, shares, strict=True)])
+            for matrices in (
+                [s.draft.continuous for s in shares],
+                [s.draft.codes for s in shares],
+                [s.draft.labels for s in shares],
+            )
+        ]
         write_features(stored, self._schema, places, *targets, where=f"{group.path}, row group {group.index}")
         if copies is not None:
             generator = negatives_generator(self._seed, visit.epoch, self._stream, visit.group)

@@ -22,9 +22,13 @@ class Ahead:
     """The early part of one lookup, begun by one all-to-all. A arenas, W ranks."""
 
     def __init__(
-        self, mail: Mail, collective: Collective, request: Request, weights: Sequence[Tensor],
+        self,
+        mail: Mail,
+        collective: Collective,
+        request: Request,
+        weights: Sequence[Tensor],
         touched: Sequence[Sequence[Tensor]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """See the class.
 
         Args:
@@ -63,9 +67,11 @@ class Ahead:
         rows = [r[mask] for r, mask in zip(request.rows, self._late, strict=False)]
         received = [_count(mask, counts) for mask, counts in zip(self._late, request.received, strict=False)]
         rest = Request(
-            sent + request.sent[by_row:], rows + request.rows[by_row:], received + request.received[by_row:],
+            sent + request.sent[by_row:],
+            rows + request.rows[by_row:],
+            received + request.received[by_row:],
             request.asked,
-        )  # fmt: skip
+        )
         wait = self._mail.start_rows(rest, self._weights, answers)
         if isinstance(wait, Posted):
             wait.bring_own()

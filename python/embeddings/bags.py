@@ -60,10 +60,12 @@ def cut_bags(arena: Arena, occurrences: Occurrences) -> Parts:
     begins[1:] |= owner[1:] != owner[:-1]
     return Parts(
         addresses=occurrences.addresses.index_select(0, order),
-        weights=None if occurrences.weights is None else occurrences.weights.index_select(0, order), begins=begins,
-        bag=bag[begins], ids=torch.bincount(owner, minlength=world).tolist(),
+        weights=None if occurrences.weights is None else occurrences.weights.index_select(0, order),
+        begins=begins,
+        bag=bag[begins],
+        ids=torch.bincount(owner, minlength=world).tolist(),
         parts=torch.bincount(owner[begins], minlength=world).tolist(),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)

@@ -148,10 +148,13 @@ class Batcher:
         counts = torch.bincount(bag, minlength=total)
         lookups = [self._plan.lookups[e.lookup] for e in group.entries]
         return Occurrences(
-            addresses=torch.cat(addresses)[order], bags=total, bag=bag, starts=counts.cumsum(0) - counts,
+            addresses=torch.cat(addresses)[order],
+            bags=total,
+            bag=bag,
+            starts=counts.cumsum(0) - counts,
             weights=torch.cat(weights)[order] if any(x.weighted for x in lookups) else None,
             divisor=divisor.view(-1, 1) if any(x.pooling == "mean" for x in lookups) else None,
-        )  # fmt: skip
+        )
 
 
 class _Padded:

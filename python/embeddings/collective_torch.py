@@ -29,9 +29,11 @@ class TorchCollective:
         # As torchrun says it; without it, all ranks are taken to be on one machine.
         local = int(os.environ.get("LOCAL_RANK", dist.get_rank(group)))
         self._world = World(
-            rank=dist.get_rank(group), size=size, local_rank=local,
+            rank=dist.get_rank(group),
+            size=size,
+            local_rank=local,
             local_size=int(os.environ.get("LOCAL_WORLD_SIZE", size)),
-        )  # fmt: skip
+        )
 
     @property
     def world(self) -> World:

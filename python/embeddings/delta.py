@@ -75,11 +75,12 @@ def save_changes(embeddings: ShardedEmbeddings, folder: Path) -> int:
         tensors |= {f"raw/{t.spec.name}/{part}": x for part, x in found.items()}
         count += len(found["ids"])
     record = _Record(
-        world_size=embeddings.collective.world.size, steps=(since, embeddings.steps),
+        world_size=embeddings.collective.world.size,
+        steps=(since, embeddings.steps),
         tables={t.name: (t.rows, t.dim) for t in embeddings.plan.tables},
         raw={t.spec.name: t.spec.dim for t in raw},
         file=save_tensors(folder / f"changes-{rank:05d}.safetensors", tensors),
-    )  # fmt: skip
+    )
     write_text(folder / f"changes-{rank:05d}.json", record.signed().model_dump_json() + "\n")
     return count
 

@@ -18,9 +18,14 @@ class Duplicates:
     """Equal values of a vector [N]. What nobody asks for is not worked out."""
 
     def __init__(
-        self, unique: Tensor, order: Tensor | None = None, starts: Tensor | None = None, group: Tensor | None = None,
-        *, inverse: Tensor | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        unique: Tensor,
+        order: Tensor | None = None,
+        starts: Tensor | None = None,
+        group: Tensor | None = None,
+        *,
+        inverse: Tensor | None = None,
+    ) -> None:
         """Either all of `order`, `starts` and `group` are given, or `inverse`."""
         #: Distinct values, in the order of `find_duplicates`: [U].
         self.unique = unique

@@ -77,9 +77,14 @@ class DynamicEmbeddings(nn.Module):
     """
 
     def __init__(
-        self, specs: Sequence[DynamicSpec], collective: Collective, seed: int, *, init_bound: float = INIT_BOUND,
+        self,
+        specs: Sequence[DynamicSpec],
+        collective: Collective,
+        seed: int,
+        *,
+        init_bound: float = INIT_BOUND,
         device: str | torch.device = "cpu",
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.collective = collective
         self.device = torch.device(device)

@@ -30,11 +30,15 @@ def save_rows(rows: Any, folder: Path) -> None:
     scoring, training = rows.dump()
     stem = _stem(rows.spec.name, rows.world.rank)
     meta = _Meta(
-        dim=rows.spec.dim, world_size=rows.world.size, steps=rows.steps, batches=rows.batches,
-        optimizer=rows.optimizer.kind if rows.optimizer else None, counters=tuple(int(n) for n in rows.counters),
+        dim=rows.spec.dim,
+        world_size=rows.world.size,
+        steps=rows.steps,
+        batches=rows.batches,
+        optimizer=rows.optimizer.kind if rows.optimizer else None,
+        counters=tuple(int(n) for n in rows.counters),
         scoring=save_tensors(folder / f"{stem}.safetensors", scoring),
         training=save_tensors(folder / f"{stem}-training.safetensors", training),
-    )  # fmt: skip
+    )
     write_text(folder / f"{stem}.json", meta.signed().model_dump_json() + "\n")
 
 
@@ -71,8 +75,9 @@ def load_rows(rows: Any, folder: Path, with_optimizer: bool) -> None:
         kept = {k: t[mine] for k, t in tensors.items() if with_optimizer or not k.startswith("state/")}
         wait = torch.from_numpy(owners(waiting[:, ID].numpy().copy(), world.size) == world.rank)
         training.append({**kept, "waiting": waiting[wait]})
-    rows.replace(*({k: torch.cat([p[k] for p in parts]) for k in (parts[0] if parts else ())}
-                   for parts in (scoring, training)))  # fmt: skip
+    rows.replace(
+        *({k: torch.cat([p[k] for p in parts]) for k in (parts[0] if parts else ())} for parts in (scoring, training))
+    )
     rows.batches = first.batches
     rows.steps = first.steps if with_optimizer else 0
     # Each rank's are some rank's again, whatever their number: the sum is what counts.

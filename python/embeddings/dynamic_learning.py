@@ -103,9 +103,17 @@ class LearnedRows:
         """What is here and what was done."""
         admitted, evicted, hits, lookups = (int(n) for n in self.counters)
         return DynamicReport(
-            len(self), len(self._waiting), self._map.load, admitted, evicted, hits, lookups, self._absent, self._asked,
+            len(self),
+            len(self._waiting),
+            self._map.load,
+            admitted,
+            evicted,
+            hits,
+            lookups,
+            self._absent,
+            self._asked,
             self.nbytes,
-        )  # fmt: skip
+        )
 
     @property
     def weight(self) -> Tensor:
@@ -229,18 +237,28 @@ class LearnedRows:
         one_pass = dispatch.fused(common.kind, self._weight)
         if one_pass is not None:
             one_pass(
-                common.kind, self._weight, list(self.states.values()), found.unique, found.starts, found.order,
-                found.order.numel(), given, bag=None, weights=None, divisor=None, lr=rate, decay=decay, step=self.steps,
-            )  # fmt: skip
+                common.kind,
+                self._weight,
+                list(self.states.values()),
+                found.unique,
+                found.starts,
+                found.order,
+                found.order.numel(),
+                given,
+                bag=None,
+                weights=None,
+                divisor=None,
+                lr=rate,
+                decay=decay,
+                step=self.steps,
+            )
             return
         rows, grad = found.unique.long(), found.sum_rows(given)
         weight = self._weight.index_select(0, rows)
         if decay:
             grad.add_(weight, alpha=decay)
         states = {name: full.index_select(0, rows) for name, full in self.states.items()}
-        RULES[common.kind].update(
-            Touched(weight, grad, states, self.steps, grad.square().mean(1, keepdim=True)), rate
-        )  # fmt: skip
+        RULES[common.kind].update(Touched(weight, grad, states, self.steps, grad.square().mean(1, keepdim=True)), rate)
         self._weight.index_copy_(0, rows, weight)
         for name, full in self.states.items():
             full.index_copy_(0, rows, states[name])

@@ -43,8 +43,28 @@ def library() -> ctypes.CDLL | None:
     found.headrace_pool_sum.argtypes = [p, i64, p, i32, i64, p, i64, p, p, i32]
     found.headrace_pool_sum.restype = None
     found.headrace_update.argtypes = [
-        p, p, p, i64, p, i32, p, i64, p, i64, p, p, p, p, i32, f32, f32, f32, f32, f32, i32,
-    ]  # fmt: skip
+        p,
+        p,
+        p,
+        i64,
+        p,
+        i32,
+        p,
+        i64,
+        p,
+        i64,
+        p,
+        p,
+        p,
+        p,
+        i32,
+        f32,
+        f32,
+        f32,
+        f32,
+        f32,
+        i32,
+    ]
     found.headrace_update.restype = None
     found.headrace_occurrences.argtypes = [p, i64, i64, p, i64, p, i64, p, i32, p, p]
     found.headrace_occurrences.restype = i64
@@ -83,9 +103,13 @@ def usable(*tensors: Tensor) -> bool:
 
 
 def pool_sum(
-    table: Tensor, index: Tensor, bags: int, starts: Tensor | None = None, weights: Tensor | None = None,
+    table: Tensor,
+    index: Tensor,
+    bags: int,
+    starts: Tensor | None = None,
+    weights: Tensor | None = None,
     out: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Sum of weights[i] * table[index[i]] by bag: float32 [bags, D]; without `starts` occurrence i is bag i.
 
     Args:
@@ -101,9 +125,17 @@ def pool_sum(
     out = table.new_empty(bags, table.shape[1]) if out is None else out
     index = index.contiguous()
     lib.headrace_pool_sum(
-        table.data_ptr(), table.shape[1], index.data_ptr(), index.dtype is torch.int64, index.numel(),
-        _pointer(starts), bags, _pointer(weights), out.data_ptr(), torch.get_num_threads(),
-    )  # fmt: skip
+        table.data_ptr(),
+        table.shape[1],
+        index.data_ptr(),
+        index.dtype is torch.int64,
+        index.numel(),
+        _pointer(starts),
+        bags,
+        _pointer(weights),
+        out.data_ptr(),
+        torch.get_num_threads(),
+    )
     return out
 
 
@@ -113,9 +145,17 @@ def sum_at(addresses: Tensor, width: int, starts: Tensor, weights: Tensor | None
     assert lib is not None
     out, bags = torch.empty(starts.numel(), width), starts.numel()
     lib.headrace_pool_sum(
-        None, width, addresses.data_ptr(), True, addresses.numel(), starts.data_ptr(), bags, _pointer(weights),
-        out.data_ptr(), torch.get_num_threads(),
-    )  # fmt: skip
+        None,
+        width,
+        addresses.data_ptr(),
+        True,
+        addresses.numel(),
+        starts.data_ptr(),
+        bags,
+        _pointer(weights),
+        out.data_ptr(),
+        torch.get_num_threads(),
+    )
     return out
 
 
@@ -125,9 +165,13 @@ def addresses(matrix: Tensor, rows: Tensor | None, out: Tensor) -> None:
     assert lib is not None
     rows = None if rows is None else rows.contiguous()
     lib.headrace_addresses(
-        matrix.data_ptr(), matrix.stride(0) * matrix.element_size(), _pointer(rows),
-        rows is not None and rows.dtype is torch.int64, out.numel(), out.data_ptr(),
-    )  # fmt: skip
+        matrix.data_ptr(),
+        matrix.stride(0) * matrix.element_size(),
+        _pointer(rows),
+        rows is not None and rows.dtype is torch.int64,
+        out.numel(),
+        out.data_ptr(),
+    )
 
 
 def places(rows: Tensor, index: Tensor, marked: bool = False) -> Tensor:
@@ -143,10 +187,22 @@ def places(rows: Tensor, index: Tensor, marked: bool = False) -> Tensor:
 
 
 def update(
-    kind: str, table: Tensor, states: list[Tensor], rows: Tensor, starts: Tensor, order: Tensor, n: int,
-    grad: Tensor | None, *, bag: Tensor | None, weights: Tensor | None, divisor: Tensor | None, lr: float,
-    decay: float, step: int,
-) -> None:  # fmt: skip
+    kind: str,
+    table: Tensor,
+    states: list[Tensor],
+    rows: Tensor,
+    starts: Tensor,
+    order: Tensor,
+    n: int,
+    grad: Tensor | None,
+    *,
+    bag: Tensor | None,
+    weights: Tensor | None,
+    divisor: Tensor | None,
+    lr: float,
+    decay: float,
+    step: int,
+) -> None:
     """Sum the gradients of each distinct row and apply an optimizer to it, in place.
 
     Args:
@@ -173,12 +229,28 @@ def update(
         lr = lr * (1 - beta2**step) ** 0.5 / (1 - beta1**step)
     grad = None if grad is None else grad.contiguous()
     lib.headrace_update(
-        table.data_ptr(), _pointer(states[0] if states else None), _pointer(states[1] if len(states) > 1 else None),
-        table.shape[1], rows.data_ptr(), rows.dtype is torch.int64, starts.data_ptr(), rows.numel(),
-        order.data_ptr(), n,
-        _pointer(bag), _pointer(weights), _pointer(divisor), _pointer(grad), _KINDS[kind], lr, decay, _EPS[kind],
-        beta1, beta2, torch.get_num_threads(),
-    )  # fmt: skip
+        table.data_ptr(),
+        _pointer(states[0] if states else None),
+        _pointer(states[1] if len(states) > 1 else None),
+        table.shape[1],
+        rows.data_ptr(),
+        rows.dtype is torch.int64,
+        starts.data_ptr(),
+        rows.numel(),
+        order.data_ptr(),
+        n,
+        _pointer(bag),
+        _pointer(weights),
+        _pointer(divisor),
+        _pointer(grad),
+        _KINDS[kind],
+        lr,
+        decay,
+        _EPS[kind],
+        beta1,
+        beta2,
+        torch.get_num_threads(),
+    )
 
 
 def occurrences(
@@ -205,9 +277,18 @@ def occurrences(
     bag = torch.empty(batch * count, dtype=torch.int64) if bags else None
     starts = torch.empty(batch * pieces, dtype=torch.int64) if bags else None
     n = lib.headrace_occurrences(
-        codes.data_ptr(), batch, codes.shape[1], columns.data_ptr(), count, shard_address.data_ptr(), pieces,
-        addresses.data_ptr(), dtype is torch.int64, _pointer(bag), _pointer(starts),
-    )  # fmt: skip
+        codes.data_ptr(),
+        batch,
+        codes.shape[1],
+        columns.data_ptr(),
+        count,
+        shard_address.data_ptr(),
+        pieces,
+        addresses.data_ptr(),
+        dtype is torch.int64,
+        _pointer(bag),
+        _pointer(starts),
+    )
     return None if n < 0 else (addresses[:n], None if bag is None else bag[:n], starts)
 
 
@@ -244,9 +325,13 @@ def distinct(values: Tensor, ends: Tensor | None = None) -> tuple[Tensor, Tensor
     values, ends = values.contiguous(), None if ends is None else ends.contiguous()
     unique, inverse = torch.empty_like(values), torch.empty(values.numel(), dtype=torch.int64)
     count = lib.headrace_distinct(
-        values.data_ptr(), values.numel(), _pointer(ends), 0 if ends is None else ends.numel(), unique.data_ptr(),
+        values.data_ptr(),
+        values.numel(),
+        _pointer(ends),
+        0 if ends is None else ends.numel(),
+        unique.data_ptr(),
         inverse.data_ptr(),
-    )  # fmt: skip
+    )
     return None if count < 0 else (unique[:count], inverse)
 
 
@@ -270,10 +355,20 @@ def cut_bags(
     out_weights = None if weights is None else torch.empty_like(weights)
     ids, parts = torch.empty(world, dtype=torch.int64), torch.empty(world, dtype=torch.int64)
     total = lib.headrace_cut_bags(
-        addresses.data_ptr(), addresses.dtype is torch.int64, bag.data_ptr(), _pointer(weights), n,
-        rank_starts.data_ptr(), world, out.data_ptr(), _pointer(out_weights), begins.data_ptr(), part_bag.data_ptr(),
-        ids.data_ptr(), parts.data_ptr(),
-    )  # fmt: skip
+        addresses.data_ptr(),
+        addresses.dtype is torch.int64,
+        bag.data_ptr(),
+        _pointer(weights),
+        n,
+        rank_starts.data_ptr(),
+        world,
+        out.data_ptr(),
+        _pointer(out_weights),
+        begins.data_ptr(),
+        part_bag.data_ptr(),
+        ids.data_ptr(),
+        parts.data_ptr(),
+    )
     return out, out_weights, begins, part_bag[:total], ids.tolist(), parts.tolist()
 
 
@@ -294,9 +389,15 @@ def own_numbers(
     counts, shift, addresses = torch.tensor(ids), shift.contiguous(), addresses.contiguous()
     out = torch.empty(addresses.numel(), dtype=dtype)
     lib.headrace_numbers(
-        addresses.data_ptr(), addresses.dtype is torch.int64, counts.data_ptr(), shift.data_ptr(), counts.numel(),
-        _pointer(begins), out.data_ptr(), dtype is torch.int64,
-    )  # fmt: skip
+        addresses.data_ptr(),
+        addresses.dtype is torch.int64,
+        counts.data_ptr(),
+        shift.data_ptr(),
+        counts.numel(),
+        _pointer(begins),
+        out.data_ptr(),
+        dtype is torch.int64,
+    )
     return out
 
 
@@ -321,9 +422,7 @@ def group(keys: Tensor, groups: int, values: Tensor | None = None) -> tuple[Tens
     assert lib is not None
     keys, values = keys.contiguous(), None if values is None else values.contiguous()
     order, starts = torch.empty_like(keys), torch.empty(groups, dtype=torch.int64)
-    lib.headrace_group(
-        keys.data_ptr(), _pointer(values), keys.numel(), groups, order.data_ptr(), starts.data_ptr()
-    )  # fmt: skip
+    lib.headrace_group(keys.data_ptr(), _pointer(values), keys.numel(), groups, order.data_ptr(), starts.data_ptr())
     return order, starts
 
 
@@ -341,9 +440,15 @@ def interact(bottom: Tensor, features: Tensor | None, at: Tensor | None = None) 
     count = _count(features, at)
     out = bottom.new_empty(batch, width + count * (count + 1) // 2)
     lib.headrace_interact(
-        bottom.data_ptr(), _pointer(features), _pointer(at), batch, count, width, out.data_ptr(),
+        bottom.data_ptr(),
+        _pointer(features),
+        _pointer(at),
+        batch,
+        count,
+        width,
+        out.data_ptr(),
         torch.get_num_threads(),
-    )  # fmt: skip
+    )
     return out
 
 
@@ -367,9 +472,18 @@ def interact_gradient(
     of_bottom = torch.empty_like(bottom)
     of_features = bottom.new_empty(bottom.shape[0], count, bottom.shape[1]) if to is None else None
     lib.headrace_interact_gradient(
-        bottom.data_ptr(), _pointer(features), _pointer(at), grad.data_ptr(), bottom.shape[0], count, bottom.shape[1],
-        of_bottom.data_ptr(), _pointer(of_features), _pointer(to), threads,
-    )  # fmt: skip
+        bottom.data_ptr(),
+        _pointer(features),
+        _pointer(at),
+        grad.data_ptr(),
+        bottom.shape[0],
+        count,
+        bottom.shape[1],
+        of_bottom.data_ptr(),
+        _pointer(of_features),
+        _pointer(to),
+        threads,
+    )
     return of_bottom, of_features
 
 

@@ -124,9 +124,15 @@ class NodeMail:
             found += [r.duplicates for r in of_machine]
             inside = Request(asked.sent, [f.inverse() for f in found], asked.received, [None] * len(found))
             return NodeRequest(
-                request.sent, request.rows, request.received, request.asked, request.raw,
-                inside=inside, found=found, wanted=counts,
-            )  # fmt: skip
+                request.sent,
+                request.rows,
+                request.received,
+                request.asked,
+                request.raw,
+                inside=inside,
+                found=found,
+                wanted=counts,
+            )
 
         return answer
 

@@ -242,7 +242,7 @@ def blocks_for(
     cuts = [table.dim * i // parts for i in range(parts + 1)]
     return [
         Block(table.name, range(cuts[i], cuts[i + 1]), (first_rank + i) % world_size, 1, pooled) for i in range(parts)
-    ]  # fmt: skip
+    ]
 
 
 def row_wise(tables: Sequence[Table], lookups: Sequence[Lookup], world_size: int) -> Plan:

@@ -60,10 +60,17 @@ class Planned:
 
 
 def plan_tables(
-    tables: Sequence[Table], lookups: Sequence[Lookup], world_size: int, *, batch_size: int, optimizer: str,
-    settings: Sharding, popularity: Mapping[str, Popularity] | None = None,
-    besides: Besides = _NOTHING, card: bool = False,
-) -> Planned:  # fmt: skip
+    tables: Sequence[Table],
+    lookups: Sequence[Lookup],
+    world_size: int,
+    *,
+    batch_size: int,
+    optimizer: str,
+    settings: Sharding,
+    popularity: Mapping[str, Popularity] | None = None,
+    besides: Besides = _NOTHING,
+    card: bool = False,
+) -> Planned:
     """Make the plan that `settings` asks for.
 
     Args:
@@ -172,7 +179,7 @@ def _search(work: Workload) -> Planned:
     as_good = [p for p in even if float(p.load.seconds(settings).max()) <= _AS_GOOD * best]
     return min(
         as_good, key=lambda p: (round(p.load.memory.max() / p.load.memory.mean(), 2), p.load.seconds(settings).max())
-    )  # fmt: skip
+    )
 
 
 def _even(work: Workload, share: float = 1.0) -> float:
@@ -351,8 +358,9 @@ class Planner:
             worst = int(np.argmax(self._total.memory if over else before))
             costs = sorted(
                 (-float((load.memory if over else seconds)[worst]), name)
-                for name, (_, load, seconds) in self._chosen.items() if name not in stuck
-            )  # fmt: skip
+                for name, (_, load, seconds) in self._chosen.items()
+                if name not in stuck
+            )
             if not costs:
                 return
             name = costs[0][1]

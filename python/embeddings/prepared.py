@@ -48,9 +48,13 @@ class Prepared:
     """A lookup that has begun: `ShardedEmbeddings.prepare`. Used once by `forward` or `features`."""
 
     def __init__(
-        self, embeddings: ShardedEmbeddings, samples: int, occurrences: Sequence[Occurrences], raw: Sequence[Tensor],
+        self,
+        embeddings: ShardedEmbeddings,
+        samples: int,
+        occurrences: Sequence[Occurrences],
+        raw: Sequence[Tensor],
         in_place: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.samples = samples
         #: Whether `forward` gives a `Placed`.
         self.in_place = in_place

@@ -70,9 +70,15 @@ class ShardedEmbeddings(nn.Module):
     """
 
     def __init__(
-        self, plan: Plan, collective: Collective, seed: int, *, init_bound: float = INIT_BOUND,
-        dynamic: DynamicEmbeddings | None = None, device: str | torch.device = "cpu",
-    ) -> None:  # fmt: skip
+        self,
+        plan: Plan,
+        collective: Collective,
+        seed: int,
+        *,
+        init_bound: float = INIT_BOUND,
+        dynamic: DynamicEmbeddings | None = None,
+        device: str | torch.device = "cpu",
+    ) -> None:
         super().__init__()
         self.device = torch.device(device)
         dispatch.check(self.device)
@@ -128,9 +134,12 @@ class ShardedEmbeddings(nn.Module):
         #: Messages that are made and read in shared memory.
         self.post = post_of(collective)
         self._can_place = (
-            self.device.type == "cpu" and dynamic is None and self._is_uniform and bool(plan.lookups)
+            self.device.type == "cpu"
+            and dynamic is None
+            and self._is_uniform
+            and bool(plan.lookups)
             and can_place(self.layout)
-        )  # fmt: skip
+        )
 
     @property
     def weight(self) -> Tensor:
@@ -165,9 +174,13 @@ class ShardedEmbeddings(nn.Module):
         return self._arriving is not None or any(self._pending)
 
     def prepare(
-        self, batch: Tensor | Ragged, weights: Tensor | None = None, raw: Sequence[Tensor] = (), *,
+        self,
+        batch: Tensor | Ragged,
+        weights: Tensor | None = None,
+        raw: Sequence[Tensor] = (),
+        *,
         in_place: bool = False,
-    ) -> Prepared:  # fmt: skip
+    ) -> Prepared:
         """Begin a lookup: sort out the ids and send them to their owners, who answer later.
 
         Collective, and cheap to call ahead: while the dense part works on one batch, the ids of the next travel. No
@@ -199,7 +212,7 @@ class ShardedEmbeddings(nn.Module):
 
     def _prepare(
         self, batch: Tensor | Ragged, weights: Tensor | None, raw: Sequence[Tensor], in_place: bool
-    ) -> Prepared:  # fmt: skip
+    ) -> Prepared:
         if isinstance(batch, Ragged):
             occurrences, samples = self._batcher.ragged(batch), batch.lengths.shape[1]
         else:

@@ -170,14 +170,26 @@ def save_shards(embeddings: ShardedEmbeddings, directory: Path, with_optimizer: 
                 key += "" if piece.columns is None else "/{}:{}".format(*piece.columns)
                 tensors[key] = source
                 chunks.append(
-                    Chunk(table=piece.table, state=state, start=rows.start, stop=rows.stop, stride=rows.step,
-                          file=name, key=key, columns=piece.columns)
-                )  # fmt: skip
+                    Chunk(
+                        table=piece.table,
+                        state=state,
+                        start=rows.start,
+                        stop=rows.stop,
+                        stride=rows.step,
+                        file=name,
+                        key=key,
+                        columns=piece.columns,
+                    )
+                )
             files.append(save_tensors(directory / name, tensors))
     record = RankRecord(
-        rank=world.rank, world_size=world.size, optimizer=optimizer, files=tuple(files), chunks=tuple(chunks),
+        rank=world.rank,
+        world_size=world.size,
+        optimizer=optimizer,
+        files=tuple(files),
+        chunks=tuple(chunks),
         tables=tuple(TableRecord(name=t.name, rows=t.rows, dim=t.dim) for t in plan.tables),
-    )  # fmt: skip
+    )
     write_text(_rank_file(directory, world.rank), record.model_dump_json(indent=1) + "\n")
 
 
@@ -212,9 +224,14 @@ def _held(embeddings: ShardedEmbeddings, state: str) -> Iterator[_Held]:
         for block, rows, first in arena.held:
             whole = by_row or len(block.columns) == plan.by_name[block.table].dim
             yield _Held(
-                block.table, rows, arena.number, first, None if whole else (block.columns.start, block.columns.stop),
-                1 if by_row else arena.width, block.replicated,
-            )  # fmt: skip
+                block.table,
+                rows,
+                arena.number,
+                first,
+                None if whole else (block.columns.start, block.columns.stop),
+                1 if by_row else arena.width,
+                block.replicated,
+            )
 
 
 def _files_of(
@@ -264,8 +281,13 @@ def write_index(directory: Path) -> Index:
     for state in (WEIGHT, *(first.optimizer.states if first.optimizer else ())):
         for table in first.tables:
             mine = [c for c in chunks if c.table == table.name and c.state == state]
-            shares = (len(c.rows) * Fraction(1 if c.columns is None else c.columns[1] - c.columns[0],
-                                             1 if c.columns is None else table.dim) for c in mine)  # fmt: skip
+            shares = (
+                len(c.rows)
+                * Fraction(
+                    1 if c.columns is None else c.columns[1] - c.columns[0], 1 if c.columns is None else table.dim
+                )
+                for c in mine
+            )
             saved = sum(shares, Fraction(0))
             if saved != table.rows:
                 raise UserError(

@@ -29,9 +29,13 @@ class Updater:
     """Optimizer states of this rank's rows, and the update."""
 
     def __init__(
-        self, layout: Layout, weights: Sequence[Tensor], optimizer: EmbeddingOptimizer, collective: Collective,
+        self,
+        layout: Layout,
+        weights: Sequence[Tensor],
+        optimizer: EmbeddingOptimizer,
+        collective: Collective,
         caches: Sequence[CachedRows | None] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         unknown = sorted(optimizer.tables.keys() - layout.plan.by_name.keys())
         if unknown:
             raise ValueError(f"an optimizer for tables {unknown}, which are not planned")
@@ -77,8 +81,11 @@ class Updater:
 
     def _open(self, number: int, rows: Tensor) -> Opened:
         cache = self._caches[number]
-        return Opened(rows, [self._weights[number], *self.states[number].values()], rows) if cache is None else (
-            cache.open(rows))  # fmt: skip
+        return (
+            Opened(rows, [self._weights[number], *self.states[number].values()], rows)
+            if cache is None
+            else (cache.open(rows))
+        )
 
     def _close(self, number: int, opened: Opened) -> None:
         cache = self._caches[number]
@@ -150,11 +157,22 @@ class Updater:
             assert settings.learning_rate is not None
             last = order.numel() if end == found.unique.numel() else int(starts[end])
             in_one_pass(
-                self._optimizer.kind, table, states, opened.places[start:end], starts[start:end], order,
-                last, grad, bag=bag, weights=gradient.weights, divisor=gradient.divisor,
-                lr=settings.learning_rate * scale, decay=settings.weight_decay or 0.0, step=self.steps,
+                self._optimizer.kind,
+                table,
+                states,
+                opened.places[start:end],
+                starts[start:end],
+                order,
+                last,
+                grad,
+                bag=bag,
+                weights=gradient.weights,
+                divisor=gradient.divisor,
+                lr=settings.learning_rate * scale,
+                decay=settings.weight_decay or 0.0,
+                step=self.steps,
                 **{name: rows[start:end] for name, rows in named.items()},
-            )  # fmt: skip
+            )
         self._close(number, opened)
 
     def _by_torch(self, arenas: Sequence[Arena], gradients: Gradients, scale: float) -> None:
@@ -172,10 +190,12 @@ class Updater:
             states = [full.index_select(0, places) for full in full_states]
             for settings, start, end in parts:
                 rows_of_table = Touched(
-                    weight[start:end], grad[start:end],
-                    {name: s[start:end] for name, s in zip(self._rule.state, states, strict=True)}, self.steps,
+                    weight[start:end],
+                    grad[start:end],
+                    {name: s[start:end] for name, s in zip(self._rule.state, states, strict=True)},
+                    self.steps,
                     None if squares is None else squares[i][start:end],
-                )  # fmt: skip
+                )
                 assert settings.learning_rate is not None
                 self._rule.update(rows_of_table, settings.learning_rate * scale)
             self._note(arena.number, rows)
@@ -287,9 +307,10 @@ class RowSquares:
         for rank in range(size):
             parts = [
                 sums[i][start:end, 0]
-                for name, ranks in self._cut.items() if rank in ranks
+                for name, ranks in self._cut.items()
+                if rank in ranks
                 for _, i, start, end in sorted(mine[name])
-            ]  # fmt: skip
+            ]
             message += parts
             counts.append(sum(p.numel() for p in parts))
         received, back = self._collective.all_to_all(torch.cat(message), counts)

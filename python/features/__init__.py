@@ -47,10 +47,12 @@ if TYPE_CHECKING:
     LogOp, ReduceDtypeSize = Log, ReduceDtype
 
 _OTHERS = {
-    "AddMetadata": "headrace.features.chains", "AddTags": "headrace.features.chains",
-    "Column": "headrace.schema", "FittedWorkflow": "headrace.features.workflow",
+    "AddMetadata": "headrace.features.chains",
+    "AddTags": "headrace.features.chains",
+    "Column": "headrace.schema",
+    "FittedWorkflow": "headrace.features.workflow",
     "Workflow": "headrace.features.workflow",
-}  # fmt: skip
+}
 #: NVTabular's names of operators that have another one here.
 ALIASES = {"LogOp": "Log", "ReduceDtypeSize": "ReduceDtype"}
 

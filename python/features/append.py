@@ -124,11 +124,12 @@ def open_base(ctx: Context, given: Input | None) -> Base | None:
         saved = json.loads((folder / DAYS).read_text(encoding="utf-8"))
         days = {
             name: Day(
-                d["rows_of"], tuple(Written(**f) for f in d["files"]),
+                d["rows_of"],
+                tuple(Written(**f) for f in d["files"]),
                 {feature: ColumnCounts(**c) for feature, c in d["counts"].items()},
             )
             for name, d in saved["days"].items()
-        }  # fmt: skip
+        }
         torn = [f.name for d in days.values() for f in d.files if (folder / f.name).stat().st_size != f.size]
         base = Base(folder, saved["learned"], days)
         _ = base.fitted

@@ -100,8 +100,9 @@ def bind(chain: Chain, declared: Mapping[str, ValueType], label: str, where: str
         raise UserError(f"{where}: names no column")
     for column in chain.columns:
         if column not in declared:
-            raise UserError(f"{where}.columns: column '{column}' is not declared in table.columns"
-                            f"{nearest(column, declared)}")  # fmt: skip
+            raise UserError(
+                f"{where}.columns: column '{column}' is not declared in table.columns{nearest(column, declared)}"
+            )
         if column == label:
             raise UserError(f"{where}.columns: '{column}' is the label; a feature made of it would leak it")
         if chain.columns.count(column) > 1:
@@ -180,8 +181,11 @@ def _check_end(where: str, column: str, end: ValueType) -> None:
     if end.is_list and end.length is None:
         raise UserError(f"{where}: column '{column}' ends as {end}; end the chain with pad: {{length: N}}")
     if end.element in ("timestamp", "date"):
-        raise UserError(f"{where}: column '{column}' ends as {end}, which no model can take; "
-                        f"add cyclic or age to the chain")  # fmt: skip
+        raise UserError(
+            f"{where}: column '{column}' ends as {end}, which no model can take; add cyclic or age to the chain"
+        )
     if not end.is_categorical and not end.is_number:
-        raise UserError(f"{where}: column '{column}' ends as {end}, which no model can take; "
-                        f"add categorify or hash_bucket to the chain")  # fmt: skip
+        raise UserError(
+            f"{where}: column '{column}' ends as {end}, which no model can take; "
+            f"add categorify or hash_bucket to the chain"
+        )

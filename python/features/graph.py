@@ -73,8 +73,10 @@ def graph_of(spec: Spec) -> Graph:
     """
     workflow = Workflow.from_spec(spec)
     features = {f.name: f for f in workflow.schema_of({}).features}
-    graph = Graph(f"{spec.pipeline}: {len(workflow.input_columns)} columns, {len(workflow.chains)} chains, "
-                  f"{sum(len(c.ends) for c in workflow.chains)} features")  # fmt: skip
+    graph = Graph(
+        f"{spec.pipeline}: {len(workflow.input_columns)} columns, {len(workflow.chains)} chains, "
+        f"{sum(len(c.ends) for c in workflow.chains)} features"
+    )
     made = _prepared(graph, spec)
     for name in workflow.input_columns:
         if name not in made:

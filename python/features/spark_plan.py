@@ -65,8 +65,7 @@ def stored(feature: Feature, values: Sequence[Column]) -> Column:
     if not feature.is_list:
         return values[0]
     # The place of the last value that is not 0: the first in an order from the end.
-    ends = [F.when(x != zero_of(feature), F.lit(i))
-            for i, x in reversed(list(enumerate(values, 1)))]  # fmt: skip
+    ends = [F.when(x != zero_of(feature), F.lit(i)) for i, x in reversed(list(enumerate(values, 1)))]
     return F.slice(F.array(*values), F.lit(1), F.coalesce(*ends, F.lit(0)))
 
 

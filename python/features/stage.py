@@ -196,9 +196,13 @@ def _append(
             _complete(folder, written.files, counts)
         _LOG.info(
             "took over %s rows of %d days, wrote %s rows of %d days in %.1f s to %s",
-            f"{sum(d.rows for d in plan.kept.values()):,}", len(plan.kept), f"{sum(x.rows for x in made.files):,}",
-            len(made.days), time.perf_counter() - tick, final,
-        )  # fmt: skip
+            f"{sum(d.rows for d in plan.kept.values()):,}",
+            len(plan.kept),
+            f"{sum(x.rows for x in made.files):,}",
+            len(made.days),
+            time.perf_counter() - tick,
+            final,
+        )
         statistics = day_statistics(ctx, fitted, rows, files, counts, final, "arrow", spark)
     facts = {
         "version": version,
@@ -210,9 +214,16 @@ def _append(
 
 
 def _result(
-    ctx: Context, fitted: FittedWorkflow, vocabularies: VocabularyTable, rows: SplitRows, counts: Mapping[str, int],
-    written: WrittenDataset, final: Path, statistics: tuple[Output, ...], more: Mapping[str, Any] | None = None,
-) -> Result:  # fmt: skip
+    ctx: Context,
+    fitted: FittedWorkflow,
+    vocabularies: VocabularyTable,
+    rows: SplitRows,
+    counts: Mapping[str, int],
+    written: WrittenDataset,
+    final: Path,
+    statistics: tuple[Output, ...],
+    more: Mapping[str, Any] | None = None,
+) -> Result:
     name, total = str(final.relative_to(ctx.ws.home)), sum(counts.values())
     return Result(
         outputs=(Output(kind="dataset", name=name, version=ctx.key, rows=total), *statistics),

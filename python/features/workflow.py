@@ -53,8 +53,14 @@ _CARRIED = {
     "double": "float64",
     "boolean": "bool",
 }
-_PHYSICAL = {"float32": pa.float32(), "int32": pa.int32(), "int64": pa.int64(), "float64": pa.float64(),
-             "string": pa.string(), "bool": pa.bool_()}  # fmt: skip
+_PHYSICAL = {
+    "float32": pa.float32(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float64": pa.float64(),
+    "string": pa.string(),
+    "bool": pa.bool_(),
+}
 
 #: The smallest vocabularies and keyed tables are joined on broadcast copies, up to this many values together (some
 #: 100 bytes each in every executor); the others as Spark chooses. See headrace.features.spark_plan.Joins.
@@ -127,22 +133,27 @@ class Workflow:
         for i, chain in enumerate(self.chains):
             for name in chain.ends:
                 if name in seen:
-                    raise UserError(f"{self._where}.workflow[{i}]: '{name}' is already a feature of "
-                                    f"{self._where}.workflow[{seen[name]}]; rename one of them (rename: "
-                                    f"{{suffix: _2}}), or name its column in one chain")  # fmt: skip
+                    raise UserError(
+                        f"{self._where}.workflow[{i}]: '{name}' is already a feature of "
+                        f"{self._where}.workflow[{seen[name]}]; rename one of them (rename: "
+                        f"{{suffix: _2}}), or name its column in one chain"
+                    )
                 seen[name] = i
         for name, what in ((self.label_column, "label"), *((c, "carried") for c in self.carried_columns)):
             if name not in self._types:
-                raise UserError(f"{self._where}.{what}: column '{name}' is not declared in table.columns"
-                                f"{nearest(name, self._types)}")  # fmt: skip
+                raise UserError(
+                    f"{self._where}.{what}: column '{name}' is not declared in table.columns"
+                    f"{nearest(name, self._types)}"
+                )
         label = self._types[self.label_column]
         if not label.is_number or label.is_list:
             raise UserError(f"{self._where}.label: '{self.label_column}' is {label}; a label is a number, 0 or 1")
         for name in self.carried_columns:
             type_ = self._types[name]
             if type_.is_list or type_.element not in _CARRIED:
-                raise UserError(f"{self._where}.carried: column '{name}' is {type_}; one of {', '.join(_CARRIED)} can "
-                                f"be carried")  # fmt: skip
+                raise UserError(
+                    f"{self._where}.carried: column '{name}' is {type_}; one of {', '.join(_CARRIED)} can be carried"
+                )
         if len(set(self.carried_columns)) < len(self.carried_columns):
             raise UserError(f"{self._where}.carried: names a column twice")
         physical = [column for feature in self.schema_of({}).features for column in feature.physical]
@@ -159,13 +170,17 @@ class Workflow:
                 at = f"{self._where}.workflow[{i}].ops[{j}] ({step.op.name})"
                 for name, rule in step.op.vocabularies(step.types).items():
                     if rules.setdefault(name, rule) != rule:
-                        raise UserError(f"{at}: vocabulary '{name}' is shared with a chain that has another "
-                                        f"min_count, max_size or oov_buckets; give both the same")  # fmt: skip
+                        raise UserError(
+                            f"{at}: vocabulary '{name}' is shared with a chain that has another "
+                            f"min_count, max_size or oov_buckets; give both the same"
+                        )
                     if getattr(step.op, "vocabulary", None) is None:
                         if name in unnamed:
-                            raise UserError(f"{at}: another chain makes the vocabulary '{name}' too; if they are to "
-                                            f"share it (its values are counted in both), say `vocabulary: {name}` in "
-                                            f"both; else rename the column before")  # fmt: skip
+                            raise UserError(
+                                f"{at}: another chain makes the vocabulary '{name}' too; if they are to "
+                                f"share it (its values are counted in both), say `vocabulary: {name}` in "
+                                f"both; else rename the column before"
+                            )
                         unnamed.add(name)
         return rules
 
@@ -240,8 +255,10 @@ class FittedWorkflow:
             {name: len(v) for name, v in self.vocabularies.items()},
         )
         if not self.features:
-            raise UserError("drop_low_cardinality leaves no feature at all: every vocabulary has fewer values than its "
-                            "min_cardinality")  # fmt: skip
+            raise UserError(
+                "drop_low_cardinality leaves no feature at all: every vocabulary has fewer values than its "
+                "min_cardinality"
+            )
 
     @property
     def input_columns(self) -> tuple[str, ...]:
@@ -337,11 +354,16 @@ class FittedWorkflow:
             pq.write_table(vocabulary.table, vocabulary_file(folder, name), compression="zstd")
         w = self.workflow
         saved = _Saved(
-            headrace=__version__, columns=w.declared, label=w.label_column, carried=w.carried_columns,
-            chains=w.spec_chains, states=self.states,
+            headrace=__version__,
+            columns=w.declared,
+            label=w.label_column,
+            carried=w.carried_columns,
+            chains=w.spec_chains,
+            states=self.states,
             vocabularies={name: len(v) for name, v in self.vocabularies.items()},
-            tables={name: len(t) for name, t in self.tables.items()}, dataset_schema=self.schema,
-        )  # fmt: skip
+            tables={name: len(t) for name, t in self.tables.items()},
+            dataset_schema=self.schema,
+        )
         write_text(folder / "workflow.json", json.dumps(saved.model_dump(mode="json"), indent=1) + "\n")
         self._folder = folder
 
@@ -361,8 +383,9 @@ class FittedWorkflow:
         except FileNotFoundError:
             raise UserError(f"no saved workflow in {folder} (workflow.json is not there)") from None
         except (ValidationError, UnicodeDecodeError) as e:
-            raise UserError(f"{path} is not a workflow that headrace {__version__} reads: "
-                            f"{' '.join(str(e).split())[:300]}") from None  # fmt: skip
+            raise UserError(
+                f"{path} is not a workflow that headrace {__version__} reads: {' '.join(str(e).split())[:300]}"
+            ) from None
         vocabularies: dict[str, Lookup] = {}
         for name, rows in saved.vocabularies.items():
             file = vocabulary_file(folder, name)

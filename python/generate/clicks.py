@@ -37,8 +37,15 @@ from headrace.generate.population import (
 DAY_MILLISECONDS = 86_400_000
 #: Columns that may be null, in the order of `Events.null`.
 NULLABLE = (
-    "user_age", "user_country", "user_activity", "item_category", "item_price", "item_age_days", "item_tags", "device",
-)  # fmt: skip
+    "user_age",
+    "user_country",
+    "user_activity",
+    "item_category",
+    "item_price",
+    "item_age_days",
+    "item_tags",
+    "device",
+)
 #: A day has fewer events than this; (day, row) is one 64-bit counter.
 MAX_ROWS_PER_DAY = 1 << 40
 

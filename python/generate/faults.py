@@ -81,8 +81,9 @@ def _bad_times(rules: Rules, start: date, landing_day: int, counter: NDArray[np.
     future = uniform(stream(rules.params.seed, "malformed/future"), counter) < 0.5
     noon = datetime(start.year, start.month, start.day, 12, tzinfo=UTC)
     days = landing_day + np.where(future, far, -far - rules.late_days)
-    return pa.array([text((noon + timedelta(days=int(d))).strftime("%Y-%m-%dT%H:%M:%S.000Z"), fmt) for d in days],
-                    pa.string())  # fmt: skip
+    return pa.array(
+        [text((noon + timedelta(days=int(d))).strftime("%Y-%m-%dT%H:%M:%S.000Z"), fmt) for d in days], pa.string()
+    )
 
 
 def _cut(line: str, place: float, fmt: Format) -> str:

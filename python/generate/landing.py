@@ -77,11 +77,13 @@ def write_file(day: Day, file: int, folder: Path) -> Tally:
     good = events(rules, np.full(len(row), day.number), row)
     first_day, first_row = duplicate_sources(rules, day.number, twice, day.rows)
     again = events(rules, first_day, first_row)
-    all_lines = pa.concat_arrays([
-        lines(values(good, day.start, fmt), fmt),
-        lines(values(again, day.start, fmt), fmt),
-        malformed_lines(rules, day.start, day.number, bad, fmt),
-    ])  # fmt: skip
+    all_lines = pa.concat_arrays(
+        [
+            lines(values(good, day.start, fmt), fmt),
+            lines(values(again, day.start, fmt), fmt),
+            malformed_lines(rules, day.start, day.number, bad, fmt),
+        ]
+    )
     order = np.random.default_rng([stream(rules.params.seed, "order"), day.number, file]).permutation(len(all_lines))
     header = CSV_HEADER if fmt == "csv" else ""
     written = _write_gzip(folder / day.file_name(file), header, all_lines.take(pa.array(order)))

@@ -25,9 +25,21 @@ from headrace.generate.population import CATEGORIES, COUNTRIES, DEVICES, MAX_TAG
 Format = Literal["jsonl", "csv"]
 
 COLUMNS = (
-    "event_id", "ts", "user_id", "item_id", "clicked", "user_age", "user_country", "user_activity", "item_category",
-    "item_price", "item_age_days", "item_tags", "device", "hour",
-)  # fmt: skip
+    "event_id",
+    "ts",
+    "user_id",
+    "item_id",
+    "clicked",
+    "user_age",
+    "user_country",
+    "user_activity",
+    "item_category",
+    "item_price",
+    "item_age_days",
+    "item_tags",
+    "device",
+    "hour",
+)
 NULL_TEXT: Mapping[Format, str] = {"jsonl": "null", "csv": ""}
 CSV_HEADER = ",".join(COLUMNS) + "\n"
 
@@ -57,8 +69,11 @@ def values(events: Events, start: date, fmt: Format) -> dict[str, Any]:
     found = {
         "event_id": _joined(quote, _ascii(hexadecimal(events.event_id)), quote),
         "ts": _joined(
-            quote, _days(events.day, start), _clock().take(pa.array(second)),
-            _milliseconds().take(pa.array(events.millisecond % 1000)), quote,
+            quote,
+            _days(events.day, start),
+            _clock().take(pa.array(second)),
+            _milliseconds().take(pa.array(events.millisecond % 1000)),
+            quote,
         ),
         "user_id": _number(user.id).take(of_user),
         "item_id": _number(item.id).take(of_item),
@@ -72,7 +87,7 @@ def values(events: Events, start: date, fmt: Format) -> dict[str, Any]:
         "item_tags": _tags(item.tags, fmt).take(of_item),
         "device": _names(DEVICES, fmt).take(pa.array(events.device)),
         "hour": _number(second // 3600),
-    }  # fmt: skip
+    }
     for k, name in enumerate(NULLABLE):
         found[name] = pc.if_else(pa.array(events.null[:, k]), NULL_TEXT[fmt], found[name])
     return found

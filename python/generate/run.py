@@ -109,8 +109,14 @@ def generate(
                 if write is None:
                     _check_disk(ws, [d for d in wanted if d.ds not in found])
                     write = stack.enter_context(writer_on_spark(spec.spark, ws)) if by_spark else write_locally
-                log.info("%s: %s; writing %s rows to %d files%s", day.ds, reason or "there, but asked for again",
-                         f"{day.rows:,}", day.files, " with Spark" if by_spark else "")  # fmt: skip
+                log.info(
+                    "%s: %s; writing %s rows to %d files%s",
+                    day.ds,
+                    reason or "there, but asked for again",
+                    f"{day.rows:,}",
+                    day.files,
+                    " with Spark" if by_spark else "",
+                )
 
                 def report(files: int, day: Day = day, done: int = done, rows: int = rows_done) -> None:
                     if progress:
@@ -124,10 +130,14 @@ def generate(
                     appear(folder, landing, truth)
                 found[day.ds] = truth
                 rows_done += truth.rows
-                log.info("%s: %s rows in %s lines, %.1f MiB; best AUC %s", day.ds, f"{truth.rows:,}",
-                         f"{truth.lines:,}", sum(f.bytes for f in truth.files) / 2**20,
-                         "unknown (one class only)" if truth.auc_ceiling is None else f"{truth.auc_ceiling:.4f}",
-                         )  # fmt: skip
+                log.info(
+                    "%s: %s rows in %s lines, %.1f MiB; best AUC %s",
+                    day.ds,
+                    f"{truth.rows:,}",
+                    f"{truth.lines:,}",
+                    sum(f.bytes for f in truth.files) / 2**20,
+                    "unknown (one class only)" if truth.auc_ceiling is None else f"{truth.auc_ceiling:.4f}",
+                )
             if progress:
                 progress(Progress(day.ds, done + 1, len(wanted), day.files, day.files, rows_done))
     return [found[parse_ds(ds)] for ds in days]
@@ -147,10 +157,7 @@ def _day(rules: Rules, ds: str) -> Day:
 def _population(day: Day) -> dict[str, int]:
     params = day.rules.params
     counts: dict[str, int] = {}
-    for name, first, growth in (
-        ("users", params.users, params.new_users),
-        ("items", params.items, params.new_items),
-    ):
+    for name, first, growth in (("users", params.users, params.new_users), ("items", params.items, params.new_items)):
         now = alive(first, growth, day.number)
         counts[name] = now
         counts[f"new_{name}"] = now - alive(first, growth, day.number - 1) if day.number else now

@@ -56,8 +56,9 @@ def check_table(table: Table) -> None:
         if types[name] not in _NUMERIC:
             raise UserError(f"table.expectations.ranges: column '{name}' is {types[name]}, not a number")
     if table.event_time and types[table.event_time] not in ("timestamp", "date"):
-        raise UserError(f"table.event_time: column '{table.event_time}' is {types[table.event_time]}; declare it "
-                        f"timestamp or date")  # fmt: skip
+        raise UserError(
+            f"table.event_time: column '{table.event_time}' is {types[table.event_time]}; declare it timestamp or date"
+        )
 
 
 def typed(frame: DataFrame, table: Table) -> DataFrame:
@@ -83,12 +84,19 @@ def typed(frame: DataFrame, table: Table) -> DataFrame:
     reason = F.concat_ws("; ", *(F.when(w.when, w.reason) for w in wrong))
     broken = F.col("_broken").isNotNull()
     return frame.select(
-        "_file", "_ds", "_source_file", "_line", "_copy", "_state", *(_quoted(c.name) for c in columns),
-        *mask_names(len(columns)), "_extra",
+        "_file",
+        "_ds",
+        "_source_file",
+        "_line",
+        "_copy",
+        "_state",
+        *(_quoted(c.name) for c in columns),
+        *mask_names(len(columns)),
+        "_extra",
         F.when(is_bad, F.make_valid_utf8("_text")).alias("_raw"),
         F.when(is_bad, F.when(broken, F.col("_broken")).otherwise(reason)).alias("_reason"),
         F.when(is_bad, F.when(broken, whole).otherwise(kinds)).alias("_kinds"),
-    )  # fmt: skip
+    )
 
 
 class _Wrong:

@@ -75,7 +75,6 @@ def _on_another_day(late_days: int) -> Column:
 
     before = F.array_contains(F.aggregate("days", start, step)["dropped"], F.col("day"))
     after = F.exists(
-        "days",
-        lambda one: one["kept"] & (one["day"] > F.col("day")) & (one["day"] - F.col("day") <= late_days),
+        "days", lambda one: one["kept"] & (one["day"] > F.col("day")) & (one["day"] - F.col("day") <= late_days)
     )
     return (F.size("days") > 1) & (before | after)

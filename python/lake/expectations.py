@@ -59,9 +59,14 @@ def drift(files: Sequence[FileProfile], table: Table, accepted: frozenset[str]) 
             count = sum(f.unreadable[column.name].count for f in other)
             values = count + sum(f.readable.get(column.name, 0) for f in other)
             found.append(
-                Drift(ds, column.name, "retyped", f"declared {column.type}, but {count:,} of {values:,} values are not "
-                      f"({_looks_like(example)} such as '{example}') in {_names(other)}")
-            )  # fmt: skip
+                Drift(
+                    ds,
+                    column.name,
+                    "retyped",
+                    f"declared {column.type}, but {count:,} of {values:,} values are not "
+                    f"({_looks_like(example)} such as '{example}') in {_names(other)}",
+                )
+            )
     return found
 
 

@@ -172,11 +172,15 @@ class _Load:
             if DeltaLog(path).version is None:
                 schema = spark.createDataFrame([], ddl).schema
                 (
-                    DeltaTable.createIfNotExists(spark).location(str(path)).addColumns(schema).partitionedBy("ds")
+                    DeltaTable.createIfNotExists(spark)
+                    .location(str(path))
+                    .addColumns(schema)
+                    .partitionedBy("ds")
                     .property("delta.logRetentionDuration", _LOG_RETENTION)
                     .property("delta.enableDeletionVectors", "false")
-                    .property("delta.enableChangeDataFeed", "true").execute()
-                )  # fmt: skip
+                    .property("delta.enableChangeDataFeed", "true")
+                    .execute()
+                )
 
     def load(self, spark: SparkSession, chunk: list[Day]) -> None:
         """Read some days together, commit them one by one."""
@@ -209,9 +213,12 @@ class _Load:
             read = sum(f.read for f in found)
             seconds = time.perf_counter() - tick
             _LOG.info(
-                "read %s rows of %d files in %.1f s (%s rows/s)", f"{read:,}", len(found), seconds,
+                "read %s rows of %d files in %.1f s (%s rows/s)",
+                f"{read:,}",
+                len(found),
+                seconds,
                 f"{read / max(seconds, 1e-9):,.0f}",
-            )  # fmt: skip
+            )
             judged, stopped = self._judged_days(chunk, found, repeats)
             if judged:
                 any_bad = any(entry.rows["quarantined"] for _, entry, _ in judged)
@@ -411,9 +418,13 @@ def _replace(frame: DataFrame, path: Path, days: list[str], metadata: str) -> No
     shown = ", ".join(f"'{ds}'" for ds in days)
     with settings(frame.sparkSession, {_SKIP_EMPTY: "false"}):
         (
-            frame.write.format("delta").mode("overwrite").option("replaceWhere", f"ds IN ({shown})")
-            .option("mergeSchema", "true").option("userMetadata", metadata).save(str(path))
-        )  # fmt: skip
+            frame.write.format("delta")
+            .mode("overwrite")
+            .option("replaceWhere", f"ds IN ({shown})")
+            .option("mergeSchema", "true")
+            .option("userMetadata", metadata)
+            .save(str(path))
+        )
 
 
 def _chunks(days: list[Day]) -> Iterable[list[Day]]:

@@ -89,9 +89,15 @@ class Reading:
         )
         # Left: a file that is not found again must be noticed, not lost.
         return text.join(F.broadcast(known), "_path", "left").select(
-            "_file", "_ds", "_source_file", "_from", "_to", "_line", F.lit(0).alias("_copy"),
+            "_file",
+            "_ds",
+            "_source_file",
+            "_from",
+            "_to",
+            "_line",
+            F.lit(0).alias("_copy"),
             F.when(F.col("_line") == 1, bom).otherwise(F.col("_text")).alias("_text"),
-        )  # fmt: skip
+        )
 
     def _known(self, i: int) -> tuple[Any, ...]:
         ds, file = self.files[i]

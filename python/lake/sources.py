@@ -61,13 +61,9 @@ def adapter(name: str) -> Adapter:
         "jsonl": Adapter(jsonl_files),
         "criteo": Adapter(sources_fixed.criteo),
         "talkingdata": Adapter(sources_fixed.talkingdata),
-        "movielens": Adapter(
-            sources_movielens.ratings, sources_movielens.leave_last_out, sources_movielens.COLUMNS
-        ),
-        "movielens_ncf": Adapter(
-            sources_movielens.ncf, sources_movielens.hold_one_out, sources_movielens.COLUMNS
-        ),
-    }  # fmt: skip
+        "movielens": Adapter(sources_movielens.ratings, sources_movielens.leave_last_out, sources_movielens.COLUMNS),
+        "movielens_ncf": Adapter(sources_movielens.ncf, sources_movielens.hold_one_out, sources_movielens.COLUMNS),
+    }
     return adapters[name]
 
 
@@ -102,9 +98,12 @@ def csv_files(reading: Reading) -> list[DataFrame]:
     """Delimited text by `source.separator`, `source.header` and `source.null_value`; lists joined by `|`."""
     source = reading.source
     return delimited(
-        reading, range(len(reading.files)), separator=source.separator, header=source.header,
+        reading,
+        range(len(reading.files)),
+        separator=source.separator,
+        header=source.header,
         null_value=source.null_value,
-    )  # fmt: skip
+    )
 
 
 def json_lines(reading: Reading, files: Sequence[int]) -> DataFrame:
@@ -114,10 +113,7 @@ def json_lines(reading: Reading, files: Sequence[int]) -> DataFrame:
     parsed = F.from_json(F.concat(F.lit("["), F.col("_text"), F.lit("]")), f"array<{_EXTRA}>")
     whole = F.rtrim("_text").endswith("}")
     lines = lines.select("*", F.when(whole & (F.length("_text") > 0), parsed).alias("_json"))
-    lines = lines.select(
-        *_without(lines, "_json"),
-        F.when(F.size("_json") == 1, F.col("_json")[0]).alias("_map"),
-    )
+    lines = lines.select(*_without(lines, "_json"), F.when(F.size("_json") == 1, F.col("_json")[0]).alias("_map"))
     columns = reading.table.columns
     lines = lines.select("*", *(F.try_element_at("_map", F.lit(c.name)).alias(f"_t{i}") for i, c in enumerate(columns)))
     has = [F.col(f"_t{i}").isNotNull() | F.map_contains_key("_map", c.name) for i, c in enumerate(columns)]

@@ -73,8 +73,10 @@ def ncf(reading: Reading) -> list[DataFrame]:
         by_kind[kind].append(i)
     for kind, found in by_kind.items():
         if not found:
-            raise UserError(f"no landing file ends in '{kind}' (source.path {reading.source.path}); "
-                            f"format movielens_ncf needs all of *{', *'.join(_KINDS)}")  # fmt: skip
+            raise UserError(
+                f"no landing file ends in '{kind}' (source.path {reading.source.path}); "
+                f"format movielens_ncf needs all of *{', *'.join(_KINDS)}"
+            )
     train, test, negative = (reading.lines(by_kind[kind]) for kind in _KINDS)
     return [
         _parsed(reading, train, "\t", "train", 3),
@@ -120,19 +122,27 @@ def with_negatives(positives: DataFrame, seen: DataFrame, items: DataFrame, coun
     unseen = F.greatest((size - F.col("_seen")) / size, F.lit(0.05))
     draws = F.ceil(F.lit(1.5 * count) / unseen + 20).cast("int")
     tries = (
-        positives.select("user_id").join(known, "user_id").crossJoin(F.broadcast(listed))
+        positives.select("user_id")
+        .join(known, "user_id")
+        .crossJoin(F.broadcast(listed))
         .select("user_id", "_items", F.explode(F.sequence(F.lit(1), draws)).alias("_try"))
-        .select("user_id", "_try", F.element_at("_items", (
-            F.pmod(F.xxhash64("user_id", "_try", F.lit(_SEED + count)), F.size("_items")) + 1).cast("int")
-        ).alias("item_id"))
-    )  # fmt: skip
+        .select(
+            "user_id",
+            "_try",
+            F.element_at(
+                "_items",
+                (F.pmod(F.xxhash64("user_id", "_try", F.lit(_SEED + count)), F.size("_items")) + 1).cast("int"),
+            ).alias("item_id"),
+        )
+    )
     fresh = (
-        tries.groupBy("user_id", "item_id").agg(F.min("_try").alias("_try"))
+        tries.groupBy("user_id", "item_id")
+        .agg(F.min("_try").alias("_try"))
         .join(seen, ["user_id", "item_id"], "left_anti")
         .select("*", F.row_number().over(Window.partitionBy("user_id").orderBy("_try")).alias("_draw"))
         .where(F.col("_draw") <= count)
         .select(F.col("user_id").alias("_user"), F.col("item_id").alias("_item"), "_draw")
-    )  # fmt: skip
+    )
     types = dict(positives.dtypes)
     changed = {"item_id": F.col("_item"), "label": F.lit(0).cast(types["label"]), "_copy": F.col("_draw")}
     if "rating" in types:
@@ -149,8 +159,14 @@ def _parsed(reading: Reading, lines: DataFrame, separator: str, split: str, leas
         text = F.get("_f_parts", F.lit(k))
         return F.when(text != "", text)
 
-    texts = {"user_id": part(0), "item_id": part(1), "rating": part(2), "ts": part(3),
-             "label": F.lit("1"), "split": F.lit(split)}  # fmt: skip
+    texts = {
+        "user_id": part(0),
+        "item_id": part(1),
+        "rating": part(2),
+        "ts": part(3),
+        "label": F.lit("1"),
+        "split": F.lit(split),
+    }
     size = F.size("_f_parts")
     return fields(reading, lines, texts, (size < least) | (size > 4), _seconds(reading, texts))
 
@@ -167,8 +183,14 @@ def _listed(reading: Reading, lines: DataFrame) -> DataFrame:
         F.posexplode(items).alias("_copy", "_f_item"),
     )
     none = F.lit(None).cast("string")
-    texts = {"user_id": F.col("_f_user"), "item_id": F.col("_f_item"), "rating": none, "ts": none,
-             "label": F.lit("0"), "split": F.lit("rank")}  # fmt: skip
+    texts = {
+        "user_id": F.col("_f_user"),
+        "item_id": F.col("_f_item"),
+        "rating": none,
+        "ts": none,
+        "label": F.lit("0"),
+        "split": F.lit("rank"),
+    }
     return fields(reading, lines, texts, (F.col("_f_user") == "") | F.col("_f_item").isNull())
 
 

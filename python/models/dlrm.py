@@ -83,10 +83,12 @@ class DLRM(nn.Module):
         #: Arithmetic of the MLPs and dot products in training; weights, embeddings, their gradients and loss are fp32.
         self.precision: Literal["fp32", "tf32", "bf16"] = "fp32"
         self.embeddings = ShardedEmbeddings(
-            make_plan(tables, lookups, collective.world.size), collective, seed,
+            make_plan(tables, lookups, collective.world.size),
+            collective,
+            seed,
             dynamic=DynamicEmbeddings(dynamic, collective, seed, device=self.device) if dynamic else None,
             device=self.device,
-        )  # fmt: skip
+        )
         self._slots = _Slots(schema, model.pooling)
         generator = torch.Generator().manual_seed(seed)
         width = model.embedding_dim

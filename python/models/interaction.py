@@ -22,8 +22,9 @@ def _stacked(x, vectors, sample, row, column, features, dim):
     """Rows of a sample: 0 is its bottom vector, 1 to `features` its features' vectors; [ALL, DIM], zeros outside."""
     inside = column < dim
     first = tl.load(x + sample * dim + column, mask=(row == 0) & inside, other=0.0)
-    rest = tl.load(vectors + (sample * features + row - 1) * dim + column,
-                   mask=(row > 0) & (row <= features) & inside, other=0.0)  # fmt: skip
+    rest = tl.load(
+        vectors + (sample * features + row - 1) * dim + column, mask=(row > 0) & (row <= features) & inside, other=0.0
+    )
     return tl.where(row == 0, first, rest.to(first.dtype))
 
 
@@ -46,8 +47,19 @@ def _interact(x, vectors, out, features, dim, width, ALL: tl.constexpr, DIM: tl.
 
 
 @triton.jit
-def _interact_back(x, vectors, grad, of_x, of_vectors, features, dim, width, ALL: tl.constexpr, DIM: tl.constexpr,
-                   PRECISION: tl.constexpr):  # fmt: skip
+def _interact_back(
+    x,
+    vectors,
+    grad,
+    of_x,
+    of_vectors,
+    features,
+    dim,
+    width,
+    ALL: tl.constexpr,
+    DIM: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """A program a sample: of z it is (G + G^T) z, with G what came to the products; of x also what came to it."""
     sample = tl.program_id(0).to(tl.int64)
     row, column = tl.arange(0, ALL)[:, None], tl.arange(0, DIM)[None, :]
@@ -61,8 +73,11 @@ def _interact_back(x, vectors, grad, of_x, of_vectors, features, dim, width, ALL
     own = tl.load(grad + sample * width + column, mask=(row == 0) & inside, other=0.0).to(tl.float32)
     found += tl.where(row == 0, own, 0.0)
     tl.store(of_x + sample * dim + column + row * 0, found.to(of_x.dtype.element_ty), mask=(row == 0) & inside)
-    tl.store(of_vectors + (sample * features + row - 1) * dim + column, found.to(of_vectors.dtype.element_ty),
-             mask=(row > 0) & (row <= features) & inside)  # fmt: skip
+    tl.store(
+        of_vectors + (sample * features + row - 1) * dim + column,
+        found.to(of_vectors.dtype.element_ty),
+        mask=(row > 0) & (row <= features) & inside,
+    )
 
 
 class _Interact(torch.autograd.Function):

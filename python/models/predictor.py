@@ -15,10 +15,7 @@ from headrace.errors import UserError
 from headrace.schema import DatasetSchema, Kind
 
 #: What a complete saved model has, by its kind, besides model.json.
-_PARTS = {
-    "dlrm": ("dense.safetensors", "embeddings", "workflow"),
-    "xgboost": ("model.ubj", "workflow"),
-}
+_PARTS = {"dlrm": ("dense.safetensors", "embeddings", "workflow"), "xgboost": ("model.ubj", "workflow")}
 
 
 class Predictor(Protocol):

@@ -96,9 +96,15 @@ def save_model(
             copied = sorted(p.relative_to(folder) for p in (folder / WORKFLOW).rglob("*") if p.is_file())
             dense = save_tensors(folder / DENSE, model.state_dict())
             card = Card(
-                pipeline=pipeline, ds=ds, key=key, metrics=dict(metrics), model=model.config, seed=model.seed,
-                dataset_schema=model.schema, files=(dense, *(record_of(folder, str(name)) for name in copied)),
-            )  # fmt: skip
+                pipeline=pipeline,
+                ds=ds,
+                key=key,
+                metrics=dict(metrics),
+                model=model.config,
+                seed=model.seed,
+                dataset_schema=model.schema,
+                files=(dense, *(record_of(folder, str(name)) for name in copied)),
+            )
             write_text(folder / META, card.model_dump_json(by_alias=True, indent=1) + "\n")
 
 

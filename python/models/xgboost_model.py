@@ -120,8 +120,13 @@ def save(folder: Path, booster: xgb.Booster, schema: DatasetSchema, workflow: Pa
     shutil.copytree(workflow, folder / WORKFLOW)
     copied = sorted(p for p in (folder / WORKFLOW).rglob("*") if p.is_file())
     files = [_record(MODEL_FILE, trees), *(_record(str(p.relative_to(folder)), p.read_bytes()) for p in copied)]
-    content = {"kind": KIND, **meta, "schema": schema.model_dump(mode="json"), "files": files,
-               "code_version": __version__}  # fmt: skip
+    content = {
+        "kind": KIND,
+        **meta,
+        "schema": schema.model_dump(mode="json"),
+        "files": files,
+        "code_version": __version__,
+    }
     write_text(folder / META_FILE, json.dumps(content, indent=1) + "\n")
 
 

@@ -142,9 +142,11 @@ def judge(rows: Sequence[Mapping[str, Any]], drift: Drift) -> list[ColumnDrift]:
     names = sorted({column for _, column in by})
     for name in drift.columns:
         if name not in names:
-            raise UserError(f"drift.columns: '{name}' is neither a feature nor a column that one is made of"
-                            f"{nearest(name, names)} "
-                            f"(there are: {', '.join(names)})")  # fmt: skip
+            raise UserError(
+                f"drift.columns: '{name}' is neither a feature nor a column that one is made of"
+                f"{nearest(name, names)} "
+                f"(there are: {', '.join(names)})"
+            )
     found = [_compare(splits[BEFORE], splits[NOW], drift) for splits in by.values() if {BEFORE, NOW} <= set(splits)]
     return sorted(found, key=lambda c: (c.psi is None, -(c.psi or 0.0), c.side, c.column))
 
@@ -158,7 +160,9 @@ def _compare(before: Mapping[str, Any], now: Mapping[str, Any], drift: Drift) ->
     if before["oov"] is not None and now["oov"] is not None:
         oov = (_share(before["oov"], before["values"]), _share(now["oov"], now["values"]))
     column = ColumnDrift(
-        side=before["side"], column=before["column"], kind=before["kind"],
+        side=before["side"],
+        column=before["column"],
+        kind=before["kind"],
         values=(before["values"], now["values"]),
         missing=(_share(before["missing"], before["rows"]), _share(now["missing"], now["rows"])),
         oov=oov,
@@ -166,7 +170,7 @@ def _compare(before: Mapping[str, Any], now: Mapping[str, Any], drift: Drift) ->
         psi=psi(*counts),
         ks=ks(*counts) if before["kind"] == "number" else None,
         max_psi=limits.max_psi if judged else None,
-    )  # fmt: skip
+    )
     if limits.action == "ignore":
         return column
     return replace(column, breaches=tuple(_breaches(column, drift)))

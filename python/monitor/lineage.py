@@ -69,8 +69,14 @@ def find(runs: Runs, name: str, ds: str | None = None) -> tuple[Manifest, Output
         if not known:
             raise UserError(f"nothing has been made{day} yet: no manifests. Run: headrace run PIPELINE --ds DATE")
         shown = sorted({o.name for pairs in known.values() for _, o in pairs if o.kind in ("delta", "postgres")})
-        models = sorted({m.pipeline + ("-baseline" if m.stage == "baseline" else "")
-                         for pairs in known.values() for m, o in pairs if o.kind == "model"})  # fmt: skip
+        models = sorted(
+            {
+                m.pipeline + ("-baseline" if m.stage == "baseline" else "")
+                for pairs in known.values()
+                for m, o in pairs
+                if o.kind == "model"
+            }
+        )
         made = f"Tables: {', '.join(shown) or 'none'}; models: {', '.join(models) or 'none'}"
         raise UserError(f"no run made '{name}'{day}{nearest(name, known, cutoff=0.5)}. {made}")
     return max(found, key=lambda pair: pair[0].ds)

@@ -21,9 +21,14 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 INK, MUTED, GRID = "#010101", "#020202", "#030303"
 NEURAL, BASELINE, CEILING, BAD = "#040404", "#050505", "#060606", "#070707"
 _VARIABLES = {
-    INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--line)", NEURAL: "var(--neural)",
-    BASELINE: "var(--baseline)", CEILING: "var(--ceiling)", BAD: "var(--bad)",
-}  # fmt: skip
+    INK: "var(--ink)",
+    MUTED: "var(--muted)",
+    GRID: "var(--line)",
+    NEURAL: "var(--neural)",
+    BASELINE: "var(--baseline)",
+    CEILING: "var(--ceiling)",
+    BAD: "var(--bad)",
+}
 
 #: Inches; the SVG scales to its column, and at a phone's width this is about 1:1.
 _WIDTH, _HEIGHT = 5.2, 3.0
@@ -34,11 +39,17 @@ Point = tuple[float, float]
 P = ParamSpec("P")
 
 _STYLE: dict[Any, Any] = {
-    "font.size": 9.0, "font.family": "sans-serif", "axes.labelsize": 9.0, "legend.frameon": False,
-    "legend.fontsize": 8.5, "legend.labelcolor": INK, "svg.fonttype": "none", "text.color": INK,
+    "font.size": 9.0,
+    "font.family": "sans-serif",
+    "axes.labelsize": 9.0,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "legend.labelcolor": INK,
+    "svg.fonttype": "none",
+    "text.color": INK,
     # A `$` in a feature's name is a `$`.
     "text.parse_math": False,
-}  # fmt: skip
+}
 
 
 def _styled(draw: Callable[P, Markup]) -> Callable[P, Markup]:

@@ -29,10 +29,18 @@ def page(day: Day, written: datetime | None = None) -> str:
         lstrip_blocks=True,
     )
     parts = [
-        sections.quality(day), sections.learning(day), sections.flow(day), sections.data_quality(day),
-        sections.drift(day), sections.features(day), sections.publication(day), sections.stages(day),
-        sections.cost(day), sections.lineage_of(day), sections.settings(day),
-    ]  # fmt: skip
+        sections.quality(day),
+        sections.learning(day),
+        sections.flow(day),
+        sections.data_quality(day),
+        sections.drift(day),
+        sections.features(day),
+        sections.publication(day),
+        sections.stages(day),
+        sections.cost(day),
+        sections.lineage_of(day),
+        sections.settings(day),
+    ]
     return environment.get_template("report.html.j2").render(
         pipeline=day.spec.pipeline,
         description=day.spec.description,

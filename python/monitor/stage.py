@@ -54,9 +54,14 @@ class Report:
 
         runs = load_runs(ctx.ws, ctx.spec.pipeline)
         text = page(
-            Day(spec=ctx.spec, ds=ctx.ds, manifests=ctx.upstream, truth=read_truth(ctx.ws, ctx.spec.pipeline, ctx.ds),
-                runs=runs)
-        )  # fmt: skip
+            Day(
+                spec=ctx.spec,
+                ds=ctx.ds,
+                manifests=ctx.upstream,
+                truth=read_truth(ctx.ws, ctx.spec.pipeline, ctx.ds),
+                runs=runs,
+            )
+        )
         path = ctx.ws.report(ctx.spec.pipeline, ctx.ds)
         write_text(path, text)
         log.info("report: %s (%.0f KiB)", path, len(text.encode()) / 1024)

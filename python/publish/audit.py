@@ -67,28 +67,36 @@ def audit(conn: Connection, staging: sql.Identifier, table: ScoresTable, ds: str
     checks = [
         Check("rows as the scores' manifest states", rows, str(limits.expected_rows), rows == limits.expected_rows),
         Check("rows", rows, f"at least {limits.min_rows}", rows >= limits.min_rows),
-        none_of("rows with a null", "SELECT concat_ws(', ', 'user ' || {user}, 'rank ' || rank) FROM {staging} "
-                                    "WHERE {nulls}"),
+        none_of(
+            "rows with a null",
+            "SELECT concat_ws(', ', 'user ' || {user}, 'rank ' || rank) FROM {staging} WHERE {nulls}",
+        ),
         none_of("rows of another day", "SELECT ds FROM {staging} WHERE ds <> %s"),
-        none_of("keys (user, rank) given twice",
-                "SELECT 'user ' || {user} || ' rank ' || rank FROM {staging} GROUP BY {user}, rank "
-                "HAVING count(*) > 1"),
-        none_of("items given twice to a user",
-                "SELECT 'user ' || {user} || ' item ' || {item} FROM {staging} GROUP BY {user}, {item} "
-                "HAVING count(*) > 1"),
-        none_of("users whose ranks are not 1, 2, ...",
-                "SELECT 'user ' || {user} FROM {staging} GROUP BY {user} "
-                "HAVING min(rank) <> 1 OR max(rank) <> count(DISTINCT rank)"),
-        none_of(f"users with more than {limits.top_k} items",
-                "SELECT 'user ' || {user} FROM {staging} GROUP BY {user} HAVING count(*) > "
-                f"{int(limits.top_k)}"),
+        none_of(
+            "keys (user, rank) given twice",
+            "SELECT 'user ' || {user} || ' rank ' || rank FROM {staging} GROUP BY {user}, rank HAVING count(*) > 1",
+        ),
+        none_of(
+            "items given twice to a user",
+            "SELECT 'user ' || {user} || ' item ' || {item} FROM {staging} GROUP BY {user}, {item} HAVING count(*) > 1",
+        ),
+        none_of(
+            "users whose ranks are not 1, 2, ...",
+            "SELECT 'user ' || {user} FROM {staging} GROUP BY {user} "
+            "HAVING min(rank) <> 1 OR max(rank) <> count(DISTINCT rank)",
+        ),
+        none_of(
+            f"users with more than {limits.top_k} items",
+            f"SELECT 'user ' || {{user}} FROM {{staging}} GROUP BY {{user}} HAVING count(*) > {int(limits.top_k)}",
+        ),
         # PostgreSQL sorts NaN above all numbers, so it is outside too.
-        none_of("scores outside [0, 1]",
-                "SELECT score FROM {staging} WHERE NOT (score >= 0 AND score <= 1)"),
-        none_of("scores above that of a better rank",
-                "SELECT 'user ' || name || ' rank ' || rank FROM (SELECT {user} AS name, rank, score, lag(score) OVER "
-                "(PARTITION BY {user} ORDER BY rank) AS better FROM {staging}) AS s WHERE score > better"),
-    ]  # fmt: skip
+        none_of("scores outside [0, 1]", "SELECT score FROM {staging} WHERE NOT (score >= 0 AND score <= 1)"),
+        none_of(
+            "scores above that of a better rank",
+            "SELECT 'user ' || name || ' rank ' || rank FROM (SELECT {user} AS name, rank, score, lag(score) OVER "
+            "(PARTITION BY {user} ORDER BY rank) AS better FROM {staging}) AS s WHERE score > better",
+        ),
+    ]
     if limits.max_row_change is not None:
         checks.append(_row_change(conn, table, ds, rows, limits.max_row_change))
     return checks

@@ -150,8 +150,10 @@ def _folder(ws: Workspace) -> Path:
     try:
         ws.postgres.chmod(0o700)
     except PermissionError:
-        raise UserError(f"{ws.postgres} belongs to another account: run headrace as that one, or with another --home "
-                        f"(or publish.warehouse.kind=postgres)") from None  # fmt: skip
+        raise UserError(
+            f"{ws.postgres} belongs to another account: run headrace as that one, or with another --home "
+            f"(or publish.warehouse.kind=postgres)"
+        ) from None
     return ws.postgres
 
 
@@ -219,9 +221,22 @@ def _initialise(folder: Path) -> None:
         if account.is_other:
             os.fchown(f.fileno(), account.uid, account.gid)
         done = run(
-            partial, account, "initdb", "-D", seen(partial, account), "-U", SUPERUSER, "-A", "scram-sha-256",
-            "--pwfile=/dev/stdin", "-E", "UTF8", "--locale=C.UTF-8", "--locale-provider=builtin", stdin=f.fileno(),
-        )  # fmt: skip
+            partial,
+            account,
+            "initdb",
+            "-D",
+            seen(partial, account),
+            "-U",
+            SUPERUSER,
+            "-A",
+            "scram-sha-256",
+            "--pwfile=/dev/stdin",
+            "-E",
+            "UTF8",
+            "--locale=C.UTF-8",
+            "--locale-provider=builtin",
+            stdin=f.fileno(),
+        )
     if done.returncode:
         shutil.rmtree(partial, ignore_errors=True)
         raise UserError(f"the embedded PostgreSQL could not be set up in {folder}: {last_line(done.stdout)}")
@@ -259,8 +274,10 @@ def _settled(data: Path) -> tuple[int, int] | None:
         if found:
             return found
         if time.monotonic() > give_up:
-            raise UserError(f"a PostgreSQL server in {data} (process {postgres_in(data)[0]}) neither starts nor ends; "
-                            f"see {data / 'server.log'}")  # fmt: skip
+            raise UserError(
+                f"a PostgreSQL server in {data} (process {postgres_in(data)[0]}) neither starts nor ends; "
+                f"see {data / 'server.log'}"
+            )
         time.sleep(0.05)
     return None
 
@@ -274,9 +291,20 @@ def _launch(folder: Path, wanted_port: int) -> int:
         written = (data / "server.log").stat().st_size if (data / "server.log").exists() else 0
         options = f"-h {HOST} -p {port} -k '' -c max_connections=50 -c shared_buffers=64MB"
         done = run(
-            data, account, "pg_ctl", "start", "-w", "-t", str(_START_SECONDS), "-D", seen(data),
-            "-l", f"{seen(data)}/server.log", "-o", options,
-        )  # fmt: skip
+            data,
+            account,
+            "pg_ctl",
+            "start",
+            "-w",
+            "-t",
+            str(_START_SECONDS),
+            "-D",
+            seen(data),
+            "-l",
+            f"{seen(data)}/server.log",
+            "-o",
+            options,
+        )
         if done.returncode == 0:
             write_text(folder / "port", f"{port}\n")
             log.info("started the embedded PostgreSQL on %s:%d", HOST, port)

@@ -100,8 +100,10 @@ def server_account() -> Account:
         try:
             subprocess.run(
                 ["useradd", "--system", "--user-group", "--no-create-home", "--shell", "/usr/sbin/nologin", ACCOUNT],
-                check=True, capture_output=True, text=True,
-            )  # fmt: skip
+                check=True,
+                capture_output=True,
+                text=True,
+            )
         except (OSError, subprocess.CalledProcessError) as e:
             raise UserError(
                 f"PostgreSQL does not run as root, and the account '{ACCOUNT}' for it could not be made "
@@ -128,9 +130,17 @@ def run(
     env = {k: v for k, v in os.environ.items() if not k.startswith("PG")} | {"LC_ALL": "C", "TZ": "UTC"}
     with tempfile.TemporaryFile() as out:
         done = subprocess.run(
-            command, cwd=cwd, stdin=stdin, stdout=out, stderr=subprocess.STDOUT, env=env, check=False,
-            umask=0o077, start_new_session=True, **as_other,  # type: ignore[call-overload]
-        )  # fmt: skip
+            command,
+            cwd=cwd,
+            stdin=stdin,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=env,
+            check=False,
+            umask=0o077,
+            start_new_session=True,
+            **as_other,  # type: ignore[call-overload]
+        )
         out.seek(0)
         return subprocess.CompletedProcess(command, done.returncode, out.read().decode(errors="replace"), "")
 

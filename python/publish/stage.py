@@ -42,10 +42,14 @@ class Publish:
         if publish.warehouse.kind == "postgres":
             place |= {"host": publish.warehouse.host, "port": publish.warehouse.port}
         return {
-            "table": table_name(spec), "warehouse": place, "min_rows": publish.min_rows,
-            "max_row_change": publish.max_row_change, "user": score.user.key, "item": score.item.key,
+            "table": table_name(spec),
+            "warehouse": place,
+            "min_rows": publish.min_rows,
+            "max_row_change": publish.max_row_change,
+            "user": score.user.key,
+            "item": score.item.key,
             "top_k": score.top_k,
-        }  # fmt: skip
+        }
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
         """Nothing besides the scores' manifest, which pins the scores' version."""

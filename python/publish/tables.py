@@ -20,10 +20,17 @@ PARTITION = "_partition"
 
 #: Spark's `simpleString` -> PostgreSQL's name of the type (as `format_type` prints it).
 _TYPES = {
-    "bigint": "bigint", "int": "integer", "smallint": "smallint", "tinyint": "smallint", "string": "text",
-    "float": "real", "double": "double precision", "boolean": "boolean", "date": "date",
+    "bigint": "bigint",
+    "int": "integer",
+    "smallint": "smallint",
+    "tinyint": "smallint",
+    "string": "text",
+    "float": "real",
+    "double": "double precision",
+    "boolean": "boolean",
+    "date": "date",
     "timestamp": "timestamp with time zone",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -79,11 +86,15 @@ def scores_table(schema: str, name: str, user: str, item: str, spark_types: Sequ
     for column in ("ds", user, item, "rank", "score", "model_version"):
         found = types.get(column)
         if found is None:
-            raise UserError(f"the scores to publish have no column '{column}' (they have {', '.join(types)}): "
-                            f"run stage 'score' again")  # fmt: skip
+            raise UserError(
+                f"the scores to publish have no column '{column}' (they have {', '.join(types)}): "
+                f"run stage 'score' again"
+            )
         if found not in _TYPES:
-            raise UserError(f"the scores' column '{column}' has type {found}, which the warehouse does not take; "
-                            f"it takes {', '.join(_TYPES)}")  # fmt: skip
+            raise UserError(
+                f"the scores' column '{column}' has type {found}, which the warehouse does not take; "
+                f"it takes {', '.join(_TYPES)}"
+            )
         columns.append(Column(column, "date" if column == "ds" else _TYPES[found]))
     return ScoresTable(schema, name, user, item, tuple(columns))
 
@@ -121,8 +132,10 @@ def create_tables(conn: Connection, table: ScoresTable) -> None:
     if found != wanted:
         faults = [f"'{n}' is {found.get(n, 'missing')}, not {t}" for n, t in wanted.items() if found.get(n) != t]
         faults += [f"'{n}' is unknown" for n in found if n not in wanted]
-        raise UserError(f"table {table.label} does not fit the scores: {'; '.join(faults)}. Publish to another table "
-                        f"(publish.table) or change this one")  # fmt: skip
+        raise UserError(
+            f"table {table.label} does not fit the scores: {'; '.join(faults)}. Publish to another table "
+            f"(publish.table) or change this one"
+        )
 
 
 def columns_of(conn: Connection, schema: str, name: str) -> dict[str, str]:

@@ -51,9 +51,16 @@ class Server:
             psycopg.OperationalError: it cannot be reached, or refuses.
         """
         return psycopg.connect(
-            host=self.host, port=self.port, dbname=self.database, user=self.user, password=self.password,
-            sslmode=self.sslmode, connect_timeout=_CONNECT_SECONDS, autocommit=True, application_name="headrace",
-        )  # fmt: skip
+            host=self.host,
+            port=self.port,
+            dbname=self.database,
+            user=self.user,
+            password=self.password,
+            sslmode=self.sslmode,
+            connect_timeout=_CONNECT_SECONDS,
+            autocommit=True,
+            application_name="headrace",
+        )
 
 
 @contextmanager
@@ -68,9 +75,13 @@ def serve(warehouse: Warehouse, ws: Workspace) -> Iterator[Server]:
             yield Server(embedded.HOST, port, warehouse.database, warehouse.user, embedded.password(ws), "disable")
     else:
         yield Server(
-            warehouse.host, warehouse.port or 5432, warehouse.database, warehouse.user, _password(warehouse),
+            warehouse.host,
+            warehouse.port or 5432,
+            warehouse.database,
+            warehouse.user,
+            _password(warehouse),
             warehouse.sslmode,
-        )  # fmt: skip
+        )
 
 
 @contextmanager

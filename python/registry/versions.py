@@ -98,9 +98,13 @@ def champion(ws: Workspace, name: str, alias: str = CHAMPION) -> Version | None:
             raise
         metrics = client.get_run(found.run_id).data.metrics if found.run_id else {}
         return Version(
-            name=name, version=str(found.version), source=Path(found.source), key=found.tags.get(_KEY, ""),
-            ds=found.tags.get(_DS), metrics=metrics,
-        )  # fmt: skip
+            name=name,
+            version=str(found.version),
+            source=Path(found.source),
+            key=found.tags.get(_KEY, ""),
+            ds=found.tags.get(_DS),
+            metrics=metrics,
+        )
 
 
 def preload() -> None:
@@ -167,9 +171,15 @@ def _by_key(client: MlflowClient, name: str, key: str) -> Any:
 
 
 def _finished_run(
-    ws: Workspace, client: MlflowClient, name: str, key: str, metrics: Mapping[str, float | None],
-    params: Mapping[str, Any], ds: str | None, history: Sequence[Mapping[str, float | None]],
-) -> str:  # fmt: skip
+    ws: Workspace,
+    client: MlflowClient,
+    name: str,
+    key: str,
+    metrics: Mapping[str, float | None],
+    params: Mapping[str, Any],
+    ds: str | None,
+    history: Sequence[Mapping[str, float | None]],
+) -> str:
     """The MLflow run that holds the metrics; one that a killed registration left is completed."""
     from mlflow.entities import Metric, Param, RunTag
 
@@ -191,8 +201,10 @@ def _finished_run(
     )
     points = [
         Metric(f"step_{k}", float(v), now, int(at["step"] or 0))
-        for at in history for k, v in at.items() if k != "step" and v is not None and math.isfinite(v)
-    ]  # fmt: skip
+        for at in history
+        for k, v in at.items()
+        if k != "step" and v is not None and math.isfinite(v)
+    ]
     for start in range(0, len(points), _BATCH):
         client.log_batch(run.info.run_id, metrics=points[start : start + _BATCH])
     client.set_terminated(run.info.run_id)

@@ -106,13 +106,13 @@ class Active:
         found = newest(spec, self.events, replace_columns(side, tuple(types)))
         micros = self._end(types[time])
         at = F.timestamp_micros(F.lit(micros)) if types[time].element == "timestamp" else _date(micros)
-        changed: dict[str, Column] = {
-            time: at, spec.features.label: F.lit(None).cast(str(types[spec.features.label]))
-        }  # fmt: skip
+        changed: dict[str, Column] = {time: at, spec.features.label: F.lit(None).cast(str(types[spec.features.label]))}
         return found.select(
             *[changed.get(c, col(c)).alias(c) for c in types],
-            F.lit(f"#{kind}").alias(FILE), F.xxhash64(col(side.key)).alias(LINE), F.lit(kind).alias(PROBE),
-        )  # fmt: skip
+            F.lit(f"#{kind}").alias(FILE),
+            F.xxhash64(col(side.key)).alias(LINE),
+            F.lit(kind).alias(PROBE),
+        )
 
     def _end(self, time: ValueType) -> int:
         """The instant that is scored for, in microseconds: the end of ds; with no split by time, after all events."""

@@ -119,8 +119,10 @@ def check_columns(spec: Spec, score: Score) -> None:
         if types[side.key].is_list:
             raise UserError(f"score.{side_name}.key: column '{side.key}' is {types[side.key]}; a key is a single value")
         if side.key.lower() in RESERVED:
-            raise UserError(f"score.{side_name}.key: '{side.key}' is the name of another column of the scores table "
-                            f"({', '.join(RESERVED)}); rename the column")  # fmt: skip
+            raise UserError(
+                f"score.{side_name}.key: '{side.key}' is the name of another column of the scores table "
+                f"({', '.join(RESERVED)}); rename the column"
+            )
         for column in dict.fromkeys((side.key, *side.columns)):
             places.setdefault(column, []).append(f"score.{side_name}")
     for column in score.context:
@@ -205,5 +207,6 @@ def _beside(left: pa.RecordBatch, right: pa.RecordBatch) -> pa.RecordBatch:
 
 def _take(batch: pa.RecordBatch, rows: NDArray[np.int64]) -> pa.RecordBatch:
     table = pa.Table.from_batches([batch]).take(pa.array(rows)).combine_chunks()
-    return pa.RecordBatch.from_arrays([c.chunk(0) if c.num_chunks else pa.array([], c.type) for c in table.columns],
-                                      table.schema.names)  # fmt: skip
+    return pa.RecordBatch.from_arrays(
+        [c.chunk(0) if c.num_chunks else pa.array([], c.type) for c in table.columns], table.schema.names
+    )

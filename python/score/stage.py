@@ -145,11 +145,18 @@ def _check_table(ctx: Context) -> None:
     there = DeltaLog(folder).columns()
     types = {c.name: c.type for c in prepared_columns(spec)}
     keys = (spec.score.user.key, spec.score.item.key)
-    wanted = {"ds": "string", **{k: _SQL_TYPES.get(types[k], types[k]) for k in keys}, "rank": "integer",
-              "score": "float", "model_version": "string"}  # fmt: skip
+    wanted = {
+        "ds": "string",
+        **{k: _SQL_TYPES.get(types[k], types[k]) for k in keys},
+        "rank": "integer",
+        "score": "float",
+        "model_version": "string",
+    }
     if there and there != wanted:
-        raise UserError(f"table {folder} has the columns {there}, but these scores have {wanted}: its keys were "
-                        f"others. Move the table away, or give the pipeline another name")  # fmt: skip
+        raise UserError(
+            f"table {folder} has the columns {there}, but these scores have {wanted}: its keys were "
+            f"others. Move the table away, or give the pipeline another name"
+        )
 
 
 def _run(ctx: Context, chosen: Chosen, spark: SparkSession) -> Result:
@@ -157,24 +164,37 @@ def _run(ctx: Context, chosen: Chosen, spark: SparkSession) -> Result:
     assert score is not None
     folder = ctx.ws.home / chosen.output.name
     sides = Sides(
-        (score.user.key, *score.user.columns), (score.item.key, *score.item.columns), context_scalars(spec, score),
+        (score.user.key, *score.user.columns),
+        (score.item.key, *score.item.columns),
+        context_scalars(spec, score),
         FittedWorkflow.load(folder / "workflow"),
-    )  # fmt: skip
+    )
     with _asked(Active.of(ctx, spark), score) as (users, items):
         n_users, n_items = users.count(), items.num_rows
         if not n_users or not n_items:
             empty = score.user.key if not n_users else score.item.key
             raise UserError(f"no event in the training window of {ctx.ds} has a '{empty}': there is nothing to score")
         _check_sides(sides, users, items)
-        log.info("score: %s users x %s items = %s pairs with the %s model", f"{n_users:,}", f"{n_items:,}",
-                 f"{n_users * n_items:,}", _kind(chosen))  # fmt: skip
+        log.info(
+            "score: %s users x %s items = %s pairs with the %s model",
+            f"{n_users:,}",
+            f"{n_items:,}",
+            f"{n_users * n_items:,}",
+            _kind(chosen),
+        )
         threads = int(spark.sparkContext.getConf().get("spark.task.cpus") or 1)
         job = Job(
-            model=str(folder), threads=threads, top_k=score.top_k,
-            user_key=score.user.key, item_keys=items.column(score.item.key), item_columns=sides.item_columns(items),
-            user_columns=sides.user, item_names=sides.item, context=dict(sides.context),
+            model=str(folder),
+            threads=threads,
+            top_k=score.top_k,
+            user_key=score.user.key,
+            item_keys=items.column(score.item.key),
+            item_columns=sides.item_columns(items),
+            user_columns=sides.user,
+            item_names=sides.item,
+            context=dict(sides.context),
             item_parts=items.select(list(sides.item_parts)) if sides.of_pair else None,
-        )  # fmt: skip
+        )
         tick = time.perf_counter()
         peak = worker_peak(spark.sparkContext)
         version = _write(ctx, spark, job, users, n_users * n_items, chosen.output.version, peak)
@@ -190,15 +210,19 @@ def _run(ctx: Context, chosen: Chosen, spark: SparkSession) -> Result:
         rows={"users": n_users, "candidates": n_items, "pairs": pairs, "scores": rows},
         facts={
             "model": {
-                "stage": chosen.stage, "kind": _kind(chosen), "name": chosen.output.name,
-                "version": chosen.output.version, "registered": chosen.facts.get("registered"),
-                "auc": chosen.facts["metrics"]["auc"], "asked": score.model,
+                "stage": chosen.stage,
+                "kind": _kind(chosen),
+                "name": chosen.output.name,
+                "version": chosen.output.version,
+                "registered": chosen.facts.get("registered"),
+                "auc": chosen.facts["metrics"]["auc"],
+                "asked": score.model,
             },
             "pairs_per_second": round(pairs / seconds),
             "sample": _sample(ctx, spark, table, version),
         },
         peak_memory_mib={"worker": peak.value},
-    )  # fmt: skip
+    )
 
 
 @contextmanager
@@ -256,17 +280,25 @@ def _write(
     types = {c.name: c.type for c in prepared_columns(spec)}
     best = dealt.mapInArrow(work, f"user {types[score.user.key]}, item {types[score.item.key]}, rank int, score float")
     frame = best.select(
-        F.lit(ctx.ds).alias("ds"), F.col("user").alias(score.user.key), F.col("item").alias(score.item.key), "rank",
-        "score", F.lit(model).alias("model_version"),
-    )  # fmt: skip
+        F.lit(ctx.ds).alias("ds"),
+        F.col("user").alias(score.user.key),
+        F.col("item").alias(score.item.key),
+        "rank",
+        "score",
+        F.lit(model).alias("model_version"),
+    )
     # Names the run in the table's history; the newest commit that has it is this one.
     said = json.dumps({"stage": "score", "ds": ctx.ds, "key": ctx.key})
     table = ctx.ws.table(spec.pipeline, "scores")
     with _progress(counter, pairs), _worker_errors():
         (
-            frame.write.format("delta").mode("overwrite").partitionBy("ds")
-            .option("replaceWhere", f"ds = '{ctx.ds}'").option("userMetadata", said).save(str(table))
-        )  # fmt: skip
+            frame.write.format("delta")
+            .mode("overwrite")
+            .partitionBy("ds")
+            .option("replaceWhere", f"ds = '{ctx.ds}'")
+            .option("userMetadata", said)
+            .save(str(table))
+        )
     shared.unpersist()
     return next(version for version, text in DeltaLog(table).user_metadata() if text == said)
 

@@ -102,15 +102,26 @@ class TrainBaseline:
             scores, labels, peak = xgboost_spark.predict(spark, booster, valid, schema, conf.workers)
         metrics = click_metrics(labels, scores)
         with new_directory(final) as folder:
-            card = {"pipeline": spec.pipeline, "ds": ctx.ds, "key": ctx.key, "metrics": metrics,
-                    "baseline": conf.model_dump(mode="json"), "seed": seed}  # fmt: skip
+            card = {
+                "pipeline": spec.pipeline,
+                "ds": ctx.ds,
+                "key": ctx.key,
+                "metrics": metrics,
+                "baseline": conf.model_dump(mode="json"),
+                "seed": seed,
+            }
             xgboost_model.save(folder, booster, schema, dataset / "workflow", card)
         preload()
         name, folder_name = f"{spec.pipeline}-baseline", str(final.relative_to(ctx.ws.home))
         version = registry.register(
-            ctx.ws, name, final, metrics, ctx.key, ds=ctx.ds,
+            ctx.ws,
+            name,
+            final,
+            metrics,
+            ctx.key,
+            ds=ctx.ds,
             params={f"baseline.{k}": v for k, v in conf.model_dump(mode="json").items()},
-        )  # fmt: skip
+        )
         shown = ", ".join(f"{k} {v:.4f}" for k, v in metrics.items() if v is not None)
         log.info("baseline: %s on %s rows", shown, f"{rows['valid']:,}")
         last = {"epoch": 1, "step": conf.rounds, "auc": metrics["auc"], "log_loss": metrics["log_loss"]}
@@ -132,4 +143,4 @@ class TrainBaseline:
                 "fit_seconds": round(seconds, 3),
             },
             peak_memory_mib={"worker": peak},
-        )  # fmt: skip
+        )

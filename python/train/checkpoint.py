@@ -114,9 +114,16 @@ class Saver:
     """
 
     def __init__(
-        self, folder: Path, collective: Collective, *, config: str, keep: int, may_commit: Callable[[], None],
-        background: bool = False, lag: int = 1,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        collective: Collective,
+        *,
+        config: str,
+        keep: int,
+        may_commit: Callable[[], None],
+        background: bool = False,
+        lag: int = 1,
+    ) -> None:
         """See the class.
 
         Args:
@@ -176,9 +183,10 @@ class Saver:
             except OSError as e:
                 free = shutil.disk_usage(self._folder).free / 2**30
                 raise OSError(
-                    e.errno, f"the checkpoint of step {opened.progress.step} could not be written ({e.strerror}; "
+                    e.errno,
+                    f"the checkpoint of step {opened.progress.step} could not be written ({e.strerror}; "
                     f"{free:.1f} GiB free in {self._folder})",
-                ) from e  # fmt: skip
+                ) from e
             self._collective.barrier()
             if written is not None:
                 write_index(opened.partial / _EMBEDDINGS)

@@ -111,10 +111,19 @@ class Job(BaseModel):
 
 #: Keys of config.Train that change the weights; the others say how fast and how safely they are come by.
 OBEYED = (
-    "batch_size", "streams", "epochs", "max_steps", "accumulate", "eval_steps", "patience", "seed",
-    "dense", "embeddings", "negatives",
+    "batch_size",
+    "streams",
+    "epochs",
+    "max_steps",
+    "accumulate",
+    "eval_steps",
+    "patience",
+    "seed",
+    "dense",
+    "embeddings",
+    "negatives",
     "warm_decay",
-)  # fmt: skip
+)
 
 
 def step_name(step: int) -> str:

@@ -50,9 +50,14 @@ _ENVIRONMENT: Mapping[str, str] = {
 
 
 def launch(
-    job: Job, spark: SparkSession, *, ranks: int, retries: int, on_tick: Callable[[Tick], None] = lambda tick: None,
+    job: Job,
+    spark: SparkSession,
+    *,
+    ranks: int,
+    retries: int,
+    on_tick: Callable[[Tick], None] = lambda tick: None,
     marks: Mapping[str, float] | None = None,
-) -> Report:  # fmt: skip
+) -> Report:
     """Train on `ranks` Horovod ranks in tasks of this Spark session; a launch that fails is tried again.
 
     A further try goes on from the last checkpoint. What a try was writing when it failed is removed.

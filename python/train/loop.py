@@ -87,14 +87,25 @@ def train(job: Job, collective: Collective, say: Say = lambda tick: None, watch:
         total = min(total, job.train.max_steps or total)
         if collective.world.is_chief and progress.step < total:
             log.info(
-                "%s rows an epoch, %d steps of %d rows on %d rank(s)%s", f"{source.rows:,}", total,
-                job.train.batch_size, collective.world.size,
+                "%s rows an epoch, %d steps of %d rows on %d rank(s)%s",
+                f"{source.rows:,}",
+                total,
+                job.train.batch_size,
+                collective.world.size,
                 f", going on from step {progress.step}" if progress.step else "",
-            )  # fmt: skip
+            )
         loop = Loop(
-            job, learner, source, progress, total, collective,
-            lambda: _evaluate(job, learner.model, valid, schema, collective), say=say, spans=spans, watch=watch,
-        )  # fmt: skip
+            job,
+            learner,
+            source,
+            progress,
+            total,
+            collective,
+            lambda: _evaluate(job, learner.model, valid, schema, collective),
+            say=say,
+            spans=spans,
+            watch=watch,
+        )
         evaluation = loop.run()
         rows, per_epoch, waited = source.rows, source.steps_per_epoch, source.wait_seconds
     profile = {}
@@ -126,12 +137,22 @@ def train(job: Job, collective: Collective, say: Say = lambda tick: None, watch:
     watch.doing = "save"
     _save(job, learner, dataset, metrics, collective)
     return Report(
-        rows=sizes, steps=total, steps_per_epoch=per_epoch, resumed_from_step=resumed_from, warm_start=warm,
-        metrics=metrics, curve=progress.curve, evals=progress.evals, best_step=best_step,
-        calibration_bins=evaluation.calibration_bins, data_wait_seconds=round(waited, 3), profile=profile,
-        dynamic=dynamic, cached=cached,
+        rows=sizes,
+        steps=total,
+        steps_per_epoch=per_epoch,
+        resumed_from_step=resumed_from,
+        warm_start=warm,
+        metrics=metrics,
+        curve=progress.curve,
+        evals=progress.evals,
+        best_step=best_step,
+        calibration_bins=evaluation.calibration_bins,
+        data_wait_seconds=round(waited, 3),
+        profile=profile,
+        dynamic=dynamic,
+        cached=cached,
         peak_memory_mib={f"rank{collective.world.rank}": peak_mib()},
-    )  # fmt: skip
+    )
 
 
 def _new_learner(job: Job, schema: DatasetSchema, collective: Collective) -> Learner:
@@ -140,9 +161,13 @@ def _new_learner(job: Job, schema: DatasetSchema, collective: Collective) -> Lea
 
     raw = dynamic_features(schema)
     beside = bytes_beside(
-        dynamic_specs(schema, job.model.embedding_dim, job.train.embeddings) if raw else (), [f.length for f in raw],
-        job.train.batch_size, collective.world.size, job.train.embeddings.kind, 1 + job.train.background_checkpoints,
-    )  # fmt: skip
+        dynamic_specs(schema, job.model.embedding_dim, job.train.embeddings) if raw else (),
+        [f.length for f in raw],
+        job.train.batch_size,
+        collective.world.size,
+        job.train.embeddings.kind,
+        1 + job.train.background_checkpoints,
+    )
     shares_memory = job.train.device == "cpu" and may_share(collective.world)
     device, settings = place(job.train.device, collective.world), job.train.sharding
     if device.type == "cuda" and settings.memory_gib is None:
@@ -150,10 +175,16 @@ def _new_learner(job: Job, schema: DatasetSchema, collective: Collective) -> Lea
 
     def make_plan(tables: Sequence[Table], lookups: Sequence[Lookup], world_size: int) -> Plan:
         return plan_tables(
-            tables, lookups, world_size, batch_size=job.train.batch_size, optimizer=job.train.embeddings.kind,
-            settings=settings, popularity=popularity, card=device.type == "cuda",
+            tables,
+            lookups,
+            world_size,
+            batch_size=job.train.batch_size,
+            optimizer=job.train.embeddings.kind,
+            settings=settings,
+            popularity=popularity,
+            card=device.type == "cuda",
             besides=Besides(beside, shares_memory, job.train.background_checkpoints),
-        ).plan  # fmt: skip
+        ).plan
 
     model = DLRM(schema, job.model, collective, job.train.seed, make_plan, job.train.embeddings, device)
     model.precision = job.train.precision
@@ -174,18 +205,31 @@ def _rank(
     assert job.train.rank_group is not None
     model.eval()
     return evaluate_ranking(
-        predict_split(model, layout, schema, collective, batch_size=job.train.batch_size, streams=job.train.streams,
-                      group=schema.carried_name(job.train.rank_group)), job.train.rank_k,
-    )  # fmt: skip
+        predict_split(
+            model,
+            layout,
+            schema,
+            collective,
+            batch_size=job.train.batch_size,
+            streams=job.train.streams,
+            group=schema.carried_name(job.train.rank_group),
+        ),
+        job.train.rank_k,
+    )
 
 
 def _save(job: Job, learner: Learner, dataset: Path, metrics: dict[str, float | None], collective: Collective) -> None:
     if collective.world.is_chief:
         job.check_fence()
     saved.save_model(
-        job.saved_model, learner.model, workflow=dataset / "workflow", pipeline=job.pipeline, ds=job.ds, key=job.key,
+        job.saved_model,
+        learner.model,
+        workflow=dataset / "workflow",
+        pipeline=job.pipeline,
+        ds=job.ds,
+        key=job.key,
         metrics=metrics,
-    )  # fmt: skip
+    )
 
 
 def _dynamic(model: DLRM, collective: Collective) -> dict[str, dict[str, float | None]]:
@@ -195,17 +239,29 @@ def _dynamic(model: DLRM, collective: Collective) -> dict[str, dict[str, float |
     found = model.dynamic.report()
     if collective.world.is_chief:
         for name, table in found.items():
-            log.info("raw ids of %s: %s rows, %s admitted and %s evicted so far, %s wait; %s of the lookups of valid "
-                     "found no row", name, f"{table.rows:,}", f"{table.admitted:,}", f"{table.evicted:,}",
-                     f"{table.waiting:,}", f"{table.oov_share or 0:.1%}")  # fmt: skip
+            log.info(
+                "raw ids of %s: %s rows, %s admitted and %s evicted so far, %s wait; %s of the lookups of valid "
+                "found no row",
+                name,
+                f"{table.rows:,}",
+                f"{table.admitted:,}",
+                f"{table.evicted:,}",
+                f"{table.waiting:,}",
+                f"{table.oov_share or 0:.1%}",
+            )
     return {
         name: {
-            "rows": t.rows, "waiting": t.waiting, "load": round(t.load, 4), "admitted": t.admitted,
-            "evicted": t.evicted, "hit_share": round(t.hits / t.lookups, 6) if t.lookups else None,
-            "oov_share": None if t.oov_share is None else round(t.oov_share, 6), "mib": round(t.nbytes / 2**20, 3),
+            "rows": t.rows,
+            "waiting": t.waiting,
+            "load": round(t.load, 4),
+            "admitted": t.admitted,
+            "evicted": t.evicted,
+            "hit_share": round(t.hits / t.lookups, 6) if t.lookups else None,
+            "oov_share": None if t.oov_share is None else round(t.oov_share, 6),
+            "mib": round(t.nbytes / 2**20, 3),
         }
         for name, t in found.items()
-    }  # fmt: skip
+    }
 
 
 def _cached(model: DLRM, collective: Collective) -> dict[str, dict[str, float | None]]:
@@ -213,13 +269,23 @@ def _cached(model: DLRM, collective: Collective) -> dict[str, dict[str, float | 
     found = cache_use(model.embeddings)
     if collective.world.is_chief:
         for name, use in found.items():
-            log.info("table %s: %s rows in host memory, %.1f%% of them on the GPU too, where %.1f%% of the lookups "
-                     "found theirs", name, f"{use.rows:,}", 100 * use.share, 100 * (use.hit_rate or 0))  # fmt: skip
+            log.info(
+                "table %s: %s rows in host memory, %.1f%% of them on the GPU too, where %.1f%% of the lookups "
+                "found theirs",
+                name,
+                f"{use.rows:,}",
+                100 * use.share,
+                100 * (use.hit_rate or 0),
+            )
     return {
-        name: {"rows": u.rows, "share": u.share, "lookups": u.lookups,
-               "hit_share": None if u.hit_rate is None else round(u.hit_rate, 6)}
+        name: {
+            "rows": u.rows,
+            "share": u.share,
+            "lookups": u.lookups,
+            "hit_share": None if u.hit_rate is None else round(u.hit_rate, 6),
+        }
         for name, u in found.items()
-    }  # fmt: skip
+    }
 
 
 def peak_mib() -> float:

@@ -49,12 +49,19 @@ def _events(spans: Spans, rank: int) -> list[dict[str, Any]]:
     return [
         *about,
         *(
-            {"ph": "X", "pid": rank, "tid": threads.index(e.thread), "name": e.name, "cat": "train",
-             "ts": round((spans.epoch + e.start) * 1e6, 1), "dur": round((e.end - e.start) * 1e6, 1),
-             "args": {"step": e.step}}
+            {
+                "ph": "X",
+                "pid": rank,
+                "tid": threads.index(e.thread),
+                "name": e.name,
+                "cat": "train",
+                "ts": round((spans.epoch + e.start) * 1e6, 1),
+                "dur": round((e.end - e.start) * 1e6, 1),
+                "args": {"step": e.step},
+            }
             for e in spans.events
         ),
-    ]  # fmt: skip
+    ]
 
 
 def show_profile(profile: dict[str, float], trace: Path) -> str:

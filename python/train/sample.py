@@ -68,5 +68,6 @@ def _write(layout: SplitLayout, folder: Path, rows: int, streams: int, seed: int
         drawn = np.random.default_rng((seed, number)).choice(group.rows, keep, replace=False)
         table = table.take(np.sort(drawn))
         # As the features stage writes them: a row group a file, plain.
-        pq.write_table(table, folder / f"part-{number:05d}.parquet", row_group_size=keep, compression="none",
-                       use_dictionary=False)  # fmt: skip
+        pq.write_table(
+            table, folder / f"part-{number:05d}.parquet", row_group_size=keep, compression="none", use_dictionary=False
+        )

@@ -91,9 +91,15 @@ class Tuner:
     """
 
     def __init__(
-        self, spec: Spec, spec_of: Callable[[Mapping[str, Any]], Spec], ws: Workspace, ds: str, *,
-        on_trial: Callable[[Trial], None] = lambda trial: None, say: Callable[[Tick], None] = lambda tick: None,
-    ) -> None:  # fmt: skip
+        self,
+        spec: Spec,
+        spec_of: Callable[[Mapping[str, Any]], Spec],
+        ws: Workspace,
+        ds: str,
+        *,
+        on_trial: Callable[[Trial], None] = lambda trial: None,
+        say: Callable[[Tick], None] = lambda tick: None,
+    ) -> None:
         if spec.train.search is None:
             raise UserError(
                 f"pipeline '{spec.pipeline}' has no section train.search, so it is not known what to try. Write, for "
@@ -125,9 +131,13 @@ class Tuner:
             shutil.rmtree(self.folder / "models", ignore_errors=True)
             search = self.search
             self.dataset = sample_dataset(
-                self._features, self._ws, self.folder / "dataset", {"train": search.rows, "valid": search.valid_rows},
-                streams=self._spec.train.streams, seed=search.seed,
-            )  # fmt: skip
+                self._features,
+                self._ws,
+                self.folder / "dataset",
+                {"train": search.rows, "valid": search.valid_rows},
+                streams=self._spec.train.streams,
+                seed=search.seed,
+            )
             study = self._study()
             if "as_it_is" not in study.user_attrs:
                 first = self._try(self._spec, None, {}, None)
@@ -142,19 +152,25 @@ class Tuner:
         schema = self._features.dataset_schema
         assert schema is not None
         warm = find_warm_start(self._ws, spec, self._ds, schema) if spec.train.warm_start else None
-        return fingerprint({
-            "version": 1, "search": search.model_dump(mode="json", exclude={"trials"}),
-            "model": spec.model.model_dump(mode="json"),
-            "train": spec.train.model_dump(mode="json", include={*OBEYED, "rank_group", "rank_k"}),
-            "dataset": self._features.output("dataset").version, "warm": warm.version if warm else None,
-        })  # fmt: skip
+        return fingerprint(
+            {
+                "version": 1,
+                "search": search.model_dump(mode="json", exclude={"trials"}),
+                "model": spec.model.model_dump(mode="json"),
+                "train": spec.train.model_dump(mode="json", include={*OBEYED, "rank_group", "rank_k"}),
+                "dataset": self._features.output("dataset").version,
+                "warm": warm.version if warm else None,
+            }
+        )
 
     def _study(self) -> optuna.Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         study = optuna.create_study(
-            storage=f"sqlite:///{self.folder / 'study.db'}", study_name="search", load_if_exists=True,
+            storage=f"sqlite:///{self.folder / 'study.db'}",
+            study_name="search",
+            load_if_exists=True,
             direction="minimize" if self.search.objective == "log_loss" else "maximize",
-        )  # fmt: skip
+        )
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING)):
             study.tell(trial.number, state=TrialState.FAIL)  # a run that was killed; its place is taken anew
         return study
@@ -198,8 +214,16 @@ class Tuner:
             shutil.rmtree(self.folder / "models", ignore_errors=True)
         worth = meter.metrics.get(_METRIC[search.objective])
         over = worth is not None and not meter.reason
-        return Trial(number, "finished" if over else "pruned", values, worth, meter.metrics, meter.step,
-                     round(time.perf_counter() - meter.began, 2), meter.reason)  # fmt: skip
+        return Trial(
+            number,
+            "finished" if over else "pruned",
+            values,
+            worth,
+            meter.metrics,
+            meter.step,
+            round(time.perf_counter() - meter.began, 2),
+            meter.reason,
+        )
 
     def _job(self, spec: Spec, features: Manifest, home: Path, key: str) -> Job:
         """A run of `spec` over the sample, for this one process, with nothing saved on its way."""
@@ -210,14 +234,29 @@ class Tuner:
         steps = search.epochs * max(1, min(search.rows, features.rows.get("train", search.rows)) // train.batch_size)
         steps = min(steps, search.steps or steps)
         short = train.model_copy(
-            update={"ranks": 1, "epochs": search.epochs, "max_steps": search.steps, "patience": None,
-                    "eval_steps": max(1, -(-steps // search.evaluations)), "checkpoint_steps": _NEVER,
-                    "background_checkpoints": False, "rank_group": train.rank_group if ranked else None}
-        )  # fmt: skip
+            update={
+                "ranks": 1,
+                "epochs": search.epochs,
+                "max_steps": search.steps,
+                "patience": None,
+                "eval_steps": max(1, -(-steps // search.evaluations)),
+                "checkpoint_steps": _NEVER,
+                "background_checkpoints": False,
+                "rank_group": train.rank_group if ranked else None,
+            }
+        )
         return Job(
-            home=home, pipeline=spec.pipeline, ds=self._ds, key=key, features=features, model=spec.model, train=short,
-            progress_seconds=0.2, warm_start=self._ws.home / found.name if found else None, threads=train.threads,
-        )  # fmt: skip
+            home=home,
+            pipeline=spec.pipeline,
+            ds=self._ds,
+            key=key,
+            features=features,
+            model=spec.model,
+            train=short,
+            progress_seconds=0.2,
+            warm_start=self._ws.home / found.name if found else None,
+            threads=train.threads,
+        )
 
     def _found(self, study: optuna.Study) -> Found:
         trials = [_unpacked(None, {}, study.user_attrs["as_it_is"])]
@@ -296,10 +335,24 @@ class _Meter:
 
 
 def _packed(trial: Trial) -> dict[str, Any]:
-    return {"state": trial.state, "worth": trial.worth, "metrics": dict(trial.metrics), "steps": trial.steps,
-            "seconds": trial.seconds, "reason": trial.reason}  # fmt: skip
+    return {
+        "state": trial.state,
+        "worth": trial.worth,
+        "metrics": dict(trial.metrics),
+        "steps": trial.steps,
+        "seconds": trial.seconds,
+        "reason": trial.reason,
+    }
 
 
 def _unpacked(number: int | None, values: Mapping[str, Any], packed: Mapping[str, Any]) -> Trial:
-    return Trial(number, packed["state"], values, packed["worth"], packed["metrics"], packed["steps"],
-                 packed["seconds"], packed["reason"])  # fmt: skip
+    return Trial(
+        number,
+        packed["state"],
+        values,
+        packed["worth"],
+        packed["metrics"],
+        packed["steps"],
+        packed["seconds"],
+        packed["reason"],
+    )

@@ -74,8 +74,13 @@ def watch_slots(count: Callable[[], int], wanted: int, seconds: float, started: 
                 return
             if waited >= (said + _EVERY_SECONDS if said else _PATIENCE_SECONDS):
                 said = waited
-                log.info("waiting for task slots: %d of %d after %.0f s, at most %.0f s (train.start_seconds)",
-                         slots.found, wanted, waited, seconds)  # fmt: skip
+                log.info(
+                    "waiting for task slots: %d of %d after %.0f s, at most %.0f s (train.start_seconds)",
+                    slots.found,
+                    wanted,
+                    waited,
+                    seconds,
+                )
             if end.wait(_POLL_SECONDS):
                 return
 

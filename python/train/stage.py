@@ -95,26 +95,46 @@ class Train:
             outputs=(Output(kind="model", name=name, version=ctx.key, rows=report.rows["train"]),),
             rows=report.rows,
             facts={
-                **report.model_dump(include={"metrics", "curve", "evals", "calibration_bins", "steps",
-                                             "steps_per_epoch", "best_step", "resumed_from_step", "data_wait_seconds",
-                                             "profile", "dynamic", "cached", "startup_seconds"}),
+                **report.model_dump(
+                    include={
+                        "metrics",
+                        "curve",
+                        "evals",
+                        "calibration_bins",
+                        "steps",
+                        "steps_per_epoch",
+                        "best_step",
+                        "resumed_from_step",
+                        "data_wait_seconds",
+                        "profile",
+                        "dynamic",
+                        "cached",
+                        "startup_seconds",
+                    }
+                ),
                 # Below the workspace's home, as in the inputs: manifests move with their workspace.
                 "warm_start": next((i.name for i in inputs if i.kind == "model"), None),
                 "registered": {"name": spec.pipeline, "version": version},
                 "ranks": spec.train.ranks,
             },
             peak_memory_mib=report.peak_memory_mib,
-        )  # fmt: skip
+        )
 
 
 def make_job(ctx: Context, inputs: tuple[Input, ...]) -> Job:
     """What the ranks are told."""
     warm = [ctx.ws.home / i.name for i in inputs if i.kind == "model"]
     job = Job(
-        home=ctx.ws.home, pipeline=ctx.spec.pipeline, ds=ctx.ds, key=ctx.key, features=ctx.upstream["features"],
-        model=ctx.spec.model, train=ctx.spec.train, warm_start=warm[0] if warm else None,
+        home=ctx.ws.home,
+        pipeline=ctx.spec.pipeline,
+        ds=ctx.ds,
+        key=ctx.key,
+        features=ctx.upstream["features"],
+        model=ctx.spec.model,
+        train=ctx.spec.train,
+        warm_start=warm[0] if warm else None,
         threads=ctx.spec.train.threads,
-    )  # fmt: skip
+    )
     job.folder.mkdir(parents=True, exist_ok=True)
     return job
 

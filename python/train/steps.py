@@ -61,9 +61,19 @@ class Loop:
     """
 
     def __init__(
-        self, job: Job, learner: Learner, source: TrainSource, progress: Progress, total: int, collective: Collective,
-        evaluate: Callable[[], Evaluation], *, say: Say, spans: Spans, watch: Watch,
-    ) -> None:  # fmt: skip
+        self,
+        job: Job,
+        learner: Learner,
+        source: TrainSource,
+        progress: Progress,
+        total: int,
+        collective: Collective,
+        evaluate: Callable[[], Evaluation],
+        *,
+        say: Say,
+        spans: Spans,
+        watch: Watch,
+    ) -> None:
         self._job, self._learner, self._source, self._progress, self._total = job, learner, source, progress, total
         self._collective, self._evaluate, self._say, self._spans, self._watch = collective, evaluate, say, spans, watch
         self._journal = Journal(job.journal if collective.world.is_chief else None, progress.step)
@@ -88,9 +98,14 @@ class Loop:
         every = max(1, self._total // _CURVE_POINTS)
         meter = Meter(progress, train.batch_size)
         saver = checkpoint.Saver(
-            job.checkpoints, self._collective, config=job.obeyed, keep=train.keep, may_commit=job.check_fence,
-            background=train.background_checkpoints, lag=max(1, train.checkpoint_steps // 4),
-        )  # fmt: skip
+            job.checkpoints,
+            self._collective,
+            config=job.obeyed,
+            keep=train.keep,
+            may_commit=job.check_fence,
+            background=train.background_checkpoints,
+            lag=max(1, train.checkpoint_steps // 4),
+        )
         evaluation = None
         self._learner.model.train()
         while progress.step < self._total and not progress.has_stalled(train.patience):
@@ -194,8 +209,9 @@ class Loop:
                 f"training diverged: the loss is {total} at step {step}. Lower train.embeddings.learning_rate "
                 f"({job.train.embeddings.learning_rate}) or train.dense.learning_rate "
                 f"({job.train.dense.learning_rate}), or tame extreme values of continuous features with clip, log and "
-                f"normalize in features.workflow", step,
-            )  # fmt: skip
+                f"normalize in features.workflow",
+                step,
+            )
         with spans.span("optimizer"):
             rates = self._rates(step)
             learner.dense.step(rates["dense_rate"])
@@ -217,10 +233,17 @@ class Loop:
             self._said = now
             taken, seconds = step - self._first, now - self._began
             self._say(
-                Tick(phase="train", step=step, total=self._total, epoch=epoch, epochs=job.train.epochs, loss=loss,
-                     samples_per_s=taken * job.train.batch_size / seconds,
-                     seconds_left=(self._total - step) * seconds / taken)
-            )  # fmt: skip
+                Tick(
+                    phase="train",
+                    step=step,
+                    total=self._total,
+                    epoch=epoch,
+                    epochs=job.train.epochs,
+                    loss=loss,
+                    samples_per_s=taken * job.train.batch_size / seconds,
+                    seconds_left=(self._total - step) * seconds / taken,
+                )
+            )
 
     def _look(self, epoch: int) -> Evaluation:
         """Evaluate and note what was found."""
@@ -272,9 +295,12 @@ class Meter:
         p = self._progress
         speed = p.open_steps * self._batch_size / max(p.open_seconds, 1e-9)
         point = {
-            "step": p.step, "epoch": epoch, "loss": p.open_loss / p.open_steps, "samples_per_s": round(speed, 1),
+            "step": p.step,
+            "epoch": epoch,
+            "loss": p.open_loss / p.open_steps,
+            "samples_per_s": round(speed, 1),
             "seconds": round(p.seconds, 3),
-        }  # fmt: skip
+        }
         p.curve.append(point)
         p.open_loss, p.open_steps, p.open_seconds = 0.0, 0, 0.0
         return point

@@ -47,9 +47,13 @@ class Watch:
     """
 
     def __init__(
-        self, folder: Path | None = None, world: World = World(), deadline: float = 600.0,  # noqa: B008  (frozen)
-        stop_file: Path | None = None, stalled: Callable[[str], None] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path | None = None,
+        world: World = World(),
+        deadline: float = 600.0,
+        stop_file: Path | None = None,
+        stalled: Callable[[str], None] | None = None,
+    ) -> None:
         self._folder, self._world, self._deadline, self._stop_file = folder, world, deadline, stop_file
         self._stalled = stalled or self._end
         #: Whether this rank was asked to stop. All ranks agree in the next step's all-reduce.
@@ -123,10 +127,18 @@ class Watch:
         partial = path.with_suffix(".partial")
         partial.write_text(
             json.dumps(
-                {"rank": self._world.rank, "host": socket.gethostname(), "pid": os.getpid(), "step": self.step,
-                 "doing": self.doing, "waiting": waiting, "waited": round(waited, 1), "beat": self._beats}
+                {
+                    "rank": self._world.rank,
+                    "host": socket.gethostname(),
+                    "pid": os.getpid(),
+                    "step": self.step,
+                    "doing": self.doing,
+                    "waiting": waiting,
+                    "waited": round(waited, 1),
+                    "beat": self._beats,
+                }
             )
-        )  # fmt: skip
+        )
         partial.replace(path)
 
     def _listen(self) -> None:

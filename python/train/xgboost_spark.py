@@ -113,10 +113,19 @@ def fit(
     logging.getLogger("XGBoost-PySpark").setLevel(logging.WARNING)
     names = [f"f{i}" for i in range(len(matrix_columns(schema)))]
     classifier = SparkXGBClassifier(
-        features_col=names, label_col=_LABEL, num_workers=workers, n_estimators=conf.rounds, max_depth=conf.max_depth,
-        learning_rate=conf.learning_rate, tree_method="hist", missing=float("nan"), random_state=seed,
-        eval_metric="logloss", verbose=False, callbacks=[Progress(conf.rounds)],
-    )  # fmt: skip
+        features_col=names,
+        label_col=_LABEL,
+        num_workers=workers,
+        n_estimators=conf.rounds,
+        max_depth=conf.max_depth,
+        learning_rate=conf.learning_rate,
+        tree_method="hist",
+        missing=float("nan"),
+        random_state=seed,
+        eval_metric="logloss",
+        verbose=False,
+        callbacks=[Progress(conf.rounds)],
+    )
     model = classifier.fit(_frame(spark, groups, schema, workers, seed))
     losses = model.training_summary.train_objective_history["logloss"]
     return model.get_booster(), [float(v) for v in losses]

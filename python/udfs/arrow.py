@@ -101,9 +101,11 @@ def text_column(text: pa.Array) -> Column:
     validity, offsets, data = text.buffers()
     return Column(
         offsets.address + 4 * text.offset if offsets is not None else _at(_ZERO),
-        data.address if data is not None else None, data.size if data is not None else 0,
-        validity.address if validity is not None else None, text.offset,
-    )  # fmt: skip
+        data.address if data is not None else None,
+        data.size if data is not None else 0,
+        validity.address if validity is not None else None,
+        text.offset,
+    )
 
 
 def ids_column(ids: pa.Array) -> Column:
@@ -111,9 +113,12 @@ def ids_column(ids: pa.Array) -> Column:
     if pa.types.is_int64(ids.type):
         validity, data = ids.buffers()
         return Column(
-            None, data.address + 8 * ids.offset if data is not None else None, len(ids),
-            validity.address if validity is not None else None, ids.offset,
-        )  # fmt: skip
+            None,
+            data.address + 8 * ids.offset if data is not None else None,
+            len(ids),
+            validity.address if validity is not None else None,
+            ids.offset,
+        )
     if not (pa.types.is_list(ids.type) and pa.types.is_int64(ids.type.value_type)):
         raise TypeError(f"takes int64 and list<int64> arrays, not {ids.type}")
     validity, offsets = ids.buffers()[:2]
@@ -122,10 +127,13 @@ def ids_column(ids: pa.Array) -> Column:
     bits, data = values.buffers()
     return Column(
         offsets.address + 4 * ids.offset if offsets is not None else _at(_ZERO),
-        data.address + 8 * values.offset if data is not None else None, len(values),
-        validity.address if validity is not None else None, ids.offset,
-        bits.address if bits is not None else None, values.offset,
-    )  # fmt: skip
+        data.address + 8 * values.offset if data is not None else None,
+        len(values),
+        validity.address if validity is not None else None,
+        ids.offset,
+        bits.address if bits is not None else None,
+        values.offset,
+    )
 
 
 #: Offsets of an array without rows, which may lack them.

@@ -34,9 +34,14 @@ class Column(ctypes.Structure):
     """`headrace_column`: text (bytes) or ids (int64), with offsets or a value a row; None is NULL."""
 
     _fields_ = (
-        ("offsets", _P), ("values", _P), ("length", _I64), ("validity", _P), ("validity_offset", _I64),
-        ("value_validity", _P), ("value_validity_offset", _I64),
-    )  # fmt: skip
+        ("offsets", _P),
+        ("values", _P),
+        ("length", _I64),
+        ("validity", _P),
+        ("validity_offset", _I64),
+        ("value_validity", _P),
+        ("value_validity_offset", _I64),
+    )
 
 
 class ColumnLibrary:
@@ -68,31 +73,57 @@ class ColumnLibrary:
         return int(self._lib.headrace_offsets_workspace(rows))
 
     def ngrams_offsets(
-        self, text: Column, rows: int, n: int, most: int, out: int, validity: int | None,
-        workspace: int | None = None, stream: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        text: Column,
+        rows: int,
+        n: int,
+        most: int,
+        out: int,
+        validity: int | None,
+        workspace: int | None = None,
+        stream: int | None = None,
+    ) -> None:
         """Where each row's n-grams begin: int32 [rows + 1] to `out`; bits [rows] to `validity`."""
         self._check(self._lib.headrace_ngrams_offsets(text, rows, n, most, out, validity, workspace, stream))
 
     def ngrams(
-        self, text: Column, rows: int, n: int, most: int, buckets: int, offsets: int, out: int,
+        self,
+        text: Column,
+        rows: int,
+        n: int,
+        most: int,
+        buckets: int,
+        offsets: int,
+        out: int,
         stream: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """The n-grams' codes: int32 [offsets[rows]] to `out`."""
         self._check(self._lib.headrace_ngrams(text, rows, n, most, buckets, offsets, out, stream))
 
     def cross_offsets(
-        self, columns: Sequence[Column], rows: int, most: int, out: int, validity: int | None,
-        workspace: int | None = None, stream: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        columns: Sequence[Column],
+        rows: int,
+        most: int,
+        out: int,
+        validity: int | None,
+        workspace: int | None = None,
+        stream: int | None = None,
+    ) -> None:
         """Where each row's combinations begin: int32 [rows + 1] to `out`; bits [rows] to `validity`."""
         given = (Column * len(columns))(*columns)
         self._check(self._lib.headrace_cross_offsets(given, len(columns), rows, most, out, validity, workspace, stream))
 
     def cross(
-        self, columns: Sequence[Column], rows: int, most: int, buckets: int, offsets: int, out: int,
+        self,
+        columns: Sequence[Column],
+        rows: int,
+        most: int,
+        buckets: int,
+        offsets: int,
+        out: int,
         stream: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """The combinations' codes: int32 [offsets[rows]] to `out`."""
         given = (Column * len(columns))(*columns)
         self._check(self._lib.headrace_cross(given, len(columns), rows, most, buckets, offsets, out, stream))

@@ -40,24 +40,33 @@ def look() -> dict[str, Any]:
     for dag_id, dag in found.dags.items():
         tasks = {
             t.task_id: {
-                "submits": isinstance(t, SparkSubmitOperator), "application": t.application,
-                "arguments": t.application_args, "downstream": sorted(t.downstream_task_ids),
-                "outlets": [a.uri for a in t.outlets], "retries": t.retries,
+                "submits": isinstance(t, SparkSubmitOperator),
+                "application": t.application,
+                "arguments": t.application_args,
+                "downstream": sorted(t.downstream_task_ids),
+                "outlets": [a.uri for a in t.outlets],
+                "retries": t.retries,
                 "trigger_rule": getattr(t.trigger_rule, "value", t.trigger_rule),
                 "timeout": t.execution_timeout is not None and t.execution_timeout.total_seconds(),
             }
             for t in dag.tasks
-        }  # fmt: skip
+        }
         dags[dag_id] = {
-            "tasks": tasks, "timetable": type(dag.timetable).__name__, "catchup": dag.catchup,
-            "max_active_runs": dag.max_active_runs, "params": sorted(dag.params),
+            "tasks": tasks,
+            "timetable": type(dag.timetable).__name__,
+            "catchup": dag.catchup,
+            "max_active_runs": dag.max_active_runs,
+            "params": sorted(dag.params),
             "timeout": dag.dagrun_timeout is not None,
             "assets": [a.uri for a in getattr(dag.timetable.asset_condition, "objects", [])],
-        }  # fmt: skip
+        }
     return {
-        "errors": found.import_errors, "heavy": [m for m in HEAVY if m in sys.modules], "dags": dags,
-        "newest_event": headrace_wiring.model_event(events), "no_event": headrace_wiring.model_event(None),
-    }  # fmt: skip
+        "errors": found.import_errors,
+        "heavy": [m for m in HEAVY if m in sys.modules],
+        "dags": dags,
+        "newest_event": headrace_wiring.model_event(events),
+        "no_event": headrace_wiring.model_event(None),
+    }
 
 
 def run(wanted: list[str]) -> dict[str, Any]:

@@ -50,13 +50,18 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
         if connection is not None:
             variables["AIRFLOW_CONN_SPARK_DEFAULT"] = json.dumps({"conn_type": "spark", "host": connection})
         if args[0] == "run" and not migrated:
-            subprocess.run([AIRFLOW.with_name("airflow"), "db", "migrate"], env=variables, check=True,
-                           capture_output=True)  # fmt: skip
+            subprocess.run(
+                [AIRFLOW.with_name("airflow"), "db", "migrate"], env=variables, check=True, capture_output=True
+            )
             migrated = True
         done = subprocess.run(
-            [AIRFLOW, Path(__file__).with_name("airflow_side.py"), *args], env=variables, capture_output=True,
-            text=True, check=False, cwd=home,
-        )  # fmt: skip
+            [AIRFLOW, Path(__file__).with_name("airflow_side.py"), *args],
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=home,
+        )
         assert done.returncode == 0, done.stderr[-4000:]
         return {**json.loads(done.stdout), "log": done.stderr}
 
@@ -128,15 +133,23 @@ def test_what_is_submitted(ask: Ask, recorder: Path, tmp_path: Path) -> None:
     other.write_text(yaml.safe_dump(bare))
     seen = ask(
         # Started at the end of the day DS: the run's interval is that day.
-        "run", "headrace_retrain", json.dumps({"logical_date": "2026-01-05T00:00:00+00:00"}),
-        "headrace_retrain", json.dumps({"logical_date": "2026-01-20T00:00:00+00:00", "ds": DS, "pipeline": str(other)}),
-        "headrace_score", json.dumps({"ds": DS}),
+        "run",
+        "headrace_retrain",
+        json.dumps({"logical_date": "2026-01-05T00:00:00+00:00"}),
+        "headrace_retrain",
+        json.dumps({"logical_date": "2026-01-20T00:00:00+00:00", "ds": DS, "pipeline": str(other)}),
+        "headrace_score",
+        json.dumps({"ds": DS}),
         env=env,
-    )  # fmt: skip
+    )
     assert [r["state"] for r in seen["runs"]] == ["success"] * 3, seen["log"][-4000:]
     assert seen["runs"][1]["tasks"] == {
-        "ingest": "success", "features": "success", "drift": "success", "baseline": "skipped", "train": "success",
-    }  # fmt: skip
+        "ingest": "success",
+        "features": "success",
+        "drift": "success",
+        "baseline": "skipped",
+        "train": "success",
+    }
     assert seen["events"] == [{"pipeline": "clicks", "ds": DS}, {"pipeline": str(other), "ds": DS}]
     made = calls(recorder)
     expected = [(s, "clicks") for s in RETRAIN] + [(s, str(other)) for s in RETRAIN if s != "baseline"]
@@ -179,8 +192,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Workspace]:
     """A pipeline of its own, small enough to train in seconds, with three generated days."""
     folder = tmp_path_factory.mktemp("tiny")
     spec = yaml.safe_load(pipeline_file("clicks").read_text().replace("landing/clicks/", "landing/tiny/"))
-    spec |= {"pipeline": "tiny", "generate": {"rows_per_day": 1500, "users": 150, "items": 40, "files_per_day": 2,
-                                              "formats": ["jsonl", "csv"]}}  # fmt: skip
+    spec |= {
+        "pipeline": "tiny",
+        "generate": {"rows_per_day": 1500, "users": 150, "items": 40, "files_per_day": 2, "formats": ["jsonl", "csv"]},
+    }
     spec["train"] |= {"ranks": 1, "batch_size": 512, "epochs": 1}
     spec["baseline"] = {"rounds": 5, "max_depth": 3, "workers": 1}
     spec["score"]["item"]["limit"] = 20
@@ -200,8 +215,10 @@ def state(path: Path, ws: Workspace) -> dict[str, Any]:
     place = load_spec(path).publish
     assert place is not None
     with warehouse.connect(place.warehouse, ws) as conn:
-        rows = conn.execute("SELECT xmin::text, ctid::text, ds::text, user_id, item_id, rank, score FROM tiny_scores "
-                            "ORDER BY ds, user_id, rank").fetchall()  # fmt: skip
+        rows = conn.execute(
+            "SELECT xmin::text, ctid::text, ds::text, user_id, item_id, rank, score FROM tiny_scores "
+            "ORDER BY ds, user_id, rank"
+        ).fetchall()
         publications = conn.execute("SELECT * FROM headrace_publications").fetchall()
     manifests = {s: ws.manifest("tiny", DS, s).read_bytes() for s in (*RETRAIN, *SCORE)}
     commits = sorted(str(p) for p in (ws.home / "lake").rglob("_delta_log/*.json"))

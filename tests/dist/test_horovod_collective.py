@@ -236,7 +236,7 @@ def horovod_reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Seq
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     reports = horovod.run(
         rank_main, num_proc=4, hosts="localhost:2,127.0.0.1:2", use_gloo=True, executable=sys.executable
-    )  # fmt: skip
+    )
     return folder, reports
 
 

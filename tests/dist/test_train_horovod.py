@@ -54,22 +54,22 @@ def spec_of(**train: Any) -> Spec:
             "train": {**settings, **train},
             "spark": {"driver_memory": "1g"},
         }
-    )  # fmt: skip
+    )
 
 
 def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
     spark: SparkSession, ws: Workspace, make_dataset: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     features = with_raw_ids(make_dataset(ws, train=4_000, valid=1_000, rank=30), "item")
     features.save(ws.manifest("clicks", DS, "features"))
     tables = {
         "kind": "adagrad", "dynamic": {"item": {"admit_after": 3}}, "schedule": {"kind": "cosine", "warmup_steps": 60}
-    }  # fmt: skip
+    }
     spec = spec_of(
         ranks=2, rank_group="query", rank_k=3, batch_size=80, epochs=8, checkpoint_steps=50, retries=2,
         deadline_seconds=8, embeddings=tables,
-    )  # fmt: skip
+    )
     torch.set_num_threads(1)
     whole = Job(
         home=ws.home, pipeline="clicks", ds=DS, key="whole", features=features, model=spec.model, train=spec.train
@@ -102,7 +102,7 @@ def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
         # Where it was when it was stopped, in a step, an evaluation or a checkpoint, is chance.
         r"rank 0 waited \d+ s at step \d+ in .*missing: rank 1 \(process \d+ on \S+\) was at step \d+ \(\w+\), and "
         r"has not reported for .*try 3 of 3 goes on from step", caplog.text,
-    )  # fmt: skip
+    )
     stopped = re.search(r"asked to stop: training stopped after step (\d+) of 400 with a checkpoint", caplog.text)
     assert stopped is not None
 

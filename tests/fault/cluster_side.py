@@ -147,11 +147,25 @@ class _Lines(logging.Handler):
 def job_of(ws: Workspace, features: Manifest, key: str) -> Job:
     """The run that all scenarios make."""
     job = Job(
-        home=ws.home, pipeline="clicks", ds=features.ds, key=key, features=features, progress_seconds=0.0, threads=1,
+        home=ws.home,
+        pipeline="clicks",
+        ds=features.ds,
+        key=key,
+        features=features,
+        progress_seconds=0.0,
+        threads=1,
         model=Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(16,)),
-        train=Train(ranks=RANKS, batch_size=80, streams=RANKS, epochs=100, max_steps=STEPS, patience=None, seed=3,
-                    checkpoint_steps=CHECKPOINT_STEPS),
-    )  # fmt: skip
+        train=Train(
+            ranks=RANKS,
+            batch_size=80,
+            streams=RANKS,
+            epochs=100,
+            max_steps=STEPS,
+            patience=None,
+            seed=3,
+            checkpoint_steps=CHECKPOINT_STEPS,
+        ),
+    )
     job.folder.mkdir(parents=True)
     return job
 
@@ -167,8 +181,13 @@ def play(scenario: str, job: Job, spark: SparkSession) -> dict[str, Any]:
     with around:
         report = launch(job, spark, ranks=RANKS, retries=1, on_tick=trouble.on_tick)
     logging.getLogger("headrace").removeHandler(lines)
-    return {"report": report.model_dump(), "lines": lines.lines, "done": trouble.done,
-            "seconds": round(time.monotonic() - began, 1), "model": str(job.saved_model)}  # fmt: skip
+    return {
+        "report": report.model_dump(),
+        "lines": lines.lines,
+        "done": trouble.done,
+        "seconds": round(time.monotonic() - began, 1),
+        "model": str(job.saved_model),
+    }
 
 
 def main(home: Path, out: Path, scenarios: list[str]) -> None:
@@ -181,8 +200,9 @@ def main(home: Path, out: Path, scenarios: list[str]) -> None:
     manifests = list((ws.home / "runs" / "clicks").glob("*/features.json"))
     features = Manifest.load(manifests[0])
     assert features is not None
-    conf = Spark(master=f"local-cluster[{RANKS},1,1024]", driver_memory="1g",
-                 properties={"spark.executor.memory": "1g"})  # fmt: skip
+    conf = Spark(
+        master=f"local-cluster[{RANKS},1,1024]", driver_memory="1g", properties={"spark.executor.memory": "1g"}
+    )
     found = {}
     with session(conf, ws, "cluster") as spark:
         for scenario in scenarios:

@@ -33,9 +33,13 @@ class Elsewhere(Tensor):
     @staticmethod
     def __new__(cls, inside: Tensor) -> Elsewhere:
         made = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, inside.shape, strides=inside.stride(), storage_offset=inside.storage_offset(), dtype=inside.dtype,
+            cls,
+            inside.shape,
+            strides=inside.stride(),
+            storage_offset=inside.storage_offset(),
+            dtype=inside.dtype,
             device=ELSEWHERE,
-        )  # fmt: skip
+        )
         made.inside = inside
         return made
 

@@ -55,8 +55,11 @@ class Sets:
         lacking = len(self.seen) + len(new) - self.capacity
         if lacking > 0:
             old = [i for i in self.seen if self.last[i] < self.batch]
-            worth = (lambda i: (self.seen[i], self.last[i], -i)) if self.rule == "lfu" else (
-                lambda i: (self.last[i], self.seen[i], -i))  # fmt: skip
+            worth = (
+                (lambda i: (self.seen[i], self.last[i], -i))
+                if self.rule == "lfu"
+                else (lambda i: (self.last[i], self.seen[i], -i))
+            )
             for i in sorted(old, key=worth)[: max(lacking, int(self.share * self.capacity))]:
                 del self.seen[i], self.last[i]
         for i, n in new.items():
@@ -141,9 +144,10 @@ def trained(embeddings: Any, steps: int = 3, first: int = 0) -> list[Tensor]:
 
 
 #: With 2 % of the rows, a batch has more than there is room for.
-@pytest.mark.parametrize(("storage", "kind", "world", "share"), [
-    ("bf16", "rowwise_adagrad", 1, 0.2), ("int8", "adam", 1, 0.3), ("fp32", "rowwise_adagrad", 2, 0.02),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("storage", "kind", "world", "share"),
+    [("bf16", "rowwise_adagrad", 1, 0.2), ("int8", "adam", 1, 0.3), ("fp32", "rowwise_adagrad", 2, 0.02)],
+)
 def test_training_is_as_if_all_rows_were_here(
     storage: Any, kind: Any, world: int, share: float, kernels_everywhere: dict[str, int]
 ) -> None:

@@ -129,10 +129,13 @@ def one_by_one(tables: DynamicEmbeddings, given: list[list[int]]) -> None:
         tables.step()
 
 
-@pytest.mark.parametrize("spec", [
-    DynamicSpec("t", 4, admit_after=2, max_rows=9, max_waiting=6, evict="lru", evict_share=0.3),
-    DynamicSpec("t", 4, admit_after=1, admit_chance=0.5, memory_mib=0.0008),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "spec",
+    [
+        DynamicSpec("t", 4, admit_after=2, max_rows=9, max_waiting=6, evict="lru", evict_share=0.3),
+        DynamicSpec("t", 4, admit_after=1, admit_chance=0.5, memory_mib=0.0008),
+    ],
+)
 def test_all_that_is_saved_is_that_of_cpus(
     spec: DynamicSpec, kernels_everywhere: dict[str, int], tmp_path: Path
 ) -> None:

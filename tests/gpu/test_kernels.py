@@ -18,8 +18,14 @@ def test_the_bench_of_a_gpu_runs_through(capsys: pytest.CaptureFixture[str]) -> 
     wanted = ["floors", "embedding zipf", "step dlrm zipf", "step dcn uniform", "map", "cache", "product zipf"]
     assert run.main(["--tiny", "--parts", *wanted]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]
-    assert {"gather TB/s", "embedding step, zipf, 4", "dlrm step, zipf, 4", "dcn step, uniform, 4",
-            "cached table, zipf, 8", "training's own step, zipf, 4"} <= {f["what"] for f in figures}  # fmt: skip
+    assert {
+        "gather TB/s",
+        "embedding step, zipf, 4",
+        "dlrm step, zipf, 4",
+        "dcn step, uniform, 4",
+        "cached table, zipf, 8",
+        "training's own step, zipf, 4",
+    } <= {f["what"] for f in figures}
 
 
 def test_a_part_that_fails_costs_no_other_its_figures(
@@ -98,8 +104,9 @@ def test_rowwise_adagrad_with_a_very_popular_row(bags: bool) -> None:
     for _ in range(2):
         table.copy_(before)
         again = state.clone()
-        kernels.rowwise_adagrad(table, again, unique, starts, order, grad, lr=lr, decay=decay, bag=bag,
-                                weights=weights, divisor=divisor)  # fmt: skip
+        kernels.rowwise_adagrad(
+            table, again, unique, starts, order, grad, lr=lr, decay=decay, bag=bag, weights=weights, divisor=divisor
+        )
         runs.append((table.clone(), again))
     assert all(torch.equal(x, y) for x, y in zip(*runs, strict=True))
     torch.testing.assert_close(table.double(), wanted, rtol=1e-5, atol=1e-5)
@@ -148,8 +155,9 @@ def test_small_halves_are_rounded_by_chance_too() -> None:
     grad = torch.ones(start.shape, device=DEVICE)
     table = start.clone()
     # A step of three tenths of a place: lr * 1 / sqrt(1).
-    kernels.rowwise_adagrad(table, torch.zeros(len(start), 1, device=DEVICE), every, every, every, grad, lr=0.3 * place,
-                            seed=5)  # fmt: skip
+    kernels.rowwise_adagrad(
+        table, torch.zeros(len(start), 1, device=DEVICE), every, every, every, grad, lr=0.3 * place, seed=5
+    )
     moved = (start.float() - table.float()) / place
     assert set(moved.unique().tolist()) == {0.0, 1.0}
     shares = moved.view(60, 32, 4).mean((0, 1))

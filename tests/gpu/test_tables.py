@@ -41,9 +41,10 @@ class OnDevice(ShardedEmbeddings):
         return [x.cpu() for x in super().features(*args, **more)]
 
 
-@pytest.mark.parametrize(("kinds", "world", "storage"), [
-    (["row_wise"] * 4, 1, "fp32"), (plans.KINDS, 2, "fp32"), (["row_wise"] * 4, 1, "bf16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kinds", "world", "storage"),
+    [(["row_wise"] * 4, 1, "fp32"), (plans.KINDS, 2, "fp32"), (["row_wise"] * 4, 1, "bf16")],
+)
 def test_steps_equal_a_dense_model(
     kinds: list[str], world: int, storage: Any, kernels_everywhere: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,8 +64,12 @@ def test_steps_equal_a_dense_model(
 
 def test_bags_that_owners_sum(kernels_everywhere: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "ShardedEmbeddings", OnDevice)
-    lookups = (Lookup("mean", "b", 4, True, "mean"), Lookup("weighted", "a", 5, True, "sum", True),
-               Lookup("flag", "tiny"), Lookup("wide", "wide", 2, True))  # fmt: skip
+    lookups = (
+        Lookup("mean", "b", 4, True, "mean"),
+        Lookup("weighted", "a", 5, True, "sum", True),
+        Lookup("flag", "tiny"),
+        Lookup("wide", "wide", 2, True),
+    )
     blocks = [b for t in plans.TABLES for b in blocks_for(t, "row_wise", 2, pooled=t.name in ("a", "b"))]
     plan = plans.Plan(plans.TABLES, lookups, tuple(blocks), 2)
     optimizer = EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.1)

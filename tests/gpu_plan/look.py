@@ -53,13 +53,19 @@ SPEC: dict[str, Any] = {
     "table": {
         "event_time": "ts",
         "columns": [
-            {"name": "user", "type": "bigint"}, {"name": "text", "type": "string"}, {"name": "x", "type": "double"},
-            {"name": "tags", "type": "array<string>"}, {"name": "ts", "type": "timestamp"},
+            {"name": "user", "type": "bigint"},
+            {"name": "text", "type": "string"},
+            {"name": "x", "type": "double"},
+            {"name": "tags", "type": "array<string>"},
+            {"name": "ts", "type": "timestamp"},
             {"name": "y", "type": "int"},
         ],
     },
     "features": {
-        "engine": "spark", "label": "y", "window_days": 3, "split": {"by": "time", "valid_days": 1},
+        "engine": "spark",
+        "label": "y",
+        "window_days": 3,
+        "split": {"by": "time", "valid_days": 1},
         "carried": ["text"],
         "workflow": [
             {"columns": ["x"], "ops": ["fill_missing", "log", "normalize"]},
@@ -67,7 +73,7 @@ SPEC: dict[str, Any] = {
             {"columns": ["tags"], "ops": ["categorify", {"pad": {"length": 2}}]},
         ],
     },
-}  # fmt: skip
+}
 
 
 def main(out: Path) -> None:

@@ -65,10 +65,14 @@ def column(rng: np.random.Generator, memory: Exact, rows: int, text: bool) -> Co
     bits = rng.integers(0, 256, (first + rows + 7) // 8).astype(np.uint8) if rng.random() < 0.6 else None
     value_bits = rng.integers(0, 256, (value_first + length + 7) // 8).astype(np.uint8) if rng.random() < 0.6 else None
     return Column(
-        None if offsets is None else memory.copy(offsets), memory.copy(values), length,
-        None if bits is None else memory.copy(bits), first,
-        None if value_bits is None else memory.copy(value_bits), value_first,
-    )  # fmt: skip
+        None if offsets is None else memory.copy(offsets),
+        memory.copy(values),
+        length,
+        None if bits is None else memory.copy(bits),
+        first,
+        None if value_bits is None else memory.copy(value_bits),
+        value_first,
+    )
 
 
 def trial(lib: ColumnLibrary, rng: np.random.Generator) -> None:

@@ -44,8 +44,14 @@ def sliced(values: list[Any], type_: pa.DataType, before: int) -> pa.Array:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(TEXTS, max_size=12), st.integers(1, 8), st.integers(1, 2**31 - 1), st.none() | st.integers(1, 5),
-       st.integers(0, 9), st.sampled_from([pa.binary(), pa.string()]))  # fmt: skip
+@given(
+    st.lists(TEXTS, max_size=12),
+    st.integers(1, 8),
+    st.integers(1, 2**31 - 1),
+    st.none() | st.integers(1, 5),
+    st.integers(0, 9),
+    st.sampled_from([pa.binary(), pa.string()]),
+)
 @example([None] * 9, 3, 7, None, 5, pa.binary())
 @example(["😀😁😂😃😄😅😆😇😈".encode()], 8, 1000, None, 0, pa.binary())
 def test_ngrams(
@@ -69,8 +75,12 @@ def test_a_huge_text() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(LISTS, st.none() | BIGS, LISTS), max_size=9), st.integers(1, 20), st.integers(0, 9),
-       st.integers(1, 2**31 - 1))  # fmt: skip
+@given(
+    st.lists(st.tuples(LISTS, st.none() | BIGS, LISTS), max_size=9),
+    st.integers(1, 20),
+    st.integers(0, 9),
+    st.integers(1, 2**31 - 1),
+)
 def test_cross(rows: list[tuple[Any, ...]], most: int, before: int, buckets: int) -> None:
     types = [pa.list_(pa.int64()), pa.int64(), pa.list_(pa.int64())]
     columns = [sliced([r[i] for r in rows], t, before + i) for i, t in enumerate(types)]
@@ -85,8 +95,11 @@ def test_minhash(rows: list[Any], hashes: int, before: int) -> None:
     ids = sliced(rows, pa.list_(pa.int64()), before)
     if len(rows) > 1:
         # The values of a slice's slice begin in the middle, too.
-        ids = pa.ListArray.from_arrays(pa.array(np.asarray(ids.offsets) - ids.offsets[0].as_py()), ids.flatten()) \
-            if not ids.null_count else ids  # fmt: skip
+        ids = (
+            pa.ListArray.from_arrays(pa.array(np.asarray(ids.offsets) - ids.offsets[0].as_py()), ids.flatten())
+            if not ids.null_count
+            else ids
+        )
     found = arrow.minhash(ids, hashes)
     found.validate(full=True)
     assert found.to_pylist() == [reference.minhash(r, hashes) for r in rows]
@@ -123,9 +136,12 @@ def asan(*args: str) -> subprocess.CompletedProcess[str]:
     found = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
     return subprocess.run(
         [sys.executable, "-m", "tests.native.fuzz", str(built), *args],
-        cwd=checkout(), capture_output=True, text=True, timeout=300,
+        cwd=checkout(),
+        capture_output=True,
+        text=True,
+        timeout=300,
         env=os.environ | {"LD_PRELOAD": found.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0"},
-    )  # fmt: skip
+    )
 
 
 def test_nothing_outside_is_read() -> None:

@@ -32,11 +32,12 @@ DS = "2026-01-10"
 def spec(**changes: Any) -> Spec:
     names = ["age", "price", "user", "item", "tags", "click", "row", "query"]
     data = {
-        "pipeline": "clicks", "source": {"format": "clicks", "path": "{ds}"},
+        "pipeline": "clicks",
+        "source": {"format": "clicks", "path": "{ds}"},
         "table": {"columns": [{"name": n} for n in names]},
         "features": {"label": "click", "workflow": [], "split": {"by": "position"}},
         "baseline": {"rounds": 12, "max_depth": 4, "workers": 2},
-    }  # fmt: skip
+    }
     return build_spec({**data, **changes})
 
 
@@ -47,9 +48,12 @@ def read(ws: Workspace, manifest: Manifest, split: str) -> pd.DataFrame:
 
 
 def test_a_day(
-    spark: SparkSession, ws: Workspace, make_dataset: Callable[..., Manifest], tmp_path: Path,
+    spark: SparkSession,
+    ws: Workspace,
+    make_dataset: Callable[..., Manifest],
+    tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     features = make_dataset(ws, train=4000, valid=900)
     done = run_stage(TrainBaseline(), spec(), ws, DS)
     m = done.manifest

@@ -94,8 +94,10 @@ def compare(
     schema = manifest.dataset_schema
     assert schema is not None
     folder = ws.home / manifest.output("dataset").name
-    words = {n: {c: w for w, c in zip(*v.table.to_pydict().values(), strict=True)}
-             for n, v in FittedWorkflow.load(folder / "workflow").vocabularies.items()}  # fmt: skip
+    words = {
+        n: {c: w for w, c in zip(*v.table.to_pydict().values(), strict=True)}
+        for n, v in FittedWorkflow.load(folder / "workflow").vocabularies.items()
+    }
     features = [f for f in schema.features if f.kind in ("continuous", "categorical")]
     assert len(found) == 2 * (len(raw) + len(features))
     for split, rows in parts.items():

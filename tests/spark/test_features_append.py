@@ -38,9 +38,13 @@ def land(spark: SparkSession, ws: Workspace, spec: Spec, events: pd.DataFrame, d
     frame.write.format("delta").mode("append").partitionBy("ds").save(str(path))
     version = max(int(p.stem) for p in (path / "_delta_log").glob("*.json"))
     Manifest(
-        stage="ingest", pipeline=spec.pipeline, ds=ds, key=f"ingest-{version}", spec_hash="test",
+        stage="ingest",
+        pipeline=spec.pipeline,
+        ds=ds,
+        key=f"ingest-{version}",
+        spec_hash="test",
         outputs=(Output(kind="delta", name=f"lake/{spec.pipeline}/events", version=str(version), rows=len(events)),),
-    ).save(ws.manifest(spec.pipeline, ds, "ingest"))  # fmt: skip
+    ).save(ws.manifest(spec.pipeline, ds, "ingest"))
 
 
 def inodes(folder: Path, day: str) -> dict[str, int]:
@@ -92,8 +96,12 @@ def test_days_are_appended(spark: SparkSession, ws: Workspace, tmp_path: Path, m
     land(spark, ws, spec, landed(5), day_of(5))
     first = run(spec, ws, day_of(5)).manifest
     base, learned_from = dataset(ws, first), of_days(2, 4, 5)
-    assert first.facts["append"] == {"version": 2, "learned": day_of(5), "kept": [],
-                                     "written": [day_of(d) for d in (2, 3, 4, 5)]}  # fmt: skip
+    assert first.facts["append"] == {
+        "version": 2,
+        "learned": day_of(5),
+        "kept": [],
+        "written": [day_of(d) for d in (2, 3, 4, 5)],
+    }
     assert_rows(whole(base), expected(of_days(2, 5, 5), learned_from), [*NUMBERS, *rest])
     for split in ("train", "valid"):
         assert first.facts["splits"][split]["row_groups"] >= 4
@@ -158,8 +166,12 @@ def test_days_are_appended(spark: SparkSession, ws: Workspace, tmp_path: Path, m
     put(7, ws)
     third = run(spec, ws, day_of(7)).manifest
     latest = dataset(ws, third)
-    assert third.facts["append"] == {"version": 2, "learned": day_of(5), "kept": [day_of(5), day_of(6)],
-                                     "written": [day_of(4), day_of(7)]}  # fmt: skip
+    assert third.facts["append"] == {
+        "version": 2,
+        "learned": day_of(5),
+        "kept": [day_of(5), day_of(6)],
+        "written": [day_of(4), day_of(7)],
+    }
     for number in (5, 6):
         assert inodes(latest, day_of(number)) == inodes(folder, day_of(number))
     assert not set(inodes(latest, day_of(4)).values()) & set(inodes(folder, day_of(4)).values())

@@ -23,20 +23,32 @@ from headrace.features.writing.files import partition_keys
 from headrace.schema import Column
 
 COLUMNS = [
-    Column(name="x", type="double"), Column(name="y", type="double"), Column(name="f", type="float"),
-    Column(name="i", type="int"), Column(name="b", type="bigint"), Column(name="flag", type="boolean"),
-    Column(name="s", type="string"), Column(name="id", type="bigint"), Column(name="hs", type="string"),
-    Column(name="hi", type="int"), Column(name="yes", type="boolean"), Column(name="ss", type="array<string>"),
-    Column(name="is", type="array<bigint>"), Column(name="ds", type="array<double>"), Column(name="n.o`t", type="int"),
+    Column(name="x", type="double"),
+    Column(name="y", type="double"),
+    Column(name="f", type="float"),
+    Column(name="i", type="int"),
+    Column(name="b", type="bigint"),
+    Column(name="flag", type="boolean"),
+    Column(name="s", type="string"),
+    Column(name="id", type="bigint"),
+    Column(name="hs", type="string"),
+    Column(name="hi", type="int"),
+    Column(name="yes", type="boolean"),
+    Column(name="ss", type="array<string>"),
+    Column(name="is", type="array<bigint>"),
+    Column(name="ds", type="array<double>"),
+    Column(name="n.o`t", type="int"),
     Column(name="label", type="int"),
-]  # fmt: skip
+]
 
 CHAINS = [
     {"columns": ["x"], "ops": ["fill_missing", {"clip": {"min": -0.5, "max": 1e6}}, "log", "normalize"]},
     {"columns": ["y"], "ops": ["log", "normalize"]},
     {"columns": ["f"], "ops": ["normalize", {"clip": {"max": 3}}, {"fill_missing": {"value": -7.25}}]},
-    {"columns": ["i"], "ops": [{"clip": {"min": -3}}, {"fill_missing": {"value": 2}},
-                               {"categorify": {"vocabulary": "n"}}]},
+    {
+        "columns": ["i"],
+        "ops": [{"clip": {"min": -3}}, {"fill_missing": {"value": 2}}, {"categorify": {"vocabulary": "n"}}],
+    },
     {"columns": ["b"], "ops": ["normalize"]},
     {"columns": ["flag"], "ops": [{"fill_missing": {"value": 0.5}}]},
     {"columns": ["s"], "ops": [{"fill_missing": {"value": "é"}}, {"categorify": {"min_count": 2}}]},
@@ -44,16 +56,27 @@ CHAINS = [
     {"columns": ["hs", "hi"], "ops": [{"hash_bucket": {"buckets": 1000}}]},
     {"columns": ["hs", "hi", "b"], "ops": ["raw_id", {"rename": {"suffix": "_raw"}}]},
     {"columns": ["b"], "ops": [{"raw_id": {"hash": True}}, {"rename": {"suffix": "_hashed"}}]},
-    {"columns": ["is"], "ops": ["raw_id", {"list_slice": {"start": 1, "length": 2}}, {"pad": {"length": 2}},
-                                {"rename": {"suffix": "_raw"}}]},
+    {
+        "columns": ["is"],
+        "ops": [
+            "raw_id",
+            {"list_slice": {"start": 1, "length": 2}},
+            {"pad": {"length": 2}},
+            {"rename": {"suffix": "_raw"}},
+        ],
+    },
     {"columns": ["yes"], "ops": ["categorify"]},
     {"columns": ["ss"], "ops": [{"list_slice": {"start": 1, "length": 3}}, "categorify", {"pad": {"length": 2}}]},
-    {"columns": ["is"], "ops": [{"hash_bucket": {"buckets": 7}}, {"list_slice": {"start": 1, "length": 2}},
-                                {"pad": {"length": 4}}]},
-    {"columns": ["ds"], "ops": [{"clip": {"min": -2, "max": 9}}, "log", {"fill_missing": {"value": 3}},
-                                {"pad": {"length": 3}}]},
+    {
+        "columns": ["is"],
+        "ops": [{"hash_bucket": {"buckets": 7}}, {"list_slice": {"start": 1, "length": 2}}, {"pad": {"length": 4}}],
+    },
+    {
+        "columns": ["ds"],
+        "ops": [{"clip": {"min": -2, "max": 9}}, "log", {"fill_missing": {"value": 3}}, {"pad": {"length": 3}}],
+    },
     {"columns": ["n.o`t"], "ops": ["categorify"]},
-]  # fmt: skip
+]
 
 REALS = (
     st.none() | st.floats() | st.sampled_from([0.0, -0.0, -1.0, math.nan, math.inf, -math.inf, 5e-324, 1e300, 0.41421])
@@ -66,11 +89,23 @@ TEXTS = (
 BITS = st.none() | st.booleans()
 ROW = st.fixed_dictionaries(
     {
-        "x": REALS, "y": REALS, "f": st.none() | st.floats(width=32), "i": INTS, "b": BIGS, "flag": BITS, "s": TEXTS,
-        "id": BIGS, "hs": TEXTS, "hi": INTS, "yes": BITS, "ss": st.none() | st.lists(TEXTS, max_size=6),
-        "is": st.none() | st.lists(BIGS, max_size=5), "ds": st.none() | st.lists(REALS, max_size=5), "n.o`t": INTS,
+        "x": REALS,
+        "y": REALS,
+        "f": st.none() | st.floats(width=32),
+        "i": INTS,
+        "b": BIGS,
+        "flag": BITS,
+        "s": TEXTS,
+        "id": BIGS,
+        "hs": TEXTS,
+        "hi": INTS,
+        "yes": BITS,
+        "ss": st.none() | st.lists(TEXTS, max_size=6),
+        "is": st.none() | st.lists(BIGS, max_size=5),
+        "ds": st.none() | st.lists(REALS, max_size=5),
+        "n.o`t": INTS,
     }
-)  # fmt: skip
+)
 
 
 def build() -> Workflow:
@@ -132,8 +167,10 @@ def test_vocabularies_too_large_to_broadcast(
     """The smallest are broadcast, as long as all together are few; the others are sorted: the same bits."""
     sizes = {"s": 2, "id": 3, "hs": 40, "hi": 30}
     w = Workflow([Chain(columns=(n,), ops=({"op": "categorify"},)) for n in sizes], COLUMNS, label="label")
-    rows = [{n: None if r % 7 == 3 else (str if n in ("s", "hs") else int)(r % size) for n, size in sizes.items()}
-            for r in range(300)]  # fmt: skip
+    rows = [
+        {n: None if r % 7 == 3 else (str if n in ("s", "hs") else int)(r % size) for n, size in sizes.items()}
+        for r in range(300)
+    ]
     batch = as_batch(w, rows)
     frame = as_frame(spark, w, batch).coalesce(1).withColumn("at", F.monotonically_increasing_id())
     fitted = w.fit(frame.where("at < 250"), VocabularyTable(spark, tmp_path / "v", "2026-01-01"))
@@ -170,11 +207,17 @@ def test_the_plan_has_no_python_and_one_projection_over_the_joins(spark: SparkSe
 
 def test_numpy_twins_are_spark(spark: SparkSession) -> None:
     rng = np.random.default_rng(5)
-    x = np.concatenate([
-        rng.uniform(-0.9999, 3, 20_000), rng.lognormal(0, 10, 20_000), -(rng.uniform(0, 1, 5_000) ** 8),
-        rng.normal(0, 1, 20_000) * 10.0 ** rng.integers(-320, 300, 20_000), 2.0 ** np.arange(-70, 70),
-        2.0 ** np.arange(-53, 70) - 1, [0.0, -0.0, -1, -2, np.inf, 5e-324, 1.7e308, 0.41421356237, -0.29289321881],
-    ])  # fmt: skip
+    x = np.concatenate(
+        [
+            rng.uniform(-0.9999, 3, 20_000),
+            rng.lognormal(0, 10, 20_000),
+            -(rng.uniform(0, 1, 5_000) ** 8),
+            rng.normal(0, 1, 20_000) * 10.0 ** rng.integers(-320, 300, 20_000),
+            2.0 ** np.arange(-70, 70),
+            2.0 ** np.arange(-53, 70) - 1,
+            [0.0, -0.0, -1, -2, np.inf, 5e-324, 1.7e308, 0.41421356237, -0.29289321881],
+        ]
+    )
     found = spark.createDataFrame(pa.table({"x": x})).select("x", F.log1p("x").alias("y")).toArrow()
     a, b = found["y"].to_numpy(zero_copy_only=False), log1p(found["x"].to_numpy())
     assert np.array_equal(np.isnan(a), np.isnan(b))

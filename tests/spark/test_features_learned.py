@@ -35,41 +35,62 @@ from headrace.workspace import Workspace
 from tests.spark.test_features_stage import DS, clicks, dataset, land, make_clicks, read
 
 COLUMNS = [
-    Column(name="s", type="string"), Column(name="i", type="int"), Column(name="b", type="boolean"),
-    Column(name="id", type="bigint"), Column(name="x", type="double"), Column(name="f", type="float"),
-    Column(name="n", type="int"), Column(name="c", type="string"), Column(name="cs", type="array<string>"),
-    Column(name="one", type="string"), Column(name="label", type="int"),
-]  # fmt: skip
+    Column(name="s", type="string"),
+    Column(name="i", type="int"),
+    Column(name="b", type="boolean"),
+    Column(name="id", type="bigint"),
+    Column(name="x", type="double"),
+    Column(name="f", type="float"),
+    Column(name="n", type="int"),
+    Column(name="c", type="string"),
+    Column(name="cs", type="array<string>"),
+    Column(name="one", type="string"),
+    Column(name="label", type="int"),
+]
 
 CHAINS: list[dict[str, Any]] = [
     {"columns": ["s", "id"], "ops": [{"target_encoding": {"folds": 3, "smoothing": 1.5}}]},
     {"columns": ["s", "i"], "ops": [{"target_encoding": {"folds": 2, "smoothing": 0, "together": True}}, "normalize"]},
     {"columns": ["i"], "ops": ["value_count"]},
     {"columns": ["s"], "ops": [{"value_count": {"log": True}}, "normalize"]},
-    {"columns": ["b", "x", "n"], "ops": [
-        {"join_groupby": {"by": "b", "stats": ["count", "sum", "mean", "std", "min", "max"]}}]},
+    {
+        "columns": ["b", "x", "n"],
+        "ops": [{"join_groupby": {"by": "b", "stats": ["count", "sum", "mean", "std", "min", "max"]}}],
+    },
     {"columns": ["id", "s", "f"], "ops": [{"join_groupby": {"by": ["s", "id"], "stats": ["std", "mean"]}}]},
     {"columns": ["x"], "ops": [{"fill_median": {"significant_bits": 53, "indicator": True}}, "log"]},
     {"columns": ["n"], "ops": ["fill_median", "normalize_minmax"]},
     {"columns": ["f"], "ops": [{"quantile_bin": {"bins": 4, "significant_bits": 53}}]},
     {"columns": ["id"], "ops": ["normalize"]},
-    {"columns": ["c"], "ops": [{"categorify": {"oov_buckets": 3, "min_count": 2}},
-                               {"drop_low_cardinality": {"min_cardinality": 1}}]},
-    {"columns": ["cs"], "ops": [{"categorify": {"oov_buckets": 3, "min_count": 2, "vocabulary": "c"}},
-                                {"pad": {"length": 2}}]},
+    {
+        "columns": ["c"],
+        "ops": [{"categorify": {"oov_buckets": 3, "min_count": 2}}, {"drop_low_cardinality": {"min_cardinality": 1}}],
+    },
+    {
+        "columns": ["cs"],
+        "ops": [{"categorify": {"oov_buckets": 3, "min_count": 2, "vocabulary": "c"}}, {"pad": {"length": 2}}],
+    },
     {"columns": ["one"], "ops": ["categorify", {"drop_low_cardinality": {"min_cardinality": 2}}]},
-]  # fmt: skip
+]
 
 REALS = st.none() | st.floats(width=32) | st.sampled_from([0.0, -0.0, math.nan, math.inf, 5e-324, 1e300, 0.1, 7.0])
 TEXTS = st.none() | st.sampled_from(["a", "é", "", "1", "日本"])
 BIGS = st.none() | st.sampled_from([2**53, 2**53 + 1, -1, 0])
 ROW = st.fixed_dictionaries(
     {
-        "s": TEXTS, "i": st.none() | st.integers(-1, 1), "b": st.none() | st.booleans(), "id": BIGS, "x": REALS,
-        "f": st.none() | st.floats(width=32), "n": st.none() | st.integers(-(2**31), 2**31 - 1), "c": TEXTS,
-        "cs": st.none() | st.lists(TEXTS, max_size=3), "one": st.none() | st.just("only"), "label": st.integers(0, 1),
+        "s": TEXTS,
+        "i": st.none() | st.integers(-1, 1),
+        "b": st.none() | st.booleans(),
+        "id": BIGS,
+        "x": REALS,
+        "f": st.none() | st.floats(width=32),
+        "n": st.none() | st.integers(-(2**31), 2**31 - 1),
+        "c": TEXTS,
+        "cs": st.none() | st.lists(TEXTS, max_size=3),
+        "one": st.none() | st.just("only"),
+        "label": st.integers(0, 1),
     }
-)  # fmt: skip
+)
 Row = dict[str, Any]
 
 
@@ -198,8 +219,10 @@ def check(rows: list[Row], found: pa.Table, training: bool) -> None:
         measures: dict[str, Callable[[list[float]], float]] = {
             "sum": lambda v: float(sum(map(Fraction, v))),
             "mean": lambda v: float(sum(map(Fraction, v)) / len(v)),
-            "std": deviation, "min": min, "max": max,
-        }  # fmt: skip
+            "std": deviation,
+            "min": min,
+            "max": max,
+        }
         for stat, measure in measures.items():
             by = {k: measure(v) for k, v in groups.items() if v and k is not None}
             equal(f"b_{number}_{stat}", [by.get(r["b"]) for r in rows])
@@ -209,8 +232,13 @@ def check(rows: list[Row], found: pa.Table, training: bool) -> None:
     for r in rows:
         pairs[r["s"], r["id"]] += usable([r["f"]])
     good = {k: v for k, v in pairs.items() if v and None not in k}
-    equal("s_id_f_mean", [float(sum(map(Fraction, good[k])) / len(good[k])) if k in good else None
-                          for k in ((r["s"], r["id"]) for r in rows)])  # fmt: skip
+    equal(
+        "s_id_f_mean",
+        [
+            float(sum(map(Fraction, good[k])) / len(good[k])) if k in good else None
+            for k in ((r["s"], r["id"]) for r in rows)
+        ],
+    )
 
     ids = [Fraction(int(float(r["id"]))) for r in rows if r["id"] is not None]
     mean, std = (float(sum(ids) / len(ids)), deviation([float(v) for v in ids])) if ids else (0.0, 0.0)
@@ -265,8 +293,10 @@ def check(rows: list[Row], found: pa.Table, training: bool) -> None:
     by_word = {r["c"]: code for r, code in zip(rows, codes, strict=True) if r["c"] is not None}
     for r, *pair in zip(rows, found["cs__0"].to_pylist(), found["cs__1"].to_pylist(), strict=True):
         wanted = [*(r["cs"] or []), None, None][:2]
-        assert all(code == by_word.get(word, code) and (code == 0) == (word is None)
-                   for word, code in zip(wanted, pair, strict=True))  # fmt: skip
+        assert all(
+            code == by_word.get(word, code) and (code == 0) == (word is None)
+            for word, code in zip(wanted, pair, strict=True)
+        )
 
 
 def of_text(rows: list[Row]) -> list[int]:
@@ -357,8 +387,10 @@ def test_statistics_of_spark_do_not_depend_on_partitioning(spark: SparkSession, 
     exact = [Fraction(v) for v in x[2:]]
     mean = sum(exact) / len(exact)
     assert found == {
-        "mean": float(mean), "std": math.sqrt(sum((v - mean) ** 2 for v in exact) / (len(exact) - 1)), "count": 2998,
-    }  # fmt: skip
+        "mean": float(mean),
+        "std": math.sqrt(sum((v - mean) ** 2 for v in exact) / (len(exact) - 1)),
+        "count": 2998,
+    }
 
 
 def test_the_identity_of_rows_is_of_file_and_line(spark: SparkSession, tmp_path: Path) -> None:

@@ -39,9 +39,14 @@ META = ["_source_file string", "_source_line bigint", "ds string"]
 #: Chains besides the pipeline's own: names and number of columns change, columns are used again.
 MORE = [
     {"columns": ["user_age", "user_country"], "ops": [{"hashed_cross": {"buckets": 40}}]},
-    {"columns": ["item_price"], "ops": [{"fill_missing": {"value": 2.5, "indicator": True}},
-                                        {"rename": {"to": {"item_price": "price", "item_price_missing": "unpriced"}}}]},
-]  # fmt: skip
+    {
+        "columns": ["item_price"],
+        "ops": [
+            {"fill_missing": {"value": 2.5, "indicator": True}},
+            {"rename": {"to": {"item_price": "price", "item_price_missing": "unpriced"}}},
+        ],
+    },
+]
 
 
 def clicks(**features: Any) -> Spec:
@@ -100,12 +105,16 @@ def land(
     frame.write.format("delta").mode("overwrite").partitionBy("ds").save(str(path))
     version = max(int(p.stem) for p in (path / "_delta_log").glob("*.json"))
     Manifest(
-        stage="ingest", pipeline=spec.pipeline, ds=ds, key=f"ingest-{version}", spec_hash="test",
+        stage="ingest",
+        pipeline=spec.pipeline,
+        ds=ds,
+        key=f"ingest-{version}",
+        spec_hash="test",
         outputs=(
             Output(kind="delta", name=f"lake/{spec.pipeline}/events", version=str(version), rows=len(events)),
             Output(kind="quarantine", name=f"lake/{spec.pipeline}/quarantine", version="0", rows=0),
         ),
-    ).save(ws.manifest(spec.pipeline, ds, "ingest"))  # fmt: skip
+    ).save(ws.manifest(spec.pipeline, ds, "ingest"))
 
 
 def run(spec: Spec, ws: Workspace, ds: str = DS) -> Outcome:
@@ -240,8 +249,10 @@ def test_the_day(spark: SparkSession, ws: Workspace, caplog: pytest.LogCaptureFi
         assert max(sizes) <= 100
         assert min(sizes) >= 0.5 * max(sizes)
         assert manifest.facts["splits"][split] == {
-            "rows": sum(sizes), "row_groups": len(sizes), "files": len(list((folder / split).iterdir())),
-        }  # fmt: skip
+            "rows": sum(sizes),
+            "row_groups": len(sizes),
+            "files": len(list((folder / split).iterdir())),
+        }
 
     # Order: neither the source's, nor by label, user or time.
     train = read(folder, "train")
@@ -320,7 +331,9 @@ SNAPSHOT: dict[str, Any] = {
     "source": {"format": "csv", "path": "in/*.csv"},
     "table": {
         "columns": [
-            {"name": "user", "type": "bigint"}, {"name": "a.b", "type": "double"}, {"name": "y", "type": "boolean"},
+            {"name": "user", "type": "bigint"},
+            {"name": "a.b", "type": "double"},
+            {"name": "y", "type": "boolean"},
             {"name": "part", "type": "string"},
         ]
     },
@@ -330,7 +343,7 @@ SNAPSHOT: dict[str, Any] = {
         "carried": ["user"],
         "workflow": [{"columns": ["user"], "ops": ["categorify"]}, {"columns": ["a.b"], "ops": ["normalize"]}],
     },
-}  # fmt: skip
+}
 
 
 def snapshot(**features: Any) -> Spec:
@@ -340,12 +353,15 @@ def snapshot(**features: Any) -> Spec:
 def make_snapshot(parts: tuple[str, ...] = ("train",), rows: int = 40) -> pd.DataFrame:
     return pd.DataFrame(
         {
-            "user": np.arange(rows) % 7, "a.b": np.arange(rows) / 3, "y": [i % 2 == 0 for i in range(rows)],
+            "user": np.arange(rows) % 7,
+            "a.b": np.arange(rows) / 3,
+            "y": [i % 2 == 0 for i in range(rows)],
             "part": [parts[i % len(parts)] for i in range(rows)],
             "_source_file": [f"in/{'b' if i < 25 else 'a'}.csv" for i in range(rows)],
-            "_source_line": np.arange(rows), "ds": ["2026-01-03"] * rows,
+            "_source_line": np.arange(rows),
+            "ds": ["2026-01-03"] * rows,
         }
-    )  # fmt: skip
+    )
 
 
 def test_split_by_position(spark: SparkSession, ws: Workspace) -> None:
@@ -368,8 +384,9 @@ def test_split_by_position(spark: SparkSession, ws: Workspace) -> None:
     files = [p for p in folder.glob("*/*.parquet") if p.parent.name != "workflow"]
     assert {pq.ParquetFile(p).metadata.num_row_groups for p in files} == {1}
     assert {split: sum(p.parent.name == split for p in files) for split in ("train", "valid")} == {
-        "train": 12, "valid": 10,
-    }  # fmt: skip
+        "train": 12,
+        "valid": 10,
+    }
 
 
 def test_split_by_column(spark: SparkSession, ws: Workspace) -> None:

@@ -20,10 +20,23 @@ from headrace.schema import Column
 from tests.spark.test_features_bodies import BIGS, BITS, INTS, REALS, TEXTS, as_batch, as_frame, assert_same_bits
 
 TYPES = {
-    "x": "double", "f": "float", "i": "int", "b": "bigint", "flag": "boolean", "s": "string", "t": "string",
-    "at": "timestamp", "born": "timestamp", "day": "date", "ss": "array<string>", "tt": "array<string>",
-    "ids": "array<bigint>", "is": "array<int>", "ds": "array<double>", "label": "int",
-}  # fmt: skip
+    "x": "double",
+    "f": "float",
+    "i": "int",
+    "b": "bigint",
+    "flag": "boolean",
+    "s": "string",
+    "t": "string",
+    "at": "timestamp",
+    "born": "timestamp",
+    "day": "date",
+    "ss": "array<string>",
+    "tt": "array<string>",
+    "ids": "array<bigint>",
+    "is": "array<int>",
+    "ds": "array<double>",
+    "label": "int",
+}
 EDGES = [-2, 0.0, 0.5, 3]
 
 Row = dict[str, Any]
@@ -61,8 +74,12 @@ def log1p_of_filled(x: Any) -> float | None:
 def xxh64(data: bytes, seed: int) -> int:
     """XXH64 after its specification, one value at a time."""
     p1, p2, p3, p4, p5 = (
-        0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5,
-    )  # fmt: skip
+        0x9E3779B185EBCA87,
+        0xC2B2AE3D27D4EB4F,
+        0x165667B19E3779F9,
+        0x85EBCA77C2B2AE63,
+        0x27D4EB2F165667C5,
+    )
     mask = 2**64 - 1
 
     def rot(v: int, n: int) -> int:
@@ -118,8 +135,11 @@ def alike(a: str, b: str, metric: str) -> Expected:
         if not left or not right:
             return None
         common = len(left & right)
-        under = {"jaccard": len(left | right), "cosine": math.sqrt(len(left) * len(right)),
-                 "overlap": min(len(left), len(right))}[metric]  # fmt: skip
+        under = {
+            "jaccard": len(left | right),
+            "cosine": math.sqrt(len(left) * len(right)),
+            "overlap": min(len(left), len(right)),
+        }[metric]
         return common / under
 
     return of
@@ -157,73 +177,142 @@ def within(low: float, high: float, as_: Callable[[Any], Any] = lambda v: v) -> 
 
 
 PARTS: dict[str, tuple[int, Callable[[Any], int]]] = {
-    "hour": (24, lambda t: t.hour), "weekday": (7, lambda t: t.weekday()),
-    "day": (366, lambda t: t.timetuple().tm_yday - 1), "month": (12, lambda t: t.month - 1),
-}  # fmt: skip
+    "hour": (24, lambda t: t.hour),
+    "weekday": (7, lambda t: t.weekday()),
+    "day": (366, lambda t: t.timetuple().tm_yday - 1),
+    "month": (12, lambda t: t.month - 1),
+}
 CODES = {"a": 2, "é": 3, "": 4}
 
 
 def cyclic_of(name: str, parts: list[str]) -> dict[str, Expected]:
     return {
         f"{name}_{p}_{n}": each(name, on_circle(f, *PARTS[p]))
-        for p in parts for n, f in (("sin", math.sin), ("cos", math.cos))
-    }  # fmt: skip
+        for p in parts
+        for n, f in (("sin", math.sin), ("cos", math.cos))
+    }
 
 
 #: Columns, operators, and what comes out.
 CASES: list[tuple[str, list[Any], dict[str, Expected]]] = [
-    ("x i flag", [{"fill_missing": {"value": 1, "indicator": True}}, "log", {"clip": {"max": 8}}], {
-        **{n: lambda r, n=n: (lambda v: None if v is None else min(v, 8.0))(log1p_of_filled(given_value(r, n)))
-           for n in ("x", "i", "flag")},
-        **{f"{n}_missing": lambda r, n=n: float(given_value(r, n) is None) for n in ("x", "i", "flag")},
-    }),
-    ("s", [{"fill_missing": {"value": "é", "indicator": True}}, {"hash_bucket": {"buckets": 50}}], {
-        "s": lambda r: crossed(["s"], 50)({"s": "é" if r["s"] is None else r["s"]}),
-        "s_missing": lambda r: float(r["s"] is None),
-    }),
-    ("x f b flag", [{"bucketize": {"boundaries": EDGES}}, {"rename": {"suffix": "_bin"}}],
-     {f"{n}_bin": lambda r, n=n: bucket(given_value(r, n)) for n in ("x", "f", "b", "flag")}),
-    ("ds", [{"bucketize": {"boundaries": EDGES}}, {"pad": {"length": 3, "keep": "last"}}],
-     {"ds": lambda r: padded([bucket(v) for v in given_value(r, "ds")], 3, "last")}),
+    (
+        "x i flag",
+        [{"fill_missing": {"value": 1, "indicator": True}}, "log", {"clip": {"max": 8}}],
+        {
+            **{
+                n: lambda r, n=n: (lambda v: None if v is None else min(v, 8.0))(log1p_of_filled(given_value(r, n)))
+                for n in ("x", "i", "flag")
+            },
+            **{f"{n}_missing": lambda r, n=n: float(given_value(r, n) is None) for n in ("x", "i", "flag")},
+        },
+    ),
+    (
+        "s",
+        [{"fill_missing": {"value": "é", "indicator": True}}, {"hash_bucket": {"buckets": 50}}],
+        {
+            "s": lambda r: crossed(["s"], 50)({"s": "é" if r["s"] is None else r["s"]}),
+            "s_missing": lambda r: float(r["s"] is None),
+        },
+    ),
+    (
+        "x f b flag",
+        [{"bucketize": {"boundaries": EDGES}}, {"rename": {"suffix": "_bin"}}],
+        {f"{n}_bin": lambda r, n=n: bucket(given_value(r, n)) for n in ("x", "f", "b", "flag")},
+    ),
+    (
+        "ds",
+        [{"bucketize": {"boundaries": EDGES}}, {"pad": {"length": 3, "keep": "last"}}],
+        {"ds": lambda r: padded([bucket(v) for v in given_value(r, "ds")], 3, "last")},
+    ),
     ("s t", [{"hashed_cross": {"buckets": 1000}}], {"s_X_t": crossed(["s", "t"], 1000)}),
-    ("b t", ["raw_id", {"rename": {"suffix": "_id"}}], {
-        "b_id": lambda r: r["b"] or 0, "t_id": lambda r: 0 if r["t"] is None else hashed(r["t"].encode()),
-    }),
-    ("i", [{"raw_id": {"hash": True}}, {"rename": {"to": "i_id"}}],
-     {"i_id": lambda r: 0 if r["i"] is None else hashed(r["i"].to_bytes(8, "little", signed=True))}),
-    ("ids", ["raw_id", {"pad": {"length": 2}}, {"rename": {"to": "ids_raw"}}],
-     {"ids_raw": lambda r: padded([v or 0 for v in r["ids"] or []], 2)}),
+    (
+        "b t",
+        ["raw_id", {"rename": {"suffix": "_id"}}],
+        {"b_id": lambda r: r["b"] or 0, "t_id": lambda r: 0 if r["t"] is None else hashed(r["t"].encode())},
+    ),
+    (
+        "i",
+        [{"raw_id": {"hash": True}}, {"rename": {"to": "i_id"}}],
+        {"i_id": lambda r: 0 if r["i"] is None else hashed(r["i"].to_bytes(8, "little", signed=True))},
+    ),
+    (
+        "ids",
+        ["raw_id", {"pad": {"length": 2}}, {"rename": {"to": "ids_raw"}}],
+        {"ids_raw": lambda r: padded([v or 0 for v in r["ids"] or []], 2)},
+    ),
     ("b flag i t", [{"hashed_cross": {"buckets": 7, "to": "wide"}}], {"wide": crossed(["b", "flag", "i", "t"], 7)}),
-    ("at", [{"cyclic": {"of": ["hour", "weekday", "day", "month"]}}],
-     cyclic_of("at", ["hour", "weekday", "day", "month"])),
-    ("day", [{"cyclic": {"of": "weekday"}}, {"rename": {"to": {"day_weekday_sin": "wday"}}}],
-     {("wday" if n == "day_weekday_sin" else n): e for n, e in cyclic_of("day", ["weekday"]).items()}),
-    ("b i", [{"cyclic": {"period": 7}}], {
-        f"{n}_{name}": each(n, on_circle(f, 7, lambda v: v % 7))
-        for n in ("b", "i") for name, f in (("sin", math.sin), ("cos", math.cos))
-    }),
-    ("at born day", [{"age": {"event": "at"}}, {"reduce_dtype": {"min": -1e6, "max": 1e6}}],
-     {"born_age": ago("born", 86_400), "day_age": ago("day", 86_400)}),
+    (
+        "at",
+        [{"cyclic": {"of": ["hour", "weekday", "day", "month"]}}],
+        cyclic_of("at", ["hour", "weekday", "day", "month"]),
+    ),
+    (
+        "day",
+        [{"cyclic": {"of": "weekday"}}, {"rename": {"to": {"day_weekday_sin": "wday"}}}],
+        {("wday" if n == "day_weekday_sin" else n): e for n, e in cyclic_of("day", ["weekday"]).items()},
+    ),
+    (
+        "b i",
+        [{"cyclic": {"period": 7}}],
+        {
+            f"{n}_{name}": each(n, on_circle(f, 7, lambda v: v % 7))
+            for n in ("b", "i")
+            for name, f in (("sin", math.sin), ("cos", math.cos))
+        },
+    ),
+    (
+        "at born day",
+        [{"age": {"event": "at"}}, {"reduce_dtype": {"min": -1e6, "max": 1e6}}],
+        {"born_age": ago("born", 86_400), "day_age": ago("day", 86_400)},
+    ),
     ("born at", [{"age": {"event": "at", "unit": "hours"}}, {"rename": {"to": "hours"}}], {"hours": ago("born", 3600)}),
-    ("b", [{"reduce_dtype": {"min": -100, "max": 2**53 + 1}}, {"clip": {"min": 2**53}}, {"rename": {"to": "b2"}},
-           {"hash_bucket": {"buckets": 99}}],
-     {"b2": lambda r: crossed(["v"], 99)({"v": each("b", within(-100, 2**53 + 1, lambda v: max(v, 2**53)))(r)})}),
-    ("x", [{"reduce_dtype": {"min": -1, "max": 1000}}, {"rename": {"prefix": "small_"}}],
-     {"small_x": each("x", within(-1, 1000, np.float32))}),
+    (
+        "b",
+        [
+            {"reduce_dtype": {"min": -100, "max": 2**53 + 1}},
+            {"clip": {"min": 2**53}},
+            {"rename": {"to": "b2"}},
+            {"hash_bucket": {"buckets": 99}},
+        ],
+        {"b2": lambda r: crossed(["v"], 99)({"v": each("b", within(-100, 2**53 + 1, lambda v: max(v, 2**53)))(r)})},
+    ),
+    (
+        "x",
+        [{"reduce_dtype": {"min": -1, "max": 1000}}, {"rename": {"prefix": "small_"}}],
+        {"small_x": each("x", within(-1, 1000, np.float32))},
+    ),
     ("i", [{"reduce_dtype": {"min": -3, "max": 3}}, {"rename": {"to": "i3"}}], {"i3": each("i", within(-3, 3))}),
     ("ss tt", [{"column_similarity": {}}], {"ss_tt_similarity": alike("ss", "tt", "jaccard")}),
     ("tt ss", [{"column_similarity": {"metric": "cosine", "to": "cosine"}}], {"cosine": alike("ss", "tt", "cosine")}),
-    ("ids is", [{"column_similarity": {"metric": "overlap", "to": "common"}}],
-     {"common": alike("ids", "is", "overlap")}),
-    ("ids", [{"list_slice": {"start": 1, "length": 3, "keep": "last"}}, {"hash_bucket": {"buckets": 9}},
-             {"pad": {"length": 2, "keep": "last"}}],
-     {"ids": lambda r: padded([crossed(["v"], 9)({"v": v}) for v in last(r["ids"] or [], 1, 3)], 2, "last")}),
-    ("ss", [{"list_slice": {"length": 3, "keep": "last"}}, {"categorify": {"vocabulary": "v"}},
-            {"pad": {"length": 2, "keep": "last"}}],
-     {"ss": lambda r: padded([0 if v is None else CODES.get(v, 1) for v in last(r["ss"] or [], 0, 3)], 2, "last")}),
-    ("is", [{"list_slice": {"start": 1, "length": 2}}, {"pad": {"length": 3}}],
-     {"is": lambda r: padded((r["is"] or [])[1:3], 3)}),
-]  # fmt: skip
+    (
+        "ids is",
+        [{"column_similarity": {"metric": "overlap", "to": "common"}}],
+        {"common": alike("ids", "is", "overlap")},
+    ),
+    (
+        "ids",
+        [
+            {"list_slice": {"start": 1, "length": 3, "keep": "last"}},
+            {"hash_bucket": {"buckets": 9}},
+            {"pad": {"length": 2, "keep": "last"}},
+        ],
+        {"ids": lambda r: padded([crossed(["v"], 9)({"v": v}) for v in last(r["ids"] or [], 1, 3)], 2, "last")},
+    ),
+    (
+        "ss",
+        [
+            {"list_slice": {"length": 3, "keep": "last"}},
+            {"categorify": {"vocabulary": "v"}},
+            {"pad": {"length": 2, "keep": "last"}},
+        ],
+        {"ss": lambda r: padded([0 if v is None else CODES.get(v, 1) for v in last(r["ss"] or [], 0, 3)], 2, "last")},
+    ),
+    (
+        "is",
+        [{"list_slice": {"start": 1, "length": 2}}, {"pad": {"length": 3}}],
+        {"is": lambda r: padded((r["is"] or [])[1:3], 3)},
+    ),
+]
 
 TIMES = st.none() | st.datetimes(datetime(1890, 1, 1), datetime(2120, 1, 1), timezones=st.just(UTC))
 DAYS = (
@@ -240,11 +329,23 @@ def lists_of(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 ROW = st.fixed_dictionaries(
     {
-        "x": REALS, "f": st.none() | st.floats(width=32), "i": INTS, "b": BIGS, "flag": BITS, "s": LONG, "t": LONG,
-        "at": TIMES, "born": TIMES, "day": DAYS, "ss": FEW, "tt": FEW, "ids": lists_of(SMALL | BIGS),
-        "is": lists_of(SMALL | INTS), "ds": lists_of(REALS),
+        "x": REALS,
+        "f": st.none() | st.floats(width=32),
+        "i": INTS,
+        "b": BIGS,
+        "flag": BITS,
+        "s": LONG,
+        "t": LONG,
+        "at": TIMES,
+        "born": TIMES,
+        "day": DAYS,
+        "ss": FEW,
+        "tt": FEW,
+        "ids": lists_of(SMALL | BIGS),
+        "is": lists_of(SMALL | INTS),
+        "ds": lists_of(REALS),
     }
-)  # fmt: skip
+)
 
 
 def build() -> FittedWorkflow:

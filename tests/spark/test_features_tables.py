@@ -54,18 +54,49 @@ from tests.tables_support import (
 OTHERS: list[dict[str, Any]] = [
     {"filter": {"where": "not (n = 3 and flag) or ts >= '2026-01-04 06:00:00'"}},
     {"dropna": {"subset": ["user", "item", "tags", "price"], "how": "all"}},
-    {"join_external": {"path": "tables/items", "format": "parquet", "keys": {"item": "id"}, "prefix": "its_",
-                       "add": {"brand": "string", "stock": "bigint"}}},
-    {"join_asof": {"path": "tables/prices", "format": "parquet", "keys": ["item"], "valid_from": "since",
-                   "add": {"list_price": "double", "tier": "string"}, "tolerance_days": 4}},
-    {"join_asof": {"path": "tables/prices", "format": "parquet", "keys": ["item"], "valid_from": "since",
-                   "add": {"list_price": "double"}, "at": "before", "prefix": "earlier_"}},
+    {
+        "join_external": {
+            "path": "tables/items",
+            "format": "parquet",
+            "keys": {"item": "id"},
+            "prefix": "its_",
+            "add": {"brand": "string", "stock": "bigint"},
+        }
+    },
+    {
+        "join_asof": {
+            "path": "tables/prices",
+            "format": "parquet",
+            "keys": ["item"],
+            "valid_from": "since",
+            "add": {"list_price": "double", "tier": "string"},
+            "tolerance_days": 4,
+        }
+    },
+    {
+        "join_asof": {
+            "path": "tables/prices",
+            "format": "parquet",
+            "keys": ["item"],
+            "valid_from": "since",
+            "add": {"list_price": "double"},
+            "at": "before",
+            "prefix": "earlier_",
+        }
+    },
     {"rename": {"to": {"n": "number", "odd.na`me": "n", "big": "odd.na`me"}}},
-]  # fmt: skip
+]
 NEGATIVES = {
-    "negatives": {"item": "item", "item_columns": ["price", "tags"], "user": "user", "exclude_seen": True,
-                  "per_positive": 3, "method": "popularity", "tries": 5}
-}  # fmt: skip
+    "negatives": {
+        "item": "item",
+        "item_columns": ["price", "tags"],
+        "user": "user",
+        "exclude_seen": True,
+        "per_positive": 3,
+        "method": "popularity",
+        "tries": 5,
+    }
+}
 
 
 def as_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
@@ -117,18 +148,25 @@ def test_tables_without_rows(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_lambda(spark: SparkSession, tmp_path: Path) -> None:
-    made = {"half": {"expression": "n / 2", "type": "double"}, "up": {"expression": "upper(item)", "type": "string"},
-            "many": {"expression": "transform(tags, x -> concat(x, '*'))", "type": "array<string>"},
-            "hour": {"expression": "hour(ts)", "type": "int"}}  # fmt: skip
+    made = {
+        "half": {"expression": "n / 2", "type": "double"},
+        "up": {"expression": "upper(item)", "type": "string"},
+        "many": {"expression": "transform(tags, x -> concat(x, '*'))", "type": "array<string>"},
+        "hour": {"expression": "hour(ts)", "type": "int"},
+    }
     rows = number([{"n": 3, "item": "é", "tags": ["a"], "ts": START + DAY / 4}, {"n": None, "item": None, "ts": START}])
     found = prepare({"lambda": {"add": made}}).spark(as_frame(spark, as_table(rows)), external(tmp_path)).toArrow()
     by_line = {r["_source_file"]: {n: r[n] for n in made} for r in found.to_pylist()}
-    assert by_line == {"f0ü": {"half": 1.5, "up": "É", "many": ["a*"], "hour": 6},
-                       "f1ü": {"half": None, "up": None, "many": None, "hour": 0}}  # fmt: skip
+    assert by_line == {
+        "f0ü": {"half": 1.5, "up": "É", "many": ["a*"], "hour": 6},
+        "f1ü": {"half": None, "up": None, "many": None, "hour": 0},
+    }
     spark.udf.register("mine", lambda x: x, "string")
     for expression, fault in (
-        ("mine(item)", "Python function"), ("sum(n)", "no function of one row"), ("nope(n)", "nope"),
-    ):  # fmt: skip
+        ("mine(item)", "Python function"),
+        ("sum(n)", "no function of one row"),
+        ("nope(n)", "nope"),
+    ):
         bad = prepare({"lambda": {"add": {"x": {"expression": expression, "type": "string"}}}})
         with pytest.raises(UserError, match=fault):
             bad.spark(as_frame(spark, as_table(rows)), external(tmp_path))
@@ -202,45 +240,63 @@ def test_the_plan_has_no_python_and_shuffles_a_key_once(spark: SparkSession, tmp
 
 # A day's run.
 
-EVENTS = {
-    "user": "bigint", "item": "string", "price": "double", "ts": "timestamp", "click": "int", "bot": "boolean",
-}  # fmt: skip
+EVENTS = {"user": "bigint", "item": "string", "price": "double", "ts": "timestamp", "click": "int", "bot": "boolean"}
 DS = "2026-01-08"
 
 
 def shop(**features: Any) -> Spec:
     return build_spec(
         {
-            "pipeline": "shop", "source": {"format": "jsonl", "path": "{ds}/*"},
+            "pipeline": "shop",
+            "source": {"format": "jsonl", "path": "{ds}/*"},
             "table": {"columns": [{"name": k, "type": v} for k, v in EVENTS.items()], "event_time": "ts"},
             "features": {
-                "label": "click", "window_days": 2, "split": {"by": "time", "valid_days": 1}, "min_row_groups": 2,
+                "label": "click",
+                "window_days": 2,
+                "split": {"by": "time", "valid_days": 1},
+                "min_row_groups": 2,
                 "carried": ["user", "item_count_3d", "cents"],
                 "prepare": [
                     {"filter": {"where": "bot is null or not bot"}},
                     {"lambda": {"add": {"cents": {"expression": "100 * price", "type": "double"}}}},
-                    {"join_external": {"path": "tables/brands", "format": "parquet", "keys": ["item"],
-                                       "add": {"brand": "string"}}},
+                    {
+                        "join_external": {
+                            "path": "tables/brands",
+                            "format": "parquet",
+                            "keys": ["item"],
+                            "add": {"brand": "string"},
+                        }
+                    },
                     {"trailing": {"keys": ["item"], "windows": [3], "values": ["click"], "stats": ["count", "rate"]}},
-                    {"history": {"keys": ["user"], "values": ["item"], "length": 3, "where": "click = 1",
-                                 "delay_hours": 1}},
+                    {
+                        "history": {
+                            "keys": ["user"],
+                            "values": ["item"],
+                            "length": 3,
+                            "where": "click = 1",
+                            "delay_hours": 1,
+                        }
+                    },
                     {"target_encoding_past": {"keys": ["user"], "delay_hours": 1, "smoothing": 3}},
                 ],
                 "workflow": [
                     {"columns": ["item_count_3d", "item_click_rate_3d", "user_target"], "ops": ["fill_missing"]},
                     {"columns": ["item"], "ops": [{"categorify": {"vocabulary": "item"}}]},
-                    {"columns": ["item_history"], "ops": [{"categorify": {"vocabulary": "item"}},
-                                                          {"pad": {"length": 3}}]},
+                    {
+                        "columns": ["item_history"],
+                        "ops": [{"categorify": {"vocabulary": "item"}}, {"pad": {"length": 3}}],
+                    },
                     {"columns": ["brand"], "ops": [{"hash_bucket": {"buckets": 50}}]},
                 ],
-            } | features,
+            }
+            | features,
             "score": {
                 "user": {"key": "user", "columns": ["item_history", "user_target"]},
                 "item": {"key": "item", "columns": ["item_count_3d", "item_click_rate_3d", "brand"], "limit": 12},
                 "top_k": 3,
             },
         }
-    )  # fmt: skip
+    )
 
 
 def make_shop(seed: int = 3, rows: int = 900) -> list[Row]:
@@ -250,12 +306,19 @@ def make_shop(seed: int = 3, rows: int = 900) -> list[Row]:
     for i in range(rows):
         ts = START + timedelta(minutes=15 * int(rng.integers(0, 8 * 96)))
         landed = min(ts + DAY * int(rng.random() < 0.1), START + 7 * DAY)
-        out.append({
-            "user": None if rng.random() < 0.03 else int(rng.zipf(1.5) % 25), "item": f"é{rng.zipf(1.4) % 12}",
-            "price": float(rng.integers(1, 9)), "ts": ts, "click": int(rng.random() < 0.4),
-            "bot": bool(rng.random() < 0.1) or None, "_source_file": f"f{i % 3}", "_source_line": i,
-            "ds": landed.strftime("%Y-%m-%d"),
-        })  # fmt: skip
+        out.append(
+            {
+                "user": None if rng.random() < 0.03 else int(rng.zipf(1.5) % 25),
+                "item": f"é{rng.zipf(1.4) % 12}",
+                "price": float(rng.integers(1, 9)),
+                "ts": ts,
+                "click": int(rng.random() < 0.4),
+                "bot": bool(rng.random() < 0.1) or None,
+                "_source_file": f"f{i % 3}",
+                "_source_line": i,
+                "ds": landed.strftime("%Y-%m-%d"),
+            }
+        )
     return out
 
 
@@ -267,9 +330,13 @@ def land(spark: SparkSession, ws: Workspace, rows: list[Row]) -> None:
     path = ws.table("shop", "events")
     spark.createDataFrame(table).repartition(2).write.format("delta").partitionBy("ds").save(str(path))
     Manifest(
-        stage="ingest", pipeline="shop", ds=DS, key="i", spec_hash="",
+        stage="ingest",
+        pipeline="shop",
+        ds=DS,
+        key="i",
+        spec_hash="",
         outputs=(Output(kind="delta", name="lake/shop/events", version="0"),),
-    ).save(ws.manifest("shop", DS, "ingest"))  # fmt: skip
+    ).save(ws.manifest("shop", DS, "ingest"))
     (ws.home / "tables" / "brands").mkdir(parents=True)
     brands = pa.table({"item": [f"é{i}" for i in range(9)], "brand": [f"b{i % 4}" for i in range(9)]})
     pq.write_table(brands, ws.home / "tables" / "brands" / "0.parquet")

@@ -55,10 +55,18 @@ def version(spark: SparkSession, path: Path) -> int:
 
 #: user 5 is most frequent, 9 was there first; 8 is seen once; -1 and 10 tie and go by their text.
 DAY1: Rows = [
-    (1, 9, "x", ["t", None]), (1, 9, "é", None), (2, 5, "x", []), (2, 5, None, ["x"]), (2, 5, "", ["t"]),
-    (2, 8, "x", ["t"]), (2, None, None, None), (2, 10, None, None), (2, 10, None, None), (2, -1, None, None),
+    (1, 9, "x", ["t", None]),
+    (1, 9, "é", None),
+    (2, 5, "x", []),
+    (2, 5, None, ["x"]),
+    (2, 5, "", ["t"]),
+    (2, 8, "x", ["t"]),
+    (2, None, None, None),
+    (2, 10, None, None),
+    (2, 10, None, None),
     (2, -1, None, None),
-]  # fmt: skip
+    (2, -1, None, None),
+]
 DAY2: Rows = [*DAY1, (3, 8, "new", None), (3, 70, "a", ["new"]), (3, 70, "b", ["a", "b"])]
 
 

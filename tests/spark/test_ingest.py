@@ -626,9 +626,12 @@ def test_required_column_missing_from_a_file(spark: SparkSession, ws: Workspace)
 
 @pytest.mark.parametrize(
     ("damage", "cause"),
-    [("truncated", r"it ends in the middle \(truncated\)"), ("flipped", "its gzip data are damaged"),
-     ("not gzip", "it ends in the middle|its gzip data are damaged")],
-)  # fmt: skip
+    [
+        ("truncated", r"it ends in the middle \(truncated\)"),
+        ("flipped", "its gzip data are damaged"),
+        ("not gzip", "it ends in the middle|its gzip data are damaged"),
+    ],
+)
 def test_damaged_gzip_is_named_and_days_before_are_loaded(
     spark: SparkSession, ws: Workspace, capfd: pytest.CaptureFixture[str], damage: str, cause: str
 ) -> None:

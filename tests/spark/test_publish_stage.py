@@ -49,14 +49,16 @@ def fresh(home: Workspace) -> Workspace:
 
 def scores(users: int, seed: int = 0, ds: str = DS, k: int = 4, text_keys: bool = False) -> pd.DataFrame:
     rng = np.random.default_rng(seed)
-    frame = pd.DataFrame({
-        "ds": ds,
-        "user_id": np.repeat(np.arange(users, dtype=np.int64) - 2, k),
-        "item_id": np.concatenate([rng.permutation(50)[:k] for _ in range(users)]).astype(np.int64),
-        "rank": np.tile(np.arange(1, k + 1, dtype=np.int32), users),
-        "score": -np.sort(-rng.random((users, k), dtype=np.float32), axis=1).ravel(),
-        "model_version": f"model{seed}",
-    })  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            "ds": ds,
+            "user_id": np.repeat(np.arange(users, dtype=np.int64) - 2, k),
+            "item_id": np.concatenate([rng.permutation(50)[:k] for _ in range(users)]).astype(np.int64),
+            "rank": np.tile(np.arange(1, k + 1, dtype=np.int32), users),
+            "score": -np.sort(-rng.random((users, k), dtype=np.float32), axis=1).ravel(),
+            "model_version": f"model{seed}",
+        }
+    )
     if text_keys:
         frame["user_id"] = "u, \"'" + frame["user_id"].astype(str)
         frame["item_id"] = "é\n" + frame["item_id"].astype(str)
@@ -69,14 +71,23 @@ def land(spark: SparkSession, ws: Workspace, frame: pd.DataFrame, ds: str = DS, 
     path = str(ws.table("clicks", "scores"))
     (
         spark.createDataFrame(frame, SCHEMA.format(user=key, item=key))
-        .write.format("delta").mode("overwrite").option("replaceWhere", f"ds = '{ds}'").partitionBy("ds").save(path)
-    )  # fmt: skip
+        .write.format("delta")
+        .mode("overwrite")
+        .option("replaceWhere", f"ds = '{ds}'")
+        .partitionBy("ds")
+        .save(path)
+    )
     version = DeltaTable.forPath(spark, path).history(1).collect()[0]["version"]
     count = len(frame) if rows is None else rows
     Manifest(
-        stage="score", pipeline="clicks", ds=ds, key=f"score-{version}", spec_hash="x", rows={"scores": count},
+        stage="score",
+        pipeline="clicks",
+        ds=ds,
+        key=f"score-{version}",
+        spec_hash="x",
+        rows={"scores": count},
         outputs=(Output(kind="delta", name="lake/clicks/scores", version=str(version), rows=count),),
-    ).save(ws.manifest("clicks", ds, "score"))  # fmt: skip
+    ).save(ws.manifest("clicks", ds, "score"))
 
 
 def publish(ws: Workspace, ds: str = DS, overrides: Sequence[str] = ()) -> Outcome:
@@ -86,8 +97,11 @@ def publish(ws: Workspace, ds: str = DS, overrides: Sequence[str] = ()) -> Outco
 
 def in_warehouse(ws: Workspace, table: str = "clicks_scores", ds: str | None = DS) -> pd.DataFrame:
     with warehouse.connect(SPEC.publish.warehouse, ws) as conn:  # type: ignore[union-attr]
-        cursor = conn.execute(f"SELECT ds::text, user_id, item_id, rank, score, model_version FROM {table} "
-                              f"WHERE ds = %s ORDER BY ds, user_id, rank", [ds])  # fmt: skip
+        cursor = conn.execute(
+            f"SELECT ds::text, user_id, item_id, rank, score, model_version FROM {table} "
+            f"WHERE ds = %s ORDER BY ds, user_id, rank",
+            [ds],
+        )
         frame = pd.DataFrame(cursor.fetchall(), columns=[c.name for c in cursor.description or ()])
     return frame.astype({"score": np.float32, "rank": np.int32})
 
@@ -205,8 +219,9 @@ def test_killed_anywhere_then_run_again(
 
     module, name = {
         "audited": (publish_stage.audit, "audit"),
-        "swapped": (swap, "swap"), "delta": (publish_stage, "_write_delta"),
-    }[where]  # fmt: skip
+        "swapped": (swap, "swap"),
+        "delta": (publish_stage, "_write_delta"),
+    }[where]
     real = getattr(module, name)
 
     def dies(*args: Any) -> None:

@@ -34,22 +34,35 @@ from headrace.workspace import Workspace
 
 DS = "2026-01-05"
 TYPES = {
-    "user": "bigint", "age": "int", "city": "string", "likes": "array<string>", "item": "string", "price": "double",
-    "hour": "int", "ts": "timestamp", "click": "int",
-}  # fmt: skip
+    "user": "bigint",
+    "age": "int",
+    "city": "string",
+    "likes": "array<string>",
+    "item": "string",
+    "price": "double",
+    "hour": "int",
+    "ts": "timestamp",
+    "click": "int",
+}
 
 
 def spec(**score: Any) -> Spec:
     base: dict[str, Any] = {
         "user": {"key": "user", "columns": ["age", "city", "likes"]},
-        "item": {"key": "item", "columns": ["price"], "limit": 12}, "context": {"hour": 20}, "top_k": 5,
-    }  # fmt: skip
+        "item": {"key": "item", "columns": ["price"], "limit": 12},
+        "context": {"hour": 20},
+        "top_k": 5,
+    }
     return build_spec(
         {
-            "pipeline": "shop", "source": {"format": "jsonl", "path": "{ds}/*"},
+            "pipeline": "shop",
+            "source": {"format": "jsonl", "path": "{ds}/*"},
             "table": {"columns": [{"name": k, "type": v} for k, v in TYPES.items()], "event_time": "ts"},
             "features": {
-                "label": "click", "window_days": 3, "split": {"by": "time", "valid_days": 1}, "min_row_groups": 4,
+                "label": "click",
+                "window_days": 3,
+                "split": {"by": "time", "valid_days": 1},
+                "min_row_groups": 4,
                 "workflow": [
                     {"columns": ["age", "price"], "ops": ["fill_missing", "log", "normalize"]},
                     {"columns": ["hour"], "ops": ["categorify"]},
@@ -61,9 +74,10 @@ def spec(**score: Any) -> Spec:
                     {"columns": ["user", "hour", "item"], "ops": [{"hashed_cross": {"buckets": 3, "to": "pair"}}]},
                 ],
             },
-            "baseline": {"rounds": 4, "max_depth": 2, "workers": 1}, "score": base | score,
+            "baseline": {"rounds": 4, "max_depth": 2, "workers": 1},
+            "score": base | score,
         }
-    )  # fmt: skip
+    )
 
 
 def draw(rows: int = 1500, seed: int = 4) -> pd.DataFrame:
@@ -119,10 +133,16 @@ def day(spark: SparkSession, events: pd.DataFrame, tmp_path_factory: pytest.Temp
     path = ws.table("shop", "events")
     to_spark(spark, events, stored).write.format("delta").partitionBy("ds").save(str(path))
     Manifest(
-        stage="ingest", pipeline="shop", ds=DS, key="i", spec_hash="",
-        outputs=(Output(kind="delta", name="lake/shop/events", version="0"),
-                 Output(kind="quarantine", name="lake/shop/quarantine", version="0")),
-    ).save(ws.manifest("shop", DS, "ingest"))  # fmt: skip
+        stage="ingest",
+        pipeline="shop",
+        ds=DS,
+        key="i",
+        spec_hash="",
+        outputs=(
+            Output(kind="delta", name="lake/shop/events", version="0"),
+            Output(kind="quarantine", name="lake/shop/quarantine", version="0"),
+        ),
+    ).save(ws.manifest("shop", DS, "ingest"))
     # A later commit must not be seen: the version is pinned.
     more = to_spark(spark, events.head(50).assign(user=7, item="new"), stored)
     more.write.format("delta").mode("append").save(str(path))
@@ -142,9 +162,14 @@ def day(spark: SparkSession, events: pd.DataFrame, tmp_path_factory: pytest.Temp
     workflow = ws.home / features.output("dataset").name / "workflow"
     save_model(folder, model, workflow=workflow, pipeline="shop", ds=DS, key="t", metrics={"auc": 0.5})
     Manifest(
-        stage="train", pipeline="shop", ds=DS, key="t", spec_hash="", facts={"metrics": {"auc": 0.5}},
+        stage="train",
+        pipeline="shop",
+        ds=DS,
+        key="t",
+        spec_hash="",
+        facts={"metrics": {"auc": 0.5}},
         outputs=(Output(kind="model", name=str(folder.relative_to(ws.home)), version="t"),),
-    ).save(ws.manifest("shop", DS, "train"))  # fmt: skip
+    ).save(ws.manifest("shop", DS, "train"))
     return ws
 
 
@@ -164,9 +189,14 @@ def sides(events: pd.DataFrame, item_limit: int) -> tuple[pd.DataFrame, pd.DataF
 
 
 def expected(
-    spark: SparkSession, ws: Workspace, events: pd.DataFrame, stage: str, k: int = 5, limit: int = 12,
+    spark: SparkSession,
+    ws: Workspace,
+    events: pd.DataFrame,
+    stage: str,
+    k: int = 5,
+    limit: int = 12,
     clicked: set[tuple[Any, Any]] | None = None,
-) -> pd.DataFrame:  # fmt: skip
+) -> pd.DataFrame:
     """Every pair as a row of the events table, through training's transform, the model, and a sort."""
     users, items = sides(events, limit)
     pairs = users.merge(items, how="cross").assign(hour=20)
@@ -244,24 +274,41 @@ def test_neural(spark: SparkSession, day: Workspace, events: pd.DataFrame) -> No
 
 @pytest.mark.parametrize(
     ("asked", "neural", "baseline", "chosen"),
-    [("best", 0.7, 0.6, "train"), ("best", 0.6, 0.7, "baseline"), ("best", 0.7, 0.7, "train"),
-     ("best", None, 0.6, "baseline"), ("best", None, None, "train"), ("best", 0.5, "none", "train"),
-     ("neural", 0.5, 0.9, "train"), ("baseline", 0.9, 0.5, "baseline")],
-)  # fmt: skip
+    [
+        ("best", 0.7, 0.6, "train"),
+        ("best", 0.6, 0.7, "baseline"),
+        ("best", 0.7, 0.7, "train"),
+        ("best", None, 0.6, "baseline"),
+        ("best", None, None, "train"),
+        ("best", 0.5, "none", "train"),
+        ("neural", 0.5, 0.9, "train"),
+        ("baseline", 0.9, 0.5, "baseline"),
+    ],
+)
 def test_choice(asked: str, neural: float | None, baseline: Any, chosen: str, ws: Workspace) -> None:
     upstream = {
         stage: Manifest(
-            stage=stage, pipeline="shop", ds=DS, key=stage, spec_hash="", facts={"metrics": {"auc": auc}},
+            stage=stage,
+            pipeline="shop",
+            ds=DS,
+            key=stage,
+            spec_hash="",
+            facts={"metrics": {"auc": auc}},
             outputs=(Output(kind="model", name=stage, version=stage),),
         )
-        for stage, auc in (("train", neural), ("baseline", baseline)) if auc != "none"
-    }  # fmt: skip
+        for stage, auc in (("train", neural), ("baseline", baseline))
+        if auc != "none"
+    }
     assert choose(Context(spec(model=asked), ws, DS, upstream)).stage == chosen
 
 
 def test_limits_and_seen(spark: SparkSession, day: Workspace, events: pd.DataFrame) -> None:
-    s = spec(model="baseline", exclude_seen=True, top_k=50,
-             user={"key": "user", "columns": ["age", "city", "likes"], "limit": 7})  # fmt: skip
+    s = spec(
+        model="baseline",
+        exclude_seen=True,
+        top_k=50,
+        user={"key": "user", "columns": ["age", "city", "likes"], "limit": 7},
+    )
     run_stage(ScoreCandidates(), s, day, DS)
     window = events[(events.ts >= "2026-01-02") & (events.ts < "2026-01-06") & (events.ds <= DS) & (events.click == 1)]
     clicked = set(zip(window.user, window.item, strict=True))

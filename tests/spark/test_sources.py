@@ -298,8 +298,13 @@ def test_movielens_ncf_real(spark: SparkSession, ws: Workspace, shared_data: Pat
     assert manifest.rows["kept"] == manifest.rows["read"] + manifest.rows["expanded"]
     frame = events(spark, ws, spec).select("user_id", "item_id", "split", "label").toPandas()
     counts = frame.groupby(["split", "label"]).size().to_dict()
-    assert counts == {("train", 1): 988_129, ("valid", 1): 6_040, ("valid", 0): 4 * 6_040,
-                      ("rank", 1): 6_040, ("rank", 0): 99 * 6_040}  # fmt: skip
+    assert counts == {
+        ("train", 1): 988_129,
+        ("valid", 1): 6_040,
+        ("valid", 0): 4 * 6_040,
+        ("rank", 1): 6_040,
+        ("rank", 0): 99 * 6_040,
+    }
     pairs = {key: np.unique(g.user_id * 10**6 + g.item_id) for key, g in frame.groupby(["split", "label"])}
     folder = shared_data / "ml-1m-ncf"
     given, left_out = (

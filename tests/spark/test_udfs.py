@@ -38,10 +38,11 @@ def test_java_is_the_c_interface(spark: SparkSession, rows: list[tuple[Any, ...]
     t, a, b, c = (pa.array([r[i] for r in rows], type_) for i, type_ in enumerate([pa.binary(), IDS, pa.int64(), IDS]))
     frame = spark.createDataFrame(pa.table({"t": t, "a": a, "b": b, "c": c})).coalesce(1)
     found = frame.select(
-        udfs.ngrams(F.col("t"), 3, 1000).alias("grams"), udfs.ngrams(F.col("t"), 1, 2**31 - 1, 2).alias("two"),
+        udfs.ngrams(F.col("t"), 3, 1000).alias("grams"),
+        udfs.ngrams(F.col("t"), 1, 2**31 - 1, 2).alias("two"),
         udfs.cross([F.col("a"), F.col("b"), F.col("c")], 77, 9).alias("cross"),
         udfs.minhash(F.col("a"), 5).alias("signature"),
-    ).toArrow()  # fmt: skip
+    ).toArrow()
     assert found["grams"].to_pylist() == arrow.ngrams(t, 3, 1000).to_pylist()
     assert found["two"].to_pylist() == arrow.ngrams(t, 1, 2**31 - 1, 2).to_pylist()
     assert found["cross"].to_pylist() == arrow.cross([a, b, c], 77, 9).to_pylist()
@@ -54,24 +55,30 @@ def test_where_spark_has_an_expression_it_gives_the_same(spark: SparkSession) ->
     frame = spark.createDataFrame(rows, "s string, ids array<bigint>, b bigint").coalesce(1)
     found = frame.select(
         udfs.ngrams(F.col("s"), 3, 1000).alias("grams"),
-        F.expr("transform(sequence(1, length(s) - 2), i -> cast(pmod(xxhash64(substring(s, i, 3)), 1000) + 1 as int))")
-        .alias("grams in sql"),
+        F.expr(
+            "transform(sequence(1, length(s) - 2), i -> cast(pmod(xxhash64(substring(s, i, 3)), 1000) + 1 as int))"
+        ).alias("grams in sql"),
         udfs.cross([F.col("ids"), F.col("b")], 99, 50).alias("cross"),
         F.expr("transform(ids, i -> cast(pmod(xxhash64(i, b), 99) + 1 as int))").alias("cross in sql"),
         udfs.minhash(F.col("ids"), 3).alias("signature"),
-        F.expr("transform(sequence(0, 2), j -> array_min(transform(ids, i -> xxhash64(cast(j as bigint), i))))")
-        .alias("signature in sql"),
+        F.expr("transform(sequence(0, 2), j -> array_min(transform(ids, i -> xxhash64(cast(j as bigint), i))))").alias(
+            "signature in sql"
+        ),
         F.expr("headrace_minhash(ids, 3)").alias("by name"),
-    ).toPandas()  # fmt: skip
+    ).toPandas()
     for name in ("grams", "cross", "signature"):
         assert [list(x) for x in found[name]] == [list(x) for x in found[f"{name} in sql"]], name
     assert [list(x) for x in found["by name"]] == [list(x) for x in found["signature"]]
 
 
 COLUMNS = [
-    Column(name="s", type="string"), Column(name="i", type="int"), Column(name="flag", type="boolean"),
-    Column(name="ss", type="array<string>"), Column(name="bs", type="array<bigint>"), Column(name="label", type="int"),
-]  # fmt: skip
+    Column(name="s", type="string"),
+    Column(name="i", type="int"),
+    Column(name="flag", type="boolean"),
+    Column(name="ss", type="array<string>"),
+    Column(name="bs", type="array<bigint>"),
+    Column(name="label", type="int"),
+]
 CHAINS: list[tuple[str, list[Any]]] = [
     ("s", [{"text_ngrams": {"n": 2, "buckets": 100}}, {"pad": {"length": 4}}, {"rename": {"to": "first"}}]),
     ("s", [{"text_ngrams": {"n": 3, "buckets": 9, "most": 5}}, {"pad": {"length": 3, "keep": "last"}}]),

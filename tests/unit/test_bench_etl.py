@@ -30,10 +30,12 @@ def test_parts_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     leave(tmp_path, "0.5", total("0.5 M rows", 250))
     found = combined()
     assert [f.name for f in found] == [
-        "fit, transform and write, 0.5 M rows", "fit, transform and write, 8 M rows",
+        "fit, transform and write, 0.5 M rows",
+        "fit, transform and write, 8 M rows",
         "against NVTabular 23.8, 8 M rows",
-        "fit, transform and write, 10,000 real lines", "growth with rows: 8 M against 0.5 M",
-    ]  # fmt: skip
+        "fit, transform and write, 10,000 real lines",
+        "growth with rows: 8 M against 0.5 M",
+    ]
     assert (found[-1].value, found[-1].peer) == (500, 250)
     _, _, *lines = markdown(found).splitlines()
     cells = [[c.strip() for c in line.strip("|").split("|")] for line in lines]

@@ -266,9 +266,19 @@ def test_version() -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", [[], ["generate"], ["run"], ["status"], ["lineage"], ["doctor"], ["warehouse"], ["warehouse", "sample"],
-             *([s] for s in ORDER)],
-)  # fmt: skip
+    "verb",
+    [
+        [],
+        ["generate"],
+        ["run"],
+        ["status"],
+        ["lineage"],
+        ["doctor"],
+        ["warehouse"],
+        ["warehouse", "sample"],
+        *([s] for s in ORDER),
+    ],
+)
 def test_every_verb_has_help_with_an_example(verb: list[str]) -> None:
     result = CliRunner().invoke(app, [*verb, "--help"])
     assert result.exit_code == 0
@@ -363,9 +373,7 @@ def test_lineage_prints_the_tree(yard: Yard) -> None:
 
 def test_quality_without_ceiling_or_with_ranking_metrics_only() -> None:
     def manifest(stage: str, metrics: Any) -> Manifest:
-        return Manifest(
-            stage=stage, pipeline="clicks", ds=DS, key="k", spec_hash="s", facts={"metrics": metrics}
-        )  # fmt: skip
+        return Manifest(stage=stage, pipeline="clicks", ds=DS, key="k", spec_hash="s", facts={"metrics": metrics})
 
     lines = quality_lines({"train": manifest("train", {"auc": 0.7, "hr_at_k": 0.71, "ndcg_at_k": 0.42})}, None)
     assert lines[-1] == "neural  0.7000  hr_at_k 0.7100, ndcg_at_k 0.4200"
@@ -456,8 +464,11 @@ def test_what_build_gradle_and_the_requirements_ask_for(tmp_path: Path) -> None:
     wanted = tmp_path / "x.in"
     wanted.write_text("# why\nnumpy==1.26.4\npsycopg[binary]==3.3.9  # driver\nsetuptools<81\nrich\n")
     assert doctor_verb.requirements(wanted) == {
-        "numpy": "==1.26.4", "psycopg": "==3.3.9", "setuptools": "<81", "rich": ""
-    }  # fmt: skip
+        "numpy": "==1.26.4",
+        "psycopg": "==3.3.9",
+        "setuptools": "<81",
+        "rich": "",
+    }
     assert doctor_verb.requirements(tmp_path / "none") is None
 
 
@@ -478,9 +489,11 @@ def test_a_broken_pin_a_missing_jar_and_a_missing_java_are_missing(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     found = {f.what: f for f in [*doctor_verb.pins(), *doctor_verb.spark(), *doctor_verb.java()]}
     for what, text in (
-        ("numpy", "1.26"), ("other pins", "no-such-package-here not installed"), ("jars", "b-1.jar"),
+        ("numpy", "1.26"),
+        ("other pins", "no-such-package-here not installed"),
+        ("jars", "b-1.jar"),
         ("Java", "does not run"),
-    ):  # fmt: skip
+    ):
         assert found[what].state == "missing"
         assert text in found[what].found
         assert found[what].todo

@@ -56,9 +56,16 @@ def column(kind: pa.DataType, rows: int, null_share: float, rng: np.random.Gener
     seed=st.integers(0, 2**32),
 )
 def test_every_layout_is_read_as_arrow_reads_it(
-    rows: int, group: int, nulls: float, page: int, compression: str, dictionary: bool, version: str,
-    statistics: bool, seed: int,
-) -> None:  # fmt: skip
+    rows: int,
+    group: int,
+    nulls: float,
+    page: int,
+    compression: str,
+    dictionary: bool,
+    version: str,
+    statistics: bool,
+    seed: int,
+) -> None:
     rng = np.random.default_rng(seed)
     required = rng.random(len(_TYPES)) < 0.3
     fields = [pa.field(f"c{i}", kind, nullable=not r) for i, (kind, r) in enumerate(zip(_TYPES, required, strict=True))]
@@ -68,9 +75,15 @@ def test_every_layout_is_read_as_arrow_reads_it(
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "part.parquet")
         pq.write_table(
-            table, path, row_group_size=group, compression=compression, use_dictionary=dictionary, data_page_size=page,
-            data_page_version=version, write_statistics=statistics,
-        )  # fmt: skip
+            table,
+            path,
+            row_group_size=group,
+            compression=compression,
+            use_dictionary=dictionary,
+            data_page_size=page,
+            data_page_version=version,
+            write_statistics=statistics,
+        )
         asked = [str(c) for c in rng.permutation(table.column_names)[: rng.integers(1, table.num_columns + 1)]]
         buffers = Buffers()
         simple = version == "1.0" and compression == "none" and not dictionary
@@ -155,8 +168,11 @@ def test_without_the_library_batches_are_the_same(
         with TrainSource(*split, train, carried=["row"]) as source:
             found.append([next(source) for _ in range(25)])
     for a, b in zip(*found, strict=True):
-        for x, y in zip((a.continuous, a.codes, a.labels, a.carried["row"]),
-                        (b.continuous, b.codes, b.labels, b.carried["row"]), strict=True):  # fmt: skip
+        for x, y in zip(
+            (a.continuous, a.codes, a.labels, a.carried["row"]),
+            (b.continuous, b.codes, b.labels, b.carried["row"]),
+            strict=True,
+        ):
             np.testing.assert_array_equal(x, y)
 
 

@@ -122,9 +122,14 @@ def test_streams_are_petastorms_shards(split: Split) -> None:
     (batches,) = steps(split, 20)
     for stream in range(4):
         with make_batch_reader(
-            layout.files[0].parent.as_uri(), schema_fields=["row"], reader_pool_type="dummy", shuffle_row_groups=False,
-            cur_shard=stream, shard_count=4, num_epochs=1,
-        ) as shard:  # fmt: skip
+            layout.files[0].parent.as_uri(),
+            schema_fields=["row"],
+            reader_pool_type="dummy",
+            shuffle_row_groups=False,
+            cur_shard=stream,
+            shard_count=4,
+            num_epochs=1,
+        ) as shard:
             expected = np.concatenate([g.row for g in shard])
         given = np.concatenate([b.carried["row"][16 * stream : 16 * stream + 16] for b in batches])
         assert set(given[: len(expected)]) == set(expected)
@@ -166,9 +171,7 @@ def test_skipping_decodes_no_earlier_row_group(split: Split, monkeypatch: pytest
 
 
 def test_seed_changes_the_order_and_nothing_else(split: Split) -> None:
-    (a,), (b,), (again,) = (
-        steps(split, 15, train=TRAIN.model_copy(update={"seed": s})) for s in (3, -4, 3)
-    )  # fmt: skip
+    (a,), (b,), (again,) = (steps(split, 15, train=TRAIN.model_copy(update={"seed": s})) for s in (3, -4, 3))
     assert not np.array_equal(rows_of(a), rows_of(b))
     np.testing.assert_array_equal(rows_of(a), rows_of(again))
 
@@ -274,9 +277,14 @@ def test_shards_are_planned_from_the_listing(
     by_footers = split_of(manifest, ws, "train", ["row"])
     files = [p for split in ("train", "valid") for p in sorted((folder / split).iterdir())]
     listed = [
-        {"name": str(p.relative_to(folder)), "size": p.stat().st_size, "rows": pq.read_metadata(p).num_rows,
-         "row_groups": 1} for p in files
-    ]  # fmt: skip
+        {
+            "name": str(p.relative_to(folder)),
+            "size": p.stat().st_size,
+            "rows": pq.read_metadata(p).num_rows,
+            "row_groups": 1,
+        }
+        for p in files
+    ]
     (folder / LISTING).write_text(json.dumps([*listed, {"name": "workflow/workflow.json", "size": 3}]))
     with monkeypatch.context() as patch:
         patch.setattr(pq, "read_metadata", None)
@@ -348,8 +356,11 @@ def test_negatives_of_raw_ids_are_those_of_the_batch() -> None:
     low, high = -(2**63), 2**63 - 1
     own = np.array([low] * 100 + [5] * 300 + [high] * 600 + [0] * 50, np.int64)
     drawn = plan.draw(own, np.random.default_rng(0))
-    for code, others in ((low, {5: 1 / 3, high: 2 / 3}), (5, {low: 1 / 7, high: 6 / 7}),
-                         (0, {low: 0.1, 5: 0.3, high: 0.6})):  # fmt: skip
+    for code, others in (
+        (low, {5: 1 / 3, high: 2 / 3}),
+        (5, {low: 1 / 7, high: 6 / 7}),
+        (0, {low: 0.1, 5: 0.3, high: 0.6}),
+    ):
         of = drawn[own == code]
         assert set(np.unique(of)) == set(others)
         for other, share in others.items():

@@ -142,9 +142,7 @@ def test_a_numbers_statistics_are_pandas_however_the_rows_are_cut(cells: list[fl
     series = pd.Series(cells, dtype=float)
     there, finite = series.dropna(), series[np.isfinite(series)]
     assert (whole.rows, whole.missing, whole.values) == (len(cells), int(series.isna().sum()), len(there))
-    assert whole.counts.tolist() == [
-        sum(sum(e <= x for e in bins.edges) == i for x in there) for i in range(bins.size)
-    ]  # fmt: skip
+    assert whole.counts.tolist() == [sum(sum(e <= x for e in bins.edges) == i for x in there) for i in range(bins.size)]
     assert whole.distinct == len({x + 0.0 for x in there})
     if not len(finite):
         assert whole.mean is None
@@ -234,23 +232,36 @@ def test_distinct_values(seed: int, many: int, text: bool) -> None:
 
 def test_which_columns_are_numbers() -> None:
     types = {
-        "id": ValueType("bigint"), "hour": ValueType("int"), "age": ValueType("int"), "price": ValueType("double"),
-        "at": ValueType("timestamp"), "flag": ValueType("boolean"), "tags": ValueType("string", is_list=True),
-    }  # fmt: skip
+        "id": ValueType("bigint"),
+        "hour": ValueType("int"),
+        "age": ValueType("int"),
+        "price": ValueType("double"),
+        "at": ValueType("timestamp"),
+        "flag": ValueType("boolean"),
+        "tags": ValueType("string", is_list=True),
+    }
 
     def feature(name: str, kind: Kind, *sources: str, **more: Any) -> Feature:
         return Feature(name=name, kind=kind, dtype="int32", sources=sources, **more)
 
     features = [
-        feature("id", Kind.CATEGORICAL, "id", vocabulary="v"), feature("hour", Kind.CATEGORICAL, "hour"),
-        feature("hour_sin", Kind.CONTINUOUS, "hour"), feature("age", Kind.CONTINUOUS, "age", "at"),
-        feature("price_bin", Kind.CATEGORICAL, "price"), feature("flag", Kind.CONTINUOUS, "flag"),
+        feature("id", Kind.CATEGORICAL, "id", vocabulary="v"),
+        feature("hour", Kind.CATEGORICAL, "hour"),
+        feature("hour_sin", Kind.CONTINUOUS, "hour"),
+        feature("age", Kind.CONTINUOUS, "age", "at"),
+        feature("price_bin", Kind.CATEGORICAL, "price"),
+        feature("flag", Kind.CONTINUOUS, "flag"),
         feature("tags", Kind.CATEGORICAL, "tags", is_list=True, length=2, vocabulary="w"),
-    ]  # fmt: skip
+    ]
     assert {m.name: m.kind for m in input_columns(types, features)} == {
-        "id": "category", "hour": "number", "age": "number", "at": "time", "price": "number", "flag": "category",
+        "id": "category",
+        "hour": "number",
+        "age": "number",
+        "at": "time",
+        "price": "number",
+        "flag": "category",
         "tags": "category",
-    }  # fmt: skip
+    }
     made = {m.name: m for m in feature_columns(features)}
     assert (made["tags"].is_list, made["tags"].length, made["flag"].length) == (True, 2, 1)
     assert (made["tags"].vocabulary, made["hour"].vocabulary, made["hour_sin"].coded) == ("w", None, False)
@@ -260,31 +271,52 @@ def test_which_columns_are_numbers() -> None:
 
 
 def record(
-    split: str, column: str, counts: list[int], *, side: str = "input", kind: str = "number", rows: int | None = None,
-    oov: int | None = None, **more: Any,
-) -> dict[str, Any]:  # fmt: skip
+    split: str,
+    column: str,
+    counts: list[int],
+    *,
+    side: str = "input",
+    kind: str = "number",
+    rows: int | None = None,
+    oov: int | None = None,
+    **more: Any,
+) -> dict[str, Any]:
     values = sum(counts)
     rows = values if rows is None else rows
     found = dict.fromkeys(SCHEMA.names) | {
-        "ds": DS, "split": split, "side": side, "column": column, "kind": kind, "rows": rows,
-        "missing": rows - values, "values": values, "oov": oov, "distinct": len(counts), **more,
+        "ds": DS,
+        "split": split,
+        "side": side,
+        "column": column,
+        "kind": kind,
+        "rows": rows,
+        "missing": rows - values,
+        "values": values,
+        "oov": oov,
+        "distinct": len(counts),
+        **more,
         "histogram": [{"low": None, "high": None, "value": None, "count": c, "share": None} for c in counts],
-    }  # fmt: skip
+    }
     return found
 
 
 def made_rows() -> list[dict[str, Any]]:
     """price has moved, age has holes today, item is half unknown, few is too small to judge, at moves by itself."""
     return [
-        record("train", "price", [5000, 5000], mean=1.0), record("valid", "price", [500, 1500], mean=2.0),
-        record("train", "age", [900, 900], rows=2000), record("valid", "age", [400, 400], rows=2000),
+        record("train", "price", [5000, 5000], mean=1.0),
+        record("valid", "price", [500, 1500], mean=2.0),
+        record("train", "age", [900, 900], rows=2000),
+        record("valid", "age", [400, 400], rows=2000),
         record("train", "item", [5000, 0], side="feature", kind="category", oov=0),
         record("valid", "item", [1000, 900], side="feature", kind="category", oov=900),
-        record("train", "few", [5000, 0]), record("valid", "few", [0, 999]),
-        record("train", "at", [5000], kind="time"), record("valid", "at", [5000], kind="time"),
-        record("train", "gone", [700, 700]), record("valid", "gone", [0, 0], rows=1400),
+        record("train", "few", [5000, 0]),
+        record("valid", "few", [0, 999]),
+        record("train", "at", [5000], kind="time"),
+        record("valid", "at", [5000], kind="time"),
+        record("train", "gone", [700, 700]),
+        record("valid", "gone", [0, 0], rows=1400),
         record("rank", "price", [1, 1]),
-    ]  # fmt: skip
+    ]
 
 
 def breached(drift: Drift) -> dict[tuple[str, str], tuple[float, str, str]]:
@@ -304,11 +336,12 @@ def test_limits() -> None:
     assert by["few"].max_psi is None
     assert by["gone"].psi is None
     standing = {
-        ("price", "psi"): (0.25, "warn", "drift.max_psi"), ("item", "psi"): (0.25, "warn", "drift.max_psi"),
+        ("price", "psi"): (0.25, "warn", "drift.max_psi"),
+        ("item", "psi"): (0.25, "warn", "drift.max_psi"),
         ("item", "oov"): (0.3, "warn", "drift.max_oov_rate"),
         ("age", "missing"): (0.1, "warn", "drift.max_missing_change"),
         ("gone", "missing"): (0.1, "warn", "drift.max_missing_change"),
-    }  # fmt: skip
+    }
     assert (price or 0) > 0.25
     assert breached(Drift()) == standing
     assert breached(Drift(min_values=999)).keys() == {*standing, ("few", "psi")}
@@ -351,10 +384,14 @@ def made_statistics(ws: Workspace, rows: list[dict[str, Any]], name: str = "lake
     add = {"path": f"ds={DS}/part-0.parquet", "partitionValues": {"ds": DS}}
     (folder / "_delta_log" / f"{0:020d}.json").write_text(json.dumps({"add": add}) + "\n")
     Manifest(
-        stage="features", pipeline="clicks", ds=DS, key="f" * 16, spec_hash="test",
+        stage="features",
+        pipeline="clicks",
+        ds=DS,
+        key="f" * 16,
+        spec_hash="test",
         outputs=(Output(kind="delta", name=name, version="0"),),
         facts={"train_range": ["2026-01-01", "2026-01-07"], "valid_range": [DS, DS]},
-    ).save(ws.manifest("clicks", DS, "features"))  # fmt: skip
+    ).save(ws.manifest("clicks", DS, "features"))
 
 
 def test_the_stage_warns_stops_and_heals(ws: Workspace, caplog: pytest.LogCaptureFixture) -> None:

@@ -100,8 +100,7 @@ class Dictionary:
             goes = max(len(self.rows) + len(admitted) - limit, int(self.spec.evict_share * limit))
             lru = self.spec.evict == "lru"
             by_worth = sorted(
-                self.rows,
-                key=lambda i: (-self.last[i], -self.seen[i], i) if lru else (-self.seen[i], -self.last[i], i),
+                self.rows, key=lambda i: (-self.last[i], -self.seen[i], i) if lru else (-self.seen[i], -self.last[i], i)
             )
             for i in by_worth[len(by_worth) - min(goes, len(by_worth)) :]:
                 del self.rows[i], self.seen[i], self.last[i]
@@ -216,9 +215,11 @@ def test_rows_come_with_their_ids_on_any_world(run: tuple[int, int, list[list[li
 @settings(max_examples=60, deadline=None)
 @given(
     batches=st.lists(st.lists(st.integers(0, 25), max_size=20), min_size=1, max_size=8),
-    limit=st.integers(1, 12), admit_after=st.integers(1, 2), evict=st.sampled_from(["lfu", "lru"]),
+    limit=st.integers(1, 12),
+    admit_after=st.integers(1, 2),
+    evict=st.sampled_from(["lfu", "lru"]),
     parts=st.integers(1, 3),
-)  # fmt: skip
+)
 def test_the_least_seen_or_the_oldest_make_room(
     batches: list[list[int]], limit: int, admit_after: int, evict: Any, parts: int
 ) -> None:
@@ -311,10 +312,11 @@ def test_growing_keeps_rows_and_states() -> None:
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_steps_of_parts_clipped_over_all_tables_equal_a_dense_model(world: int, kind: str) -> None:
     plan = Plan(
-        (Table("p", 9, 4), Table("q", 30, 3)), (Lookup("p", "p"), Lookup("q", "q")),
+        (Table("p", 9, 4), Table("q", 30, 3)),
+        (Lookup("p", "p"), Lookup("q", "q")),
         (*blocks_for(Table("p", 9, 4), "data_parallel", world), *blocks_for(Table("q", 30, 3), "row_wise", world)),
         world,
-    )  # fmt: skip
+    )
     ids, limit = np.arange(-5, 7) * 2**59, 8.0 + 5 * world
     conf = EmbeddingOptimizer(
         kind=kind,

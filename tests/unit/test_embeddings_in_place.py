@@ -73,9 +73,10 @@ def cases(draw: st.DrawFn) -> Case:
     if owners_sum:
         kinds = ["table_wise"] * 3
     blocks = [
-        b for t, k in zip(tables, kinds, strict=True)
+        b
+        for t, k in zip(tables, kinds, strict=True)
         for b in blocks_for(t, k, world, draw(st.integers(0, world - 1)), pooled=owners_sum)
-    ]  # fmt: skip
+    ]
     length = 3 if owners_sum else 1
     lookups = [
         Lookup(f"f{i}", f"t{draw(st.integers(0, 2))}", length, owners_sum) for i in range(draw(st.integers(1, 6)))

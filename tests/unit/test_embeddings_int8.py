@@ -171,9 +171,13 @@ def test_what_it_takes_is_planned_and_columns_are_refused() -> None:
     rules = {"t": TableSharding(kind="column_wise")}
     with pytest.raises(UserError, match="int8 stores whole rows"):
         plan_tables(
-            tables, lookups, 2, batch_size=8, optimizer="sgd",
+            tables,
+            lookups,
+            2,
+            batch_size=8,
+            optimizer="sgd",
             settings=Sharding(kind="auto", storage="int8", tables=rules),
-        )  # fmt: skip
+        )
     planned = plan_tables(
         tables, lookups, 2, batch_size=64, optimizer="sgd", settings=Sharding(kind="row_wise", storage="int8")
     )

@@ -34,8 +34,13 @@ def test_duplicates_are_those_of_a_stable_sort(values: list[int]) -> None:
         expected = find_duplicates(x)
     assert torch.equal(ordered, given[expected.order])
     assert torch.equal(starts, expected.starts)
-    for a, b in ((got.unique, expected.unique), (got.order, expected.order), (got.starts, expected.starts),
-                 (got.group, expected.group), (got.inverse(), expected.inverse())):  # fmt: skip
+    for a, b in (
+        (got.unique, expected.unique),
+        (got.order, expected.order),
+        (got.starts, expected.starts),
+        (got.group, expected.group),
+        (got.inverse(), expected.inverse()),
+    ):
         assert torch.equal(a, b)
         assert a.dtype == b.dtype
 
@@ -74,9 +79,21 @@ def test_a_step_of_rowwise_adagrad(width: int, decay: float) -> None:
     order, starts = native.group(torch.from_numpy(of), touched)
     got, got_state = torch.from_numpy(table.copy()), torch.from_numpy(state.copy())
     native.update(
-        "rowwise_adagrad", got, [got_state], torch.from_numpy(unique), starts, order, many, torch.from_numpy(gradient),
-        bag=None, weights=None, divisor=None, lr=0.05, decay=decay, step=1,
-    )  # fmt: skip
+        "rowwise_adagrad",
+        got,
+        [got_state],
+        torch.from_numpy(unique),
+        starts,
+        order,
+        many,
+        torch.from_numpy(gradient),
+        bag=None,
+        weights=None,
+        divisor=None,
+        lr=0.05,
+        decay=decay,
+        step=1,
+    )
     np.testing.assert_allclose(got.numpy(), expected, rtol=2e-5, atol=2e-6)
     np.testing.assert_allclose(got_state[:, 0].numpy(), sums, rtol=2e-5)
 
@@ -148,8 +165,12 @@ def test_bags_are_cut_as_by_torch(batch: tuple[Plan, torch.Tensor], weighted: bo
 
 @pytest.mark.parametrize("code", [-1, 30, 2**40, -(2**63)])
 def test_a_code_outside_its_table_is_named(code: int) -> None:
-    plan = Plan((Table("t", 30, 2),), (Lookup("a", "t"), Lookup("b", "t", 2, True)),
-                tuple(blocks_for(Table("t", 30, 2), "row_wise", 3)), 3)  # fmt: skip
+    plan = Plan(
+        (Table("t", 30, 2),),
+        (Lookup("a", "t"), Lookup("b", "t", 2, True)),
+        tuple(blocks_for(Table("t", 30, 2), "row_wise", 3)),
+        3,
+    )
     batcher = Batcher(Layout(plan, 0))
     codes = torch.ones(5, 3, dtype=torch.int64)
     codes[4, 2] = code

@@ -29,9 +29,7 @@ def planned(kind: str, world: int, hop: int, storage: Storage = "fp32", wire: st
 def train(c: Collective, plan: Plan, whole: bool) -> tuple[list[Tensor], list[Tensor]]:
     """Answers of all steps and the last rows. `whole`: gradients are small integers, so that sums are exact."""
     embeddings = ShardedEmbeddings(plan, c, seed=3)
-    embeddings.configure_optimizer(
-        EmbeddingOptimizer(kind="sgd" if whole else "rowwise_adagrad", learning_rate=0.25)
-    )  # fmt: skip
+    embeddings.configure_optimizer(EmbeddingOptimizer(kind="sgd" if whole else "rowwise_adagrad", learning_rate=0.25))
     outs = []
     for step in range(5):
         rng = np.random.default_rng([step, c.world.rank])
@@ -98,9 +96,7 @@ class Crossing(ThreadCollective):
         row = x.element_size() * int(np.prod(x.shape[1:]))
         mine = self.world.rank // 2
         self.crossed += row * sum(n for rank, n in enumerate(send_rows) if rank // 2 != mine)
-        self.inside += row * sum(
-            n for rank, n in enumerate(send_rows) if rank // 2 == mine and rank != self.world.rank
-        )  # fmt: skip
+        self.inside += row * sum(n for rank, n in enumerate(send_rows) if rank // 2 == mine and rank != self.world.rank)
         return super().all_to_all(x, send_rows)
 
 
@@ -151,9 +147,13 @@ def test_the_faster_way_is_planned() -> None:
         assert planned.plan.hop == hop
     with pytest.raises(UserError, match="by_machine needs machines of several ranks"):
         plan_tables(
-            tables, lookups, 4, batch_size=64, optimizer="sgd",
+            tables,
+            lookups,
+            4,
+            batch_size=64,
+            optimizer="sgd",
             settings=Sharding(exchange="by_machine", ranks_per_node=8),
-        )  # fmt: skip
+        )
 
 
 def test_machines_that_do_not_make_the_world_are_refused() -> None:

@@ -30,9 +30,14 @@ KINDS = ["table_wise", "row_wise", "column_wise", "data_parallel"]
 
 
 def make(
-    given_tables: Sequence[Table], world: int, optimizer: str = "adagrad", batch: int = 256,
-    besides: Besides | None = None, card: bool = False, **given: object,
-) -> Planned:  # fmt: skip
+    given_tables: Sequence[Table],
+    world: int,
+    optimizer: str = "adagrad",
+    batch: int = 256,
+    besides: Besides | None = None,
+    card: bool = False,
+    **given: object,
+) -> Planned:
     lookups = [Lookup(t.name, t.name) for t in given_tables]
     return plan_tables(
         given_tables,
@@ -57,14 +62,22 @@ def problems(draw: st.DrawFn) -> tuple[list[Table], int, Sharding]:
     ]
     rules = {
         t.name: TableSharding(kind=draw(st.sampled_from([None, *KINDS])), storage=draw(st.sampled_from([None, "bf16"])))
-        for t in tables if draw(st.booleans())
-    }  # fmt: skip
+        for t in tables
+        if draw(st.booleans())
+    }
     memory = draw(st.sampled_from([None, 0.0005, 0.004, 0.05]))
     node = draw(st.sampled_from([1, 2, 4]))
-    return tables, world, Sharding(
-        kind=draw(st.sampled_from(["auto", "row_wise"])), tables=rules, memory_gib=memory, ranks_per_node=node,
-        zipf=draw(st.sampled_from([0.0, 1.05])),
-    )  # fmt: skip
+    return (
+        tables,
+        world,
+        Sharding(
+            kind=draw(st.sampled_from(["auto", "row_wise"])),
+            tables=rules,
+            memory_gib=memory,
+            ranks_per_node=node,
+            zipf=draw(st.sampled_from([0.0, 1.05])),
+        ),
+    )
 
 
 @settings(max_examples=80, deadline=None)
@@ -191,10 +204,14 @@ def test_bytes_of_a_step_are_those_that_were_planned(kind: str, world: int, pool
         chance[0] = 0.0  # code 0 would be padding
         chance /= chance.sum()
     planned = plan_tables(
-        tables, lookups, world, batch_size=batch * world, optimizer="rowwise_adagrad",
+        tables,
+        lookups,
+        world,
+        batch_size=batch * world,
+        optimizer="rowwise_adagrad",
         settings=Sharding(kind="auto", tables=rules, wire=wire),
         popularity={name: Popularity(np.ones(len(c)), c) for name, c in chances.items()},
-    )  # fmt: skip
+    )
     assert any(b.pooled for b in planned.plan.blocks) == pooled
 
     def rank_main(c: ThreadCollective) -> tuple[int, int]:
@@ -221,10 +238,17 @@ def test_shared_memory_is_what_was_planned(kind: Any, pooled: bool) -> None:
     tables, lookups = [Table("a", 20_000, 32), Table("b", 9_000, 32)], [Lookup("a", "a", 4, True), Lookup("b", "b")]
     rules = {t.name: TableSharding(kind=kind, pooled=pooled and t.name == "a") for t in tables}
     planned, without = (
-        plan_tables(tables, lookups, world, batch_size=batch * world, optimizer="sgd", besides=Besides(0.0, shares),
-                    settings=Sharding(kind="auto", tables=rules, zipf=0.0))
+        plan_tables(
+            tables,
+            lookups,
+            world,
+            batch_size=batch * world,
+            optimizer="sgd",
+            besides=Besides(0.0, shares),
+            settings=Sharding(kind="auto", tables=rules, zipf=0.0),
+        )
         for shares in (True, False)
-    )  # fmt: skip
+    )
     assert planned.plan == without.plan
 
     def rank_main(c: ThreadCollective) -> int:
@@ -277,8 +301,10 @@ def test_the_cheaper_of_rows_and_sums_is_planned() -> None:
     settings = Sharding(kind="auto", tables=rules, node_gbps=10, memory_gbps=1_000)
     planned = plan_tables(tables, lookups, 2, batch_size=16_384, optimizer="sgd", settings=settings)
     assert {t.name: planned.plan.blocks_of(t.name)[0].pooled for t in tables} == {
-        "short": False, "long": True, "hot": False,
-    }  # fmt: skip
+        "short": False,
+        "long": True,
+        "hot": False,
+    }
     # Whole tables with sums together, though the first alone would make its rank the slowest.
     alike = [Table(f"t{i}", 1_000_000, 64) for i in range(4)]
     cpus = Sharding(kind="auto", memory_gbps=10, node_gbps=1, latency_us=100)
@@ -289,9 +315,13 @@ def test_the_cheaper_of_rows_and_sums_is_planned() -> None:
         assert {found.plan.kind_of(t.name) for t in alike} == {"table_wise" if pooled else "row_wise"}
     with pytest.raises(UserError, match=r"train\.sharding\.tables\.short\.pooled"):
         plan_tables(
-            tables, [Lookup("short", "short"), *lookups[1:]], 2, batch_size=64, optimizer="sgd",
+            tables,
+            [Lookup("short", "short"), *lookups[1:]],
+            2,
+            batch_size=64,
+            optimizer="sgd",
             settings=Sharding(kind="auto", tables={"short": TableSharding(pooled=True)}),
-        )  # fmt: skip
+        )
 
 
 BIG = [Table("user", 3_000_000, 64), Table("item", 400_000, 64), Table("flag", 3, 64)]
@@ -382,7 +412,7 @@ def test_the_shipped_tables_fit(world: int, capsys: pytest.CaptureFixture[str], 
     work = planned.work
     fastest = plan_tables(
         work.tables, work.lookups, world, batch_size=work.batch_size, optimizer=work.optimizer, settings=uneven
-    )  # fmt: skip
+    )
     seconds, least = (p.load.seconds(uneven).max() for p in (planned, fastest))
     assert seconds <= 1.02 * least
     if world == 64:

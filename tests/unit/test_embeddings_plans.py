@@ -66,9 +66,7 @@ class Case:
         given = [w for feature in bags for bag in feature for _, w in bag]
         lengths = torch.tensor([[len(bag) for bag in feature] for feature in bags], dtype=torch.int64)
         lengths = lengths.view(len(self.plan.lookups), self.rows[step][rank])
-        return Ragged(
-            torch.tensor(values, dtype=torch.int64), lengths, torch.tensor(given) if weighted else None
-        ), None  # fmt: skip
+        return Ragged(torch.tensor(values, dtype=torch.int64), lengths, torch.tensor(given) if weighted else None), None
 
     def bags(self, step: int, rank: int) -> list[list[list[tuple[int, float]]]]:
         """(code, weight) of each feature and sample; padding left out."""
@@ -113,8 +111,11 @@ def look_up(case: Case, tables: dict[str, Tensor], step: int, rank: int) -> list
                 inside = [i for i in range(x.length) if not (x.is_list and codes[sample, slot + i] == 0)]
                 places += [sample * x.length + i for i in (range(len(bag)) if case.ragged else inside)]
             out = torch.zeros(len(bags) * x.length, rows.shape[1])
-            outs.append(out.index_copy(0, torch.tensor(places, dtype=torch.int64), rows).view(len(bags), x.length, -1)
-                        if len(bags) else rows.unsqueeze(1).expand(0, x.length, rows.shape[1]))  # fmt: skip
+            outs.append(
+                out.index_copy(0, torch.tensor(places, dtype=torch.int64), rows).view(len(bags), x.length, -1)
+                if len(bags)
+                else rows.unsqueeze(1).expand(0, x.length, rows.shape[1])
+            )
         elif x.pooling == "max":
             out = [rows[[i for i, s in enumerate(samples) if s == sample]] for sample in range(len(bags))]
             zero = torch.zeros(rows.shape[1]) + rows.sum() * 0
@@ -158,8 +159,9 @@ class DenseOptimizer:
                     self.sums[name][rows[name]] += values[name].square().mean(1, keepdim=True)
                     step = values[name] / (self.sums[name][rows[name]].sqrt() + 1e-10)
                     p[rows[name]] -= self.of(name, "learning_rate") * step
-                p.grad = torch.sparse_coo_tensor(rows[name][None], values[name], p.shape, is_coalesced=True,
-                                                 check_invariants=False)  # fmt: skip
+                p.grad = torch.sparse_coo_tensor(
+                    rows[name][None], values[name], p.shape, is_coalesced=True, check_invariants=False
+                )
         if self.torch is not None:
             self.torch.step()
         for p in self.tables.values():
@@ -256,10 +258,15 @@ def check(case: Case, rtol: float = 2e-4, atol: float = 2e-5) -> None:
 
 TABLES = (Table("a", 40, 6), Table("tiny", 2, 6), Table("b", 11, 6), Table("wide", 7, 9))
 LOOKUPS = (
-    Lookup("scalar", "a"), Lookup("flag", "tiny"), Lookup("sum", "a", 3, True), Lookup("mean", "b", 4, True, "mean"),
-    Lookup("max", "b", 3, True, "max"), Lookup("weighted", "a", 3, True, "sum", True),
-    Lookup("sequence", "b", 2, True, "none"), Lookup("wide", "wide", 2, True),
-)  # fmt: skip
+    Lookup("scalar", "a"),
+    Lookup("flag", "tiny"),
+    Lookup("sum", "a", 3, True),
+    Lookup("mean", "b", 4, True, "mean"),
+    Lookup("max", "b", 3, True, "max"),
+    Lookup("weighted", "a", 3, True, "sum", True),
+    Lookup("sequence", "b", 2, True, "none"),
+    Lookup("wide", "wide", 2, True),
+)
 
 
 def planned(kinds: Sequence[str], world: int, tables: tuple[Table, ...] = TABLES) -> Plan:
@@ -282,10 +289,13 @@ def test_ten_steps_equal_a_dense_model(sharding: str, kind: str, world: int) -> 
 @pytest.mark.parametrize("sharding", ["table_wise", "row_wise", "column_wise"])
 def test_bags_summed_by_their_owners_equal_a_dense_model(sharding: str, kind: str, world: int) -> None:
     lookups = (
-        Lookup("sum", "a", 3, True), Lookup("mean", "b", 4, True, "mean"),
+        Lookup("sum", "a", 3, True),
+        Lookup("mean", "b", 4, True, "mean"),
         Lookup("weighted", "a", 5, True, "sum", True),
-        Lookup("max", "tiny", 3, True, "max"), Lookup("wide", "wide", 2, True), Lookup("again", "b", 2, True),
-    )  # fmt: skip
+        Lookup("max", "tiny", 3, True, "max"),
+        Lookup("wide", "wide", 2, True),
+        Lookup("again", "b", 2, True),
+    )
     blocks = [
         b for i, t in enumerate(TABLES) for b in blocks_for(t, sharding, world, i % world, pooled=t.name != "tiny")
     ]
@@ -356,9 +366,12 @@ def cases(draw: st.DrawFn) -> Case:
         TableOptimizer, learning_rate=st.sampled_from([None, 0.02]), weight_decay=st.sampled_from([None, 0.1])
     )
     optimizer = EmbeddingOptimizer(
-        kind=kind, learning_rate=0.1, weight_decay=draw(st.sampled_from([0.0, 0.01])),
-        clip_norm=draw(st.sampled_from([None, 0.3])), tables={t.name: draw(own) for t in tables if draw(st.booleans())},
-    )  # fmt: skip
+        kind=kind,
+        learning_rate=0.1,
+        weight_decay=draw(st.sampled_from([0.0, 0.01])),
+        clip_norm=draw(st.sampled_from([None, 0.3])),
+        tables={t.name: draw(own) for t in tables if draw(st.booleans())},
+    )
     plan = Plan(tuple(tables), tuple(lookups), tuple(blocks), world)
     steps = tuple(draw(sizes) for _ in range(3))
     return Case(plan, steps, draw(st.integers(0, 2**20)), optimizer, draw(st.booleans()))
@@ -407,9 +420,7 @@ def test_lookups_give_the_same_bits_by_any_plan_on_any_world() -> None:
 def assert_same_bits(one: Sequence[Run], other: Sequence[Run]) -> None:
     for a, b in zip(one, other, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(a.embeddings.weights, b.embeddings.weights, strict=True))
-        assert all(
-            torch.equal(x, y) for p, q in zip(a.outs, b.outs, strict=True) for x, y in zip(p, q, strict=True)
-        )  # fmt: skip
+        assert all(torch.equal(x, y) for p, q in zip(a.outs, b.outs, strict=True) for x, y in zip(p, q, strict=True))
 
 
 @pytest.mark.parametrize("rows_ahead", [False, True])

@@ -69,8 +69,9 @@ def plan_beside(world: int, kind: str, hop: int = 1) -> Plan:
     tables = (Table("p", 9, 4), Table("q", 30, 3, "bf16"))
     lookups = (Lookup("p", "p"), Lookup("q", "q", 2, True))
     pooled = kind == "pooled"
-    blocks = [b for t in tables for b in blocks_for(
-        t, "row_wise" if pooled else kind, world, pooled=pooled and t.name == "q")]  # type: ignore[arg-type]  # fmt: skip
+    blocks = [
+        b for t in tables for b in blocks_for(t, "row_wise" if pooled else kind, world, pooled=pooled and t.name == "q")
+    ]  # type: ignore[arg-type]
     return Plan(tables, lookups, tuple(blocks), world, "fp32", hop)
 
 
@@ -176,9 +177,10 @@ def test_bfloat16_on_the_wire_rounds_raw_ids_too() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(
-    ranks=st.integers(1, 5), long=st.booleans(),
+    ranks=st.integers(1, 5),
+    long=st.booleans(),
     tables=st.lists(st.lists(st.one_of(ANY_ID, st.integers(-(2**63), 2**63 - 1)), max_size=12), min_size=1, max_size=3),
-)  # fmt: skip
+)
 def test_what_is_asked_arrives(ranks: int, long: bool, tables: list[list[int]]) -> None:
     """Each id at its owner, with its count; what follows in a message stays as it is."""
     wanted = [WantedIds.of(torch.tensor(ids, dtype=torch.int64), ranks) for ids in tables]

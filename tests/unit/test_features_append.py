@@ -51,10 +51,20 @@ def test_what_does_not_go_with_it(features: dict[str, Any], message: str) -> Non
     ("chain", "message"),
     [
         ({"columns": ["user_country"], "ops": [{"target_encoding": {}}]}, r"\(target_encoding\): gives rows"),
-        ({"columns": ["item_tags"], "ops": ["categorify", {"drop_low_cardinality": {"min_cardinality": 3}},
-                                            {"rename": {"suffix": "_2"}}, {"pad": {"length": 2}}]}, "drop_low"),
+        (
+            {
+                "columns": ["item_tags"],
+                "ops": [
+                    "categorify",
+                    {"drop_low_cardinality": {"min_cardinality": 3}},
+                    {"rename": {"suffix": "_2"}},
+                    {"pad": {"length": 2}},
+                ],
+            },
+            "drop_low",
+        ),
     ],
-)  # fmt: skip
+)
 def test_operators_whose_old_files_would_be_wrong(chain: dict[str, Any], message: str) -> None:
     data = [c.model_dump(mode="json") for c in clicks().features.workflow if "item_tags" not in c.columns]
     spec = load_spec("clicks").model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -86,10 +96,14 @@ def test_which_day_is_built_upon(
     now = clicks(**{"append": {"rebase_days": 7}, **change})
     assert base_input(Context(now, ws, ds), stage.spec_part(now), stage.version) is None
     Manifest(
-        stage="features", pipeline="clicks", ds=DAY, key="k", spec_hash=fingerprint(stage.spec_part(then)),
+        stage="features",
+        pipeline="clicks",
+        ds=DAY,
+        key="k",
+        spec_hash=fingerprint(stage.spec_part(then)),
         outputs=(Output(kind="dataset", name="datasets/clicks/k", version="k"),),
         facts={"append": {"version": stage.version, "learned": DAY} | facts},
-    ).save(ws.manifest("clicks", DAY, "features"))  # fmt: skip
+    ).save(ws.manifest("clicks", DAY, "features"))
     base = base_input(Context(now, ws, ds), stage.spec_part(now), stage.version)
     assert (base is not None and (base.kind, base.name, base.version) == ("dataset", "datasets/clicks/k", "k")) == found
     plain = clicks(None)
@@ -115,9 +129,10 @@ def test_files_move_with_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     plan = AppendPlan(Base(old, DAY, days), {}, days, [], None)  # type: ignore[arg-type]  # nothing is read of the lake
     found = take_over(plan, new, "2026-01-06")
     assert {f.name for f in found.files} == {
-        "train/day-2026-01-04-part-00000-000.parquet", "train/day-2026-01-05-part-00000-000.parquet",
+        "train/day-2026-01-04-part-00000-000.parquet",
+        "train/day-2026-01-05-part-00000-000.parquet",
         "valid/day-2026-01-06-part-00000-000.parquet",
-    }  # fmt: skip
+    }
     for file in found.files:
         day = file.name.split("day-")[1][:10]
         assert (new / file.name).read_text() == day

@@ -43,11 +43,18 @@ from headrace.features.graph import draw, graph_of
 from headrace.schema import Column
 
 COLUMNS = [
-    Column(name="price", type="double"), Column(name="age", type="int"), Column(name="user", type="bigint"),
-    Column(name="item", type="bigint"), Column(name="device"), Column(name="tags", type="array<string>"),
-    Column(name="likes", type="array<string>"), Column(name="ts", type="timestamp"),
-    Column(name="since", type="timestamp"), Column(name="born", type="date"), Column(name="click", type="int"),
-]  # fmt: skip
+    Column(name="price", type="double"),
+    Column(name="age", type="int"),
+    Column(name="user", type="bigint"),
+    Column(name="item", type="bigint"),
+    Column(name="device"),
+    Column(name="tags", type="array<string>"),
+    Column(name="likes", type="array<string>"),
+    Column(name="ts", type="timestamp"),
+    Column(name="since", type="timestamp"),
+    Column(name="born", type="date"),
+    Column(name="click", type="int"),
+]
 
 
 def bound(*chains: Any, **more: Any) -> Workflow:
@@ -136,9 +143,13 @@ def test_nvtabulars_example(tmp_path: Path) -> None:
 def test_the_operator_that_the_page_shows_works() -> None:
     page = (Path(__file__).parents[2] / "docs" / "features.md").read_text(encoding="utf-8")
     code = page.split("## Writing a row operator")[1].split("```python\n")[1].split("```")[0]
-    names: dict[str, Any] = {
-        n: getattr(op, n) for n in ("Elementwise", "State", "number", "doubles")
-    } | {"ClassVar": ClassVar, "ValueType": ValueType, "pa": pa, "pc": pc, "Column": Any}  # fmt: skip
+    names: dict[str, Any] = {n: getattr(op, n) for n in ("Elementwise", "State", "number", "doubles")} | {
+        "ClassVar": ClassVar,
+        "ValueType": ValueType,
+        "pa": pa,
+        "pc": pc,
+        "Column": Any,
+    }
     exec(code, names)
     halve = names["Halve"]()
     types = halve.types({"x": ValueType("int")})
@@ -200,8 +211,14 @@ else:
         ([chain("tags user", "column_similarity")], ["'user'", "not bigint"]),
         ([chain("tags", {"fill_missing": {"value": "x", "indicator": True}})], ["'tags'", "single values"]),
         (
-            [chain("price", {"rename": {"to": {"price": "a"}}}, {"fill_missing": {"indicator": True}},
-                   {"rename": {"to": {"a": "a_missing"}}})],
+            [
+                chain(
+                    "price",
+                    {"rename": {"to": {"price": "a"}}},
+                    {"fill_missing": {"indicator": True}},
+                    {"rename": {"to": {"a": "a_missing"}}},
+                )
+            ],
             ["the same name"],
         ),
         (
@@ -213,7 +230,7 @@ else:
             ["workflow[1].ops[0]", "vocabulary 'user' too", "vocabulary: user"],
         ),
     ],
-)  # fmt: skip
+)
 def test_refused_when_built(chains: list[dict[str, Any]], said: list[str]) -> None:
     with pytest.raises(UserError) as e:
         bound(*chains)
@@ -231,11 +248,18 @@ def test_features_say_what_they_are_made_of() -> None:
         chain("tags", {"hash_bucket": {"buckets": 5}}, {"pad": {"length": 2}}, {"rename": {"suffix": "_2"}}),
     )
     assert {f.name: f.sources for f in w.schema_of({}).features if f.name != "click"} == {
-        "price": ("price",), "years": ("age",), "price_missing": ("price",), "age_missing": ("age",),
-        "cross": ("user", "item", "device"), "since_age": ("since", "ts"), "born_age": ("born", "ts"),
-        "ts_hour_sin": ("ts",), "ts_hour_cos": ("ts",), "tags_likes_similarity": ("tags", "likes"),
+        "price": ("price",),
+        "years": ("age",),
+        "price_missing": ("price",),
+        "age_missing": ("age",),
+        "cross": ("user", "item", "device"),
+        "since_age": ("since", "ts"),
+        "born_age": ("born", "ts"),
+        "ts_hour_sin": ("ts",),
+        "ts_hour_cos": ("ts",),
+        "tags_likes_similarity": ("tags", "likes"),
         "tags_2": ("tags",),
-    }  # fmt: skip
+    }
     assert w.input_columns == ("price", "age", "user", "item", "device", "ts", "since", "born", "tags", "likes")
 
 
@@ -323,15 +347,19 @@ def test_the_graph_of_a_pipeline() -> None:
     nodes = {n.id: n.lines[0] for n in graph.nodes}
     flows = {(nodes[e.start], nodes[e.end]): e.columns for e in graph.edges}
     assert flows == {
-        ("user_age", "fill_missing"): ("user_age: int",), ("item_price", "fill_missing"): ("item_price: double",),
-        ("fill_missing", "log"): ("user_age: bigint", "item_price: double"), ("log", "user_age"): ("user_age: double",),
+        ("user_age", "fill_missing"): ("user_age: int",),
+        ("item_price", "fill_missing"): ("item_price: double",),
+        ("fill_missing", "log"): ("user_age: bigint", "item_price: double"),
+        ("log", "user_age"): ("user_age: double",),
         ("log", "item_price"): ("item_price: double",),
         # The indicators pass by log.
         ("fill_missing", "user_age_missing"): ("user_age_missing: boolean",),
         ("fill_missing", "item_price_missing"): ("item_price_missing: boolean",),
-        ("user_id", "hashed_cross"): ("user_id: bigint",), ("item_id", "hashed_cross"): ("item_id: bigint",),
-        ("hashed_cross", "user_id_X_item_id"): ("user_id_X_item_id: code",), ("hour", "hour"): ("hour: int",),
-    }  # fmt: skip
+        ("user_id", "hashed_cross"): ("user_id: bigint",),
+        ("item_id", "hashed_cross"): ("item_id: bigint",),
+        ("hashed_cross", "user_id_X_item_id"): ("user_id_X_item_id: code",),
+        ("hour", "hour"): ("hour: int",),
+    }
     text = draw(graph, "text")
     for line in (
         "user_age: int, item_price: double",
@@ -347,20 +375,29 @@ def test_the_graph_of_a_pipeline() -> None:
 
 def test_the_graph_shows_what_is_prepared() -> None:
     data = load_spec("clicks").model_dump(mode="json", by_alias=True, exclude_none=True)
-    data["features"]["prepare"] = [{"filter": {"where": "item_price > 0"}},
-                                   {"trailing": {"keys": ["user_id"], "windows": [7]}}]  # fmt: skip
+    data["features"]["prepare"] = [
+        {"filter": {"where": "item_price > 0"}},
+        {"trailing": {"keys": ["user_id"], "windows": [7]}},
+    ]
     data["features"]["workflow"] = [chain("user_id_count_7d", "log")]
     graph = graph_of(build_spec(data))
     nodes = {n.id: n.lines[0] for n in graph.nodes}
     assert [(nodes[e.start], nodes[e.end]) for e in graph.edges] == [
-        ("events", "filter"), ("filter", "trailing"), ("trailing", "log"), ("log", "user_id_count_7d"),
-    ]  # fmt: skip
+        ("events", "filter"),
+        ("filter", "trailing"),
+        ("trailing", "log"),
+        ("log", "user_id_count_7d"),
+    ]
     assert draw(graph, "text").splitlines()[1:] == [
-        "", "prepare: all events", "└─ filter(where: item_price > 0)",
+        "",
+        "prepare: all events",
+        "└─ filter(where: item_price > 0)",
         '   └─ trailing(keys: ["user_id"], windows: [7]) -> user_id_count_7d: bigint',
-        "", "user_id_count_7d: bigint", "└─ log -> user_id_count_7d: double",
+        "",
+        "user_id_count_7d: bigint",
+        "└─ log -> user_id_count_7d: double",
         "   └─ = user_id_count_7d: number float32",
-    ]  # fmt: skip
+    ]
 
 
 def test_names_cannot_break_a_drawing() -> None:

@@ -40,17 +40,30 @@ from headrace.schema import Column
 from tests.dataset_support import read_padded
 
 COLUMNS = [
-    Column(name="id", type="bigint"), Column(name="y", type="int"), Column(name="t", type="timestamp"),
-    Column(name="user", type="bigint"), Column(name="a.b", type="string"), Column(name="flag", type="boolean"),
-    Column(name="tags", type="array<string>"), Column(name="n", type="int"), Column(name="x", type="double"),
-]  # fmt: skip
+    Column(name="id", type="bigint"),
+    Column(name="y", type="int"),
+    Column(name="t", type="timestamp"),
+    Column(name="user", type="bigint"),
+    Column(name="a.b", type="string"),
+    Column(name="flag", type="boolean"),
+    Column(name="tags", type="array<string>"),
+    Column(name="n", type="int"),
+    Column(name="x", type="double"),
+]
 TYPES = {c.name: declared(c) for c in COLUMNS}
 CHAINS = [
     Chain(columns=("user", "a.b", "flag"), ops=({"op": "categorify", "params": {"min_count": 2}},)),
     Chain(columns=("tags",), ops=({"op": "categorify"}, {"op": "pad", "params": {"length": 2}})),
-    Chain(columns=("n", "x"), ops=({"op": "fill_missing"}, {"op": "clip", "params": {"min": 0, "max": 50}},
-                                   {"op": "log"}, {"op": "normalize"})),
-]  # fmt: skip
+    Chain(
+        columns=("n", "x"),
+        ops=(
+            {"op": "fill_missing"},
+            {"op": "clip", "params": {"min": 0, "max": 50}},
+            {"op": "log"},
+            {"op": "normalize"},
+        ),
+    ),
+]
 WORKFLOW = Workflow(CHAINS, COLUMNS, "y", ("id", "a.b"))
 DAY = date(2026, 1, 1)
 FIRST = (DAY - date(1970, 1, 1)).days
@@ -87,13 +100,24 @@ def make(rows: int, seed: int) -> pd.DataFrame:
             ],
             "n": pd.Series([None if p < 0.2 else int(p * 60) - 15 for p in pick(rows)], dtype=object),
             "x": pd.Series(
-                [None if p < 0.1 else float("nan") if p < 0.2 else float("inf") if p < 0.25 else -0.0 if p < 0.3 else
-                 60 * p for p in pick(rows)], dtype=object,
+                [
+                    None
+                    if p < 0.1
+                    else float("nan")
+                    if p < 0.2
+                    else float("inf")
+                    if p < 0.25
+                    else -0.0
+                    if p < 0.3
+                    else 60 * p
+                    for p in pick(rows)
+                ],
+                dtype=object,
             ),
             "_source_file": [f"in/{'ab'[i % 2]}.csv" for i in range(rows)],
             "_source_line": np.arange(rows) // 2,
         }
-    )  # fmt: skip
+    )
 
 
 def land(events: pd.DataFrame, folder: Path, files: int, group: int = 40) -> list[DataFile]:
@@ -244,9 +268,12 @@ def test_the_dataset_does_not_depend_on_how_the_lake_is_cut(tmp_path: Path, file
 
 
 STATISTICS = [
-    Statistic(key=("c",), day=True), Statistic(key=("c",), kind="number", bits=4), Statistic(day=True),
-    Statistic(numbers=(Number("c", sum=True, squares=True, ends=True),)), Statistic(key=("c",), folds=3),
-]  # fmt: skip
+    Statistic(key=("c",), day=True),
+    Statistic(key=("c",), kind="number", bits=4),
+    Statistic(day=True),
+    Statistic(numbers=(Number("c", sum=True, squares=True, ends=True),)),
+    Statistic(key=("c",), folds=3),
+]
 
 
 @settings(max_examples=60, deadline=None)
@@ -258,7 +285,7 @@ STATISTICS = [
         max_size=40,
     ),
     merged=st.booleans(),
-)  # fmt: skip
+)
 def test_statistics_of_values_are_those_of_rows(rows: list[tuple[int | None, bool, int]], merged: bool) -> None:
     column = pa.array([v for v, _, _ in rows], pa.int64())
     train = np.array([m for _, m, _ in rows], np.bool_)

@@ -16,9 +16,10 @@ from headrace.features.bodies import lookup as module
 from headrace.features.bodies.lookup import FileLookup, Lookup
 
 VALUES = st.one_of(
-    st.text(max_size=12), st.integers(-(2**63), 2**63 - 1).map(str),
+    st.text(max_size=12),
+    st.integers(-(2**63), 2**63 - 1).map(str),
     st.sampled_from(["07", "-0", "0", "+1", " 1", "9223372036854775808", "1e3", "true", ""]),
-)  # fmt: skip
+)
 
 
 def lookup_of(values: list[str], first: int = 2) -> Lookup:

@@ -150,14 +150,22 @@ def test_keys_folds_days_and_lists() -> None:
         {"k": None, "i": 1, "x": -0.0, "w": 2.0, "ks": ["b"], "y": 1, "id": -1, "day": 1},
     ]
     assert canonical(part(rows, STATISTICS["text"])).to_pydict() == {"day": [2], "key": ["a"], "rows": [2]}
-    assert canonical(part(rows, STATISTICS["list"])).to_pydict() == {
-        "day": [3, 1], "key": ["a", "b"], "rows": [2, 1]}  # fmt: skip
+    assert canonical(part(rows, STATISTICS["list"])).to_pydict() == {"day": [3, 1], "key": ["a", "b"], "rows": [2, 1]}
     # -1 >> 20 is -1, in fold 2 of 3 as Spark's pmod has it.
     assert folds_of(np.array([5 << 20, 4 << 20, -1]), 3).tolist() == [2, 1, 2]
     assert canonical(part(rows, STATISTICS["prior"])).to_pydict() == {
-        "0.count": [1, 2], "0.sum.0": [1, 2], "fold": [1, 2], "rows": [1, 2]}  # fmt: skip
+        "0.count": [1, 2],
+        "0.sum.0": [1, 2],
+        "fold": [1, 2],
+        "rows": [1, 2],
+    }
     assert canonical(part(rows, STATISTICS["folds"])).to_pydict() == {
-        "0.count": [1, 1], "0.sum.0": [1, 1], "fold": [1, 2], "key": ["a", "a"], "rows": [1, 1]}  # fmt: skip
+        "0.count": [1, 1],
+        "0.sum.0": [1, 1],
+        "fold": [1, 2],
+        "key": ["a", "a"],
+        "rows": [1, 1],
+    }
     assert canonical(part(rows, STATISTICS["value"])).to_pydict() == {"key": [0.0, 1.0], "rows": [1, 2]}
     assert part(rows, STATISTICS["joint"]).column("key").to_pylist() == ["1:a1"]
 
@@ -192,9 +200,12 @@ def test_missing_facts_are_named() -> None:
 
 
 COLUMNS = [
-    Column(name="s", type="string"), Column(name="x", type="double"), Column(name="xs", type="array<double>"),
-    Column(name="when", type="timestamp"), Column(name="label", type="int"),
-]  # fmt: skip
+    Column(name="s", type="string"),
+    Column(name="x", type="double"),
+    Column(name="xs", type="array<double>"),
+    Column(name="when", type="timestamp"),
+    Column(name="label", type="int"),
+]
 
 
 @pytest.mark.parametrize(

@@ -104,14 +104,37 @@ def test_lag_and_history_against_pandas() -> None:
 
 JOINS: list[dict[str, Any]] = [
     {"filter": {"where": "price < 5 or price is null"}},
-    {"join_external": {"path": "tables/items", "format": "parquet", "keys": {"item": "id"},
-                       "add": {"brand": "string"}}},
-    {"join_asof": {"path": "tables/prices", "format": "parquet", "keys": ["item"], "valid_from": "since",
-                   "add": {"list_price": "double", "tier": "string"}, "tolerance_days": 4}},
-    {"join_asof": {"path": "tables/prices", "format": "parquet", "keys": ["item"], "valid_from": "since",
-                   "add": {"list_price": "double"}, "at": "before", "prefix": "earlier_"}},
+    {
+        "join_external": {
+            "path": "tables/items",
+            "format": "parquet",
+            "keys": {"item": "id"},
+            "add": {"brand": "string"},
+        }
+    },
+    {
+        "join_asof": {
+            "path": "tables/prices",
+            "format": "parquet",
+            "keys": ["item"],
+            "valid_from": "since",
+            "add": {"list_price": "double", "tier": "string"},
+            "tolerance_days": 4,
+        }
+    },
+    {
+        "join_asof": {
+            "path": "tables/prices",
+            "format": "parquet",
+            "keys": ["item"],
+            "valid_from": "since",
+            "add": {"list_price": "double"},
+            "at": "before",
+            "prefix": "earlier_",
+        }
+    },
     {"dropna": {"subset": ["user", "item"], "how": "all"}},
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -180,15 +203,25 @@ _LEAVES = st.one_of(
     st.tuples(st.sampled_from(["n", "item", "price", "tags"]), st.sampled_from(["is null", "is not null"])).map(
         " ".join
     ),
-    st.sampled_from(["n in (1, 2, -3)", "item not in ('a', '')", "n between -1 and 2", "price not between 0.0 and 1",
-                     "flag", "flag = true", "NOT flag"]),
-)  # fmt: skip
+    st.sampled_from(
+        [
+            "n in (1, 2, -3)",
+            "item not in ('a', '')",
+            "n between -1 and 2",
+            "price not between 0.0 and 1",
+            "flag",
+            "flag = true",
+            "NOT flag",
+        ]
+    ),
+)
 _CONDITIONS = st.recursive(
     _LEAVES,
-    lambda c: st.one_of(st.tuples(c, st.sampled_from([" and ", " OR "]), c).map("".join), c.map("not ({})".format),
-                        c.map("({})".format)),
+    lambda c: st.one_of(
+        st.tuples(c, st.sampled_from([" and ", " OR "]), c).map("".join), c.map("not ({})".format), c.map("({})".format)
+    ),
     max_leaves=6,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=100, deadline=None)
@@ -212,9 +245,12 @@ def test_conditions_are_sql(rows: list[Row], where: str) -> None:
 def test_conditions_on_times_and_odd_names() -> None:
     rows = number([{"ts": START, "day": START.date(), "odd.na`me": 1.5}, {"ts": START + DAY, "day": None, "n": 2}])
     for where, wanted in (
-        ("ts >= '2026-01-02'", [1]), ("ts < '2026-01-02 00:00:00.000001' and ts > '2026-01-01T00:00:00+00:00'", [1]),
-        ("day = '2026-01-01'", [0]), ("`odd.na``me` > 1", [0]), ("day <> '2025-12-31' or n=2", [0, 1]),
-    ):  # fmt: skip
+        ("ts >= '2026-01-02'", [1]),
+        ("ts < '2026-01-02 00:00:00.000001' and ts > '2026-01-01T00:00:00+00:00'", [1]),
+        ("day = '2026-01-01'", [0]),
+        ("`odd.na``me` > 1", [0]),
+        ("day <> '2025-12-31' or n=2", [0, 1]),
+    ):
         keep = Predicate(where, {c.name: declared(c) for c in COLUMNS}).arrow(as_table(rows)).to_pylist()
         assert [i for i, k in enumerate(keep) if k] == wanted, where
 
@@ -224,14 +260,27 @@ def test_conditions_on_times_and_odd_names() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(ROW_OF_CLICKS, min_size=1, max_size=60), st.booleans(),
-    st.sampled_from([*({"method": "popularity", "alpha": a} for a in (0.25, 0.5, 0.75, 1.0)),
-                     {"method": "in_batch", "batch": 2}, {"method": "in_batch", "batch": 8}]),
-)  # fmt: skip
+    st.lists(ROW_OF_CLICKS, min_size=1, max_size=60),
+    st.booleans(),
+    st.sampled_from(
+        [
+            *({"method": "popularity", "alpha": a} for a in (0.25, 0.5, 0.75, 1.0)),
+            {"method": "in_batch", "batch": 2},
+            {"method": "in_batch", "batch": 8},
+        ]
+    ),
+)
 def test_negatives_keep_what_they_promise(rows: list[Row], exclude_seen: bool, drawn: dict[str, Any]) -> None:
     rows = number(rows)
-    params = {"item": "item", "item_columns": ["price", "tags"], "user": "user", "exclude_seen": exclude_seen,
-              "per_positive": 3, "tries": 3, **drawn}  # fmt: skip
+    params = {
+        "item": "item",
+        "item_columns": ["price", "tags"],
+        "user": "user",
+        "exclude_seen": exclude_seen,
+        "per_positive": 3,
+        "tries": 3,
+        **drawn,
+    }
     range_ = (START + DAY / 2, START + 3 * DAY)
     p = prepare({"negatives": params}, {"trailing": {"keys": ["item"], "windows": [2]}})
     check_negatives(p.arrow(as_table(rows), NOWHERE, TrainRows(*map(micros, range_))), rows, params, range_)
@@ -246,9 +295,10 @@ def _many(n: int) -> list[Row]:
 def test_negatives_are_drawn_as_often_as_their_weights_say() -> None:
     rows, train = _many(4000), TrainRows(micros(START), micros(START + DAY))
     for more, weights in (
-        ({"method": "uniform"}, [1, 1, 1, 1]), ({"method": "popularity", "alpha": 0.5}, [2, 3, 4, 5]),
+        ({"method": "uniform"}, [1, 1, 1, 1]),
+        ({"method": "popularity", "alpha": 0.5}, [2, 3, 4, 5]),
         ({"method": "popularity", "alpha": 1.0}, [4, 9, 16, 25]),
-    ):  # fmt: skip
+    ):
         p = prepare({"negatives": {"item": "item", "per_positive": 2, "tries": 8, **more}})
         found = p.arrow(as_table(rows), NOWHERE, train)
         drawn = Counter(r["item"] for r in found.to_pylist() if r["__probe"] is not None)
@@ -363,14 +413,24 @@ def test_negatives_before_the_range_ends_do_not_know_what_follows() -> None:
         ({"lambda": {"add": {"x": {"expression": "1", "type": "money"}}}}, "add.x.type"),
         ({"join_external": {"path": "t", "keys": ["item"], "add": {"n": "int"}}}, "already there"),
         ({"join_external": {"path": "t", "keys": ["item"], "add": {"x": "int"}, "on_duplicate": "first"}}, "`order`"),
-        ({"join_external": {"path": "t", "keys": ["item"], "add": {"x": "double"}, "on_duplicate": "first",
-                            "order": ["x"]}}, "order: 'x' is double"),
+        (
+            {
+                "join_external": {
+                    "path": "t",
+                    "keys": ["item"],
+                    "add": {"x": "double"},
+                    "on_duplicate": "first",
+                    "order": ["x"],
+                }
+            },
+            "order: 'x' is double",
+        ),
         ({"join_asof": {"path": "t", "keys": ["item"], "valid_from": "item", "add": {"x": "int"}}}, "is a key"),
         ({"negatives": {"item": "item", "exclude_seen": True}}, "exclude_seen needs `user`"),
         ({"negatives": {"item": "item", "alpha": 0.6}}, "roots are the same"),
         ({"negatives": {"item": "item", "item_columns": ["ts"]}}, "'ts' is not of the item"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_explained(op: dict[str, Any], fault: str) -> None:
     with pytest.raises(UserError, match=fault):
         prepare(op)
@@ -403,10 +463,12 @@ def spec_with(prepare_: list[Any], **score: Any) -> Any:
 
 
 def test_names_of_a_pipeline() -> None:
-    ops = [{"trailing": {"keys": ["user_id", "item_id"], "windows": [7]}},
-           {"sessions": {"keys": ["user_id"]}},
-           {"history": {"keys": ["session_id"], "values": ["item_id"]}},
-           {"rename": {"to": {"device": "screen"}}}]  # fmt: skip
+    ops = [
+        {"trailing": {"keys": ["user_id", "item_id"], "windows": [7]}},
+        {"sessions": {"keys": ["user_id"]}},
+        {"history": {"keys": ["session_id"], "values": ["item_id"]}},
+        {"rename": {"to": {"device": "screen"}}},
+    ]
     spec = spec_with(ops)
     # The chain still names the column that was renamed.
     assert "screen" in {c.name for c in prepared_columns(spec_with(ops, **{"user.columns": "[user_age]"}))}

@@ -19,11 +19,16 @@ from headrace.features.workflow import FittedWorkflow, Workflow
 from headrace.schema import Column, Kind
 
 COLUMNS = [
-    Column(name="price", type="double"), Column(name="age", type="int"), Column(name="user", type="bigint"),
-    Column(name="city", type="string"), Column(name="tags", type="array<string>"),
-    Column(name="scores", type="array<double>"), Column(name="when", type="timestamp"),
-    Column(name="new", type="boolean"), Column(name="click", type="int"),
-]  # fmt: skip
+    Column(name="price", type="double"),
+    Column(name="age", type="int"),
+    Column(name="user", type="bigint"),
+    Column(name="city", type="string"),
+    Column(name="tags", type="array<string>"),
+    Column(name="scores", type="array<double>"),
+    Column(name="when", type="timestamp"),
+    Column(name="new", type="boolean"),
+    Column(name="click", type="int"),
+]
 
 
 def workflow(*chains: dict[str, Any], **more: Any) -> Workflow:
@@ -109,8 +114,11 @@ def test_label_and_carried_columns_are_checked() -> None:
 def test_a_carried_column_that_is_a_feature_has_a_name_of_its_own() -> None:
     schema = workflow(chain("user", "categorify"), carried=["user", "city"]).schema_of({"user": 5})
     assert [(f.name, f.kind) for f in schema.features] == [
-        ("user", Kind.CATEGORICAL), ("click", Kind.LABEL), ("user__carried", Kind.CARRIED), ("city", Kind.CARRIED),
-    ]  # fmt: skip
+        ("user", Kind.CATEGORICAL),
+        ("click", Kind.LABEL),
+        ("user__carried", Kind.CARRIED),
+        ("city", Kind.CARRIED),
+    ]
     assert schema.carried_name("user") == "user__carried"
     assert schema.carried_name("city") == "city"
 
@@ -127,9 +135,7 @@ def fitted() -> FittedWorkflow:
         chain("tags", "categorify", {"list_slice": {"start": 1, "length": 9}}, {"pad": {"length": 3}}),
         chain("scores", {"fill_missing": {"value": 5}}, "log", {"pad": {"length": 2}}),
     )
-    states = [
-        [{}, {}, {}, {"price": {"mean": 2.5, "std": 1.25, "count": 9}}], [{}], [{}], [{}, {}, {}], [{}, {}, {}],
-    ]  # fmt: skip
+    states = [[{}, {}, {}, {"price": {"mean": 2.5, "std": 1.25, "count": 9}}], [{}], [{}], [{}, {}, {}], [{}, {}, {}]]
     return FittedWorkflow(w, states, {"both": vocabulary("7", "Ulm"), "tags": vocabulary("a", "b")})
 
 
@@ -159,8 +165,13 @@ def test_arrow_body_against_hand_made_values() -> None:
     assert out["city"] == [3, 2, 0, 1, 1, 3]
     tags = [out[f"tags__{i}"] for i in range(3)]
     assert [list(row) for row in zip(*tags, strict=True)] == [
-        [2, 3, 0], [0, 0, 0], [0, 0, 0], [0, 3, 1], [0, 0, 0], [3, 0, 0],
-    ]  # fmt: skip
+        [2, 3, 0],
+        [0, 0, 0],
+        [0, 0, 0],
+        [0, 3, 1],
+        [0, 0, 0],
+        [3, 0, 0],
+    ]
     log6 = float(np.float32(np.log(6)))
     np.testing.assert_allclose(out["scores__0"], [float(np.float32(np.log(2))), 0, 0, log6, 0, 0], rtol=1e-6)
     np.testing.assert_allclose(out["scores__1"], [log6, 0, 0, 0, 0, 0], rtol=1e-6)
@@ -255,8 +266,10 @@ print(out.to_pydict()['user'])
 """
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "w"), str(tmp_path / "rows.arrow")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[2, 1, 0, 1, 2, 2]"
 

@@ -123,8 +123,12 @@ def test_what_a_strict_reader_finds_is_what_the_truth_says(faulty: tuple[Path, l
         assert all(r["hour"] == r["ts"].hour for r in new.values())
         seen |= set(ids)
     assert set(truths[0].faults["malformed"]) == {
-        "broken_line", "wrong_type", "out_of_range", "missing_required", "bad_time",
-    }  # fmt: skip
+        "broken_line",
+        "wrong_type",
+        "out_of_range",
+        "missing_required",
+        "bad_time",
+    }
     assert all(n > 0 for t in truths for n in t.faults["malformed"].values())
 
 

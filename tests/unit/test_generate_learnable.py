@@ -52,10 +52,17 @@ def crossed(days: pd.DataFrame) -> pd.DataFrame:
 
 
 def test_a_linear_model_comes_near_the_ceiling_and_not_above_it(ws: Workspace) -> None:
-    spec = load_spec("clicks", [
-        "generate.rows_per_day=15000", "generate.users=400", "generate.items=150", "generate.formats=[csv]",
-        "generate.malformed=0", "generate.taste=0",
-    ])  # fmt: skip
+    spec = load_spec(
+        "clicks",
+        [
+            "generate.rows_per_day=15000",
+            "generate.users=400",
+            "generate.items=150",
+            "generate.formats=[csv]",
+            "generate.malformed=0",
+            "generate.taste=0",
+        ],
+    )
     truths = generate(spec, ws, days_between("2026-01-01", "2026-01-05"))
     frames = [crossed(read(ws.landing("clicks") / t.ds)) for t in truths]
     train, last = pd.concat(frames[:-1], ignore_index=True), frames[-1]

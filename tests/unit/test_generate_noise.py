@@ -6,27 +6,8 @@ import numpy as np
 import pytest
 
 from headrace.config import Generate
-from headrace.generate.noise import (
-    bits,
-    hexadecimal,
-    integers,
-    normal,
-    scatter_64,
-    scatter_ids,
-    stream,
-    uniform,
-)
-from headrace.generate.population import (
-    ITEM_ID_BITS,
-    MAX_TAGS,
-    TAGS,
-    USER_ID_BITS,
-    alive,
-    birthday,
-    draw,
-    items,
-    users,
-)
+from headrace.generate.noise import bits, hexadecimal, integers, normal, scatter_64, scatter_ids, stream, uniform
+from headrace.generate.population import ITEM_ID_BITS, MAX_TAGS, TAGS, USER_ID_BITS, alive, birthday, draw, items, users
 
 
 def test_bits_are_splitmix64_of_python_integers() -> None:

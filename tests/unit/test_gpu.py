@@ -18,8 +18,12 @@ def test_by_the_interpreter() -> None:
     """In a process of its own: the interpreter is chosen when a kernel is defined."""
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n0", "--durations", "5", "--confcutdir=tests/gpu", "tests/gpu"],
-        cwd=checkout(), env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
+        cwd=checkout(),
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert ran.returncode == 0, ran.stdout[-6000:]
     assert " passed" in ran.stdout
     assert "skipped" not in ran.stdout.splitlines()[-1]
@@ -35,17 +39,52 @@ def test_the_bench_of_a_gpu_says_that_there_is_none(capsys: pytest.CaptureFixtur
 
 #: What each argument of a kernel is, by its name.
 TYPES = {
-    "table": "*bf16", "index": "*i32", "starts": "*i64", "weights": "*fp32", "out": "*fp32", "n": "i32", "bags": "i32",
-    "dim": "i32", "state": "*fp32", "unique": "*i64", "names": "*i64", "order": "*i64", "bag": "*i64",
-    "divisor": "*fp32", "grad": "*fp32", "sums": "*fp32", "first_part": "*i64", "rows": "i32", "lr": "fp32",
-    "decay": "fp32", "eps": "fp32", "seed": "i32", "part_row": "*i64", "parts": "*i64", "keys": "*i64",
-    "numbers": "*i64", "ids": "*i64", "given": "*i64", "last": "i32", "x": "*bf16", "features": "i32", "of_x": "*bf16",
+    "table": "*bf16",
+    "index": "*i32",
+    "starts": "*i64",
+    "weights": "*fp32",
+    "out": "*fp32",
+    "n": "i32",
+    "bags": "i32",
+    "dim": "i32",
+    "state": "*fp32",
+    "unique": "*i64",
+    "names": "*i64",
+    "order": "*i64",
+    "bag": "*i64",
+    "divisor": "*fp32",
+    "grad": "*fp32",
+    "sums": "*fp32",
+    "first_part": "*i64",
+    "rows": "i32",
+    "lr": "fp32",
+    "decay": "fp32",
+    "eps": "fp32",
+    "seed": "i32",
+    "part_row": "*i64",
+    "parts": "*i64",
+    "keys": "*i64",
+    "numbers": "*i64",
+    "ids": "*i64",
+    "given": "*i64",
+    "last": "i32",
+    "x": "*bf16",
+    "features": "i32",
+    "of_x": "*bf16",
     "width": "i32",
-}  # fmt: skip
+}
 CONSTANTS = {
-    "BAGS": True, "WEIGHTED": True, "DIVIDED": True, "STOCHASTIC": True, "PART": 64, "DIM": 128, "ROWS": 32,
-    "BLOCK": 256, "ALL": 32, "PRECISION": "ieee",
-}  # fmt: skip
+    "BAGS": True,
+    "WEIGHTED": True,
+    "DIVIDED": True,
+    "STOCHASTIC": True,
+    "PART": 64,
+    "DIM": 128,
+    "ROWS": 32,
+    "BLOCK": 256,
+    "ALL": 32,
+    "PRECISION": "ieee",
+}
 
 
 def kernels_and_types() -> list[tuple[Any, dict[str, str]]]:

@@ -97,8 +97,16 @@ def test_the_command_is_the_packages_own_spark_submit(ws: Workspace) -> None:
     assert line[1:3] == ["--properties-file", "/p.properties"]
     job = line.index(str(submit.job_file("train")))
     assert line[job + 1 :] == [
-        "clicks", "--ds", DS, "--home", str(ws.home), "--set", "train.epochs=1", "--set", "spark.master=local[1]",
-    ]  # fmt: skip
+        "clicks",
+        "--ds",
+        DS,
+        "--home",
+        str(ws.home),
+        "--set",
+        "train.epochs=1",
+        "--set",
+        "spark.master=local[1]",
+    ]
     assert submit.command("report", "clicks", DS, ws)[:2] == [sys.executable, str(submit.job_file("report"))]
     env = submit.environment({"KEEP": "me"})
     assert env["KEEP"] == "me"
@@ -123,9 +131,14 @@ def test_properties_are_written_whole_and_the_same_for_the_same_spec(ws: Workspa
 
 @pytest.mark.parametrize(
     "key",
-    ["spark.hadoop.fs.s3a.secret.key", "spark.hadoop.fs.s3a.access.key", "spark.authenticate.secret",
-     "spark.ssl.keyStorePassword", "spark.hadoop.fs.s3a.session.token"],
-)  # fmt: skip
+    [
+        "spark.hadoop.fs.s3a.secret.key",
+        "spark.hadoop.fs.s3a.access.key",
+        "spark.authenticate.secret",
+        "spark.ssl.keyStorePassword",
+        "spark.hadoop.fs.s3a.session.token",
+    ],
+)
 def test_a_secret_is_refused_and_not_repeated(ws: Workspace, tmp_path: Path, key: str) -> None:
     spec = load_spec("clicks").model_copy(
         update={"spark": load_spec("clicks").spark.model_copy(update={"properties": {key: "hunter2"}})}

@@ -21,11 +21,17 @@ def _manifest() -> Manifest:
         )
     )
     return Manifest(
-        stage="features", pipeline="p", ds="2026-01-01", key="k", spec_hash="s",
+        stage="features",
+        pipeline="p",
+        ds="2026-01-01",
+        key="k",
+        spec_hash="s",
         inputs=(Input(kind="delta", name="lake/p/events", version="3"),),
         outputs=(Output(kind="dataset", name="d", version="k", rows=5),),
-        rows={"train": 5}, facts={"a": [1, {"b": None}]}, dataset_schema=schema,
-    )  # fmt: skip
+        rows={"train": 5},
+        facts={"a": [1, {"b": None}]},
+        dataset_schema=schema,
+    )
 
 
 def test_round_trip(tmp_path: Path) -> None:

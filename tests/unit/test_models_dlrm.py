@@ -181,10 +181,13 @@ def test_ranks_equal_one_process(name: str, shares: list[int]) -> None:
 
 def test_it_learns_what_only_a_product_says() -> None:
     # The label is 1 where two features agree: neither alone tells anything.
-    schema = DatasetSchema(features=(
-        Feature(name="a", kind=Kind.CATEGORICAL, dtype="int32", cardinality=6, vocabulary="a"),
-        Feature(name="b", kind=Kind.CATEGORICAL, dtype="int32", cardinality=6, vocabulary="b"), LABEL,
-    ))  # fmt: skip
+    schema = DatasetSchema(
+        features=(
+            Feature(name="a", kind=Kind.CATEGORICAL, dtype="int32", cardinality=6, vocabulary="a"),
+            Feature(name="b", kind=Kind.CATEGORICAL, dtype="int32", cardinality=6, vocabulary="b"),
+            LABEL,
+        )
+    )
     model = DLRM(schema, Model(embedding_dim=8, top_mlp=(16,)), LocalCollective(), seed=1)
     model.embeddings.configure_optimizer(Optimizer(kind="adagrad", learning_rate=0.1))
     dense = torch.optim.Adam(model.dense_parameters(), lr=0.01)
@@ -215,8 +218,15 @@ def saved_by(ranks: int, name: str, folder: Path, workflow: Path) -> Tensor:
 
     def rank_main(c: Collective) -> Tensor:
         _, model = train(c, name, [ROWS // ranks] * ranks, steps=3)
-        save_model(folder, model, workflow=workflow, pipeline="clicks", ds="2026-01-02", key="abc",
-                   metrics={"auc": 0.75, "hr_at_k": None})  # fmt: skip
+        save_model(
+            folder,
+            model,
+            workflow=workflow,
+            pipeline="clicks",
+            ds="2026-01-02",
+            key="abc",
+            metrics={"auc": 0.75, "hr_at_k": None},
+        )
         model.eval()
         with torch.no_grad():
             return model(*batch(SCHEMAS[name], 77)[:2])
@@ -247,9 +257,15 @@ def test_saved_on_two_answers_alike_on_one_and_three(tmp_path: Path, workflow: P
 
 @pytest.mark.parametrize(
     "part",
-    ["dense.safetensors", "embeddings/weight-00001-00000.safetensors", "workflow/vocabulary/user.parquet",
-     "workflow/workflow.json", "embeddings/index.json", "model.json"],
-)  # fmt: skip
+    [
+        "dense.safetensors",
+        "embeddings/weight-00001-00000.safetensors",
+        "workflow/vocabulary/user.parquet",
+        "workflow/workflow.json",
+        "embeddings/index.json",
+        "model.json",
+    ],
+)
 def test_a_damaged_part_is_refused_by_name(tmp_path: Path, workflow: Path, part: str) -> None:
     folder = tmp_path / "model"
     saved_by(2, "both", folder, workflow)

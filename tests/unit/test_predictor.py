@@ -130,9 +130,15 @@ def test_dlrm_answers_as_its_forward_does(saved_dlrm: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "part"),
-    [("trees", "model.ubj"), ("trees", "model.json"), ("trees", "workflow"), ("dlrm", "dense.safetensors"),
-     ("dlrm", "embeddings"), ("dlrm", "workflow")],
-)  # fmt: skip
+    [
+        ("trees", "model.ubj"),
+        ("trees", "model.json"),
+        ("trees", "workflow"),
+        ("dlrm", "dense.safetensors"),
+        ("dlrm", "embeddings"),
+        ("dlrm", "workflow"),
+    ],
+)
 def test_incomplete_folder_is_refused(kind: str, part: str, saved_trees: Path, saved_dlrm: Path) -> None:
     folder = saved_trees if kind == "trees" else saved_dlrm
     (folder / part).rename(folder.parent / "away")

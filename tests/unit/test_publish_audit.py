@@ -22,8 +22,14 @@ from headrace.publish.audit import Check, Limits, audit
 from headrace.workspace import Workspace
 
 DS = "2026-01-10"
-TYPES = [("ds", "string"), ("user_id", "bigint"), ("item_id", "string"), ("rank", "int"), ("score", "float"),
-         ("model_version", "string")]  # fmt: skip
+TYPES = [
+    ("ds", "string"),
+    ("user_id", "bigint"),
+    ("item_id", "string"),
+    ("rank", "int"),
+    ("score", "float"),
+    ("model_version", "string"),
+]
 TABLE = tables.scores_table("public", "clicks_scores", "user_id", "item_id", TYPES)
 Row = tuple[Any, ...]
 
@@ -72,8 +78,9 @@ def day(conn: warehouse.Connection, ds: str = DS) -> list[Row]:
 
 
 def staging_tables(conn: warehouse.Connection) -> list[str]:
-    found = conn.execute("SELECT relname FROM pg_class WHERE relkind = 'r' AND starts_with(relname, %s)",
-                         [tables.STAGING_PREFIX])  # fmt: skip
+    found = conn.execute(
+        "SELECT relname FROM pg_class WHERE relkind = 'r' AND starts_with(relname, %s)", [tables.STAGING_PREFIX]
+    )
     return [name for (name,) in found]
 
 
@@ -169,9 +176,11 @@ def test_a_reader_sees_the_old_day_or_the_new_one(
     def read() -> None:
         with server[0].connect() as reader:
             while not done.is_set():
-                seen.update(reader.execute(
-                    "SELECT count(*), count(DISTINCT model_version), min(model_version) FROM clicks_scores"
-                ).fetchall())  # fmt: skip
+                seen.update(
+                    reader.execute(
+                        "SELECT count(*), count(DISTINCT model_version), min(model_version) FROM clicks_scores"
+                    ).fetchall()
+                )
 
     threads = [threading.Thread(target=read) for _ in range(2)]
     for thread in threads:
@@ -240,9 +249,12 @@ def test_a_table_of_other_columns_is_refused(conn: warehouse.Connection) -> None
 def test_names_are_quoted(conn: warehouse.Connection) -> None:
     bad = 'x"; DROP TABLE clicks_scores; --'
     odd = tables.scores_table(
-        'odd "schema', bad, 'user "id', "item'id",
+        'odd "schema',
+        bad,
+        'user "id',
+        "item'id",
         [("ds", "string"), ('user "id', "string"), ("item'id", "bigint"), *TYPES[3:]],
-    )  # fmt: skip
+    )
     tables.create_tables(conn, odd)
     with staging.staging_table(conn, odd, DS) as staged:
         fill(conn, staged, [(DS, "u'1", 5, 1, 0.5, "m")])
@@ -259,11 +271,13 @@ def test_arrow_to_copy_keeps_every_value(conn: warehouse.Connection) -> None:
     floats = rng.random(2_000, dtype=np.float32)
     floats[:4] = [np.float32(1e-38), np.float32(0.1), np.nextafter(np.float32(1), np.float32(0)), np.float32(1 / 3)]
     texts = ["", " ", ",", '"', "a\nb", "\\N", "\\.", "NULL", "é☃", "'", "\t", "\r\n", None]
-    batch = pa.RecordBatch.from_pydict({
-        "t": [texts[i % len(texts)] for i in range(2_000)],
-        "n": pa.array([-(2**63), 2**63 - 1, None, *range(1_997)], pa.int64()),
-        "f": pa.array(floats),
-    })  # fmt: skip
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "t": [texts[i % len(texts)] for i in range(2_000)],
+            "n": pa.array([-(2**63), 2**63 - 1, None, *range(1_997)], pa.int64()),
+            "f": pa.array(floats),
+        }
+    )
     conn.execute("CREATE TABLE copied (t text, n bigint, f real, p integer)")
     with conn.cursor() as cursor, cursor.copy("COPY copied FROM STDIN (FORMAT csv)") as copy:
         copy.write(staging.as_csv(batch, 7))

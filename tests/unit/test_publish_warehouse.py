@@ -60,10 +60,7 @@ def test_a_lease_runs_the_server_and_the_last_one_stops_it(home: Workspace) -> N
         assert conn.execute("SELECT usesuper FROM pg_user WHERE usename = current_user").fetchone() == (False,)
         first = embedded.status(home)
         with warehouse.connect(Warehouse(user='odd "user', database="an o'database"), home) as other:
-            assert other.execute("SELECT current_user, current_database()").fetchone() == (
-                'odd "user',
-                "an o'database",
-            )
+            assert other.execute("SELECT current_user, current_database()").fetchone() == ('odd "user', "an o'database")
         assert embedded.status(home) == first
         assert first.running
         assert first.used

@@ -44,7 +44,10 @@ def test_versions_by_key_and_the_champion(home: Workspace, capfd: pytest.Capture
     assert "INFO" not in capfd.readouterr().err
     with sqlite3.connect(home.home / "mlflow.db") as db:
         assert db.execute("select name, version from model_versions order by 1, 2").fetchall() == [
-            ("clicks", 1), ("clicks", 2), ("clicks-baseline", 1)]  # fmt: skip
+            ("clicks", 1),
+            ("clicks", 2),
+            ("clicks-baseline", 1),
+        ]
         assert db.execute("select key, value from params").fetchall() == [("dim", "16")]
 
 

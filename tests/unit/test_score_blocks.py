@@ -22,10 +22,14 @@ from headrace.score.blocks import SEEN, Job, score_batches
 from headrace.score.sides import Sides, check_columns, check_sides, context_scalars
 
 COLUMNS = [
-    {"name": "user", "type": "string"}, {"name": "age", "type": "int"}, {"name": "likes", "type": "array<string>"},
-    {"name": "item", "type": "bigint"}, {"name": "price", "type": "double"}, {"name": "hour", "type": "int"},
+    {"name": "user", "type": "string"},
+    {"name": "age", "type": "int"},
+    {"name": "likes", "type": "array<string>"},
+    {"name": "item", "type": "bigint"},
+    {"name": "price", "type": "double"},
+    {"name": "hour", "type": "int"},
     {"name": "click", "type": "int"},
-]  # fmt: skip
+]
 CHAINS = [
     {"columns": ["user"], "ops": [{"categorify": {}}]},
     {"columns": ["hour", "age"], "ops": ["fill_missing"]},
@@ -41,15 +45,20 @@ USER, ITEM = ("user", "age", "likes"), ("item", "price")
 
 
 def spec(**score: Any) -> Spec:
-    base = {"user": {"key": "user", "columns": ["age", "likes"]}, "item": {"key": "item", "columns": ["price"]},
-            "context": {"hour": 9}}  # fmt: skip
+    base = {
+        "user": {"key": "user", "columns": ["age", "likes"]},
+        "item": {"key": "item", "columns": ["price"]},
+        "context": {"hour": 9},
+    }
     return build_spec(
         {
-            "pipeline": "p", "source": {"format": "jsonl", "path": "x"}, "table": {"columns": COLUMNS},
+            "pipeline": "p",
+            "source": {"format": "jsonl", "path": "x"},
+            "table": {"columns": COLUMNS},
             "features": {"label": "click", "workflow": CHAINS, "split": {"by": "position"}},
             "score": base | score,
         }
-    )  # fmt: skip
+    )
 
 
 def fitted() -> FittedWorkflow:
@@ -64,7 +73,9 @@ def fitted() -> FittedWorkflow:
 
 def users(n: int, seed: int = 1) -> pa.RecordBatch:
     rng = np.random.default_rng(seed)
-    likes = [None if rng.random() < 0.2 else list(rng.choice(["jazz", "rock", "pop"], rng.integers(0, 4))) for _ in range(n)]  # noqa: E501  # fmt: skip
+    likes = [
+        None if rng.random() < 0.2 else list(rng.choice(["jazz", "rock", "pop"], rng.integers(0, 4))) for _ in range(n)
+    ]
     age = [None if rng.random() < 0.2 else int(rng.integers(18, 80)) for _ in range(n)]
     return pa.record_batch(
         [pa.array([f"u{i}" for i in range(n)]), pa.array(age, pa.int32()), pa.array(likes, pa.list_(pa.string()))],
@@ -105,10 +116,17 @@ def sides() -> Sides:
 def make_job(model: Path, candidates: pa.RecordBatch, **changes: Any) -> Job:
     s = sides()
     given = {
-        "model": str(model), "threads": 1, "top_k": 3, "user_key": "user", "item_keys": candidates.column("item"),
-        "item_columns": s.item_columns(candidates), "user_columns": USER, "item_names": ITEM,
-        "context": dict(s.context), "item_parts": candidates.select(list(s.item_parts)),
-    }  # fmt: skip
+        "model": str(model),
+        "threads": 1,
+        "top_k": 3,
+        "user_key": "user",
+        "item_keys": candidates.column("item"),
+        "item_columns": s.item_columns(candidates),
+        "user_columns": USER,
+        "item_names": ITEM,
+        "context": dict(s.context),
+        "item_parts": candidates.select(list(s.item_parts)),
+    }
     return Job(**(given | changes))
 
 

@@ -20,14 +20,16 @@ def plain(scores: np.ndarray, k: int) -> list[list[int]]:
             lambda m: st.lists(
                 st.lists(
                     st.sampled_from([0.0, -0.0, 1e-45, 0.25, 0.5, 1.0, -1.0, -np.inf]) | st.floats(-2, 2, width=32),
-                    min_size=m, max_size=m,
+                    min_size=m,
+                    max_size=m,
                 ),
-                min_size=n, max_size=n,
+                min_size=n,
+                max_size=n,
             )
         )
     ),
     st.integers(1, 40),
-)  # fmt: skip
+)
 def test_equals_a_sort_with_ties(rows: list[list[float]], k: int) -> None:
     scores = np.array(rows, dtype=np.float32)
     assert top_k(scores, k).tolist() == plain(scores, k)

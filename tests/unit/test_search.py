@@ -37,9 +37,15 @@ def spec_with(search: Mapping[str, Any], changes: Mapping[str, Any] | None = Non
         "features": {"label": "click", "workflow": [], "split": {"by": "position"}, "carried": ["row", "query"]},
         "model": {"embedding_dim": 4, "bottom_mlp": [8], "top_mlp": [16]},
         # Embeddings that do not move: what is to be found is hidden from such a model.
-        "train": {"batch_size": 200, "seed": 3, "threads": 1, "embeddings": {"learning_rate": 1e-6},
-                  "dense": {"kind": "adam", "learning_rate": 0.01}, "search": search},
-    }  # fmt: skip
+        "train": {
+            "batch_size": 200,
+            "seed": 3,
+            "threads": 1,
+            "embeddings": {"learning_rate": 1e-6},
+            "dense": {"kind": "adam", "learning_rate": 0.01},
+            "search": search,
+        },
+    }
     for path, value in (changes or {}).items():
         *parents, leaf = path.split(".")
         node = data
@@ -138,8 +144,14 @@ def test_a_stopped_search_goes_on_as_if_it_had_not_stopped(
 
 
 def test_what_is_worse_than_the_median_ends_early(home: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    search = {"parameters": {"train.dense.learning_rate": {"choices": [0.01, 1e30]}, RATE: {"low": 1e-7, "high": 0.3}},
-              "trials": 10, "epochs": 3, "evaluations": 3, "warmup_trials": 2, "objective": "log_loss"}  # fmt: skip
+    search = {
+        "parameters": {"train.dense.learning_rate": {"choices": [0.01, 1e30]}, RATE: {"low": 1e-7, "high": 0.3}},
+        "trials": 10,
+        "epochs": 3,
+        "evaluations": 3,
+        "warmup_trials": 2,
+        "objective": "log_loss",
+    }
     found = tuner(home, search).run()
     reasons = [t.reason for t in found.trials if t.state == "pruned"]
     assert any("training diverged" in r for r in reasons), reasons
@@ -190,8 +202,10 @@ def test_a_sample_is_spread_over_the_split(home: Workspace, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"train.dense.learning_rat": {"low": 0.1, "high": 1}},
-         "'train.dense.learning_rat' is no field of the spec; did you mean 'train.dense.learning_rate'?"),
+        (
+            {"train.dense.learning_rat": {"low": 0.1, "high": 1}},
+            "'train.dense.learning_rat' is no field of the spec; did you mean 'train.dense.learning_rate'?",
+        ),
         ({"zzz": {"low": 0.1, "high": 1}}, "fields that can be searched: model.kind, model.embedding_dim"),
         ({"train.ranks": {"choices": [1, 2]}}, "'train.ranks' changes nothing that a trial could tell"),
         ({"features.window_days": {"low": 1, "high": 3}}, "'features.window_days' changes nothing"),
@@ -203,7 +217,7 @@ def test_a_sample_is_spread_over_the_split(home: Workspace, tmp_path: Path) -> N
         ({"model.dropout": {"low": 0, "high": 0.2, "choices": [1]}}, "write {low: ..., high: ...} or"),
         ({}, "at least 1 item"),
     ],
-)  # fmt: skip
+)
 def test_faults_of_a_space_are_named(parameters: Mapping[str, Any], message: str) -> None:
     with pytest.raises(UserError) as raised:
         spec_with({"parameters": parameters})
@@ -225,8 +239,13 @@ def test_values_that_the_spec_refuses_are_told_before_anything_runs(home: Worksp
 
 
 def test_overlays_and_overrides_say_the_same(tmp_path: Path) -> None:
-    values = {"train.dense.learning_rate": 1e-05, "model.top_mlp": [64, 32], "train.embeddings.clip_norm": None,
-              "train.embeddings.tables.user_id.learning_rate": 0.2, "model.pooling": "mean"}  # fmt: skip
+    values = {
+        "train.dense.learning_rate": 1e-05,
+        "model.top_mlp": [64, 32],
+        "train.embeddings.clip_norm": None,
+        "train.embeddings.tables.user_id.learning_rate": 0.2,
+        "model.pooling": "mean",
+    }
     path = tmp_path / "best.yaml"
     path.write_text(overlay_of(values))
     assert sorted(load_overlay(path)) == sorted(overrides_of(values))

@@ -54,9 +54,11 @@ class Fake:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(ctx.key)
         return Result(
-            outputs=(Output(kind="file", name=path.name, version=ctx.key),), rows={"n": 3}, facts={"f": 1},
+            outputs=(Output(kind="file", name=path.name, version=ctx.key),),
+            rows={"n": 3},
+            facts={"f": 1},
             peak_memory_mib={"rank0": 5.0},
-        )  # fmt: skip
+        )
 
 
 @pytest.fixture

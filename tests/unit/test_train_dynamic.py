@@ -65,8 +65,17 @@ def coded(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest:
 def job_of(home: Workspace, coded: Manifest, key: str, conf: Train, names: tuple[str, ...] = ALL, **more: Any) -> Job:
     assert coded.dataset_schema is not None
     features = coded.model_copy(update={"dataset_schema": raw(coded.dataset_schema, names)})
-    return Job(home=home.home, pipeline="clicks", ds=coded.ds, key=key, features=features, model=MODEL, train=conf,
-               progress_seconds=0.0, **more)  # fmt: skip
+    return Job(
+        home=home.home,
+        pipeline="clicks",
+        ds=coded.ds,
+        key=key,
+        features=features,
+        model=MODEL,
+        train=conf,
+        progress_seconds=0.0,
+        **more,
+    )
 
 
 def losses(report: Report) -> list[float]:
@@ -174,8 +183,10 @@ def test_stopped_and_gone_on_equals_undisturbed(
     assert report.resumed_from_step == 5
     assert losses(report) == losses(expected)
     assert report.metrics == expected.metrics
-    unsized = [{n: {k: v for k, v in t.items() if k not in ("load", "mib")} for n, t in r.dynamic.items()}
-               for r in (report, expected)]  # fmt: skip
+    unsized = [
+        {n: {k: v for k, v in t.items() if k not in ("load", "mib")} for n, t in r.dynamic.items()}
+        for r in (report, expected)
+    ]
     assert unsized[0] == unsized[1]
     for path in sorted((whole.saved_model / "dynamic").glob("*.safetensors")):
         assert path.read_bytes() == (stopped.saved_model / "dynamic" / path.name).read_bytes()

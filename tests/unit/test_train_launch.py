@@ -28,9 +28,19 @@ from headrace.workspace import Workspace
 
 SPARK: Any = SimpleNamespace(sparkContext=SimpleNamespace(master="local[4]", defaultParallelism=4))
 REPORT = Report(
-    rows={"train": 10, "valid": 2}, steps=7, steps_per_epoch=7, resumed_from_step=0, warm_start=None, metrics={},
-    curve=[], evals=[], best_step=7, calibration_bins=[], data_wait_seconds=0.0, peak_memory_mib={"rank0": 1.0},
-)  # fmt: skip
+    rows={"train": 10, "valid": 2},
+    steps=7,
+    steps_per_epoch=7,
+    resumed_from_step=0,
+    warm_start=None,
+    metrics={},
+    curve=[],
+    evals=[],
+    best_step=7,
+    calibration_bins=[],
+    data_wait_seconds=0.0,
+    peak_memory_mib={"rank0": 1.0},
+)
 
 
 @pytest.fixture
@@ -127,8 +137,11 @@ def test_ranks_that_all_lost_another_are_a_failure(job: Job, run: Callable[..., 
 
 def test_a_start_without_enough_slots_is_explained(job: Job, run: Callable[..., Ranks]) -> None:
     run(TimeoutException("Timed out waiting for Spark tasks to start."))
-    with pytest.raises(UserError, match=r"train\.ranks is 2, but after 600 s \(train\.start_seconds\) Spark "
-                                        r"\(local\[4\]\) has 1 task slots"):  # fmt: skip
+    with pytest.raises(
+        UserError,
+        match=r"train\.ranks is 2, but after 600 s \(train\.start_seconds\) Spark "
+        r"\(local\[4\]\) has 1 task slots",
+    ):
         launch(job, SPARK, ranks=2, retries=3)
 
 

@@ -34,9 +34,15 @@ from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
 
 TRAIN = Train(
-    batch_size=200, streams=4, epochs=2, seed=3, checkpoint_steps=5, keep=2,
-    dense=Optimizer(kind="adam", learning_rate=0.01), embeddings=EmbeddingOptimizer(kind="adagrad", learning_rate=0.1),
-)  # fmt: skip
+    batch_size=200,
+    streams=4,
+    epochs=2,
+    seed=3,
+    checkpoint_steps=5,
+    keep=2,
+    dense=Optimizer(kind="adam", learning_rate=0.01),
+    embeddings=EmbeddingOptimizer(kind="adagrad", learning_rate=0.1),
+)
 MODEL = Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(16,))
 
 
@@ -53,9 +59,16 @@ def features(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest
 
 def job_of(home: Workspace, features: Manifest, key: str, train: Train = TRAIN, **more: Any) -> Job:
     return Job(
-        home=home.home, pipeline="clicks", ds="2026-01-10", key=key, features=features, model=MODEL, train=train,
-        progress_seconds=0.0, **more,
-    )  # fmt: skip
+        home=home.home,
+        pipeline="clicks",
+        ds="2026-01-10",
+        key=key,
+        features=features,
+        model=MODEL,
+        train=train,
+        progress_seconds=0.0,
+        **more,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -409,9 +422,7 @@ def test_it_stops_when_valid_gets_worse_and_takes_the_best_epoch(home: Workspace
     # A run that was killed between its last step and its end.
     shutil.rmtree(job.saved_model)
     again = train_local(job)
-    assert (again.resumed_from_step, again.best_step, again.metrics) == (
-        report.steps, report.best_step, report.metrics,
-    )  # fmt: skip
+    assert (again.resumed_from_step, again.best_step, again.metrics) == (report.steps, report.best_step, report.metrics)
     assert_same_weights(job, plain)
     patient = job_of(home, features, "patient", hasty.model_copy(update={"patience": 2}))
     assert len(train_local(patient).evals) == best + 3

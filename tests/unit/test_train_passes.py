@@ -55,9 +55,10 @@ def trained(make: Callable[[DLRM], Passes], shape: Model, rows: list[int]) -> tu
     return losses, model
 
 
-@pytest.mark.parametrize(("shape", "repeated", "told"), [
-    (MODEL, 5, "a part of 7 rows, recorded were 9"), (MODEL.model_copy(update={"dropout": 0.3}), 0, "model.dropout"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "repeated", "told"),
+    [(MODEL, 5, "a part of 7 rows, recorded were 9"), (MODEL.model_copy(update={"dropout": 0.3}), 0, "model.dropout")],
+)
 def test_what_is_repeated_is_what_torch_does(
     shape: Model, repeated: int, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,16 +16,25 @@ def test_codes_of_all_features_of_a_table_are_counted_and_padding_is_not(tmp_pat
     schema = DatasetSchema(
         features=(
             Feature(name="user", kind=Kind.CATEGORICAL, dtype="int32", cardinality=50),
-            Feature(name="seen", kind=Kind.CATEGORICAL, dtype="int32", cardinality=9, vocabulary="item", length=2,
-                    is_list=True),
+            Feature(
+                name="seen",
+                kind=Kind.CATEGORICAL,
+                dtype="int32",
+                cardinality=9,
+                vocabulary="item",
+                length=2,
+                is_list=True,
+            ),
             Feature(name="item", kind=Kind.CATEGORICAL, dtype="int32", cardinality=9, vocabulary="item"),
             Feature(name="click", kind=Kind.LABEL, dtype="float32"),
         )
-    )  # fmt: skip
+    )
     columns = {
-        "user": [0, 1, 1, 1], "seen": [[3], [3], [], [4, 3]], "item": [3, 5, 5, 0],
+        "user": [0, 1, 1, 1],
+        "seen": [[3], [3], [], [4, 3]],
+        "item": [3, 5, 5, 0],
         "click": [0.0, 1.0, 0.0, 0.0],
-    }  # fmt: skip
+    }
     types = {n: pa.float32() if n == "click" else pa.int32() for n in columns} | {"seen": pa.list_(pa.int32())}
     table = pa.table({n: pa.array(v, types[n]) for n, v in columns.items()})
     (tmp_path / "train").mkdir()

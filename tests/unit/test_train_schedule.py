@@ -49,9 +49,7 @@ def test_a_warm_up_comes_before_the_curve() -> None:
     assert found[10:] == pytest.approx(ours(Schedule(kind="cosine"), 40))
 
 
-@given(
-    st.sampled_from(sorted(CURVES)), st.integers(1, 300), st.integers(0, 400), st.floats(0, 1), st.integers(1, 50),
-)  # fmt: skip
+@given(st.sampled_from(sorted(CURVES)), st.integers(1, 300), st.integers(0, 400), st.floats(0, 1), st.integers(1, 50))
 def test_rates_stay_within_bounds(kind: str, total: int, warmup: int, final: float, every: int) -> None:
     schedule = Schedule.model_validate(
         {"kind": kind, "warmup_steps": warmup, "final": final, "every_steps": every if kind == "step" else None}
@@ -66,8 +64,11 @@ def test_rates_stay_within_bounds(kind: str, total: int, warmup: int, final: flo
 def test_a_step_schedule_without_a_length_is_refused() -> None:
     with pytest.raises(UserError, match=r"train\.dense.schedule: `every_steps` is needed with `kind: step`"):
         build_spec(
-            {"pipeline": "x", "source": {"format": "clicks", "path": "x"},
-             "table": {"columns": [{"name": "y", "type": "int"}]},
-             "features": {"label": "y", "workflow": [], "split": {"by": "position"}},
-             "train": {"dense": {"schedule": {"kind": "step"}}}}
-        )  # fmt: skip
+            {
+                "pipeline": "x",
+                "source": {"format": "clicks", "path": "x"},
+                "table": {"columns": [{"name": "y", "type": "int"}]},
+                "features": {"label": "y", "workflow": [], "split": {"by": "position"}},
+                "train": {"dense": {"schedule": {"kind": "step"}}},
+            }
+        )

@@ -43,6 +43,11 @@ def test_parts_add_up_to_the_steps_and_nothing_else_counts(clock: list[float]) -
     assert spans.counted == 5
     assert sum(spans.seconds.values()) == whole
     assert {p: spans.seconds[p] / 5 for p in PARTS} == {
-        "data": 2, "lookup": 8 + 128, "exchange": 16 + 256, "dense forward": 4 + 32, "dense backward": 64 + 512,
-        "optimizer": 1024, "loop": 1,
-    }  # fmt: skip
+        "data": 2,
+        "lookup": 8 + 128,
+        "exchange": 16 + 256,
+        "dense forward": 4 + 32,
+        "dense backward": 64 + 512,
+        "optimizer": 1024,
+        "loop": 1,
+    }

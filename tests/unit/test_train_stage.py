@@ -47,16 +47,27 @@ def finished(ws: Workspace, ds: str, schema: DatasetSchema, model: Model, *, com
     folder = ws.model("clicks", ds, f"key-{ds}") / "model"
     for part in ("embeddings", "workflow"):
         (folder / part).mkdir(parents=True)
-    meta = {"kind": "dlrm", "model": model.model_dump(mode="json"), "schema": schema.model_dump(mode="json"),
-            "pipeline": "clicks", "ds": ds, "key": f"key-{ds}", "metrics": {}}  # fmt: skip
+    meta = {
+        "kind": "dlrm",
+        "model": model.model_dump(mode="json"),
+        "schema": schema.model_dump(mode="json"),
+        "pipeline": "clicks",
+        "ds": ds,
+        "key": f"key-{ds}",
+        "metrics": {},
+    }
     (folder / "model.json").write_text(json.dumps(meta))
     if complete:
         (folder / "dense.safetensors").write_bytes(b"")
     name = str(folder.relative_to(ws.home))
     Manifest(
-        stage="train", pipeline="clicks", ds=ds, key=f"key-{ds}", spec_hash="",
+        stage="train",
+        pipeline="clicks",
+        ds=ds,
+        key=f"key-{ds}",
+        spec_hash="",
         outputs=(Output(kind="model", name=name, version=f"key-{ds}"),),
-    ).save(ws.manifest("clicks", ds, "train"))  # fmt: skip
+    ).save(ws.manifest("clicks", ds, "train"))
     return name
 
 
@@ -95,9 +106,13 @@ def test_the_newest_earlier_model_that_fits(
     ],
 )
 def test_a_model_that_does_not_fit_is_named_with_the_reason(
-    ws: Workspace, spec: Spec, schema: DatasetSchema, caplog: pytest.LogCaptureFixture,
-    change: Callable[[DatasetSchema], DatasetSchema], reason: str,
-) -> None:  # fmt: skip
+    ws: Workspace,
+    spec: Spec,
+    schema: DatasetSchema,
+    caplog: pytest.LogCaptureFixture,
+    change: Callable[[DatasetSchema], DatasetSchema],
+    reason: str,
+) -> None:
     caplog.set_level(logging.INFO, "headrace")
     finished(ws, "2026-01-01", schema, spec.model)
     assert find_warm_start(ws, spec, "2026-01-02", change(schema)) is None
@@ -106,9 +121,14 @@ def test_a_model_that_does_not_fit_is_named_with_the_reason(
 
 @pytest.mark.parametrize(
     ("master", "ranks", "expected"),
-    [("local[1]", 2, "local[2]"), ("local", 3, "local[3]"), ("local[8]", 2, "local[8]"), ("yarn", 4, "yarn"),
-     ("local-cluster[2,1,1024]", 4, "local-cluster[2,1,1024]")],
-)  # fmt: skip
+    [
+        ("local[1]", 2, "local[2]"),
+        ("local", 3, "local[3]"),
+        ("local[8]", 2, "local[8]"),
+        ("yarn", 4, "yarn"),
+        ("local-cluster[2,1,1024]", 4, "local-cluster[2,1,1024]"),
+    ],
+)
 def test_the_session_has_a_slot_for_each_rank(master: str, ranks: int, expected: str) -> None:
     assert with_slots(Spark(master=master), ranks).master == expected
 
@@ -191,9 +211,16 @@ def test_a_dataset_that_cannot_be_trained_on_is_refused_before_any_launch(
 
     def job(**train: Any) -> Job:
         return Job.model_validate(
-            {"home": ws.home, "pipeline": "clicks", "ds": "2026-01-10", "key": "k", "features": features,
-             "model": Model(), "train": train}
-        )  # fmt: skip
+            {
+                "home": ws.home,
+                "pipeline": "clicks",
+                "ds": "2026-01-10",
+                "key": "k",
+                "features": features,
+                "model": Model(),
+                "train": train,
+            }
+        )
 
     check_dataset(job(streams=2, batch_size=10))
     with pytest.raises(UserError, match=r"fewer than train.streams"):

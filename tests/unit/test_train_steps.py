@@ -31,10 +31,16 @@ from headrace.workspace import Workspace
 
 COSINE = Schedule(kind="cosine", warmup_steps=5, final=0.1)
 TRAIN = Train(
-    batch_size=200, streams=4, epochs=2, seed=3, checkpoint_steps=5, keep=2, patience=None,
+    batch_size=200,
+    streams=4,
+    epochs=2,
+    seed=3,
+    checkpoint_steps=5,
+    keep=2,
+    patience=None,
     dense=Optimizer(kind="adam", learning_rate=0.01, schedule=COSINE),
     embeddings=EmbeddingOptimizer(kind="adagrad", learning_rate=0.1, schedule=Schedule(kind="step", every_steps=10)),
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +57,16 @@ def features(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest
 def make_job(home: Workspace, features: Manifest) -> Callable[..., Job]:
     def make(key: str, train: Train = TRAIN, **more: Any) -> Job:
         return Job(
-            home=home.home, pipeline="clicks", ds="2026-01-10", key=key, features=features, train=train,
-            model=Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(16,)), progress_seconds=0.0, **more,
-        )  # fmt: skip
+            home=home.home,
+            pipeline="clicks",
+            ds="2026-01-10",
+            key=key,
+            features=features,
+            train=train,
+            model=Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(16,)),
+            progress_seconds=0.0,
+            **more,
+        )
 
     return make
 
@@ -92,9 +105,12 @@ def test_small_rates_change_little(make_job: Callable[..., Job]) -> None:
     """The rates of the schedule are those that are used: with a warm-up that does not end, nothing moves."""
     still = Schedule(warmup_steps=10**9)
     slow = TRAIN.model_copy(
-        update={"dense": TRAIN.dense.model_copy(update={"schedule": still}), "max_steps": 20,
-                "embeddings": TRAIN.embeddings.model_copy(update={"schedule": still})}
-    )  # fmt: skip
+        update={
+            "dense": TRAIN.dense.model_copy(update={"schedule": still}),
+            "max_steps": 20,
+            "embeddings": TRAIN.embeddings.model_copy(update={"schedule": still}),
+        }
+    )
     losses = [p["loss"] for p in train_local(make_job("still", slow)).curve]
     free = [p["loss"] for p in train_local(make_job("moving", TRAIN.model_copy(update={"max_steps": 20}))).curve]
     assert np.ptp(losses) < 0.3
@@ -125,9 +141,15 @@ def test_evaluations_every_n_steps_are_of_all_rows_and_decide_when_to_stop(
     assert two[0].evals == two[1].evals
     # So hot that it gets worse: the model is that of the best evaluation, which was not an epoch's end.
     hot = Train.model_validate(
-        {**TRAIN.model_dump(), "eval_steps": 3, "patience": 2, "epochs": 6,
-         "embeddings": {"kind": "adagrad", "learning_rate": 0.8}, "dense": {"kind": "adam", "learning_rate": 0.1}}
-    )  # fmt: skip
+        {
+            **TRAIN.model_dump(),
+            "eval_steps": 3,
+            "patience": 2,
+            "epochs": 6,
+            "embeddings": {"kind": "adagrad", "learning_rate": 0.8},
+            "dense": {"kind": "adam", "learning_rate": 0.1},
+        }
+    )
     stopped = train_local(make_job("hot", hot))
     losses = [e["log_loss"] for e in stopped.evals]
     assert stopped.steps < 120

@@ -56,9 +56,15 @@ class CachedRows:
     """
 
     def __init__(
-        self, host: Sequence[Tensor], capacity: int, device: str | torch.device, *, ends: Sequence[int] | None = None,
-        evict: Literal["lfu", "lru"] = "lfu", evict_share: float = 0.05,
-    ) -> None:  # fmt: skip
+        self,
+        host: Sequence[Tensor],
+        capacity: int,
+        device: str | torch.device,
+        *,
+        ends: Sequence[int] | None = None,
+        evict: Literal["lfu", "lru"] = "lfu",
+        evict_share: float = 0.05,
+    ) -> None:
         if not 1 <= capacity < 2**31:
             raise ValueError(f"a cache of {capacity} rows")
         self.device = torch.device(device)

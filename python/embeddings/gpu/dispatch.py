@@ -66,10 +66,23 @@ def fused(kind: str, table: Tensor) -> Update | None:
 
 
 def update(
-    kind: str, table: Tensor, states: list[Tensor], rows: Tensor, starts: Tensor, order: Tensor, n: int,
-    grad: Tensor | None, *, bag: Tensor | None, weights: Tensor | None, divisor: Tensor | None, lr: float,
-    decay: float, step: int, names: Tensor | None = None,
-) -> None:  # fmt: skip
+    kind: str,
+    table: Tensor,
+    states: list[Tensor],
+    rows: Tensor,
+    starts: Tensor,
+    order: Tensor,
+    n: int,
+    grad: Tensor | None,
+    *,
+    bag: Tensor | None,
+    weights: Tensor | None,
+    divisor: Tensor | None,
+    lr: float,
+    decay: float,
+    step: int,
+    names: Tensor | None = None,
+) -> None:
     """Row-wise Adagrad by the contract of native.update. Rows of 16 bits are rounded by chance, drawn by step and name.
 
     `names` says which rows these are, where `rows` are but their places in a cache: int64 [U].
@@ -82,9 +95,21 @@ def update(
     if grad is None:
         raise ValueError("gradients at addresses are for tables on the CPU")
     kernels().rowwise_adagrad(
-        table, states[0], rows, starts, order, grad.contiguous(), lr=lr, decay=decay, bag=bag, weights=weights,
-        divisor=divisor, seed=None if table.dtype is torch.float32 else step, end=n, names=names,
-    )  # fmt: skip
+        table,
+        states[0],
+        rows,
+        starts,
+        order,
+        grad.contiguous(),
+        lr=lr,
+        decay=decay,
+        bag=bag,
+        weights=weights,
+        divisor=divisor,
+        seed=None if table.dtype is torch.float32 else step,
+        end=n,
+        names=names,
+    )
 
 
 def check(device: torch.device) -> None:

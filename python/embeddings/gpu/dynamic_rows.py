@@ -230,9 +230,11 @@ class DeviceRows(LearnedRows):
         self._facts = torch.stack([ids, seen, last], dim=1)
         self._weight = scoring["weight"].to(self.device, copy=True)
         self.states = {
-            k: training[f"state/{k}"].to(self.device, copy=True) if f"state/{k}" in training
-            else self._weight.new_zeros(len(ids), v.shape[1]) for k, v in self.states.items()
-        }  # fmt: skip
+            k: training[f"state/{k}"].to(self.device, copy=True)
+            if f"state/{k}" in training
+            else self._weight.new_zeros(len(ids), v.shape[1])
+            for k, v in self.states.items()
+        }
         if "waiting" in training:
             self._waiting.load(training["waiting"])
         self._map = DeviceMap(self.device, ids.contiguous())

@@ -51,8 +51,20 @@ def _gather(table, index, out, n, dim, ROWS: tl.constexpr, DIM: tl.constexpr):
 
 
 @triton.jit
-def _gradient(i, order, bag, weights, divisor, grad, dim, column, inside,
-              BAGS: tl.constexpr, WEIGHTED: tl.constexpr, DIVIDED: tl.constexpr):  # fmt: skip
+def _gradient(
+    i,
+    order,
+    bag,
+    weights,
+    divisor,
+    grad,
+    dim,
+    column,
+    inside,
+    BAGS: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    DIVIDED: tl.constexpr,
+):
     """What the occurrence in place i of `order` adds to its row's gradient."""
     occurrence = tl.load(order + i)
     of = occurrence
@@ -67,9 +79,26 @@ def _gradient(i, order, bag, weights, divisor, grad, dim, column, inside,
 
 
 @triton.jit
-def _parts(part_row, first_part, starts, order, bag, weights, divisor, grad, out, n, rows, parts, dim,
-           BAGS: tl.constexpr, WEIGHTED: tl.constexpr, DIVIDED: tl.constexpr, PART: tl.constexpr,
-           DIM: tl.constexpr):  # fmt: skip
+def _parts(
+    part_row,
+    first_part,
+    starts,
+    order,
+    bag,
+    weights,
+    divisor,
+    grad,
+    out,
+    n,
+    rows,
+    parts,
+    dim,
+    BAGS: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    DIVIDED: tl.constexpr,
+    PART: tl.constexpr,
+    DIM: tl.constexpr,
+):
     """A program a part of a row that has several: out[part] = sum of its gradients."""
     part = tl.program_id(0).to(tl.int64)
     if part < tl.load(parts):
@@ -102,9 +131,33 @@ def _by_chance(x, noise, HALF: tl.constexpr):
 
 
 @triton.jit
-def _rowwise_adagrad(table, state, unique, names, starts, order, bag, weights, divisor, grad, sums, first_part, n, rows,
-                     dim, lr, decay, eps, seed, BAGS: tl.constexpr, WEIGHTED: tl.constexpr, DIVIDED: tl.constexpr,
-                     PART: tl.constexpr, DIM: tl.constexpr, STOCHASTIC: tl.constexpr):  # fmt: skip
+def _rowwise_adagrad(
+    table,
+    state,
+    unique,
+    names,
+    starts,
+    order,
+    bag,
+    weights,
+    divisor,
+    grad,
+    sums,
+    first_part,
+    n,
+    rows,
+    dim,
+    lr,
+    decay,
+    eps,
+    seed,
+    BAGS: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    DIVIDED: tl.constexpr,
+    PART: tl.constexpr,
+    DIM: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+):
     """A program a distinct row: sum its gradients, then s += mean(g^2), w -= lr * g / (sqrt(s) + eps)."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, DIM)
@@ -161,10 +214,22 @@ def pool_sum(
 
 
 def rowwise_adagrad(
-    table: Tensor, state: Tensor, rows: Tensor, starts: Tensor, order: Tensor, grad: Tensor, *, lr: float,
-    decay: float = 0.0, bag: Tensor | None = None, weights: Tensor | None = None, divisor: Tensor | None = None,
-    seed: int | None = None, end: int | None = None, names: Tensor | None = None,
-) -> None:  # fmt: skip
+    table: Tensor,
+    state: Tensor,
+    rows: Tensor,
+    starts: Tensor,
+    order: Tensor,
+    grad: Tensor,
+    *,
+    lr: float,
+    decay: float = 0.0,
+    bag: Tensor | None = None,
+    weights: Tensor | None = None,
+    divisor: Tensor | None = None,
+    seed: int | None = None,
+    end: int | None = None,
+    names: Tensor | None = None,
+) -> None:
     """Sum the gradients of each distinct row and apply row-wise Adagrad to it, in place (FBGEMM's exact variant).
 
     Args:
@@ -206,9 +271,42 @@ def rowwise_adagrad(
     sums = grad.new_empty(max(most, 1), dim)
     if most:
         part_row = torch.searchsorted(last_part, torch.arange(most, device=table.device), right=True)
-        _parts[(most,)](part_row, first_part, starts, order, *optional, grad, sums, n, count, last_part[-1:], dim,
-                        *flags, PART, width)  # fmt: skip
+        _parts[(most,)](
+            part_row,
+            first_part,
+            starts,
+            order,
+            *optional,
+            grad,
+            sums,
+            n,
+            count,
+            last_part[-1:],
+            dim,
+            *flags,
+            PART,
+            width,
+        )
     _rowwise_adagrad[(count,)](
-        table, state, rows, rows if names is None else names, starts, order, *optional, grad, sums, first_part, n,
-        count, dim, lr, decay, ADAGRAD_EPS, seed or 0, *flags, PART, width, seed is not None,
-    )  # fmt: skip
+        table,
+        state,
+        rows,
+        rows if names is None else names,
+        starts,
+        order,
+        *optional,
+        grad,
+        sums,
+        first_part,
+        n,
+        count,
+        dim,
+        lr,
+        decay,
+        ADAGRAD_EPS,
+        seed or 0,
+        *flags,
+        PART,
+        width,
+        seed is not None,
+    )

@@ -315,9 +315,13 @@ def _column(parts: Sequence[Partial], name: str) -> pa.Array:
 
 
 def _chunk(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks) if column.num_chunks else (
-        pa.array([], column.type)
-    )  # fmt: skip
+    return (
+        column.chunk(0)
+        if column.num_chunks == 1
+        else pa.concat_arrays(column.chunks)
+        if column.num_chunks
+        else (pa.array([], column.type))
+    )
 
 
 def _numpy(column: pa.ChunkedArray) -> Any:

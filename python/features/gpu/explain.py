@@ -26,9 +26,7 @@ _LOGGER = "com.nvidia.spark.rapids.GpuOverrides"
 _START = "\x01"
 
 # `*Exec <SortExec> will run on GPU`, `!Expression <NTile> ntile(4) cannot run on GPU because ...`, `! <NTile> ...`
-_LINE = re.compile(
-    r"^(?P<indent> *)(?P<mark>[*!@#$])(?P<kind>[A-Za-z]*) *<(?P<name>[^>]+)>(?P<rest>.*)$",
-)
+_LINE = re.compile(r"^(?P<indent> *)(?P<mark>[*!@#$])(?P<kind>[A-Za-z]*) *<(?P<name>[^>]+)>(?P<rest>.*)$")
 _REASON = re.compile(r"cannot run on GPU because (.*)$")
 #: The plugin moves such data to a Python process on the host and back, and counts that as the GPU.
 _HOST = re.compile(r"Python|Pandas|MapInArrow|CogroupedMap|FlatMapGroups")

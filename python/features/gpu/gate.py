@@ -42,9 +42,13 @@ from headrace.stage import run_stage
 from headrace.workspace import Workspace
 
 _EXTERNAL = (
-    Column(name="key", type="bigint"), Column(name="brand", type="string"), Column(name="stock", type="bigint"),
-    Column(name="price", type="double"), Column(name="since", type="timestamp"), Column(name="label", type="int"),
-)  # fmt: skip
+    Column(name="key", type="bigint"),
+    Column(name="brand", type="string"),
+    Column(name="stock", type="bigint"),
+    Column(name="price", type="double"),
+    Column(name="since", type="timestamp"),
+    Column(name="label", type="int"),
+)
 
 
 #: What Spark or the plugin throws at a plan that it cannot make, and headrace at a spec: a fault among the others.

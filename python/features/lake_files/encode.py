@@ -106,9 +106,11 @@ def encode(file: LakeFile, folder: Path, columns: Mapping[str, ValueType]) -> No
     partial.mkdir(parents=True)
     try:
         parquet = pq.ParquetFile(
-            file.path, memory_map=True, coerce_int96_timestamp_unit="us",
+            file.path,
+            memory_map=True,
+            coerce_int96_timestamp_unit="us",
             read_dictionary=[FILE, *(name for name, t in columns.items() if str(t) == "string")],
-        )  # fmt: skip
+        )
         there = set(parquet.schema_arrow.names)
         wanted = [name for name in (*columns, FILE, LINE) if name in there]
         written: list[int] = []

@@ -105,8 +105,9 @@ class LakeRows:
         rows = np.array([f["splits"] for f in found], np.int64).reshape(len(found), len(self.view.splits)).sum(0)
         self.counts = SplitCounts(
             {s: int(n) for s, n in zip(self.view.splits, rows, strict=True)},
-            sum(f["null"] for f in found), sum(f["bad"] for f in found),
-        )  # fmt: skip
+            sum(f["null"] for f in found),
+            sum(f["bad"] for f in found),
+        )
         for f in found:
             for day, n in f["days"]:
                 self.counts.days.setdefault(day, {})[f["file"]] = n
@@ -172,9 +173,14 @@ class _Look:
                 rows.append((piece, mine))
             answer = self.measure(number, rows) if self.measure is not None else None
             yield {
-                "file": number, "splits": splits.tolist(), "null": null, "bad": bad, "days": list(by_day.items()),
-                "kept": kept, "answer": answer,
-            }  # fmt: skip
+                "file": number,
+                "splits": splits.tolist(),
+                "null": null,
+                "bad": bad,
+                "days": list(by_day.items()),
+                "kept": kept,
+                "answer": answer,
+            }
 
 
 def label_faults(label: Cells, inside: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[int, int]:

@@ -50,8 +50,11 @@ class JoinGroupby(Learner):
         numbers = self._numbers(given)
         wanted = [s for s in self.stats if s != "count"]
         if bool(numbers) != bool(wanted):
-            raise OpError(f"{', '.join(wanted)} of which column? name one that is not in `by`" if wanted else
-                          f"what of column '{numbers[0]}'? `stats` names nothing but count")  # fmt: skip
+            raise OpError(
+                f"{', '.join(wanted)} of which column? name one that is not in `by`"
+                if wanted
+                else f"what of column '{numbers[0]}'? `stats` names nothing but count"
+            )
         for name in numbers:
             if given[name].is_list or not given[name].is_number:
                 raise OpError(f"column '{name}': takes numbers, not {given[name]}")

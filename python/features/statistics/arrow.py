@@ -31,9 +31,15 @@ _BATCH_ROWS = 65_536
 
 
 def measure_frame(
-    frame: DataFrame, split: str, splits: Sequence[str], measured: Sequence[Measured], train_rows: int,
-    quantiles: int, top: int, engine: Engine = "arrow",
-) -> Statistics:  # fmt: skip
+    frame: DataFrame,
+    split: str,
+    splits: Sequence[str],
+    measured: Sequence[Measured],
+    train_rows: int,
+    quantiles: int,
+    top: int,
+    engine: Engine = "arrow",
+) -> Statistics:
     """Statistics of raw columns, in two passes: the sample, then all rows.
 
     Args:
@@ -93,9 +99,14 @@ def measure_lake(
 
 
 def measure_dataset(
-    spark: SparkSession, folder: Path, splits: Sequence[str], measured: Sequence[Measured], quantiles: int, top: int,
+    spark: SparkSession,
+    folder: Path,
+    splits: Sequence[str],
+    measured: Sequence[Measured],
+    quantiles: int,
+    top: int,
     engine: Engine = "arrow",
-) -> Statistics:  # fmt: skip
+) -> Statistics:
     """Statistics of features, from the dataset's files: `folder`/SPLIT/*.parquet, which the executors see too.
 
     Rows stand in them in the order of a hash, so the first ones of the training split are a fair sample; where files

@@ -116,11 +116,17 @@ def feature_columns(features: Sequence[Feature]) -> list[Measured]:
     """The features, in the dataset's order."""
     return [
         Measured(
-            "feature", f.name, "category" if f.kind is Kind.CATEGORICAL else "number", f.is_list, len(f.physical),
-            f.kind is Kind.CATEGORICAL, f.vocabulary, f.oov_buckets if f.vocabulary else 0,
+            "feature",
+            f.name,
+            "category" if f.kind is Kind.CATEGORICAL else "number",
+            f.is_list,
+            len(f.physical),
+            f.kind is Kind.CATEGORICAL,
+            f.vocabulary,
+            f.oov_buckets if f.vocabulary else 0,
         )
         for f in features
-    ]  # fmt: skip
+    ]
 
 
 def bins_of(measured: Measured, sample: Sequence[pa.Array], quantiles: int, top: int) -> Bins:

@@ -23,9 +23,15 @@ _LOG = logging.getLogger("headrace.features")
 
 
 def day_statistics(
-    ctx: Context, fitted: FittedWorkflow, rows: SplitRows, files: LakeRows | None, counts: Mapping[str, int],
-    folder: Path, engine: Engine, spark: SparkSession,
-) -> tuple[Output, ...]:  # fmt: skip
+    ctx: Context,
+    fitted: FittedWorkflow,
+    rows: SplitRows,
+    files: LakeRows | None,
+    counts: Mapping[str, int],
+    folder: Path,
+    engine: Engine,
+    spark: SparkSession,
+) -> tuple[Output, ...]:
     """Count the day and replace it in the table; nothing where the spec has no section `drift`.
 
     Args:
@@ -53,7 +59,9 @@ def day_statistics(
     counted = time.perf_counter()
     version = write_statistics(spark, path, ctx.ds, ctx.key, records, ranges)
     _LOG.info(
-        "counted %d columns and features in %.1f s, wrote their statistics in %.1f s", len(records) // len(splits),
-        counted - tick, time.perf_counter() - counted,
-    )  # fmt: skip
+        "counted %d columns and features in %.1f s, wrote their statistics in %.1f s",
+        len(records) // len(splits),
+        counted - tick,
+        time.perf_counter() - counted,
+    )
     return (Output(kind="delta", name=str(path.relative_to(ctx.ws.home)), version=str(version), rows=len(records)),)

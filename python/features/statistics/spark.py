@@ -38,12 +38,16 @@ def count_frame(frame: DataFrame, measured: Sequence[Measured], bins: Sequence[B
         exploded.where(F.col("b").isNotNull())
         .groupBy("split", "m", "b")
         .agg(
-            F.count(F.lit(1)).alias("n"), F.min("x").alias("low"), F.max("x").alias("high"),
-            F.count("x").alias("finite"), F.sum("d").alias("sum"), F.sum(F.col("d") * F.col("d")).alias("squares"),
+            F.count(F.lit(1)).alias("n"),
+            F.min("x").alias("low"),
+            F.max("x").alias("high"),
+            F.count("x").alias("finite"),
+            F.sum("d").alias("sum"),
+            F.sum(F.col("d") * F.col("d")).alias("squares"),
             F.approx_count_distinct("h", _DISTINCT_ERROR).alias("distinct"),
         )
         .toArrow()
-    )  # fmt: skip
+    )
     return _tallies(added, bins)
 
 

@@ -57,9 +57,13 @@ SCHEMA = pa.schema(
 
 
 def write_statistics(
-    spark: SparkSession, path: Path, ds: str, key: str, rows: Sequence[Mapping[str, Any]],
+    spark: SparkSession,
+    path: Path,
+    ds: str,
+    key: str,
+    rows: Sequence[Mapping[str, Any]],
     ranges: Mapping[str, tuple[str, str] | None],
-) -> int:  # fmt: skip
+) -> int:
     """Replace a day's statistics in one commit; returns the table's version.
 
     Where the day's newest commit has the same `key` (a run that was killed after it, or one whose dataset was lost),
@@ -83,9 +87,13 @@ def write_statistics(
     full = [{**r, "ds": ds, **_range(ranges.get(str(r["split"])))} for r in rows]
     frame = spark.createDataFrame(pa.Table.from_pylist(full, SCHEMA)).coalesce(1)
     (
-        frame.write.format("delta").mode("overwrite").partitionBy("ds").option("replaceWhere", f"ds = '{ds}'")
-        .option("userMetadata", json.dumps(said)).save(str(path))
-    )  # fmt: skip
+        frame.write.format("delta")
+        .mode("overwrite")
+        .partitionBy("ds")
+        .option("replaceWhere", f"ds = '{ds}'")
+        .option("userMetadata", json.dumps(said))
+        .save(str(path))
+    )
     return next(version for version, text in DeltaLog(path).user_metadata() if _said(text) == said)
 
 

@@ -118,10 +118,16 @@ class Tally:
     def packed(self) -> dict[str, Any]:
         """As JSON; `unpacked` is its inverse."""
         return {
-            "rows": self.rows, "missing": self.missing, "counts": self.counts.tolist(), "low": self.low,
-            "high": self.high, "finite": self.finite, "sum": self.sum, "squares": self.squares,
+            "rows": self.rows,
+            "missing": self.missing,
+            "counts": self.counts.tolist(),
+            "low": self.low,
+            "high": self.high,
+            "finite": self.finite,
+            "sum": self.sum,
+            "squares": self.squares,
             "smallest": self.smallest.tolist(),
-        }  # fmt: skip
+        }
 
     @staticmethod
     def unpacked(bins: Bins, found: Mapping[str, Any]) -> Tally:

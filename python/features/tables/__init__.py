@@ -19,12 +19,34 @@ from headrace.features.tables.trailing import Trailing
 TABLE_OPS: dict[str, type[TableOp]] = {
     op.name: op
     for op in (
-        Filter, Dropna, Lambda, Rename, JoinExternal, JoinAsof, Trailing, Lag, History, Sessions, TargetEncodingPast,
+        Filter,
+        Dropna,
+        Lambda,
+        Rename,
+        JoinExternal,
+        JoinAsof,
+        Trailing,
+        Lag,
+        History,
+        Sessions,
+        TargetEncodingPast,
         Negatives,
     )
-}  # fmt: skip
+}
 
 __all__ = [
-    "TABLE_OPS", "Dropna", "Filter", "History", "JoinAsof", "JoinExternal", "Lag", "Lambda", "Negatives", "Rename",
-    "Sessions", "TableOp", "TargetEncodingPast", "Trailing",
-]  # fmt: skip
+    "TABLE_OPS",
+    "Dropna",
+    "Filter",
+    "History",
+    "JoinAsof",
+    "JoinExternal",
+    "Lag",
+    "Lambda",
+    "Negatives",
+    "Rename",
+    "Sessions",
+    "TableOp",
+    "TargetEncodingPast",
+    "Trailing",
+]

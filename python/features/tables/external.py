@@ -169,8 +169,12 @@ def _check_type(table: External, name: str, wanted: ValueType, there: str | None
 def _parsed(x: Any, type_: ValueType) -> Any:
     """Texts as Spark casts them."""
     if type_.element == "timestamp":
-        return pc.strptime(x, format="%Y-%m-%d %H:%M:%S", unit="us").cast(pa.timestamp("us")).cast(
-            pa.int64()).cast(type_.arrow)  # fmt: skip
+        return (
+            pc.strptime(x, format="%Y-%m-%d %H:%M:%S", unit="us")
+            .cast(pa.timestamp("us"))
+            .cast(pa.int64())
+            .cast(type_.arrow)
+        )
     return x.cast(type_.arrow)
 
 

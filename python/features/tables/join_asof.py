@@ -78,8 +78,7 @@ class JoinAsof(ReadsExternal):
         if self._tolerance is not None:
             version = F.when(version["0"] > F.col(T) - F.lit(self._tolerance), version)
         return rows.select(
-            *through(rows, frame.columns),
-            *[version[str(i)].alias(n) for i, n in enumerate(self._added(), 1)],
+            *through(rows, frame.columns), *[version[str(i)].alias(n) for i, n in enumerate(self._added(), 1)]
         )
 
     def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:

@@ -12,16 +12,7 @@ from headrace.features.columns import ValueType
 from headrace.features.op import doubles
 from headrace.features.tables.of_past import OfPast
 from headrace.features.tables.past_arrow import nan_to_null, nulled, one, replaced, take
-from headrace.features.tables.table_op import (
-    DAY,
-    HOUR,
-    LINE,
-    NUMBERS,
-    Given,
-    TableArrow,
-    TableSpark,
-    scalar,
-)
+from headrace.features.tables.table_op import DAY, HOUR, LINE, NUMBERS, Given, TableArrow, TableSpark, scalar
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

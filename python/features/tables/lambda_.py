@@ -21,12 +21,34 @@ if TYPE_CHECKING:
 #: Results that another run of the same day would not give.
 _CHANGING = frozenset(
     {
-        "rand", "randn", "random", "uniform", "randstr", "uuid", "shuffle", "monotonically_increasing_id",
-        "spark_partition_id", "input_file_name", "input_file_block_start", "input_file_block_length", "now", "curdate",
-        "curtime", "current_date", "current_time", "current_timestamp", "localtimestamp", "current_user", "user",
-        "session_user", "current_catalog", "current_database", "current_schema", "version",
+        "rand",
+        "randn",
+        "random",
+        "uniform",
+        "randstr",
+        "uuid",
+        "shuffle",
+        "monotonically_increasing_id",
+        "spark_partition_id",
+        "input_file_name",
+        "input_file_block_start",
+        "input_file_block_length",
+        "now",
+        "curdate",
+        "curtime",
+        "current_date",
+        "current_time",
+        "current_timestamp",
+        "localtimestamp",
+        "current_user",
+        "user",
+        "session_user",
+        "current_catalog",
+        "current_database",
+        "current_schema",
+        "version",
     }
-)  # fmt: skip
+)
 #: What is no function of one row.
 _NOT_A_ROW = frozenset({"select", "over", "explode", "explode_outer", "posexplode", "inline", "stack", "from"})
 _WORD = re.compile(

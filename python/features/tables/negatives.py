@@ -86,10 +86,7 @@ class Negatives(TableOp):
 
     def columns(self, given: Given) -> dict[str, ValueType]:
         given.needs_time()
-        refuse(
-            not given.knows_train,
-            "draws from the training range: features.split.by must be time or column",
-        )
+        refuse(not given.knows_train, "draws from the training range: features.split.by must be time or column")
         given.key(self.item, ("string", "int", "bigint"))
         if self.user is not None:
             given.key(self.user)
@@ -109,14 +106,7 @@ class Negatives(TableOp):
         from pyspark.sql import functions as F
 
         from headrace.features.spark_plan import col
-        from headrace.features.tables.past_spark import (
-            VERSION,
-            T,
-            is_event,
-            newest_version,
-            with_time,
-            without_helpers,
-        )
+        from headrace.features.tables.past_spark import VERSION, T, is_event, newest_version, with_time, without_helpers
 
         given, train = place.given, place.train
         assert train is not None
@@ -140,8 +130,14 @@ class Negatives(TableOp):
             draws = draws.crossJoin(F.broadcast(size))
 
         draws = draws.withColumn("__j", F.explode(F.sequence(F.lit(0), F.lit(self._draws - 1))))
-        name = F.concat(F.col(FILE), F.lit(":"), F.col(LINE).cast("string"), F.lit(":"), F.col("__j").cast("string"),
-                        F.lit(f":{self.seed}"))  # fmt: skip
+        name = F.concat(
+            F.col(FILE),
+            F.lit(":"),
+            F.col(LINE).cast("string"),
+            F.lit(":"),
+            F.col("__j").cast("string"),
+            F.lit(f":{self.seed}"),
+        )
         draws = draws.withColumn("__slot", F.pmod(F.xxhash64(name), F.col("__size")))
         drawn = draws.join(slots, ["__b", "__slot"] if self.method == "in_batch" else ["__slot"])
         drawn = drawn.where((F.col("__item") != item) & (F.col("__since") < F.col(T)))
@@ -153,9 +149,11 @@ class Negatives(TableOp):
         number = F.row_number().over(Window.partitionBy(FILE, LINE).orderBy("__j"))
         drawn = drawn.withColumn("__n", number).where(F.col("__n") <= self.per_positive)
         changed = {
-            self.item: F.col("__item"), given.label: F.lit(0).cast(given.types[given.label].element),
-            FILE: F.concat(F.col(FILE), F.lit(_MARK), F.col("__n").cast("string")), PROBE: F.lit(KIND),
-        }  # fmt: skip
+            self.item: F.col("__item"),
+            given.label: F.lit(0).cast(given.types[given.label].element),
+            FILE: F.concat(F.col(FILE), F.lit(_MARK), F.col("__n").cast("string")),
+            PROBE: F.lit(KIND),
+        }
         found = drawn.select(*[changed.get(c, col(c)).alias(c) for c in columns])
         if self.item_columns:
             versions = events.select(item, T, FILE, LINE, *[col(c) for c in self.item_columns])
@@ -181,14 +179,18 @@ class Negatives(TableOp):
             F.xxhash64(F.concat(F.col("__item").cast("string"), F.lit(f":{self.seed}"))), "__item"
         )
         slots = weights.select(
-            "__item", "__since", F.col("__w"), F.sum("__w").over(running(order)).alias("__to"),
+            "__item",
+            "__since",
+            F.col("__w"),
+            F.sum("__w").over(running(order)).alias("__to"),
             F.sum("__w").over(everything).alias("__total"),
-        ).withColumn("__size", F.least(F.col("__total"), F.lit(SLOTS).cast("bigint")))  # fmt: skip
+        ).withColumn("__size", F.least(F.col("__total"), F.lit(SLOTS).cast("bigint")))
         slots = slots.select(
-            "__item", "__since",
+            "__item",
+            "__since",
             _slot(F.col("__to") - F.col("__w"), F.col("__size"), F.col("__total")).alias("__lo"),
             (_slot(F.col("__to"), F.col("__size"), F.col("__total")) - 1).alias("__hi"),
-        ).where("__lo <= __hi")  # fmt: skip
+        ).where("__lo <= __hi")
         slots = slots.select("__item", "__since", F.explode(F.sequence("__lo", "__hi")).alias("__slot"))
         size = weights.agg(F.least(F.sum("__w"), F.lit(SLOTS).cast("bigint")).alias("__size"))
         return slots, size

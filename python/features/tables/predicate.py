@@ -31,8 +31,16 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _WORDS = {"and", "or", "not", "in", "is", "null", "between", "true", "false"}
-_COMPARE = {"=": "equal", "==": "equal", "!=": "not_equal", "<>": "not_equal", "<": "less", "<=": "less_equal",
-            ">": "greater", ">=": "greater_equal"}  # fmt: skip
+_COMPARE = {
+    "=": "equal",
+    "==": "equal",
+    "!=": "not_equal",
+    "<>": "not_equal",
+    "<": "less",
+    "<=": "less_equal",
+    ">": "greater",
+    ">=": "greater_equal",
+}
 
 Kind = Literal["bigint", "double", "string", "boolean", "timestamp", "date"]
 
@@ -250,9 +258,13 @@ class Predicate:
 
         a, b = value(left), value(right)
         compare: Mapping[str, Callable[[], Column]] = {
-            "equal": lambda: a == b, "not_equal": lambda: a != b, "less": lambda: a < b,
-            "less_equal": lambda: a <= b, "greater": lambda: a > b, "greater_equal": lambda: a >= b,
-        }  # fmt: skip
+            "equal": lambda: a == b,
+            "not_equal": lambda: a != b,
+            "less": lambda: a < b,
+            "less_equal": lambda: a <= b,
+            "greater": lambda: a > b,
+            "greater_equal": lambda: a >= b,
+        }
         return compare[node.does]()
 
     def _column(self, name: _Name) -> Column:
@@ -275,8 +287,14 @@ def _arrow(node: _Node, column: Callable[[str], pa.Array]) -> pa.Array:
         x = column(node.of[0].column)
         return pc.is_null(x) if node.does == "null" else x
     left, right, kind = node.of
-    types = {"bigint": pa.int64(), "double": pa.float64(), "string": pa.string(), "boolean": pa.bool_(),
-             "timestamp": pa.timestamp("us", tz="UTC"), "date": pa.date32()}  # fmt: skip
+    types = {
+        "bigint": pa.int64(),
+        "double": pa.float64(),
+        "string": pa.string(),
+        "boolean": pa.bool_(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "date": pa.date32(),
+    }
 
     def value(x: _Name | _Value) -> Any:
         if isinstance(x, _Name):
@@ -297,8 +315,10 @@ def _moment(text: str, kind: str, of: Predicate) -> str:
             return date.fromisoformat(text).isoformat()
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise OpError(f"'{of.text}': '{text}' is no {kind}; write '2026-01-31'"
-                      + (" or '2026-01-31 12:00:00'" if kind == "timestamp" else "")) from None  # fmt: skip
+        raise OpError(
+            f"'{of.text}': '{text}' is no {kind}; write '2026-01-31'"
+            + (" or '2026-01-31 12:00:00'" if kind == "timestamp" else "")
+        ) from None
     at = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
     return at.isoformat(sep=" ", timespec="microseconds")
 

@@ -81,8 +81,10 @@ class Preparation:
             op = build(TABLE_OPS, spec.op, spec.params, at, "table operator")
             past = [s.op.name for s in stands if s.op.keys_of()]
             if isinstance(op, Negatives) and past:
-                raise UserError(f"{at} (negatives): put it before {', '.join(past)}: they would tell a negative of its "
-                                f"positive's past")  # fmt: skip
+                raise UserError(
+                    f"{at} (negatives): put it before {', '.join(past)}: they would tell a negative of its "
+                    f"positive's past"
+                )
             try:
                 after = op.columns(given)
                 op.external(given)
@@ -193,8 +195,10 @@ def prepared_columns(spec: Spec) -> tuple[Column, ...]:
     for where, some in wanted.items():
         for column in some:
             if column not in names:
-                raise UserError(f"{where}: column '{column}' is neither declared in table.columns nor made by "
-                                f"features.prepare{nearest(column, names)}")  # fmt: skip
+                raise UserError(
+                    f"{where}: column '{column}' is neither declared in table.columns nor made by "
+                    f"features.prepare{nearest(column, names)}"
+                )
     return columns
 
 

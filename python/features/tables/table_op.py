@@ -34,9 +34,7 @@ FILE, LINE = "_source_file", "_source_line"
 #: Why a row only asks; null for events.
 PROBE = "__probe"
 #: What a table of events has besides its declared columns.
-META: Mapping[str, ValueType] = {
-    FILE: ValueType("string"), LINE: ValueType("bigint"), PROBE: ValueType("string"),
-}  # fmt: skip
+META: Mapping[str, ValueType] = {FILE: ValueType("string"), LINE: ValueType("bigint"), PROBE: ValueType("string")}
 
 #: Types that a key may have. Floating-point numbers are no keys: NaN, -0.0.
 KEYS = ("string", "int", "bigint", "boolean", "date")

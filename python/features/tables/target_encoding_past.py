@@ -14,15 +14,7 @@ from headrace.features.columns import ValueType
 from headrace.features.tables import exact
 from headrace.features.tables.of_past import OfDelayedPast
 from headrace.features.tables.past_arrow import I64, Bits, micros_of, one, replaced
-from headrace.features.tables.table_op import (
-    DAY,
-    NUMBERS,
-    PROBE,
-    Given,
-    TableArrow,
-    TableSpark,
-    scalar,
-)
+from headrace.features.tables.table_op import DAY, NUMBERS, PROBE, Given, TableArrow, TableSpark, scalar
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -127,9 +119,11 @@ class TargetEncodingPast(OfDelayedPast):
         both = frame.where(t.isNotNull()).select(F.explode(F.array(asks, adds)).alias("r"))
         high, low = exact.halves(F.col("r.q"))
         days = both.groupBy(F.col("r.day").alias("__day")).agg(
-            F.count("r.q").alias("n"), F.coalesce(F.sum(high), F.lit(0)).alias("h"),
-            F.coalesce(F.sum(low), F.lit(0)).alias("l"), F.min(F.lit(0)).alias("__all"),
-        )  # fmt: skip
+            F.count("r.q").alias("n"),
+            F.coalesce(F.sum(high), F.lit(0)).alias("h"),
+            F.coalesce(F.sum(low), F.lit(0)).alias("l"),
+            F.min(F.lit(0)).alias("__all"),
+        )
         # One row a day: this window is small.
         order = running(Window.partitionBy("__all").orderBy("__day"))
         before = {c: F.sum(c).over(order) - F.col(c) for c in ("n", "h", "l")}

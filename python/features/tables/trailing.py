@@ -12,15 +12,7 @@ from headrace.features.columns import ValueType
 from headrace.features.tables import exact
 from headrace.features.tables.of_past import OfChosenPast
 from headrace.features.tables.past_arrow import one, replaced
-from headrace.features.tables.table_op import (
-    DAY,
-    NUMBERS,
-    Given,
-    TableArrow,
-    TableSpark,
-    refuse,
-    scalar,
-)
+from headrace.features.tables.table_op import DAY, NUMBERS, Given, TableArrow, TableSpark, refuse, scalar
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

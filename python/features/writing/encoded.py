@@ -51,9 +51,15 @@ def write_encoded(
         (folder / split).mkdir(parents=True, exist_ok=True)
     tasks = grouped(list(enumerate(rows.files)), lambda pair: pair[1].size, cores_of(spark))
     place = _Place(
-        tuple(tuple(t) for t in tasks), str(rows.folder), dict(rows.columns), rows.view, str(workflow),
-        str(rows.scratch), tuple(plans), MOST_VALUES,
-    )  # fmt: skip
+        tuple(tuple(t) for t in tasks),
+        str(rows.folder),
+        dict(rows.columns),
+        rows.view,
+        str(workflow),
+        str(rows.scratch),
+        tuple(plans),
+        MOST_VALUES,
+    )
     found = sorted(run_tasks(spark, len(tasks), place), key=lambda f: f["file"])
     placed = tuple((piece, ends) for f in found for piece, ends in f["pieces"])
     parts = run_tasks(spark, len(plans), _Gather(placed, tuple(plans), str(folder), str(workflow)))

@@ -8,6 +8,18 @@ from headrace.monitor.sections.publication import lineage_of, publication, setti
 from headrace.monitor.sections.quality import learning, quality
 
 __all__ = [
-    "Day", "cards", "chips", "cost", "data_quality", "drift", "features", "flow", "learning", "lineage_of",
-    "publication", "quality", "settings", "stages",
-]  # fmt: skip
+    "Day",
+    "cards",
+    "chips",
+    "cost",
+    "data_quality",
+    "drift",
+    "features",
+    "flow",
+    "learning",
+    "lineage_of",
+    "publication",
+    "quality",
+    "settings",
+    "stages",
+]

@@ -29,10 +29,13 @@ def features(day: Day) -> Section:
     elif facts.records(found.get("columns")):
         blocks.append(Text("No feature has missing or out-of-vocabulary values.", "good"))
     importance = sorted(
-        ((facts.short(r.get("feature")), gain) for r in facts.records(day.facts("baseline").get("importance"))
-         if (gain := facts.number(r.get("gain"))) is not None),
+        (
+            (facts.short(r.get("feature")), gain)
+            for r in facts.records(day.facts("baseline").get("importance"))
+            if (gain := facts.number(r.get("gain"))) is not None
+        ),
         key=lambda kv: -kv[1],
-    )  # fmt: skip
+    )
     if importance:
         svg = plots.value_bars(importance[:_TOP_FEATURES], "mean gain of a split", "XGBoost importance", plots.BASELINE)
         blocks.append(Plot(svg, "What XGBoost looks at"))
@@ -57,10 +60,12 @@ def _dataset_tables(day: Day) -> Iterable[Block]:
         title = "Vocabularies" + (f", version {version:.0f}" if version is not None else "")
         yield Table(
             ("Vocabulary", ">Ids", ">New this run"),
-            tuple((str(n), facts.count(facts.mapping(v).get("size")), facts.count(facts.mapping(v).get("new")))
-                  for n, v in vocabularies.items()),
+            tuple(
+                (str(n), facts.count(facts.mapping(v).get("size")), facts.count(facts.mapping(v).get("new")))
+                for n, v in vocabularies.items()
+            ),
             title,
-        )  # fmt: skip
+        )
 
 
 def data_quality(day: Day) -> Section:

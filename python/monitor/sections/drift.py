@@ -30,8 +30,7 @@ def drift(day: Day) -> Section:
     # Those over a limit first: a missing rate may have risen where the index has not.
     shown = [*over, *(r for r in found if not facts.records(r.get("breaches")))]
     rows = tuple(_drift_row(r) for r in shown[:_TOP_DRIFT])
-    headings = ("", "Column", "Kind", ">PSI", ">KS", ">Missing", ">now", ">Unknown", ">now",
-                ">Mean", ">now", "")  # fmt: skip
+    headings = ("", "Column", "Kind", ">PSI", ">KS", ">Missing", ">now", ">Unknown", ">now", ">Mean", ">now", "")
     blocks.append(Table(headings, rows, "Columns of the events, and features", wide=True))
     if len(shown) > _TOP_DRIFT:
         blocks.append(Text(f"And {len(shown) - _TOP_DRIFT} more, within their limits or less far off.", "dim"))
@@ -44,8 +43,10 @@ def drift(day: Day) -> Section:
         svg = plots.drift_bars(bars[:_TOP_BARS])
         blocks.append(Plot(svg, "Largest population stability index", "The tick is the limit.", wide=False))
     blocks.append(_drift_limits(day))
-    ranges = [" to ".join(dict.fromkeys(str(d) for d in facts.sequence(day.facts("features").get(f"{s}_range"))))
-              for s in ("valid", "train")]  # fmt: skip
+    ranges = [
+        " to ".join(dict.fromkeys(str(d) for d in facts.sequence(day.facts("features").get(f"{s}_range"))))
+        for s in ("valid", "train")
+    ]
     note = f"{ranges[0]} beside the training range, {ranges[1]}." if all(ranges) else ""
     return Section("drift", "Drift", tuple(blocks), note)
 
@@ -89,11 +90,22 @@ def _drift_row(r: Mapping[str, Any]) -> tuple[Cell | str, ...]:
 
     missing, oov, mean = pair("missing"), pair("oov"), pair("mean")
     index, limit = facts.number(r.get("psi")), facts.number(r.get("max_psi"))
-    state = Cell("stops" if stops else "over", "bad") if broken else Cell(
-        "ok" if limit is not None or index is None else "not judged", "good" if limit is not None else "dim"
-    )  # fmt: skip
+    state = (
+        Cell("stops" if stops else "over", "bad")
+        if broken
+        else Cell("ok" if limit is not None or index is None else "not judged", "good" if limit is not None else "dim")
+    )
     return (
-        str(r.get("side")), facts.short(r.get("column")), str(r.get("kind")), figure("psi", facts.decimals(index, 3)),
-        facts.decimals(r.get("ks"), 3), facts.percent(missing[0]), figure("missing", facts.percent(missing[1])),
-        facts.percent(oov[0]), figure("oov", facts.percent(oov[1])), _mean(mean[0]), _mean(mean[1]), state,
-    )  # fmt: skip
+        str(r.get("side")),
+        facts.short(r.get("column")),
+        str(r.get("kind")),
+        figure("psi", facts.decimals(index, 3)),
+        facts.decimals(r.get("ks"), 3),
+        facts.percent(missing[0]),
+        figure("missing", facts.percent(missing[1])),
+        facts.percent(oov[0]),
+        figure("oov", facts.percent(oov[1])),
+        _mean(mean[0]),
+        _mean(mean[1]),
+        state,
+    )

@@ -25,18 +25,27 @@ def cards(day: Day) -> list[Card]:
     auc, share = day.metric("train", "auc"), facts.ceiling_share(day.metric("train", "auc"), day.ceiling)
     base = day.metric("baseline", "auc")
     found = [
-        Card("Events kept", facts.count(ingest.get("kept")),
-             f"{facts.count(ingest.get('quarantined'))} quarantined of {facts.count(ingest.get('read'))} read"
-             if ingest else "ingest has not run"),
-        Card("Validation AUC", facts.decimals(auc),
-             f"{facts.percent(share)} of the way to the ceiling, {facts.decimals(day.ceiling)}" if share is not None
-             else "neural model" if auc is not None else "train has not run", meter=share),
-    ]  # fmt: skip
+        Card(
+            "Events kept",
+            facts.count(ingest.get("kept")),
+            f"{facts.count(ingest.get('quarantined'))} quarantined of {facts.count(ingest.get('read'))} read"
+            if ingest
+            else "ingest has not run",
+        ),
+        Card(
+            "Validation AUC",
+            facts.decimals(auc),
+            f"{facts.percent(share)} of the way to the ceiling, {facts.decimals(day.ceiling)}"
+            if share is not None
+            else "neural model"
+            if auc is not None
+            else "train has not run",
+            meter=share,
+        ),
+    ]
     if auc is not None and base is not None:
         gain = auc - base
-        found.append(
-            Card("Against XGBoost", f"{gain:+.4f}", f"its AUC is {base:.4f}", "good" if gain >= 0 else "bad")
-        )  # fmt: skip
+        found.append(Card("Against XGBoost", f"{gain:+.4f}", f"its AUC is {base:.4f}", "good" if gain >= 0 else "bad"))
     hr, ndcg = _ranking_metric(day, "hr"), _ranking_metric(day, "ndcg")
     if hr is not None:
         found.append(Card(f"HR@{day.spec.train.rank_k}", f"{hr:.4f}", f"NDCG {facts.decimals(ndcg)}"))
@@ -69,9 +78,16 @@ def stages(day: Day) -> Section:
         peak = max(manifest.peak_memory_mib.values(), default=None)
         ended = manifest.started + timedelta(seconds=manifest.seconds)
         rows.append(
-            (chip.name, Cell("done", "good"), facts.duration(manifest.seconds), facts.memory(peak), facts.when(ended),
-             Cell(manifest.key, code=True), manifest.code_version)
-        )  # fmt: skip
+            (
+                chip.name,
+                Cell("done", "good"),
+                facts.duration(manifest.seconds),
+                facts.memory(peak),
+                facts.when(ended),
+                Cell(manifest.key, code=True),
+                manifest.code_version,
+            )
+        )
     blocks: list[Block] = [
         Table(("Stage", "State", ">Time", ">Peak memory", "Ended, UTC", "Key", "Code"), tuple(rows), wide=True)
     ]
@@ -109,10 +125,12 @@ def flow(day: Day) -> Section:
         found = [(s, n, v) for s in names for n, v in day.rows(s).items()]
         largest = max((v for _, _, v in found), default=0) or 1
         rows = tuple(
-            (f"{n.replace('_', ' ')}" if len(names) == 1 else f"{s}: {n.replace('_', ' ')}",
-             Cell(facts.count(v), bar=max(0.0, v / largest)))
+            (
+                f"{n.replace('_', ' ')}" if len(names) == 1 else f"{s}: {n.replace('_', ' ')}",
+                Cell(facts.count(v), bar=max(0.0, v / largest)),
+            )
             for s, n, v in found
-        )  # fmt: skip
+        )
         missing = [s for s in names if s not in day.manifests]
         if rows:
             tables.append(Table((" and ".join(names), ">Rows"), rows, title))

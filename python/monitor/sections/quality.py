@@ -13,8 +13,7 @@ from headrace.monitor.sections.day import Day, not_run
 
 def quality(day: Day) -> Section:
     """How good the model is: beside the baseline, the ceiling, and the diagonal."""
-    models = [(name, stage) for name, stage in (("neural", "train"), ("XGBoost", "baseline"))
-              if stage in day.manifests]  # fmt: skip
+    models = [(name, stage) for name, stage in (("neural", "train"), ("XGBoost", "baseline")) if stage in day.manifests]
     if not models:
         return Section("quality", "Model quality", (not_run("train"),))
     blocks: list[Block] = [_metrics_table(day, models)]
@@ -55,9 +54,13 @@ def _metrics_table(day: Day, models: Sequence[tuple[str, str]]) -> Table:
 
 
 _METRICS = {
-    "auc": "AUC", "log_loss": "log loss", "calibration": "predicted / observed", "base_rate": "base rate",
-    "hr_at_k": "HR@k", "ndcg_at_k": "NDCG@k",
-}  # fmt: skip
+    "auc": "AUC",
+    "log_loss": "log loss",
+    "calibration": "predicted / observed",
+    "base_rate": "base rate",
+    "hr_at_k": "HR@k",
+    "ndcg_at_k": "NDCG@k",
+}
 
 
 def _metric_name(name: str) -> str:
@@ -107,14 +110,27 @@ def _raw_ids(value: Any) -> list[Block]:
         return []
     rows = tuple(
         (
-            Cell(name, code=True), facts.count(t.get("rows")), facts.percent(t.get("load")),
-            facts.count(t.get("admitted")), facts.count(t.get("evicted")), facts.count(t.get("waiting")),
-            facts.percent(t.get("hit_share")), facts.percent(t.get("oov_share")),
+            Cell(name, code=True),
+            facts.count(t.get("rows")),
+            facts.percent(t.get("load")),
+            facts.count(t.get("admitted")),
+            facts.count(t.get("evicted")),
+            facts.count(t.get("waiting")),
+            facts.percent(t.get("hit_share")),
+            facts.percent(t.get("oov_share")),
         )
         for name, t in tables
-    )  # fmt: skip
-    headings = ("feature", ">rows", ">places taken", ">admitted", ">evicted", ">waiting", ">found in training",
-                ">without a row in valid")  # fmt: skip
+    )
+    headings = (
+        "feature",
+        ">rows",
+        ">places taken",
+        ">admitted",
+        ">evicted",
+        ">waiting",
+        ">found in training",
+        ">without a row in valid",
+    )
     return [Table(headings, rows, "Tables of raw ids", wide=True)]
 
 
@@ -124,10 +140,15 @@ def _cached(value: Any) -> list[Block]:
     if not tables:
         return []
     rows = tuple(
-        (Cell(name, code=True), facts.count(t.get("rows")), facts.percent(t.get("share")),
-         facts.count(t.get("lookups")), facts.percent(t.get("hit_share")))
+        (
+            Cell(name, code=True),
+            facts.count(t.get("rows")),
+            facts.percent(t.get("share")),
+            facts.count(t.get("lookups")),
+            facts.percent(t.get("hit_share")),
+        )
         for name, t in tables
-    )  # fmt: skip
+    )
     headings = ("table", ">rows", ">on the GPU", ">lookups in training", ">found there")
     return [Table(headings, rows, "Tables larger than the GPU", wide=True)]
 
