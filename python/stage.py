@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,6 +33,9 @@ class Context:
     upstream: Mapping[str, Manifest] = field(default_factory=dict)
     #: The key of this run, known before the work starts: name temporary and final places after it.
     key: str = ""
+    #: The pinned inputs that the key was computed from, upstream stages among them. `run` and `verify` read these
+    #: versions and never look for the newest again: a commit in between would be data that the manifest does not name.
+    inputs: tuple[Input, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class Stage(Protocol):
         ...
 
     def run(self, ctx: Context) -> Result:
-        """Do the work. May be killed anywhere; running it again heals."""
+        """Do the work on `ctx.inputs`. May be killed anywhere; running it again heals."""
         ...
 
 
@@ -163,7 +166,7 @@ def _look(stage: Stage, spec: Spec, ws: Workspace, ds: str, verify: bool = True)
             "inputs": [i.model_dump() for i in inputs],
         }
     )
-    ctx = Context(spec=spec, ws=ws, ds=ds, upstream=upstream, key=key)
+    ctx = replace(ctx, key=key, inputs=inputs)
     manifest = Manifest.load(ws.manifest(spec.pipeline, ds, stage.name))
     return _Look(ctx, inputs, spec_hash, manifest, _why_run(stage, ctx, manifest, verify))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
@@ -16,6 +17,7 @@ from headrace.config import OpSpec
 from headrace.features.columns import declared
 from headrace.features.tables.external import Reader
 from headrace.features.tables.preparation import Preparation
+from headrace.lake.log import DeltaLog
 from headrace.schema import Column
 
 TYPES = {
@@ -115,6 +117,35 @@ def assert_rows(found: pa.Table, wanted: pa.Table) -> None:
     for key, row in b.items():
         for name, value in row.items():
             assert same(a[key][name], value), (key, name, a[key][name], value)
+
+
+def commit_delta(folder: Path, table: pa.Table) -> None:
+    """One commit that makes the table's rows those of a Delta table, by hand; the first one makes the table."""
+    log = DeltaLog(folder)
+    version = -1 if log.version is None else log.version
+    before = log.files(version) if version >= 0 else []
+    assert before is not None
+    (folder / "_delta_log").mkdir(parents=True, exist_ok=True)
+    name = f"{version + 1}.parquet"
+    pq.write_table(table, folder / name)
+    types = {pa.string(): "string", pa.int64(): "long", pa.float64(): "double"}
+    fields = [{"name": f.name, "type": types[f.type], "nullable": True, "metadata": {}} for f in table.schema]
+    metadata = {
+        "id": "0",
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps({"type": "struct", "fields": fields}),
+        "partitionColumns": [],
+        "configuration": {},
+    }
+    add = {"path": name, "partitionValues": {}, "size": (folder / name).stat().st_size, "modificationTime": 0}
+    actions: list[dict[str, Any]] = [
+        {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
+        {"metaData": metadata},
+        *({"remove": {"path": f.path.name, "deletionTimestamp": 0, "dataChange": True}} for f in before),
+        {"add": {**add, "dataChange": True}},
+    ]
+    path = folder / "_delta_log" / f"{version + 1:020d}.json"
+    path.write_text("".join(json.dumps(a) + "\n" for a in actions), encoding="utf-8")
 
 
 def external(home: Path) -> Reader:

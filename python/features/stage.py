@@ -70,15 +70,12 @@ class BuildFeatures:
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
         """The events' table at ingest's version, the tables that are joined to it, the dataset that is appended to."""
-        events, base = _events_output(ctx), self._base(ctx)
+        events, base = _events_output(ctx), append.base_input(ctx, self.spec_part(ctx.spec), self.version)
         return (
             Input(kind="delta", name=events.name, version=events.version),
             *external_inputs(ctx.spec, ctx.ws),
             *([base] if base is not None else ()),
         )
-
-    def _base(self, ctx: Context) -> Input | None:
-        return append.base_input(ctx, self.spec_part(ctx.spec), self.version)
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
         """The dataset's files are there with the sizes that they had."""
@@ -112,7 +109,7 @@ class BuildFeatures:
             day_rows(ctx, _events(ctx, workflow, spark)) as rows,
         ):
             if ctx.spec.features.append is not None:
-                return _append(ctx, workflow, rows, spark, self._base(ctx), self.version)
+                return _append(ctx, workflow, rows, spark, self.version)
             return _build(ctx, workflow, rows, spark, self._after)
 
 
@@ -160,12 +157,10 @@ def _build(
     return _result(ctx, fitted, vocabularies, rows, counts, written, final, statistics)
 
 
-def _append(
-    ctx: Context, workflow: Workflow, rows: SplitRows, spark: SparkSession, given: Input | None, version: int
-) -> Result:
+def _append(ctx: Context, workflow: Workflow, rows: SplitRows, spark: SparkSession, version: int) -> Result:
     """`_build` with files by day, those of unchanged days taken over from yesterday's dataset."""
     spec, f = ctx.spec, ctx.spec.features
-    base = append.open_base(ctx, given)
+    base = append.open_base(ctx, next((i for i in ctx.inputs if i.kind == "dataset"), None))
     vocabularies = VocabularyTable(spark, ctx.ws.table(spec.pipeline, "vocabulary"), ctx.ds)
     with _files(ctx, workflow, rows) as files, vocabularies.in_background():
         if files is None:

@@ -62,8 +62,8 @@ class Active:
             events = events.where(F.col("ds") >= first_day(spec, ctx.ds))
         leading, rest = Preparation.from_spec(spec).split(serving=True)
         # The tables that the dataset was made with, not those of today.
-        features = ctx.upstream.get("features")
-        reader = Reader(ctx.ws.home, {i.name: i.version for i in features.inputs} if features else {})
+        tables = (*leading.externals, *rest.externals)
+        reader = Reader.of(ctx.ws.home, tables, ctx.upstream["features"].inputs)
         if leading.stands:
             events = leading.spark(within(spec, events, ctx.ds), reader).drop(PROBE)
         past = within(spec, events, ctx.ds) if rest.stands else events

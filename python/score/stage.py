@@ -169,8 +169,10 @@ def _run(ctx: Context, chosen: Chosen, spark: SparkSession) -> Result:
         context_scalars(spec, score),
         FittedWorkflow.load(folder / "workflow"),
     )
-    with _asked(Active.of(ctx, spark), score) as (users, items):
+    active = Active.of(ctx, spark)
+    with _asked(active, score) as (users, items):
         n_users, n_items = users.count(), items.num_rows
+        active.reader.check_unchanged()
         if not n_users or not n_items:
             empty = score.user.key if not n_users else score.item.key
             raise UserError(f"no event in the training window of {ctx.ds} has a '{empty}': there is nothing to score")

@@ -62,8 +62,7 @@ class Train:
 
     def run(self, ctx: Context) -> Result:
         marks = driver_marks()
-        inputs = self.inputs(ctx)
-        job = make_job(ctx, inputs)
+        job = make_job(ctx)
         check_dataset(job)
         # Imports Horovod and, with it, pyspark's pickling of functions: not for those who only ask what a stage is.
         from headrace.train.launch import launch
@@ -113,7 +112,7 @@ class Train:
                     }
                 ),
                 # Below the workspace's home, as in the inputs: manifests move with their workspace.
-                "warm_start": next((i.name for i in inputs if i.kind == "model"), None),
+                "warm_start": next((i.name for i in ctx.inputs if i.kind == "model"), None),
                 "registered": {"name": spec.pipeline, "version": version},
                 "ranks": spec.train.ranks,
             },
@@ -121,9 +120,9 @@ class Train:
         )
 
 
-def make_job(ctx: Context, inputs: tuple[Input, ...]) -> Job:
+def make_job(ctx: Context) -> Job:
     """What the ranks are told."""
-    warm = [ctx.ws.home / i.name for i in inputs if i.kind == "model"]
+    warm = [ctx.ws.home / i.name for i in ctx.inputs if i.kind == "model"]
     job = Job(
         home=ctx.ws.home,
         pipeline=ctx.spec.pipeline,

@@ -20,7 +20,7 @@ from headrace.config import load_spec
 from headrace.errors import UserError
 from headrace.features.bodies.kernels import xxhash64_strings
 from headrace.features.columns import declared
-from headrace.features.tables.external import Reader
+from headrace.features.tables.external import Reader, pin
 from headrace.features.tables.predicate import Predicate
 from headrace.features.tables.preparation import prepared_columns
 from headrace.features.tables.table_op import TrainRows
@@ -481,6 +481,21 @@ def test_names_of_a_pipeline() -> None:
     bad = spec_with(ops[:3], **{"user.columns": columns})
     with pytest.raises(UserError, match="of which item_id is not the user's"):
         check_columns(bad, bad.score)
+
+
+def test_files_that_changed_after_they_were_pinned_are_refused(tmp_path: Path) -> None:
+    csv = {"path": "t.csv", "format": "csv", "keys": ["item"], "add": {"x": "int"}}
+    p = prepare({"join_external": csv})
+    (tmp_path / "t.csv").write_text("item,x\na,1\n")
+    pinned = pin(tmp_path, p.externals)
+    reader = Reader.of(tmp_path, p.externals, pinned)
+    reader.check_unchanged()
+    (tmp_path / "t.csv").write_text("item,x\na,22\n")
+    with pytest.raises(UserError, match=r"t\.csv have changed since the features stage looked"):
+        reader.check_unchanged()
+    Reader.of(tmp_path, p.externals, pin(tmp_path, p.externals)).check_unchanged()
+    with pytest.raises(UserError, match=r"names no version of the csv table t\.csv"):
+        Reader.of(tmp_path, p.externals, [])
 
 
 def test_external_files_are_missing(tmp_path: Path) -> None:

@@ -147,6 +147,19 @@ def test_the_key_is_known_before_the_work(ws: Workspace, spec: Spec) -> None:
     assert len(manifest.key) == 16
 
 
+def test_the_work_is_given_the_inputs_that_its_key_was_computed_from(ws: Workspace, spec: Spec) -> None:
+    class Overtaken(Fake):
+        def inputs(self, ctx: Context) -> tuple[Input, ...]:
+            self.source += "+"
+            return super().inputs(ctx)
+
+    run_stage(Fake(), spec, ws, DS)
+    stage = Overtaken(name="train", needs=("features",))
+    manifest = run_stage(stage, spec, ws, DS).manifest
+    assert stage.worked[0].inputs == manifest.inputs
+    assert [(i.kind, i.version) for i in manifest.inputs if i.kind != "stage"] == [("landing", "v1+")]
+
+
 def test_a_stage_that_the_pipeline_lacks_is_refused(ws: Workspace) -> None:
     with pytest.raises(UserError, match="has no 'features' section"):
         run_stage(Fake(), load_spec("clicks", ["baseline=null"]), ws, DS)

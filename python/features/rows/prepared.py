@@ -63,10 +63,11 @@ def day_rows(ctx: Context, events: DataFrame) -> Iterator[SplitRows]:
     to count, to fit, to write.
 
     Args:
+        ctx: its inputs pin the tables that are joined, see `external_inputs`.
         events: the pinned events from `first_day` on.
 
     Raises:
-        UserError: as the operators and the split do.
+        UserError: as the operators and the split do; a table that was joined has changed.
     """
     spec = ctx.spec
     if not spec.features.prepare:
@@ -85,7 +86,7 @@ def day_rows(ctx: Context, events: DataFrame) -> Iterator[SplitRows]:
     try:
         train, valid = time_ranges(spec.features, ctx.ds)
         preparation = Preparation.from_spec(spec)
-        reader = Reader(ctx.ws.home, {e.path: pin(ctx.ws.home, [e])[0].version for e in preparation.externals})
+        reader = Reader.of(ctx.ws.home, preparation.externals, ctx.inputs)
         frame = preparation.spark(within(spec, events, ctx.ds), reader, train_rows(spec, train[0], valid[0]), once)
         frame = frame.drop(PROBE)
         if spec.features.split.by == "time":
@@ -94,6 +95,7 @@ def day_rows(ctx: Context, events: DataFrame) -> Iterator[SplitRows]:
             rows = replace(rows, frame=once(rows.frame))
         else:
             rows = split_rows(spec, once(frame), ctx.ds)
+        reader.check_unchanged()
         _LOG.info("prepared the rows by %s", ", ".join(s.op.name for s in preparation.stands))
         yield rows
     finally:

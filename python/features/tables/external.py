@@ -59,30 +59,64 @@ class ReadsExternal(TableOp):
 
 
 class Reader:
-    """Reads external tables, Delta ones at the version that was pinned."""
+    """Reads external tables as they were pinned: Delta ones at their version; others as long as they are unchanged."""
 
-    def __init__(self, home: Path, pinned: Mapping[str, str] | None = None) -> None:
-        """`pinned`: version by path, of `pin`; without, the newest."""
+    def __init__(self, home: Path, pinned: Mapping[External, str] | None = None) -> None:
+        """`pinned`: versions of `pin`; other tables are read as they are."""
         self.home, self._pinned = home, dict(pinned or {})
+
+    @staticmethod
+    def of(home: Path, tables: Sequence[External], inputs: Sequence[Input]) -> Reader:
+        """Reads the tables at the versions that a stage's inputs name.
+
+        Raises:
+            UserError: an input for one of the tables is missing.
+        """
+        pinned = {(i.kind, i.name): i.version for i in inputs}
+        for table in tables:
+            if (table.format, table.path) not in pinned:
+                raise UserError(
+                    f"features.prepare: the manifest of the features names no version of the {table.format} table "
+                    f"{table.path}; run the features stage again"
+                )
+        return Reader(home, {t: pinned[t.format, t.path] for t in tables})
 
     def path(self, table: External) -> Path:
         """Where it is."""
         return self.home / table.path
 
+    def check_unchanged(self) -> None:
+        """Call it again when the rows are computed: files are read late.
+
+        Raises:
+            UserError: a table without versions (Parquet, CSV) is no longer as it was pinned.
+        """
+        for table in self._pinned:
+            self._check(table)
+
+    def _check(self, table: External) -> None:
+        _see(self.path(table), table)
+        pinned = self._pinned.get(table)
+        if table.format != "delta" and pinned is not None and _version(self.path(table), table) != pinned:
+            raise UserError(
+                f"features.prepare: the files of {self.path(table)} have changed since the features stage looked at "
+                f"them, and {table.format} keeps no older versions; run the features stage again"
+            )
+
     def spark(self, spark: SparkSession, table: External) -> DataFrame:
         """The wanted columns in their types.
 
         Raises:
-            UserError: the table or a column is not there, or a column has another type.
+            UserError: the table or a column is not there, a column has another type, or files are not as pinned.
         """
         from headrace.features.spark_plan import col
 
         path = self.path(table)
-        _see(path, table)
+        self._check(table)
         reader = spark.read.format(table.format)
         if table.format == "delta":
-            if table.path in self._pinned:
-                reader = reader.option("versionAsOf", int(self._pinned[table.path]))
+            if table in self._pinned:
+                reader = reader.option("versionAsOf", int(self._pinned[table]))
             frame = reader.load(str(path))
         elif table.format == "csv":
             # A schema would go by position; texts are cast by name below.
@@ -97,10 +131,10 @@ class Reader:
     def arrow(self, table: External) -> pa.Table:
         """As `spark`, without it."""
         path = self.path(table)
-        _see(path, table)
+        self._check(table)
         if table.format == "delta":
             log = DeltaLog(path)
-            version = int(self._pinned[table.path]) if table.path in self._pinned else log.version
+            version = int(self._pinned[table]) if table in self._pinned else log.version
             files = log.files(version) if version is not None else None
             if files is None:
                 raise UserError(f"{path}: version {version} of this Delta table is not there any more")
@@ -137,14 +171,16 @@ def pin(home: Path, tables: Sequence[External]) -> tuple[Input, ...]:
     for table in tables:
         path = home / table.path
         _see(path, table)
-        if table.format == "delta":
-            version = str(DeltaLog(path).version)
-        else:
-            files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-            listed = [(str(p.relative_to(path)), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
-            version = hashlib.sha256(repr(listed).encode()).hexdigest()[:16]
-        found[table.path] = Input(kind=table.format, name=table.path, version=version)
+        found[table.format, table.path] = Input(kind=table.format, name=table.path, version=_version(path, table))
     return tuple(found.values())
+
+
+def _version(path: Path, table: External) -> str:
+    if table.format == "delta":
+        return str(DeltaLog(path).version)
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    listed = [(str(p.relative_to(path)), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
+    return hashlib.sha256(repr(listed).encode()).hexdigest()[:16]
 
 
 def _see(path: Path, table: External) -> None:

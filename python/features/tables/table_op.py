@@ -96,7 +96,7 @@ class External:
     path: str
     format: Literal["delta", "parquet", "csv"]
     #: Column -> type, as the operator wants them.
-    columns: Mapping[str, ValueType]
+    columns: Mapping[str, ValueType] = field(hash=False)
 
 
 @dataclass(frozen=True)
