@@ -162,3 +162,21 @@ def test_small_halves_are_rounded_by_chance_too() -> None:
     assert set(moved.unique().tolist()) == {0.0, 1.0}
     shares = moved.view(60, 32, 4).mean((0, 1))
     assert (shares - 0.3).abs().max() < 4 * (0.21 / (60 * 32)) ** 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, -1, 0x7FC00000, 0x7F800001])
+def test_rounding_by_chance_keeps_what_is_not_a_number(dtype: torch.dtype, bits: int) -> None:
+    """Also the NaN that a GPU computes, all ones: what is added to its bits must not carry it to a zero."""
+    from headrace.embeddings.gpu import kernels
+
+    rows, dim = 8, 32
+    every = torch.arange(rows, device=DEVICE)
+    grad = torch.ones(rows, dim, device=DEVICE)
+    grad[3] = torch.tensor([bits], dtype=torch.int32, device=DEVICE).view(torch.float32)
+    table = torch.ones(rows, dim, device=DEVICE).to(dtype)
+    state = torch.zeros(rows, 1, device=DEVICE)
+    kernels.rowwise_adagrad(table, state, every, every, every, grad, lr=0.1, seed=7)
+    assert table[3].isnan().all()
+    assert state[3].isnan().all()
+    assert torch.cat([table[:3], table[4:]]).isfinite().all()

@@ -52,6 +52,16 @@ def test_a_number_is_within_half_a_step_or_by_chance_within_one(rows: np.ndarray
     torch.testing.assert_close(again, decode(stored), rtol=1e-5, atol=1e-5)
 
 
+def test_what_is_not_finite_stays_so() -> None:
+    numbers = torch.zeros(5, 6)
+    numbers[1, 2], numbers[2, 0], numbers[3, 5] = float("nan"), float("inf"), -float("inf")
+    numbers[4, 1] = torch.tensor([0x7FFFFFFF], dtype=torch.int32).view(torch.float32)
+    for noise in (None, noise_for(torch.arange(5), 6, 3)):
+        read = decode(encode(numbers, torch.uint8, noise))
+        assert (read[0] == 0).all()
+        assert not read[1:].isfinite().any()
+
+
 def test_chance_is_fair() -> None:
     numbers = torch.tensor([[0.0, 0.1234, 0.5, 0.7777, 1.0]])
     drawn = torch.cat(

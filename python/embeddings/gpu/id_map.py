@@ -27,7 +27,8 @@ def _hash(ids):
     return (x ^ (x >> 31)).to(tl.int64, bitcast=True)
 
 
-@triton.jit
+# What changes from batch to batch is kept out of what Triton compiles a kernel anew for: see kernels.
+@triton.jit(do_not_specialize=["n", "last"], do_not_specialize_on_alignment=["ids", "out"])
 def _find(keys, numbers, ids, out, n, last, BLOCK: tl.constexpr):
     """out[i] = the number of ids[i], or -1. `last`: the places' number less one, a mask."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -45,7 +46,7 @@ def _find(keys, numbers, ids, out, n, last, BLOCK: tl.constexpr):
     tl.store(out + at, found, mask=at < n)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "last"], do_not_specialize_on_alignment=["ids", "given"])
 def _put(keys, numbers, ids, given, n, last, BLOCK: tl.constexpr):
     """Give ids[i], which is not there, the number given[i]."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

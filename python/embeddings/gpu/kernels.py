@@ -20,8 +20,12 @@ from headrace.embeddings.optimizers import ADAGRAD_EPS
 #: batch does not keep one program busy while the others are done.
 PART = 64
 
+# Triton compiles a kernel anew for whole numbers that are 1 or multiples of 16, and for addresses that are multiples of
+# 16 bytes. What changes from batch to batch is kept out of that, or training would stop to compile. A table, its states
+# and the vectors' width stay the same.
 
-@triton.jit
+
+@triton.jit(do_not_specialize=["n", "bags"], do_not_specialize_on_alignment=["index", "starts", "weights"])
 def _pool(table, index, starts, weights, out, n, bags, dim, WEIGHTED: tl.constexpr, DIM: tl.constexpr):
     """A program a bag: out[bag] = sum of weights[i] * table[index[i]], front to back."""
     bag = tl.program_id(0).to(tl.int64)
@@ -39,7 +43,7 @@ def _pool(table, index, starts, weights, out, n, bags, dim, WEIGHTED: tl.constex
     tl.store(out + bag * dim + column, total, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["index"])
 def _gather(table, index, out, n, dim, ROWS: tl.constexpr, DIM: tl.constexpr):
     """A program some rows: out[i] = table[index[i]]."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -78,7 +82,10 @@ def _gradient(
     return found
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["n", "rows"],
+    do_not_specialize_on_alignment=["part_row", "first_part", "starts", "order", "bag", "weights", "divisor", "parts"],
+)
 def _parts(
     part_row,
     first_part,
@@ -118,7 +125,8 @@ def _by_chance(x, noise, HALF: tl.constexpr):
     """float32 x up or down to a neighbour that bfloat16 (HALF: float16) holds, in the mean to itself; 32 random bits.
 
     Of the bits that are lost: what is added to them before they are cut off carries over with the probability of the
-    part that they are. Below 2^-14 float16 has no exponent left: its numbers are the multiples of 2^-24.
+    part that they are. Below 2^-14 float16 has no exponent left: its numbers are the multiples of 2^-24. A NaN stays
+    one: of CUDA's, 0x7FFFFFFF, the carry would make a zero.
     """
     bits = x.to(tl.uint32, bitcast=True)
     if HALF:
@@ -127,10 +135,13 @@ def _by_chance(x, noise, HALF: tl.constexpr):
         rounded = tl.where(tl.abs(x) < 6.103515625e-05, tl.where(x < 0, -places, places), cut)
     else:
         rounded = ((bits + (noise & 0xFFFF)) & 0xFFFF0000).to(tl.float32, bitcast=True)
-    return rounded
+    return tl.where(x == x, rounded, x)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["n", "rows", "seed"],
+    do_not_specialize_on_alignment=["unique", "names", "first_part", "starts", "order", "bag", "weights", "divisor"],
+)
 def _rowwise_adagrad(
     table,
     state,
