@@ -1,7 +1,8 @@
 """Registered models in MLflow. MLflow takes seconds to import, so it is imported where it is used.
 
 Names: `<pipeline>` for the neural model, `<pipeline>-baseline` for the other one. A version is one training run, known
-by its key (a tag), so that registering a run again finds its version. The alias `champion` is the version in use.
+by its key (a tag), so that registering a run again finds its version. The alias `champion` is the version of the newest
+day that was trained: a backfill of older days registers versions beside it.
 """
 
 from __future__ import annotations
@@ -56,14 +57,15 @@ def register(
     alias: str = CHAMPION,
     history: Sequence[Mapping[str, float | None]] = (),
 ) -> str:
-    """Make `model_dir` a version of the registered model `name`, give it the alias, return the version's number.
+    """Make `model_dir` a version of the registered model `name`, return the version's number.
 
-    Idempotent by `key`: a killed or repeated registration ends with one version. The newest call has the alias.
+    It gets the alias unless that is at a version of a later day. Idempotent by `key`: a killed or repeated registration
+    ends with one version.
 
     Args:
         metrics: numbers; None and NaN (undefined for this data) are left out.
         params: a flat mapping of settings, shown beside the metrics.
-        ds: the day it was trained for.
+        ds: the day it was trained for, YYYY-MM-DD; None: unknown, and the alias moves.
         history: what was measured on the way; each entry has a `step`.
 
     Raises:
@@ -77,7 +79,12 @@ def register(
             tags = {_KEY: key} | ({_DS: ds} if ds else {})
             found = client.create_model_version(name, source=str(model_dir), run_id=run_id, tags=tags)
             log.info("registered %s version %s", name, found.version)
-        client.set_registered_model_alias(name, alias, found.version)
+        holder = _alias_holder(client, name, alias)
+        latest = holder.tags.get(_DS) if holder is not None else None
+        if ds is None or latest is None or ds >= latest:
+            client.set_registered_model_alias(name, alias, found.version)
+        else:
+            log.info("the alias %s of %s stays at version %s, of %s", alias, name, holder.version, latest)
         return str(found.version)
 
 
@@ -85,17 +92,10 @@ def champion(ws: Workspace, name: str, alias: str = CHAMPION) -> Version | None:
     """The version that has the alias; None where the model or the store is not there."""
     if not _store_file(ws).is_file():
         return None
-    from mlflow.exceptions import MlflowException
-    from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_DOES_NOT_EXIST, ErrorCode
-
-    absent = (ErrorCode.Name(RESOURCE_DOES_NOT_EXIST), ErrorCode.Name(INVALID_PARAMETER_VALUE))
     with _Client(ws) as client:
-        try:
-            found = client.get_model_version_by_alias(name, alias)
-        except MlflowException as e:
-            if e.error_code in absent:
-                return None
-            raise
+        found = _alias_holder(client, name, alias)
+        if found is None:
+            return None
         metrics = client.get_run(found.run_id).data.metrics if found.run_id else {}
         return Version(
             name=name,
@@ -161,6 +161,20 @@ def _store_file(ws: Workspace) -> Path:
 def _ensure_name(client: MlflowClient, name: str) -> None:
     if not client.search_registered_models(filter_string=f"name = '{_quoted(name)}'"):
         client.create_registered_model(name)
+
+
+def _alias_holder(client: MlflowClient, name: str, alias: str) -> Any:
+    """MLflow's version that has the alias; None where the model or the alias is not there."""
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_DOES_NOT_EXIST, ErrorCode
+
+    absent = (ErrorCode.Name(RESOURCE_DOES_NOT_EXIST), ErrorCode.Name(INVALID_PARAMETER_VALUE))
+    try:
+        return client.get_model_version_by_alias(name, alias)
+    except MlflowException as e:
+        if e.error_code in absent:
+            return None
+        raise
 
 
 def _by_key(client: MlflowClient, name: str, key: str) -> Any:

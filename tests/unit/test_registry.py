@@ -34,11 +34,15 @@ def test_versions_by_key_and_the_champion(home: Workspace, capfd: pytest.Capture
     assert first == again == "1"
     found = registry.champion(home, "clicks")
     assert found == registry.Version("clicks", "1", home.home / "a", "k1", "2026-01-10", {"auc": 0.71})
-    assert registry.register(home, "clicks", home.home / "b", {"auc": 0.7}, "k2") == "2"
+    assert registry.register(home, "clicks", home.home / "b", {"auc": 0.7}, "k2", ds="2026-01-11") == "2"
     assert registry.champion(home, "clicks").key == "k2"  # type: ignore[union-attr]
-    # Training an old day again with its old key gives the champion back to it, without a third version.
-    assert registry.register(home, "clicks", home.home / "a", metrics, "k1") == "1"
-    assert registry.champion(home, "clicks").key == "k1"  # type: ignore[union-attr]
+    # A backfill: an older day, trained anew or found by its key, leaves the champion where it is.
+    assert registry.register(home, "clicks", home.home / "a", metrics, "k1", ds="2026-01-10") == "1"
+    assert registry.register(home, "clicks", home.home / "d", metrics, "k0", ds="2026-01-09") == "3"
+    assert registry.champion(home, "clicks").key == "k2"  # type: ignore[union-attr]
+    # The champion's own day, trained again with other settings, is its new version.
+    assert registry.register(home, "clicks", home.home / "e", metrics, "k3", ds="2026-01-11") == "4"
+    assert registry.champion(home, "clicks").key == "k3"  # type: ignore[union-attr]
     assert registry.champion(home, "clicks-baseline") is None
     assert registry.register(home, "clicks-baseline", home.home / "c", {}, "k1") == "1"
     assert "INFO" not in capfd.readouterr().err
@@ -46,6 +50,8 @@ def test_versions_by_key_and_the_champion(home: Workspace, capfd: pytest.Capture
         assert db.execute("select name, version from model_versions order by 1, 2").fetchall() == [
             ("clicks", 1),
             ("clicks", 2),
+            ("clicks", 3),
+            ("clicks", 4),
             ("clicks-baseline", 1),
         ]
         assert db.execute("select key, value from params").fetchall() == [("dim", "16")]
