@@ -70,7 +70,7 @@ def sample(ws: Workspace, pipeline: str, ds: str | None, rows: int) -> None:
     table = f"{place.schema_name}.{table_name(spec)}"
     with warehouse.connect(place, ws) as conn:
         try:
-            found = look.sample(conn, table, day, rows)
+            found = look.sample(conn, place.schema_name, table_name(spec), day, rows)
         except psycopg.errors.UndefinedTable:
             raise UserError(f"there is no table {table} yet. Run: headrace run {pipeline} --ds {day}") from None
     if not found:

@@ -66,6 +66,6 @@ class Publish(Section):
     @field_validator("table")
     @classmethod
     def _identifier(cls, value: str | None) -> str | None:
-        if value is not None and not NAME.match(value):
+        if value is not None and not NAME.fullmatch(value):
             raise ValueError(f"table name '{value}' must match {NAME.pattern}")
         return value

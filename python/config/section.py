@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict
 from headrace.errors import UserError
 
 #: Names that become part of paths and table names.
-NAME = re.compile(r"^[a-z][a-z0-9_]*$")
-_DS = re.compile(r"^\d{4}-\d{2}-\d{2}$")
+#: Asked with `fullmatch`: `match` with a `$` lets a newline at the end pass.
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+_DS = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 class Section(BaseModel):
@@ -27,7 +28,7 @@ def parse_ds(text: str) -> str:
         UserError: it is none.
     """
     try:
-        if not _DS.match(text):
+        if not _DS.fullmatch(text):
             raise ValueError
         return date.fromisoformat(text).isoformat()
     except ValueError:

@@ -43,7 +43,7 @@ class Spec(Section):
     @field_validator("pipeline")
     @classmethod
     def _pipeline_name(cls, value: str) -> str:
-        if not NAME.match(value):
+        if not NAME.fullmatch(value):
             raise ValueError(f"'{value}' must match {NAME.pattern}")
         return value
 

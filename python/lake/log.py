@@ -16,8 +16,8 @@ from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 
-_COMMIT = re.compile(r"^(\d{20})\.json$")
-_CHECKPOINT = re.compile(r"^(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet$")
+_COMMIT = re.compile(r"(\d{20})\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class DeltaLog:
     def _commits(self) -> set[int]:
         if not self._log.is_dir():
             return set()
-        return {int(m.group(1)) for p in self._log.iterdir() if (m := _COMMIT.match(p.name))}
+        return {int(m.group(1)) for p in self._log.iterdir() if (m := _COMMIT.fullmatch(p.name))}
 
     def _actions(self, version: int) -> Iterator[dict[str, Any]]:
         with open(self._log / f"{version:020d}.json", encoding="utf-8") as f:
@@ -100,7 +100,7 @@ class DeltaLog:
         parts: dict[int, list[Path]] = {}
         wanted: dict[int, int] = {}
         for path in self._log.iterdir() if self._log.is_dir() else ():
-            if m := _CHECKPOINT.match(path.name):
+            if m := _CHECKPOINT.fullmatch(path.name):
                 at = int(m.group(1))
                 if at <= version:
                     parts.setdefault(at, []).append(path)

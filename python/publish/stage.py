@@ -109,7 +109,7 @@ def _publish(ctx: Context, server: warehouse.Server, conn: warehouse.Connection,
     assert done is not None, "written just now, under the pipeline's lock"
     rows = done.rows
     version = _write_delta(ctx, df)
-    shown = sample.sample(conn, table.label, ctx.ds, _SAMPLE_ROWS)
+    shown = sample.sample(conn, table.schema, table.name, ctx.ds, _SAMPLE_ROWS)
     return Result(
         outputs=(
             Output(kind="postgres", name=table.label, version=ctx.key, rows=rows),

@@ -1,7 +1,8 @@
 """Step one, write: the day's scores go from Spark's executors into a staging table.
 
-Each executor task sends its partition by `COPY`, in a transaction of its own that first removes what an earlier
-attempt at the same partition left: a task that Spark repeats does not double rows. COPY, since it is what PostgreSQL
+Each executor task sends its partition by `COPY`, in a transaction of its own. An advisory lock lets one attempt at a
+partition write at a time, and each first removes what an earlier one left: a task that Spark repeats, or runs twice at
+once (speculation), does not double rows. COPY, since it is what PostgreSQL
 loads fastest from (the JDBC writer's batched INSERTs need a round trip for each batch and a plan for each row), and
 from the executors, since the scores of all users need not fit the driver. The password reaches them inside the task,
 as with Spark's JDBC writer: it is in no Spark property, plan, event log or command line.
@@ -101,9 +102,6 @@ def copy_scores(df: DataFrame, server: Server, staging: sql.Identifier, table: S
         UserError: an executor could not reach the server, or the server did not take a row.
     """
     columns = [c.name for c in table.columns]
-    partition = sql.Identifier(PARTITION)
-    delete = sql.SQL("DELETE FROM {} WHERE {} = %s").format(staging, partition)
-    copy = sql.SQL("COPY {} ({}, {}) FROM STDIN (FORMAT csv)").format(staging, table.column_ids, partition)
 
     def send(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow
@@ -113,12 +111,7 @@ def copy_scores(df: DataFrame, server: Server, staging: sql.Identifier, table: S
         number = context.partitionId() if context else 0
         rows, fault = 0, ""
         try:
-            with server.connect() as conn, conn.transaction(), conn.cursor() as cursor:
-                cursor.execute(delete, [number])
-                with cursor.copy(copy) as sink:
-                    for batch in batches:
-                        sink.write(as_csv(batch, number))
-                        rows += batch.num_rows
+            rows = copy_partition(server, staging, table, number, batches)
         except psycopg.Error as e:
             fault = reason_of(e)
         yield pyarrow.RecordBatch.from_pydict({"rows": [rows], "fault": [fault]})
@@ -132,6 +125,39 @@ def copy_scores(df: DataFrame, server: Server, staging: sql.Identifier, table: S
             f"publish.warehouse.kind=postgres)"
         )
     return sum(int(row["rows"]) for row in sent)
+
+
+def copy_partition(
+    server: Server, staging: sql.Identifier, table: ScoresTable, number: int, batches: Iterable[pa.RecordBatch]
+) -> int:
+    """Make `batches` the rows of one Spark partition in the staging table, whatever other attempts did or are doing.
+
+    Args:
+        server: the warehouse.
+        staging: the staging table.
+        table: names the columns.
+        number: of the partition.
+        batches: its rows, with the table's columns.
+
+    Returns:
+        Rows sent.
+
+    Raises:
+        psycopg.Error: the server cannot be reached, or did not take a row.
+    """
+    partition = sql.Identifier(PARTITION)
+    delete = sql.SQL("DELETE FROM {} WHERE {} = %s").format(staging, partition)
+    copy = sql.SQL("COPY {} ({}, {}) FROM STDIN (FORMAT csv)").format(staging, table.column_ids, partition)
+    rows = 0
+    with server.connect() as conn, conn.transaction(), conn.cursor() as cursor:
+        # Without the lock, DELETE would not see what another attempt has not committed yet, and both would stay.
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 2))", [f"{staging.as_string()}/{number}"])
+        cursor.execute(delete, [number])
+        with cursor.copy(copy) as sink:
+            for batch in batches:
+                sink.write(as_csv(batch, number))
+                rows += batch.num_rows
+    return rows
 
 
 def as_csv(batch: pa.RecordBatch, partition: int) -> memoryview:

@@ -253,9 +253,9 @@ def test_killed_anywhere_then_run_again(
 def test_text_keys_and_a_table_of_another_name(spark: SparkSession, ws: Workspace) -> None:
     frame = scores(8, text_keys=True)
     land(spark, ws, frame)
-    done = publish(ws, overrides=["publish.table=top_items", "publish.warehouse.schema=served"])
-    assert done.manifest.output("postgres").name == "served.top_items"
-    same(in_warehouse(ws, "served.top_items"), frame)
+    done = publish(ws, overrides=["publish.table=top_items", "publish.warehouse.schema=served.v2"])
+    assert done.manifest.output("postgres").name == "served.v2.top_items"
+    same(in_warehouse(ws, '"served.v2".top_items'), frame)
     assert not embedded.status(ws).running
 
 

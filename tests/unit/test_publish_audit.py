@@ -6,6 +6,7 @@ import math
 import shlex
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -249,7 +250,7 @@ def test_a_table_of_other_columns_is_refused(conn: warehouse.Connection) -> None
 def test_names_are_quoted(conn: warehouse.Connection) -> None:
     bad = 'x"; DROP TABLE clicks_scores; --'
     odd = tables.scores_table(
-        'odd "schema',
+        'odd "schema.v2',
         bad,
         'user "id',
         "item'id",
@@ -261,9 +262,46 @@ def test_names_are_quoted(conn: warehouse.Connection) -> None:
         checks = audit(conn, staged, odd, DS, Limits(1, 1, 3, 0.5))
         assert [c for c in checks if not c.ok] == []
         swap.swap(conn, staged, odd, DS, "k", "s", checks)
-    assert tables.count_day(conn, 'odd "schema', bad, DS) == 1
+    assert tables.count_day(conn, 'odd "schema.v2', bad, DS) == 1
+    assert [row["rank"] for row in sample.sample(conn, 'odd "schema.v2', bad, DS)] == [1]
     assert tables.columns_of(conn, "public", "clicks_scores")
-    conn.execute('DROP SCHEMA "odd ""schema" CASCADE')
+    conn.execute('DROP SCHEMA "odd ""schema.v2" CASCADE')
+
+
+def test_two_attempts_at_a_partition_at_once_leave_its_rows_once(
+    conn: warehouse.Connection, server: tuple[warehouse.Server, Workspace]
+) -> None:
+    """What Spark's speculation does: the second attempt begins while the first is in the middle of its COPY."""
+    names = [c.name for c in TABLE.columns]
+    rows = pa.RecordBatch.from_pylist([dict(zip(names, r, strict=True)) for r in good_rows(50)])
+    begun, finished = threading.Event(), []
+
+    with staging.staging_table(conn, TABLE, DS) as staged:
+
+        def second() -> None:
+            def batches() -> Iterator[pa.RecordBatch]:
+                begun.set()
+                yield rows
+
+            finished.append(staging.copy_partition(server[0], staged, TABLE, 3, batches()))
+
+        other = threading.Thread(target=second)
+
+        def first() -> Iterator[pa.RecordBatch]:
+            yield rows.slice(0, 60)
+            other.start()
+            # The other attempt either copies, too, or waits for this one's transaction.
+            waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            while not begun.is_set() and conn.execute(waiting).fetchone() == (0,):
+                time.sleep(0.01)
+            if begun.is_set():
+                other.join()
+            yield rows.slice(60)
+
+        assert staging.copy_partition(server[0], staged, TABLE, 3, first()) == 150
+        other.join()
+        assert finished == [150]
+        assert conn.execute(sql.SQL("SELECT count(*) FROM {}").format(staged)).fetchone() == (150,)
 
 
 def test_arrow_to_copy_keeps_every_value(conn: warehouse.Connection) -> None:
@@ -292,13 +330,11 @@ def test_the_sample_reads_as_psql_prints_it(
     conn: warehouse.Connection, server: tuple[warehouse.Server, Workspace]
 ) -> None:
     publish(conn, good_rows(20))
-    rows = sample.sample(conn, "clicks_scores", DS, 7)
-    assert rows == sample.sample(conn, "public.clicks_scores", DS, 7)
     query = f"SELECT * FROM clicks_scores WHERE ds = '{DS}' ORDER BY user_id, rank LIMIT"
     for n in (7, 1):
         command = f"{warehouse.psql_info(Warehouse(), server[1])} -X -c {shlex.quote(f'{query} {n}')}"
         shown = subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
         assert "item_id" in shown
-        mine = sample.psql_table(sample.sample(conn, "clicks_scores", DS, n))
+        mine = sample.psql_table(sample.sample(conn, "public", "clicks_scores", DS, n))
         assert [line.rstrip() for line in shown.rstrip().splitlines()] == mine.splitlines()
     assert sample.psql_table([]) == "(0 rows)"
