@@ -27,10 +27,10 @@ from torch import Tensor
 
 from bench.embeddings_bytes import byte_figures
 from bench.report import Figure, publish
+from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer
-from headrace.embeddings.collective import LocalCollective
-from headrace.embeddings.plan import Lookup, Table, row_wise
 from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.embeddings.sharding.plan import Lookup, Table, row_wise
 from headrace.workspace import checkout
 
 TABLES, ROWS, DIM, BATCH, IDS = 4, 1_000_000, 64, 8_192, 4

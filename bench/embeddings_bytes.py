@@ -19,12 +19,12 @@ from torch import Tensor
 
 from bench.peers.torchrec_step import Meter, Step, draw_ids, is_installed, run_torchrec
 from bench.report import Figure
+from headrace.comm.threads import ThreadCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Sharding
-from headrace.embeddings.collective_threads import ThreadCollective, run_ranks
-from headrace.embeddings.cost import plan_load
-from headrace.embeddings.plan import Lookup, Plan, Table
-from headrace.embeddings.planner import Planned, plan_tables
+from headrace.embeddings.planner.cost import plan_load
+from headrace.embeddings.planner.search import Planned, plan_tables
 from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.embeddings.sharding.plan import Lookup, Plan, Table
 from headrace.workspace import checkout
 
 OPTIMIZER = EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.01)
@@ -91,7 +91,7 @@ def how(plan: Plan) -> str:
 def _rank(rank: int, step: Step, plan: Plan, meeting: Path, answers: Any) -> None:
     import torch.distributed as dist
 
-    from headrace.embeddings.collective_torch import TorchCollective
+    from headrace.comm.torch_dist import TorchCollective
 
     torch.set_num_threads(step.threads)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=step.world)

@@ -20,17 +20,17 @@ import numpy as np
 import torch
 
 from bench.report import Figure
+from headrace.comm.base import Collective
+from headrace.comm.shared_memory import SharedCollective, shared
 from headrace.config import EmbeddingOptimizer, Sharding
-from headrace.embeddings.collective import Collective
-from headrace.embeddings.collective_shared import SharedCollective, shared
-from headrace.embeddings.cost import Besides, Workload, plan_load
-from headrace.embeddings.dynamic import DynamicEmbeddings
-from headrace.embeddings.dynamic_learning import DynamicReport
-from headrace.embeddings.dynamic_memory import bytes_beside
-from headrace.embeddings.dynamic_spec import DynamicSpec
-from headrace.embeddings.id_map import mix
-from headrace.embeddings.plan import Lookup, Plan, Table, blocks_for
+from headrace.embeddings.dynamic.memory import bytes_beside
+from headrace.embeddings.dynamic.rows import DynamicReport
+from headrace.embeddings.dynamic.spec import DynamicSpec
+from headrace.embeddings.dynamic.tables import DynamicEmbeddings
+from headrace.embeddings.kernels.id_map_cpu import mix
+from headrace.embeddings.planner.cost import Besides, Workload, plan_load
 from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
 from headrace.workspace import checkout
 
 OPTIMIZER = EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.01)
@@ -47,7 +47,7 @@ def _status(key: str) -> int:
 def _rank(rank: int, plan: Plan, room: int, meeting: Path, answers: Any) -> None:
     import torch.distributed as dist
 
-    from headrace.embeddings.collective_torch import TorchCollective
+    from headrace.comm.torch_dist import TorchCollective
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=plan.world_size)
@@ -151,7 +151,7 @@ def memory_figures(size: int = 2, rows: int = 10_000_000) -> list[Figure]:
 def _raw(rank: int, size: int, spec: DynamicSpec, batches: int, ids: int, meeting: Path, answers: Any) -> None:
     import torch.distributed as dist
 
-    from headrace.embeddings.collective_torch import TorchCollective
+    from headrace.comm.torch_dist import TorchCollective
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)

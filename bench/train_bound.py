@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from bench.peers.torchrec_step import Step, draw_ids
 from headrace.dataset.batch import Batch
-from headrace.embeddings import native
-from headrace.embeddings.pages import empty_table
+from headrace.embeddings.kernels import cpu
+from headrace.embeddings.storage.huge_pages import empty_table
 
 
 class Nothing:
@@ -75,13 +75,13 @@ class Touched(Constant):
     def forward(self, prepared: Nothing) -> Tensor:
         self._now = prepared.batch
         asked, _ = self._asked[self._now]
-        native.pool_sum(self._table, asked, asked.numel())
+        cpu.pool_sum(self._table, asked, asked.numel())
         return super().forward(prepared)
 
     def step(self, lr: float | None = None) -> None:
         _, rows = self._asked[self._now]
         each = torch.arange(rows.numel())
-        native.update(
+        cpu.update(
             "rowwise_adagrad",
             self._table,
             [self._state],

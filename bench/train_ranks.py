@@ -28,15 +28,15 @@ from torch import Tensor
 
 from bench.peers.torchrec_step import Step, draw_ids
 from bench.train_bound import Constant, Touched
+from headrace.comm.base import Collective
+from headrace.comm.shared_memory import shared
+from headrace.comm.torch_dist import TorchCollective
 from headrace.config import EmbeddingOptimizer, Model, Optimizer, Schedule, Sharding, Train
 from headrace.dataset.batch import Batch
 from headrace.dataset.layout import open_split
 from headrace.dataset.source import TrainSource
-from headrace.embeddings.collective import Collective
-from headrace.embeddings.collective_shared import shared
-from headrace.embeddings.collective_torch import TorchCollective
-from headrace.embeddings.plan import Lookup, Plan, Table
-from headrace.embeddings.planner import plan_tables
+from headrace.embeddings.planner.search import plan_tables
+from headrace.embeddings.sharding.plan import Lookup, Plan, Table
 from headrace.manifest import Manifest
 from headrace.models.dlrm import DLRM
 from headrace.models.mlp import pairwise_dots

@@ -74,7 +74,7 @@ class Feature(BaseModel):
     #: Features that name the same vocabulary share codes, and may share an embedding table.
     vocabulary: str | None = None
     #: Categorical only: raw 64-bit ids in place of codes, 0 where there is none. No cardinality and no vocabulary; the
-    #: table's rows come and go with the ids (headrace.embeddings.dynamic).
+    #: table's rows come and go with the ids (headrace.embeddings.dynamic.tables).
     dynamic: bool = False
     #: Of a vocabulary: values that it lacks have codes 1..oov_buckets, those that it has begin behind.
     oov_buckets: int = Field(default=1, ge=1)

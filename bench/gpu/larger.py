@@ -8,10 +8,10 @@ import torch
 
 from bench.gpu.clock import Clock, Row
 from bench.gpu.data import DIM, EXPONENT, batches
-from headrace.embeddings.duplicates import find_duplicates
-from headrace.embeddings.gpu import kernels
-from headrace.embeddings.gpu.cache import CachedRows
-from headrace.embeddings.gpu.id_map import DeviceMap
+from headrace.embeddings.kernels import gpu
+from headrace.embeddings.kernels.duplicates import find_duplicates
+from headrace.embeddings.kernels.id_map_gpu import DeviceMap
+from headrace.embeddings.storage.host_cache import CachedRows
 
 #: Share of the rows that the card holds.
 HELD = 0.1
@@ -46,10 +46,10 @@ def cache_rows(clock: Clock, rows: int, batch: int) -> Iterator[Row]:
     def step(turn: int) -> None:
         distinct = find_duplicates(found[turn % len(found)])
         vectors = table.look_up(distinct, stay=True)
-        kernels.pool_sum(vectors, distinct.inverse(), batch)
+        gpu.pool_sum(vectors, distinct.inverse(), batch)
         opened = table.open(distinct.unique)
         weight, state = opened.matrices
-        kernels.rowwise_adagrad(weight, state, opened.places, distinct.starts, distinct.order, grad, lr=0.01)
+        gpu.rowwise_adagrad(weight, state, opened.places, distinct.starts, distinct.order, grad, lr=0.01)
         table.close(opened)
 
     for turn in range(12 if clock.device == "cuda" else 1):

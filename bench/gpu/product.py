@@ -17,9 +17,9 @@ from bench.gpu.data import DENSE, DIM, batches
 
 def product_rows(clock: Clock, sizes: list[int], kind: str, batch: int, storage: Any, dense: Any) -> Iterator[Row]:
     """Ids from the host to the last optimizer; on a GPU the dense part as a graph."""
+    from headrace.comm.base import LocalCollective
     from headrace.config import EmbeddingOptimizer, Model, Optimizer
-    from headrace.embeddings.collective import LocalCollective
-    from headrace.embeddings.plan import Lookup, Plan, Table, row_wise
+    from headrace.embeddings.sharding.plan import Lookup, Plan, Table, row_wise
     from headrace.models.dlrm import DLRM
     from headrace.schema import DatasetSchema, Feature, Kind
     from headrace.train.dense import DenseOptimizer

@@ -9,7 +9,7 @@ that fails is a line, and the others go on.
 
 - floors: a copy of memory (bytes read and written), a gather of random rows of the tables (likewise), a bf16 product;
 - embedding step: look up 26 rows a sample, sort out duplicates, sum gradients, row-wise Adagrad
-  (headrace.embeddings.gpu.kernels). Floor: the bytes of its parts (row read and written out; gradient read; distinct
+  (headrace.embeddings.kernels.gpu). Floor: the bytes of its parts (row read and written out; gradient read; distinct
   rows read and written) at the speed of the gather. Peer: torch.nn.EmbeddingBag, sparse gradients, torch.optim.SGD,
   which has no state;
 - step: the whole model, bf16 (or TF32) in its dense part, that part as a CUDA graph, DLRM's interaction in one kernel
@@ -53,7 +53,7 @@ from bench.gpu import larger, product  # noqa: E402
 from bench.gpu.clock import Clock, Row  # noqa: E402
 from bench.gpu.data import DIM, Batch, batches, cardinalities  # noqa: E402
 from bench.gpu.models import MODELS  # noqa: E402
-from headrace.embeddings.gpu import kernels  # noqa: E402
+from headrace.embeddings.kernels import gpu  # noqa: E402
 
 LR = 0.01
 
@@ -70,7 +70,7 @@ class Tables:
 
     def look_up(self, addresses: Tensor) -> Tensor:
         """float32 [N, DIM]."""
-        return kernels.pool_sum(self.weight, addresses, addresses.numel())
+        return gpu.pool_sum(self.weight, addresses, addresses.numel())
 
     def update(self, addresses: Tensor, grad: Tensor) -> int:
         """One step; grad float32 [N, DIM]. Returns how many distinct rows there were."""
@@ -79,7 +79,7 @@ class Tables:
         torch.ne(values[1:], values[:-1], out=is_first[1:])
         starts = is_first.nonzero().view(-1)
         rows = values.index_select(0, starts)
-        kernels.rowwise_adagrad(self.weight, self.state, rows, starts, order, grad, lr=LR)
+        gpu.rowwise_adagrad(self.weight, self.state, rows, starts, order, grad, lr=LR)
         return rows.numel()
 
 
@@ -288,7 +288,7 @@ def main(words: list[str] | None = None) -> int:
     device = "cpu" if args.tiny else "cuda"
     torch.set_float32_matmul_precision("high")
     on = "a rehearsal on a CPU: the figures mean nothing" if args.tiny else torch.cuda.get_device_name()
-    print(f"{on}; torch {torch.__version__}, Triton {kernels.triton.__version__}")
+    print(f"{on}; torch {torch.__version__}, Triton {gpu.triton.__version__}")
     rows: list[Row] = []
     for name, make in parts(args, device):
         if not any(name.startswith(p) for p in args.parts):

@@ -29,12 +29,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bench.peers.torchrec_step import FOLDERS
+from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer
-from headrace.embeddings.collective import LocalCollective
-from headrace.embeddings.dynamic import DynamicEmbeddings
-from headrace.embeddings.dynamic_spec import DynamicSpec
-from headrace.embeddings.plan import Plan
+from headrace.embeddings.dynamic.spec import DynamicSpec
+from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.embeddings.sharding.plan import Plan
 from headrace.workspace import checkout
 
 _MODULE = "bench.peers.torchrec_collisions"

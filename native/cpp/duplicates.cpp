@@ -1,4 +1,4 @@
-// Duplicates in a vector: headrace.embeddings.duplicates, by ctypes. No torch: the callers own what goes in and comes out.
+// Duplicates in a vector: headrace.embeddings.kernels.duplicates, by ctypes. No torch: the callers own what goes in and comes out.
 
 #include <algorithm>
 #include <cstdint>

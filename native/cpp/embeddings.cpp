@@ -1,4 +1,4 @@
-// The loops of an embedding table that torch needs many passes for, called from headrace.embeddings.native by ctypes.
+// The loops of an embedding table that torch needs many passes for, called from headrace.embeddings.kernels.cpu by ctypes.
 //
 // occurrences: codes of a padded batch to addresses, bag by bag. cut_bags: those by owner. addresses, places: where rows lie
 // in memory. numbers, parts: what ranks ask each other for, written and read.

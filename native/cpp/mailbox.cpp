@@ -1,4 +1,4 @@
-// Numbers in memory that processes share, announced and waited for: headrace.embeddings.collective_shared.
+// Numbers in memory that processes share, announced and waited for: headrace.comm.shared_memory.
 
 #include <cstdint>
 #include <ctime>

@@ -172,7 +172,7 @@ def jars(gradle: Path, configuration: str) -> list[str]:
 
 def native() -> Iterator[Finding]:
     """What of native/ is built: needed by the operators on native functions, faster embeddings, GPU plans."""
-    from headrace.embeddings.native import library as embeddings
+    from headrace.native import library as embeddings
     from headrace.udfs import library as columns
     from headrace.udfs.spark import udf_jars
 

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 from rich.table import Table as Screen
 
+from headrace.comm.shared_memory import may_share
 from headrace.commands.screen import out, table
 from headrace.config import Sharding, load_spec
-from headrace.embeddings.collective_shared import may_share
-from headrace.embeddings.cost import GIB, Besides, load_of
-from headrace.embeddings.declared import load_tables
-from headrace.embeddings.dynamic_memory import bytes_beside, most_bytes
-from headrace.embeddings.dynamic_spec import DynamicSpec, dynamic_features, dynamic_specs
-from headrace.embeddings.plan import Table, tables_of
-from headrace.embeddings.planner import Planned, plan_tables
-from headrace.embeddings.popularity import Popularity
+from headrace.embeddings.dynamic.memory import bytes_beside, most_bytes
+from headrace.embeddings.dynamic.spec import DynamicSpec, dynamic_features, dynamic_specs
+from headrace.embeddings.planner.cost import GIB, Besides, load_of
+from headrace.embeddings.planner.declared import load_tables
+from headrace.embeddings.planner.popularity import Popularity
+from headrace.embeddings.planner.search import Planned, plan_tables
+from headrace.embeddings.sharding.plan import Table, tables_of
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.schema import DatasetSchema

@@ -10,26 +10,26 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from headrace.comm.base import Collective, post_of
 from headrace.config import EmbeddingOptimizer, Optimizer
-from headrace.embeddings import storage
-from headrace.embeddings.batch import Batcher, Ragged, brought
-from headrace.embeddings.collective import Collective, post_of
-from headrace.embeddings.dynamic import DynamicEmbeddings
-from headrace.embeddings.exchange import Mail, Request
-from headrace.embeddings.gpu import dispatch
-from headrace.embeddings.gpu.cache import CachedRows
-from headrace.embeddings.gpu.dispatch import placing
-from headrace.embeddings.gradients import Gradient
-from headrace.embeddings.in_place import Placed, can_place, is_placed
-from headrace.embeddings.initial import INIT_BOUND, initial_rows
-from headrace.embeddings.layout import Arena, Layout
-from headrace.embeddings.lookup import Lookup, Winners, row_gradient, sent_gradient
-from headrace.embeddings.nodes import NodeMail
-from headrace.embeddings.pages import empty_table
-from headrace.embeddings.plan import Plan
-from headrace.embeddings.prepared import Prepared
-from headrace.embeddings.rows import encode
-from headrace.embeddings.update import Updater
+from headrace.embeddings.checkpoint import shards
+from headrace.embeddings.dynamic.tables import DynamicEmbeddings
+from headrace.embeddings.exchange.hierarchical import NodeMail
+from headrace.embeddings.exchange.row_exchange import Mail, Request
+from headrace.embeddings.input.addressing import Batcher, Ragged, brought
+from headrace.embeddings.kernels import dispatch
+from headrace.embeddings.kernels.dispatch import placing
+from headrace.embeddings.lookup.autograd import Lookup, Winners, row_gradient, sent_gradient
+from headrace.embeddings.lookup.handle import Prepared
+from headrace.embeddings.lookup.zero_copy import Placed, can_place, is_placed
+from headrace.embeddings.optim.fused import Updater
+from headrace.embeddings.optim.gradients import Gradient
+from headrace.embeddings.sharding.layout import Arena, Layout
+from headrace.embeddings.sharding.plan import Plan
+from headrace.embeddings.storage.dtypes import encode
+from headrace.embeddings.storage.host_cache import CachedRows
+from headrace.embeddings.storage.huge_pages import empty_table
+from headrace.embeddings.storage.initialize import INIT_BOUND, initial_rows
 
 
 class ShardedEmbeddings(nn.Module):
@@ -46,14 +46,14 @@ class ShardedEmbeddings(nn.Module):
         loss_of(embeddings(codes)).backward()   # local loss: sum over the rank's rows / rows of the global batch
         embeddings.step()
 
-    Tables of raw ids (`dynamic`) travel in the same messages: see headrace.embeddings.dynamic. Optimizer, step and
+    Tables of raw ids (`dynamic`) travel in the same messages: see dynamic.tables. Optimizer, step and
     files are their own.
 
     Bits: the same ranks give the same bits again. A lookup gives the same bits on any number of ranks and by any plan.
     Gradients are summed in the order rank by rank, so weights after a step differ between worlds by rounding alone.
 
     With `device="cuda"` the tables live on the GPU, and so do batches (they are brought there), vectors and gradients;
-    the kernels of headrace.embeddings.gpu look up and step. Rows of 16 bits are then rounded by chance in a step.
+    the kernels of headrace.embeddings.kernels look up and step. Rows of 16 bits are then rounded by chance in a step.
     Tables that the plan says are `cached` are in host memory, their hot rows on the GPU as well; results are the same,
     bit for bit.
 
@@ -354,7 +354,7 @@ class ShardedEmbeddings(nn.Module):
         self.open_requests = []
 
     def track_changes(self) -> None:
-        """Remember from now on which rows each step changes (a byte a row): see headrace.embeddings.delta."""
+        """Remember from now on which rows each step changes (a byte a row): see checkpoint.delta."""
         if self._updater is None:
             raise RuntimeError("configure_optimizer comes before track_changes")
         self._updater.track()
@@ -395,12 +395,12 @@ class ShardedEmbeddings(nn.Module):
         return twin
 
     def save_shards(self, directory: Path, with_optimizer: bool) -> None:
-        """Write this rank's rows (and optimizer states) below `directory`; see storage.save_shards."""
-        storage.save_shards(self, directory, with_optimizer)
+        """Write this rank's rows (and optimizer states) below `directory`; see shards.save_shards."""
+        shards.save_shards(self, directory, with_optimizer)
 
-    def load_shards(self, directory: Path, with_optimizer: bool) -> storage.Loaded:
-        """Read this rank's rows (and optimizer states), saved by any number of ranks; see storage.load_shards."""
-        return storage.load_shards(self, directory, with_optimizer)
+    def load_shards(self, directory: Path, with_optimizer: bool) -> shards.Loaded:
+        """Read this rank's rows (and optimizer states), saved by any number of ranks; see shards.load_shards."""
+        return shards.load_shards(self, directory, with_optimizer)
 
 
 def _start(arena: Arena, seed: int, bound: float) -> Tensor:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from headrace import config
-from headrace.embeddings.collective import Collective
-from headrace.embeddings.dynamic import DynamicEmbeddings
-from headrace.embeddings.dynamic_spec import dynamic_specs
-from headrace.embeddings.in_place import Placed
-from headrace.embeddings.plan import Lookup, Plan, Table, row_wise, tables_of
-from headrace.embeddings.prepared import Prepared
+from headrace.comm.base import Collective
+from headrace.embeddings.dynamic.spec import dynamic_specs
+from headrace.embeddings.dynamic.tables import DynamicEmbeddings
+from headrace.embeddings.lookup.handle import Prepared
+from headrace.embeddings.lookup.zero_copy import Placed
 from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.embeddings.sharding.plan import Lookup, Plan, Table, row_wise, tables_of
 from headrace.errors import UserError
 from headrace.models.mlp import MLP
 from headrace.models.pairs import with_pairs

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headrace.embeddings import native
-from headrace.embeddings.gpu import dispatch
-from headrace.embeddings.in_place import Placed
+from headrace.embeddings.kernels import cpu, dispatch
+from headrace.embeddings.lookup.zero_copy import Placed
 from headrace.models.mlp import pairwise_dots
 
 
@@ -30,7 +29,7 @@ def with_pairs(bottom: Tensor, features: Tensor | Placed) -> Tensor:
 
         if interaction.fits(*features.shape[1:]):
             return interaction.interact(bottom, features)
-    if native.usable(bottom, features):
+    if cpu.usable(bottom, features):
         out: Tensor = _Pairs.apply(bottom, features)  # type: ignore[no-untyped-call]
         return out
     return torch.cat([bottom, pairwise_dots(torch.cat([bottom.unsqueeze(1), features], dim=1))], dim=1)
@@ -39,7 +38,7 @@ def with_pairs(bottom: Tensor, features: Tensor | Placed) -> Tensor:
 def _placed_pairs(bottom: Tensor, features: Placed) -> Tensor:
     assert features.at is not None
     wanted = (features.at.shape[0], features.width)
-    if not native.usable(bottom) or bottom.shape != wanted:
+    if not cpu.usable(bottom) or bottom.shape != wanted:
         raise ValueError(f"no float32 {list(wanted)}, but {bottom.dtype} {list(bottom.shape)}")
     out: Tensor = _PlacedPairs.apply(features.anchor, bottom, features)  # type: ignore[no-untyped-call]
     if not torch.is_grad_enabled():
@@ -53,12 +52,12 @@ class _Pairs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, bottom: Tensor, features: Tensor) -> Tensor:
         ctx.save_for_backward(bottom, features)
-        return native.interact(bottom, features)
+        return cpu.interact(bottom, features)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         bottom, features = ctx.saved_tensors
-        of_bottom, of_features = native.interact_gradient(bottom, features, grads[0])
+        of_bottom, of_features = cpu.interact_gradient(bottom, features, grads[0])
         assert of_features is not None
         return of_bottom, of_features
 
@@ -70,7 +69,7 @@ class _PlacedPairs(torch.autograd.Function):
     def forward(ctx: Any, anchor: Tensor, bottom: Tensor, features: Placed) -> Tensor:
         ctx.save_for_backward(bottom)
         ctx.features = features
-        return native.interact(bottom, None, features.at)
+        return cpu.interact(bottom, None, features.at)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None]:
@@ -78,14 +77,14 @@ class _PlacedPairs(torch.autograd.Function):
         features: Placed = ctx.features
         features.check()
         if torch.get_num_threads() > 1:  # which would meet where samples have a row in common
-            of_bottom, of_features = native.interact_gradient(bottom, None, grads[0], features.at)
+            of_bottom, of_features = cpu.interact_gradient(bottom, None, grads[0], features.at)
             assert of_features is not None
             with features.around():
                 features.take(of_features)
             return None, of_bottom, None
         with features.around():
             to = features.open()
-        of_bottom, _ = native.interact_gradient(bottom, None, grads[0], features.at, to)
+        of_bottom, _ = cpu.interact_gradient(bottom, None, grads[0], features.at, to)
         with features.around():
             features.close()
         return None, of_bottom, None

@@ -2,8 +2,8 @@
 
     model.json          kind, model settings, dataset schema, pipeline, ds, key, metrics, checksums of the dense parts
     dense.safetensors   the state dict of the dense part
-    embeddings/         rows (and optimizer states, for a warm start) by table and range (headrace.embeddings.storage)
-    dynamic/            rows of tables of raw ids, where there are any (headrace.embeddings.dynamic_files)
+    embeddings/         rows (and optimizer states, for a warm start) by table and range (embeddings.checkpoint)
+    dynamic/            rows of tables of raw ids, where there are any (embeddings.checkpoint)
     workflow/           the fitted features that it was trained on
 
 Nothing in it is code, and nothing depends on the number of ranks that wrote it.
@@ -20,9 +20,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace import __version__, config
 from headrace.atomic import write_text
-from headrace.embeddings.collective import Collective, LocalCollective
-from headrace.embeddings.storage import Loaded, read_index, shared_directory, write_index
-from headrace.embeddings.tensors import FileRecord, load_tensors, read_checked, record_of, save_tensors
+from headrace.comm.base import Collective, LocalCollective
+from headrace.embeddings.checkpoint.shards import Loaded, read_index, shared_directory, write_index
+from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, read_checked, record_of, save_tensors
 from headrace.errors import UserError
 from headrace.models.dlrm import DLRM
 from headrace.schema import DatasetSchema

@@ -11,7 +11,7 @@ from typing import Any
 from headrace import registry
 from headrace.atomic import new_directory
 from headrace.config import Spec
-from headrace.embeddings.dynamic_spec import dynamic_features
+from headrace.embeddings.dynamic.spec import dynamic_features
 from headrace.errors import UserError
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output

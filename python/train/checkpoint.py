@@ -1,8 +1,8 @@
 """Checkpoints: all that a run needs to go on as if it had never stopped, on any number of ranks.
 
     checkpoints/step-00000200/
-        embeddings/...        rows and optimizer states by table and range (headrace.embeddings.storage)
-        dynamic/...           tables of raw ids, where there are any (headrace.embeddings.dynamic_files)
+        embeddings/...        rows and optimizer states by table and range (headrace.embeddings.checkpoint.shards)
+        dynamic/...           tables of raw ids, where there are any (headrace.embeddings.checkpoint.dynamic)
         dense.safetensors     `model/<name>` and `optimizer/<number>/<state>`
         checkpoint.json       the loop's position and history, the dense file's checksum; written last
 
@@ -27,11 +27,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from headrace.atomic import write_text
-from headrace.embeddings.collective import Collective
-from headrace.embeddings.dynamic import DynamicEmbeddings
+from headrace.comm.base import Collective
+from headrace.embeddings.checkpoint.shards import shared_directory, write_index
+from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, save_tensors
+from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.storage import shared_directory, write_index
-from headrace.embeddings.tensors import FileRecord, load_tensors, save_tensors
 from headrace.errors import UserError
 from headrace.train.dense import DenseOptimizer
 from headrace.train.job import list_steps, step_name

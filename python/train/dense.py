@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace import config
-from headrace.embeddings.collective import Collective
+from headrace.comm.base import Collective
 from headrace.errors import UserError
 
 _MARK = "__dynamo_disable"

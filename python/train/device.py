@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headrace.embeddings.collective import Collective
+from headrace.comm.base import Collective
 from headrace.errors import UserError
 from headrace.world import World
 

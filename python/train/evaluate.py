@@ -12,9 +12,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from headrace.comm.base import Collective
 from headrace.dataset.layout import SplitLayout
 from headrace.dataset.source import EvalSource
-from headrace.embeddings.collective import Collective
 from headrace.schema import DatasetSchema
 from headrace.train.metrics import calibration_bins, click_metrics, ranking_metrics, sigmoid
 

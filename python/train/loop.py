@@ -13,16 +13,16 @@ import resource
 from collections.abc import Sequence
 from pathlib import Path
 
+from headrace.comm.base import Collective, LocalCollective
+from headrace.comm.shared_memory import may_share
 from headrace.dataset.layout import SplitLayout, open_split
 from headrace.dataset.source import TrainSource
-from headrace.embeddings.collective import Collective, LocalCollective
-from headrace.embeddings.collective_shared import may_share
-from headrace.embeddings.cost import Besides
-from headrace.embeddings.dynamic_memory import bytes_beside
-from headrace.embeddings.dynamic_spec import dynamic_features, dynamic_specs
-from headrace.embeddings.gpu.hits import cache_use
-from headrace.embeddings.plan import Lookup, Plan, Table
-from headrace.embeddings.planner import plan_tables
+from headrace.embeddings.cache_use import cache_use
+from headrace.embeddings.dynamic.memory import bytes_beside
+from headrace.embeddings.dynamic.spec import dynamic_features, dynamic_specs
+from headrace.embeddings.planner.cost import Besides
+from headrace.embeddings.planner.search import plan_tables
+from headrace.embeddings.sharding.plan import Lookup, Plan, Table
 from headrace.models import saved
 from headrace.models.dlrm import DLRM
 from headrace.schema import DatasetSchema

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from headrace.dataset.layout import open_split
 from headrace.dataset.lists import by_column
-from headrace.embeddings.plan import tables_of
-from headrace.embeddings.popularity import Popularity
+from headrace.embeddings.planner.popularity import Popularity
+from headrace.embeddings.sharding.plan import tables_of
 from headrace.schema import DatasetSchema
 
 #: Rows that are looked at, at most, and row groups that they are from.

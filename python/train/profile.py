@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from headrace.atomic import write_text
-from headrace.embeddings.collective import Collective
+from headrace.comm.base import Collective
 from headrace.train.job import Job
 from headrace.train.spans import PARTS, Spans
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from headrace.embeddings.in_place import Placed
+from headrace.embeddings.lookup.zero_copy import Placed
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from headrace import registry
 from headrace.config import Spark, Spec
 from headrace.dataset.layout import check_streams, open_split
 from headrace.dataset.negatives import NegativePlan
-from headrace.embeddings.dynamic_spec import dynamic_specs
+from headrace.embeddings.dynamic.spec import dynamic_specs
 from headrace.errors import UserError
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output

@@ -11,8 +11,8 @@ from itertools import pairwise
 
 import torch
 
+from headrace.comm.base import Collective
 from headrace.dataset.source import TrainSource
-from headrace.embeddings.collective import Collective
 from headrace.models.dlrm import DLRM, Begun
 from headrace.train import checkpoint
 from headrace.train.checkpoint import Progress

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor
 
-from headrace.embeddings.collective import Collective, Delivered, Letter, Post, post_of
+from headrace.comm.base import Collective, Delivered, Letter, Post, post_of
 from headrace.train.spans import Spans
 from headrace.train.watch import Watch
 from headrace.world import World
@@ -48,11 +48,11 @@ class WatchedCollective:
 
     @property
     def post(self) -> Post | None:
-        """See headrace.embeddings.collective.post_of."""
+        """See headrace.comm.base.post_of."""
         return None if post_of(self._inner) is None else self
 
     def reserve(self, send_rows: Sequence[int], shape: Sequence[int], dtype: torch.dtype) -> Letter:
-        """See headrace.embeddings.collective.Post."""
+        """See headrace.comm.base.Post."""
         post = post_of(self._inner)
         assert post is not None
         with self._waits("all_to_all"):

@@ -32,9 +32,9 @@ def rank_main(job_json: str) -> str:
     import torch
     from horovod.common.exceptions import HorovodInternalError
 
-    from headrace.embeddings.collective import PeerLost
-    from headrace.embeddings.collective_horovod import HorovodCollective
-    from headrace.embeddings.collective_shared import SharedCollective, shared
+    from headrace.comm.base import PeerLost
+    from headrace.comm.horovod import HorovodCollective
+    from headrace.comm.shared_memory import SharedCollective, shared
     from headrace.train.loop import train
     from headrace.train.progress import Speaker, Tick
     from headrace.train.watch import Watch

@@ -18,12 +18,12 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from headrace.config import EmbeddingOptimizer, Model, Optimizer
-from headrace.embeddings.collective import Collective, LocalCollective
-from headrace.embeddings.collective_threads import run_ranks
-from headrace.embeddings.dynamic import DynamicEmbeddings
-from headrace.embeddings.dynamic_spec import DynamicSpec
-from headrace.embeddings.plan import Lookup, Plan, Table, blocks_for
-from headrace.embeddings.prepared import Prepared
+from headrace.comm.base import Collective, LocalCollective
+from headrace.comm.threads import run_ranks
+from headrace.embeddings.dynamic.tables import DynamicEmbeddings
+from headrace.embeddings.dynamic.spec import DynamicSpec
+from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
+from headrace.embeddings.lookup.handle import Prepared
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.models.dlrm import DLRM
 from headrace.models.saved import load_dlrm, save_model
@@ -215,7 +215,7 @@ def horovod_reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Seq
     def rank_main() -> dict[str, Any]:
         import horovod.torch as hvd
 
-        from headrace.embeddings.collective_horovod import HorovodCollective
+        from headrace.comm.horovod import HorovodCollective
 
         torch.set_num_threads(1)
         pair = hvd.ProcessSet([0, 1])

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 from headrace.config import EmbeddingOptimizer
-from headrace.embeddings.collective import Collective, PeerLost
-from headrace.embeddings.collective_shared import SharedCollective, shared
-from headrace.embeddings.collective_threads import run_ranks
-from headrace.embeddings.plan import Lookup, Plan, Table, blocks_for
+from headrace.comm.base import Collective, PeerLost
+from headrace.comm.shared_memory import SharedCollective, shared
+from headrace.comm.threads import run_ranks
+from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
 from headrace.embeddings.sharded import ShardedEmbeddings
 
 KINDS = ["table_wise", "row_wise", "column_wise", "data_parallel"]
@@ -75,7 +75,7 @@ def rank_main(rank: int, size: int, meeting: Path, answers: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
     try:
-        from headrace.embeddings.collective_torch import TorchCollective
+        from headrace.comm.torch_dist import TorchCollective
 
         answers.put((rank, report(TorchCollective())))
     finally:
@@ -86,7 +86,7 @@ def shared_rank_main(rank: int, size: int, meeting: Path, answers: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
     try:
-        from headrace.embeddings.collective_torch import TorchCollective
+        from headrace.comm.torch_dist import TorchCollective
 
         collective = shared(TorchCollective())
         assert isinstance(collective, SharedCollective)
@@ -107,7 +107,7 @@ def shared_rank_main(rank: int, size: int, meeting: Path, answers: Any) -> None:
 def lonely_rank_main(rank: int, size: int, meeting: Path, answers: Any) -> None:
     """Rank 1 is killed; the others wait for it."""
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
-    from headrace.embeddings.collective_torch import TorchCollective
+    from headrace.comm.torch_dist import TorchCollective
 
     collective = shared(TorchCollective())
     if rank == 1:

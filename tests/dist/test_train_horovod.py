@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from headrace import registry
 from headrace.config import Spec, build_spec
-from headrace.embeddings.collective_threads import run_ranks
+from headrace.comm.threads import run_ranks
 from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import load_dlrm

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from headrace.embeddings.collective_threads import run_ranks
+from headrace.comm.threads import run_ranks
 from headrace.manifest import Manifest
 from headrace.models.saved import load_dlrm
 from headrace.train.loop import train

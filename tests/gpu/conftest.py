@@ -31,8 +31,8 @@ def device() -> str:
 @pytest.fixture
 def kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Without a GPU the kernels, interpreted, take the work of tables in host memory. Counts their calls."""
-    from headrace.embeddings import native
-    from headrace.embeddings.gpu import dispatch, id_map, kernels
+    from headrace import native
+    from headrace.embeddings.kernels import dispatch, gpu, id_map_gpu
 
     calls: dict[str, int] = {}
     # The interpreter keeps where it is in global variables: ranks that are threads take turns.
@@ -43,15 +43,15 @@ def kernels_everywhere(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         with turn:
             return work(*args, **more)
 
-    launch = id_map.DeviceMap._launch
+    launch = id_map_gpu.DeviceMap._launch
 
     def in_turn(*args: Any) -> None:
         with turn:
             launch(*args)
 
-    monkeypatch.setattr(id_map.DeviceMap, "_launch", in_turn)
+    monkeypatch.setattr(id_map_gpu.DeviceMap, "_launch", in_turn)
     for name in ("pool_sum", "rowwise_adagrad"):
-        monkeypatch.setattr(kernels, name, partial(counted, name, getattr(kernels, name)))
+        monkeypatch.setattr(gpu, name, partial(counted, name, getattr(gpu, name)))
     if not HAS_GPU:
         monkeypatch.setattr(native, "library", lambda: None)
         monkeypatch.setattr(dispatch, "usable", lambda *t: all(x.is_floating_point() for x in t))
@@ -63,8 +63,8 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels take tensors of the pretended device, and those alone; ranks that are threads all pretend it."""
     if HAS_GPU:
         return
-    from headrace.embeddings.collective_threads import run_ranks
-    from headrace.embeddings.gpu import dispatch, id_map
+    from headrace.comm.threads import run_ranks
+    from headrace.embeddings.kernels import dispatch, id_map_gpu
     from headrace.models import interaction
     from tests.unit import test_embeddings_dynamic, test_embeddings_plans
 
@@ -105,7 +105,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
         given = (self._keys, self._numbers, ids, numbers)
         assert all(isinstance(x, Elsewhere) for x in given), "a map: a tensor of the host"
         with turn:
-            block = id_map._BLOCK
+            block = id_map_gpu._BLOCK
             kernel[(-(-len(ids) // block),)](*map(unwrap, given), len(ids), len(self._keys) - 1, block)
 
-    monkeypatch.setattr(id_map.DeviceMap, "_launch", launch)
+    monkeypatch.setattr(id_map_gpu.DeviceMap, "_launch", launch)

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from headrace.comm.base import Collective, LocalCollective
+from headrace.comm.threads import run_ranks
 from headrace.config import EmbeddingOptimizer
-from headrace.embeddings.collective import Collective, LocalCollective
-from headrace.embeddings.collective_threads import run_ranks
-from headrace.embeddings.delta import apply_changes, save_changes
-from headrace.embeddings.duplicates import find_duplicates
-from headrace.embeddings.gpu.cache import CachedRows
-from headrace.embeddings.gpu.hits import cache_use
-from headrace.embeddings.plan import FIND_BYTES, PLACE_BYTES, Lookup, Table, row_wise
+from headrace.embeddings.cache_use import cache_use
+from headrace.embeddings.checkpoint.delta import apply_changes, save_changes
+from headrace.embeddings.checkpoint.shards import write_index
+from headrace.embeddings.kernels.duplicates import find_duplicates
 from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.storage import write_index
+from headrace.embeddings.sharding.plan import FIND_BYTES, PLACE_BYTES, Lookup, Table, row_wise
+from headrace.embeddings.storage.host_cache import CachedRows
 from tests.gpu.conftest import DEVICE
 
 ROWS, DIM = 400, 4

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer
-from headrace.embeddings.collective import LocalCollective
-from headrace.embeddings.dynamic import DynamicEmbeddings
-from headrace.embeddings.dynamic_learning import DynamicReport
-from headrace.embeddings.dynamic_spec import DynamicSpec
-from headrace.embeddings.gpu import hashing
-from headrace.embeddings.gpu.dynamic_rows import DeviceRows
-from headrace.embeddings.gpu.id_map import DeviceMap
-from headrace.embeddings.id_map import IdMap, mix
-from headrace.embeddings.initial import initial_values
+from headrace.embeddings.dynamic.rows import DynamicReport
+from headrace.embeddings.dynamic.rows_gpu import DeviceRows
+from headrace.embeddings.dynamic.spec import DynamicSpec
+from headrace.embeddings.dynamic.tables import DynamicEmbeddings
+from headrace.embeddings.kernels import hashing
+from headrace.embeddings.kernels.id_map_cpu import IdMap, mix
+from headrace.embeddings.kernels.id_map_gpu import DeviceMap
+from headrace.embeddings.storage.initialize import initial_values
 from tests.gpu.conftest import DEVICE, HAS_GPU
 from tests.gpu.pretended import ELSEWHERE
 from tests.unit import test_embeddings_dynamic as dynamic

@@ -53,38 +53,38 @@ def duplicates(addresses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tor
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lookup(dtype: torch.dtype) -> None:
-    from headrace.embeddings.gpu import kernels
+    from headrace.embeddings.kernels import gpu
 
     torch.manual_seed(0)
     table = torch.randn(50, 12, device=DEVICE).to(dtype)
     index = torch.randint(0, 50, (40,), device=DEVICE, dtype=torch.int32)
-    assert torch.equal(kernels.pool_sum(table, index, 40), table[index.long()].float())
+    assert torch.equal(gpu.pool_sum(table, index, 40), table[index.long()].float())
     starts = torch.tensor([0, 0, 3, 3, 17, 40], device=DEVICE)  # empty bags in front, between and behind
     weights = torch.randn(40, device=DEVICE)
     bag = torch.bucketize(torch.arange(40, device=DEVICE), starts, right=True) - 1
     for w in (None, weights):
         rows = table[index.long()].double() * (1.0 if w is None else w.double()[:, None])
         expected = torch.zeros(6, 12, dtype=torch.float64, device=DEVICE).index_add_(0, bag, rows)
-        got = kernels.pool_sum(table, index, 6, starts, w)
+        got = gpu.pool_sum(table, index, 6, starts, w)
         torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
-    assert kernels.pool_sum(table, index[:0], 0).shape == (0, 12)
+    assert gpu.pool_sum(table, index[:0], 0).shape == (0, 12)
 
 
 @pytest.mark.parametrize("bags", [False, True])
 def test_rowwise_adagrad_with_a_very_popular_row(bags: bool) -> None:
-    from headrace.embeddings.gpu import kernels
+    from headrace.embeddings.kernels import gpu
 
     torch.manual_seed(1)
     n, dim, lr, decay = 700, 12, 0.1, 0.01
     addresses = torch.randint(0, 40, (n,), device=DEVICE)
     addresses[::3] = 7  # more than two parts; others less than one
-    addresses[1 : 2 * kernels.PART : 2] = 9
+    addresses[1 : 2 * gpu.PART : 2] = 9
     table = torch.randn(60, dim, device=DEVICE)
     state = torch.rand(60, 1, device=DEVICE)
     unique, starts, order = duplicates(addresses)
     counts = torch.bincount(addresses)
-    assert counts[7] > 3 * kernels.PART
-    assert (counts[unique] < kernels.PART).any()
+    assert counts[7] > 3 * gpu.PART
+    assert (counts[unique] < gpu.PART).any()
 
     occurrences = torch.arange(n, device=DEVICE)
     bag = occurrences // 4 if bags else None
@@ -104,7 +104,7 @@ def test_rowwise_adagrad_with_a_very_popular_row(bags: bool) -> None:
     for _ in range(2):
         table.copy_(before)
         again = state.clone()
-        kernels.rowwise_adagrad(
+        gpu.rowwise_adagrad(
             table, again, unique, starts, order, grad, lr=lr, decay=decay, bag=bag, weights=weights, divisor=divisor
         )
         runs.append((table.clone(), again))
@@ -116,7 +116,7 @@ def test_rowwise_adagrad_with_a_very_popular_row(bags: bool) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rounding_by_chance_is_right_on_average(dtype: torch.dtype) -> None:
-    from headrace.embeddings.gpu import kernels
+    from headrace.embeddings.kernels import gpu
 
     rows, dim, lr = 16, 256, 0.1
     step_below_1 = 2.0**-8 if dtype is torch.bfloat16 else 2.0**-11
@@ -129,7 +129,7 @@ def test_rounding_by_chance_is_right_on_average(dtype: torch.dtype) -> None:
 
     def stepped(seed: int | None) -> torch.Tensor:
         table = start.clone()
-        kernels.rowwise_adagrad(table, state.clone(), every, every, every, grad, lr=lr, seed=seed)
+        gpu.rowwise_adagrad(table, state.clone(), every, every, every, grad, lr=lr, seed=seed)
         return table.float()
 
     if DEVICE == "cuda":  # the interpreter cuts off
@@ -142,12 +142,12 @@ def test_rounding_by_chance_is_right_on_average(dtype: torch.dtype) -> None:
     assert torch.equal(once, stepped(3))
     assert not torch.equal(once, stepped(4))
     with pytest.raises(ValueError, match="are not rounded"):
-        kernels.rowwise_adagrad(start.float(), state, every, every, every, grad, lr=lr, seed=1)
+        gpu.rowwise_adagrad(start.float(), state, every, every, every, grad, lr=lr, seed=1)
 
 
 def test_small_halves_are_rounded_by_chance_too() -> None:
     """Below 2^-14 the numbers of float16 are all 2^-24 apart."""
-    from headrace.embeddings.gpu import kernels
+    from headrace.embeddings.kernels import gpu
 
     place = 2.0**-24
     start = torch.tensor([[3.0, -5.0, 0.0, 900.0]], device=DEVICE).mul(place).half().repeat(60, 32)
@@ -155,7 +155,7 @@ def test_small_halves_are_rounded_by_chance_too() -> None:
     grad = torch.ones(start.shape, device=DEVICE)
     table = start.clone()
     # A step of three tenths of a place: lr * 1 / sqrt(1).
-    kernels.rowwise_adagrad(
+    gpu.rowwise_adagrad(
         table, torch.zeros(len(start), 1, device=DEVICE), every, every, every, grad, lr=0.3 * place, seed=5
     )
     moved = (start.float() - table.float()) / place

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer, Model, Optimizer
-from headrace.embeddings.collective import LocalCollective
 from headrace.errors import UserError
 from headrace.models.dlrm import DLRM
 from headrace.schema import DatasetSchema, Feature, Kind

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer
-from headrace.embeddings.collective import LocalCollective
-from headrace.embeddings.delta import apply_changes, save_changes
-from headrace.embeddings.plan import Lookup, Table, blocks_for, row_wise
-from headrace.embeddings.rows import decode
+from headrace.embeddings.checkpoint.delta import apply_changes, save_changes
+from headrace.embeddings.checkpoint.shards import write_index
 from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.storage import write_index
+from headrace.embeddings.sharding.plan import Lookup, Table, blocks_for, row_wise
+from headrace.embeddings.storage.dtypes import decode
 from headrace.errors import UserError
 from tests.gpu.conftest import DEVICE, HAS_GPU
 from tests.gpu.pretended import ELSEWHERE, Elsewhere, pretend

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace import native
 from headrace.commands import doctor
-from headrace.embeddings import native
 from headrace.udfs import library, spark
 
 

@@ -15,8 +15,8 @@ import torch
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer, Model, Spec, build_spec
-from headrace.embeddings.collective import LocalCollective
 from headrace.errors import UserError
 from headrace.features.bodies.kernels import xxhash64_strings
 from headrace.features.columns import declared

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.embeddings.collective import Collective, LocalCollective
-from headrace.embeddings.collective_threads import ThreadCollective, run_ranks
+from headrace.comm.base import Collective, LocalCollective
+from headrace.comm.threads import ThreadCollective, run_ranks
 
 WORLDS = [1, 2, 3, 4]
 

@@ -17,18 +17,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from headrace.comm.base import Collective, LocalCollective
+from headrace.comm.threads import ThreadCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, TableOptimizer
-from headrace.embeddings.collective import Collective, LocalCollective
-from headrace.embeddings.collective_threads import ThreadCollective, run_ranks
-from headrace.embeddings.dynamic import DynamicEmbeddings
-from headrace.embeddings.dynamic_learning import DynamicReport
-from headrace.embeddings.dynamic_memory import bytes_for, rows_within
-from headrace.embeddings.dynamic_rows import DynamicRows
-from headrace.embeddings.dynamic_spec import DynamicSpec
-from headrace.embeddings.id_map import IdMap, mix
-from headrace.embeddings.initial import INIT_BOUND, initial_values
-from headrace.embeddings.plan import Lookup, Plan, Table, blocks_for
+from headrace.embeddings.dynamic.memory import bytes_for, rows_within
+from headrace.embeddings.dynamic.rows import DynamicReport
+from headrace.embeddings.dynamic.rows_cpu import DynamicRows
+from headrace.embeddings.dynamic.spec import DynamicSpec
+from headrace.embeddings.dynamic.tables import DynamicEmbeddings
+from headrace.embeddings.kernels.id_map_cpu import IdMap, mix
 from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
+from headrace.embeddings.storage.initialize import INIT_BOUND, initial_values
 from headrace.errors import UserError
 from tests.unit.test_embeddings_plans import OPTIMIZERS, DenseOptimizer
 

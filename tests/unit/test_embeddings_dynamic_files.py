@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from headrace.comm.base import Collective, LocalCollective
+from headrace.comm.threads import ThreadCollective, run_ranks
 from headrace.config import EmbeddingOptimizer
-from headrace.embeddings.collective import Collective, LocalCollective
-from headrace.embeddings.collective_threads import ThreadCollective, run_ranks
-from headrace.embeddings.delta import apply_changes, save_changes
-from headrace.embeddings.dynamic import DynamicEmbeddings
-from headrace.embeddings.dynamic_learning import DynamicReport
-from headrace.embeddings.dynamic_spec import DynamicSpec
+from headrace.embeddings.checkpoint.delta import apply_changes, save_changes
+from headrace.embeddings.dynamic.rows import DynamicReport
+from headrace.embeddings.dynamic.spec import DynamicSpec
+from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.errors import UserError
 from tests.unit.test_embeddings_dynamic import DIM, One, alone, look_up, train

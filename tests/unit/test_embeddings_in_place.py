@@ -11,13 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.comm.base import Collective, LocalCollective
+from headrace.comm.shared_memory import SharedCollective, shared
+from headrace.comm.threads import run_ranks
 from headrace.config import EmbeddingOptimizer
-from headrace.embeddings.collective import Collective, LocalCollective
-from headrace.embeddings.collective_shared import SharedCollective, shared
-from headrace.embeddings.collective_threads import run_ranks
-from headrace.embeddings.in_place import Placed
-from headrace.embeddings.plan import Lookup, Plan, Table, blocks_for
+from headrace.embeddings.lookup.zero_copy import Placed
 from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
 from headrace.models.pairs import with_pairs
 from headrace.train.spans import NoSpans
 from headrace.train.watch import Watch

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
+from headrace.comm.base import Collective, LocalCollective
+from headrace.comm.threads import run_ranks
 from headrace.config import EmbeddingOptimizer, Sharding, TableSharding
-from headrace.embeddings.collective import Collective, LocalCollective
-from headrace.embeddings.collective_threads import run_ranks
-from headrace.embeddings.delta import apply_changes, save_changes
-from headrace.embeddings.plan import Lookup, Plan, Storage, Table, blocks_for
-from headrace.embeddings.planner import plan_tables
-from headrace.embeddings.rows import decode, encode, noise_for
+from headrace.embeddings.checkpoint.delta import apply_changes, save_changes
+from headrace.embeddings.checkpoint.shards import shared_directory, write_index
+from headrace.embeddings.planner.search import plan_tables
 from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.storage import shared_directory, write_index
+from headrace.embeddings.sharding.plan import Lookup, Plan, Storage, Table, blocks_for
+from headrace.embeddings.storage.dtypes import decode, encode, noise_for
 from headrace.errors import UserError
 
 ROWS = arrays(

@@ -12,14 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.embeddings import native
-from headrace.embeddings.bags import cut_bags
-from headrace.embeddings.batch import Batcher
-from headrace.embeddings.duplicates import find_duplicates
-from headrace.embeddings.layout import Layout
-from headrace.embeddings.optimizers import ADAGRAD_EPS
-from headrace.embeddings.pages import empty_table
-from headrace.embeddings.plan import Lookup, Plan, Table, blocks_for
+from headrace import native
+from headrace.embeddings.exchange.pooled import cut_bags
+from headrace.embeddings.input.addressing import Batcher
+from headrace.embeddings.kernels import cpu
+from headrace.embeddings.kernels.duplicates import find_duplicates
+from headrace.embeddings.optim.rules import ADAGRAD_EPS
+from headrace.embeddings.sharding.layout import Layout
+from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
+from headrace.embeddings.storage.huge_pages import empty_table
 from headrace.errors import UserError
 
 
@@ -76,9 +77,9 @@ def test_a_step_of_rowwise_adagrad(width: int, decay: float) -> None:
         total = gradient[of == u].astype(np.float64).sum(0) + decay * expected[row]
         sums[row] += (total**2).mean()
         expected[row] -= 0.05 * total / (np.sqrt(sums[row]) + ADAGRAD_EPS)
-    order, starts = native.group(torch.from_numpy(of), touched)
+    order, starts = cpu.group(torch.from_numpy(of), touched)
     got, got_state = torch.from_numpy(table.copy()), torch.from_numpy(state.copy())
-    native.update(
+    cpu.update(
         "rowwise_adagrad",
         got,
         [got_state],

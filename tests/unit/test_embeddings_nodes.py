@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from headrace.comm.base import Collective
+from headrace.comm.threads import ThreadCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Sharding, TableSharding
-from headrace.embeddings.collective import Collective
-from headrace.embeddings.collective_threads import ThreadCollective, run_ranks
-from headrace.embeddings.plan import Lookup, Plan, Storage, Table, blocks_for
-from headrace.embeddings.planner import plan_tables
+from headrace.embeddings.planner.search import plan_tables
 from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.embeddings.sharding.plan import Lookup, Plan, Storage, Table, blocks_for
 from headrace.errors import UserError
 
 LOOKUPS = (Lookup("one", "a"), Lookup("list", "b", 3, True, "mean"), Lookup("max", "a", 2, True, "max"))

@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from headrace.comm.shared_memory import SharedCollective, shared
+from headrace.comm.threads import ThreadCollective, run_ranks
 from headrace.commands.plan_sharding import sharding, show
 from headrace.config import EmbeddingOptimizer, Sharding, TableSharding
-from headrace.embeddings.collective_shared import SharedCollective, shared
-from headrace.embeddings.collective_threads import ThreadCollective, run_ranks
-from headrace.embeddings.cost import GIB, Besides, plan_load
-from headrace.embeddings.declared import load_tables
-from headrace.embeddings.plan import Lookup, Table
-from headrace.embeddings.planner import Planned, plan_tables
-from headrace.embeddings.popularity import Popularity
+from headrace.embeddings.planner.cost import GIB, Besides, plan_load
+from headrace.embeddings.planner.declared import load_tables
+from headrace.embeddings.planner.popularity import Popularity
+from headrace.embeddings.planner.search import Planned, plan_tables
 from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.embeddings.sharding.plan import Lookup, Table
 from headrace.errors import UserError
 from headrace.workspace import Workspace
 

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from headrace import native
+from headrace.comm.base import Collective, LocalCollective
+from headrace.comm.threads import run_ranks
 from headrace.config import EmbeddingOptimizer, TableOptimizer
-from headrace.embeddings import native
-from headrace.embeddings.batch import Ragged
-from headrace.embeddings.collective import Collective, LocalCollective
-from headrace.embeddings.collective_threads import run_ranks
-from headrace.embeddings.delta import apply_changes, save_changes
-from headrace.embeddings.plan import Block, Lookup, Plan, Table, blocks_for, can_pool
-from headrace.embeddings.rows import DTYPES
+from headrace.embeddings.checkpoint.delta import apply_changes, save_changes
+from headrace.embeddings.checkpoint.shards import shared_directory, write_index
+from headrace.embeddings.input.addressing import Ragged
 from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.storage import shared_directory, write_index
+from headrace.embeddings.sharding.plan import Block, Lookup, Plan, Table, blocks_for, can_pool
+from headrace.embeddings.storage.dtypes import DTYPES
 from headrace.errors import UserError
 
 # Said once by torch, of its own optimizers.

@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from headrace.comm.base import Collective, LocalCollective
+from headrace.comm.threads import ThreadCollective, run_ranks
 from headrace.config import EmbeddingOptimizer
-from headrace.embeddings.collective import Collective, LocalCollective
-from headrace.embeddings.collective_threads import ThreadCollective, run_ranks
-from headrace.embeddings.dynamic import DynamicEmbeddings
-from headrace.embeddings.dynamic_learning import DynamicReport
-from headrace.embeddings.dynamic_spec import DynamicSpec
-from headrace.embeddings.plan import Lookup, Plan, Table, blocks_for
-from headrace.embeddings.prepared import Prepared
-from headrace.embeddings.raw_ids import WantedIds, owners, pack, unpack
+from headrace.embeddings.dynamic.rows import DynamicReport
+from headrace.embeddings.dynamic.spec import DynamicSpec
+from headrace.embeddings.dynamic.tables import DynamicEmbeddings
+from headrace.embeddings.input.raw_ids import WantedIds, owners, pack, unpack
+from headrace.embeddings.lookup.handle import Prepared
 from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
 from tests.unit.test_embeddings_dynamic import ANY_ID, alone, look_up
 
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from headrace.comm.base import Collective, LocalCollective
+from headrace.comm.threads import ThreadCollective, run_ranks
 from headrace.config import Optimizer
-from headrace.embeddings import storage
-from headrace.embeddings.collective import Collective, LocalCollective
-from headrace.embeddings.collective_threads import ThreadCollective, run_ranks
-from headrace.embeddings.plan import Lookup, Plan, Table, row_wise
+from headrace.embeddings.checkpoint import shards
+from headrace.embeddings.checkpoint.shards import read_index, shared_directory, verify_shards, write_index
 from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.storage import read_index, shared_directory, verify_shards, write_index
+from headrace.embeddings.sharding.plan import Lookup, Plan, Table, row_wise
 from headrace.errors import UserError
 
 DIM = 4
@@ -78,7 +78,7 @@ def saved(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("kind", KINDS)
 def test_saved_on_two_loaded_on_three_and_on_one(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Files of 100 rows: each rank's tables are cut in many.
-    monkeypatch.setattr(storage, "FILE_BYTES", 100 * DIM * 4)
+    monkeypatch.setattr(shards, "FILE_BYTES", 100 * DIM * 4)
 
     def first(c: ThreadCollective) -> Tensor:
         embeddings = trained(c, kind, range(3))

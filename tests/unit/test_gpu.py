@@ -88,12 +88,12 @@ CONSTANTS = {
 
 
 def kernels_and_types() -> list[tuple[Any, dict[str, str]]]:
-    from headrace.embeddings.gpu import id_map, kernels
+    from headrace.embeddings.kernels import gpu, id_map_gpu
     from headrace.models import interaction
 
-    found: list[tuple[Any, dict[str, str]]] = [(k, {}) for k in (kernels._pool, kernels._gather, kernels._parts)]
-    found += [(kernels._rowwise_adagrad, {"table": t}) for t in ("*fp32", "*fp16", "*bf16")]
-    found += [(id_map._find, {"out": "*i64"}), (id_map._put, {})]
+    found: list[tuple[Any, dict[str, str]]] = [(k, {}) for k in (gpu._pool, gpu._gather, gpu._parts)]
+    found += [(gpu._rowwise_adagrad, {"table": t}) for t in ("*fp32", "*fp16", "*bf16")]
+    found += [(id_map_gpu._find, {"out": "*i64"}), (id_map_gpu._put, {})]
     # As autocast gives them: the bottom vector of 16 bits, the tables' vectors float32.
     wide = {"vectors": "*fp32", "of_vectors": "*fp32", "out": "*bf16", "grad": "*bf16"}
     full = dict.fromkeys(("x", "of_x", "vectors", "of_vectors", "out", "grad"), "*fp32")

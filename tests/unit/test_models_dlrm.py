@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from headrace.comm.base import Collective, LocalCollective
+from headrace.comm.threads import run_ranks
 from headrace.config import Model, Optimizer
-from headrace.embeddings.collective import Collective, LocalCollective
-from headrace.embeddings.collective_threads import run_ranks
 from headrace.errors import UserError
 from headrace.models.dlrm import DLRM
 from headrace.models.mlp import pairwise_dots

@@ -12,7 +12,7 @@ import torch
 import xgboost as xgb
 
 from headrace import config
-from headrace.embeddings.collective import LocalCollective
+from headrace.comm.base import LocalCollective
 from headrace.errors import UserError
 from headrace.models import xgboost_model
 from headrace.models.dlrm import DLRM

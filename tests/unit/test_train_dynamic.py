@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from headrace.comm.base import Collective, LocalCollective
+from headrace.comm.threads import run_ranks
 from headrace.commands.plan_sharding import sharding
 from headrace.config import DynamicTable, EmbeddingOptimizer, Model, Negatives, Optimizer, Spec, Train
 from headrace.dataset.negatives import NegativePlan
-from headrace.embeddings.collective import Collective, LocalCollective
-from headrace.embeddings.collective_threads import run_ranks
-from headrace.embeddings.dynamic_learning import DynamicReport
-from headrace.embeddings.dynamic_memory import bytes_for
+from headrace.embeddings.dynamic.memory import bytes_for
+from headrace.embeddings.dynamic.rows import DynamicReport
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.models.dlrm import DLRM

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 import torch
 
+from headrace.comm.base import LocalCollective
+from headrace.comm.threads import run_ranks
 from headrace.config import EmbeddingOptimizer, Model, Negatives, Optimizer, Sharding, TableSharding, Train
-from headrace.embeddings.collective import LocalCollective
-from headrace.embeddings.collective_threads import run_ranks
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.models.dlrm import DLRM

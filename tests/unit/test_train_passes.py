@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer, Model, Optimizer, Train
-from headrace.embeddings.collective import LocalCollective
 from headrace.models.dlrm import DLRM
 from headrace.train.dense import DenseOptimizer
 from headrace.train.feed import Part

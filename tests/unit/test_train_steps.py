@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from headrace.comm.base import LocalCollective
+from headrace.comm.threads import run_ranks
 from headrace.config import EmbeddingOptimizer, Model, Optimizer, Schedule, Train
-from headrace.embeddings.collective import LocalCollective
-from headrace.embeddings.collective_threads import run_ranks
 from headrace.manifest import Manifest
 from headrace.models.saved import load_dlrm
 from headrace.train import launch as launching

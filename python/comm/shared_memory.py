@@ -1,0 +1,380 @@
+"""Ranks of one machine that talk through memory they share: no kernel takes part.
+
+    collective = shared(HorovodCollective())   # or TorchCollective; itself, where its ranks do not share a machine
+
+The all-to-alls and all-reduces of a step go this way, the rare rest through the collective that is wrapped. Each rank
+has a board and some slots, files in memory without a name (memfd_create) that the others open through /proc, so nothing
+is left behind by a process that is killed. A sender writes into a free slot, notes on its board for whom which rows
+are, and counts the message; a receiver waits for the count (a futex), reads its rows and notes that the slot may be
+used again. So a message is copied twice; or not at all, where its rows are made in the slot and are read there
+(`SharedCollective.post`). Sums run in rank order on every rank, so all hold the same bits.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import mmap
+import os
+import secrets
+import select
+import sys
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace import native
+from headrace.comm import futex
+from headrace.comm.base import Collective, Delivered, PeerLost, Post, check_send_rows, unflatten
+from headrace.world import World
+
+log = logging.getLogger("headrace.embeddings")
+#: Messages of a rank that may be under way; each slot grows to its largest message.
+_SLOTS = 16
+#: A slot is for messages of a size between this many times as small and as large.
+_ALIKE = 4
+#: Beyond so many ranks their sums would be read by too many.
+_MOST_RANKS = 8
+_PATIENCE_MICROSECONDS = 200_000
+_NAME = "headrace"
+
+
+def may_share(world: World) -> bool:
+    """Whether `shared` tries it."""
+    return 1 < world.size <= _MOST_RANKS and world.local_size >= world.size
+
+
+def shared(inner: Collective) -> Collective:
+    """The same ranks through shared memory; `inner` where they have none, or are too many. Collective."""
+    world = inner.world
+    if not may_share(world):
+        return inner
+    mine: _Room | None = None
+    if sys.platform == "linux" and native.library() is not None:
+        with suppress(OSError):
+            mine = _Room.make(world.size)
+    addresses = inner.all_gather(torch.tensor([_Room.nowhere() if mine is None else mine.address]))
+    rooms: list[_Room] = []
+    if mine is not None:
+        with suppress(OSError, ValueError):
+            rooms = [
+                mine if rank == world.rank else _Room.of_peer(world.size, address)
+                for rank, address in enumerate(addresses.tolist())
+            ]
+    votes = torch.tensor([len(rooms) == world.size], dtype=torch.int64)
+    inner.all_reduce_sum([votes])
+    if int(votes) < world.size:
+        for room in [*rooms, *([] if mine is None else [mine])]:
+            room.close()
+        log.info("the ranks share no memory, though they say that they share a machine")
+        return inner
+    return SharedCollective(inner, rooms)
+
+
+class SharedCollective:
+    """See the module; made by `shared`."""
+
+    def __init__(self, inner: Collective, rooms: Sequence[_Room]) -> None:
+        self._inner = inner
+        self._rooms = list(rooms)
+        self._me = inner.world.rank
+        self._mine = self._rooms[self._me]
+        self._others = [(r, room) for r, room in enumerate(self._rooms) if r != self._me]
+        #: Messages so far, the same number on all ranks.
+        self._count = 0
+        #: Slots that are being written.
+        self._reserved: set[int] = set()
+
+    @property
+    def world(self) -> World:
+        return self._inner.world
+
+    def all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> tuple[Tensor, list[int]]:
+        return self.start_all_to_all(x, send_rows)()
+
+    def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
+        if x.device.type != "cpu":
+            return self._inner.start_all_to_all(x, send_rows)
+        check_send_rows(x, send_rows, self.world.size)
+        rows = torch.split(x.detach(), list(send_rows))
+        letter = self.reserve(send_rows, x.shape[1:], x.dtype)
+        for part, given in zip(letter.parts, rows, strict=True):
+            if part is not None:
+                part.copy_(given)
+        arrive = letter.send()
+
+        def wait() -> tuple[Tensor, list[int]]:
+            came = arrive()
+            # What a rank sends to itself stays where it is.
+            parts = [rows[self._me] if p is None else p for p in came.parts]
+            out = torch.cat(parts)
+            came.release()
+            return out, [p.shape[0] for p in parts]
+
+        return wait
+
+    @property
+    def post(self) -> Post:
+        """Messages that are made and read in the slots."""
+        return self
+
+    def reserve(self, send_rows: Sequence[int], shape: Sequence[int], dtype: torch.dtype) -> _Letter:
+        """See headrace.comm.base.Post."""
+        cuts = [0]
+        for rank, rows in enumerate(send_rows):
+            cuts.append(cuts[-1] + (0 if rank == self._me else rows))
+        size = cuts[-1] * dtype.itemsize * math.prod(shape)
+        slot = self._free_slot(size)
+        self._reserved.add(slot)
+        room = self._mine.slot(slot, size)[:size].view(dtype).view(cuts[-1], *shape)
+        parts = [None if r == self._me else room[cuts[r] : cuts[r + 1]] for r in range(self.world.size)]
+        kind = zlib.crc32(f"all_to_all {dtype} {list(shape)}".encode())
+        return _Letter(parts, lambda: self._send(slot, kind, cuts, shape, dtype))
+
+    def _send(
+        self, slot: int, kind: int, cuts: Sequence[int], shape: Sequence[int], dtype: torch.dtype
+    ) -> Callable[[], Delivered]:
+        self._reserved.discard(slot)
+        number = self._publish(slot, kind, cuts)
+        row = dtype.itemsize * math.prod(shape)
+
+        def wait() -> Delivered:
+            places = [(r, peer, self._arrived(r, peer, number, kind)) for r, peer in self._others]
+            parts: list[Tensor | None] = [None] * self.world.size
+            for r, peer, place in places:
+                first, last = (int(n) for n in peer.cuts[place, self._me : self._me + 2])
+                room = peer.slot(place, last * row)[first * row : last * row]
+                parts[r] = room.view(dtype).view(last - first, *shape)
+
+            def release() -> None:
+                for r, _, place in places:
+                    self._mine.acknowledge(r, place, number)
+
+            return Delivered(parts, release)
+
+        return wait
+
+    def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
+        groups: dict[torch.dtype, list[Tensor]] = {}
+        for t in tensors:
+            groups.setdefault(t.dtype, []).append(t)
+        if any(t.device.type != "cpu" for t in tensors):
+            return self._inner.all_reduce_sum(tensors)
+        for dtype, members in groups.items():
+            self._sum(dtype, members)
+
+    def _sum(self, dtype: torch.dtype, members: Sequence[Tensor]) -> None:
+        numbers = sum(t.numel() for t in members)
+        size = numbers * dtype.itemsize
+        kind = zlib.crc32(f"all_reduce {dtype} {numbers}".encode())
+        slot = self._free_slot(size)
+        parts = [torch.empty(0, dtype=dtype)] * self.world.size
+        parts[self._me] = self._mine.slot(slot, size)[:size].view(dtype)
+        torch.cat([t.detach().reshape(-1) for t in members], out=parts[self._me])
+        number = self._publish(slot, kind, [numbers] * (self.world.size + 1))
+        places = [(r, peer, self._arrived(r, peer, number, kind)) for r, peer in self._others]
+        for r, peer, place in places:
+            parts[r] = peer.slot(place, size)[:size].view(dtype)
+        total = parts[0] + parts[1]
+        for part in parts[2:]:
+            total += part
+        for r, _, place in places:
+            self._mine.acknowledge(r, place, number)
+        unflatten(members, total)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return self._inner.all_gather(x)
+
+    def broadcast(self, tensors: Sequence[Tensor], root: int = 0) -> None:
+        self._inner.broadcast(tensors, root)
+
+    def barrier(self) -> None:
+        self._inner.barrier()
+
+    def close(self) -> None:
+        """Tell the others that this rank leaves: who waits for it raises PeerLost."""
+        for room in self._rooms:
+            room.close()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of shared memory that this rank's messages take, until it leaves."""
+        return self._mine.nbytes
+
+    def _free_slot(self, size: int) -> int:
+        """A slot whose message everybody has read: best one of about so many bytes, then one that was never used.
+
+        So small messages (ids) take no slot of large ones (vectors), and few slots become large.
+        """
+        room = self._mine.sizes
+
+        def dislike(slot: int) -> tuple[int, bool, int]:
+            is_alike = 0 < size <= _ALIKE * room[slot] <= _ALIKE**2 * size
+            return 0 if is_alike else 1 if not room[slot] else 2, room[slot] < size, abs(room[slot] - size)
+
+        liked = sorted(range(_SLOTS), key=dislike)
+        while True:
+            for slot in liked:
+                if slot not in self._reserved and self._is_read(slot):
+                    return slot
+            self._look_for_lost()
+            time.sleep(1e-4)
+
+    def _is_read(self, slot: int) -> bool:
+        number = int(self._mine.numbers[slot])
+        return all(int(room.read[self._me, slot]) == number for _, room in self._others)
+
+    def _publish(self, slot: int, kind: int, cuts: Sequence[int]) -> int:
+        self._count += 1
+        mine = self._mine
+        mine.kinds[slot], mine.cuts[slot] = kind, cuts
+        mine.numbers[slot] = self._count & 0xFFFFFFFF
+        mine.announce(self._count)
+        return self._count
+
+    def _arrived(self, rank: int, peer: _Room, number: int, kind: int) -> int:
+        """Wait until a rank has sent its message of this number; the slot that it is in.
+
+        Raises:
+            PeerLost: the rank is gone.
+            RuntimeError: it is in another collective.
+        """
+        while not peer.has_counted(number):
+            self._look_for_lost()
+        slot = int(np.flatnonzero(peer.numbers == number & 0xFFFFFFFF)[0])
+        if int(peer.kinds[slot]) != kind:
+            raise RuntimeError(f"rank {rank} is in another collective than rank {self._me} (message {number})")
+        return slot
+
+    def _look_for_lost(self) -> None:
+        for rank, room in self._others:
+            if room.is_left():
+                raise PeerLost(f"rank {rank} is gone")
+
+
+class _Letter:
+    """See headrace.comm.base.Letter."""
+
+    def __init__(self, parts: Sequence[Tensor | None], send: Callable[[], Callable[[], Delivered]]) -> None:
+        self.parts, self.send = parts, send
+
+
+class _Room:
+    """A rank's board and slots, seen by itself or by another."""
+
+    def __init__(self, world_size: int, pid: int, board: int, slots: Sequence[int], token: int) -> None:
+        self.pid, self._board_fd, self._fds, self._token = pid, board, list(slots), token
+        numbers = 4 + _SLOTS * (3 + world_size) + world_size * _SLOTS
+        if os.fstat(board).st_size == 0:
+            os.ftruncate(board, 8 * numbers)
+        #: uint32 [0]: messages so far, a futex; int64 [1]: whether the rank left; [2]: its token.
+        self._board = np.frombuffer(mmap.mmap(board, 8 * numbers), dtype=np.int64)
+        at = 4
+        self.numbers = self._board[at : at + _SLOTS]
+        self.kinds = self._board[at + _SLOTS : at + 2 * _SLOTS]
+        at += 2 * _SLOTS
+        #: Rows for rank r of a slot's message: from cuts[slot, r] to cuts[slot, r + 1].
+        self.cuts = self._board[at : at + _SLOTS * (world_size + 1)].reshape(_SLOTS, world_size + 1)
+        at += _SLOTS * (world_size + 1)
+        #: By sender and slot: the number of the last message that this rank has read there.
+        self.read = self._board[at : at + world_size * _SLOTS].reshape(world_size, _SLOTS)
+        self._rooms = [torch.empty(0, dtype=torch.uint8) for _ in range(_SLOTS)]
+        self._pidfd = -1
+        with suppress(OSError):
+            self._pidfd = os.pidfd_open(pid)
+
+    @staticmethod
+    def nowhere() -> list[int]:
+        return [-1] * (_SLOTS + 3)
+
+    @property
+    def address(self) -> list[int]:
+        return [self.pid, self._token, self._board_fd, *self._fds]
+
+    @staticmethod
+    def make(world_size: int) -> _Room:
+        """This process's."""
+        files = [os.memfd_create(_NAME) for _ in range(_SLOTS + 1)]
+        room = _Room(world_size, os.getpid(), files[0], files[1:], secrets.randbits(62))
+        room._board[2] = room._token
+        return room
+
+    @staticmethod
+    def of_peer(world_size: int, address: Sequence[int]) -> _Room:
+        """Another process's.
+
+        Raises:
+            OSError: it cannot be reached.
+            ValueError: it is another process than the one that was meant.
+        """
+        pid, token, *fds = address
+        files: list[int] = []
+        try:
+            for fd in fds:
+                path = Path(f"/proc/{pid}/fd/{fd}")
+                # The number may be a process of another machine or container: nobody's files are opened by chance.
+                if not str(path.readlink()).startswith(f"/memfd:{_NAME}"):
+                    raise ValueError(f"{path} is another file")
+                files.append(os.open(path, os.O_RDWR))
+            room = _Room(world_size, pid, files[0], files[1:], token)
+            if int(room._board[2]) != token:
+                raise ValueError(f"process {pid} is another")
+        except (OSError, ValueError):
+            for fd in files:
+                os.close(fd)
+            raise
+        return room
+
+    def slot(self, number: int, size: int) -> Tensor:
+        """A slot's bytes, at least so many."""
+        if self._rooms[number].numel() < size:
+            fd = self._fds[number]
+            if os.fstat(fd).st_size < size:
+                os.ftruncate(fd, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
+            self._rooms[number] = torch.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size), dtype=torch.uint8)
+        return self._rooms[number]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each slot, as they are seen here."""
+        return [room.numel() for room in self._rooms]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+        return sum(self.sizes)
+
+    def announce(self, count: int) -> None:
+        futex.announce(self._board[0:1], count)
+
+    def has_counted(self, count: int) -> bool:
+        """Wait a little until the rank has sent so many messages; whether it has."""
+        return futex.wait_for(self._board[0:1], count, _PATIENCE_MICROSECONDS)
+
+    def acknowledge(self, sender: int, slot: int, number: int) -> None:
+        """This rank has read that message."""
+        futex.announce(self.read[sender, slot : slot + 1], number)
+
+    def is_left(self) -> bool:
+        """Whether the rank has left, or its process ended."""
+        if self._board[1]:
+            return True
+        if self._pidfd >= 0:
+            poll = select.poll()
+            poll.register(self._pidfd, select.POLLIN)
+            return bool(poll.poll(0))
+        return not Path(f"/proc/{self.pid}").exists()
+
+    def close(self) -> None:
+        if self.pid == os.getpid():
+            self._board[1] = 1
+        for fd in (self._board_fd, *self._fds, self._pidfd):
+            if fd >= 0:
+                os.close(fd)
+        self._board_fd, self._fds, self._pidfd = -1, [], -1

@@ -1,0 +1,83 @@
+"""Ranks as torch.distributed processes: gloo on CPUs, NCCL on GPUs. The only import of torch.distributed in this room.
+
+    torch.distributed.init_process_group("gloo", ...)   # the launcher's business
+    collective = TorchCollective()
+
+The receiver of an all-to-all must know its sizes beforehand, so the counts travel first, in a message of their own.
+(The path of NCCL is the same calls on device tensors; it was not run.)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from headrace.comm.base import check_send_rows, flatten_by_dtype, unflatten
+from headrace.world import World
+
+
+class TorchCollective:
+    """The ranks of a process group; default the whole world's, which must have been initialised."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+        size = dist.get_world_size(group)
+        # As torchrun says it; without it, all ranks are taken to be on one machine.
+        local = int(os.environ.get("LOCAL_RANK", dist.get_rank(group)))
+        self._world = World(
+            rank=dist.get_rank(group),
+            size=size,
+            local_rank=local,
+            local_size=int(os.environ.get("LOCAL_WORLD_SIZE", size)),
+        )
+
+    @property
+    def world(self) -> World:
+        return self._world
+
+    def all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> tuple[Tensor, list[int]]:
+        return self.start_all_to_all(x, send_rows)()
+
+    def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
+        check_send_rows(x, send_rows, self.world.size)
+        x = x.detach().contiguous()
+        counts = torch.empty(self.world.size, dtype=torch.int64, device=x.device)
+        sent = torch.tensor(list(send_rows), dtype=torch.int64, device=x.device)
+        dist.all_to_all_single(counts, sent, group=self._group)
+        received: list[int] = counts.tolist()
+        out = x.new_empty(sum(received), *x.shape[1:])
+        work = dist.all_to_all_single(out, x, received, list(send_rows), group=self._group, async_op=True)
+
+        def wait() -> tuple[Tensor, list[int]]:
+            work.wait()
+            return out, received
+
+        return wait
+
+    def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
+        for members, flat in flatten_by_dtype(tensors):
+            dist.all_reduce(flat, group=self._group)
+            unflatten(members, flat)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        x = x.detach().contiguous()
+        sizes = [torch.empty(1, dtype=torch.int64, device=x.device) for _ in range(self.world.size)]
+        dist.all_gather(sizes, torch.tensor([x.shape[0]], device=x.device), group=self._group)
+        rows = [int(n) for n in sizes]
+        padded = x.new_zeros(max(rows), *x.shape[1:])
+        padded[: x.shape[0]] = x
+        parts = [torch.empty_like(padded) for _ in rows]
+        dist.all_gather(parts, padded, group=self._group)
+        return torch.cat([part[:n] for part, n in zip(parts, rows, strict=True)])
+
+    def broadcast(self, tensors: Sequence[Tensor], root: int = 0) -> None:
+        for members, flat in flatten_by_dtype(tensors):
+            dist.broadcast(flat, group_src=root, group=self._group)
+            unflatten(members, flat)
+
+    def barrier(self) -> None:
+        dist.barrier(group=self._group)

@@ -1,0 +1,124 @@
+"""Tables of raw ids on disk: each rank writes its own rows, any number of ranks reads them.
+
+    user-00000.safetensors            ids and weights of rank 0: all that scoring reads
+    user-00000-training.safetensors   counts, optimizer states and who waits for a row
+    user-00000.json                   what they are, their checksums and its own; written last
+
+The folder is the caller's: it appears whole, or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from headrace.atomic import write_text
+from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, save_tensors
+from headrace.embeddings.dynamic.waiting_cpu import ID
+from headrace.embeddings.input.raw_ids import owners
+from headrace.errors import UserError
+
+
+def save_rows(rows: Any, folder: Path) -> None:
+    """Write what this rank holds: DynamicRows or DeviceRows. Speaks to no other rank."""
+    scoring, training = rows.dump()
+    stem = _stem(rows.spec.name, rows.world.rank)
+    meta = _Meta(
+        dim=rows.spec.dim,
+        world_size=rows.world.size,
+        steps=rows.steps,
+        batches=rows.batches,
+        optimizer=rows.optimizer.kind if rows.optimizer else None,
+        counters=tuple(int(n) for n in rows.counters),
+        scoring=save_tensors(folder / f"{stem}.safetensors", scoring),
+        training=save_tensors(folder / f"{stem}-training.safetensors", training),
+    )
+    write_text(folder / f"{stem}.json", meta.signed().model_dump_json() + "\n")
+
+
+def load_rows(rows: Any, folder: Path, with_optimizer: bool) -> None:
+    """Read this rank's ids, saved by any number of ranks, in place of all that it holds. Speaks to no other rank.
+
+    Without an optimizer (scoring) only ids and vectors are read.
+
+    Args:
+        rows: what is filled.
+        folder: where `save_rows` wrote.
+        with_optimizer: also the optimizer's states and its number of steps.
+
+    Raises:
+        UserError: a file is missing or damaged, or another dim or optimizer.
+    """
+    spec, world = rows.spec, rows.world
+    first = _read_meta(folder, spec.name, 0)
+    metas = [first, *(_read_meta(folder, spec.name, r) for r in range(1, first.world_size))]
+    if first.dim != spec.dim:
+        raise UserError(f"{folder}: table '{spec.name}' was saved with dim {first.dim}, it has {spec.dim}")
+    kind = rows.optimizer.kind if rows.optimizer else None
+    if with_optimizer and first.optimizer != kind:
+        raise UserError(f"{folder}: table '{spec.name}' was saved with optimizer {first.optimizer}, it has {kind}")
+    scoring, training = [], []
+    for meta in metas:
+        tensors = load_tensors(folder, meta.scoring)
+        mine = torch.from_numpy(owners(tensors["ids"].numpy(), world.size) == world.rank)
+        scoring.append({k: t[mine] for k, t in tensors.items()})
+        if rows.optimizer is None:
+            continue
+        tensors = load_tensors(folder, meta.training)
+        waiting = tensors.pop("waiting")
+        kept = {k: t[mine] for k, t in tensors.items() if with_optimizer or not k.startswith("state/")}
+        wait = torch.from_numpy(owners(waiting[:, ID].numpy().copy(), world.size) == world.rank)
+        training.append({**kept, "waiting": waiting[wait]})
+    rows.replace(
+        *({k: torch.cat([p[k] for p in parts]) for k in (parts[0] if parts else ())} for parts in (scoring, training))
+    )
+    rows.batches = first.batches
+    rows.steps = first.steps if with_optimizer else 0
+    # Each rank's are some rank's again, whatever their number: the sum is what counts.
+    rows.counters = np.zeros(4, dtype=np.int64)
+    for meta in metas[world.rank :: world.size]:
+        rows.counters += np.array(meta.counters, dtype=np.int64)
+
+
+class _Meta(BaseModel):
+    """What one rank wrote. `sha256` is of this record with an empty one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dim: int
+    world_size: int
+    steps: int
+    batches: int
+    optimizer: str | None
+    #: admitted, evicted, hits, lookups.
+    counters: tuple[int, int, int, int]
+    scoring: FileRecord
+    training: FileRecord
+    sha256: str = ""
+
+    def signed(self) -> _Meta:
+        bare = self.model_copy(update={"sha256": ""})
+        return bare.model_copy(update={"sha256": hashlib.sha256(bare.model_dump_json().encode()).hexdigest()})
+
+
+def _read_meta(folder: Path, name: str, rank: int) -> _Meta:
+    path = folder / f"{_stem(name, rank)}.json"
+    try:
+        meta = _Meta.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing: the save of {folder} did not finish or was damaged") from None
+    except ValidationError as e:
+        raise UserError(f"{path} is damaged or of another version: {e.errors()[0]['msg']}") from None
+    if meta.signed() != meta:
+        raise UserError(f"{path} is damaged: its contents do not match its checksum")
+    return meta
+
+
+def _stem(name: str, rank: int) -> str:
+    return f"{quote(name, safe='')}-{rank:05d}"

@@ -1,0 +1,239 @@
+"""From a batch of codes, padded or ragged, to the rows that each part of the output is pooled from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headrace import native
+from headrace.embeddings.kernels import cpu
+from headrace.embeddings.sharding.layout import Group, Layout
+from headrace.errors import UserError
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Codes of any number for each sample and feature, without padding: code 0 is a row like any other.
+
+    The form of TorchRec's KeyedJaggedTensor: feature by feature in the plan's order, sample by sample.
+    """
+
+    #: int64 [N].
+    values: Tensor
+    #: Codes of each feature and sample: int64 [F, B], summing to N.
+    lengths: Tensor
+    #: float32 [N], where a lookup is weighted.
+    weights: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Occurrences:
+    """What a group of output pieces is pooled from. Bags are the rows of [B * pieces, width], samples in order."""
+
+    #: Addresses in the arena, bag by bag: [N].
+    addresses: Tensor
+    bags: int
+    #: Bag of each occurrence, ascending: int64 [N]; None: occurrence i is bag i.
+    bag: Tensor | None = None
+    #: First occurrence of each bag: int64 [bags].
+    starts: Tensor | None = None
+    #: float32 [N]: a weighted sum.
+    weights: Tensor | None = None
+    #: What each bag's sum is divided by: float32 [bags, 1]; None: nothing.
+    divisor: Tensor | None = None
+
+
+def brought(
+    batch: Tensor | Ragged, weights: Tensor | None, device: torch.device
+) -> tuple[Tensor | Ragged, Tensor | None]:
+    """A batch on a device; from pinned memory without waiting."""
+
+    def bring(x: Tensor) -> Tensor:
+        return x.to(device, non_blocking=True)
+
+    if isinstance(batch, Ragged):
+        given = None if batch.weights is None else bring(batch.weights)
+        return Ragged(bring(batch.values), bring(batch.lengths), given), None if weights is None else bring(weights)
+    return bring(batch), None if weights is None else bring(weights)
+
+
+class Batcher:
+    """Makes `Occurrences`, one a group of the layout."""
+
+    def __init__(self, layout: Layout) -> None:
+        plan = layout.plan
+        self._layout = layout
+        self._plan = plan
+        self._features = [x.feature for x in plan.lookups for _ in range(x.length)]
+        #: Rows of the table of each slot, [S].
+        self._rows = torch.tensor(
+            [plan.by_name[x.table].rows for x in plan.lookups for _ in range(x.length)], dtype=torch.int64
+        )
+        self._weighted = any(x.weighted for x in plan.lookups)
+        self._groups = [_Padded(layout, g) for g in layout.groups]
+
+    def check_weights(self, weights: Tensor | None, codes: Tensor) -> None:
+        """Raise ValueError unless there are weights of the codes' shape exactly where a lookup is weighted."""
+        if self._weighted != (weights is not None):
+            raise ValueError("weights are given exactly where a lookup is weighted")
+        if weights is not None and (weights.shape != codes.shape or weights.dtype != torch.float32):
+            raise ValueError(f"weights must be float32 {list(codes.shape)}, not {weights.dtype} {list(weights.shape)}")
+
+    def padded(self, codes: Tensor, weights: Tensor | None) -> list[Occurrences]:
+        """Occurrences of codes int64 [B, S].
+
+        Raises:
+            UserError: a code is outside its table.
+        """
+        if codes.ndim != 2 or codes.shape[1] != self._plan.slots or codes.dtype != torch.int64:
+            raise ValueError(f"codes must be int64 [B, {self._plan.slots}], not {codes.dtype} {list(codes.shape)}")
+        self.check_weights(weights, codes)
+        if codes.device.type == "cpu" and native.library() is not None and weights is None:
+            found = [g.by_loop(codes) for g in self._groups]
+            if all(f is not None for f in found):
+                return [f for f in found if f is not None]
+        if codes.numel():
+            wrong = (codes < 0) | (codes >= self._rows)
+            if bool(wrong.any()):
+                row, slot = wrong.nonzero()[0].tolist()
+                raise _outside(self._features[slot], int(codes[row, slot]), int(self._rows[slot]), int(wrong.sum()))
+        return [g.occurrences(codes, weights) for g in self._groups]
+
+    def ragged(self, batch: Ragged) -> list[Occurrences]:
+        """Occurrences of a ragged batch.
+
+        Raises:
+            UserError: a code is outside its table, or a sequence is longer than the lookup's `length`.
+        """
+        lengths = batch.lengths
+        if lengths.ndim != 2 or lengths.shape[0] != len(self._plan.lookups) or batch.values.dtype != torch.int64:
+            raise ValueError(f"lengths must be int64 [{len(self._plan.lookups)}, B] and values int64")
+        ends = lengths.sum(1).cumsum(0).tolist()
+        if (ends[-1] if ends else 0) != batch.values.numel() or bool((lengths < 0).any()):
+            raise ValueError(f"lengths sum to {ends[-1] if ends else 0}, not to the {batch.values.numel()} values")
+        self.check_weights(batch.weights, batch.values)
+        samples = [torch.repeat_interleave(torch.arange(lengths.shape[1]), n) for n in lengths]
+        for x, n, start, end in zip(self._plan.lookups, lengths, [0, *ends], ends, strict=False):
+            rows, values = self._plan.by_name[x.table].rows, batch.values[start:end]
+            wrong = (values < 0) | (values >= rows)
+            if bool(wrong.any()):
+                raise _outside(x.feature, int(values[wrong][0]), rows, int(wrong.sum()))
+            if x.pooling == "none" and n.numel() and int(n.max()) > x.length:
+                raise UserError(
+                    f"feature '{x.feature}': a sequence of {int(n.max())} codes, but its length is {x.length}: cut it"
+                )
+        return [self._ragged_group(g, batch, samples, [0, *ends]) for g in self._layout.groups]
+
+    def _ragged_group(self, group: Group, batch: Ragged, samples: list[Tensor], ends: list[int]) -> Occurrences:
+        arena = self._layout.arenas[group.arena]
+        addresses, bags, weights = [], [], []
+        divisor = torch.ones(batch.lengths.shape[1], group.pieces)
+        for e in group.entries:
+            x = self._plan.lookups[e.lookup]
+            values, sample = batch.values[ends[e.lookup] : ends[e.lookup + 1]], samples[e.lookup]
+            lengths = batch.lengths[e.lookup]
+            piece = torch.full_like(sample, e.piece)
+            if e.stride:
+                piece += (torch.arange(sample.numel()) - (lengths.cumsum(0) - lengths)[sample]) * e.stride
+            if x.pooling == "mean":
+                divisor[:, e.piece] = lengths.clamp(min=1)
+            addresses.append(arena.addresses(values, e.block))
+            bags.append(sample * group.pieces + piece)
+            if batch.weights is not None:
+                given = batch.weights[ends[e.lookup] : ends[e.lookup + 1]]
+                weights.append(given if x.weighted else torch.ones_like(given))
+        bag, order = torch.sort(torch.cat(bags), stable=True)
+        total = batch.lengths.shape[1] * group.pieces
+        counts = torch.bincount(bag, minlength=total)
+        lookups = [self._plan.lookups[e.lookup] for e in group.entries]
+        return Occurrences(
+            addresses=torch.cat(addresses)[order],
+            bags=total,
+            bag=bag,
+            starts=counts.cumsum(0) - counts,
+            weights=torch.cat(weights)[order] if any(x.weighted for x in lookups) else None,
+            divisor=divisor.view(-1, 1) if any(x.pooling == "mean" for x in lookups) else None,
+        )
+
+
+class _Padded:
+    """A group's columns of padded codes, worked out once."""
+
+    def __init__(self, layout: Layout, group: Group) -> None:
+        self._arena = layout.arenas[group.arena]
+        self._pieces = group.pieces
+        lookups = layout.plan.lookups
+        # (piece, slot, block, entry) of each column that is looked up, by piece: bags ascend along a row.
+        columns = sorted(
+            (e.piece + i * e.stride, e.slot + i, e.block, number)
+            for number, e in enumerate(group.entries)
+            for i in range(lookups[e.lookup].length)
+        )
+        owners = [lookups[group.entries[number].lookup] for *_, number in columns]
+        slots = [slot for _, slot, _, _ in columns]
+        self._slots = None if slots == list(range(layout.plan.slots)) else torch.tensor(slots, dtype=torch.int64)
+        self._blocks = torch.tensor([block for _, _, block, _ in columns], dtype=torch.int64)
+        self._piece = torch.tensor([piece for piece, *_ in columns], dtype=torch.int64)
+        #: Columns whose code 0 is padding; None: there are none, and bag i is occurrence i.
+        self._is_list = torch.tensor([x.is_list for x in owners]) if any(x.is_list for x in owners) else None
+        self._weighted = torch.tensor([x.weighted for x in owners]) if any(x.weighted for x in owners) else None
+        self._columns = torch.tensor(
+            [
+                (slot, piece, int(x.is_list), layout.plan.by_name[x.table].rows, *self._arena.shards_of(block))
+                for (piece, slot, block, _), x in zip(columns, owners, strict=True)
+            ],
+            dtype=torch.int64,
+        )
+        self._mean = torch.zeros(group.pieces, dtype=torch.bool)
+        for e in group.entries:
+            self._mean[e.piece] = lookups[e.lookup].pooling == "mean"
+        self._has_mean = bool(self._mean.any())
+
+    def by_loop(self, codes: Tensor) -> Occurrences | None:
+        """`occurrences` in one pass of C++; None where a code is outside its table."""
+        has_bags = self._is_list is not None
+        arena, bags = self._arena, codes.shape[0] * self._pieces
+        found = cpu.occurrences(codes, self._columns, arena.shard_address, self._pieces, arena.index_dtype, has_bags)
+        if found is None:
+            return None
+        addresses, bag, starts = found
+        divisor = None
+        if starts is not None and self._has_mean:
+            counts = torch.diff(starts, append=torch.tensor([addresses.numel()]))
+            divisor = torch.where(self._mean, counts.view(-1, self._pieces).clamp(min=1), 1).float().view(-1, 1)
+        return Occurrences(addresses, bags, bag, starts, None, divisor)
+
+    def occurrences(self, codes: Tensor, weights: Tensor | None) -> Occurrences:
+        if self._slots is not None:
+            codes = codes.index_select(1, self._slots)
+        addresses = self._arena.addresses(codes, self._blocks)
+        bags = codes.shape[0] * self._pieces
+        used = None
+        if weights is not None and self._weighted is not None:
+            used = weights if self._slots is None else weights.index_select(1, self._slots)
+            used = torch.where(self._weighted, used, 1.0)
+        if self._is_list is None:
+            # Scalars: one code a piece.
+            everything = None if used is None else torch.arange(bags)
+            return Occurrences(
+                addresses.view(-1), bags, everything, everything, None if used is None else used.reshape(-1)
+            )
+        kept = ~(self._is_list & (codes == 0))
+        bag = (self._piece + torch.arange(codes.shape[0]).unsqueeze(1) * self._pieces)[kept]
+        counts = torch.bincount(bag, minlength=bags)
+        divisor = None
+        if self._has_mean:
+            divisor = torch.where(self._mean, counts.view(-1, self._pieces).clamp(min=1), 1).float().view(-1, 1)
+        return Occurrences(
+            addresses[kept], bags, bag, counts.cumsum(0) - counts, None if used is None else used[kept], divisor
+        )
+
+
+def _outside(feature: str, code: int, rows: int, count: int) -> UserError:
+    return UserError(
+        f"feature '{feature}': code {code} is outside its embedding table of {rows} rows ({count} such codes in the "
+        f"batch): the data were coded with a newer vocabulary than the model's; use the workflow that is saved with "
+        f"the model"
+    )

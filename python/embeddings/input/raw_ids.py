@@ -1,0 +1,130 @@
+"""Raw ids on their way: which rank has an id, what ranks ask of each other, and how that is written into a message.
+
+Ids are dealt by even ranges of their hash, so sorting a batch's hashes both removes duplicates and sorts the mail, as
+sorting addresses does for planned tables (headrace.embeddings.sharding.layout).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.embeddings.kernels import hashing
+from headrace.embeddings.kernels.duplicates import Duplicates, find_duplicates
+from headrace.embeddings.kernels.id_map_cpu import Ids, mix
+
+#: Salt of the hash that says who owns an id.
+_OWNER = 1
+
+
+def owners(ids: Ids, ranks: int) -> Ids:
+    """The rank of each id [N]: by its hash, so that any number of ranks is balanced."""
+    return np.searchsorted(_range_starts(ranks), _hashes(ids), side="right") - 1
+
+
+def _hashes(ids: Ids) -> Ids:
+    """One for each id, none twice."""
+    return mix(ids, _OWNER).view(np.int64)
+
+
+def _hashes_of(ids: Tensor) -> Tensor:
+    """The same of a tensor, on its device."""
+    return torch.from_numpy(_hashes(ids.numpy())) if ids.device.type == "cpu" else hashing.mix(ids, _OWNER)
+
+
+def _range_starts(ranks: int) -> Ids:
+    """The smallest hash of each rank: int64 [W], ascending."""
+    return np.array([2**64 * rank // ranks - 2**63 for rank in range(ranks)], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class AskedIds:
+    """Ids of one table that one side asks and the other answers, in order of the ranks of the other side."""
+
+    #: int64 [N].
+    ids: Tensor
+    #: How often each was looked up: int64 [N].
+    counts: Tensor
+    #: How many are each rank's, [W].
+    of_rank: list[int]
+
+    def dealt(self, ranks: Sequence[int], groups: int) -> AskedIds:
+        """The ids of some ranks, in that order; each so many of them in a row are a group, which stands for them."""
+        ids, counts = torch.split(self.ids, self.of_rank), torch.split(self.counts, self.of_rank)
+        each = len(ranks) // groups
+        sizes = [sum(self.of_rank[r] for r in ranks[i * each : (i + 1) * each]) for i in range(groups)]
+        return AskedIds(torch.cat([ids[r] for r in ranks]), torch.cat([counts[r] for r in ranks]), sizes)
+
+
+@dataclass(frozen=True)
+class WantedIds(AskedIds):
+    """Distinct ids that a rank asks their owners for."""
+
+    #: Where each is among the ids that they were made from.
+    duplicates: Duplicates
+
+    @staticmethod
+    def of(ids: Tensor, ranks: int, counts: Tensor | None = None) -> WantedIds:
+        """From ids int64 [N] that may repeat.
+
+        Args:
+            ids: any 64-bit numbers.
+            ranks: owners.
+            counts: how often each was looked up, int64 [N]; None: once.
+        """
+        found = find_duplicates(ids if ranks == 1 else _hashes_of(ids))
+        times = torch.diff(found.starts, append=torch.tensor([ids.numel()], device=ids.device))
+        if counts is not None:
+            times = torch.zeros_like(times).index_add_(0, found.group, counts.index_select(0, found.order))
+        cuts = torch.searchsorted(found.unique, torch.from_numpy(_range_starts(ranks)[1:]).to(ids.device)).tolist()
+        of_rank = [end - start for start, end in pairwise([0, *cuts, found.unique.numel()])]
+        return WantedIds(ids.index_select(0, found.order.index_select(0, found.starts)), times, of_rank, found)
+
+
+def pack(tables: Sequence[AskedIds], dtype: torch.dtype) -> tuple[Tensor, list[int]]:
+    """One vector of `dtype` (int32 or int64), and how much of it is for each rank.
+
+    For each rank, how many ids of each table; then by table the ids, 64 bits each, and their counts.
+    """
+    split = [(torch.split(t.ids, t.of_rank), torch.split(t.counts, t.of_rank)) for t in tables]
+    pieces: list[Tensor] = []
+    lengths = []
+    for rank in range(len(tables[0].of_rank)):
+        message = [torch.tensor([t.of_rank[rank] for t in tables], dtype=dtype)]
+        for ids, counts in split:
+            message += [ids[rank].view(dtype), counts[rank].to(dtype)]
+        pieces += message
+        lengths.append(sum(p.numel() for p in message))
+    return torch.cat(pieces), lengths
+
+
+def unpack(message: Tensor, lengths: Sequence[int], tables: int) -> tuple[list[AskedIds], Tensor, list[int]]:
+    """What `pack` wrote, from each sender's part of a message.
+
+    Args:
+        message: of int32 or int64, senders in order; each part begins with what `pack` wrote.
+        lengths: of the parts.
+        tables: how many there are.
+
+    Returns:
+        By table what was asked, in order of the senders; what follows in each part, and its lengths.
+    """
+    words = 8 // message.element_size()
+    found: list[tuple[list[Tensor], list[Tensor], list[int]]] = [([], [], []) for _ in range(tables)]
+    rest = []
+    for part in torch.split(message, list(lengths)):
+        at = tables
+        for (ids, counts, sizes), n in zip(found, part[:tables].tolist(), strict=True):
+            # A copy, since eight bytes that are read as one number must begin at a multiple of eight.
+            ids.append(part[at : at + n * words].clone().view(torch.int64))
+            counts.append(part[at + n * words : at + n * (words + 1)].long())
+            sizes.append(n)
+            at += n * (words + 1)
+        rest.append(part[at:])
+    asked = [AskedIds(torch.cat(ids), torch.cat(counts), sizes) for ids, counts, sizes in found]
+    return asked, torch.cat(rest), [p.numel() for p in rest]

@@ -1,0 +1,124 @@
+"""Which tensors the Triton kernels work on, and the kernels by the contracts of the C++ loops (embeddings/native.py).
+
+    with placing(torch.device("cuda")):
+        torch.zeros(3)      # on the GPU
+
+Triton is imported at the first use, so that machines without a GPU need not have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headrace.embeddings.kernels import cpu
+
+#: A function with the parameters of headrace.embeddings.kernels.cpu.update.
+Update = Callable[..., None]
+#: What a row's numbers may be.
+_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@cache
+def kernels() -> Any:
+    """headrace.embeddings.kernels.gpu."""
+    from headrace.embeddings.kernels import gpu as found
+
+    return found
+
+
+def usable(*tensors: Tensor) -> bool:
+    """Whether the kernels can work on these tables: contiguous floats on a GPU."""
+    return all(t.device.type == "cuda" and t.dtype in _TYPES and t.is_contiguous() for t in tensors)
+
+
+def by_address(table: Tensor) -> bool:
+    """Whether lookups read rows of a table where they are: those of 16 bits by the kernels alone."""
+    return table.dtype is torch.float32 or usable(table)
+
+
+def placing(device: torch.device) -> AbstractContextManager[object]:
+    """Makes what is made inside, and is not told where, be on a device. For the CPU nothing at all, at no cost.
+
+    So code that says nothing of devices serves both. It is a thread's own: autograd's threads enter it anew.
+    """
+    return nullcontext() if device.type == "cpu" else device
+
+
+def pool_sum(
+    table: Tensor, index: Tensor, bags: int, starts: Tensor | None = None, weights: Tensor | None = None
+) -> Tensor:
+    """See gpu.pool_sum."""
+    found: Tensor = kernels().pool_sum(table, index, bags, starts, weights)
+    return found
+
+
+def fused(kind: str, table: Tensor) -> Update | None:
+    """What sums gradients and applies an optimizer to rows of a table in one pass; None: there is no such thing."""
+    if cpu.usable(table):
+        return cpu.update
+    return update if kind == "rowwise_adagrad" and usable(table) else None
+
+
+def update(
+    kind: str,
+    table: Tensor,
+    states: list[Tensor],
+    rows: Tensor,
+    starts: Tensor,
+    order: Tensor,
+    n: int,
+    grad: Tensor | None,
+    *,
+    bag: Tensor | None,
+    weights: Tensor | None,
+    divisor: Tensor | None,
+    lr: float,
+    decay: float,
+    step: int,
+    names: Tensor | None = None,
+) -> None:
+    """Row-wise Adagrad by the contract of cpu.update. Rows of 16 bits are rounded by chance, drawn by step and name.
+
+    `names` says which rows these are, where `rows` are but their places in a cache: int64 [U].
+
+    Raises:
+        ValueError: another kind.
+    """
+    if kind != "rowwise_adagrad":
+        raise ValueError(f"no kernel for '{kind}'")
+    if grad is None:
+        raise ValueError("gradients at addresses are for tables on the CPU")
+    kernels().rowwise_adagrad(
+        table,
+        states[0],
+        rows,
+        starts,
+        order,
+        grad.contiguous(),
+        lr=lr,
+        decay=decay,
+        bag=bag,
+        weights=weights,
+        divisor=divisor,
+        seed=None if table.dtype is torch.float32 else step,
+        end=n,
+        names=names,
+    )
+
+
+def check(device: torch.device) -> None:
+    """Raise UserError where tables cannot be on a device: there is no such GPU."""
+    from headrace.errors import UserError
+
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device '{device}': embedding tables are on 'cpu' or 'cuda'")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            f"device '{device}': torch {torch.__version__} sees no GPU here: see `nvidia-smi`, or set it to cpu"
+        )

@@ -1,0 +1,158 @@
+"""A hash table from 64-bit ids to small numbers: open addressing, whole batches at a time.
+
+By the loops of native/cpp/id_map.cpp, where `make native` has built them, else in NumPy. The two may place ids
+otherwise; what is found does not depend on it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace import native
+
+Ids = NDArray[np.int64]
+
+#: Places of the smallest map.
+_LEAST = 16
+#: Ids that are put into a map at a time: what that takes besides the map stays small.
+_AT_ONCE = 2**16
+#: Bytes of a place: an id and its number.
+PLACE_BYTES = 16
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def mix(ids: Ids, salt: int = 0) -> NDArray[np.uint64]:
+    """SplitMix64 (Steele, Lea and Flood, 2014) of ids: uint64 [N]. All 2^64 ids have hashes of their own."""
+    x = ids.view(np.uint64) + np.uint64((salt + 1) * int(_GOLDEN) % 2**64)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: NDArray[np.uint64] = x ^ (x >> np.uint64(31))
+    return mixed
+
+
+def places_for(ids: int) -> int:
+    """Places of a map of so many ids: a power of two, at most half of them taken."""
+    return max(_LEAST, 1 << (2 * ids - 1).bit_length())
+
+
+@cache
+def _loops() -> ctypes.CDLL | None:
+    found = native.library()
+    if found is None or not hasattr(found, "headrace_ids_find"):
+        return None
+    i64, p = ctypes.c_int64, ctypes.c_void_p
+    found.headrace_ids_find.argtypes = [p, p, i64, p, i64, p]
+    found.headrace_ids_put.argtypes = [p, p, i64, p, p, i64]
+    found.headrace_ids_find.restype = found.headrace_ids_put.restype = None
+    return found
+
+
+class Places:
+    """How full a map is, wherever its places are."""
+
+    #: By place: its id.
+    _keys: Any
+    _used: int
+
+    def __len__(self) -> int:
+        return self._used
+
+    @property
+    def load(self) -> float:
+        """Share of places that are taken."""
+        return self._used / len(self._keys)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return PLACE_BYTES * len(self._keys)
+
+
+class IdMap(Places):
+    """Ids and their numbers. Linear probing, at most half full, so that a few rounds over a batch find everything.
+
+    Nothing is ever taken out alone: who evicts begins anew with those who stay.
+    """
+
+    def __init__(self, ids: Ids | None = None) -> None:
+        self._keys: Ids = np.zeros(_LEAST, dtype=np.int64)
+        #: -1: the place is free.
+        self._numbers: Ids = np.full(_LEAST, -1, dtype=np.int64)
+        self._used = 0
+        #: Not the loops themselves: maps are copied.
+        self._by_loops = _loops() is not None
+        if ids is not None:
+            self.add(ids)
+
+    def find(self, ids: Ids) -> Ids:
+        """The number of each id [N]; -1 where it is not in the map."""
+        loops = _loops() if self._by_loops else None
+        if loops is not None:
+            ids, out = np.ascontiguousarray(ids), np.empty(len(ids), dtype=np.int64)
+            given = self._keys.ctypes, self._numbers.ctypes, len(self._keys), ids.ctypes, len(ids), out.ctypes
+            loops.headrace_ids_find(*given)
+            return out
+        found = np.full(len(ids), -1, dtype=np.int64)
+        mask = len(self._keys) - 1
+        place = (mix(ids) & np.uint64(mask)).astype(np.int64)
+        open_ = np.arange(len(ids))
+        while len(open_):
+            at = place[open_]
+            numbers = self._numbers[at]
+            hit = (numbers >= 0) & (self._keys[at] == ids[open_])
+            found[open_[hit]] = numbers[hit]
+            open_ = open_[(numbers >= 0) & ~hit]
+            place[open_] = (place[open_] + 1) & mask
+        return found
+
+    def replace(self, ids: Ids) -> None:
+        """Begin anew with distinct ids [N], numbered in their order. Never holds two maps."""
+        places = _LEAST if 2 * len(ids) <= _LEAST else places_for(len(ids))
+        if places != len(self._keys):
+            self._keys = self._numbers = np.zeros(0, dtype=np.int64)
+            self._keys, self._numbers = np.zeros(places, dtype=np.int64), np.empty(places, dtype=np.int64)
+        self._numbers.fill(-1)
+        self._used = 0
+        self.add(ids)
+
+    def add(self, ids: Ids) -> Ids:
+        """Give distinct new ids [N] the next numbers, in their order: int64 [N]."""
+        numbers = np.arange(self._used, self._used + len(ids), dtype=np.int64)
+        self._used += len(ids)
+        if 2 * self._used > len(self._keys):
+            held = self._numbers >= 0
+            ids_before, numbers_before = self._keys[held], self._numbers[held]
+            size = places_for(self._used)
+            self._keys, self._numbers = np.zeros(size, dtype=np.int64), np.full(size, -1, dtype=np.int64)
+            self._put(ids_before, numbers_before)
+        self._put(ids, numbers)
+        return numbers
+
+    def _put(self, ids: Ids, numbers: Ids) -> None:
+        loops = _loops() if self._by_loops else None
+        if loops is not None:
+            ids, places = np.ascontiguousarray(ids), len(self._keys)
+            loops.headrace_ids_put(
+                self._keys.ctypes, self._numbers.ctypes, places, ids.ctypes, numbers.ctypes, len(ids)
+            )
+            return
+        for first in range(0, len(ids), _AT_ONCE):
+            self._put_some(ids[first : first + _AT_ONCE], numbers[first : first + _AT_ONCE])
+
+    def _put_some(self, ids: Ids, numbers: Ids) -> None:
+        mask = len(self._keys) - 1
+        place = (mix(ids) & np.uint64(mask)).astype(np.int64)
+        open_ = np.arange(len(ids))
+        while len(open_):
+            at = place[open_]
+            free = self._numbers[at] < 0
+            # Of several that want one free place the last gets it.
+            self._keys[at[free]] = ids[open_[free]]
+            self._numbers[at[free]] = numbers[open_[free]]
+            open_ = open_[self._numbers[at] != numbers[open_]]
+            place[open_] = (place[open_] + 1) & mask

@@ -1,0 +1,76 @@
+"""Gradients of rows on their way from backward to step: not summed before somebody must."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headrace.embeddings.input.addressing import Occurrences
+from headrace.embeddings.kernels import cpu
+from headrace.embeddings.kernels.duplicates import Duplicates, find_duplicates
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """What one backward pass says of an arena's rows on this rank.
+
+    The gradient of row `duplicates.unique[u]` is the sum, over its occurrences i in `duplicates`' order, of
+    weights[i] * grad[bag[i]] / divisor[bag[i]] (None: 1, row i of `grad`, 1).
+    """
+
+    #: Distinct rows of the arena's matrix (addresses, where nobody else has any).
+    duplicates: Duplicates
+    #: float32 [M, D].
+    grad: Tensor
+    bag: Tensor | None = None
+    weights: Tensor | None = None
+    divisor: Tensor | None = None
+    #: The memory addresses of `grad`'s rows, int64 [M], which are not in `grad` then: it is [0, D].
+    at: Tensor | None = None
+    #: What that memory belongs to.
+    kept: object = None
+
+    @staticmethod
+    def of_bags(duplicates: Duplicates, grad: Tensor, occurrences: Occurrences) -> Gradient:
+        """Of a pooled sum."""
+        return Gradient(duplicates, grad, occurrences.bag, occurrences.weights, occurrences.divisor)
+
+    @staticmethod
+    def of_rows(rows: Tensor, grad: Tensor) -> Gradient:
+        """Of rows [N] that may repeat."""
+        return Gradient(find_duplicates(rows), grad)
+
+    @staticmethod
+    def of_sums(unique: Tensor, grad: Tensor) -> Gradient:
+        """Of distinct rows, sorted as `Updater.runs` says."""
+        each = torch.arange(unique.numel())
+        return Gradient(Duplicates(unique, each, each, each), grad)
+
+    @property
+    def rows(self) -> Tensor:
+        """Distinct rows: int32 or int64 [U]."""
+        return self.duplicates.unique
+
+    def sums(self) -> Tensor:
+        """The gradient of each distinct row: float32 [U, D]."""
+        if self.at is not None:
+            order = self.duplicates.order
+            weights = None if self.weights is None else self.weights.index_select(0, order)
+            at = self.at.index_select(0, order if self.bag is None else self.bag.index_select(0, order))
+            return cpu.sum_at(at, self.grad.shape[1], self.duplicates.starts, weights)
+        grad = self.grad if self.divisor is None else self.grad / self.divisor
+        return self.duplicates.sum_rows(grad, self.bag, self.weights)
+
+    def settled(self) -> Gradient:
+        """The same in memory of its own."""
+        return self if self.at is None else Gradient.of_sums(self.rows, self.sums())
+
+
+def merge(parts: Sequence[Gradient]) -> Gradient:
+    """One gradient of several backward passes (at least one)."""
+    if len(parts) == 1:
+        return parts[0]
+    return Gradient.of_rows(torch.cat([p.rows.long() for p in parts]), torch.cat([p.sums() for p in parts]))

@@ -1,0 +1,251 @@
+"""Where each row and column of each embedding table lives. Sharding is a plan, and the exchange obeys any plan.
+
+    tables, lookups = tables_of(schema, dim=16)
+    plan = row_wise(tables, lookups, world_size=2)
+
+A plan cuts a table into blocks of columns and deals the rows of a block, one by one, to consecutive ranks. That says
+all the usual kinds, and they mix freely in one plan:
+
+- table-wise: one block of all columns, one rank;
+- row-wise: one block of all columns, several ranks;
+- column-wise: several blocks, one rank each;
+- data-parallel: one block that every rank holds whole; its gradients are all-reduced, nothing else travels.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from headrace.errors import UserError
+from headrace.schema import DatasetSchema, Kind
+
+#: How rows are stored. Arithmetic is float32 with all of them.
+Storage = Literal["fp32", "fp16", "bf16", "int8"]
+#: How the vectors of a list become one vector; `none`: they do not, the list is a sequence.
+Pooling = Literal["sum", "mean", "max", "none"]
+#: How float32 vectors and gradients travel between ranks: as they are, or rounded to the nearest bfloat16.
+Wire = Literal["fp32", "bf16"]
+ShardingKind = Literal["table_wise", "row_wise", "column_wise", "data_parallel"]
+
+BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+#: What a cache of rows takes on the device besides the rows (storage.host_cache): bytes of each row that is
+#: there, and of each row of the table.
+PLACE_BYTES, FIND_BYTES = 25, 4
+
+
+def row_bytes(storage: Storage, columns: int) -> int:
+    """Bytes of a row as stored: see headrace.embeddings.storage.dtypes."""
+    return columns + 8 if storage == "int8" else columns * BYTES[storage]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One embedding table: [rows, dim], stored as `storage`.
+
+    `cached`: the share of a rank's rows that its GPU holds, those used most; all of them are then in host memory. With
+    1 they are on the GPU alone (or in host memory, where there is none). Replicated tables are never cached.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    storage: Storage = "fp32"
+    cached: float = 1.0
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """One feature of the model: which columns of the codes are looked up in which table, and how they are pooled.
+
+    In a list of `length` codes code 0 is padding and counts nothing; a list of padding alone gives zeros. For a scalar
+    (`is_list=False`, length 1) code 0 is the row of the missing value like any other row. `weighted`: the batch brings
+    a weight for each code, and the pooling is a sum of weight times row.
+    """
+
+    feature: str
+    table: str
+    length: int = 1
+    is_list: bool = False
+    pooling: Pooling = "sum"
+    weighted: bool = False
+
+
+@dataclass(frozen=True)
+class Block:
+    """Columns of a table, and who holds its rows.
+
+    Row r is on rank (first_rank + r % ranks) % world size. With `ranks` 0 every rank holds all rows. `pooled`: owners
+    sum the rows of a bag and send one vector; else each distinct row travels once.
+    """
+
+    table: str
+    columns: range
+    first_rank: int = 0
+    ranks: int = 1
+    pooled: bool = False
+
+    @property
+    def replicated(self) -> bool:
+        return self.ranks == 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Tables, who looks them up, and which rank holds what. The same on all ranks.
+
+    Raises:
+        ValueError: the blocks of a table do not hold each column once, or a name is unknown or twice.
+    """
+
+    tables: tuple[Table, ...]
+    lookups: tuple[Lookup, ...]
+    blocks: tuple[Block, ...]
+    world_size: int
+    wire: Wire = "fp32"
+    #: Ranks of a machine, where messages go inside machines first and then between them; 1: they go directly.
+    hop: int = 1
+
+    def __post_init__(self) -> None:
+        if self.hop < 1 or self.world_size % self.hop:
+            raise ValueError(f"machines of {self.hop} ranks do not make a world of {self.world_size}")
+        if self.hop > 1 and any(b.pooled for b in self.blocks):
+            raise ValueError("bags that owners sum do not travel by machines (hop > 1)")
+        twice = [n for n, count in Counter(t.name for t in self.tables).items() if count > 1]
+        if twice:
+            raise ValueError(f"two tables of one name: {twice}")
+        for lookup in self.lookups:
+            if lookup.table not in self.by_name:
+                raise ValueError(f"feature '{lookup.feature}' looks up table '{lookup.table}', which is not planned")
+            if lookup.length != 1 and not lookup.is_list:
+                raise ValueError(f"feature '{lookup.feature}' is no list but has length {lookup.length}")
+            if lookup.weighted and lookup.pooling != "sum":
+                raise ValueError(f"feature '{lookup.feature}' is weighted: pooling is 'sum', not '{lookup.pooling}'")
+        for block in self.blocks:
+            if block.table not in self.by_name:
+                raise ValueError(f"a block of table '{block.table}', which is not planned")
+        for table in self.tables:
+            self._check_blocks(table)
+
+    def _check_blocks(self, table: Table) -> None:
+        blocks = self.blocks_of(table.name)
+        columns = [c for b in blocks for c in b.columns]
+        if table.rows < 1 or columns != list(range(table.dim)):
+            raise ValueError(f"table '{table.name}' of {table.dim} columns is not held once by its blocks {blocks}")
+        if table.storage == "int8" and len(blocks) > 1:
+            raise ValueError(
+                f"table '{table.name}' is stored as int8, by whole rows, and cut by columns; cut it by rows"
+            )
+        if any(b.replicated for b in blocks) and len(blocks) > 1:
+            raise ValueError(f"table '{table.name}' is replicated by columns; replicate it whole")
+        if any(b.pooled for b in blocks) and (blocks[0].replicated or not can_pool(table.name, self.lookups)):
+            raise ValueError(
+                f"table '{table.name}' cannot be summed by its owners: not all its lookups are sums of lists"
+            )
+        if any(not (0 <= b.first_rank < self.world_size and b.ranks <= self.world_size) for b in blocks):
+            raise ValueError(f"table '{table.name}' has a block on a rank outside a world of {self.world_size}")
+
+    @cached_property
+    def by_name(self) -> dict[str, Table]:
+        """Tables by name."""
+        return {t.name: t for t in self.tables}
+
+    @cached_property
+    def _blocks_by_table(self) -> dict[str, tuple[Block, ...]]:
+        found: dict[str, list[Block]] = {t.name: [] for t in self.tables}
+        for b in self.blocks:
+            found[b.table].append(b)
+        return {name: tuple(blocks) for name, blocks in found.items()}
+
+    def blocks_of(self, table: str) -> tuple[Block, ...]:
+        """The blocks of one table, by column."""
+        return self._blocks_by_table[table]
+
+    def kind_of(self, table: str) -> ShardingKind:
+        """How a table is cut; with one rank, everything is table-wise unless it is replicated."""
+        first, *others = self.blocks_of(table)
+        if first.replicated:
+            return "data_parallel"
+        return "column_wise" if others else "row_wise" if first.ranks > 1 else "table_wise"
+
+    def rows_on(self, block: Block, rank: int) -> range:
+        """The rows of a block that a rank holds; maybe none."""
+        rows = self.by_name[block.table].rows
+        if block.replicated:
+            return range(rows)
+        place = (rank - block.first_rank) % self.world_size
+        return range(place, rows, block.ranks) if place < block.ranks else range(0)
+
+    @property
+    def slots(self) -> int:
+        """Columns of the codes, S."""
+        return sum(x.length for x in self.lookups)
+
+
+def can_pool(table: str, lookups: Sequence[Lookup]) -> bool:
+    """Whether a table's owners can sum bags: every lookup of it is a sum, weighted sum or mean of a list."""
+    return all(x.is_list and x.pooling in ("sum", "mean") for x in lookups if x.table == table)
+
+
+def tables_of(
+    schema: DatasetSchema, dim: int, storage: Storage = "fp32", pooling: Pooling = "sum"
+) -> tuple[tuple[Table, ...], tuple[Lookup, ...]]:
+    """The tables and lookups of a dataset's features of codes, in schema order; those of raw ids have no plan.
+
+    Features of one vocabulary share its codes, and so a table, named after the vocabulary (else after the feature).
+
+    Raises:
+        UserError: a categorical feature without a cardinality.
+    """
+    rows: dict[str, int] = {}
+    lookups: list[Lookup] = []
+    for f in schema.of(Kind.CATEGORICAL):
+        if f.dynamic:
+            continue
+        if f.cardinality is None or f.cardinality < 1:
+            raise UserError(f"categorical feature '{f.name}' has no cardinality in the dataset's schema: categorify it")
+        name = f.vocabulary or f.name
+        rows[name] = max(rows.get(name, 0), f.cardinality)
+        lookups.append(
+            Lookup(
+                feature=f.name, table=name, length=f.length, is_list=f.is_list, pooling=pooling if f.is_list else "sum"
+            )
+        )
+    return tuple(Table(name=n, rows=r, dim=dim, storage=storage) for n, r in rows.items()), tuple(lookups)
+
+
+def blocks_for(
+    table: Table, kind: ShardingKind, world_size: int, first_rank: int = 0, parts: int = 0, pooled: bool = False
+) -> list[Block]:
+    """The blocks of a table that is cut in one of the usual ways.
+
+    Args:
+        table: what to cut.
+        kind: how.
+        world_size: ranks.
+        first_rank: the first, or only, rank that holds something; the others follow it, after the last comes rank 0.
+        parts: row-wise: ranks; column-wise: blocks of columns, of widths that differ by one at most. 0: as many as
+            there are ranks (and columns).
+        pooled: whether owners sum bags (not for data_parallel).
+    """
+    whole = range(table.dim)
+    if kind == "data_parallel":
+        return [Block(table.name, whole, 0, 0)]
+    if kind == "table_wise":
+        return [Block(table.name, whole, first_rank, 1, pooled)]
+    if kind == "row_wise":
+        return [Block(table.name, whole, first_rank, min(parts or world_size, world_size), pooled)]
+    parts = min(parts or world_size, table.dim)
+    cuts = [table.dim * i // parts for i in range(parts + 1)]
+    return [
+        Block(table.name, range(cuts[i], cuts[i + 1]), (first_rank + i) % world_size, 1, pooled) for i in range(parts)
+    ]
+
+
+def row_wise(tables: Sequence[Table], lookups: Sequence[Lookup], world_size: int) -> Plan:
+    """Row r of every table on rank r % world_size: balanced whatever the tables' sizes and popularities."""
+    blocks = tuple(b for t in tables for b in blocks_for(t, "row_wise", world_size))
+    return Plan(tables=tuple(tables), lookups=tuple(lookups), blocks=blocks, world_size=world_size)

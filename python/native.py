@@ -1,0 +1,84 @@
+"""The C++ library of embedding tables and of messages between ranks (native/cpp), where `make native` has built it.
+
+Those who call its functions are headrace.embeddings.kernels.cpu, headrace.comm.futex and headrace.models.pairs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+from headrace.workspace import checkout
+
+_VERSION = 7
+
+
+def library_path() -> Path:
+    """Where the build puts it."""
+    return checkout() / "build" / "native" / "libheadrace_embeddings.so"
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The library, or None where it was not built (or by another version of its source)."""
+    try:
+        found = ctypes.CDLL(str(library_path()))
+        if found.headrace_embeddings_version() != _VERSION:
+            return None
+    except (OSError, AttributeError):
+        return None
+    i64, i32, f32, p = ctypes.c_int64, ctypes.c_int, ctypes.c_float, ctypes.c_void_p
+    found.headrace_pool_sum.argtypes = [p, i64, p, i32, i64, p, i64, p, p, i32]
+    found.headrace_pool_sum.restype = None
+    found.headrace_update.argtypes = [
+        p,
+        p,
+        p,
+        i64,
+        p,
+        i32,
+        p,
+        i64,
+        p,
+        i64,
+        p,
+        p,
+        p,
+        p,
+        i32,
+        f32,
+        f32,
+        f32,
+        f32,
+        f32,
+        i32,
+    ]
+    found.headrace_update.restype = None
+    found.headrace_occurrences.argtypes = [p, i64, i64, p, i64, p, i64, p, i32, p, p]
+    found.headrace_occurrences.restype = i64
+    found.headrace_cut_bags.argtypes = [p, i32, p, p, i64, p, i64, p, p, p, p, p, p]
+    found.headrace_cut_bags.restype = i64
+    found.headrace_group.argtypes = [p, p, i64, i64, p, p]
+    found.headrace_group.restype = None
+    found.headrace_announce.argtypes = [p, ctypes.c_uint32]
+    found.headrace_announce.restype = None
+    found.headrace_await.argtypes = [p, ctypes.c_uint32, i64]
+    found.headrace_await.restype = i32
+    found.headrace_interact.argtypes = [p, p, p, i64, i64, i64, p, i32]
+    found.headrace_interact.restype = None
+    found.headrace_interact_gradient.argtypes = [p, p, p, p, i64, i64, i64, p, p, p, i32]
+    found.headrace_interact_gradient.restype = None
+    found.headrace_duplicates.argtypes = [p, i64, p, p, p, p]
+    found.headrace_duplicates.restype = i64
+    found.headrace_distinct.argtypes = [p, i64, p, i64, p, p]
+    found.headrace_distinct.restype = i64
+    found.headrace_addresses.argtypes = [p, i64, p, i32, i64, p]
+    found.headrace_addresses.restype = None
+    found.headrace_places.argtypes = [p, i64, p, i64, i32, p]
+    found.headrace_places.restype = None
+    found.headrace_numbers.argtypes = [p, i32, p, p, i64, p, p, i32]
+    found.headrace_numbers.restype = None
+    found.headrace_parts.argtypes = [p, i32, i64, p, p, p]
+    found.headrace_parts.restype = i64
+    return found
