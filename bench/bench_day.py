@@ -54,7 +54,7 @@ def main(sizes: list[float]) -> None:
                 Figure(f"{stage} {size:g} M rows, peak memory of {process}", mib, "MiB")
                 for process, mib in manifest.peak_memory_mib.items()
             ]
-            # From spark-submit to the first step (headrace.train.startup); the floor of each part is the whole.
+            # From spark-submit to the first step (headrace.train.launch.startup); the floor of each part is the whole.
             start = manifest.facts.get("startup_seconds", {})
             figures += [
                 Figure(f"{stage} {size:g} M rows, start: {part.replace('_', ' ')}", seconds, "s", start["total"])

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 
 from bench.report import Figure, publish
 from headrace.config import Train
-from headrace.dataset import lists
-from headrace.dataset.layout import open_split
-from headrace.dataset.source import TrainSource
+from headrace.dataset.loader.source import TrainSource
+from headrace.dataset.parquet import lists
+from headrace.dataset.parquet.layout import open_split
 from headrace.schema import DatasetSchema, Feature, Kind
 
 ROWS, GROUP, LENGTH, ROUNDS = 524_288, 65_536, 20, 3

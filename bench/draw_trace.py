@@ -15,7 +15,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from headrace.train.spans import PARTS
+from headrace.train.callbacks.tracing import PARTS
 
 COLOURS = dict(zip(PARTS, plt.get_cmap("tab10").colors, strict=False))  # type: ignore[attr-defined]
 

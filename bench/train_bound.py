@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.peers.torchrec_step import Step, draw_ids
-from headrace.dataset.batch import Batch
+from headrace.dataset.loader.batch import Batch
 from headrace.embeddings.kernels import cpu
 from headrace.embeddings.storage.huge_pages import empty_table
 

@@ -1,8 +1,8 @@
 """Rank processes for bench_train: our loop over a model of given shape, and its floor, in turns in the same processes.
 
-The loop is headrace.train.steps.Loop as training runs it, over gloo, fed from memory; the floor is the same loop with
-the embeddings replaced by a constant: the same MLPs, the same dense all-reduce, no lookups. A second floor has the
-interaction in plain torch, as the dense part is in others' DLRMs: ours is one pass in C++ in the floor as well.
+The loop is headrace.train.loop.trainer.Loop as training runs it, over gloo, fed from memory; the floor is the same loop
+with the embeddings replaced by a constant: the same MLPs, the same dense all-reduce, no lookups. A second floor has
+the interaction in plain torch, as the dense part is in others' DLRMs: ours is one pass in C++ in the floor as well.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from headrace.comm.base import Collective
 from headrace.comm.shared_memory import shared
 from headrace.comm.torch_dist import TorchCollective
 from headrace.config import EmbeddingOptimizer, Model, Optimizer, Schedule, Sharding, Train
-from headrace.dataset.batch import Batch
-from headrace.dataset.layout import open_split
-from headrace.dataset.source import TrainSource
+from headrace.dataset.loader.batch import Batch
+from headrace.dataset.loader.source import TrainSource
+from headrace.dataset.parquet.layout import open_split
 from headrace.embeddings.planner.search import plan_tables
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table
 from headrace.manifest import Manifest
 from headrace.models.dlrm import DLRM
 from headrace.models.mlp import pairwise_dots
 from headrace.schema import DatasetSchema, Feature, Kind
-from headrace.train.checkpoint import Progress
-from headrace.train.dense import DenseOptimizer
+from headrace.train.callbacks.collective import WatchedCollective
+from headrace.train.callbacks.profile import collect_profile
+from headrace.train.callbacks.progress import Tick
+from headrace.train.callbacks.tracing import NoSpans, Spans
+from headrace.train.callbacks.watchdog import Watch
+from headrace.train.checkpoint.write import Progress
 from headrace.train.job import Job
-from headrace.train.profile import collect_profile
-from headrace.train.progress import Tick
-from headrace.train.spans import NoSpans, Spans
-from headrace.train.steps import Learner, Loop
-from headrace.train.watch import Watch
-from headrace.train.watched import WatchedCollective
+from headrace.train.loop.trainer import Learner, Loop
+from headrace.train.optim.dense import DenseOptimizer
 from headrace.workspace import checkout
 
 #: The same for both sides of every comparison: blocks that are freed stay with the process.
@@ -61,7 +61,7 @@ _NAMES = ("ours", "floor", "torch", "bound")
 
 @dataclass(frozen=True)
 class Result:
-    """Seconds of each step of the slowest rank; `profile`: headrace.train.profile (the trace is in build/bench).
+    """Seconds of each step of the slowest rank; `profile`: milliseconds of its parts (the trace is in build/bench).
 
     `torch`: of the floor in plain torch. `bound`: of the floor with the memory of the touched rows read and written
     (bench.train_bound); of single ids alone. Both are empty where the loop is fed from files.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.gpu.data import DENSE, DIM
-from headrace.models.interaction import interact, interaction_width
+from headrace.models.feature_interaction_triton import interact, interaction_width
 
 
 def mlp(widths: list[int], last: bool = True) -> nn.Sequential:

@@ -22,9 +22,9 @@ def product_rows(clock: Clock, sizes: list[int], kind: str, batch: int, storage:
     from headrace.embeddings.sharding.plan import Lookup, Plan, Table, row_wise
     from headrace.models.dlrm import DLRM
     from headrace.schema import DatasetSchema, Feature, Kind
-    from headrace.train.dense import DenseOptimizer
-    from headrace.train.feed import Part
-    from headrace.train.passes import Eager, Graphed
+    from headrace.train.loop.forward_backward import Eager, Graphed
+    from headrace.train.loop.prefetch import Part
+    from headrace.train.optim.dense import DenseOptimizer
 
     numbers = [Feature(name=f"i{i}", kind=Kind.CONTINUOUS, dtype="float32") for i in range(DENSE)]
     ids = [Feature(name=f"c{i}", kind=Kind.CATEGORICAL, dtype="int32", cardinality=n) for i, n in enumerate(sizes)]

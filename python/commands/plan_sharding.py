@@ -20,7 +20,7 @@ from headrace.embeddings.sharding.plan import Table, tables_of
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.schema import DatasetSchema
-from headrace.train.popularity import sampled_popularity
+from headrace.train.setup.popularity import sampled_popularity
 from headrace.workspace import Workspace
 from headrace.world import World
 

@@ -39,9 +39,9 @@ def tune(
         overrides = [*overrides, f"train.search.trials={trials}"]
     spec, day = resolve(pipeline, ds, overrides)
     # Late: Optuna and torch; a misspelt key should be told at once.
-    from headrace.train.progress import Console, Tick
-    from headrace.train.search import Trial, Tuner, show_worth
-    from headrace.train.space import overrides_of
+    from headrace.train.callbacks.progress import Console, Tick
+    from headrace.train.search.space import overrides_of
+    from headrace.train.search.tuner import Trial, Tuner, show_worth
 
     log_to_screen()
     bar = Console() if sys.stderr.isatty() else None
@@ -93,7 +93,7 @@ def tune(
 
 
 def _shown(trials: Sequence[Any], best: Any, search: Search) -> Table:
-    from headrace.train.search import show_worth
+    from headrace.train.search.tuner import show_worth
 
     shown = table("trial", f">{search.objective}", ">steps", ">seconds", *search.parameters, "")
     for t in trials:

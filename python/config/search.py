@@ -1,4 +1,4 @@
-"""The section `train.search`: a search of hyper-parameters by short runs (headrace.train.search)."""
+"""The section `train.search`: a search of hyper-parameters by short runs (headrace.train.search.tuner)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from headrace.config.section import Section
 
 
 class Schedule(Section):
-    """The learning rate by step (headrace.train.schedule): a linear rise over `warmup_steps`, then a curve."""
+    """The learning rate by step (headrace.train.optim.schedule): a linear rise over `warmup_steps`, then a curve."""
 
     kind: Literal["constant", "linear", "cosine", "step"] = "constant"
     warmup_steps: int = Field(default=0, ge=0)

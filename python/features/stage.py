@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from headrace.atomic import new_directory, write_text
 from headrace.config import Spec
-from headrace.dataset.layout import LISTING
+from headrace.dataset.parquet.layout import LISTING
 from headrace.errors import UserError
 from headrace.features import append
 from headrace.features.lake_files.from_files import files_of_day, fit_files

@@ -29,7 +29,7 @@ def load_stage(name: str) -> Stage:
 
             return Train()
         case "baseline":
-            from headrace.train.baseline import TrainBaseline
+            from headrace.train.baseline.stage import TrainBaseline
 
             return TrainBaseline()
         case "score":

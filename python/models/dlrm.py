@@ -19,8 +19,8 @@ from headrace.embeddings.lookup.zero_copy import Placed
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table, row_wise, tables_of
 from headrace.errors import UserError
+from headrace.models.feature_interaction import with_pairs
 from headrace.models.mlp import MLP
-from headrace.models.pairs import with_pairs
 from headrace.schema import NULL_CODE, DatasetSchema, Feature, Kind
 
 #: (tables, lookups, ranks) -> where everything lives.

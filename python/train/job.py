@@ -62,7 +62,7 @@ class Job(BaseModel):
 
     @property
     def voice(self) -> Path:
-        """Where the chief says how far it is (headrace.train.progress); a file for each launch."""
+        """Where the chief says how far it is (headrace.train.callbacks.progress); a file for each launch."""
         return self.folder / f"progress-{self.token}.jsonl"
 
     @property
@@ -72,7 +72,7 @@ class Job(BaseModel):
 
     @property
     def ranks_folder(self) -> Path:
-        """Where each rank says how far it is (headrace.train.watch); a folder for each launch."""
+        """Where each rank says how far it is (headrace.train.callbacks.watchdog); a folder for each launch."""
         return self.folder / f"ranks-{self.token}"
 
     @property
@@ -82,12 +82,12 @@ class Job(BaseModel):
 
     @property
     def journal(self) -> Path:
-        """What the loop measured (headrace.train.journal)."""
+        """What the loop measured (headrace.train.callbacks.metrics_log)."""
         return self.folder / "metrics.jsonl"
 
     @property
     def trace(self) -> Path:
-        """Profile mode's trace (headrace.train.profile)."""
+        """Profile mode's trace (headrace.train.callbacks.profile)."""
         return self.folder / "trace.json"
 
     @property
@@ -162,7 +162,7 @@ class Report(BaseModel):
     data_wait_seconds: float
     #: Profile mode: milliseconds of a step by part, and `step`, their sum.
     profile: dict[str, float] = Field(default_factory=dict)
-    #: Seconds of each part of the start of the try that finished, and `total` (headrace.train.startup).
+    #: Seconds of each part of the start of the try that finished, and `total` (headrace.train.launch.startup).
     startup_seconds: dict[str, float] = Field(default_factory=dict)
     peak_memory_mib: dict[str, float] = Field(default_factory=dict)
 
@@ -195,7 +195,7 @@ class Answer(BaseModel):
     stopped: tuple[int, int] | None = None
     #: Another rank was gone; what Horovod said of it.
     lost: str = ""
-    #: When which part of the start was over (headrace.train.startup).
+    #: When which part of the start was over (headrace.train.launch.startup).
     marks: dict[str, float] = Field(default_factory=dict)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from headrace import registry
 from headrace.config import Spark, Spec
-from headrace.dataset.layout import check_streams, open_split
-from headrace.dataset.negatives import NegativePlan
+from headrace.dataset.loader.negatives import NegativePlan
+from headrace.dataset.parquet.layout import check_streams, open_split
 from headrace.embeddings.dynamic.spec import dynamic_specs
 from headrace.errors import UserError
 from headrace.lake.session import session
@@ -20,11 +20,11 @@ from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import read_meta
 from headrace.registry.versions import preload
 from headrace.stage import Context, Result
+from headrace.train.callbacks.progress import Tick
+from headrace.train.evaluation.metrics import show_metrics
 from headrace.train.job import OBEYED, Job, Report
-from headrace.train.metrics import show_metrics
-from headrace.train.progress import Tick
-from headrace.train.startup import driver_marks, mark
-from headrace.train.warm import find_warm_start
+from headrace.train.launch.startup import driver_marks, mark
+from headrace.train.setup.warm_start import find_warm_start
 
 log = logging.getLogger("headrace.train")
 
@@ -65,7 +65,7 @@ class Train:
         job = make_job(ctx)
         check_dataset(job)
         # Imports Horovod and, with it, pyspark's pickling of functions: not for those who only ask what a stage is.
-        from headrace.train.launch import launch
+        from headrace.train.launch.horovod_spark import launch
 
         spec = ctx.spec
         mark(marks, "driver")

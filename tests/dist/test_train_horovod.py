@@ -25,8 +25,8 @@ from headrace.schema import DatasetSchema
 from headrace.stage import run_stage
 from headrace.train import stage as module
 from headrace.train.job import Job
-from headrace.train.loop import train
-from headrace.train.progress import Tick
+from headrace.train.loop.run import train
+from headrace.train.callbacks.progress import Tick
 from headrace.workspace import Workspace
 
 DS = "2026-01-10"

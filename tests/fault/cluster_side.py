@@ -35,9 +35,9 @@ from headrace.config import Model, Spark, Train
 from headrace.jobs.submit import environment
 from headrace.lake.session import session
 from headrace.manifest import Manifest
+from headrace.train.callbacks.progress import Tick
 from headrace.train.job import Job
-from headrace.train.launch import launch
-from headrace.train.progress import Tick
+from headrace.train.launch.horovod_spark import launch
 from headrace.workspace import Workspace
 
 RANKS = 4

@@ -19,8 +19,8 @@ import torch
 from headrace.comm.threads import run_ranks
 from headrace.manifest import Manifest
 from headrace.models.saved import load_dlrm
-from headrace.train.loop import train
-from headrace.train.startup import PARTS
+from headrace.train.launch.startup import PARTS
+from headrace.train.loop.run import train
 from headrace.workspace import Workspace, checkout
 from tests.fault.cluster_side import CHECKPOINT_STEPS, RANKS, STEPS, job_of
 

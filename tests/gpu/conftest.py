@@ -65,7 +65,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
         return
     from headrace.comm.threads import run_ranks
     from headrace.embeddings.kernels import dispatch, id_map_gpu
-    from headrace.models import interaction
+    from headrace.models import feature_interaction_triton as interaction
     from tests.unit import test_embeddings_dynamic, test_embeddings_plans
 
     turn = threading.Lock()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace.models.interaction import interact, interaction_width
+from headrace.models.feature_interaction_triton import interact, interaction_width
 from headrace.models.mlp import pairwise_dots
 from tests.gpu.conftest import DEVICE
 

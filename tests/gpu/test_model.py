@@ -15,10 +15,10 @@ from headrace.config import EmbeddingOptimizer, Model, Optimizer
 from headrace.errors import UserError
 from headrace.models.dlrm import DLRM
 from headrace.schema import DatasetSchema, Feature, Kind
-from headrace.train.dense import DenseOptimizer
-from headrace.train.device import place
-from headrace.train.feed import Part
-from headrace.train.passes import Eager, Graphed
+from headrace.train.loop.forward_backward import Eager, Graphed
+from headrace.train.loop.prefetch import Part
+from headrace.train.optim.dense import DenseOptimizer
+from headrace.train.setup.device import place
 from headrace.world import World
 from tests.gpu.conftest import HAS_GPU
 from tests.gpu.pretended import ELSEWHERE, Elsewhere, pretend

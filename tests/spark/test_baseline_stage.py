@@ -21,8 +21,8 @@ from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
 from headrace.stage import run_stage
-from headrace.train.baseline import TrainBaseline
-from headrace.train.xgboost_spark import check_slots, shares
+from headrace.train.baseline.stage import TrainBaseline
+from headrace.train.baseline.xgboost_spark import check_slots, shares
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
 

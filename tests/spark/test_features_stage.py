@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import Spec, build_spec, load_spec
 from headrace.dataset.buffers import Buffers
-from headrace.dataset.row_group import StoredRowGroup
+from headrace.dataset.parquet.row_group import StoredRowGroup
 from headrace.errors import UserError
 from headrace.features.columns import declared
 from headrace.features.stage import BuildFeatures

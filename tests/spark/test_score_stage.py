@@ -29,7 +29,7 @@ from headrace.models.saved import save_model
 from headrace.schema import Column
 from headrace.score.stage import ScoreCandidates, choose
 from headrace.stage import Context, run_stage
-from headrace.train.baseline import TrainBaseline
+from headrace.train.baseline.stage import TrainBaseline
 from headrace.workspace import Workspace
 
 DS = "2026-01-05"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.dataset import lists
+from headrace.dataset.parquet import lists
 from headrace.errors import UserError
 
 MATRICES = st.integers(1, 5).flatmap(

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from headrace.config import Train
 from headrace.dataset import native
 from headrace.dataset.buffers import Buffers
-from headrace.dataset.layout import split_of
-from headrace.dataset.row_group import StoredRowGroup
-from headrace.dataset.source import TrainSource
+from headrace.dataset.loader.source import TrainSource
+from headrace.dataset.parquet.layout import split_of
+from headrace.dataset.parquet.row_group import StoredRowGroup
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.workspace import Workspace

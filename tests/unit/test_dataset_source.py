@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.config import Negatives, Train
-from headrace.dataset.batch import Batch
-from headrace.dataset.layout import LISTING, SplitLayout, open_split, split_of
-from headrace.dataset.negatives import NegativePlan
-from headrace.dataset.reader import RowGroupReader
-from headrace.dataset.row_group import StoredRowGroup
-from headrace.dataset.source import EvalSource, TrainSource
+from headrace.dataset.loader.batch import Batch
+from headrace.dataset.loader.negatives import NegativePlan
+from headrace.dataset.loader.source import EvalSource, TrainSource
+from headrace.dataset.parquet.layout import LISTING, SplitLayout, open_split, split_of
+from headrace.dataset.parquet.petastorm_reader import RowGroupReader
+from headrace.dataset.parquet.row_group import StoredRowGroup
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.schema import DatasetSchema, Feature, Kind
@@ -154,7 +154,7 @@ def _half(b: Batch, rank: int) -> Batch:
 
 
 def test_skipping_decodes_no_earlier_row_group(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
-    import headrace.dataset.stream as module
+    import headrace.dataset.loader.stream as module
 
     decoded: list[int] = []
     original = module.write_features
@@ -396,7 +396,7 @@ def test_row_groups_come_in_the_order_asked_for(split: Split) -> None:
 
 def test_a_failing_stream_is_heard_where_its_rows_are_missing(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches that are whole come before it; then everybody who asks hears of it."""
-    import headrace.dataset.stream as module
+    import headrace.dataset.loader.stream as module
 
     original, calls = module.write_features, itertools.count()
 
@@ -416,7 +416,7 @@ def test_a_failing_stream_is_heard_where_its_rows_are_missing(split: Split, monk
 
 def test_streams_stay_near_what_is_taken(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
     """No stream runs away: rows in memory are bounded, whatever the consumer's speed."""
-    import headrace.dataset.stream as module
+    import headrace.dataset.loader.stream as module
 
     written: list[int] = []
     original = module.Stream._write

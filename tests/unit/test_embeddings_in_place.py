@@ -18,10 +18,10 @@ from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.lookup.zero_copy import Placed
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
-from headrace.models.pairs import with_pairs
-from headrace.train.spans import NoSpans
-from headrace.train.watch import Watch
-from headrace.train.watched import WatchedCollective
+from headrace.models.feature_interaction import with_pairs
+from headrace.train.callbacks.collective import WatchedCollective
+from headrace.train.callbacks.tracing import NoSpans
+from headrace.train.callbacks.watchdog import Watch
 
 T = TypeVar("T")
 

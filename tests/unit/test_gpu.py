@@ -89,7 +89,7 @@ CONSTANTS = {
 
 def kernels_and_types() -> list[tuple[Any, dict[str, str]]]:
     from headrace.embeddings.kernels import gpu, id_map_gpu
-    from headrace.models import interaction
+    from headrace.models import feature_interaction_triton as interaction
 
     found: list[tuple[Any, dict[str, str]]] = [(k, {}) for k in (gpu._pool, gpu._gather, gpu._parts)]
     found += [(gpu._rowwise_adagrad, {"table": t}) for t in ("*fp32", "*fp16", "*bf16")]

@@ -15,8 +15,8 @@ from headrace.comm.threads import run_ranks
 from headrace.config import Model, Optimizer
 from headrace.errors import UserError
 from headrace.models.dlrm import DLRM
+from headrace.models.feature_interaction import with_pairs
 from headrace.models.mlp import pairwise_dots
-from headrace.models.pairs import with_pairs
 from headrace.models.saved import load_dlrm, read_card, restore, save_model
 from headrace.schema import DatasetSchema, Feature, Kind
 

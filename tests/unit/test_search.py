@@ -18,10 +18,10 @@ from headrace.config import Spec, build_spec, load_overlay, load_spec
 from headrace.config.load import flow
 from headrace.errors import UserError
 from headrace.manifest import Manifest
-from headrace.train import search as module
-from headrace.train.sample import sample_dataset, sizes
-from headrace.train.search import Trial, Tuner
-from headrace.train.space import overlay_of, overrides_of
+from headrace.train.search import tuner as module
+from headrace.train.search.sample import sample_dataset, sizes
+from headrace.train.search.space import overlay_of, overrides_of
+from headrace.train.search.tuner import Trial, Tuner
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
 

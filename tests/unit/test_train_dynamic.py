@@ -16,7 +16,7 @@ from headrace.comm.base import Collective, LocalCollective
 from headrace.comm.threads import run_ranks
 from headrace.commands.plan_sharding import sharding
 from headrace.config import DynamicTable, EmbeddingOptimizer, Model, Negatives, Optimizer, Spec, Train
-from headrace.dataset.negatives import NegativePlan
+from headrace.dataset.loader.negatives import NegativePlan
 from headrace.embeddings.dynamic.memory import bytes_for
 from headrace.embeddings.dynamic.rows import DynamicReport
 from headrace.errors import UserError
@@ -26,10 +26,10 @@ from headrace.models.predictor import load_predictor
 from headrace.models.saved import load_dlrm
 from headrace.models.xgboost_model import matrix_columns
 from headrace.schema import DatasetSchema
+from headrace.train.callbacks.progress import Tick
 from headrace.train.job import Job, Report
-from headrace.train.loop import train, train_local
-from headrace.train.progress import Tick
-from headrace.train.warm import misfit
+from headrace.train.loop.run import train, train_local
+from headrace.train.setup.warm_start import misfit
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.dataset.batch import Batch
-from headrace.train.feed import feed
+from headrace.dataset.loader.batch import Batch
+from headrace.train.loop.prefetch import feed
 
 
 def batches(n: int, log: list[str]) -> Iterator[Batch]:

@@ -18,12 +18,12 @@ from pyspark.sql import SparkSession
 from headrace.config import Model, Train
 from headrace.errors import UserError
 from headrace.manifest import Manifest
-from headrace.train import launch as module
-from headrace.train import slots as slots_module
 from headrace.train.job import Answer, Complaint, DiskFull, Diverged, Job, Report
-from headrace.train.launch import launch
-from headrace.train.slots import count_slots, watch_slots
-from headrace.train.startup import PARTS, driver_marks, mark, seconds_of, show
+from headrace.train.launch import horovod_spark as module
+from headrace.train.launch import slots as slots_module
+from headrace.train.launch.horovod_spark import launch
+from headrace.train.launch.slots import count_slots, watch_slots
+from headrace.train.launch.startup import PARTS, driver_marks, mark, seconds_of, show
 from headrace.workspace import Workspace
 
 SPARK: Any = SimpleNamespace(sparkContext=SimpleNamespace(master="local[4]", defaultParallelism=4))
@@ -190,7 +190,7 @@ def test_the_parts_of_a_start_add_up() -> None:
 RANK = """
 import resource, sys
 from pathlib import Path
-from headrace.train.worker import rank_main
+from headrace.train.launch.worker import rank_main
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # bytes of a file
 print(rank_main(Path(sys.argv[1]).read_text()))

@@ -26,10 +26,11 @@ from headrace.models.dlrm import DLRM
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import load_dlrm, read_card, restore
 from headrace.schema import Kind
-from headrace.train import checkpoint, loop
+from headrace.train.callbacks.progress import Tick
+from headrace.train.checkpoint import write as checkpoint
 from headrace.train.job import Diverged, Job, Report, list_steps
-from headrace.train.loop import train, train_local
-from headrace.train.progress import Tick
+from headrace.train.loop import run as loop
+from headrace.train.loop.run import train, train_local
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
 
@@ -193,9 +194,9 @@ KILLED = """
 import os, signal, sys
 import torch
 from pathlib import Path
-from headrace.train import checkpoint
+from headrace.train.checkpoint import write as checkpoint
 from headrace.train.job import Job
-from headrace.train.loop import train_local
+from headrace.train.loop.run import train_local
 
 job = Job.model_validate_json(Path(sys.argv[1]).read_text())
 moment = sys.argv[2]
@@ -510,7 +511,7 @@ def test_a_rank_leaves_its_complaint(home: Workspace, features: Manifest) -> Non
     hot = TRAIN.model_copy(update={"dense": Optimizer(kind="sgd", learning_rate=1e30)})
     job = job_of(home, features, "complaint", hot)
     job.folder.mkdir(parents=True)
-    code = "import sys; from headrace.train.worker import rank_main; rank_main(sys.argv[1])"
+    code = "import sys; from headrace.train.launch.worker import rank_main; rank_main(sys.argv[1])"
     done = subprocess.run(
         [sys.executable, "-c", code, job.model_dump_json()], capture_output=True, text=True, check=False, env=os.environ
     )
@@ -523,8 +524,8 @@ def test_a_rank_leaves_its_complaint(home: Workspace, features: Manifest) -> Non
 def test_evaluation_does_not_depend_on_ranks(
     home: Workspace, features: Manifest, undisturbed: tuple[Job, Report]
 ) -> None:
-    from headrace.dataset.layout import split_of
-    from headrace.train.evaluate import predict_split
+    from headrace.dataset.parquet.layout import split_of
+    from headrace.train.evaluation.predict import predict_split
 
     layout, schema = split_of(features, home, "valid")
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
-from headrace.train.metrics import auc, calibration_bins, click_metrics, log_loss, ranking_metrics, sigmoid
+from headrace.train.evaluation.metrics import auc, calibration_bins, click_metrics, log_loss, ranking_metrics, sigmoid
 
 
 @pytest.mark.parametrize("decimals", [1, 2, 6])

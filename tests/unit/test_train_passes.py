@@ -11,9 +11,9 @@ import torch
 from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer, Model, Optimizer, Train
 from headrace.models.dlrm import DLRM
-from headrace.train.dense import DenseOptimizer
-from headrace.train.feed import Part
-from headrace.train.passes import Eager, Graphed, Passes
+from headrace.train.loop.forward_backward import Eager, Graphed, Passes
+from headrace.train.loop.prefetch import Part
+from headrace.train.optim.dense import DenseOptimizer
 from tests.unit.test_models_dlrm import MODEL, SCHEMAS, batch
 
 

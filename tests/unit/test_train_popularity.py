@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.schema import DatasetSchema, Feature, Kind
-from headrace.train.popularity import sampled_popularity
+from headrace.train.setup.popularity import sampled_popularity
 
 
 def test_codes_of_all_features_of_a_table_are_counted_and_padding_is_not(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.train import spans as module
-from headrace.train.spans import PARTS, Spans
+from headrace.train.callbacks import tracing as module
+from headrace.train.callbacks.tracing import PARTS, Spans
 
 
 @pytest.fixture

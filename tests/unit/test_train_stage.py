@@ -16,9 +16,9 @@ from headrace.config import Model, Spark, Spec, build_spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest, Output
 from headrace.schema import DatasetSchema
-from headrace.train.progress import Console, Follower, Speaker, Tick, show
+from headrace.train.callbacks.progress import Console, Follower, Speaker, Tick, show
+from headrace.train.setup.warm_start import find_warm_start
 from headrace.train.stage import with_slots
-from headrace.train.warm import find_warm_start
 from headrace.workspace import Workspace
 
 

@@ -18,15 +18,15 @@ from headrace.comm.threads import run_ranks
 from headrace.config import EmbeddingOptimizer, Model, Optimizer, Schedule, Train
 from headrace.manifest import Manifest
 from headrace.models.saved import load_dlrm
-from headrace.train import launch as launching
-from headrace.train import passes
+from headrace.train.callbacks.metrics_log import Journal, read_journal
+from headrace.train.callbacks.progress import Tick
+from headrace.train.callbacks.tracing import PARTS
+from headrace.train.callbacks.watchdog import Watch
 from headrace.train.job import Diverged, Job, Report, Stopped, list_steps
-from headrace.train.journal import Journal, read_journal
-from headrace.train.loop import train, train_local
-from headrace.train.progress import Tick
-from headrace.train.schedule import share
-from headrace.train.spans import PARTS
-from headrace.train.watch import Watch
+from headrace.train.launch import horovod_spark as launching
+from headrace.train.loop import forward_backward as passes
+from headrace.train.loop.run import train, train_local
+from headrace.train.optim.schedule import share
 from headrace.workspace import Workspace
 
 COSINE = Schedule(kind="cosine", warmup_steps=5, final=0.1)
@@ -222,7 +222,7 @@ import resource, sys
 from pathlib import Path
 import torch
 from headrace.train.job import Job
-from headrace.train.loop import train_local
+from headrace.train.loop.run import train_local
 job = Job.model_validate_json(Path(sys.argv[1]).read_text())
 torch.set_num_threads(1)
 def say(tick):

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from headrace.train.watch import EXIT_STALLED, Watch, last_words, rank_file
+from headrace.train.callbacks.watchdog import EXIT_STALLED, Watch, last_words, rank_file
 from headrace.world import World
 
 RANK = """
 import sys, time
 from pathlib import Path
-from headrace.train.watch import Watch
+from headrace.train.callbacks.watchdog import Watch
 from headrace.world import World
 folder, rank, size, deadline, waits = Path(sys.argv[1]), *map(float, sys.argv[2:])
 watch = Watch(folder, World(rank=int(rank), size=int(size)), deadline, stop_file=folder / "stop")

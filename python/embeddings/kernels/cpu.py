@@ -350,7 +350,7 @@ def group(keys: Tensor, groups: int, values: Tensor | None = None) -> tuple[Tens
 
 
 def interact(bottom: Tensor, features: Tensor | None, at: Tensor | None = None) -> Tensor:
-    """See headrace.models.pairs: float32 [B, D], [B, F, D], contiguous -> [B, D + F (F + 1) / 2].
+    """See headrace.models.feature_interaction: float32 [B, D], [B, F, D], contiguous -> [B, D + F (F + 1) / 2].
 
     Args:
         bottom: vectors 0.

@@ -1,6 +1,6 @@
 """Vectors that are read where they lie, and gradients that are summed where they are needed.
 
-A model that takes the vectors sample by sample (headrace.models.pairs) does not need them side by side. Those of this
+A model that takes the vectors sample by sample (headrace.models) does not need them side by side. Those of this
 rank's rows it reads in the tables, those of other ranks' rows in the memory that the ranks share, or else in the
 message that came. Backward, the gradient of each distinct row is summed, sample by sample, in what travels to its
 owner, who reads it there in the step. So vectors and gradients are written once where they were copied three times.
@@ -106,7 +106,7 @@ class Placed:
         self._letter: Letter | None = None
         #: By arena, the sums of gradients that stay here: of distinct rows, or of those of them that are this rank's.
         self._sums: list[Tensor] = []
-        #: Around what is computed for the gradients; see headrace.train.spans.
+        #: Around what is computed for the gradients; see headrace.train.callbacks.tracing.
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         #: A tensor that asks for a gradient, for autograd.
         self.anchor: Tensor = embeddings._anchor

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headrace.dataset import lists
+from headrace.dataset.parquet import lists
 from headrace.features.bodies.instants import spark_micros
 from headrace.features.columns import ValueType
 from headrace.features.lake_files.encode import LakeFile, Piece, pieces

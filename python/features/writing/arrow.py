@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
-from headrace.dataset import lists
+from headrace.dataset.parquet import lists
 from headrace.features.spark_plan import col
 from headrace.features.workflow import FittedWorkflow, physical_schema, stored_schema
 from headrace.features.writing.files import (

@@ -1,0 +1,126 @@
+"""Negatives drawn anew in every epoch, for logs that hold positives only.
+
+He et al., Neural Collaborative Filtering (2017), section 4.1: for each observed interaction, a few copies with another
+item drawn uniformly, label 0. A drawn value may be one the user has seen elsewhere: at a log's sparsity that is rare,
+and knowing it would need the whole history in every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+
+from headrace import config
+from headrace.dataset.parquet.layout import RowGroup, columns_of
+from headrace.errors import UserError
+from headrace.schema import FIRST_CODE, NULL_CODE, DatasetSchema, Kind
+
+
+@dataclass(frozen=True)
+class NegativePlan:
+    """`per_positive` copies of each positive row, with another code in physical column `column` of `codes`."""
+
+    column: int
+    cardinality: int
+    per_positive: int
+    #: The first code that is a known value's.
+    first: int = FIRST_CODE
+    #: Draw from the codes that are given, not from all.
+    in_batch: bool = False
+    #: The column holds raw ids: any integers (0 is null), of which only those that are given are known.
+    raw: bool = False
+
+    @staticmethod
+    def of(schema: DatasetSchema, negatives: config.Negatives | None) -> NegativePlan | None:
+        """The plan for a dataset; None where none are asked for.
+
+        Raises:
+            UserError: the column is not a scalar categorical feature, or has no other code to draw, or has raw ids,
+                which come from the batch alone.
+        """
+        if negatives is None:
+            return None
+        categorical = schema.of(Kind.CATEGORICAL)
+        found = [f for f in categorical if f.name == negatives.column and not f.is_list]
+        if not found:
+            scalars = ", ".join(f.name for f in categorical if not f.is_list)
+            raise UserError(
+                f"train.negatives.column: '{negatives.column}' is not a categorical feature with one value "
+                f"a row (there are: {scalars or 'none'})"
+            )
+        in_batch = negatives.method == "in_batch"
+        if found[0].dynamic and not in_batch:
+            raise UserError(
+                f"train.negatives.column: '{negatives.column}' has raw ids, and so no vocabulary to draw another one "
+                f"from: set train.negatives.method to in_batch, give it codes (categorify), or draw rows with "
+                f"`negatives` in features.prepare"
+            )
+        fed = (*schema.of(Kind.CONTINUOUS), *categorical)
+        kept = [f.name for f in fed if f.name != negatives.column and not set(f.sources).isdisjoint(found[0].sources)]
+        if kept:
+            raise UserError(
+                f"train.negatives.column: {', '.join(kept)} is made of {', '.join(found[0].sources)} too and would "
+                f"keep the positive's value; leave it out, or draw rows with `negatives` in features.prepare"
+            )
+        column = columns_of(categorical).index(negatives.column)
+        if found[0].dynamic:
+            return NegativePlan(column, 0, negatives.per_positive, in_batch=True, raw=True)
+        cardinality = found[0].cardinality or 0
+        first = found[0].first_code
+        known = max(cardinality - first, 0)
+        if known < 2:
+            raise UserError(
+                f"train.negatives.column: '{negatives.column}' has {known} known values; drawing another one needs 2"
+            )
+        return NegativePlan(column, cardinality, negatives.per_positive, first, in_batch=in_batch)
+
+    def copies(self, labels: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+        """Rows that each row [N] becomes, itself included: [N]."""
+        return np.where(labels > 0, 1 + self.per_positive, 1).astype(np.int64)
+
+    def draw(self, own: npt.NDArray[np.int64], generator: np.random.Generator) -> npt.NDArray[np.int64]:
+        """For each of N codes, `per_positive` others, uniform over [first, cardinality): [N, per_positive].
+
+        A null or out-of-vocabulary code (below `first`) has all known codes as its others. In the batch: uniform over
+        the known ones of the N codes, as often as they are there (sampled softmax's in-batch negatives: Yi et al.,
+        "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations", 2019); where the draw is the
+        code itself, another one of all. Of raw ids: uniform over those of the N that are another id; null where there
+        are none.
+        """
+        if self.raw:
+            return self._draw_raw(own, generator)
+        known = own[:, None] >= self.first
+        drawn = generator.integers(self.first, self.cardinality - known, size=(len(own), self.per_positive))
+        drawn = drawn + (known & (drawn >= own[:, None]))
+        pool = own[own >= self.first]
+        if self.in_batch and len(pool):
+            others = pool[generator.integers(0, len(pool), size=drawn.shape)]
+            drawn = np.where(others == own[:, None], drawn, others)
+        return drawn
+
+    def _draw_raw(self, own: npt.NDArray[np.int64], generator: np.random.Generator) -> npt.NDArray[np.int64]:
+        pool = np.sort(own[own != NULL_CODE])
+        first = np.searchsorted(pool, own)[:, None]
+        alike = np.searchsorted(pool, own, side="right")[:, None] - first
+        others = len(pool) - alike
+        place = generator.integers(0, np.maximum(others, 1), size=(len(own), self.per_positive))
+        place += np.where(place >= first, alike, 0)  # past the row's own
+        drawn = np.append(pool, NULL_CODE)[np.minimum(place, len(pool))]
+        return np.where(others > 0, drawn, NULL_CODE)
+
+
+def expanded_sizes(groups: Sequence[RowGroup], schema: DatasetSchema, plan: NegativePlan | None) -> tuple[int, ...]:
+    """Rows that each row group gives with its negatives; reads the label column alone, and only with a plan."""
+    if plan is None:
+        return tuple(g.rows for g in groups)
+    label = schema.label.name
+    sizes = []
+    for g in groups:
+        with pq.ParquetFile(g.path) as file:
+            labels = file.read_row_group(g.index, columns=[label]).column(label).to_numpy()
+        sizes.append(int(plan.copies(labels).sum()))
+    return tuple(sizes)

@@ -1,0 +1,236 @@
+"""Batches of a split for one rank, in an order that does not depend on the number of ranks.
+
+A split is read as `streams` logical streams (stream i is Petastorm's shard i: every `streams`-th row group). A step's
+global batch is batch_size/streams rows of each stream, side by side; rank r of W owns streams [r*S/W, (r+1)*S/W). So
+any W that divides `streams` sees the same batches in the same order, and a run can go on with another W.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+
+from headrace import config
+from headrace.dataset.loader.assembly import Assembly, run_streams
+from headrace.dataset.loader.batch import Batch
+from headrace.dataset.loader.negatives import NegativePlan, expanded_sizes
+from headrace.dataset.loader.stream import Stream
+from headrace.dataset.parquet.layout import SplitLayout, check_streams, columns_of, split_of
+from headrace.manifest import Manifest
+from headrace.schema import DatasetSchema, Kind
+from headrace.workspace import Workspace
+from headrace.world import World
+
+_ALONE = World()
+Timed = Callable[[str, Iterator[int]], Iterator[int]]
+
+
+class _Source:
+    """Batches from a rank's streams, each with a thread of its own."""
+
+    def __init__(
+        self,
+        layout: SplitLayout,
+        schema: DatasetSchema,
+        seed: int,
+        world: World,
+        *,
+        rows_each: int,
+        streams: int,
+        plan: NegativePlan | None,
+        carried: Sequence[str],
+        start_step: int,
+        shuffle: bool,
+        depth: int,
+        timed: Timed,
+    ) -> None:
+        mine = streams_of(world, streams)
+        sizes = [[g.rows for g in layout.stream(i, streams)] for i in mine]
+        largest = max((rows for groups in sizes for rows in groups), default=1)
+        continuous, codes = (len(columns_of(schema.of(k))) for k in (Kind.CONTINUOUS, Kind.CATEGORICAL))
+        self._assembly = Assembly(
+            continuous,
+            codes,
+            carried,
+            rows_each,
+            None if shuffle else [sum(groups) for groups in sizes],
+            len(mine),
+            start_step,
+            # A row group is read while the one before it is used.
+            ahead=max(depth, -(-largest // rows_each)),
+        )
+        self._streams = [
+            Stream(
+                layout,
+                schema,
+                seed,
+                number,
+                streams,
+                plan,
+                carried,
+                start_step * rows_each,
+                shuffle=shuffle,
+                assembly=self._assembly,
+                place=place,
+            )
+            for place, number in enumerate(mine)
+        ]
+        self._threads = run_streams(
+            self._assembly, [iter(s) for s in self._streams], [s.step for s in self._streams], timed
+        )
+
+    @property
+    def wait_seconds(self) -> float:
+        """Seconds for which the loop waited for data."""
+        return self._assembly.wait_seconds
+
+    def close(self) -> None:
+        self._assembly.close()
+        for thread in self._threads:
+            thread.join()
+        for stream in self._streams:
+            stream.close()
+
+
+class TrainSource(_Source):
+    """An endless iterator of this rank's part of each step's batch; wraps from epoch to epoch.
+
+        with TrainSource.from_manifest(manifest, ws, spec.train, world) as source:
+            for step, batch in zip(range(source.steps_per_epoch), source): ...
+
+    Args:
+        layout: the split (`open_split`).
+        train: its batch_size, streams, seed and negatives are obeyed.
+        start_step: begin as if this many steps had been taken; row groups before it are not decoded.
+        depth: batches prepared ahead, at least.
+        timed: is given the reading of row groups, to note how long each takes.
+
+    Raises:
+        UserError: fewer row groups than streams, a damaged file, nulls or codes outside their vocabulary.
+    """
+
+    def __init__(
+        self,
+        layout: SplitLayout,
+        schema: DatasetSchema,
+        train: config.Train,
+        world: World = _ALONE,
+        *,
+        start_step: int = 0,
+        carried: Sequence[str] = (),
+        depth: int = 4,
+        timed: Timed = lambda name, items: items,
+    ) -> None:
+        check_streams(layout, train.streams)
+        plan = NegativePlan.of(schema, train.negatives)
+        #: Rows of an epoch, negatives included.
+        self.rows = sum(expanded_sizes(layout.row_groups, schema, plan))
+        #: An epoch is this many whole batches; what is left over comes first in the next one's.
+        self.steps_per_epoch = max(1, self.rows // train.batch_size)
+        super().__init__(
+            layout,
+            schema,
+            train.seed,
+            world,
+            rows_each=train.batch_size // train.streams,
+            streams=train.streams,
+            plan=plan,
+            carried=carried,
+            start_step=start_step,
+            shuffle=True,
+            depth=depth,
+            timed=timed,
+        )
+
+    @staticmethod
+    def from_manifest(
+        manifest: Manifest, ws: Workspace, train: config.Train, world: World = _ALONE, *, start_step: int = 0
+    ) -> TrainSource:
+        """The `train` split of the dataset that a features manifest names."""
+        layout, schema = split_of(manifest, ws, "train")
+        return TrainSource(layout, schema, train, world, start_step=start_step)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        return self._assembly.take()
+
+    def __enter__(self) -> TrainSource:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class EvalSource(_Source):
+    """One pass over a split: every row exactly once over all ranks, in stored order inside each stream.
+
+    All ranks make `steps` steps, as collectives need; a rank whose streams have ended gives batches of 0 rows. A split
+    may have fewer row groups than streams: then some streams are empty.
+
+    Args:
+        batch_size: rows of a step over all ranks.
+        carried: carried columns to read along.
+
+    Raises:
+        UserError: as TrainSource, except for the number of row groups.
+    """
+
+    def __init__(
+        self,
+        layout: SplitLayout,
+        schema: DatasetSchema,
+        world: World = _ALONE,
+        *,
+        batch_size: int,
+        streams: int,
+        carried: Sequence[str] = (),
+        depth: int = 4,
+    ) -> None:
+        rows_each = batch_size // streams
+        longest = max(sum(g.rows for g in layout.stream(i, streams)) for i in range(streams))
+        self.rows = layout.rows
+        self.steps = -(-longest // rows_each)
+        self._left = self.steps
+        super().__init__(
+            layout,
+            schema,
+            0,
+            world,
+            rows_each=rows_each,
+            streams=streams,
+            plan=None,
+            carried=carried,
+            start_step=0,
+            shuffle=False,
+            depth=depth,
+            timed=lambda name, items: items,
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._left == 0:
+            raise StopIteration
+        self._left -= 1
+        return self._assembly.take()
+
+    def __enter__(self) -> EvalSource:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def streams_of(world: World, streams: int) -> range:
+    """The streams that a rank owns: consecutive ones, so that ranks in order hold streams in order.
+
+    Raises:
+        ValueError: the number of ranks does not divide `streams` (the spec refuses that too).
+    """
+    if streams % world.size:
+        raise ValueError(f"{world.size} ranks do not divide {streams} streams")
+    each = streams // world.size
+    return range(world.rank * each, (world.rank + 1) * each)

@@ -1,0 +1,147 @@
+"""One stream of a split: row groups in turn, each written to the batches that its rows belong to."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from headrace.dataset.loader.assembly import Assembly, Share
+from headrace.dataset.loader.matrices import write_features
+from headrace.dataset.loader.negatives import NegativePlan, expanded_sizes
+from headrace.dataset.loader.order import Visit, negatives_generator, row_order, visits
+from headrace.dataset.native import Array, Order, Targets
+from headrace.dataset.parquet.layout import RowGroup, SplitLayout, columns_of, stored_columns
+from headrace.dataset.parquet.petastorm_reader import RowGroupReader
+from headrace.dataset.parquet.row_group import StoredRowGroup
+from headrace.schema import DatasetSchema, Kind
+
+
+class Stream:
+    """The rows of every `streams`-th row group, from row `start` of the endless stream on.
+
+        for step in stream: ...     # a row group was written; the next one begins with this step
+
+    Args:
+        layout: the split.
+        seed: of the order.
+        stream: which of `streams` it is.
+        plan: negatives to add.
+        carried: carried columns to read along.
+        start: rows already given, over all epochs.
+        shuffle: an order of each epoch's own, without end; else one pass in stored order.
+        assembly: where rows are written to.
+        place: the stream's number there.
+    """
+
+    def __init__(
+        self,
+        layout: SplitLayout,
+        schema: DatasetSchema,
+        seed: int,
+        stream: int,
+        streams: int,
+        plan: NegativePlan | None,
+        carried: Sequence[str],
+        start: int,
+        *,
+        shuffle: bool,
+        assembly: Assembly,
+        place: int,
+    ) -> None:
+        self._groups = layout.stream(stream, streams)
+        self._schema, self._carried = schema, tuple(carried)
+        self._seed, self._stream, self._plan, self._shuffle = seed, stream, plan, shuffle
+        self._assembly, self._place = assembly, place
+        self._row = start
+        self._visits: deque[Visit] = deque()
+        self._reader: RowGroupReader | None = None
+        if self._groups:
+            sizes = expanded_sizes(self._groups, schema, plan)
+            order = visits(seed, stream, sizes, start, shuffle)
+            if not shuffle:
+                order = itertools.islice(order, len(sizes))
+            mine, pieces = layout.alone(self._groups)
+            self._reader = RowGroupReader(mine, stored_columns(schema, carried), self._pieces(order, pieces))
+
+    @property
+    def step(self) -> int:
+        """The step that the next row belongs to."""
+        return self._row // self._assembly.rows_each
+
+    def _pieces(self, order: Iterator[Visit], pieces: Sequence[int]) -> Iterator[int]:
+        for visit in order:
+            self._visits.append(visit)
+            yield pieces[visit.group]
+
+    def __iter__(self) -> Iterator[int]:
+        for stored in self._reader or ():
+            visit = self._visits.popleft()
+            with stored:
+                self._write(stored, visit, self._groups[visit.group])
+            yield self.step
+
+    def _write(self, stored: StoredRowGroup, visit: Visit, group: RowGroup) -> None:
+        n = stored.num_rows
+        order = np.arange(n, dtype=np.int32)
+        if self._shuffle:
+            order = row_order(self._seed, visit.epoch, self._stream, visit.group, n)
+        copies = None if self._plan is None else _Copies(stored, self._schema, order, self._plan)
+        places = (order if copies is None else copies.order)[visit.skip :]
+        shares = self._assembly.shares(self._place, self._row, len(places))
+        targets = [
+            Targets([m[:, s.rows] for m, s in zip(matrices, shares, strict=True)])
+            for matrices in (
+                [s.draft.continuous for s in shares],
+                [s.draft.codes for s in shares],
+                [s.draft.labels for s in shares],
+            )
+        ]
+        write_features(stored, self._schema, places, *targets, where=f"{group.path}, row group {group.index}")
+        if copies is not None:
+            generator = negatives_generator(self._seed, visit.epoch, self._stream, visit.group)
+            copies.draw(generator, visit.skip, targets[1], targets[2])
+        for name in self._carried:
+            self._write_carried(name, stored.values(name)[places], shares)
+        self._row += len(places)
+        self._assembly.written(shares)
+
+    def _write_carried(self, name: str, values: Array, shares: list[Share]) -> None:
+        at = 0
+        for share in shares:
+            end = at + share.rows.stop - share.rows.start
+            share.draft.carried.setdefault(name, {}).setdefault(self._place, []).append(values[at:end])
+            at = end
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+
+
+class _Copies:
+    """The rows of a row group with their negatives right after each positive."""
+
+    def __init__(self, stored: StoredRowGroup, schema: DatasetSchema, order: Order, plan: NegativePlan) -> None:
+        self._plan = plan
+        labels = stored.values(schema.label.name)[order]
+        copies = plan.copies(labels)
+        #: Rows in the given order, each as often as it is there.
+        self.order = np.repeat(order, copies)
+        self._is_copy = np.ones(len(self.order), bool)
+        self._is_copy[np.cumsum(copies) - copies] = False
+        name = columns_of(schema.of(Kind.CATEGORICAL))[plan.column]  # a scalar: stored under that name
+        self._own = stored.values(name)[order[labels > 0]].astype(np.int64)
+
+    def draw(self, generator: np.random.Generator, skip: int, codes: Targets, labels: Targets) -> None:
+        """Give the copies, from row `skip` on, other codes and the label 0."""
+        drawn = np.empty(len(self.order), np.int64)
+        drawn[self._is_copy] = self._plan.draw(self._own, generator).reshape(-1)
+        at = skip
+        for code, label in zip(codes.views, labels.views, strict=True):
+            part = slice(at, at + code.shape[1])
+            mine = self._is_copy[part]
+            code[self._plan.column, mine] = drawn[part][mine]
+            label[0, mine] = 0.0
+            at = part.stop

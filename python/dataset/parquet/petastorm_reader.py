@@ -1,0 +1,140 @@
+"""Row groups by Petastorm, in an order that we give. The only import of Petastorm.
+
+Petastorm's own shuffling orders row groups by a seed for the reader's whole life, so that a reader cannot start in the
+middle of an epoch without decoding all before it. Its `Ventilator`, the object that says which row group comes next,
+is an extension point: ours follows the iterator it is handed. With the pool that works in the caller's thread
+("dummy") the order is exact and nothing can be lost; parallelism comes from a thread a stream (assembly.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from headrace.dataset.buffers import Buffers
+from headrace.dataset.parquet.layout import SplitLayout
+from headrace.dataset.parquet.row_group import StoredRowGroup
+
+# pyarrow deprecated the dataset API that Petastorm 0.12 stands on; nothing here can be done about it.
+warnings.filterwarnings("ignore", category=FutureWarning, module=r"petastorm\..*")
+# Each reader says at INFO that the dataset is plain Parquet, which is what we write.
+logging.getLogger("petastorm").setLevel(logging.WARNING)
+
+from petastorm.arrow_reader_worker import ArrowReaderWorker  # noqa: E402
+from petastorm.fs_utils import get_filesystem_and_path_or_paths  # noqa: E402
+from petastorm.reader import Reader  # noqa: E402
+from petastorm.workers_pool import EmptyResultError  # noqa: E402
+from petastorm.workers_pool.dummy_pool import DummyPool  # noqa: E402
+from petastorm.workers_pool.ventilator import Ventilator  # noqa: E402
+
+
+class RowGroupReader:
+    """Iterate over row groups of a split, in the order of `pieces` (positions in the split).
+
+        for rows in RowGroupReader(layout, ["user_id", "label"], iter([2, 0])): ...
+
+    `pieces` may be endless; it is asked one row group ahead. Values are read where a column is asked for. Whoever takes
+    a row group closes it.
+
+    Raises:
+        UserError: a file was damaged or removed since its footer was read.
+    """
+
+    def __init__(self, layout: SplitLayout, columns: Sequence[str], pieces: Iterator[int]) -> None:
+        filesystem, paths = get_filesystem_and_path_or_paths([path.as_uri() for path in layout.files])
+        self._reader = _OrderedReader(
+            filesystem,
+            paths,
+            pieces,
+            # Petastorm takes patterns, matched against whole names.
+            schema_fields=[re.escape(c) for c in columns],
+            worker_class=_RowGroupWorker,
+            reader_pool=DummyPool(),
+            shuffle_row_groups=False,
+            num_epochs=1,
+            is_batched_reader=True,
+        )
+
+    def __iter__(self) -> Iterator[StoredRowGroup]:
+        return self
+
+    def __next__(self) -> StoredRowGroup:
+        found: StoredRowGroup = next(self._reader)
+        return found
+
+    def close(self) -> None:
+        self._reader.stop()
+        self._reader.join()
+
+
+class _Given(Ventilator):  # type: ignore[misc]
+    """Hands out row groups in the given order, one ahead, without a thread of its own."""
+
+    def __init__(self, ventilate: Any, pieces: Iterator[int]) -> None:
+        super().__init__(ventilate)
+        self._ventilate = ventilate
+        self._pieces = pieces
+        self._done = False
+
+    def start(self) -> None:
+        self._next()
+
+    def processed_item(self) -> None:
+        self._next()
+
+    def _next(self) -> None:
+        piece = None if self._done else next(self._pieces, None)
+        if piece is None:
+            self._done = True
+        else:
+            self._ventilate(piece_index=piece, worker_predicate=None, shuffle_row_drop_partition=(0, 1))
+
+    def completed(self) -> bool:
+        return self._done
+
+    def stop(self) -> None:
+        self._done = True
+
+
+class _OrderedReader(Reader):  # type: ignore[misc]
+    """Petastorm's reader with our ventilator."""
+
+    def __init__(self, filesystem: Any, paths: Any, pieces: Iterator[int], **kwargs: Any) -> None:
+        self._pieces = pieces
+        super().__init__(filesystem, paths, **kwargs)
+
+    def _create_ventilator(self, *args: Any, **kwargs: Any) -> Ventilator:
+        return _Given(self._workers_pool.ventilate, self._pieces)
+
+
+class _RowGroupWorker(ArrowReaderWorker):  # type: ignore[misc]
+    """Petastorm's worker; it opens row groups with headrace.dataset.parquet.row_group, to be read column by column.
+
+    Petastorm's own opens each file twice, decodes all of it, and makes pandas series in a named tuple.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._buffers = Buffers()
+
+    @staticmethod
+    def new_results_queue_reader() -> Any:
+        return _RowGroups()
+
+    def process(self, piece_index: int, worker_predicate: None, shuffle_row_drop_partition: tuple[int, int]) -> None:
+        piece = self._split_pieces[piece_index]
+        self.publish_func(StoredRowGroup(piece.path, piece.row_group, list(self._schema.fields), self._buffers))
+
+
+class _RowGroups:
+    batched_output = True
+
+    def read_next(self, workers_pool: Any, schema: Any, ngram: Any) -> StoredRowGroup:
+        try:
+            found: StoredRowGroup = workers_pool.get_results()
+        except EmptyResultError:
+            raise StopIteration from None
+        return found

@@ -1,0 +1,90 @@
+"""DLRM's interaction: one pass over the batch each way, in C++ on CPUs and a kernel on GPUs; torch does the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headrace.embeddings.kernels import cpu, dispatch
+from headrace.embeddings.lookup.zero_copy import Placed
+from headrace.models.mlp import pairwise_dots
+
+
+def with_pairs(bottom: Tensor, features: Tensor | Placed) -> Tensor:
+    """The top MLP's input: float32 [B, D], [B, F, D] -> [B, D + F (F + 1) / 2], on a GPU with zeros behind it.
+
+    `bottom` itself, then the dot products of all pairs of the F + 1 vectors: pairs (i, j), j < i, by i; vector 0 is
+    `bottom`. (Naumov et al., 2019, section 2.) The ways differ by rounding. On CPUs, under autocast a `bottom` of
+    bfloat16 leaves it to torch, so vectors in place are not for it; on GPUs so do samples that are too large for a
+    kernel (headrace.models.feature_interaction_triton).
+    """
+    bottom = bottom.contiguous()
+    if isinstance(features, Placed):
+        return _placed_pairs(bottom, features)
+    features = features.contiguous()
+    if dispatch.usable(bottom, features):
+        from headrace.models import feature_interaction_triton as interaction  # brings Triton
+
+        if interaction.fits(*features.shape[1:]):
+            return interaction.interact(bottom, features)
+    if cpu.usable(bottom, features):
+        out: Tensor = _Pairs.apply(bottom, features)  # type: ignore[no-untyped-call]
+        return out
+    return torch.cat([bottom, pairwise_dots(torch.cat([bottom.unsqueeze(1), features], dim=1))], dim=1)
+
+
+def _placed_pairs(bottom: Tensor, features: Placed) -> Tensor:
+    assert features.at is not None
+    wanted = (features.at.shape[0], features.width)
+    if not cpu.usable(bottom) or bottom.shape != wanted:
+        raise ValueError(f"no float32 {list(wanted)}, but {bottom.dtype} {list(bottom.shape)}")
+    out: Tensor = _PlacedPairs.apply(features.anchor, bottom, features)  # type: ignore[no-untyped-call]
+    if not torch.is_grad_enabled():
+        features.release()
+    return out
+
+
+class _Pairs(torch.autograd.Function):
+    """(bottom, features) -> the top MLP's input. Both gradients come from one pass, whoever wants them."""
+
+    @staticmethod
+    def forward(ctx: Any, bottom: Tensor, features: Tensor) -> Tensor:
+        ctx.save_for_backward(bottom, features)
+        return cpu.interact(bottom, features)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        bottom, features = ctx.saved_tensors
+        of_bottom, of_features = cpu.interact_gradient(bottom, features, grads[0])
+        assert of_features is not None
+        return of_bottom, of_features
+
+
+class _PlacedPairs(torch.autograd.Function):
+    """(anchor, bottom, features in place) -> the same; backward the features' gradients go where they are needed."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, bottom: Tensor, features: Placed) -> Tensor:
+        ctx.save_for_backward(bottom)
+        ctx.features = features
+        return cpu.interact(bottom, None, features.at)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None]:
+        (bottom,) = ctx.saved_tensors
+        features: Placed = ctx.features
+        features.check()
+        if torch.get_num_threads() > 1:  # which would meet where samples have a row in common
+            of_bottom, of_features = cpu.interact_gradient(bottom, None, grads[0], features.at)
+            assert of_features is not None
+            with features.around():
+                features.take(of_features)
+            return None, of_bottom, None
+        with features.around():
+            to = features.open()
+        of_bottom, _ = cpu.interact_gradient(bottom, None, grads[0], features.at, to)
+        with features.around():
+            features.close()
+        return None, of_bottom, None

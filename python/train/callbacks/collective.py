@@ -1,0 +1,96 @@
+"""A collective whose messages are noted while they are waited for, by headrace.train.callbacks.watchdog and as spans.
+
+A module of its own: the driver of a launch reads what the ranks say of themselves, and needs no torch for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from torch import Tensor
+
+from headrace.comm.base import Collective, Delivered, Letter, Post, post_of
+from headrace.train.callbacks.tracing import Spans
+from headrace.train.callbacks.watchdog import Watch
+from headrace.world import World
+
+
+class WatchedCollective:
+    """A Collective whose waiting is noted: for the deadline, and as spans `exchange`."""
+
+    def __init__(self, inner: Collective, watch: Watch, spans: Spans) -> None:
+        self._inner, self._watch, self._spans = inner, watch, spans
+
+    @property
+    def world(self) -> World:
+        return self._inner.world
+
+    @contextmanager
+    def _waits(self, message: str) -> Iterator[None]:
+        with self._spans.span("exchange"), self._watch.waits(message):
+            yield
+
+    def all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> tuple[Tensor, list[int]]:
+        with self._waits("all_to_all"):
+            return self._inner.all_to_all(x, send_rows)
+
+    def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
+        with self._waits("all_to_all"):
+            finish = self._inner.start_all_to_all(x, send_rows)
+
+        def wait() -> tuple[Tensor, list[int]]:
+            with self._waits("all_to_all"):
+                return finish()
+
+        return wait
+
+    @property
+    def post(self) -> Post | None:
+        """See headrace.comm.base.post_of."""
+        return None if post_of(self._inner) is None else self
+
+    def reserve(self, send_rows: Sequence[int], shape: Sequence[int], dtype: torch.dtype) -> Letter:
+        """See headrace.comm.base.Post."""
+        post = post_of(self._inner)
+        assert post is not None
+        with self._waits("all_to_all"):
+            return _WatchedLetter(post.reserve(send_rows, shape, dtype), self._waits)
+
+    def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
+        with self._waits("all_reduce_sum"):
+            self._inner.all_reduce_sum(tensors)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        with self._waits("all_gather"):
+            return self._inner.all_gather(x)
+
+    def broadcast(self, tensors: Sequence[Tensor], root: int = 0) -> None:
+        with self._waits("broadcast"):
+            self._inner.broadcast(tensors, root)
+
+    def barrier(self) -> None:
+        with self._waits("barrier"):
+            self._inner.barrier()
+
+
+class _WatchedLetter:
+    """A letter whose waiting is noted."""
+
+    def __init__(self, inner: Letter, waits: Callable[[str], AbstractContextManager[None]]) -> None:
+        self._inner, self._waits = inner, waits
+
+    @property
+    def parts(self) -> Sequence[Tensor | None]:
+        return self._inner.parts
+
+    def send(self) -> Callable[[], Delivered]:
+        with self._waits("all_to_all"):
+            finish = self._inner.send()
+
+        def wait() -> Delivered:
+            with self._waits("all_to_all"):
+                return finish()
+
+        return wait

@@ -1,0 +1,358 @@
+"""Ranks by Horovod on Spark. The only import of horovod.spark.
+
+Where the seconds of a launch go, and what is done about them: Horovod probes all pairs of network interfaces (10 s on
+a machine with a second one), so where all ranks are on this machine it is told to use loopback; and it asks whether
+Gloo was built (2-3 s; see `_gloo_is_built`). What stays, about 10 s: Spark's tasks 1-2, Horovod's own processes 2-3,
+importing torch in each rank 3, and a sleep of 3 at the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+import horovod.runner.gloo_run
+import horovod.runner.launch
+import horovod.spark
+from horovod.runner.common.util.timeout import TimeoutException
+from pyspark.sql import SparkSession
+
+from headrace.atomic import write_text
+from headrace.errors import UserError
+from headrace.train.callbacks.progress import Console, Follower, Tick
+from headrace.train.callbacks.watchdog import has_stalled, last_words
+from headrace.train.job import Answer, Complaint, DiskFull, Diverged, Job, Report, Stopped, is_full, list_steps
+from headrace.train.launch.slots import count_slots, watch_slots
+from headrace.train.launch.startup import BEGIN, seconds_of, show
+from headrace.train.launch.worker import rank_main
+
+log = logging.getLogger("headrace.train")
+#: Lines of what the ranks printed that a failed launch shows.
+_TAIL = 40
+_STALL_POLL_SECONDS = 1.0
+#: glibc gives large blocks back to the kernel at every free, and page faults then cost a tenth of a step: keep them.
+_ENVIRONMENT: Mapping[str, str] = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
+    "MALLOC_TOP_PAD_": str(1 << 26),
+}
+
+
+def launch(
+    job: Job,
+    spark: SparkSession,
+    *,
+    ranks: int,
+    retries: int,
+    on_tick: Callable[[Tick], None] = lambda tick: None,
+    marks: Mapping[str, float] | None = None,
+) -> Report:
+    """Train on `ranks` Horovod ranks in tasks of this Spark session; a launch that fails is tried again.
+
+    A further try goes on from the last checkpoint. What a try was writing when it failed is removed.
+
+    Args:
+        job: what the ranks are told.
+        spark: the session.
+        ranks: how many; each takes a task slot.
+        retries: tries after the first.
+        on_tick: called with the chief's progress.
+        marks: when which part of the start was over (headrace.train.launch.startup).
+
+    Raises:
+        UserError: what a rank has to say to the user (not tried again), or fewer slots than ranks.
+        DiskFull: no room for a checkpoint or the model, in the last try.
+        Diverged: the loss is no number, in the last try or twice at the same step: it would be a third time.
+        SystemExit, KeyboardInterrupt: this process was asked to stop; the ranks have left a checkpoint, if they could.
+        RuntimeError: all tries failed.
+    """
+    _check_cores(spark, ranks)
+    diverged_at: set[int] = set()
+    for attempt in range(retries + 1):
+        try:
+            return _launch(job, spark, ranks, on_tick, marks if marks and not attempt else {BEGIN: time.time()})
+        except Diverged as e:
+            if attempt == retries or e.step in diverged_at:
+                raise
+            diverged_at.add(e.step)
+            reason = f"the loss was no number at step {e.step}"
+        except (RuntimeError, Stopped, DiskFull) as e:
+            if attempt == retries:
+                raise
+            # Stopped: by a signal to a rank, not to this process.
+            reason = f"a rank was {e}" if isinstance(e, Stopped) else str(e).splitlines()[0]
+        steps = list_steps(job.checkpoints)
+        where = f"step {steps[0]}" if steps else "the start"
+        log.warning(
+            "%s; try %d of %d goes on from %s", reason.removesuffix(", which ends:"), attempt + 2, retries + 1, where
+        )
+    raise AssertionError("unreachable")
+
+
+def _launch(
+    job: Job, spark: SparkSession, ranks: int, on_tick: Callable[[Tick], None], marks: Mapping[str, float]
+) -> Report:
+    job = job.model_copy(update={"token": uuid.uuid4().hex})
+    try:
+        write_text(job.fence, job.token)
+    except OSError as e:
+        if is_full(e):
+            raise DiskFull(f"{e.strerror}. Make room below {job.folder}") from e
+        raise
+    for left in (job.complaint, *job.folder.glob("progress-*.jsonl")):
+        left.unlink(missing_ok=True)
+    for folder in job.folder.glob("ranks-*"):
+        shutil.rmtree(folder, ignore_errors=True)
+    job.ranks_folder.mkdir()
+    local = _is_local(spark)
+    tick = time.perf_counter()
+    first: list[float] = []
+
+    def ticked(t: Tick) -> None:
+        if not first:
+            first.append(time.perf_counter())
+            log.info("%d rank(s) started in %.1f s", ranks, first[0] - tick)
+        on_tick(t)
+
+    with (
+        open(job.folder / "ranks.log", "a", encoding="utf-8") as file,
+        Follower(job.voice, Console(), ticked),
+        _gloo_is_built(),
+        _quiet_thread(),
+        _signals(job) as received,
+        _no_halves(job),
+        watch_slots(lambda: count_slots(spark), ranks, job.train.start_seconds, lambda: bool(first)) as slots,
+    ):
+        tail = _Tail(file)
+        try:
+            texts: list[str] = horovod.spark.run(
+                rank_main,
+                args=(job.model_dump_json(),),
+                num_proc=ranks,
+                start_timeout=job.train.start_seconds,
+                use_mpi=False,
+                use_gloo=True,
+                nics={"lo"} if local else None,
+                env={**_ENVIRONMENT, **_limits(job.train.deadline_seconds)},
+                stdout=tail,
+                stderr=tail,
+                verbose=0,
+            )
+        except Exception as e:
+            received.raise_again()
+            raise_complaint(job.complaint)
+            if isinstance(e, TimeoutException):
+                slots.check(str(spark.sparkContext.master))
+            known = last_words(job.ranks_folder)
+            raise RuntimeError(
+                f"training on {ranks} ranks failed ({' '.join(str(e).split())}{f'; {known}' if known else ''}); "
+                f"see {job.folder / 'ranks.log'}, which ends:\n{tail.text()}"
+            ) from e
+        answers = [Answer.model_validate_json(text) for text in texts]
+        stopped = next((a.stopped for a in answers if a.stopped), None)
+        if stopped:
+            log.warning(
+                "asked to stop: training stopped after step %d of %d with a checkpoint; the same command goes on there",
+                *stopped,
+            )
+        received.raise_again()
+        for answer in answers:
+            if answer.complaint is not None:
+                raise answer.complaint.error()
+        if stopped:
+            raise Stopped(*stopped)
+        lost = next((a.lost for a in answers if a.lost), None)
+        if lost is not None:
+            raise RuntimeError(f"training on {ranks} ranks failed ({lost}; {last_words(job.ranks_folder)})")
+    job.voice.unlink(missing_ok=True)
+    shutil.rmtree(job.ranks_folder, ignore_errors=True)
+    reports = [a.report for a in answers if a.report is not None]
+    peaks = {name: mib for r in reports for name, mib in r.peak_memory_mib.items()}
+    startup = seconds_of({**marks, **answers[0].marks})
+    log.info("%s", show(startup))
+    return reports[0].model_copy(update={"peak_memory_mib": peaks, "startup_seconds": startup})
+
+
+@contextmanager
+def _no_halves(job: Job) -> Iterator[None]:
+    """Remove what the ranks of a try that failed were writing: it takes the room that the next one needs."""
+    try:
+        yield
+    except BaseException:
+        for left in (*job.checkpoints.glob(".*.partial"), *job.folder.glob(".*.partial")):
+            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+        raise
+
+
+def _limits(deadline: float) -> dict[str, str]:
+    """Horovod's own deadlines, behind that of headrace.train.callbacks.watchdog: for what hangs below Python."""
+    behind = deadline + 2 * max(5.0, deadline / 10)
+    return {
+        # Warn of tensors that some ranks have not submitted; then end the job.
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, round(deadline / 2))),
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(round(behind)),
+        # One message of gloo's, among them Horovod's own; its default of 30 s is less than a checkpoint may take.
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(round(behind)),
+    }
+
+
+def _check_cores(spark: SparkSession, ranks: int) -> None:
+    context = spark.sparkContext
+    # Of a cluster's executors some may still be on their way.
+    if str(context.master).startswith("local[") and context.defaultParallelism < ranks:
+        raise UserError(
+            f"train.ranks is {ranks}, but the Spark session has {context.defaultParallelism} task slots "
+            f"({context.master}), and all ranks run at once: set spark.master to local[{ranks}] or lower train.ranks"
+        )
+
+
+def _is_local(spark: SparkSession) -> bool:
+    return str(spark.sparkContext.master).startswith("local")
+
+
+def raise_complaint(path: Path) -> None:
+    """Raise a rank's message for the user, if it left one."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return
+    raise Complaint.model_validate_json(text).error()
+
+
+class _Tail:
+    """What the ranks print: all of it to a file, the last lines kept."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._lines: deque[str] = deque(maxlen=_TAIL)
+
+    def write(self, text: str) -> int:
+        self._lines.extend(line for line in text.splitlines() if line.strip())
+        with suppress(OSError):  # Horovod would end the ranks for it; a full disk is theirs to report
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._file.flush()
+
+    def text(self) -> str:
+        return "\n".join(self._lines) or "(none)"
+
+
+@contextmanager
+def _gloo_is_built() -> Iterator[None]:
+    """Answer Horovod's question for it.
+
+    It would fork this process and import torch in the child. That is slow, and the child's garbage collector speaks to
+    the JVM on this process's socket. Where Gloo is missing, `hvd.init()` fails in the ranks and says so.
+    """
+    before = horovod.runner.launch.gloo_built
+    horovod.runner.launch.gloo_built = lambda verbose=False: True
+    try:
+        yield
+    finally:
+        horovod.runner.launch.gloo_built = before
+
+
+@contextmanager
+def _quiet_thread() -> Iterator[None]:
+    """Horovod runs the Spark job in a thread, and cancels the job where ranks fail: that one trace says nothing new."""
+    before = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        if "SPARK_JOB_CANCELLED" in str(args.exc_value):
+            log.debug("the ranks' Spark job was cancelled")
+        else:
+            before(args)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
+class _Received:
+    def __init__(self, reader: socket.socket) -> None:
+        self._reader = reader
+
+    def raise_again(self) -> None:
+        """Act on a signal that came while the ranks were at work, now that they have ended.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: as the signal asks.
+        """
+        try:
+            numbers = self._reader.recv(4096)
+        except BlockingIOError:
+            return
+        if signal.SIGTERM in numbers:
+            raise SystemExit(128 + signal.SIGTERM)
+        if signal.SIGINT in numbers:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def _signals(job: Job) -> Iterator[_Received]:
+    """Note signals, and give back the handlers of SIGINT and SIGTERM, which Horovod replaces for good.
+
+    Horovod's handlers kill the ranks. Ours ask them to stop after the step they are in, and to leave a checkpoint; a
+    second signal, or `train.stop_seconds` without an end, is Horovod's again.
+
+    Horovod on Spark waits for all ranks where one has failed. Those that still run notice, but one that is stopped does
+    not: when a rank has named it as missing, all are killed.
+    """
+    over = threading.Event()
+
+    def register() -> threading.Event:
+        kill = threading.Event()
+
+        def ask(signum: int, frame: FrameType | None) -> None:
+            if job.stop_file.exists():
+                kill.set()
+                return
+            job.stop_file.touch()
+            timer = threading.Timer(job.train.stop_seconds, kill.set)
+            timer.daemon = True
+            timer.start()
+
+        def kill_the_stalled() -> None:
+            while not over.wait(_STALL_POLL_SECONDS):
+                if has_stalled(job.ranks_folder):
+                    kill.set()
+                    return
+
+        for s in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(s, ask)
+        threading.Thread(target=kill_the_stalled, name="stalled", daemon=True).start()
+        return kill
+
+    horovods = horovod.runner.gloo_run.register_shutdown_event
+    horovod.runner.gloo_run.register_shutdown_event = register
+    reader, writer = socket.socketpair()
+    for end in (reader, writer):
+        end.setblocking(False)
+    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    try:
+        yield _Received(reader)
+    finally:
+        signal.set_wakeup_fd(fd)
+        over.set()
+        for s, handler in before.items():
+            signal.signal(s, handler)
+        horovod.runner.gloo_run.register_shutdown_event = horovods
+        reader.close()
+        writer.close()

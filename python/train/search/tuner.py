@@ -1,0 +1,358 @@
+"""A search of hyper-parameters: short runs in this process, on a sample of the day's dataset, one after the other.
+
+    search/<pipeline>/<ds>/<key>/
+        dataset/      the sample (headrace.train.search.sample)
+        study.db      Optuna's study, SQLite: every trial with its parameters and what it was worth
+        models/       the run of the trial at work; gone when the trial is over
+        best.yaml     the best settings as an overlay of the spec
+
+The key is of all that a trial's worth depends on, so the same search goes on where it was stopped, and another one
+begins anew. Parameters are drawn by TPE (Bergstra et al., 2011) with a generator that is a function of the number of
+finished trials: a search that was stopped and went on draws what one that was never stopped draws.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import optuna
+from optuna.trial import TrialState
+
+from headrace.atomic import write_text
+from headrace.config import Search, Spec
+from headrace.errors import UserError
+from headrace.manifest import Manifest, fingerprint
+from headrace.stage import run_lock
+from headrace.train.callbacks.progress import Tick
+from headrace.train.job import OBEYED, Diverged, Job
+from headrace.train.loop.run import train_local
+from headrace.train.search.sample import sample_dataset
+from headrace.train.search.space import check_values, distributions, overlay_of, values_of
+from headrace.train.setup.warm_start import find_warm_start
+from headrace.train.stage import check_dataset
+from headrace.workspace import Workspace
+
+log = logging.getLogger("headrace.train")
+_OVER = (TrialState.COMPLETE, TrialState.PRUNED)
+_METRIC = {"auc": "auc", "log_loss": "log_loss", "ndcg": "ndcg_at_k"}
+_NEVER = 1 << 40
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A finished trial. `number` is None for the settings as they are."""
+
+    number: int | None
+    state: Literal["finished", "pruned"]
+    values: Mapping[str, Any]
+    #: The objective, at the last evaluation; None where there was none.
+    worth: float | None
+    metrics: Mapping[str, float | None]
+    steps: int
+    seconds: float
+    #: Why it was pruned.
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search came to."""
+
+    folder: Path
+    #: The settings as they are, then the trials in order.
+    trials: tuple[Trial, ...]
+    #: None where no trial is better than the settings as they are.
+    best: Trial | None
+
+    @property
+    def overlay(self) -> Path:
+        return self.folder / "best.yaml"
+
+
+class Tuner:
+    """A search over one day's dataset.
+
+    Args:
+        spec: the pipeline with a section `train.search`.
+        spec_of: the spec with the fields at these paths changed.
+        ws: the workspace.
+        ds: the day.
+        on_trial: called after each trial, those of earlier runs left out.
+        say: takes a trial's progress.
+
+    Raises:
+        UserError: no such section, no dataset of that day, or a value that the spec refuses.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        spec_of: Callable[[Mapping[str, Any]], Spec],
+        ws: Workspace,
+        ds: str,
+        *,
+        on_trial: Callable[[Trial], None] = lambda trial: None,
+        say: Callable[[Tick], None] = lambda tick: None,
+    ) -> None:
+        if spec.train.search is None:
+            raise UserError(
+                f"pipeline '{spec.pipeline}' has no section train.search, so it is not known what to try. Write, for "
+                f"example, train: {{search: {{parameters: "
+                "{train.dense.learning_rate: {low: 0.0001, high: 0.1, log: true}}}}"
+            )
+        self.search: Search = spec.train.search
+        self._spec, self._spec_of, self._ws, self._ds = spec, spec_of, ws, ds
+        self._on_trial, self._say = on_trial, say
+        check_values(self.search, spec_of)
+        features = Manifest.load(ws.manifest(spec.pipeline, ds, "features"))
+        if features is None:
+            raise UserError(
+                f"a search needs the dataset of {ds}, and stage 'features' of '{spec.pipeline}' has not finished for "
+                f"it. Run: headrace run {spec.pipeline} --ds {ds} --to features"
+            )
+        self._features = features
+        check_dataset(self._job(spec, features, ws.home, "look"))
+        self.folder = ws.search(spec.pipeline, ds, self._key())
+
+    def run(self) -> Found:
+        """Make the trials that are missing.
+
+        Raises:
+            UserError: another search of this pipeline is at work.
+        """
+        with run_lock(self._ws, f"{self._spec.pipeline}-search"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(self.folder / "models", ignore_errors=True)
+            search = self.search
+            self.dataset = sample_dataset(
+                self._features,
+                self._ws,
+                self.folder / "dataset",
+                {"train": search.rows, "valid": search.valid_rows},
+                streams=self._spec.train.streams,
+                seed=search.seed,
+            )
+            study = self._study()
+            if "as_it_is" not in study.user_attrs:
+                first = self._try(self._spec, None, {}, None)
+                study.set_user_attr("as_it_is", _packed(first))
+                self._on_trial(first)
+            while (number := len(study.get_trials(deepcopy=False, states=_OVER))) < search.trials:
+                self._next(study, number)
+            return self._found(study)
+
+    def _key(self) -> str:
+        spec, search = self._spec, self.search
+        schema = self._features.dataset_schema
+        assert schema is not None
+        warm = find_warm_start(self._ws, spec, self._ds, schema) if spec.train.warm_start else None
+        return fingerprint(
+            {
+                "version": 1,
+                "search": search.model_dump(mode="json", exclude={"trials"}),
+                "model": spec.model.model_dump(mode="json"),
+                "train": spec.train.model_dump(mode="json", include={*OBEYED, "rank_group", "rank_k"}),
+                "dataset": self._features.output("dataset").version,
+                "warm": warm.version if warm else None,
+            }
+        )
+
+    def _study(self) -> optuna.Study:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        study = optuna.create_study(
+            storage=f"sqlite:///{self.folder / 'study.db'}",
+            study_name="search",
+            load_if_exists=True,
+            direction="minimize" if self.search.objective == "log_loss" else "maximize",
+        )
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING)):
+            study.tell(trial.number, state=TrialState.FAIL)  # a run that was killed; its place is taken anew
+        return study
+
+    def _next(self, study: optuna.Study, number: int) -> None:
+        search = self.search
+        warmup = search.warmup_trials
+        study.sampler = optuna.samplers.TPESampler(n_startup_trials=warmup, seed=search.seed * 1_000_003 + number)
+        study.pruner = (
+            optuna.pruners.MedianPruner(n_startup_trials=warmup) if search.prune else optuna.pruners.NopPruner()
+        )
+        open_trial = study.ask(distributions(search))
+        values = values_of(search, open_trial.params)
+        try:
+            spec = self._spec_of(values)
+        except UserError as e:
+            made = Trial(number, "pruned", values, None, {}, 0, 0.0, f"the spec refuses it: {e}")
+        else:
+            made = self._try(spec, number, values, open_trial)
+        for key, value in _packed(made).items():
+            open_trial.set_user_attr(key, value)
+        if made.state == "pruned":
+            study.tell(open_trial, state=TrialState.PRUNED)
+        else:
+            study.tell(open_trial, made.worth)
+        self._on_trial(made)
+
+    def _try(self, spec: Spec, number: int | None, values: Mapping[str, Any], trial: optuna.Trial | None) -> Trial:
+        """One short run."""
+        search = self.search
+        meter = _Meter(search, trial, self._say)
+        job = self._job(spec, self.dataset, self.folder, f"trial-{'as-it-is' if number is None else number}")
+        try:
+            report = train_local(job, meter.say)
+            meter.metrics, meter.step = report.metrics, report.steps
+        except _Enough as e:
+            meter.reason = e.reason
+        except Diverged as e:
+            meter.reason = str(e).split(". ")[0]
+        finally:
+            shutil.rmtree(self.folder / "models", ignore_errors=True)
+        worth = meter.metrics.get(_METRIC[search.objective])
+        over = worth is not None and not meter.reason
+        return Trial(
+            number,
+            "finished" if over else "pruned",
+            values,
+            worth,
+            meter.metrics,
+            meter.step,
+            round(time.perf_counter() - meter.began, 2),
+            meter.reason,
+        )
+
+    def _job(self, spec: Spec, features: Manifest, home: Path, key: str) -> Job:
+        """A run of `spec` over the sample, for this one process, with nothing saved on its way."""
+        search, train = self.search, spec.train
+        schema = features.dataset_schema
+        found = find_warm_start(self._ws, spec, self._ds, schema) if train.warm_start and schema else None
+        ranked = search.objective == "ndcg"
+        steps = search.epochs * max(1, min(search.rows, features.rows.get("train", search.rows)) // train.batch_size)
+        steps = min(steps, search.steps or steps)
+        short = train.model_copy(
+            update={
+                "ranks": 1,
+                "epochs": search.epochs,
+                "max_steps": search.steps,
+                "patience": None,
+                "eval_steps": max(1, -(-steps // search.evaluations)),
+                "checkpoint_steps": _NEVER,
+                "background_checkpoints": False,
+                "rank_group": train.rank_group if ranked else None,
+            }
+        )
+        return Job(
+            home=home,
+            pipeline=spec.pipeline,
+            ds=self._ds,
+            key=key,
+            features=features,
+            model=spec.model,
+            train=short,
+            progress_seconds=0.2,
+            warm_start=self._ws.home / found.name if found else None,
+            threads=train.threads,
+        )
+
+    def _found(self, study: optuna.Study) -> Found:
+        trials = [_unpacked(None, {}, study.user_attrs["as_it_is"])]
+        for number, t in enumerate(study.get_trials(states=_OVER)):
+            trials.append(_unpacked(number, values_of(self.search, t.params), t.user_attrs))
+        finished = [t for t in trials if t.state == "finished" and t.worth is not None]
+        sign = 1 if self.search.objective == "log_loss" else -1
+        # The first of equals; the settings as they are come first.
+        best = min(finished, key=lambda t: sign * (t.worth or 0.0), default=None)
+        found = Found(self.folder, tuple(trials), None if best is None or best.number is None else best)
+        if found.best is None:
+            found.overlay.unlink(missing_ok=True)
+        else:
+            write_overlay(found.overlay, found, self.search, f"{self._spec.pipeline}, {self._ds}")
+        return found
+
+
+def write_overlay(path: Path, found: Found, search: Search, of: str) -> None:
+    """Write the best trial's settings as a file for `--overlay`."""
+    best, first = found.best, found.trials[0]
+    assert best is not None
+    head = f"# The best of {len(found.trials) - 1} trials on {of}: {search.objective} {show_worth(best.worth)}, "
+    head += f"as it was {show_worth(first.worth)}.\n"
+    write_text(path, head + overlay_of(best.values))
+
+
+def show_worth(worth: float | None) -> str:
+    """An objective's value as people read it."""
+    return "-" if worth is None else f"{worth:.5f}"
+
+
+class _Enough(Exception):
+    """A trial need not go on: it has what it is judged by, or (`reason`) is not worth it."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass
+class _Meter:
+    """Hears a trial's progress, keeps its last evaluation and says when it has had enough."""
+
+    search: Search
+    trial: optuna.Trial | None
+    tell: Callable[[Tick], None]
+    began: float = field(default_factory=time.perf_counter)
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    step: int = 0
+    reason: str = ""
+    evaluations: int = 0
+
+    def say(self, tick: Tick) -> None:
+        """Hear it.
+
+        Raises:
+            _Enough: see there.
+        """
+        self.tell(tick)
+        if tick.phase == "train":
+            self.step = tick.step
+        if tick.phase != "evaluated" or tick.metrics is None:
+            return
+        self.metrics, self.step = tick.metrics, tick.step
+        self.evaluations += 1
+        at_the_end = self.search.objective == "ndcg"
+        seen = tick.metrics["auc" if at_the_end else _METRIC[self.search.objective]]
+        last = tick.step == tick.total
+        if self.trial is not None and seen is not None and not last:
+            self.trial.report(seen, self.evaluations)
+            if self.trial.should_prune():
+                raise _Enough(f"below the median at step {tick.step} of {tick.total}")
+        late = self.search.seconds is not None and time.perf_counter() - self.began >= self.search.seconds
+        if (last or late) and not at_the_end:
+            raise _Enough
+
+
+def _packed(trial: Trial) -> dict[str, Any]:
+    return {
+        "state": trial.state,
+        "worth": trial.worth,
+        "metrics": dict(trial.metrics),
+        "steps": trial.steps,
+        "seconds": trial.seconds,
+        "reason": trial.reason,
+    }
+
+
+def _unpacked(number: int | None, values: Mapping[str, Any], packed: Mapping[str, Any]) -> Trial:
+    return Trial(
+        number,
+        packed["state"],
+        values,
+        packed["worth"],
+        packed["metrics"],
+        packed["steps"],
+        packed["seconds"],
+        packed["reason"],
+    )
