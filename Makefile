@@ -84,7 +84,7 @@ $(STAMPS)/native-cuda: $(NATIVE) $(STAMPS)/venv $(STAMPS)/cuda $(STAMPS)/rapids
 	@touch $@ $(STAMPS)/native
 
 $(STAMPS)/jars: build.gradle $(STAMPS)/tools
-	@$(STEP) "resolve jars (Delta, PostgreSQL driver)" bash -c 'set -o pipefail; gradle -q --no-daemon jars 2>&1 | { grep -vi "^openjdk" || true; }'
+	@$(STEP) "resolve jars (Delta)" bash -c 'set -o pipefail; gradle -q --no-daemon jars 2>&1 | { grep -vi "^openjdk" || true; }'
 	@touch $@
 
 $(STAMPS)/classes: scripts/archive_classes.py python/lake/session.py $(STAMPS)/jars $(STAMPS)/package
