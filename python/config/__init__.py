@@ -14,7 +14,7 @@ from headrace.config.model import Baseline, Model
 from headrace.config.publish import Publish, Score, Side, Warehouse
 from headrace.config.search import Parameter, Search
 from headrace.config.section import Section, parse_ds
-from headrace.config.spark import Spark, spark_profile
+from headrace.config.spark import LOOPBACK, Spark, is_secret, spark_profile
 from headrace.config.spec import Spec
 from headrace.config.table import Expectations, Source, Table
 from headrace.config.train import (
@@ -30,6 +30,7 @@ from headrace.config.train import (
 )
 
 __all__ = [
+    "LOOPBACK",
     "Baseline",
     "Chain",
     "Drift",
@@ -61,6 +62,7 @@ __all__ = [
     "Train",
     "Warehouse",
     "build_spec",
+    "is_secret",
     "load_overlay",
     "load_spec",
     "parse_ds",

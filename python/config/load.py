@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from headrace.config.paths import fields_at
+from headrace.config.paths import entry_at, fields_at, section_of
 from headrace.config.spec import Spec
 from headrace.errors import UserError, nearest
 from headrace.workspace import pipeline_file
@@ -20,7 +20,8 @@ def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Spec:
 
     Args:
         path_or_name: a path, or a name below conf/pipelines.
-        overrides: `key.path=value`, the value read as YAML.
+        overrides: `key.path=value`, the value read as YAML. Below a mapping of plain values (`spark.properties`) the
+            rest of the path is one key, dots and all.
 
     Raises:
         UserError: no such file, not YAML, an unknown key, a wrong type; all faults at once, each with its key path.
@@ -84,21 +85,38 @@ def build_spec(data: Mapping[str, Any], where: str = "spec") -> Spec:
 
 
 def _apply(data: dict[str, Any], override: str) -> None:
-    key, equals, value = override.partition("=")
-    if not equals or not key.strip():
-        raise UserError(f"--set {override}: write key=value, for example --set train.epochs=2")
-    *parents, leaf = key.strip().split(".")
+    # Messages name the key alone: who knows what the value is.
+    key, equals, text = override.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise UserError(f"--set {key}: write key=value, for example --set train.epochs=2")
+    *parents, leaf = _split_key(key)
     node: Any = data
     for parent in parents:
         if node.get(parent) is None:
             node[parent] = {}
         node = node[parent]
         if not isinstance(node, dict):
-            raise UserError(f"--set {override}: '{parent}' is not a section")
+            raise UserError(f"--set {key}: '{parent}' is not a section")
     try:
-        node[leaf] = yaml.safe_load(value)
+        value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError) as e:
-        raise UserError(f"--set {override}: the value is not YAML: {' '.join(str(e).split())}") from None
+        # A YAML error's own text quotes the line.
+        reason = getattr(e, "problem", None) or e
+        raise UserError(f"--set {key}: the value is not YAML: {reason}") from None
+    if entry_at(Spec, parents) is str and isinstance(value, (bool, int, float)):
+        value = text.strip()  # a property is text: 4 and true, too
+    node[leaf] = value
+
+
+def _split_key(key: str) -> list[str]:
+    """The parts of a key path; what is below a mapping of plain values is one part."""
+    parts = key.split(".")
+    for n in range(1, len(parts)):
+        entry = entry_at(Spec, parts[:n])
+        if entry is not None and section_of(entry) is None:
+            return [*parts[:n], ".".join(parts[n:])]
+    return parts
 
 
 def _explain(error: Any, where: str) -> str:

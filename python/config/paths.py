@@ -53,6 +53,14 @@ def annotation_at(model: type[BaseModel], path: str) -> Any:
     return annotation
 
 
+def entry_at(model: type[BaseModel], parts: Sequence[str]) -> Any:
+    """The type of the values of the mapping at a path below a section; None where there is no mapping."""
+    try:
+        return _entry_of(annotation_at(model, ".".join(parts))) if parts else None
+    except KeyError:
+        return None
+
+
 def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """The paths of all fields below a section that are no sections themselves."""
     for name, field in model.model_fields.items():

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from headrace.config.section import Section
 from headrace.errors import UserError, nearest
 from headrace.workspace import checkout
+
+LOOPBACK = "127.0.0.1"
+
+#: A key that is to hold a secret, wherever in it that is said: the name of an account or of a container may follow.
+_SECRET = re.compile(
+    r"secret|passw(or)?d|passphrase|token|\bsas\b"
+    r"|(access|account|private|encryption|api|shared)[._-]?key(?![a-z])",
+    re.IGNORECASE,
+)
+#: What such a key holds instead of the secret: its file, a class that finds it, a reference to it.
+_NO_SECRET = re.compile(r"(file|path|provider|provider\.type|\.enabled)$|secretKeyRef|\.secrets\.", re.IGNORECASE)
+
+
+def is_secret(key: str) -> bool:
+    """Whether the value of a Spark property must not be seen, by its key."""
+    return _SECRET.search(key) is not None and _NO_SECRET.search(key) is None
 
 
 class Spark(Section):
@@ -20,6 +37,23 @@ class Spark(Section):
     driver_memory: str = "3g"
     #: Further properties, highest priority.
     properties: Mapping[str, str] = Field(default_factory=dict)
+
+    @field_validator("properties")
+    @classmethod
+    def _no_secrets(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        for key in value:
+            if is_secret(key):
+                raise ValueError(
+                    f"{key}: a secret does not belong in a pipeline's file, on a command line or in a properties file. "
+                    f"Give it to Spark by the environment or by a credential provider "
+                    f"(spark.hadoop.hadoop.security.credential.provider.path)"
+                )
+        return value
+
+    @property
+    def is_local(self) -> bool:
+        """Whether driver and executors are on this machine: `local[...]` and `local-cluster[...]`."""
+        return self.master.startswith("local")
 
 
 def spark_profile(name: str) -> Path:

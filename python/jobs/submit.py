@@ -22,7 +22,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from headrace.atomic import write_text
-from headrace.config import Spec
+from headrace.config import LOOPBACK, Spark, Spec
 from headrace.errors import UserError
 from headrace.workspace import Workspace
 
@@ -47,8 +47,6 @@ _NOISE = re.compile(
     r"|^WARNING: (A terminally deprecated|An illegal reflective|Please consider reporting|Use --illegal-access|"
     r"All illegal access|sun\.misc\.Unsafe|.* has been called by )"
 )
-#: The last part of the key of a property that holds a secret.
-_SECRET = re.compile(r"(secret|secret[._-]?key|access[._-]?key|password|passwd|token)$", re.IGNORECASE)
 
 
 class Stopped(KeyboardInterrupt):
@@ -84,17 +82,11 @@ def properties_file(ws: Workspace, pipeline: str) -> Path:
 def write_properties(spec: Spec, ws: Workspace, path: Path) -> None:
     """Write the Spark properties file of a pipeline in one step; headrace's own submitter and Airflow both use it.
 
-    Java's format, UTF-8, sorted: the same spec gives the same bytes. It holds no secrets.
+    Java's format, UTF-8, sorted: the same spec gives the same bytes. It holds no secrets: `Spark` refuses them.
 
     Raises:
-        UserError: the spec has a property that holds a secret; a profile or the jars are missing.
+        UserError: a profile or the jars are missing.
     """
-    for key in spec.spark.properties:
-        if _SECRET.search(key):
-            raise UserError(
-                f"spark.properties.{key}: a secret does not belong in a pipeline's file. Give it to Spark by the "
-                f"environment or by a credential provider (spark.hadoop.hadoop.security.credential.provider.path)"
-            )
     from headrace.lake.session import properties
 
     lines = [f"{key}={_java_value(value)}" for key, value in sorted(properties(spec.spark, ws).items())]
@@ -131,17 +123,20 @@ def command(
     return [*launcher, str(job_file(stage)), *arguments]
 
 
-def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables of a stage's application: the caller's, and Spark's place and interpreter."""
-    return {
+def environment(conf: Spark, base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables of a stage's application: the caller's, and Spark's folder, interpreter and address."""
+    found = {
         **(os.environ if base is None else base),
         "SPARK_HOME": str(spark_home()),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
         # Lines appear when they are written, not when a pipe's buffer is full.
         "PYTHONUNBUFFERED": "1",
     }
+    if conf.is_local:
+        # A cluster's executors must reach the driver at the address that the user gave it.
+        found["SPARK_LOCAL_IP"] = LOOPBACK
+    return found
 
 
 def submit(
@@ -174,8 +169,14 @@ def submit(
     log = ws.log(spec.pipeline, ds, stage)
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as sink:
-        sink.write(f"# {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: {' '.join(line)}\n".encode())
-        return run_logged(line, environment(), sink, echo or sys.stdout)
+        sink.write(f"# {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: {' '.join(_without_values(line))}\n".encode())
+        return run_logged(line, environment(spec.spark), sink, echo or sys.stdout)
+
+
+def _without_values(line: Sequence[str]) -> list[str]:
+    """A command line for the log: of `--set` the keys alone. What a value is, only its owner knows."""
+    before = ["", *line]
+    return [f"{word.partition('=')[0]}=..." if b == "--set" else word for b, word in zip(before, line, strict=False)]
 
 
 def run_logged(line: Sequence[str], env: Mapping[str, str], sink: BinaryIO, echo: TextIO) -> int:

@@ -11,12 +11,20 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from headrace.config import Spark, spark_profile
+from headrace.config import LOOPBACK, Spark, spark_profile
 from headrace.errors import UserError
 from headrace.udfs.spark import udf_jars
 from headrace.workspace import Workspace, class_archive, jars_dir, rapids_dir
 
 _PLUGIN = "com.nvidia.spark.SQLPlugin"
+#: Of local masters, below a profile's own: a cluster has an address that its executors reach, a disk of its own on each
+#: machine, and more cores than these partitions.
+_LOCAL = {
+    "spark.driver.host": LOOPBACK,
+    "spark.driver.bindAddress": LOOPBACK,
+    # A handful of cores: 200 shuffle partitions of nothing are what makes small days slow.
+    "spark.sql.shuffle.partitions": "4",
+}
 
 
 def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
@@ -25,20 +33,21 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
     if not jars:
         raise UserError(f"no jars in {jars_dir()}: run `make jars`")
     log4j = spark_profile(conf.profile).with_name("log4j2.properties")
-    props = read_properties(spark_profile(conf.profile))
+    props = (_LOCAL if conf.is_local else {}) | read_properties(spark_profile(conf.profile))
     rapids = _PLUGIN in props.get("spark.plugins", "")
     props |= {
         "spark.master": conf.master,
         "spark.driver.memory": conf.driver_memory,
         "spark.jars": ",".join([*jars, *map(str, udf_jars(rapids))]),
         "spark.sql.warehouse.dir": str(ws.spark_local / "warehouse"),
-        "spark.local.dir": str(ws.spark_local / "local"),
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={shlex.quote(log4j.as_uri())} "
         f"-Dderby.system.home={shlex.quote(str(ws.spark_local))}",
         "spark.driver.extraClassPath": ":".join(jars),  # what is on it can be in the class archive
         "spark.pyspark.python": sys.executable,
         "spark.pyspark.driver.python": sys.executable,
     }
+    if conf.is_local:
+        props["spark.local.dir"] = str(ws.spark_local / "local")
     if class_archive().is_file():
         # A third of a short application's processor time goes into loading classes. An archive of other jars or of
         # another Java is passed over by the JVM, without a word as these options have it.
@@ -48,7 +57,7 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
         )
     if rapids:
         props |= _gpu_properties(props, log4j.with_name("gpu-discovery.sh"))
-        if conf.master.startswith("local"):
+        if conf.is_local:
             # A local executor is the driver: it takes the first GPU, and has none to hand out to tasks.
             props = {k: v for k, v in props.items() if ".resource.gpu." not in k}
     return props | dict(conf.properties)
@@ -106,7 +115,8 @@ def session(conf: Spark, ws: Workspace, name: str) -> Iterator[SparkSession]:
     (ws.spark_local / "local").mkdir(parents=True, exist_ok=True)
     # Workers must run this very interpreter, whatever `python3` is on PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if conf.is_local:
+        os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     builder = SparkSession.builder.appName(name)
     for key, value in properties(conf, ws).items():
         builder = builder.config(key, value)

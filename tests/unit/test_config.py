@@ -52,6 +52,74 @@ def test_faults_are_named(override: str, message: str) -> None:
     assert message in str(raised.value)
 
 
+def test_the_rest_of_a_path_below_a_mapping_of_plain_values_is_one_key() -> None:
+    spec = load_spec(
+        "clicks",
+        [
+            "spark.properties.spark.executor.memory=4g",
+            "spark.properties.spark.task.cpus=2",
+            "spark.properties.spark.speculation=false",
+            "drift.columns.item_price.max_psi=0.5",
+        ],
+    )
+    assert spec.spark.properties == {
+        "spark.executor.memory": "4g",
+        "spark.task.cpus": "2",
+        "spark.speculation": "false",
+    }
+    assert spec.drift is not None
+    assert spec.drift.columns["item_price"].max_psi == 0.5
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "spark.hadoop.fs.s3a.secret.key",
+        "spark.hadoop.fs.s3a.access.key",
+        "spark.hadoop.fs.s3a.session.token",
+        "spark.hadoop.fs.azure.account.key.lake.dfs.core.windows.net",
+        "spark.hadoop.fs.azure.account.oauth2.client.secret.lake.dfs.core.windows.net",
+        "spark.hadoop.fs.azure.sas.raw.lake.blob.core.windows.net",
+        "spark.hadoop.fs.gs.auth.service.account.private.key",
+        "spark.authenticate.secret",
+        "spark.ssl.keyStorePassword",
+        "spark.kubernetes.authenticate.submission.oauthToken",
+        "spark.executorEnv.AWS_SECRET_ACCESS_KEY",
+    ],
+)
+def test_a_secret_is_refused_and_not_repeated(key: str) -> None:
+    for override in (f"spark.properties.{key}=hunter2", f"spark.properties={{{key}: hunter2}}"):
+        with pytest.raises(UserError, match="does not belong") as e:
+            load_spec("clicks", [override])
+        assert key in str(e.value)
+        assert "hunter2" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "spark.hadoop.hadoop.security.credential.provider.path",
+        "spark.hadoop.fs.s3a.aws.credentials.provider",
+        "spark.hadoop.fs.azure.account.keyprovider.lake.dfs.core.windows.net",
+        "spark.hadoop.fs.azure.account.oauth2.client.endpoint",
+        "spark.io.encryption.keySizeBits",
+        "spark.authenticate.secret.file",
+        "spark.kubernetes.driver.secretKeyRef.PASSWORD",
+        "spark.kubernetes.executor.secrets.lake",
+        "spark.executor.memory",
+    ],
+)
+def test_what_only_points_to_a_secret_passes(key: str) -> None:
+    assert load_spec("clicks", [f"spark.properties.{key}=x"]).spark.properties == {key: "x"}
+
+
+@pytest.mark.parametrize("override", ["train.epochs.a=hunter2", "pipeline.x=hunter2", "a.b={hunter2"])
+def test_a_message_about_an_override_does_not_repeat_its_value(override: str) -> None:
+    with pytest.raises(UserError) as e:
+        load_spec("clicks", [override])
+    assert "hunter2" not in str(e.value)
+
+
 def test_every_fault_is_listed_at_once(tmp_path: Path) -> None:
     data = yaml.safe_load((checkout() / "conf/pipelines/clicks.yaml").read_text())
     data["train"]["rankz"] = 2
