@@ -68,8 +68,12 @@ class Table(Section):
     @model_validator(mode="after")
     def _columns_exist(self) -> Table:
         names = [c.name for c in self.columns]
-        for twice in {n for n in names if names.count(n) > 1}:
-            raise ValueError(f"column '{twice}' is declared twice")
+        there: set[str] = set()
+        for name in names:
+            # Spark's names have no case: `Clicked` would be the label that is declared as `clicked`.
+            if name.lower() in there:
+                raise ValueError(f"column '{name}' is declared twice (names that differ in case alone are one)")
+            there.add(name.lower())
         wanted = [*self.keys, *self.expectations.null_rate, *self.expectations.ranges]
         for name in [*wanted, *([self.event_time] if self.event_time else [])]:
             if name not in names:

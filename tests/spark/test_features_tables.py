@@ -166,6 +166,9 @@ def test_lambda(spark: SparkSession, tmp_path: Path) -> None:
         ("mine(item)", "Python function"),
         ("sum(n)", "no function of one row"),
         ("nope(n)", "nope"),
+        # What the text hides, the plan shows: a quote in a comment begins no text.
+        ("n /* ' */ + Click /* ' */", "'click' is the label"),
+        ("n /* ' */ + rand() /* ' */", "answers otherwise"),
     ):
         bad = prepare({"lambda": {"add": {"x": {"expression": expression, "type": "string"}}}})
         with pytest.raises(UserError, match=fault):

@@ -32,6 +32,7 @@ def test_there_are_shipped_pipelines() -> None:
         ("train.ranks=two", "train.ranks: Input should be a valid integer"),
         ("score.user.key=user_ids", "column 'user_ids' is not declared in table.columns; did you mean 'user_id'?"),
         ("table.keys=[event]", "column 'event' is used but not declared"),
+        ("table={columns: [{name: a, type: int}, {name: A, type: int}]}", "column 'A' is declared twice"),
         ("features.label=click", "did you mean 'clicked'?"),
         ('publish.table="x; drop table y"', "table name 'x; drop table y' must match"),
         ("publish.warehouse.password=hunter2", "unknown key 'publish.warehouse.password'"),

@@ -82,16 +82,20 @@ class Lambda(TableOp):
     add: Mapping[str, Made] = Field(min_length=1)
 
     def columns(self, given: Given) -> dict[str, ValueType]:
+        # What the text shows is said before any data is read; the plan is looked at when there is one.
+        columns = {c.lower() for c in given.types}
         for name, made in self.add.items():
-            for word, called in _words(made.expression):
+            for text, called in _words(made.expression):
+                # As Spark compares names.
+                word = text.lower()
                 if word == "*":
                     raise OpError(f"'{name}': `*` would take in the label; name the columns")
-                if word == given.label and not called:
-                    given.not_label([word], f"'{name}'")
-                if (word.lower() in _CHANGING and word not in given.types) or (word.lower() in _CHANGING and called):
-                    raise OpError(f"'{name}': `{word}` answers otherwise when the day is run again")
-                if word.lower() in _NOT_A_ROW and word not in given.types:
-                    raise OpError(f"'{name}': `{word}` is no function of one row")
+                if word == given.label.lower() and not called:
+                    given.not_label([given.label], f"'{name}'")
+                if word in _CHANGING and (called or word not in columns):
+                    raise OpError(f"'{name}': `{text}` answers otherwise when the day is run again")
+                if word in _NOT_A_ROW and word not in columns:
+                    raise OpError(f"'{name}': `{text}` is no function of one row")
         return given.adding({n: declared(Column(name=n, type=made.type)) for n, made in self.add.items()})
 
     def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
@@ -102,7 +106,8 @@ class Lambda(TableOp):
             try:
                 # Only what was declared: not the row's identity, nor helper columns.
                 visible = frame.select(*[f"`{c.replace('`', '``')}`" for c in place.given.types])
-                _check_plan(name, visible, visible.select(F.expr(made.expression).cast(made.type).alias(name)))
+                result = visible.select(F.expr(made.expression).cast(made.type).alias(name))
+                _check_plan(name, visible, result, list(place.given.types).index(place.given.label))
             except PySparkException as e:
                 raise UserError(f"features.prepare (lambda): '{name}': {' '.join(str(e).split())[:400]}") from None
         return frame.select("*", *[F.expr(m.expression).cast(m.type).alias(n) for n, m in self.add.items()])
@@ -125,8 +130,14 @@ def _words(expression: str) -> Iterator[tuple[str, bool]]:
             yield "*", False
 
 
-def _check_plan(name: str, given: DataFrame, made: DataFrame) -> None:
-    """See that the analyzed plan is a projection of deterministic expressions.
+def _check_plan(name: str, given: DataFrame, made: DataFrame, label: int) -> None:
+    """See that the analyzed plan is a projection of deterministic expressions, and the label in none of them.
+
+    Args:
+        name: of the column that is added.
+        given: what the expression sees.
+        made: `given` with the expression selected.
+        label: the label's place among the columns of `given`.
 
     Raises:
         UserError: it is not.
@@ -137,6 +148,8 @@ def _check_plan(name: str, given: DataFrame, made: DataFrame) -> None:
     if plan.nodeName() != "Project" or plan.children().apply(0).nodeName() != before.nodeName():
         raise UserError(f"{where}: is no function of one row (an aggregate, a window or a generator)")
     top = plan.expressions().apply(0)
+    if top.references().contains(before.output().apply(label)):
+        raise UserError(f"{where}: '{given.columns[label]}' is the label, and the row's own would be in it: it leaks")
     if not top.deterministic():
         raise UserError(f"{where}: answers otherwise when the day is run again")
     todo = [top]

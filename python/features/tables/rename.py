@@ -9,7 +9,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from headrace.features.columns import ValueType
-from headrace.features.tables.table_op import Given, TableArrow, TableOp, TableSpark, refuse
+from headrace.features.tables.table_op import Given, TableArrow, TableOp, TableSpark, refuse, reserved
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -31,11 +31,14 @@ class Rename(TableOp):
             given.type_of(old)
             refuse(old == given.label, f"'{old}' is the label; features.label names it")
             refuse(old == given.time, f"'{old}' is the event's time; table.event_time names it")
-            refuse(new.startswith("_") or new == "ds", f"'{new}' is a reserved name (`ds`, names that begin with `_`)")
+            refuse(reserved(new), f"'{new}' is a reserved name (`ds`, names that begin with `_`)")
         out: dict[str, ValueType] = {}
+        there: set[str] = set()
         for name, type_ in given.types.items():
             new = self.to.get(name, name)
-            refuse(new in out, f"two columns would be named '{new}'")
+            # Spark's names have no case.
+            refuse(new.lower() in there, f"two columns would be named '{new}'")
+            there.add(new.lower())
             out[new] = type_
         return out
 

@@ -78,13 +78,16 @@ class Given:
         return self.time
 
     def adding(self, new: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        """All columns with some more. Raises OpError where a name is taken."""
+        """All columns with some more. Raises OpError where a name is taken, be it in another case, or is reserved."""
+        there = {name.lower(): name for name in self.types}
         for name in new:
-            if name in self.types:
+            same = there.setdefault(name.lower(), name)
+            if same != name or name in self.types:
                 raise OpError(
-                    f"adds column '{name}', which is already there; give the operator another `prefix` or `suffix`"
+                    f"adds column '{name}', which is already there{_case(name, same)}; give the operator another "
+                    f"`prefix` or `suffix`"
                 )
-            if name.startswith("_") or name == "ds":
+            if reserved(name):
                 raise OpError(f"adds column '{name}', a reserved name (`ds` and names that begin with `_`)")
         return {**self.types, **new}
 
@@ -190,6 +193,15 @@ NUMBERS = ("int", "bigint", "float", "double", "boolean")
 def with_types(given: Given, types: Mapping[str, ValueType]) -> Given:
     """The same table with other columns."""
     return replace(given, types=dict(types))
+
+
+def reserved(name: str) -> bool:
+    """Whether a column of the table of events may not be called that."""
+    return name.startswith("_") or name.lower() == "ds"
+
+
+def _case(name: str, same: str) -> str:
+    return "" if name == same else f" as '{same}' (Spark's names have no case)"
 
 
 def refuse(condition: bool, message: str) -> None:
