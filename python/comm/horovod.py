@@ -4,11 +4,13 @@ What Horovod 0.28 asks for: contiguous inputs; `splits` as an int32 tensor on th
 operation on every rank and in every step, so that negotiated responses are reused; no name in flight twice. A name is
 the operation, dtype and trailing shape, and a number where an all-to-all of that kind has not been waited for yet.
 
-Tensors on a GPU travel by NCCL where Horovod was built with it (`make env` does); else by way of the host.
+Tensors on a GPU travel by NCCL where Horovod was built with it (`make env` does); else by way of the host. Of an
+all-to-all over NCCL Horovod counts elements and their displacements in int32, on both sides; over gloo, rows alone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import count
 
@@ -19,7 +21,7 @@ from torch import Tensor
 from headrace.comm.base import check_send_rows, flatten_by_dtype, unflatten
 from headrace.world import World
 
-_MAX_SPLIT = 2**31 - 1
+_MAX_INT32 = 2**31 - 1
 
 
 class HorovodCollective:
@@ -41,11 +43,10 @@ class HorovodCollective:
 
     def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
         check_send_rows(x, send_rows, self.world.size)
-        if max(send_rows) > _MAX_SPLIT:
-            raise ValueError(f"Horovod sends at most {_MAX_SPLIT} rows to a rank at once, not {max(send_rows)}")
+        sent = _sendable(x)
+        _check_int32(sent, send_rows)
         splits = torch.tensor(send_rows, dtype=torch.int32, device="cpu")
         # It knows no bfloat16; nothing is computed on the way, so any type of two bytes carries the bits.
-        sent = _sendable(x)
         sent = sent.view(torch.int16) if x.dtype is torch.bfloat16 else sent
         # Ranks start and wait in one order, so they agree on the number.
         kind = _name("all_to_all", x)
@@ -79,6 +80,23 @@ class HorovodCollective:
 
     def barrier(self) -> None:
         hvd.barrier(process_set=self._group)
+
+
+def _check_int32(sent: Tensor, send_rows: Sequence[int]) -> None:
+    """Raise ValueError where Horovod's int32 numbers would overflow, here or where the rows arrive.
+
+    A receiver learns its counts too late to refuse them, so each sender keeps within its share of what may arrive.
+    """
+    most = max(send_rows)
+    if most > _MAX_INT32:
+        raise ValueError(f"Horovod sends at most {_MAX_INT32} rows to a rank at once, not {most}")
+    elements = most * math.prod(sent.shape[1:])
+    if sent.device.type != "cpu" and elements * len(send_rows) > _MAX_INT32:
+        ranks = len(send_rows)
+        raise ValueError(
+            f"Horovod over NCCL sends at most {_MAX_INT32 // ranks} elements to each of {ranks} ranks at once, "
+            f"not {elements} ({most} rows of {list(sent.shape[1:])})"
+        )
 
 
 def _sendable(x: Tensor) -> Tensor:

@@ -4,6 +4,7 @@
     collective = TorchCollective()
 
 The receiver of an all-to-all must know its sizes beforehand, so the counts travel first, in a message of their own.
+NCCL carries tensors of GPUs alone: over a group that has no backend for the CPU, host tensors travel through the GPU.
 (The path of NCCL is the same calls on device tensors; it was not run.)
 """
 
@@ -25,6 +26,8 @@ class TorchCollective:
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
+        #: Where host tensors are sent from; None: from the host.
+        self._staging = _staging_device(group)
         size = dist.get_world_size(group)
         # As torchrun says it; without it, all ranks are taken to be on one machine.
         local = int(os.environ.get("LOCAL_RANK", dist.get_rank(group)))
@@ -44,7 +47,7 @@ class TorchCollective:
 
     def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
         check_send_rows(x, send_rows, self.world.size)
-        x = x.detach().contiguous()
+        home, x = x.device, self._sendable(x)
         counts = torch.empty(self.world.size, dtype=torch.int64, device=x.device)
         sent = torch.tensor(list(send_rows), dtype=torch.int64, device=x.device)
         dist.all_to_all_single(counts, sent, group=self._group)
@@ -54,17 +57,18 @@ class TorchCollective:
 
         def wait() -> tuple[Tensor, list[int]]:
             work.wait()
-            return out, received
+            return out.to(home), received
 
         return wait
 
     def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
         for members, flat in flatten_by_dtype(tensors):
-            dist.all_reduce(flat, group=self._group)
-            unflatten(members, flat)
+            sent = self._sendable(flat)
+            dist.all_reduce(sent, group=self._group)
+            unflatten(members, sent)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        x = x.detach().contiguous()
+        home, x = x.device, self._sendable(x)
         sizes = [torch.empty(1, dtype=torch.int64, device=x.device) for _ in range(self.world.size)]
         dist.all_gather(sizes, torch.tensor([x.shape[0]], device=x.device), group=self._group)
         rows = [int(n) for n in sizes]
@@ -72,12 +76,25 @@ class TorchCollective:
         padded[: x.shape[0]] = x
         parts = [torch.empty_like(padded) for _ in rows]
         dist.all_gather(parts, padded, group=self._group)
-        return torch.cat([part[:n] for part, n in zip(parts, rows, strict=True)])
+        return torch.cat([part[:n] for part, n in zip(parts, rows, strict=True)]).to(home)
 
     def broadcast(self, tensors: Sequence[Tensor], root: int = 0) -> None:
         for members, flat in flatten_by_dtype(tensors):
-            dist.broadcast(flat, group_src=root, group=self._group)
-            unflatten(members, flat)
+            sent = self._sendable(flat)
+            dist.broadcast(sent, group_src=root, group=self._group)
+            unflatten(members, sent)
 
     def barrier(self) -> None:
         dist.barrier(group=self._group)
+
+    def _sendable(self, x: Tensor) -> Tensor:
+        """A tensor as the group takes it."""
+        x = x.detach().contiguous()
+        return x.to(self._staging) if self._staging is not None and x.device.type == "cpu" else x
+
+
+def _staging_device(group: dist.ProcessGroup | None) -> torch.device | None:
+    """The device through which a group without a backend for the CPU is sent host tensors; None: it has one."""
+    # "cpu:gloo,cuda:nccl", or "cuda:nccl" alone.
+    devices = [part.split(":")[0] for part in dist.get_backend_config(group).split(",")]
+    return None if "cpu" in devices else torch.device(devices[0], torch.accelerator.current_device_index())

@@ -28,6 +28,7 @@ from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.models.dlrm import DLRM
 from headrace.models.saved import load_dlrm, save_model
 from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.world import World
 
 SCHEMA = DatasetSchema(
     features=(
@@ -202,6 +203,19 @@ def rank_report(c: Collective, folder: Path) -> dict[str, Any]:
         folder / "model", model, workflow=folder / "workflow", pipeline="p", ds="2026-01-01", key="k", metrics={}
     )
     return report
+
+
+def test_more_elements_than_int32_counts_are_refused() -> None:
+    """Over NCCL: displacements of all that a rank receives are int32 numbers of elements."""
+    from headrace.comm.horovod import HorovodCollective
+
+    collective = HorovodCollective.__new__(HorovodCollective)  # of a job of four ranks, which there is none of
+    collective._world, collective._in_flight = World(rank=0, size=4), set()
+    rows = 2**29 // 128  # 2 GiB of float32 to each rank: few rows
+    with pytest.raises(ValueError, match=f"at most {2**29 - 1} elements to each of 4 ranks at once, not {2**29}"):
+        collective.start_all_to_all(torch.empty(4 * rows, 128, device="meta"), [rows] * 4)
+    with pytest.raises(ValueError, match=f"at most {2**31 - 1} rows to a rank"):
+        collective.start_all_to_all(torch.empty(2**31, device="meta"), [2**31, 0, 0, 0])
 
 
 @pytest.fixture(scope="module")

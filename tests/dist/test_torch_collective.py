@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_leaves, tree_map
 
 from headrace.config import EmbeddingOptimizer
-from headrace.comm.base import Collective, PeerLost
+from headrace.comm.base import Collective, LocalCollective, PeerLost
 from headrace.comm.shared_memory import SharedCollective, shared
 from headrace.comm.threads import run_ranks
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
@@ -131,6 +132,47 @@ def launch(size: int, meeting: Path, main: Callable[..., None]) -> list[Any]:
         r.join(60)
         assert r.exitcode == 0
     return [found[rank] for rank in range(size)]
+
+
+def test_host_tensors_go_by_way_of_the_gpu_where_nccl_is_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL's part is played by gloo, which here refuses tensors of the host as NCCL does."""
+    from headrace.comm import torch_dist
+    from tests.gpu.pretended import ELSEWHERE, Elsewhere, pretend, unwrap
+
+    def as_nccl(work: Callable[..., Any]) -> Callable[..., Any]:
+        def refusing(*args: Any, **more: Any) -> Any:
+            tensors = [x for x in tree_leaves((args, more)) if isinstance(x, torch.Tensor)]
+            assert tensors
+            assert all(isinstance(x, Elsewhere) for x in tensors), "No backend type associated with device type cpu"
+            return work(*tree_map(unwrap, args), **more)
+
+        return refusing
+
+    for name in ("all_to_all_single", "all_reduce", "all_gather", "broadcast"):
+        monkeypatch.setattr(dist, name, as_nccl(getattr(dist, name)))
+    monkeypatch.setattr(torch_dist, "_staging_device", lambda group: ELSEWHERE, raising=False)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        with pretend():
+            assert messages(torch_dist.TorchCollective()) == messages(LocalCollective())
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [("cuda:nccl", torch.device("cuda", 3)), ("cpu:gloo,cuda:nccl", None), ("cpu:gloo,cuda:gloo", None)],
+)
+def test_which_groups_take_host_tensors(
+    config: str, expected: torch.device | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headrace.comm.torch_dist import _staging_device
+
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: config)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 3)
+    assert _staging_device(None) == expected
 
 
 @pytest.mark.parametrize(("size", "main"), [(2, rank_main), (3, rank_main), (2, shared_rank_main), (3, shared_rank_main)])
