@@ -219,12 +219,17 @@ class SharedCollective:
             return 0 if is_alike else 1 if not room[slot] else 2, room[slot] < size, abs(room[slot] - size)
 
         liked = sorted(range(_SLOTS), key=dislike)
+        lost: int | None = None
         while True:
             for slot in liked:
                 if slot not in self._reserved and self._is_read(slot):
                     return slot
-            self._look_for_lost()
-            time.sleep(1e-4)
+            # One more look at the slots after one is found to be gone: it may have read its messages before it left.
+            if lost is not None:
+                raise PeerLost(f"rank {lost} is gone")
+            lost = self._lost()
+            if lost is None:
+                time.sleep(1e-4)
 
     def _is_read(self, slot: int) -> bool:
         number = int(self._mine.numbers[slot])
@@ -246,16 +251,18 @@ class SharedCollective:
             RuntimeError: it is in another collective.
         """
         while not peer.has_counted(number):
-            self._look_for_lost()
+            lost = self._lost()
+            # It may have been sent since the wait ended, and by a rank that then left.
+            if lost is not None and not peer.has_counted(number, microseconds=0):
+                raise PeerLost(f"rank {lost} is gone")
         slot = int(np.flatnonzero(peer.numbers == number & 0xFFFFFFFF)[0])
         if int(peer.kinds[slot]) != kind:
             raise RuntimeError(f"rank {rank} is in another collective than rank {self._me} (message {number})")
         return slot
 
-    def _look_for_lost(self) -> None:
-        for rank, room in self._others:
-            if room.is_left():
-                raise PeerLost(f"rank {rank} is gone")
+    def _lost(self) -> int | None:
+        """A rank that has left or died."""
+        return next((rank for rank, room in self._others if room.is_left()), None)
 
 
 class _Letter:
@@ -353,9 +360,9 @@ class _Room:
     def announce(self, count: int) -> None:
         futex.announce(self._board[0:1], count)
 
-    def has_counted(self, count: int) -> bool:
+    def has_counted(self, count: int, microseconds: int = _PATIENCE_MICROSECONDS) -> bool:
         """Wait a little until the rank has sent so many messages; whether it has."""
-        return futex.wait_for(self._board[0:1], count, _PATIENCE_MICROSECONDS)
+        return futex.wait_for(self._board[0:1], count, microseconds)
 
     def acknowledge(self, sender: int, slot: int, number: int) -> None:
         """This rank has read that message."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from headrace.comm.base import Collective, LocalCollective
+from headrace.comm.shared_memory import _SLOTS, SharedCollective, shared
 from headrace.comm.threads import ThreadCollective, run_ranks
 
 WORLDS = [1, 2, 3, 4]
@@ -82,3 +84,50 @@ def test_a_failing_rank_frees_the_others() -> None:
 def test_ranks_in_different_collectives_are_told() -> None:
     with pytest.raises(RuntimeError, match="different collectives"):
         run_ranks(2, lambda c: c.barrier() if c.world.rank else c.all_reduce_sum([torch.zeros(1)]))
+
+
+def at_the_last_moment(
+    monkeypatch: pytest.MonkeyPatch,
+    waiting: Callable[[SharedCollective], object],
+    late: Callable[[SharedCollective], object],
+) -> None:
+    """Rank 0 waits for rank 1, which acts and leaves after that wait has ended, just before rank 0 looks for it."""
+    looked, acted = threading.Event(), threading.Event()
+
+    def is_left(*_: object) -> bool:
+        looked.set()
+        assert acted.wait(30)
+        return True
+
+    def rank_main(c: ThreadCollective) -> None:
+        collective = shared(c)
+        assert isinstance(collective, SharedCollective)
+        if c.world.rank == 0:
+            monkeypatch.setattr(collective._others[0][1], "is_left", is_left)
+            waiting(collective)
+        else:
+            assert looked.wait(30)
+            late(collective)
+            acted.set()
+
+    run_ranks(2, rank_main)
+
+
+def test_a_message_of_a_rank_that_then_left_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    def total(c: SharedCollective) -> None:
+        numbers = torch.tensor([1.0 + c.world.rank])
+        c.all_reduce_sum([numbers])
+        assert numbers.tolist() == [3.0]
+
+    at_the_last_moment(monkeypatch, total, total)
+
+
+def test_a_slot_that_was_read_by_a_rank_that_then_left_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    def send(c: SharedCollective) -> None:
+        c.start_all_to_all(torch.zeros(2, 1), [1, 1])
+
+    def read(c: SharedCollective) -> None:
+        for _ in range(_SLOTS):
+            c.all_to_all(torch.zeros(2, 1), [1, 1])
+
+    at_the_last_moment(monkeypatch, lambda c: [send(c) for _ in range(_SLOTS + 1)], read)

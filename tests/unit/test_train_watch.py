@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -87,6 +88,30 @@ def test_a_stop_is_asked_for_by_a_signal_or_the_drivers_file(tmp_path: Path, how
         (tmp_path / "stop").touch()
     assert rank.wait(30) == 0
     assert last_words(tmp_path).startswith(f"rank 0 (process {rank.pid}") or how == "signal"
+
+
+def test_a_message_that_comes_while_the_missing_are_looked_for_is_no_stall(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stalls: list[str] = []
+    looks, come = threading.Event(), threading.Event()
+    watch = Watch(tmp_path, World(rank=0, size=2), 0.2, stalled=stalls.append)
+    accuse = watch._accuse
+
+    def slowly(message: str, waited: float) -> str:
+        looks.set()
+        assert come.wait(30)  # the shared folder is slow
+        return accuse(message, waited)
+
+    monkeypatch.setattr(watch, "_accuse", slowly)
+    with watch.waits("all_to_all"):
+        assert looks.wait(30)
+    come.set()
+    monkeypatch.undo()
+    with watch.waits("barrier"):
+        wait_for(lambda: bool(stalls))
+    watch.close()
+    assert ["in barrier" in stall for stall in stalls] == [True]
 
 
 def test_waiting_shorter_than_the_deadline_is_no_stall(tmp_path: Path) -> None:

@@ -118,8 +118,11 @@ class Watch:
             if waiting and waited > 0.3 * self._deadline:
                 self._listen()
             if waiting and waited > self._deadline:
-                self._stalled(self._accuse(waiting[0], waited))
-                return
+                accusation = self._accuse(waiting[0], waited)
+                # Files were written and read since the look at the message: it may have come.
+                if self._waiting is waiting:
+                    self._stalled(accusation)
+                    return
 
     def _say(self, waiting: str | None, waited: float) -> None:
         assert self._folder is not None
