@@ -168,7 +168,7 @@ def test_small_halves_are_rounded_by_chance_too() -> None:
 @pytest.mark.parametrize("bits", [0x7FFFFFFF, -1, 0x7FC00000, 0x7F800001])
 def test_rounding_by_chance_keeps_what_is_not_a_number(dtype: torch.dtype, bits: int) -> None:
     """Also the NaN that a GPU computes, all ones: what is added to its bits must not carry it to a zero."""
-    from headrace.embeddings.gpu import kernels
+    from headrace.embeddings.kernels import gpu
 
     rows, dim = 8, 32
     every = torch.arange(rows, device=DEVICE)
@@ -176,7 +176,7 @@ def test_rounding_by_chance_keeps_what_is_not_a_number(dtype: torch.dtype, bits:
     grad[3] = torch.tensor([bits], dtype=torch.int32, device=DEVICE).view(torch.float32)
     table = torch.ones(rows, dim, device=DEVICE).to(dtype)
     state = torch.zeros(rows, 1, device=DEVICE)
-    kernels.rowwise_adagrad(table, state, every, every, every, grad, lr=0.1, seed=7)
+    gpu.rowwise_adagrad(table, state, every, every, every, grad, lr=0.1, seed=7)
     assert table[3].isnan().all()
     assert state[3].isnan().all()
     assert torch.cat([table[:3], table[4:]]).isfinite().all()

@@ -122,23 +122,23 @@ class Launches:
 
 def test_batches_of_other_sizes_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers that are 1 or multiples of 16, and addresses that are multiples of 16 bytes, have code of their own."""
-    from headrace.embeddings.gpu import id_map, kernels
+    from headrace.embeddings.kernels import gpu, id_map_gpu
 
-    names = {kernels: ("_pool", "_gather", "_parts", "_rowwise_adagrad"), id_map: ("_find", "_put")}
+    names = {gpu: ("_pool", "_gather", "_parts", "_rowwise_adagrad"), id_map_gpu: ("_find", "_put")}
     launches = {(module, name): Launches(getattr(module, name)) for module, all_of in names.items() for name in all_of}
     for (module, name), recorder in launches.items():
         monkeypatch.setattr(module, name, recorder)
     table, state = torch.zeros(64, 16, dtype=torch.bfloat16), torch.zeros(64, 1)
-    known = id_map.DeviceMap(torch.device("cpu"))
+    known = id_map_gpu.DeviceMap(torch.device("cpu"))
     for step, n in enumerate((1, 2, 15, 16, 17, 32, 33, 48, 160, 161), start=1):
         for shift in (0, 1):  # a part of a larger batch begins anywhere
             places = torch.arange(n + shift)[shift:]
             index, weights = places.int(), torch.ones(n + shift)[shift:]
-            kernels.pool_sum(table, torch.zeros(n + shift, dtype=torch.int32)[shift:], n)
-            kernels.pool_sum(table, index, n, places, weights)
+            gpu.pool_sum(table, torch.zeros(n + shift, dtype=torch.int32)[shift:], n)
+            gpu.pool_sum(table, index, n, places, weights)
             grad = torch.zeros(n, 16)
             more: dict[str, Any] = {"bag": places, "weights": weights, "divisor": torch.ones(n, 1)}
-            kernels.rowwise_adagrad(table, state, places, places, places, grad, lr=0.1, seed=step, **more)
+            gpu.rowwise_adagrad(table, state, places, places, places, grad, lr=0.1, seed=step, **more)
             known.find(places)
             known.add(places + 1_000 * step + 500 * shift)
     assert {name: len(recorder.keys) for (_, name), recorder in launches.items()} == dict.fromkeys(
