@@ -241,7 +241,7 @@ class FittedWorkflow:
         Args:
             states: by chain, step and column.
             tables: keyed tables as `CHAIN.STEP.NAME`.
-            folder: where it is saved, if it is.
+            folder: where it was loaded from.
 
         Raises:
             UserError: drop_low_cardinality leaves no feature.
@@ -323,7 +323,9 @@ class FittedWorkflow:
     def _table(self, scope: str, name: str) -> KeyedTable:
         return self.tables[f"{scope}.{name}"]
 
-    def transform(self, frame: DataFrame, keep: Mapping[str, str] | Sequence[str] = ()) -> DataFrame:
+    def transform(
+        self, frame: DataFrame, keep: Mapping[str, str] | Sequence[str] = (), saved: Path | None = None
+    ) -> DataFrame:
         """Rows of the lake's table to physical columns, by the Spark bodies: joins with vocabularies, then one select.
 
         Args:
@@ -331,11 +333,13 @@ class FittedWorkflow:
                 range.
             keep: further columns, taken along unchanged at the end; a mapping renames them (name of the result -> of
                 the frame).
+            saved: the folder that this workflow was saved in: Spark reads vocabularies and tables from its files, which
+                GPUs can scan. Without, and where it was not loaded from one, they go to Spark from this process.
         """
         from headrace.features.spark_plan import transform_frame
 
         kept = dict(keep) if isinstance(keep, Mapping) else {name: name for name in keep}
-        return transform_frame(self, frame, kept, self._folder, BROADCAST_ROWS)
+        return transform_frame(self, frame, kept, saved or self._folder, BROADCAST_ROWS)
 
     def missing(self, batch: pa.RecordBatch, column: str) -> NDArray[np.bool_]:
         """Which rows of a raw batch have no value of an input column: null, NaN, or an empty list. bool [rows]."""
@@ -344,7 +348,10 @@ class FittedWorkflow:
         return np.asarray(none.to_numpy(zero_copy_only=False), np.bool_)
 
     def save(self, folder: Path) -> None:
-        """Write `workflow.json`, `vocabulary/NAME.parquet` (value, code) and `table/NAME.parquet` into `folder`."""
+        """Write `workflow.json`, `vocabulary/NAME.parquet` (value, code) and `table/NAME.parquet` into `folder`.
+
+        The folder is not remembered: callers fill one and rename it.
+        """
         (folder / "vocabulary").mkdir(parents=True, exist_ok=True)
         if self.tables:
             (folder / "table").mkdir(exist_ok=True)
@@ -365,7 +372,6 @@ class FittedWorkflow:
             dataset_schema=self.schema,
         )
         write_text(folder / "workflow.json", json.dumps(saved.model_dump(mode="json"), indent=1) + "\n")
-        self._folder = folder
 
     @staticmethod
     def load(folder: Path, most_values: int | None = None) -> FittedWorkflow:

@@ -55,7 +55,7 @@ def write(
     """See `headrace.features.writing.files.write_dataset`."""
     parts, counts = _look(fitted, rows, plans)
     spark_folder = folder / ".spark"
-    frame = dataset_frame(fitted, rows, plans, parts)
+    frame = dataset_frame(fitted, rows, plans, parts, workflow)
     options = _OPTIONS | {"parquet.block.size": str(_block_bytes(fitted, plans))}
     frame.write.options(**options).partitionBy("__part", "__group").parquet(str(spark_folder))
     _count_codes(fitted, rows.sparkSession, plans, spark_folder, counts)
@@ -101,16 +101,20 @@ def _look(
     return parts, counts
 
 
-def dataset_frame(fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan], parts: list[int]) -> DataFrame:
+def dataset_frame(
+    fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan], parts: list[int], workflow: Path
+) -> DataFrame:
     """The dataset's rows, each part in one partition, in order: its columns, then `__part` and `__group`.
 
     Args:
         parts: rows of each part.
+        workflow: `fitted`, saved.
     """
     w = fitted.workflow
     carried = carried_columns(w)
     frame = rows.select(*[col(c) for c in w.input_columns], *identity(w))
-    frame = fitted.transform(frame, keep=["__label", *carried, SPLIT, "__hash", "__source_file", "__source_line"])
+    kept = ["__label", *carried, SPLIT, "__hash", "__source_file", "__source_line"]
+    frame = fitted.transform(frame, kept, workflow)
     frame = frame.withColumn("__part", part_of(plans))
     frame = frame.withColumn("__key", part_key(plans)).repartition(len(plans), "__key")
     order = ("__hash", "__source_file", "__source_line")
