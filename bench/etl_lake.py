@@ -11,13 +11,13 @@ from pyspark.sql import SparkSession
 from bench.criteo_data import CATEGORIES, COUNTS
 from headrace.atomic import new_directory
 from headrace.config import Spec, build_spec
-from headrace.features.lake_files.encode import LakeFile
-from headrace.features.lake_files.from_files import files_of_day, fit_files
-from headrace.features.rows.split import split_rows
-from headrace.features.vocabulary import VocabularyTable
-from headrace.features.workflow import FittedWorkflow, Workflow
-from headrace.features.writing.encoded import write_encoded
-from headrace.features.writing.files import plan_files
+from headrace.features.build.lake_files import files_of_day, fit_files
+from headrace.features.engines.arrow.lake_file import LakeFile
+from headrace.features.engines.arrow.write_lake import write_encoded
+from headrace.features.layout.files import plan_files
+from headrace.features.layout.split import split_rows
+from headrace.features.vocabulary.delta_table import VocabularyTable
+from headrace.features.workflow.workflow import FittedWorkflow, Workflow
 from headrace.lake.log import DataFile, DeltaLog
 from headrace.workspace import Workspace
 

@@ -19,7 +19,8 @@ from bench.memory import peak_of_tree
 from bench.peers.etl_textbook import textbook
 from bench.report import Figure
 from headrace.config import load_spec
-from headrace.features.stage import BuildFeatures
+from headrace.drift.count_day import count_day
+from headrace.features.build.stage import BuildFeatures
 from headrace.lake.ingest import Ingest
 from headrace.stage import run_stage
 from headrace.workspace import Workspace, checkout
@@ -52,7 +53,7 @@ def of_real_lines(spark: SparkSession, peers: set[str], work: Path) -> list[Figu
     ws, spec = Workspace(work / "shipped"), load_spec("criteo", [f"source.path={REAL_LINES}"])
     assert spec.ds is not None
     run_stage(Ingest(), spec, ws, spec.ds)
-    whole = run_stage(BuildFeatures(), spec, ws, spec.ds).manifest
+    whole = run_stage(BuildFeatures(count_day), spec, ws, spec.ds).manifest
     return [
         *figures,
         Figure(

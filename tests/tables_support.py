@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
 from headrace.config import OpSpec
-from headrace.features.columns import declared
-from headrace.features.tables.external import Reader
-from headrace.features.tables.preparation import Preparation
+from headrace.features.table_ops.external import Reader
+from headrace.features.table_ops.preparation import Preparation
+from headrace.features.types import declared
 from headrace.lake.log import DeltaLog
 from headrace.schema import Column
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.commands.screen import out
 from headrace.config import Spec
-from headrace.features.graph import Format, draw, graph_of
+from headrace.features.workflow.graph import Format, draw, graph_of
 
 
 def explain(spec: Spec, form: Format) -> None:

@@ -12,10 +12,10 @@ from rich.text import Text
 from headrace.commands.screen import out, table
 from headrace.config import load_spec
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
-from headrace.features.gpu.explain import Explainer, explain_session
-from headrace.features.gpu.gate import LOG, Seen, check_operators, check_pipeline
 from headrace.features.ops import REGISTRY
-from headrace.features.tables import TABLE_OPS
+from headrace.features.table_ops import TABLE_OPS
+from headrace.gpu_plan.explain import Explainer, explain_session
+from headrace.gpu_plan.gate import LOG, Seen, check_operators, check_pipeline
 from headrace.workspace import Workspace, checkout
 
 

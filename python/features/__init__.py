@@ -16,8 +16,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.features.chains import AddMetadata as AddMetadata
-    from headrace.features.chains import AddTags as AddTags
     from headrace.features.ops.age import Age as Age
     from headrace.features.ops.bucketize import Bucketize as Bucketize
     from headrace.features.ops.categorify import Categorify as Categorify
@@ -38,20 +36,22 @@ if TYPE_CHECKING:
     from headrace.features.ops.quantile_bin import QuantileBin as QuantileBin
     from headrace.features.ops.reduce_dtype import ReduceDtype as ReduceDtype
     from headrace.features.ops.rename import Rename as Rename
+    from headrace.features.ops.selection import AddMetadata as AddMetadata
+    from headrace.features.ops.selection import AddTags as AddTags
     from headrace.features.ops.target_encoding import TargetEncoding as TargetEncoding
     from headrace.features.ops.value_count import ValueCount as ValueCount
-    from headrace.features.workflow import FittedWorkflow as FittedWorkflow
-    from headrace.features.workflow import Workflow as Workflow
+    from headrace.features.workflow.workflow import FittedWorkflow as FittedWorkflow
+    from headrace.features.workflow.workflow import Workflow as Workflow
     from headrace.schema import Column as Column
 
     LogOp, ReduceDtypeSize = Log, ReduceDtype
 
 _OTHERS = {
-    "AddMetadata": "headrace.features.chains",
-    "AddTags": "headrace.features.chains",
+    "AddMetadata": "headrace.features.ops.selection",
+    "AddTags": "headrace.features.ops.selection",
     "Column": "headrace.schema",
-    "FittedWorkflow": "headrace.features.workflow",
-    "Workflow": "headrace.features.workflow",
+    "FittedWorkflow": "headrace.features.workflow.workflow",
+    "Workflow": "headrace.features.workflow.workflow",
 }
 #: NVTabular's names of operators that have another one here.
 ALIASES = {"LogOp": "Log", "ReduceDtypeSize": "ReduceDtype"}

@@ -17,11 +17,12 @@ def load_stage(name: str) -> Stage:
 
             return Ingest()
         case "features":
-            from headrace.features.stage import BuildFeatures
+            from headrace.drift.count_day import count_day
+            from headrace.features.build.stage import BuildFeatures
 
-            return BuildFeatures()
+            return BuildFeatures(count_day)
         case "drift":
-            from headrace.monitor.drift import JudgeDrift
+            from headrace.drift.stage import JudgeDrift
 
             return JudgeDrift()
         case "train":

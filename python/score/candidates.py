@@ -13,14 +13,14 @@ from pyspark.sql import functions as F
 
 from headrace.config import Side, Spec
 from headrace.errors import UserError
-from headrace.features.bodies.instants import spark_micros
-from headrace.features.columns import ValueType
-from headrace.features.rows.prepared import first_day, within
-from headrace.features.rows.split import SPLIT, split_rows
-from headrace.features.spark_plan import col
-from headrace.features.tables.external import Reader
-from headrace.features.tables.preparation import Preparation, midnight
-from headrace.features.tables.table_op import DAY, FILE, LINE, PROBE
+from headrace.features.build.prepared_rows import first_day, within
+from headrace.features.engines.spark.transform import col
+from headrace.features.functions.timestamps import spark_micros
+from headrace.features.layout.split import SPLIT, split_rows
+from headrace.features.table_ops.base import DAY, FILE, LINE, PROBE
+from headrace.features.table_ops.external import Reader
+from headrace.features.table_ops.preparation import Preparation, midnight
+from headrace.features.types import ValueType
 from headrace.manifest import Output
 from headrace.stage import Context
 

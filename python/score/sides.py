@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from headrace.config import Score, Spec
 from headrace.errors import UserError
-from headrace.features.columns import declared
-from headrace.features.tables.preparation import Preparation, prepared_columns
-from headrace.features.workflow import FittedWorkflow
+from headrace.features.table_ops.preparation import Preparation, prepared_columns
+from headrace.features.types import declared
+from headrace.features.workflow.workflow import FittedWorkflow
 from headrace.schema import Feature
 
 #: Physical columns by name, each [n].

@@ -22,9 +22,9 @@ from pyspark.sql import functions as F
 
 from headrace.config import Score, Spec
 from headrace.errors import UserError
-from headrace.features.spark_plan import col
-from headrace.features.tables.preparation import prepared_columns
-from headrace.features.workflow import FittedWorkflow
+from headrace.features.engines.spark.transform import col
+from headrace.features.table_ops.preparation import prepared_columns
+from headrace.features.workflow.workflow import FittedWorkflow
 from headrace.lake.log import DeltaLog
 from headrace.lake.peaks import note_peak, worker_peak
 from headrace.lake.session import session

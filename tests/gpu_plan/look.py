@@ -19,12 +19,12 @@ from pyspark.sql import functions as F
 
 from headrace.config import build_spec
 from headrace.errors import UserError
-from headrace.features.gpu import cases as gpu_cases
-from headrace.features.gpu import gate as gpu_gate
-from headrace.features.gpu.explain import Explainer, Plan, explain_session
-from headrace.features.op import Elementwise, SparkPlace
+from headrace.features.engines.spark import write as writer_spark
 from headrace.features.ops import REGISTRY
-from headrace.features.writing import spark as writer_spark
+from headrace.features.ops.base import Elementwise, SparkPlace
+from headrace.gpu_plan import cases as gpu_cases
+from headrace.gpu_plan import gate as gpu_gate
+from headrace.gpu_plan.explain import Explainer, Plan, explain_session
 from headrace.udfs import spark as udfs
 from headrace.workspace import Workspace
 

@@ -72,7 +72,7 @@ def test_an_operator_is_named(seen: dict[str, Any]) -> None:
     green, faults = by_subject["operator quarter"]
     assert not green
     assert any(f.startswith("NTile: ") for f in faults)
-    assert by_subject["operator unseen"] == (False, ["has no case in headrace.features.gpu.cases"])
+    assert by_subject["operator unseen"] == (False, ["has no case in headrace.gpu_plan.cases"])
 
 
 def test_a_pipeline_is_green_step_by_step(seen: dict[str, Any]) -> None:

@@ -13,12 +13,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec
+from headrace.drift import columns as statistics
+from headrace.drift.count_day import count_day
+from headrace.drift.stage import JudgeDrift
 from headrace.errors import UserError
-from headrace.features.stage import BuildFeatures
-from headrace.features.statistics import counts as statistics
-from headrace.features.workflow import FittedWorkflow
+from headrace.features.build.stage import BuildFeatures
+from headrace.features.workflow.workflow import FittedWorkflow
 from headrace.manifest import Manifest
-from headrace.monitor.drift import JudgeDrift
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
@@ -135,7 +136,7 @@ def test_the_table_is_what_pandas_counts_and_a_rerun_replaces(
     monkeypatch.setattr(statistics, "SAMPLE_ROWS", 400)
     spec, events = with_drift(with_raw_ids(clicks()), top_values=3), make_clicks()
     land(spark, ws, spec, events)
-    manifest = run_stage(BuildFeatures(), spec, ws, DS).manifest
+    manifest = run_stage(BuildFeatures(count_day), spec, ws, DS).manifest
     found = table(spark, ws, manifest)
     compare(found, ws, spec, manifest, events)
     (raw,) = [f for f in manifest.dataset_schema.features if f.dynamic] if manifest.dataset_schema else []
@@ -148,10 +149,10 @@ def test_the_table_is_what_pandas_counts_and_a_rerun_replaces(
 
     # Killed before its manifest: the same rows in the same version. Other bins: the day's rows are replaced.
     ws.manifest("clicks", DS, "features").unlink()
-    again = run_stage(BuildFeatures(), spec, ws, DS).manifest
+    again = run_stage(BuildFeatures(count_day), spec, ws, DS).manifest
     assert again.outputs == manifest.outputs
     other_spec = with_drift(with_raw_ids(clicks(engine="spark")), quantiles=4, top_values=3)
-    other = run_stage(BuildFeatures(), other_spec, ws, DS).manifest
+    other = run_stage(BuildFeatures(count_day), other_spec, ws, DS).manifest
     replaced = table(spark, ws)
     compare(replaced, ws, other_spec, other, events, estimated=True)
     assert len(replaced) == len(found)
@@ -160,7 +161,7 @@ def test_the_table_is_what_pandas_counts_and_a_rerun_replaces(
     assert len(table(spark, ws, manifest)) == len(found)
     # Limits are not the features' business.
     limits = with_drift(with_raw_ids(clicks(engine="spark")), quantiles=4, top_values=3, max_psi=9.0)
-    assert run_stage(BuildFeatures(), limits, ws, DS).skipped
+    assert run_stage(BuildFeatures(count_day), limits, ws, DS).skipped
 
 
 def test_a_day_that_moved_stops_by_name_and_heals(spark: SparkSession, ws: Workspace) -> None:
@@ -172,7 +173,7 @@ def test_a_day_that_moved_stops_by_name_and_heals(spark: SparkSession, ws: Works
     spec = with_drift(clicks(), action="stop")
     for ds in (DS, NEXT):
         land(spark, ws, spec, events, ds=ds)
-        run_stage(BuildFeatures(), spec, ws, ds)
+        run_stage(BuildFeatures(count_day), spec, ws, ds)
     quiet = run_stage(JudgeDrift(), spec, ws, DS).manifest
     assert quiet.rows["over_limit"] == 0, quiet.facts
     with pytest.raises(UserError, match=f"drift of 'clicks' stops {NEXT}") as stopped:

@@ -13,8 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec
-from headrace.features import stage
-from headrace.features.columns import declared
+from headrace.drift.count_day import count_day
+from headrace.features.build import stage
+from headrace.features.types import declared
 from headrace.manifest import Manifest, Output
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
@@ -119,7 +120,7 @@ def test_days_are_appended(spark: SparkSession, ws: Workspace, tmp_path: Path, m
             run(spec, ws, day_of(6))
     assert not [p for p in base.parent.parent.glob("*/*") if p.parent.name == day_of(6)]
     # A real kill leaves the folder; the rerun has the same key, removes it, and the links with it.
-    plan = stage.BuildFeatures()
+    plan = stage.BuildFeatures(count_day)
     key = run_key(plan, spec, ws, day_of(6))
     leftover = ws.dataset("clicks", day_of(6), key).parent / f".{key}.abc.partial" / "train"
     leftover.mkdir(parents=True)

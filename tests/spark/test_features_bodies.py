@@ -15,11 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Chain
-from headrace.features.bodies.kernels import log1p, xxhash64_integers, xxhash64_strings
-from headrace.features.spark_plan import transform_frame
-from headrace.features.vocabulary import VocabularyTable
-from headrace.features.workflow import FittedWorkflow, Workflow
-from headrace.features.writing.files import partition_keys
+from headrace.features.engines.spark.transform import transform_frame
+from headrace.features.functions.kernels import log1p, xxhash64_integers, xxhash64_strings
+from headrace.features.layout.files import partition_keys
+from headrace.features.vocabulary.delta_table import VocabularyTable
+from headrace.features.workflow.workflow import FittedWorkflow, Workflow
 from headrace.schema import Column
 
 COLUMNS = [

@@ -9,8 +9,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec, load_spec
-from headrace.features import stage
-from headrace.features.stage import BuildFeatures
+from headrace.drift.count_day import count_day
+from headrace.features.build import stage
+from headrace.features.build.stage import BuildFeatures
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
 from tests.spark.test_features_stage import DS, clicks, dataset, digests, land, make_clicks, make_snapshot, snapshot
@@ -27,12 +28,12 @@ FURTHER = [
 
 def both(ws: Workspace, spec: Spec, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     """Manifests of the stage from files, and from a frame in another workspace's dataset folder."""
-    one = run_stage(BuildFeatures(), spec, ws, DS).manifest
+    one = run_stage(BuildFeatures(count_day), spec, ws, DS).manifest
     first = digests(dataset(ws, one))
     assert list(ws.encoded(spec.pipeline).glob("*/*/0.arrow"))
     monkeypatch.setattr(stage, "_files", lambda *_: nullcontext())
     ws.manifest(spec.pipeline, DS, "features").unlink()
-    two = run_stage(BuildFeatures(), spec, ws, DS).manifest
+    two = run_stage(BuildFeatures(count_day), spec, ws, DS).manifest
     assert digests(dataset(ws, two)) == first
     return one, two
 
@@ -61,8 +62,8 @@ def test_by_position_and_column(spark: SparkSession, ws: Workspace, monkeypatch:
 
 def test_the_shipped_pipelines_learn_from_files() -> None:
     """An operator that has no statistics of parts would silently cost its pipeline the fast path."""
-    from headrace.features.lake_files.fit import can_fit
-    from headrace.features.workflow import Workflow
+    from headrace.features.engines.arrow.fit import can_fit
+    from headrace.features.workflow.workflow import Workflow
 
     for name in ("clicks", "criteo", "movielens"):
         assert can_fit(Workflow.from_spec(load_spec(name))), name

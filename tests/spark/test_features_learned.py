@@ -21,14 +21,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Chain, build_spec
+from headrace.drift.count_day import count_day
 from headrace.errors import UserError
-from headrace.features.bodies.kernels import xxhash64_integers, xxhash64_strings
-from headrace.features.bodies.keyed import KeyedTable
-from headrace.features.fitting.exact import LARGEST, SMALLEST
-from headrace.features.fitting.partial import IDENTITY, Learner, Rows, folds_of, merge_all
-from headrace.features.stage import BuildFeatures
-from headrace.features.vocabulary import VocabularyTable
-from headrace.features.workflow import FittedWorkflow, Workflow
+from headrace.features.build.stage import BuildFeatures
+from headrace.features.functions.kernels import xxhash64_integers, xxhash64_strings
+from headrace.features.learn.exact_sums import LARGEST, SMALLEST
+from headrace.features.learn.statistics import IDENTITY, Rows, folds_of, merge_all
+from headrace.features.ops.learner import Learner
+from headrace.features.vocabulary.delta_table import VocabularyTable
+from headrace.features.vocabulary.keyed_table import KeyedTable
+from headrace.features.workflow.workflow import FittedWorkflow, Workflow
 from headrace.schema import Column
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
@@ -111,7 +113,7 @@ def as_batch(rows: list[Row], training: bool = True) -> pa.RecordBatch:
 
 
 def build_type(column: Column) -> pa.DataType:
-    from headrace.features.columns import declared
+    from headrace.features.types import declared
 
     return declared(column).arrow
 
@@ -417,7 +419,7 @@ def test_the_written_dataset_is_out_of_fold(spark: SparkSession, ws: Workspace) 
     ]
     events = make_clicks(600)
     land(spark, ws, build_spec(spec), events)
-    folder = dataset(ws, run_stage(BuildFeatures(), build_spec(spec), ws, DS).manifest)
+    folder = dataset(ws, run_stage(BuildFeatures(count_day), build_spec(spec), ws, DS).manifest)
     lines = events["_source_line"].to_numpy(np.int64)
     hashes = xxhash64_integers(lines, xxhash64_strings(pa.array(events["_source_file"])))
     events["fold"] = folds_of(hashes, 3)

@@ -20,11 +20,12 @@ from pyspark.sql import functions as F
 from headrace.config import Spec, build_spec, load_spec
 from headrace.dataset.buffers import Buffers
 from headrace.dataset.parquet.row_group import StoredRowGroup
+from headrace.drift.count_day import count_day
 from headrace.errors import UserError
-from headrace.features.columns import declared
-from headrace.features.stage import BuildFeatures
-from headrace.features.workflow import FittedWorkflow
-from headrace.features.writing.spark import _OPTIONS
+from headrace.features.build.stage import BuildFeatures
+from headrace.features.engines.spark.write import _OPTIONS
+from headrace.features.types import declared
+from headrace.features.workflow.workflow import FittedWorkflow
 from headrace.manifest import Manifest, Output
 from headrace.schema import Kind
 from headrace.stage import Outcome, run_stage
@@ -118,7 +119,7 @@ def land(
 
 
 def run(spec: Spec, ws: Workspace, ds: str = DS) -> Outcome:
-    return run_stage(BuildFeatures(), spec, ws, ds)
+    return run_stage(BuildFeatures(count_day), spec, ws, ds)
 
 
 def dataset(ws: Workspace, manifest: Manifest) -> Path:

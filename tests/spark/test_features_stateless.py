@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from headrace.config import Chain
-from headrace.features.bodies.lookup import Lookup
-from headrace.features.workflow import FittedWorkflow, Workflow
+from headrace.features.vocabulary.lookup import Lookup
+from headrace.features.workflow.workflow import FittedWorkflow, Workflow
 from headrace.schema import Column
 from tests.spark.test_features_bodies import BIGS, BITS, INTS, REALS, TEXTS, as_batch, as_frame, assert_same_bits
 

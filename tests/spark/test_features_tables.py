@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.config import Spec, build_spec
+from headrace.drift.count_day import count_day
 from headrace.errors import UserError
-from headrace.features.columns import declared
-from headrace.features.stage import BuildFeatures
-from headrace.features.tables import TABLE_OPS, history
-from headrace.features.tables.external import Reader
-from headrace.features.tables.preparation import Preparation
-from headrace.features.tables.table_op import TrainRows
+from headrace.features.build.stage import BuildFeatures
+from headrace.features.table_ops import TABLE_OPS, history
+from headrace.features.table_ops.base import TrainRows
+from headrace.features.table_ops.external import Reader
+from headrace.features.table_ops.preparation import Preparation
+from headrace.features.types import declared
 from headrace.manifest import Manifest, Output
 from headrace.schema import Column
 from headrace.score.candidates import Active
@@ -345,8 +346,8 @@ def test_the_day(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
     """From the lake to the dataset by both engines, and to the sides of scores; the last day stays out of others."""
     rows = make_shop()
     land(spark, ws, rows)
-    manifest = run_stage(BuildFeatures(), shop(), ws, DS).manifest
-    assert run_stage(BuildFeatures(), shop(), ws, DS).skipped
+    manifest = run_stage(BuildFeatures(count_day), shop(), ws, DS).manifest
+    assert run_stage(BuildFeatures(count_day), shop(), ws, DS).skipped
     assert not list((ws.spark_local / "prepared").iterdir())
 
     # Train on the 6th and 7th, three days more for the windows; a late event counts from when it happened.
@@ -393,18 +394,18 @@ def test_the_day(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
             commit_delta(brands, pa.table({"item": ["é1"], "brand": ["x"]}))
             return super().run(ctx)
 
-    by_spark = run_stage(Overtaken(), shop(engine="spark"), ws, DS).manifest
+    by_spark = run_stage(Overtaken(count_day), shop(engine="spark"), ws, DS).manifest
     assert [i.version for i in by_spark.inputs if i.name == "tables/brands"] == ["0"]
     for split in ("train", "valid"):
         assert dataset(ws, by_spark, split).equals(dataset(ws, manifest, split))
     # Another table of brands is another run.
-    assert "inputs" in str(check_stage(BuildFeatures(), shop(engine="spark"), ws, DS))
+    assert "inputs" in str(check_stage(BuildFeatures(count_day), shop(engine="spark"), ws, DS))
 
     # Another last day: the training rows are the same bits, codes and all.
     other = Workspace(tmp_path / "other")
     changed = [{**r, "_source_file": "new"} for r in make_shop(seed=8) if r["ts"] >= START + 7 * DAY]
     land(spark, other, [*(r for r in rows if r["ts"] < START + 7 * DAY), *changed])
-    again = run_stage(BuildFeatures(), shop(), other, DS).manifest
+    again = run_stage(BuildFeatures(count_day), shop(), other, DS).manifest
     assert dataset(other, again, "train").equals(dataset(ws, manifest, "train"))
     assert not dataset(other, again, "valid").equals(dataset(ws, manifest, "valid"))
 

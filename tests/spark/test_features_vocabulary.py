@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Chain
-from headrace.features.vocabulary import VocabularyTable
-from headrace.features.workflow import FittedWorkflow, Workflow
+from headrace.features.vocabulary.delta_table import VocabularyTable
+from headrace.features.workflow.workflow import FittedWorkflow, Workflow
 from headrace.schema import Column
 
 COLUMNS = [

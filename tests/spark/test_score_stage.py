@@ -17,11 +17,12 @@ from pyspark.sql import functions as F
 
 from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer, Model, Spec, build_spec
+from headrace.drift.count_day import count_day
 from headrace.errors import UserError
-from headrace.features.bodies.kernels import xxhash64_strings
-from headrace.features.columns import declared
-from headrace.features.stage import BuildFeatures
-from headrace.features.workflow import FittedWorkflow
+from headrace.features.build.stage import BuildFeatures
+from headrace.features.functions.kernels import xxhash64_strings
+from headrace.features.types import declared
+from headrace.features.workflow.workflow import FittedWorkflow
 from headrace.manifest import Manifest, Output
 from headrace.models.dlrm import DLRM
 from headrace.models.predictor import load_predictor
@@ -146,7 +147,7 @@ def day(spark: SparkSession, events: pd.DataFrame, tmp_path_factory: pytest.Temp
     # A later commit must not be seen: the version is pinned.
     more = to_spark(spark, events.head(50).assign(user=7, item="new"), stored)
     more.write.format("delta").mode("append").save(str(path))
-    features = run_stage(BuildFeatures(), spec(), ws, DS).manifest
+    features = run_stage(BuildFeatures(count_day), spec(), ws, DS).manifest
     run_stage(TrainBaseline(), spec(), ws, DS)
     assert features.dataset_schema is not None
     model = DLRM(features.dataset_schema, Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,)), LocalCollective(), 2)

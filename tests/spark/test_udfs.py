@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from headrace.config import Chain
 from headrace.errors import UserError
 from headrace.features.ops import REGISTRY
-from headrace.features.workflow import FittedWorkflow, Workflow
+from headrace.features.workflow.workflow import FittedWorkflow, Workflow
 from headrace.schema import Column
 from headrace.udfs import arrow
 from headrace.udfs import spark as udfs

@@ -21,18 +21,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import Drift, Spec, build_spec, load_spec
+from headrace.drift.bins import NumberBins, ValueBins, describe
+from headrace.drift.columns import Measured, feature_columns, input_columns
+from headrace.drift.psi import EPSILON, ks, psi
+from headrace.drift.stage import JudgeDrift, judge
+from headrace.drift.table import SCHEMA
+from headrace.drift.tally import Tally
 from headrace.errors import EXIT_USER_ERROR, UserError
-from headrace.features.bodies.cells import Cells
-from headrace.features.columns import ValueType
-from headrace.features.statistics.bins import NumberBins, ValueBins, describe
-from headrace.features.statistics.counts import Measured, feature_columns, input_columns
-from headrace.features.statistics.table import SCHEMA
-from headrace.features.statistics.tally import Tally
+from headrace.features.engines.arrow.dictionary import Cells
+from headrace.features.types import ValueType
 from headrace.jobs.submit import job_file
 from headrace.manifest import Manifest, Output
-from headrace.monitor.drift import JudgeDrift, judge
 from headrace.monitor.lineage import find, load_runs, trace
-from headrace.monitor.psi import EPSILON, ks, psi
 from headrace.schema import Feature, Kind
 from headrace.stage import check_stage, run_stage
 from headrace.workspace import Workspace

@@ -10,10 +10,10 @@ import pytest
 
 from headrace.config import Spec, build_spec, load_spec
 from headrace.errors import UserError
-from headrace.features.append import AppendPlan, Base, Day, base_input, check, take_over, together
-from headrace.features.stage import BuildFeatures
-from headrace.features.workflow import Workflow
-from headrace.features.writing.files import ColumnCounts, Written, WrittenDataset
+from headrace.features.build.append import AppendPlan, Base, Day, base_input, check, take_over, together
+from headrace.features.build.stage import BuildFeatures
+from headrace.features.layout.files import ColumnCounts, Written, WrittenDataset
+from headrace.features.workflow.workflow import Workflow
 from headrace.manifest import Manifest, Output, fingerprint
 from headrace.stage import Context
 from headrace.workspace import Workspace

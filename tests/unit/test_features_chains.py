@@ -35,11 +35,12 @@ from headrace.features import (
     ReduceDtype,
     Rename,
     Workflow,
-    op,
 )
-from headrace.features.bodies.lookup import Lookup
-from headrace.features.columns import ValueType
-from headrace.features.graph import draw, graph_of
+from headrace.features.functions.arrays import doubles
+from headrace.features.ops import base
+from headrace.features.types import ValueType
+from headrace.features.vocabulary.lookup import Lookup
+from headrace.features.workflow.graph import draw, graph_of
 from headrace.schema import Column
 
 COLUMNS = [
@@ -143,7 +144,8 @@ def test_nvtabulars_example(tmp_path: Path) -> None:
 def test_the_operator_that_the_page_shows_works() -> None:
     page = (Path(__file__).parents[2] / "docs" / "features.md").read_text(encoding="utf-8")
     code = page.split("## Writing a row operator")[1].split("```python\n")[1].split("```")[0]
-    names: dict[str, Any] = {n: getattr(op, n) for n in ("Elementwise", "State", "number", "doubles")} | {
+    names: dict[str, Any] = {n: getattr(base, n) for n in ("Elementwise", "State", "number")} | {
+        "doubles": doubles,
         "ClassVar": ClassVar,
         "ValueType": ValueType,
         "pa": pa,
@@ -153,7 +155,7 @@ def test_the_operator_that_the_page_shows_works() -> None:
     exec(code, names)
     halve = names["Halve"]()
     types = halve.types({"x": ValueType("int")})
-    made = halve.arrow({"x": pa.array([3, None])}, op.ArrowPlace({"x": ValueType("int")}, {}, lambda v: Lookup(v)))
+    made = halve.arrow({"x": pa.array([3, None])}, base.ArrowPlace({"x": ValueType("int")}, {}, lambda v: Lookup(v)))
     assert (types["x"], made["x"].to_pylist()) == (ValueType("double"), [1.5, None])
 
 

@@ -19,22 +19,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config import Chain, build_spec, load_spec
-from headrace.features.bodies.cells import Cells
-from headrace.features.columns import ValueType, declared
-from headrace.features.fitting.partial import Number, Statistic, arrow_partial, canonical
-from headrace.features.fitting.partial_cells import TrainRows, partial_of
-from headrace.features.lake_files.encode import FILE, LINE
-from headrace.features.lake_files.fit import FileFit
-from headrace.features.lake_files.from_files import of_day
-from headrace.features.lake_files.lake_rows import LakeRows, View, lake_rows
-from headrace.features.lake_files.tasks import grouped
-from headrace.features.op import VocabularyRule
-from headrace.features.rows.split_rule import DROPPED, ColumnRule, PositionRule, Rule, TimeRule, split_codes
-from headrace.features.workflow import FittedWorkflow, Workflow
-from headrace.features.writing import encoded as module
-from headrace.features.writing.arrays import load_arrays, save_arrays
-from headrace.features.writing.encoded import write_encoded
-from headrace.features.writing.files import WrittenDataset, plan_files
+from headrace.features.build.lake_files import of_day
+from headrace.features.engines.arrow import write_lake as module
+from headrace.features.engines.arrow.aggregate import TrainRows, partial_of
+from headrace.features.engines.arrow.array_file import load_arrays, save_arrays
+from headrace.features.engines.arrow.dictionary import Cells
+from headrace.features.engines.arrow.fit import FileFit
+from headrace.features.engines.arrow.lake_file import FILE, LINE
+from headrace.features.engines.arrow.lake_rows import LakeRows, View, lake_rows
+from headrace.features.engines.arrow.tasks import grouped
+from headrace.features.engines.arrow.write_lake import write_encoded
+from headrace.features.layout.files import WrittenDataset, plan_files
+from headrace.features.layout.split_rule import DROPPED, ColumnRule, PositionRule, Rule, TimeRule, split_codes
+from headrace.features.learn.statistics import Number, Statistic, arrow_partial, canonical
+from headrace.features.ops.base import VocabularyRule
+from headrace.features.types import ValueType, declared
+from headrace.features.workflow.workflow import FittedWorkflow, Workflow
 from headrace.lake.log import DataFile
 from headrace.schema import Column
 from tests.dataset_support import read_padded

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from headrace.config import load_spec
-from headrace.features.rows.split import time_ranges
-from headrace.features.stage import engine_of
-from headrace.features.writing.files import FilePlan, partition_keys, plan_files
+from headrace.features.build.stage import engine_of
+from headrace.features.layout.files import FilePlan, partition_keys, plan_files
+from headrace.features.layout.split import time_ranges
 
 
 @pytest.mark.parametrize("rows", [1, 5, 12, 13, 2_000, 60_000, 840_000, 45_000_000])

@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.features.bodies.kernels import log1p, xxhash64_integers, xxhash64_strings
+from headrace.features.functions.kernels import log1p, xxhash64_integers, xxhash64_strings
 
 MASK = (1 << 64) - 1
 P1, P2, P3, P4, P5 = (

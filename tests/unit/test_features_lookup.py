@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.features.bodies import lookup as module
-from headrace.features.bodies.lookup import FileLookup, Lookup
+from headrace.features.vocabulary import lookup as module
+from headrace.features.vocabulary.lookup import FileLookup, Lookup
 
 VALUES = st.one_of(
     st.text(max_size=12),

@@ -14,13 +14,10 @@ from hypothesis import strategies as st
 
 from headrace.config import Chain
 from headrace.errors import UserError
-from headrace.features.bodies.keyed import KeyedTable
-from headrace.features.bodies.keys import joint_key
-from headrace.features.columns import ValueType
-from headrace.features.fitting import exact, quantiles
-from headrace.features.fitting.partial import (
+from headrace.features.functions.keys import joint_key
+from headrace.features.learn import exact_sums, quantiles
+from headrace.features.learn.statistics import (
     LABEL,
-    Learner,
     Number,
     Rows,
     Statistic,
@@ -32,7 +29,10 @@ from headrace.features.fitting.partial import (
     numbers,
     rounded,
 )
-from headrace.features.workflow import Workflow
+from headrace.features.ops.learner import Learner
+from headrace.features.types import ValueType
+from headrace.features.vocabulary.keyed_table import KeyedTable
+from headrace.features.workflow.workflow import Workflow
 from headrace.schema import Column
 
 REALS = st.none() | st.floats(allow_nan=False) | st.sampled_from([0.0, -0.0, 1e-310, 3.4e38, -1e300, 2.0**-126, 0.1])
@@ -108,15 +108,15 @@ def test_statistics_are_what_python_counts(rows: list[dict[str, Any]]) -> None:
             if name == "moments" or r["i"] is not None:
                 key = str(r["i"]) if name == "integer" else None
                 groups.setdefault(key, [])
-                if r["x"] is not None and abs(r["x"]) <= exact.LARGEST:
-                    groups[key].append(0.0 if abs(r["x"]) < exact.SMALLEST else r["x"])
+                if r["x"] is not None and abs(r["x"]) <= exact_sums.LARGEST:
+                    groups[key].append(0.0 if abs(r["x"]) < exact_sums.SMALLEST else r["x"])
         keys = found.column("key").to_pylist() if name == "integer" else [None]
         assert set(keys) == set(groups)
         assert len(keys) == len(groups)
         sums, squares = numbers_of(found, "sum"), numbers_of(found, "squares")
         n = found.column("0.count").to_numpy()
-        means, deviations = exact.means(sums, n), exact.deviations(sums, squares, n)
-        floats = exact.floats(sums, len(n))
+        means, deviations = exact_sums.means(sums, n), exact_sums.deviations(sums, squares, n)
+        floats = exact_sums.floats(sums, len(n))
         for g, key in enumerate(keys):
             values = [Fraction(v) for v in groups[key]]
             assert n[g] == len(values)
@@ -140,7 +140,7 @@ def numbers_of(partial: pa.Table, measure: str) -> dict[int, Any]:
 
 
 def exact_at(sums: dict[int, Any], group: int) -> Fraction:
-    return exact.fraction({place: digit[group : group + 1] for place, digit in sums.items()})
+    return exact_sums.fraction({place: digit[group : group + 1] for place, digit in sums.items()})
 
 
 def test_keys_folds_days_and_lists() -> None:
@@ -174,12 +174,12 @@ def test_a_variance_beside_a_large_mean() -> None:
     x = 1e9 + np.arange(5000) % 2
     found = arrow_partial(Statistic(numbers=(Number("x", squares=True),)), {"x": pa.array(x)}, TYPES, Rows())
     n = found.column("0.count").to_numpy()
-    assert exact.deviations(numbers_of(found, "sum"), numbers_of(found, "squares"), n)[0] == math.sqrt(1250 / 4999)
+    assert exact_sums.deviations(numbers_of(found, "sum"), numbers_of(found, "squares"), n)[0] == math.sqrt(1250 / 4999)
 
 
 @given(st.lists(st.floats(-1e30, 1e30), min_size=1), st.integers(1, 52))
 def test_rounding_keeps_so_many_bits(values: list[float], bits: int) -> None:
-    x = exact.usable(np.array(values))
+    x = exact_sums.usable(np.array(values))
     out = rounded(x, bits)
     mantissa = np.abs(np.frexp(out)[0]) * 2.0**bits
     assert (mantissa == np.rint(mantissa)).all()

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from headrace.config import load_spec
 from headrace.errors import UserError
-from headrace.features.bodies.kernels import xxhash64_strings
-from headrace.features.columns import declared
-from headrace.features.tables.external import Reader, pin
-from headrace.features.tables.predicate import Predicate
-from headrace.features.tables.preparation import prepared_columns
-from headrace.features.tables.table_op import TrainRows
+from headrace.features.functions.kernels import xxhash64_strings
+from headrace.features.table_ops.base import TrainRows
+from headrace.features.table_ops.external import Reader, pin
+from headrace.features.table_ops.predicate import Predicate
+from headrace.features.table_ops.preparation import prepared_columns
+from headrace.features.types import declared
 from headrace.score.sides import check_columns
 from tests.tables_support import (
     COLUMNS,

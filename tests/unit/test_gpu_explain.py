@@ -8,10 +8,10 @@ import pytest
 
 from headrace.config import Spark
 from headrace.errors import UserError
-from headrace.features.gpu import cases as gpu_cases
-from headrace.features.gpu.explain import Plan
 from headrace.features.ops import REGISTRY
-from headrace.features.tables import TABLE_OPS
+from headrace.features.table_ops import TABLE_OPS
+from headrace.gpu_plan import cases as gpu_cases
+from headrace.gpu_plan.explain import Plan
 from headrace.lake import session
 from headrace.workspace import Workspace, checkout
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headrace.features.op import Op
 from headrace.features.ops.age import Age
+from headrace.features.ops.base import Op
 from headrace.features.ops.bucketize import Bucketize
 from headrace.features.ops.categorify import Categorify
 from headrace.features.ops.clip import Clip

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
-from headrace.features.bodies.instants import DAY, SECOND, arrow_micros, spark_micros
-from headrace.features.columns import ValueType
-from headrace.features.op import ArrowPlace, Op, OpError, SparkPlace, from_numpy
+from headrace.features.functions.arrays import from_numpy
+from headrace.features.functions.timestamps import DAY, SECOND, arrow_micros, spark_micros
+from headrace.features.ops.base import ArrowPlace, Op, SparkPlace
+from headrace.features.types import OpError, ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

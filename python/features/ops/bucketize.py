@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, StrictFloat, StrictInt, field_validator
 
-from headrace.features.columns import ValueType
-from headrace.features.op import Elementwise, OpError, State, doubles, to_numpy
+from headrace.features.functions.arrays import doubles, to_numpy
+from headrace.features.ops.base import Elementwise, State
+from headrace.features.types import OpError, ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

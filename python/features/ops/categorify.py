@@ -10,20 +10,13 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from headrace.features.bodies.kernels import xxhash64_strings
-from headrace.features.bodies.lookup import Codes
-from headrace.features.columns import ValueType
-from headrace.features.fitting.partial import Learner, Statistic
-from headrace.features.op import (
-    ArrowPlace,
-    Fit,
-    OpError,
-    SparkPlace,
-    ValueColumn,
-    Values,
-    VocabularyRule,
-    with_elements,
-)
+from headrace.features.functions.arrays import with_elements
+from headrace.features.functions.kernels import xxhash64_strings
+from headrace.features.learn.statistics import Statistic
+from headrace.features.ops.base import ArrowPlace, Fit, SparkPlace, ValueColumn, Values, VocabularyRule
+from headrace.features.ops.learner import Learner
+from headrace.features.types import OpError, ValueType
+from headrace.features.vocabulary.lookup import Codes
 from headrace.schema import NULL_CODE, OOV_CODE
 
 if TYPE_CHECKING:

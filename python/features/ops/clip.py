@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import StrictFloat, StrictInt, model_validator
 
-from headrace.features.columns import ValueType
-from headrace.features.op import Elementwise, State, doubles, number
+from headrace.features.functions.arrays import doubles
+from headrace.features.ops.base import Elementwise, State, number
+from headrace.features.types import ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

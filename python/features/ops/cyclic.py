@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from headrace.features.columns import ValueType
-from headrace.features.op import ArrowPlace, Op, OpError, SparkPlace, from_numpy
+from headrace.features.functions.arrays import from_numpy
+from headrace.features.ops.base import ArrowPlace, Op, SparkPlace
+from headrace.features.types import OpError, ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

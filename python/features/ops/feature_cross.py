@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from headrace.features.bodies.ids import arrow_ids, check_ids, spark_ids
-from headrace.features.columns import ValueType
-from headrace.features.op import ArrowPlace, Op, OpError, SparkPlace
+from headrace.features.functions.ids import arrow_ids, check_ids, spark_ids
+from headrace.features.ops.base import ArrowPlace, Op, SparkPlace
 from headrace.features.ops.rename import NewName
+from headrace.features.types import OpError, ValueType
 from headrace.udfs import arrow as native
 from headrace.udfs.library import MOST_COLUMNS
 

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.features.columns import ValueType
-from headrace.features.fitting import quantiles
-from headrace.features.fitting.partial import Partials
-from headrace.features.op import Learned, State, doubles, number
+from headrace.features.functions.arrays import doubles
+from headrace.features.learn import quantiles
+from headrace.features.learn.statistics import Partials
+from headrace.features.ops.base import Learned, State, number
+from headrace.features.ops.counted_values import OfCountedValues
 from headrace.features.ops.indicator import WithIndicator
+from headrace.features.types import ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
 
-class FillMedian(WithIndicator, quantiles.OfCountedValues):
+class FillMedian(WithIndicator, OfCountedValues):
     """Numbers to double: null and NaN become the median over the training range (0 where there is none).
 
     NVTabular's FillMedian; `indicator` (see `WithIndicator`) is its add_binary_cols. Of an even number of values the

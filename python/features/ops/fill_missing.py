@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import StrictBool, StrictFloat, StrictInt, StrictStr, field_validator
 
-from headrace.features.columns import ValueType
-from headrace.features.op import OpError, State, doubles
+from headrace.features.functions.arrays import doubles
+from headrace.features.ops.base import State
 from headrace.features.ops.indicator import WithIndicator
+from headrace.features.types import OpError, ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from headrace.features.bodies.kernels import xxhash64_integers, xxhash64_strings
-from headrace.features.columns import ValueType
-from headrace.features.op import ArrowPlace, Op, OpError, SparkPlace
+from headrace.features.functions.kernels import xxhash64_integers, xxhash64_strings
+from headrace.features.ops.base import ArrowPlace, Op, SparkPlace
 from headrace.features.ops.rename import NewName
+from headrace.features.types import OpError, ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headrace.features.columns import ValueType
-from headrace.features.op import ArrowPlace, Elementwise, OpError, SparkPlace
+from headrace.features.ops.base import ArrowPlace, Elementwise, SparkPlace
+from headrace.features.types import OpError, ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

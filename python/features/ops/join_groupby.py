@@ -9,11 +9,12 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, field_validator
 
-from headrace.features.bodies.keys import check_keys, joint_key, spark_joint_key
-from headrace.features.columns import ValueType
-from headrace.features.fitting import exact
-from headrace.features.fitting.partial import Learner, Number, Partials, Statistic, counts, numbers
-from headrace.features.op import ArrowPlace, Learned, OpError, SparkPlace
+from headrace.features.functions.keys import check_keys, joint_key, spark_joint_key
+from headrace.features.learn import exact_sums
+from headrace.features.learn.statistics import Number, Partials, Statistic, counts, numbers
+from headrace.features.ops.base import ArrowPlace, Learned, SparkPlace
+from headrace.features.ops.learner import Learner
+from headrace.features.types import OpError, ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -84,11 +85,11 @@ class JoinGroupby(Learner):
                 columns[name] = partial.column(f"{i}.{stat}")
             else:
                 found = (
-                    np.where(n > 0, exact.floats(sums, len(n)), np.nan)
+                    np.where(n > 0, exact_sums.floats(sums, len(n)), np.nan)
                     if stat == "sum"
-                    else exact.means(sums, n)
+                    else exact_sums.means(sums, n)
                     if stat == "mean"
-                    else exact.deviations(sums, numbers(partial, i, "squares"), n)
+                    else exact_sums.deviations(sums, numbers(partial, i, "squares"), n)
                 )
                 columns[name] = pa.array(found, from_pandas=True)
         return Learned({}, {_TABLE: pa.table(columns)})

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
-from headrace.features.bodies.kernels import log1p
-from headrace.features.columns import ValueType
-from headrace.features.op import Elementwise, State, doubles, from_numpy, number, to_numpy
+from headrace.features.functions.arrays import doubles, from_numpy, to_numpy
+from headrace.features.functions.kernels import log1p
+from headrace.features.ops.base import Elementwise, State, number
+from headrace.features.types import ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from headrace.features.bodies.ids import arrow_ids, check_ids, spark_ids
-from headrace.features.columns import ValueType
-from headrace.features.op import ArrowPlace, Op, OpError, SparkPlace
+from headrace.features.functions.ids import arrow_ids, check_ids, spark_ids
+from headrace.features.ops.base import ArrowPlace, Op, SparkPlace
+from headrace.features.types import OpError, ValueType
 from headrace.udfs import arrow as native
 
 if TYPE_CHECKING:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.features.columns import ValueType
-from headrace.features.fitting import exact
-from headrace.features.fitting.partial import Learner, Number, Partials, Statistic, counts, numbers
-from headrace.features.op import Elementwise, Learned, State, doubles, number, scalars
+from headrace.features.functions.arrays import doubles
+from headrace.features.learn import exact_sums
+from headrace.features.learn.statistics import Number, Partials, Statistic, counts, numbers
+from headrace.features.ops.base import Elementwise, Learned, State, number, scalars
+from headrace.features.ops.learner import Learner
+from headrace.features.types import ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -21,7 +23,7 @@ class Normalize(Elementwise, Learner):
     """Numbers to double: (x - mean) / std over the training range; x - mean where std is 0. Null stays null.
 
     std has n - 1 below, as NVTabular's Normalize. Values that float32 cannot hold are no part of the statistics, nor
-    are infinities. Mean and standard deviation come from exact sums (features.fitting.exact), each rounded once, so
+    are infinities. Mean and standard deviation come from exact sums (learn.exact_sums), each rounded once, so
     the same rows give the same bits whatever the partitioning, and days merge.
     """
 
@@ -42,7 +44,7 @@ class Normalize(Elementwise, Learner):
             partial = partials[name]
             n = counts(partial, "0.count")
             sums, squares = numbers(partial, 0, "sum"), numbers(partial, 0, "squares")
-            mean, std = float(exact.means(sums, n)[0]), float(exact.deviations(sums, squares, n)[0])
+            mean, std = float(exact_sums.means(sums, n)[0]), float(exact_sums.deviations(sums, squares, n)[0])
             states[name] = {"mean": mean if n[0] else 0.0, "std": std if n[0] else 0.0, "count": int(n[0])}
         return Learned(states)
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.features.columns import ValueType
-from headrace.features.fitting.partial import Learner, Number, Partials, Statistic, counts
-from headrace.features.op import Elementwise, Learned, State, doubles, number, scalars
+from headrace.features.functions.arrays import doubles
+from headrace.features.learn.statistics import Number, Partials, Statistic, counts
+from headrace.features.ops.base import Elementwise, Learned, State, number, scalars
+from headrace.features.ops.learner import Learner
+from headrace.features.types import ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from headrace.features.columns import ValueType
-from headrace.features.op import ArrowPlace, Op, OpError, SparkPlace
+from headrace.features.ops.base import ArrowPlace, Op, SparkPlace
+from headrace.features.types import OpError, ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

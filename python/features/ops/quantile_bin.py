@@ -9,16 +9,18 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from headrace.features.columns import ValueType
-from headrace.features.fitting import quantiles
-from headrace.features.fitting.partial import Partials
-from headrace.features.op import Learned, OpError, State, doubles, to_numpy
+from headrace.features.functions.arrays import doubles, to_numpy
+from headrace.features.learn import quantiles
+from headrace.features.learn.statistics import Partials
+from headrace.features.ops.base import Learned, State
+from headrace.features.ops.counted_values import OfCountedValues
+from headrace.features.types import OpError, ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
 
-class QuantileBin(quantiles.OfCountedValues):
+class QuantileBin(OfCountedValues):
     """Numbers to codes: 1 + the number of edges below x, 0 for null; `bins` + 1 codes.
 
     Edge i of bins - 1 is the least value of the training range that i/bins of its values do not exceed (the inverted

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import StrictFloat, StrictInt, model_validator
 
-from headrace.features.columns import Element, ValueType
-from headrace.features.op import Elementwise, OpError, State, doubles
+from headrace.features.functions.arrays import doubles
+from headrace.features.ops.base import Elementwise, State
+from headrace.features.types import Element, OpError, ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import pyarrow as pa
 from pydantic import StringConstraints, model_validator
 
-from headrace.features.columns import ValueType
-from headrace.features.op import ArrowPlace, Op, OpError, SparkPlace
+from headrace.features.ops.base import ArrowPlace, Op, SparkPlace
+from headrace.features.types import OpError, ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -9,22 +9,13 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from headrace.features.bodies.keys import check_keys, joint_key, spark_joint_key
-from headrace.features.columns import ValueType
-from headrace.features.fitting import exact
-from headrace.features.fitting.exact import F64, I64
-from headrace.features.fitting.partial import (
-    LABEL,
-    Learner,
-    Number,
-    Partial,
-    Partials,
-    Statistic,
-    counts,
-    folds_of,
-    numbers,
-)
-from headrace.features.op import ArrowPlace, Learned, SparkPlace
+from headrace.features.functions.keys import check_keys, joint_key, spark_joint_key
+from headrace.features.learn import exact_sums
+from headrace.features.learn.exact_sums import F64, I64
+from headrace.features.learn.statistics import LABEL, Number, Partial, Partials, Statistic, counts, folds_of, numbers
+from headrace.features.ops.base import ArrowPlace, Learned, SparkPlace
+from headrace.features.ops.learner import Learner
+from headrace.features.types import ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -70,14 +61,16 @@ class TargetEncoding(Learner):
 
     def finish(self, partials: Partials, types: Mapping[str, ValueType]) -> Learned:
         n, sums = self._without_folds(partials[_PRIOR], np.zeros(partials[_PRIOR].num_rows, np.int64), 1)
-        y = [exact.floats(s, 1) for s in sums]
+        y = [exact_sums.floats(s, 1) for s in sums]
         priors = [float(y[f][0] / n[f][0]) if n[f][0] else 0.0 for f in range(self.folds + 1)]
         tables = {}
         for name in self.sources(types):
             encoded = partials[name].column("key").combine_chunks().dictionary_encode()
             size = len(encoded.dictionary)
             n, sums = self._without_folds(partials[name], encoded.indices.to_numpy().astype(np.int64), size)
-            values = {_column(f): self._smooth(exact.floats(sums[f], size), n[f], priors[f]) for f in range(len(n))}
+            values = {
+                _column(f): self._smooth(exact_sums.floats(sums[f], size), n[f], priors[f]) for f in range(len(n))
+            }
             tables[name] = pa.table({"key": encoded.dictionary, **values})
         return Learned({name: {"priors": priors} for name in tables}, tables)
 
@@ -92,7 +85,7 @@ class TargetEncoding(Learner):
             return [whole, *(whole - mine for mine in each)]
 
         digits = {place: by_key(x) for place, x in numbers(partial, 0, "sum").items()}
-        sums = [exact.carried({place: x[f] for place, x in digits.items()}) for f in range(self.folds + 1)]
+        sums = [exact_sums.carried({place: x[f] for place, x in digits.items()}) for f in range(self.folds + 1)]
         return by_key(counts(partial, "0.count")), sums
 
     def _smooth(self, y: F64, n: I64, prior: float) -> F64:
@@ -102,7 +95,7 @@ class TargetEncoding(Learner):
     def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
         from pyspark.sql import functions as F
 
-        from headrace.features.fitting.partial_spark import fold_of
+        from headrace.features.engines.spark.aggregate import fold_of
 
         out = {}
         for name, key in self.sources(place.types).items():

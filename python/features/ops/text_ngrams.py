@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from headrace.features.columns import ValueType, least
-from headrace.features.op import ArrowPlace, Op, OpError, SparkPlace
+from headrace.features.ops.base import ArrowPlace, Op, SparkPlace
+from headrace.features.types import OpError, ValueType, least
 from headrace.udfs import arrow as native
 
 if TYPE_CHECKING:

@@ -9,11 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.features.bodies.kernels import log1p
-from headrace.features.bodies.keys import check_keys
-from headrace.features.columns import ValueType
-from headrace.features.fitting.partial import Learner, Partials, Statistic, counts
-from headrace.features.op import ArrowPlace, Learned, SparkPlace
+from headrace.features.functions.kernels import log1p
+from headrace.features.functions.keys import check_keys
+from headrace.features.learn.statistics import Partials, Statistic, counts
+from headrace.features.ops.base import ArrowPlace, Learned, SparkPlace
+from headrace.features.ops.learner import Learner
+from headrace.features.types import ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -1,0 +1,208 @@
+"""Statistics of every input column and every feature, split by split: what came in today beside what was trained on.
+
+A sample of the training rows fixes the bins; then all rows are counted in them, by headrace.drift.count_arrow
+(NumPy in tasks that Spark schedules) or headrace.drift.count_spark (a Spark plan). What a task hands back is as
+small as its bins, so nothing grows with rows or vocabularies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.drift.bins import I64, Bins, NumberBins, ValueBins, describe
+from headrace.drift.tally import Tally
+from headrace.features.engines.arrow.dictionary import Cells
+from headrace.features.types import ValueType
+from headrace.features.vocabulary.lookup import Lookup
+from headrace.schema import NULL_CODE, OOV_CODE, Feature, Kind
+
+#: Rows that fix the bins.
+SAMPLE_ROWS = 65_536
+#: The name of the bin of all codes that the vocabulary does not have.
+UNKNOWN = "(not in the vocabulary)"
+
+#: category: its values are names. number: they have an order and a size. time: it moves on with the days by itself, so
+#: only its ends and its gaps are of interest.
+MeasuredKind = Literal["number", "category", "time"]
+#: By (split, column): their positions.
+Tallies = dict[tuple[int, int], Tally]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A column whose statistics are wanted."""
+
+    side: Literal["input", "feature"]
+    name: str
+    kind: MeasuredKind
+    is_list: bool = False
+    #: Features: how many columns of a batch hold it.
+    length: int = 0
+    #: Features: values are codes, 0 means missing.
+    coded: bool = False
+    #: Features: the vocabulary of the codes; what it lacks has the codes 1..unknown, which count as one.
+    vocabulary: str | None = None
+    unknown: int = 0
+
+    def values(self, arrays: Sequence[pa.Array]) -> tuple[pa.Array, int]:
+        """The values of a batch, flat and without nulls, and how many rows have none.
+
+        Missing is null, NaN, a list without elements; of codes, 0 in all columns. A number feature is never missing.
+        Moments become seconds since 1970.
+        """
+        if self.coded:
+            codes = np.stack([a.to_numpy(zero_copy_only=False) for a in arrays], axis=1)
+            there = codes != NULL_CODE
+            if self.unknown > 1:
+                codes[there & (codes <= self.unknown)] = OOV_CODE
+            return pa.array(codes[there]), int(np.count_nonzero(~there.any(axis=1)))
+        if self.side == "feature":
+            return pa.concat_arrays([a.cast(pa.float64()) for a in arrays]), 0
+        (x,) = arrays
+        if self.is_list:
+            missing = len(x) - int(pc.sum(pc.greater(pc.list_value_length(x), 0)).as_py() or 0)
+            return _drop(pc.list_flatten(x)), missing
+        values = _drop(_seconds(x))
+        return values, len(x) - len(values)
+
+    def weighed(
+        self, cells: Cells, mask: np.ndarray[Any, np.dtype[np.bool_]] | None
+    ) -> tuple[pa.Array, int, I64 | None]:
+        """`values` of some rows of a column whose values are kept once each, and how often each is there (None: once).
+
+        Args:
+            cells: of an input column.
+            mask: the rows; None: all.
+        """
+        if cells.index is None or self.is_list:
+            x = cells.rows()
+            return *self.values([x if mask is None else x.filter(pa.array(mask))]), None
+        times = np.bincount(cells.index if mask is None else cells.index[mask], minlength=len(cells.values))
+        x = _seconds(cells.values)
+        there = x.is_valid().to_numpy(zero_copy_only=False)
+        missing = int(times[~there].sum())
+        there &= times > 0
+        return x.filter(pa.array(there)), missing, times[there]
+
+
+def input_columns(types: Mapping[str, ValueType], features: Sequence[Feature]) -> list[Measured]:
+    """The raw columns that features are made of, in their order.
+
+    Integers that only become codes are categories (ids, an hour); other integers are numbers.
+    """
+    coded: dict[str, bool] = {}
+    for feature in features:
+        for source in feature.sources:
+            coded[source] = coded.get(source, True) and feature.kind is Kind.CATEGORICAL
+    found = []
+    for name, only_codes in coded.items():
+        type_ = types[name]
+        kind: MeasuredKind = "number"
+        if type_.element in ("timestamp", "date"):
+            kind = "time"
+        elif type_.element in ("string", "boolean") or (type_.is_integer and only_codes):
+            kind = "category"
+        found.append(Measured("input", name, kind, type_.is_list))
+    return found
+
+
+def feature_columns(features: Sequence[Feature]) -> list[Measured]:
+    """The features, in the dataset's order."""
+    return [
+        Measured(
+            "feature",
+            f.name,
+            "category" if f.kind is Kind.CATEGORICAL else "number",
+            f.is_list,
+            len(f.physical),
+            f.kind is Kind.CATEGORICAL,
+            f.vocabulary,
+            f.oov_buckets if f.vocabulary else 0,
+        )
+        for f in features
+    ]
+
+
+def bins_of(measured: Measured, sample: Sequence[pa.Array], quantiles: int, top: int) -> Bins:
+    """The bins of a column.
+
+    Args:
+        measured: the column.
+        sample: what `measured.values` takes, of training rows.
+        quantiles: bins of a number, about.
+        top: values of a category that get a bin.
+    """
+    values, _ = measured.values(sample)
+    if measured.kind == "category":
+        return ValueBins.of(values, top, (OOV_CODE,) if measured.vocabulary else ())
+    x = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    if measured.kind == "time":
+        return NumberBins((), float(np.median(x)) if len(x) else 0.0)
+    return NumberBins.of(x, quantiles)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Everything that was counted of a day, before it is written."""
+
+    measured: tuple[Measured, ...]
+    bins: tuple[Bins, ...]
+    splits: tuple[str, ...]
+    tallies: Tallies
+
+    def rows(self, vocabularies: Mapping[str, Lookup]) -> Iterator[dict[str, Any]]:
+        """A record for each split and column: those of headrace.drift.table, without day and ranges."""
+        for i, (measured, bins) in enumerate(zip(self.measured, self.bins, strict=True)):
+            names = _names(bins, vocabularies[measured.vocabulary]) if measured.vocabulary else None
+            for split, name in enumerate(self.splits):
+                tally = self.tallies.get((split, i), Tally(bins))
+                number = isinstance(bins, NumberBins)
+                yield {
+                    "split": name,
+                    "side": measured.side,
+                    "column": measured.name,
+                    "kind": measured.kind,
+                    "rows": tally.rows,
+                    "missing": tally.missing,
+                    "values": tally.values,
+                    # Unknown codes have the first bin where there is a vocabulary.
+                    "oov": int(tally.counts[0]) if measured.vocabulary else None,
+                    "distinct": tally.distinct,
+                    "min": tally.low if number and tally.finite else None,
+                    "max": tally.high if number and tally.finite else None,
+                    "mean": tally.mean,
+                    "std": tally.std,
+                    "histogram": [] if measured.kind == "time" else describe(bins, tally.counts, names),
+                }
+
+
+def _names(bins: Bins, vocabulary: Lookup) -> dict[str | int | bool, str]:
+    """What the codes of a feature's bins stand for."""
+    assert isinstance(bins, ValueBins)
+    table = vocabulary.table
+    wanted = pa.array([v for v in bins.values if v != OOV_CODE], pa.int64())
+    found = table.filter(pc.is_in(table.column("code"), wanted))
+    codes, values = found.column("code").to_pylist(), found.column("value").to_pylist()
+    return {OOV_CODE: UNKNOWN, **dict(zip(codes, values, strict=True))}
+
+
+def _drop(x: pa.Array) -> pa.Array:
+    """Without nulls and NaN."""
+    if pa.types.is_floating(x.type):
+        return x.filter(pc.invert(pc.is_nan(x)), null_selection_behavior="drop")
+    return x.drop_null()
+
+
+def _seconds(x: pa.Array) -> pa.Array:
+    """Moments as seconds since 1970, other values as they are."""
+    if pa.types.is_timestamp(x.type):
+        return pc.divide(x.cast(pa.timestamp("us", x.type.tz)).cast(pa.int64()).cast(pa.float64(), safe=False), 1e6)
+    if pa.types.is_date(x.type):
+        return pc.multiply(x.cast(pa.int32()).cast(pa.float64()), 86_400.0)
+    return x

@@ -1,0 +1,263 @@
+"""Counting statistics with NumPy in tasks that Spark schedules: over lake files, over a frame, over the dataset."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from headrace.dataset.parquet import lists
+from headrace.drift import columns
+from headrace.drift.bins import Bins
+from headrace.drift.columns import Measured, Statistics, Tallies, bins_of
+from headrace.drift.tally import Tally
+from headrace.features.engines.arrow.lake_file import LakeFile, Piece, pieces
+from headrace.features.engines.arrow.lake_rows import LakeRows
+from headrace.features.engines.arrow.tasks import cores_of, grouped, run_tasks
+from headrace.features.engines.spark.transform import col
+from headrace.features.functions.timestamps import spark_micros
+from headrace.features.layout.files import Engine
+from headrace.features.types import ValueType
+
+_BATCH_ROWS = 65_536
+
+
+def measure_frame(
+    frame: DataFrame,
+    split: str,
+    splits: Sequence[str],
+    measured: Sequence[Measured],
+    train_rows: int,
+    quantiles: int,
+    top: int,
+    engine: Engine = "arrow",
+) -> Statistics:
+    """Statistics of raw columns, in two passes: the sample, then all rows.
+
+    Args:
+        frame: the rows of all splits, with `_source_file` and `_source_line`.
+        split: name of the column that says the split.
+        splits: its values; the first is the one that fixes the bins.
+        measured: from `input_columns`.
+        train_rows: rows of the first split.
+        quantiles: bins of a number, about.
+        top: values of a category that get a bin.
+        engine: who counts: NumPy in tasks, or a Spark plan.
+    """
+    index = F.coalesce(*[F.when(F.col(split) == s, F.lit(i)) for i, s in enumerate(splits)])
+    # Columns have numbers for names: a dot in a name would be a field's.
+    wanted = [_plain(m, frame).alias(f"c{i}") for i, m in enumerate(measured)]
+    sample = frame.where(F.col(split) == splits[0])
+    limit = _hash_limit(train_rows)
+    if limit is not None:
+        sample = sample.where(F.xxhash64("_source_file", "_source_line") < F.lit(limit))
+    taken = sample.select(*wanted).toArrow()
+    bins = tuple(bins_of(m, [_array(taken.column(i))], quantiles, top) for i, m in enumerate(measured))
+    rows = frame.select(index.alias("split"), *wanted)
+    if engine == "spark":
+        from headrace.drift.count_spark import count_frame
+
+        return Statistics(tuple(measured), bins, tuple(splits), count_frame(rows, measured, bins))
+    task = _Counting(tuple(measured), bins)
+    found = [json.loads(r[0]) for r in rows.mapInArrow(task.frame, "found string").collect()]
+    return Statistics(task.measured, bins, tuple(splits), task.merged(found))
+
+
+def measure_lake(
+    spark: SparkSession, rows: LakeRows, measured: Sequence[Measured], train_rows: int, quantiles: int, top: int
+) -> Statistics:
+    """`measure_frame` where the rows are lake files: the same result, and no row passes through the JVM.
+
+    The sample is taken here: of the files, already decoded, it looks at the hashes alone.
+    """
+    limit, train = _hash_limit(train_rows), rows.view.splits.index("train")
+    names = [m.name for m in measured]
+    parts: dict[str, list[pa.Array]] = {n: [] for n in names}
+    for file in rows.files:
+        for piece in pieces(file, rows.folder, rows.columns)[0]:
+            mask = rows.view.split(piece) == train
+            if limit is not None:
+                mask &= piece.hashes < limit
+            chosen = np.flatnonzero(mask)
+            for name in names:
+                cells = piece.cells(name)
+                at = chosen if cells.index is None else cells.index[chosen]
+                parts[name].append(cells.values.take(pa.array(at)))
+    bins = tuple(bins_of(m, [_joined(parts[m.name])], quantiles, top) for m in measured)
+    task = _Counting(tuple(measured), bins)
+    groups = grouped(rows.files, lambda f: f.size, cores_of(spark))
+    work = _Lake(task, rows, tuple(map(tuple, groups)))
+    return Statistics(task.measured, bins, rows.view.splits, task.merged(run_tasks(spark, len(groups), work)))
+
+
+def measure_dataset(
+    spark: SparkSession,
+    folder: Path,
+    splits: Sequence[str],
+    measured: Sequence[Measured],
+    quantiles: int,
+    top: int,
+    engine: Engine = "arrow",
+) -> Statistics:
+    """Statistics of features, from the dataset's files: `folder`/SPLIT/*.parquet, which the executors see too.
+
+    Rows stand in them in the order of a hash, so the first ones of the training split are a fair sample; where files
+    are by day, the first ones of each.
+    """
+    listed = [(i, p) for i, s in enumerate(splits) for p in sorted((folder / s).glob("*.parquet"))]
+    taken = _head([path for i, path in listed if i == 0], [m.name for m in measured])
+    bins = tuple(bins_of(m, _padded(m, _array(taken.column(m.name))), quantiles, top) for m in measured)
+    if engine == "spark":
+        from headrace.drift.count_spark import count_frame, dataset_frame
+
+        frame = dataset_frame(spark, listed, measured)
+        return Statistics(tuple(measured), bins, tuple(splits), count_frame(frame, measured, bins))
+    task = _Counting(tuple(measured), bins)
+    groups = grouped(listed, lambda pair: pair[1].stat().st_size, cores_of(spark))
+    work = _Dataset(task, tuple(tuple((i, str(p)) for i, p in group) for group in groups))
+    return Statistics(task.measured, bins, tuple(splits), task.merged(run_tasks(spark, len(groups), work)))
+
+
+@dataclass(frozen=True)
+class _Counting:
+    """Columns and their bins. Pickled into tasks; what they find are JSON records of (split, column)."""
+
+    measured: tuple[Measured, ...]
+    bins: tuple[Bins, ...]
+
+    def tally(self, tallies: Tallies, split: int, i: int) -> Tally:
+        return tallies.setdefault((split, i), Tally(self.bins[i]))
+
+    def frame(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Batches of (split, input columns in order)."""
+        tallies: Tallies = {}
+        for batch in batches:
+            splits = batch.column(0).to_numpy()
+            present = np.unique(splits)
+            for split in present.tolist():
+                mine = batch if len(present) == 1 else batch.filter(pa.array(splits == split))
+                for i, measured in enumerate(self.measured):
+                    values, missing = measured.values([mine.column(i + 1)])
+                    self.tally(tallies, split, i).add(values, missing, mine.num_rows)
+        yield pa.RecordBatch.from_pydict({"found": pa.array(map(json.dumps, packed(tallies)), pa.string())})
+
+    def piece(self, tallies: Tallies, piece: Piece, split: np.ndarray[Any, np.dtype[np.int8]]) -> None:
+        """A piece of a lake file, and each row's split (below 0: none)."""
+        for s in np.unique(split[split >= 0]).tolist():
+            mask = split == s
+            rows = int(np.count_nonzero(mask))
+            for i, measured in enumerate(self.measured):
+                values, missing, times = measured.weighed(
+                    piece.cells(measured.name), None if rows == len(mask) else mask
+                )
+                self.tally(tallies, s, i).add(values, missing, rows, times)
+
+    def file(self, tallies: Tallies, split: int, path: str) -> None:
+        """A file of the dataset."""
+        names = [m.name for m in self.measured]
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
+                for i, measured in enumerate(self.measured):
+                    values, missing = measured.values(_padded(measured, batch.column(measured.name)))
+                    self.tally(tallies, split, i).add(values, missing, batch.num_rows)
+
+    def merged(self, found: Iterable[dict[str, Any]]) -> Tallies:
+        """Sums of what the tasks found, in their order."""
+        tallies: Tallies = {}
+        for record in found:
+            (split, i), part = record["of"], record["tally"]
+            self.tally(tallies, split, i).merge(Tally.unpacked(self.bins[i], part))
+        return tallies
+
+
+def packed(tallies: Tallies) -> Iterator[dict[str, Any]]:
+    """As JSON records."""
+    return ({"of": list(key), "tally": tally.packed()} for key, tally in tallies.items())
+
+
+@dataclass(frozen=True)
+class _Lake:
+    task: _Counting
+    rows: LakeRows
+    groups: tuple[tuple[LakeFile, ...], ...]
+
+    def __call__(self, number: int) -> Iterator[dict[str, Any]]:
+        tallies: Tallies = {}
+        for file in self.groups[number]:
+            for piece in pieces(file, self.rows.folder, self.rows.columns)[0]:
+                self.task.piece(tallies, piece, self.rows.view.split(piece))
+        return packed(tallies)
+
+
+@dataclass(frozen=True)
+class _Dataset:
+    task: _Counting
+    groups: tuple[tuple[tuple[int, str], ...], ...]
+
+    def __call__(self, number: int) -> Iterator[dict[str, Any]]:
+        tallies: Tallies = {}
+        for split, path in self.groups[number]:
+            self.task.file(tallies, split, path)
+        return packed(tallies)
+
+
+def _hash_limit(rows: int) -> int | None:
+    """Rows whose hash is below it are about SAMPLE_ROWS; by their identity alone, so always the same. None: all."""
+    if rows <= columns.SAMPLE_ROWS:
+        return None
+    return int(-(2.0**63) + columns.SAMPLE_ROWS / rows * 2.0**64)
+
+
+def _plain(measured: Measured, frame: DataFrame) -> Column:
+    """A raw column in a type that counts; moments as seconds since 1970."""
+    x = col(measured.name)
+    if measured.kind == "time":
+        type_ = dict(frame.dtypes)[measured.name]
+        return spark_micros(x, ValueType("date" if type_ == "date" else "timestamp")).cast("double") / F.lit(1e6)
+    return x
+
+
+def _head(paths: Sequence[Path], names: Sequence[str]) -> pa.Table:
+    """The first rows of files; of files by day, an even share of each."""
+    parts: list[pa.Table] = []
+    rows = 0
+    if any(path.name.startswith("day-") for path in paths):
+        sizes = [pq.read_metadata(path).num_rows for path in paths]
+        share = min(1.0, columns.SAMPLE_ROWS / max(sum(sizes), 1))
+        for path, size in zip(paths, sizes, strict=True):
+            if wanted := round(size * share):
+                with pq.ParquetFile(path) as file:
+                    parts.append(pa.Table.from_batches([next(file.iter_batches(wanted, columns=list(names)))]))
+        return pa.concat_tables(parts)
+    for path in paths:
+        if rows >= columns.SAMPLE_ROWS:
+            break
+        with pq.ParquetFile(path) as file:
+            parts.append(file.read(columns=list(names)))
+            rows += parts[-1].num_rows
+    return pa.concat_tables(parts).slice(0, columns.SAMPLE_ROWS)
+
+
+def _padded(measured: Measured, column: pa.Array) -> list[pa.Array]:
+    """A stored feature as the columns that it has in a batch."""
+    if not measured.is_list:
+        return [column]
+    out = np.empty((len(column), measured.length), column.type.value_type.to_pandas_dtype())
+    lists.pad(column, out, f"dataset: column '{measured.name}'")
+    return [pa.array(out[:, i]) for i in range(measured.length)]
+
+
+def _array(column: pa.ChunkedArray) -> pa.Array:
+    return _joined(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)

@@ -1,1 +1,0 @@
-"""What the Spark and Arrow bodies of operators share: columns by value, keys, lookups, column functions."""

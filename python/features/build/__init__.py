@@ -1,0 +1,1 @@
+"""The stage `features`: the dataset of a day."""

@@ -1,0 +1,243 @@
+"""A day's dataset from yesterday's: files of days whose rows are the same are taken over, the others are written.
+
+Files are by day, and a file of the dataset never changes, so the new version links those of the old one (copies them
+where the file system cannot link): each version is a complete folder of its own, and removing one takes nothing from
+another. A day's rows are the same when the same data files of the lake, which never change either, hold the same
+number of them.
+
+Numbers learned (normalize and the like) stay as they were on the day that wrote everything, the base: a file written
+then and one written now mean the same. Vocabularies go on growing; what was out of vocabulary in a file stays so there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import date, timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from headrace.atomic import write_text
+from headrace.errors import UserError
+from headrace.features.engines.arrow.fit import can_fit
+from headrace.features.engines.arrow.lake_rows import LakeRows
+from headrace.features.layout.split_rule import TimeRule, day_name
+from headrace.features.workflow.workflow import FittedWorkflow, Workflow
+from headrace.features.layout.files import ColumnCounts, FilePlan, Written, WrittenDataset, plan_files
+from headrace.manifest import Input, Manifest, fingerprint
+from headrace.stage import Context
+
+_LOG = logging.getLogger("headrace.features")
+
+#: In a dataset whose files are by day: of each day where its rows came from, its files and what was counted in them.
+DAYS = "_days.json"
+
+
+@dataclass(frozen=True)
+class Day:
+    """A day of a dataset."""
+
+    #: Of the lake's data files that hold its rows, and how many each.
+    rows_of: str
+    files: tuple[Written, ...]
+    counts: Mapping[str, ColumnCounts]
+
+    @property
+    def rows(self) -> int:
+        return sum(f.rows for f in self.files)
+
+
+@dataclass(frozen=True)
+class Base:
+    """The dataset that a new one takes over from."""
+
+    folder: Path
+    #: The day that wrote everything: its training range taught the numbers.
+    learned: str
+    days: Mapping[str, Day]
+
+    @cached_property
+    def fitted(self) -> FittedWorkflow:
+        """What it was written with; vocabularies stay in their files."""
+        return FittedWorkflow.load(self.folder / "workflow", most_values=0)
+
+
+def check(workflow: Workflow) -> None:
+    """Refuse what cannot be appended to.
+
+    Raises:
+        UserError: an operator whose result for a row depends on whether it trains, or that may drop a feature.
+    """
+    if not can_fit(workflow):
+        raise UserError(
+            "features.append: an operator of features.workflow learns otherwise than from statistics of the lake's "
+            "files; leave append or the operator out"
+        )
+    for i, chain in enumerate(workflow.chains):
+        for j, step in enumerate(chain.steps):
+            if step.op.out_of_fold:
+                raise UserError(
+                    f"features.workflow[{i}].ops[{j}] ({step.op.name}): gives rows of the training range another value "
+                    f"than others, so yesterday's validation files cannot become training files; leave features.append "
+                    f"or the operator out"
+                )
+        if any(end.min_cardinality for end in chain.ends.values()):
+            raise UserError(
+                f"features.workflow[{i}]: drop_low_cardinality may leave a feature out of one day's files and not of "
+                f"another's; leave features.append or the operator out"
+            )
+
+
+def base_input(ctx: Context, spec_part: Mapping[str, Any], version: int) -> Input | None:
+    """Yesterday's dataset where it can be appended to; looks at its manifest alone. None: all is written anew.
+
+    Args:
+        spec_part: what the stage depends on; another one yesterday means other files.
+        version: of the stage.
+    """
+    append = ctx.spec.features.append
+    if append is None:
+        return None
+    yesterday = (date.fromisoformat(ctx.ds) - timedelta(days=1)).isoformat()
+    found = Manifest.load(ctx.ws.manifest(ctx.spec.pipeline, yesterday, "features"))
+    facts = found.facts.get("append") if found is not None else None
+    if found is None or facts is None or found.spec_hash != fingerprint(spec_part) or facts["version"] != version:
+        return None
+    if (date.fromisoformat(ctx.ds) - date.fromisoformat(facts["learned"])).days >= append.rebase_days:
+        return None
+    return Input(kind="dataset", name=found.output("dataset").name, version=found.key)
+
+
+def open_base(ctx: Context, given: Input | None) -> Base | None:
+    """The base, if all of it is there; else None, and a line that says why."""
+    if given is None:
+        _LOG.info("append: no dataset of yesterday with this spec and young enough: everything is written anew")
+        return None
+    folder = ctx.ws.home / given.name
+    try:
+        saved = json.loads((folder / DAYS).read_text(encoding="utf-8"))
+        days = {
+            name: Day(
+                d["rows_of"],
+                tuple(Written(**f) for f in d["files"]),
+                {feature: ColumnCounts(**c) for feature, c in d["counts"].items()},
+            )
+            for name, d in saved["days"].items()
+        }
+        torn = [f.name for d in days.values() for f in d.files if (folder / f.name).stat().st_size != f.size]
+        base = Base(folder, saved["learned"], days)
+        _ = base.fitted
+    except (OSError, ValueError, KeyError, TypeError, UserError) as e:
+        _LOG.warning("append: %s is gone or incomplete (%s): everything is written anew", folder, e)
+        return None
+    if torn:
+        _LOG.warning("append: %s has another size than it had: everything is written anew", folder / torn[0])
+        return None
+    return base
+
+
+@dataclass(frozen=True)
+class AppendPlan:
+    """What becomes of each day of the window."""
+
+    base: Base | None
+    rows_of: Mapping[str, str]
+    #: Days taken over.
+    kept: Mapping[str, Day]
+    #: The other days' parts.
+    plans: list[FilePlan]
+    #: The lake files that these are made of.
+    sources: LakeRows
+
+
+def plan_days(
+    base: Base | None, files: LakeRows, home: Path, row_group_rows: int, min_row_groups: int, window: tuple[int, int]
+) -> AppendPlan:
+    """Which days are kept and which are written.
+
+    A day's parts depend on its rows alone, not on its split: tomorrow its valid files are training files.
+
+    Args:
+        files: measured, by day.
+        home: the workspace, below which the lake's files are named.
+        window: days that train and that validate. Either alone has `min_row_groups` row groups where it has the rows.
+    """
+    rule = files.view.rule
+    assert isinstance(rule, TimeRule)
+    least = math.ceil(min_row_groups / min(window))
+    rows_of: dict[str, str] = {}
+    kept: dict[str, Day] = {}
+    plans: list[FilePlan] = []
+    wanted: set[int] = set()
+    for number, by_file in sorted(files.counts.days.items()):
+        day = day_name(number)
+        # Relative to the workspace, which may be moved or mounted elsewhere.
+        named = {os.path.relpath(files.files[i].path, home): n for i, n in by_file.items()}
+        rows_of[day] = fingerprint(named)
+        known = base.days.get(day) if base is not None else None
+        if known is not None and known.rows_of == rows_of[day]:
+            kept[day] = known
+            continue
+        split = "valid" if number >= rule.valid else "train"
+        parts = plan_files({split: sum(by_file.values())}, row_group_rows, least)
+        plans += [replace(p, day=day) for p in parts]
+        wanted |= by_file.keys()
+    sources = replace(files, files=[f for i, f in enumerate(files.files) if i in wanted])
+    return AppendPlan(base, rows_of, kept, plans, sources)
+
+
+def take_over(plan: AppendPlan, folder: Path, valid_from: str) -> WrittenDataset:
+    """Link the kept days' files into a new folder, each into the split that its day is in now."""
+    days: dict[str, tuple[list[Written], dict[str, ColumnCounts]]] = {}
+    counts: dict[str, dict[str, ColumnCounts]] = {}
+    for day, known in plan.kept.items():
+        assert plan.base is not None
+        split = "valid" if day >= valid_from else "train"
+        (folder / split).mkdir(parents=True, exist_ok=True)
+        mine = []
+        for file in known.files:
+            name = f"{split}/{Path(file.name).name}"
+            _link(plan.base.folder / file.name, folder / name)
+            mine.append(replace(file, name=name))
+        days[day] = (mine, dict(known.counts))
+        sums = counts.setdefault(split, {})
+        for feature, found in known.counts.items():
+            sums[feature] = sums.get(feature, ColumnCounts()) + found
+    return WrittenDataset([f for mine, _ in days.values() for f in mine], counts, days)
+
+
+def together(a: WrittenDataset, b: WrittenDataset) -> WrittenDataset:
+    """Two writes into one folder, as one."""
+    counts = {split: dict(by_feature) for split, by_feature in a.counts.items()}
+    for split, by_feature in b.counts.items():
+        sums = counts.setdefault(split, {})
+        for feature, found in by_feature.items():
+            sums[feature] = sums.get(feature, ColumnCounts()) + found
+    return WrittenDataset(sorted([*a.files, *b.files], key=lambda f: f.name), counts, {**a.days, **b.days})
+
+
+def save_days(folder: Path, plan: AppendPlan, written: WrittenDataset, learned: str) -> None:
+    """Write `_days.json`, from which tomorrow's run knows what it can take over."""
+    days = {
+        day: {
+            "rows_of": plan.rows_of[day],
+            "files": [asdict(f) for f in sorted(files, key=lambda f: f.name)],
+            "counts": {feature: asdict(c) for feature, c in counts.items()},
+        }
+        for day, (files, counts) in sorted(written.days.items())
+    }
+    write_text(folder / DAYS, json.dumps({"learned": learned, "days": days}, indent=1) + "\n")
+
+
+def _link(source: Path, target: Path) -> None:
+    """A second name for a file; a copy where the file system has no such thing, or enough of them."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

@@ -1,0 +1,82 @@
+"""The Arrow engine's day where the rows are lake files: which files, their counts, the fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from headrace.config import Spec
+from headrace.features.types import ValueType, declared
+from headrace.features.engines.arrow.fit import FileFit, can_fit
+from headrace.features.engines.arrow.lake_rows import LakeRows, View, lake_rows
+from headrace.features.layout.split import SplitRows, check_counts, time_ranges
+from headrace.features.layout.split_rule import columns_of
+from headrace.features.vocabulary.delta_table import Vocabularies
+from headrace.features.workflow.workflow import FittedWorkflow, Workflow
+from headrace.lake.log import DataFile, DeltaLog
+from headrace.workspace import Workspace
+
+
+@contextmanager
+def files_of_day(
+    spec: Spec, ws: Workspace, ds: str, events: Path, version: int, workflow: Workflow, rows: SplitRows
+) -> Iterator[LakeRows | None]:
+    """The lake's files that hold the events of a dataset of `ds`, pinned; None where the rows must come from a frame.
+
+    That is where table operators make them, where an operator learns from more than statistics of parts, or where the
+    table's log no longer names the version's files.
+    """
+    files = None if spec.features.prepare or not can_fit(workflow) else DeltaLog(events).files(version)
+    if files is None:
+        yield None
+        return
+    types = {c.name: declared(c) for c in spec.table.columns}
+    extra: dict[str, ValueType] = {name: types[name] for name in columns_of(rows.rule)}
+    view = View(rows.rule, rows.splits, workflow.label_column, by_day=spec.features.append is not None)
+    with lake_rows(workflow, of_day(spec, ds, files), view, ws.encoded(spec.pipeline), extra) as found:
+        yield found
+
+
+def of_day(spec: Spec, ds: str, files: list[DataFile]) -> list[DataFile]:
+    """The files that a dataset of `ds` may see: days up to it of a daily source, else the newest snapshot up to it."""
+    days = {f.partition["ds"] or "" for f in files}
+    seen = {d for d in days if d <= ds}
+    if not spec.source.daily:
+        seen = {max(seen, default="")}
+    elif spec.features.split.by == "time":
+        # An event lands on its day or later, never before.
+        seen = {d for d in seen if d >= time_ranges(spec.features, ds)[0][0]}
+    return [f for f in files if f.partition["ds"] in seen]
+
+
+def fit_files(
+    workflow: Workflow,
+    files: LakeRows,
+    rows: SplitRows,
+    vocabularies: Vocabularies,
+    spark: SparkSession | None,
+    pipeline: str,
+    base: FittedWorkflow | None = None,
+) -> tuple[dict[str, int], FittedWorkflow]:
+    """Rows of each split, and what the training rows teach: one pass over the files does both, most often.
+
+    Args:
+        base: what is taken over, all but vocabularies; None: all is learned.
+
+    Raises:
+        UserError: as `headrace.features.layout.split.check_rows`.
+    """
+    fit = FileFit(workflow, files, base)
+    question = fit.question()
+    answers = files.measure(spark, question)
+    counts = files.counts
+    check_counts(rows, counts.rows, counts.null_labels, counts.bad_labels, workflow.label_column, pipeline)
+    while question is not None:
+        fit.answer(answers)
+        question = fit.question()
+        if question is not None:
+            answers = files.measure(spark, question)
+    return counts.rows, fit.finish(vocabularies)

@@ -1,0 +1,111 @@
+"""The rows of a day: the lake's events, through the spec's table operators where there are any, split."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import date, timedelta
+from itertools import count
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from headrace.config import Spec
+from headrace.features.functions.timestamps import spark_micros
+from headrace.features.types import declared
+from headrace.features.layout.split import SplitRows, split_rows, time_ranges
+from headrace.features.engines.spark.transform import col
+from headrace.features.table_ops.external import Reader, pin
+from headrace.features.table_ops.preparation import Preparation, midnight, train_rows
+from headrace.features.table_ops.base import PROBE
+from headrace.manifest import Input
+from headrace.stage import Context
+from headrace.workspace import Workspace
+
+_LOG = logging.getLogger("headrace.features")
+
+
+def first_day(spec: Spec, ds: str) -> str:
+    """The first day whose events are read: that of the training range, or earlier ones that table operators look at."""
+    first = time_ranges(spec.features, ds)[0][0]
+    if not spec.features.prepare:
+        return first
+    back = spec.features.history_days
+    if back is None:
+        back = Preparation.from_spec(spec).lookback_days
+    return (date.fromisoformat(first) - timedelta(days=back)).isoformat()
+
+
+def external_inputs(spec: Spec, ws: Workspace) -> tuple[Input, ...]:
+    """The tables that are joined, as they are now. Raises UserError where one is missing."""
+    return pin(ws.home, Preparation.from_spec(spec).externals) if spec.features.prepare else ()
+
+
+def within(spec: Spec, events: DataFrame, ds: str) -> DataFrame:
+    """Events that happened from `first_day` to the end of ds, whenever they landed (split by time of daily sources)."""
+    if not (spec.source.daily and spec.features.split.by == "time"):
+        return events
+    assert spec.table.event_time is not None
+    type_ = next(declared(c) for c in spec.table.columns if c.name == spec.table.event_time)
+    t = spark_micros(col(spec.table.event_time), type_)
+    return events.where((t >= F.lit(midnight(first_day(spec, ds)))) & (t < F.lit(midnight(ds, 1))))
+
+
+@contextmanager
+def day_rows(ctx: Context, events: DataFrame) -> Iterator[SplitRows]:
+    """The rows that the dataset of a day is made of.
+
+    With table operators they are computed once and kept as Parquet files while the stage goes over them several times:
+    to count, to fit, to write.
+
+    Args:
+        ctx: its inputs pin the tables that are joined, see `external_inputs`.
+        events: the pinned events from `first_day` on.
+
+    Raises:
+        UserError: as the operators and the split do; a table that was joined has changed.
+    """
+    spec = ctx.spec
+    if not spec.features.prepare:
+        yield split_rows(spec, events, ctx.ds)
+        return
+    folder = ctx.ws.spark_local / "prepared" / f"{spec.pipeline}-{ctx.ds}"
+    # What a killed run left.
+    shutil.rmtree(folder, ignore_errors=True)
+    numbers = count()
+
+    def once(frame: DataFrame) -> DataFrame:
+        path = folder / str(next(numbers))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _kept(frame, path)
+
+    try:
+        train, valid = time_ranges(spec.features, ctx.ds)
+        preparation = Preparation.from_spec(spec)
+        reader = Reader.of(ctx.ws.home, preparation.externals, ctx.inputs)
+        frame = preparation.spark(within(spec, events, ctx.ds), reader, train_rows(spec, train[0], valid[0]), once)
+        frame = frame.drop(PROBE)
+        if spec.features.split.by == "time":
+            # Without a look at the rows, and what was read for the past alone is not kept.
+            rows = split_rows(spec, frame, ctx.ds)
+            rows = replace(rows, frame=once(rows.frame))
+        else:
+            rows = split_rows(spec, once(frame), ctx.ds)
+        reader.check_unchanged()
+        _LOG.info("prepared the rows by %s", ", ".join(s.op.name for s in preparation.stands))
+        yield rows
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kept(frame: DataFrame, path: Path) -> DataFrame:
+    """The same rows, from files."""
+    names = frame.columns
+    # Parquet's writer refuses some characters in names: numbers travel.
+    numbered = frame.toDF(*[f"c{i}" for i in range(len(names))])
+    numbered.write.mode("overwrite").parquet(str(path))
+    return frame.sparkSession.read.schema(numbered.schema).parquet(str(path)).toDF(*names)

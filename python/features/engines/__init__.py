@@ -1,0 +1,1 @@
+"""Two engines that fit, transform and write the same bits."""

@@ -1,0 +1,176 @@
+"""Fitting a workflow without Spark's help: statistics of each lake file by Arrow, merged here.
+
+The operators are asked what they want to know (learn.statistics) and taught by the merged statistics of the
+files, so a fit here learns the same bits as one over a frame.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.features.engines.arrow.aggregate import TrainRows, partial_of
+from headrace.features.engines.arrow.dictionary import advance
+from headrace.features.engines.arrow.lake_file import Piece
+from headrace.features.engines.arrow.lake_rows import LakeRows, concatenated, table_at
+from headrace.features.learn.statistics import Partial, Statistic, counts, merge
+from headrace.features.ops.base import Learned, no_lookup
+from headrace.features.ops.categorify import Categorify
+from headrace.features.ops.learner import Learner
+from headrace.features.vocabulary.delta_table import Vocabularies
+from headrace.features.vocabulary.keyed_table import KeyedTable
+from headrace.features.vocabulary.lookup import Lookup
+from headrace.features.workflow.workflow import FittedWorkflow, Workflow
+
+_LOG = logging.getLogger("headrace.features")
+
+#: (chain, step, name of the statistic).
+Name = tuple[int, int, str]
+_MERGING_THREADS = 4
+
+
+def can_fit(workflow: Workflow) -> bool:
+    """Whether every operator that learns does so from statistics of parts."""
+    return all(isinstance(s.op, Learner) for c in workflow.chains for s in c.steps if s.op.learns)
+
+
+class FileFit:
+    """A fit in turns: `question` is what to collect of each file, `answer` takes it; then `finish`.
+
+        fit = FileFit(workflow, rows)
+        while (question := fit.question()) is not None:
+            fit.answer(rows.measure(spark, question))
+        fitted = fit.finish(vocabularies)
+
+    All chains go on together, each over operators that learn nothing until one asks. So there are as many turns as the
+    longest chain has operators that learn, most often one.
+    """
+
+    def __init__(self, workflow: Workflow, rows: LakeRows, base: FittedWorkflow | None = None) -> None:
+        """`base`: what was learned by the same workflow, taken over; then only vocabularies are asked for."""
+        self._base = base
+        self._workflow, self._folder, self._turn = workflow, rows.scratch, 0
+        self._learned: list[list[Learned]] = [[] for _ in workflow.chains]
+        self._values: dict[str, list[Partial]] = {}
+
+    def question(self) -> Collect | None:
+        """What to collect next of each file; None: nothing more."""
+        asked: dict[tuple[int, int], Mapping[str, Statistic]] = {}
+        for i, chain in enumerate(self._workflow.chains):
+            mine = self._learned[i]
+            while len(mine) < len(chain.steps) and (known := self._known(i, len(mine))) is not None:
+                mine.append(known)
+            if len(mine) < len(chain.steps):
+                step = chain.steps[len(mine)]
+                assert isinstance(step.op, Learner)
+                asked[i, len(mine)] = step.op.statistics(step.types)
+        if not asked:
+            return None
+        self._turn += 1
+        return Collect(self._workflow, tuple(map(tuple, self._learned)), asked, str(self._folder), self._turn)
+
+    def _known(self, i: int, j: int) -> Learned | None:
+        """What step j of chain i has learned, where nothing need be asked."""
+        op = self._workflow.chains[i].steps[j].op
+        if not op.learns:
+            return Learned({})
+        if self._base is None or isinstance(op, Categorify):
+            return None
+        of = f"{i}.{j}."
+        tables = {n.removeprefix(of): t.table for n, t in self._base.tables.items() if n.startswith(of)}
+        return Learned(self._base.states[i][j], tables)
+
+    def answer(self, answers: Sequence[Mapping[str, Any]]) -> None:
+        """What `Collect` found in each file."""
+        parts: dict[Name, list[Partial]] = {}
+        for answer in answers:
+            for i, j, name, start in answer["parts"]:
+                parts.setdefault((i, j, name), []).append(table_at(Path(answer["path"]), start))
+        vocabularies: dict[str, list[Partial]] = {}
+        partials: dict[tuple[int, int], dict[str, list[Partial]]] = {}
+        for (i, j, name), mine in parts.items():
+            op = self._workflow.chains[i].steps[j].op
+            if isinstance(op, Categorify):
+                vocabularies.setdefault(op.vocabulary_of(name), []).extend(mine)
+            else:
+                partials.setdefault((i, j), {})[name] = mine
+        with ThreadPoolExecutor(_MERGING_THREADS) as pool:
+            merged = pool.map(self._counted, vocabularies, vocabularies.values())
+            for name, counted in zip(vocabularies, merged, strict=True):
+                self._values.setdefault(name, []).append(counted)
+            finished = pool.map(self._finish, partials, partials.values())
+            learned = dict(zip(partials, finished, strict=True))
+        for i, chain in enumerate(self._workflow.chains):
+            j = len(self._learned[i])
+            if j < len(chain.steps):
+                self._learned[i].append(learned.get((i, j), Learned({})))
+
+    def finish(self, vocabularies: Vocabularies) -> FittedWorkflow:
+        """Give codes and put together what was learned."""
+        pinned = vocabularies.update(self._all_counts(), self._workflow.rules) if self._workflow.rules else {}
+        tables = {
+            f"{i}.{j}.{name}": KeyedTable(table)
+            for i, steps in enumerate(self._learned)
+            for j, learned in enumerate(steps)
+            for name, table in learned.tables.items()
+        }
+        _LOG.info("fitted %d chains in %d passes over the lake files", len(self._learned), self._turn)
+        states = [[learned.states for learned in steps] for steps in self._learned]
+        return FittedWorkflow(self._workflow, states, {n: Lookup(t) for n, t in pinned.items()}, tables)
+
+    def _finish(self, at: tuple[int, int], partials: Mapping[str, Sequence[Partial]]) -> Learned:
+        step = self._workflow.chains[at[0]].steps[at[1]]
+        assert isinstance(step.op, Learner)
+        return step.op.finish({name: merge(parts) for name, parts in partials.items()}, step.types)
+
+    def _counted(self, vocabulary: str, parts: Sequence[Partial]) -> pa.Table:
+        """(name, value, count, day) of the values that are there often enough."""
+        whole = merge(parts)
+        whole = whole.filter(pa.array(counts(whole) >= self._workflow.rules[vocabulary].min_count))
+        return pa.table(
+            {
+                "name": pa.repeat(vocabulary, whole.num_rows),
+                "value": whole.column("key"),
+                "count": whole.column("rows"),
+                "day": whole.column("day"),
+            }
+        )
+
+    def _all_counts(self) -> pa.Table:
+        return pa.concat_tables([t for tables in self._values.values() for t in tables])
+
+
+@dataclass(frozen=True)
+class Collect:
+    """What to collect of a file, in a task (headrace.features.engines.arrow.lake_rows.Measure)."""
+
+    workflow: Workflow
+    #: By chain: what its first steps have learned; the next one asks.
+    learned: tuple[tuple[Learned, ...], ...]
+    asked: Mapping[tuple[int, int], Mapping[str, Statistic]]
+    folder: str
+    turn: int
+
+    def __call__(self, number: int, found: Sequence[tuple[Piece, TrainRows]]) -> dict[str, Any]:
+        parts: dict[Name, list[Partial]] = {}
+        for piece, rows in found:
+            for (i, j), statistics in self.asked.items():
+                chain = self.workflow.chains[i]
+                cells = {name: piece.cells(name) for name in chain.columns}
+                for step, learned in zip(chain.steps[:j], self.learned[i], strict=True):
+                    tables = {name: KeyedTable(table) for name, table in learned.tables.items()}
+                    identity = rows.training_identity if step.op.out_of_fold else None
+                    cells = advance(step, cells, learned.states, no_lookup, tables.__getitem__, identity)
+                for name, statistic in statistics.items():
+                    made = partial_of(statistic, cells, chain.steps[j].types, rows)
+                    parts.setdefault((i, j, name), []).append(made)
+        path = Path(self.folder) / f"partial-{self.turn}-{number}.arrow"
+        names = list(parts)
+        starts = concatenated([merge(parts[n]) for n in names], path)
+        return {"path": str(path), "parts": [[*n, start] for n, start in zip(names, starts, strict=True)]}

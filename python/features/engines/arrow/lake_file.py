@@ -1,0 +1,236 @@
+"""Lake files as pieces: the columns that a pipeline needs, values kept once each, ready to be memory-mapped.
+
+A data file of a Delta table never changes, so what was decoded once can be kept: text columns as the dictionary and
+numbers that Parquet stores them as, the rest as it is, in Arrow's IPC format, one piece a row group. Fit and write
+work on pieces; the day after, only the new day's files are decoded. A folder of pieces appears in one rename, and one
+that is not whole is made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from headrace.atomic import write_text
+from headrace.errors import UserError
+from headrace.features.engines.arrow.dictionary import Cells
+from headrace.features.functions.arrays import with_elements
+from headrace.features.functions.kernels import xxhash64_integers, xxhash64_strings
+from headrace.features.types import ValueType
+from headrace.manifest import fingerprint
+
+#: Part of the folder's name: raise it when a piece's form changes.
+_FORMAT = 1
+_META = "pieces.json"
+FILE, LINE, HASH = "_source_file", "_source_line", "__hash"
+#: Numbers are kept once each where this many first rows have at most half as many values.
+_SAMPLE = 4_096
+
+
+@dataclass(frozen=True)
+class LakeFile:
+    """A data file of the pinned version."""
+
+    path: str
+    size: int
+
+    @property
+    def key(self) -> str:
+        """Names its folder of pieces."""
+        return hashlib.sha256(self.path.encode()).hexdigest()[:24]
+
+
+class Piece:
+    """One row group of a lake file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def batch(self) -> pa.RecordBatch:
+        """All columns, memory-mapped."""
+        return pa.ipc.open_file(pa.memory_map(str(self.path))).get_batch(0)
+
+    @property
+    def rows(self) -> int:
+        return int(self.batch.num_rows)
+
+    def cells(self, name: str) -> Cells:
+        """A column."""
+        column = self.batch.column(self.batch.schema.get_field_index(name))
+        if pa.types.is_dictionary(column.type):
+            return Cells(column.dictionary, column.indices.to_numpy(), distinct=True)
+        return Cells(column)
+
+    @cached_property
+    def hashes(self) -> npt.NDArray[np.int64]:
+        """xxhash64 of file and line of each row, as Spark's."""
+        found: npt.NDArray[np.int64] = self.batch.column(self.batch.schema.get_field_index(HASH)).to_numpy()
+        return found
+
+
+def layout_key(columns: Mapping[str, ValueType]) -> str:
+    """Names the folder of all pieces with these columns."""
+    return fingerprint({"format": _FORMAT, "columns": {name: str(t) for name, t in columns.items()}})
+
+
+def pieces(file: LakeFile, folder: Path, columns: Mapping[str, ValueType]) -> tuple[list[Piece], bool]:
+    """The pieces of a lake file, made where they are not there; and whether they were."""
+    found = _whole(folder / file.key, file)
+    if found is not None:
+        return found, True
+    encode(file, folder, columns)
+    made = _whole(folder / file.key, file)
+    if made is None:
+        raise RuntimeError(f"the pieces of {file.path} vanished from {folder} while they were made")
+    return made, False
+
+
+def encode(file: LakeFile, folder: Path, columns: Mapping[str, ValueType]) -> None:
+    """Decode a lake file into `folder`, in one step."""
+    final = folder / file.key
+    partial = folder / f".{file.key}.{uuid.uuid4().hex[:8]}.partial"
+    partial.mkdir(parents=True)
+    try:
+        parquet = pq.ParquetFile(
+            file.path,
+            memory_map=True,
+            coerce_int96_timestamp_unit="us",
+            read_dictionary=[FILE, *(name for name, t in columns.items() if str(t) == "string")],
+        )
+        there = set(parquet.schema_arrow.names)
+        wanted = [name for name in (*columns, FILE, LINE) if name in there]
+        written: list[int] = []
+        for group in range(parquet.num_row_groups):
+            table = parquet.read_row_group(group, columns=wanted, use_threads=False)
+            if table.num_rows:
+                written.append(_write(_encoded(table, columns), partial / f"{len(written)}.arrow"))
+        write_text(partial / _META, json.dumps({"size": file.size, "pieces": written}))
+        if final.exists():  # it was found not to be whole
+            shutil.rmtree(final, ignore_errors=True)
+        try:
+            os.replace(partial, final)
+        except OSError:
+            # The same task ran twice and the other was first.
+            if _whole(final, file) is None:
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def prune(folder: Path, files: list[LakeFile]) -> None:
+    """Remove the pieces of all other files, and what killed tasks left."""
+    keep = {file.key for file in files}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name not in keep:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _whole(folder: Path, file: LakeFile) -> list[Piece] | None:
+    try:
+        meta = json.loads((folder / _META).read_text(encoding="utf-8"))
+        sizes = meta["pieces"]
+        paths = [folder / f"{i}.arrow" for i in range(len(sizes))]
+        if meta["size"] != file.size or [p.stat().st_size for p in paths] != sizes:
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return [Piece(p) for p in paths]
+
+
+def _write(batch: pa.RecordBatch, path: Path) -> int:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return path.stat().st_size
+
+
+def _encoded(table: pa.Table, columns: Mapping[str, ValueType]) -> pa.RecordBatch:
+    n = table.num_rows
+    arrays, names = [], []
+    for name, type_ in columns.items():
+        if name in table.column_names:
+            arrays.append(_cells(table.column(name), type_, name))
+        else:  # the file is older than the column
+            arrays.append(_cells(pa.chunked_array([pa.nulls(n, type_.arrow)]), type_, name))
+        names.append(name)
+    source = _one(table.column(FILE), pa.string())
+    lines = _one(table.column(LINE), pa.int64())
+    for name, array in ((FILE, source), (LINE, lines), (HASH, pa.array(row_hashes(source, lines)))):
+        arrays.append(array)
+        names.append(name)
+    return pa.RecordBatch.from_arrays(arrays, names=names)
+
+
+def row_hashes(source: pa.DictionaryArray, lines: pa.Array) -> npt.NDArray[np.int64]:
+    """Spark's `xxhash64(_source_file, _source_line)`: the hash of the first is the seed of the second; null: no step.
+
+    int64 [rows].
+    """
+    by_file = np.array([42], np.int64)
+    names = source.dictionary
+    if len(names):
+        hashed = xxhash64_strings(pc.fill_null(names, ""))
+        by_file = np.where(names.is_valid().to_numpy(zero_copy_only=False), hashed, 42)
+    seed = by_file[source.indices.to_numpy()]
+    line = pc.fill_null(lines, 0).to_numpy(zero_copy_only=False)
+    return np.where(lines.is_valid().to_numpy(zero_copy_only=False), xxhash64_integers(line, seed), seed)
+
+
+def _cells(column: pa.ChunkedArray, type_: ValueType, name: str) -> pa.Array:
+    """A column as operators see it (workflow.workflow): NaN is null, a null list is empty; texts and integers with
+    each value once."""
+    array = _one(column, type_.arrow, name)
+    real = type_.element in ("float", "double")
+    if type_.is_list:
+        if array.null_count:
+            array = pc.if_else(array.is_valid(), array, pa.scalar([], array.type))
+        return with_elements(array, _nan_to_null(array.flatten())) if real else array
+    if real:
+        return _nan_to_null(array)
+    if type_.is_integer:
+        sample = array.slice(0, _SAMPLE)
+        if 2 * pc.count_distinct(sample, mode="all").as_py() > len(sample):
+            return array
+        return array.dictionary_encode(null_encoding="encode")
+    return array
+
+
+def _one(column: pa.ChunkedArray, type_: pa.DataType, name: str = "") -> pa.Array:
+    """One array of a column read from Parquet; texts as a dictionary with a null in it where a row has one."""
+    if pa.types.is_dictionary(column.type) or pa.types.is_string(column.type):
+        if not pa.types.is_dictionary(column.type):
+            column = column.dictionary_encode()
+        if not pa.types.is_string(type_):
+            raise UserError(f"column '{name}' is text in the lake and cannot be read as {type_}")
+        if column.num_chunks > 1:
+            column = pa.chunked_array([pa.concat_arrays(column.unify_dictionaries().chunks)])
+        array = column.chunk(0) if column.num_chunks else pa.array([], pa.string()).dictionary_encode()
+        index, values = array.indices, array.dictionary.cast(pa.string())
+        if index.null_count:
+            index = pc.fill_null(index, len(values))
+            values = pa.concat_arrays([values, pa.nulls(1, pa.string())])
+        return pa.DictionaryArray.from_arrays(index.cast(pa.int32()), values)
+    array = pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
+    if array.type == type_:
+        return array
+    try:
+        return array.cast(type_)
+    except pa.ArrowException as e:
+        raise UserError(f"column '{name}' is {array.type} in the lake and cannot be read as {type_}: {e}") from None
+
+
+def _nan_to_null(x: pa.Array) -> pa.Array:
+    return pc.if_else(pc.is_nan(x), pa.scalar(None, x.type), x)

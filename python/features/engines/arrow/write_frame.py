@@ -1,0 +1,171 @@
+"""The Arrow engine's write: Spark brings the rows of a part to one task, which transforms and writes them in Arrow."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+
+from headrace.dataset.parquet import lists
+from headrace.features.engines.spark.transform import col
+from headrace.features.layout.files import (
+    ColumnCounts,
+    FilePlan,
+    Written,
+    WrittenDataset,
+    carried_columns,
+    identity,
+    placed,
+    source_sets,
+)
+from headrace.features.workflow.workflow import FittedWorkflow, physical_schema, stored_schema
+from headrace.schema import NULL_CODE, OOV_CODE, DatasetSchema, Kind
+
+
+def write(
+    fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan], folder: Path, workflow: Path
+) -> WrittenDataset:
+    """See `headrace.features.layout.files.write_dataset`."""
+    w = fitted.workflow
+    frame = placed(rows.select(*[col(c) for c in w.input_columns], *identity(w)), plans)
+    task = _Task(tuple(plans), str(folder), str(workflow), tuple(carried_columns(w)), tuple(frame.columns))
+    # mapInArrow reads a dot in a column's name as a field's: numbers travel, the task puts the names back.
+    numbered = frame.toDF(*[f"c{i}" for i in range(len(frame.columns))])
+    found = numbered.mapInArrow(task.run, "written string").collect()
+    return written_dataset(plans, (json.loads(text) for (text,) in found))
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What runs on an executor: sorted batches in, Parquet files out."""
+
+    plans: tuple[FilePlan, ...]
+    folder: str
+    workflow: str
+    carried: tuple[str, ...]
+    #: Of the batches' columns, in order.
+    names: tuple[str, ...]
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        fitted = loaded(self.workflow)
+        index, missing = -1, dict.fromkeys(source_sets(fitted), 0)
+        done: list[pa.RecordBatch] = []
+        for numbered in batches:
+            whole = pa.RecordBatch.from_arrays(numbered.columns, names=list(self.names))
+            parts = whole.column(whole.schema.get_field_index("__part")).to_numpy()
+            edges = [0, *(np.flatnonzero(np.diff(parts)) + 1).tolist(), len(parts)]
+            for start, end in pairwise(edges):
+                if start == end:
+                    continue
+                if parts[start] != index:
+                    if done:
+                        yield self._write(fitted, index, done, missing)
+                    index, done, missing = int(parts[start]), [], dict.fromkeys(missing, 0)
+                batch = whole.slice(start, end - start)
+                done.append(self._transform(fitted, batch))
+                rows = {name: fitted.missing(batch, name) for name in fitted.input_columns}
+                for sources in missing:
+                    missing[sources] += int(np.count_nonzero(np.logical_or.reduce([rows[name] for name in sources])))
+        if done:
+            yield self._write(fitted, index, done, missing)
+
+    def _transform(self, fitted: FittedWorkflow, batch: pa.RecordBatch) -> pa.RecordBatch:
+        rest = [batch.column(batch.schema.get_field_index(c)) for c in ("__label", *self.carried)]
+        made = fitted.transform_batch(batch).columns
+        return pa.RecordBatch.from_arrays([*made, *rest], schema=physical_schema(fitted.schema.features))
+
+    def _write(
+        self, fitted: FittedWorkflow, index: int, done: list[pa.RecordBatch], missing: Mapping[tuple[str, ...], int]
+    ) -> pa.RecordBatch:
+        written = write_part(fitted.schema, self.plans[index], Path(self.folder), pa.Table.from_batches(done), missing)
+        return pa.RecordBatch.from_pydict({"written": [json.dumps(written)]})
+
+
+def write_part(
+    schema: DatasetSchema, plan: FilePlan, folder: Path, table: pa.Table, missing: Mapping[tuple[str, ...], int]
+) -> dict[str, Any]:
+    """Write the files of a part.
+
+    Args:
+        table: its rows in order (`physical_schema`): lists padded, which they are not in the files.
+        missing: by `source_sets`, rows that lack a value of one of these columns.
+
+    Returns:
+        What `written_dataset` puts together: JSON values.
+    """
+    table = _stored(schema, table)
+    rows = table.num_rows
+    groups = plan.groups_of(rows)
+    edges = [rows * i // groups for i in range(groups + 1)]
+    files = []
+    for group, (start, end) in enumerate(pairwise(edges)):
+        path = folder / plan.file(group)
+        # A task may run twice; the last rename wins, and both wrote the same.
+        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
+        with pq.ParquetWriter(partial, table.schema, compression="none", use_dictionary=False) as writer:
+            writer.write_table(table.slice(start, end - start), row_group_size=end - start)
+        size = partial.stat().st_size
+        os.replace(partial, path)
+        files.append({"name": plan.file(group), "rows": end - start, "row_groups": 1, "size": size})
+    counts = {name: asdict(c) for name, c in _count(schema, table, missing).items()}
+    return {"split": plan.split, "day": plan.day, "files": files, "counts": counts}
+
+
+def written_dataset(plans: list[FilePlan], parts: Iterable[Mapping[str, Any]]) -> WrittenDataset:
+    """The parts' files and counts together."""
+    files: list[Written] = []
+    counts: dict[str, dict[str, ColumnCounts]] = {p.split: {} for p in plans}
+    days: dict[str, tuple[list[Written], dict[str, ColumnCounts]]] = {p.day: ([], {}) for p in plans if p.day}
+    for part in parts:
+        mine = [Written(**file) for file in part["files"]]
+        files += mine
+        sums = [counts[part["split"]]]
+        if part["day"]:
+            days[part["day"]][0].extend(mine)
+            sums.append(days[part["day"]][1])
+        for name, found in part["counts"].items():
+            for sum_ in sums:
+                sum_[name] = sum_.get(name, ColumnCounts()) + ColumnCounts(**found)
+    return WrittenDataset(sorted(files, key=lambda f: f.name), counts, days)
+
+
+def _count(schema: DatasetSchema, table: pa.Table, missing: Mapping[tuple[str, ...], int]) -> dict[str, ColumnCounts]:
+    fed = (*schema.of(Kind.CONTINUOUS), *schema.of(Kind.CATEGORICAL))
+    out = {f.name: ColumnCounts(missing=missing[f.sources]) for f in fed}
+    for feature in schema.of(Kind.CATEGORICAL):
+        column = table.column(feature.name).combine_chunks()
+        codes = (column.flatten() if feature.is_list else column).to_numpy()
+        out[feature.name].coded += int(np.count_nonzero(codes != NULL_CODE))
+        if feature.vocabulary is not None:
+            is_oov = (codes >= OOV_CODE) & (codes < feature.first_code)
+            out[feature.name].oov += int(np.count_nonzero(is_oov))
+    return out
+
+
+def _stored(schema: DatasetSchema, table: pa.Table) -> pa.Table:
+    """Padded columns as lists. One chunk a column: where there are several Parquet may cut pages."""
+    table = table.combine_chunks()
+    columns = []
+    for f in schema.features:
+        if f.is_list:
+            columns.append(lists.cut(np.stack([table.column(c).to_numpy() for c in f.physical], axis=1)))
+        else:
+            columns.append(table.column(f.physical[0]))
+    return pa.Table.from_arrays(columns, schema=stored_schema(schema.features))
+
+
+@lru_cache(maxsize=2)
+def loaded(folder: str, most_values: int | None = None) -> FittedWorkflow:
+    """A worker process serves many tasks: it reads the vocabularies and builds their indexes once."""
+    return FittedWorkflow.load(Path(folder), most_values)

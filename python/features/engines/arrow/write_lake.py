@@ -1,0 +1,297 @@
+"""The Arrow engine's write from pieces of lake files: no row passes through Spark, no text is looked at twice.
+
+First each piece: where its rows go, and what its distinct values become (a code or a number each). Then each part of
+the dataset: its rows of every piece, by one gather of those results, in the order of the rows' hashes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+
+from headrace.features.engines.arrow.array_file import load_arrays, save_arrays
+from headrace.features.engines.arrow.dictionary import advance
+from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile, Piece, pieces
+from headrace.features.engines.arrow.lake_rows import LakeRows, View
+from headrace.features.engines.arrow.tasks import cores_of, grouped, run_tasks
+from headrace.features.engines.arrow.write_frame import loaded, write_part, written_dataset
+from headrace.features.functions.arrays import doubles
+from headrace.features.layout.files import FilePlan, WrittenDataset, source_sets
+from headrace.features.layout.split_rule import day_number
+from headrace.features.workflow.workflow import FittedWorkflow, _finish_arrow, physical_schema
+
+Array = npt.NDArray[Any]
+_ORDER, _EDGES = "order", "edges"
+#: A vocabulary with more values is looked up in its file: in memory each value takes about 60 bytes of every worker.
+MOST_VALUES = 20_000_000
+
+
+def write_encoded(
+    fitted: FittedWorkflow,
+    rows: LakeRows,
+    plans: list[FilePlan],
+    folder: Path,
+    workflow: Path,
+    spark: SparkSession | None,
+) -> WrittenDataset:
+    """Transform the rows of all splits and write them; see `headrace.features.layout.files.write_dataset`.
+
+    The same files as from a frame, bit for bit. A task holds the results of one piece, or the rows of one part.
+    """
+    for split in {p.split for p in plans}:
+        (folder / split).mkdir(parents=True, exist_ok=True)
+    tasks = grouped(list(enumerate(rows.files)), lambda pair: pair[1].size, cores_of(spark))
+    place = _Place(
+        tuple(tuple(t) for t in tasks),
+        str(rows.folder),
+        dict(rows.columns),
+        rows.view,
+        str(workflow),
+        str(rows.scratch),
+        tuple(plans),
+        MOST_VALUES,
+    )
+    found = sorted(run_tasks(spark, len(tasks), place), key=lambda f: f["file"])
+    placed = tuple((piece, ends) for f in found for piece, ends in f["pieces"])
+    parts = run_tasks(spark, len(plans), _Gather(placed, tuple(plans), str(folder), str(workflow)))
+    return written_dataset(plans, parts)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Stage two, in a task: of each piece the order of its rows by part, and what its values become."""
+
+    tasks: tuple[tuple[tuple[int, LakeFile], ...], ...]
+    folder: str
+    columns: Mapping[str, Any]
+    view: View
+    workflow: str
+    scratch: str
+    plans: tuple[FilePlan, ...]
+    most_values: int
+
+    def __call__(self, task: int) -> Iterator[dict[str, Any]]:
+        fitted = loaded(self.workflow, self.most_values)
+        for number, file in self.tasks[task]:
+            out = []
+            for i, piece in enumerate(pieces(file, Path(self.folder), self.columns)[0]):
+                split = self.view.split(piece)
+                part = parts_of(split, piece.hashes, self.view.splits, self.plans, self.view.days(piece))
+                order, edges = placement(piece, part, self.plans)
+                if not len(order):
+                    continue
+                identity = self.view.train(piece, split).training_identity if fitted.workflow.out_of_fold else None
+                path = Path(self.scratch) / f"ends-{number}-{i}.arrays"
+                arrays: dict[str, Array] = {_ORDER: order, _EDGES: edges}
+                save_arrays(path, arrays | ends_of(fitted, piece, identity))
+                out.append([str(piece.path), str(path)])
+            yield {"file": number, "pieces": out}
+
+
+def parts_of(
+    split: npt.NDArray[np.int8],
+    hashes: npt.NDArray[np.int64],
+    splits: Sequence[str],
+    plans: Sequence[FilePlan],
+    day: npt.NDArray[np.int64] | None,
+) -> npt.NDArray[np.int64]:
+    """Each row's part, its index in `plans`; len(plans) for a row of no plan. int64 [rows].
+
+    Args:
+        split: of each row, its position in `splits`.
+        day: of each row, days since 1970; None where no plan is of a day.
+    """
+    out = np.full(len(split), len(plans), np.int64)
+    alike: dict[tuple[str, str | None], list[int]] = {}
+    for i, p in enumerate(plans):
+        alike.setdefault((p.split, p.day), []).append(i)
+    for (name, of), mine in alike.items():
+        inside = split == splits.index(name)
+        if of is not None:
+            assert day is not None
+            inside &= day == day_number(of)
+        rows = np.flatnonzero(inside)
+        # NumPy's remainder has the sign of the divisor, as Spark's pmod.
+        out[rows] = mine[0] + (hashes[rows] % len(mine) if len(mine) > 1 else 0)
+    return out
+
+
+def placement(
+    piece: Piece, part: npt.NDArray[np.int64], plans: Sequence[FilePlan]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """(order, edges): rows order[edges[k]:edges[k + 1]] are those of part k, by hash, file and line."""
+    by_hash = _in_order(piece.hashes, [(piece, np.arange(piece.rows))])
+    small = part[by_hash].astype(np.uint16 if len(plans) < 2**16 else np.int64)  # two bytes are sorted by radix
+    order = by_hash[np.argsort(small, kind="stable")]
+    edges = np.searchsorted(part[order], np.arange(len(plans) + 1))
+    return order[: edges[-1]].astype(np.int32), edges
+
+
+def _in_order(hashes: npt.NDArray[np.int64], sources: Sequence[tuple[Piece, Array]]) -> npt.NDArray[np.int64]:
+    """The order of rows by hash; rows of one hash (there are hardly any) by file and line.
+
+    `hashes` are those of the given rows of the pieces, one piece behind the other.
+    """
+    order = np.argsort(hashes, kind="stable")
+    sorted_ = hashes[order]
+    ties = np.flatnonzero(sorted_[1:] == sorted_[:-1])
+    if not len(ties):
+        return order
+    tied = np.unique(np.concatenate([ties, ties + 1]))
+    rows = order[tied]
+    file, line = _identities(sources, rows)
+    order[tied] = rows[np.lexsort((line, file, hashes[rows]))]
+    return order
+
+
+def _identities(sources: Sequence[tuple[Piece, Array]], rows: Array) -> tuple[Array, Array]:
+    """(rank of its source file, source line) of rows, numbered through the pieces' given rows. int64 [n], twice."""
+    starts = np.cumsum([0, *(len(mine) for _, mine in sources)])
+    files, lines, places = [], [], []
+    for (piece, mine), start, end in zip(sources, starts[:-1], starts[1:], strict=True):
+        place = np.flatnonzero((rows >= start) & (rows < end))
+        at = mine[rows[place] - start]
+        files.append(piece.cells(FILE).at(at).cast(pa.string()))
+        lines.append(piece.cells(LINE).at(at).cast(pa.int64()))
+        places.append(place)
+    # Arrow orders texts by their UTF-8 bytes.
+    encoded = pc.fill_null(pa.chunked_array(files), "").combine_chunks().dictionary_encode()
+    rank = np.empty(len(encoded.dictionary), np.int64)
+    rank[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(rank))
+    back = np.argsort(np.concatenate(places))
+    line = pc.fill_null(pa.chunked_array(lines), -1).to_numpy()
+    return rank[encoded.indices.to_numpy()][back], line[back]
+
+
+def ends_of(fitted: FittedWorkflow, piece: Piece, identity: pa.Array | None) -> dict[str, Array]:
+    """What a piece's columns become, by physical column of the features.
+
+    `value.NAME`: a result for each distinct value of the one input column that the feature is made of, whose index the
+    piece has; `row.NAME`: one for each row.
+    """
+    out: dict[str, Array] = {}
+    wanted = {f.name: f for f in fitted.features}
+    for i, (chain, states) in enumerate(zip(fitted.workflow.chains, fitted.states, strict=True)):
+        if wanted.keys().isdisjoint(chain.ends):
+            continue
+        cells = {name: piece.cells(name) for name in chain.columns}
+        for j, (step, state) in enumerate(zip(chain.steps, states, strict=True)):
+            table = partial(_table, fitted, f"{i}.{j}")
+            cells = advance(step, cells, state, fitted.vocabularies.__getitem__, table, identity)
+        for name, end in chain.ends.items():
+            if name not in wanted:
+                continue
+            array = _finish_arrow(cells[name].values, end)
+            kind = "row" if cells[name].index is None else "value"
+            if wanted[name].is_list:
+                matrix = array.flatten().to_numpy().reshape(-1, wanted[name].length)
+                for k, column in enumerate(wanted[name].physical):
+                    out[f"{kind}.{column}"] = matrix[:, k]
+            else:
+                out[f"{kind}.{wanted[name].physical[0]}"] = array.to_numpy(zero_copy_only=False)
+    return out
+
+
+def _table(fitted: FittedWorkflow, scope: str, name: str) -> Any:
+    return fitted.tables[f"{scope}.{name}"]
+
+
+@dataclass(frozen=True)
+class _Gather:
+    """Stage three, in a task: one part, its rows from every piece."""
+
+    #: Paths of pieces and of what `_Place` left of them.
+    pieces: tuple[tuple[str, str], ...]
+    plans: tuple[FilePlan, ...]
+    folder: str
+    workflow: str
+
+    def __call__(self, part: int) -> Iterator[dict[str, Any]]:
+        fitted = loaded(self.workflow, 0)  # no value is looked up any more
+        sources: list[_Source] = []
+        for piece, ends in self.pieces:
+            arrays = load_arrays(Path(ends))
+            start, end = arrays[_EDGES][part : part + 2]
+            if start < end:
+                sources.append(_Source(Piece(Path(piece)), arrays[_ORDER][start:end], arrays))
+        if not sources:
+            yield {"split": self.plans[part].split, "day": self.plans[part].day, "files": [], "counts": {}}
+            return
+        hashes = np.concatenate([s.piece.hashes[s.rows] for s in sources])
+        order = _in_order(hashes, [(s.piece, s.rows) for s in sources])
+        columns: list[pa.Array] = []
+        for feature in fitted.features:
+            for name in feature.physical:
+                parts = [s.end(name, feature.sources) for s in sources]
+                columns.append(pa.array(np.concatenate(parts).take(order)))
+        label = [doubles(s.column(fitted.workflow.label_column)).cast(pa.float32()) for s in sources]
+        taken = pa.array(order)
+        columns.append(pa.concat_arrays(label).take(taken))
+        for name in fitted.workflow.carried_columns:
+            columns.append(pa.concat_arrays([s.column(name) for s in sources]).take(taken))
+        missing = {of: sum(s.missing(of) for s in sources) for of in source_sets(fitted)}
+        table = pa.Table.from_arrays(columns, schema=physical_schema(fitted.schema.features))
+        yield write_part(fitted.schema, self.plans[part], Path(self.folder), table, missing)
+
+
+class _Source:
+    """The rows of a part that one piece has, in the order of their hashes."""
+
+    def __init__(self, piece: Piece, rows: npt.NDArray[np.int32], ends: Mapping[str, Array]) -> None:
+        # NumPy makes 64-bit indices of others anew each time.
+        self.piece, self.rows, self._ends = piece, rows.astype(np.intp), ends
+        self._indexes: dict[str, Array] = {}
+
+    def end(self, column: str, sources: Sequence[str]) -> Array:
+        """A physical column's values."""
+        by_value = self._ends.get(f"value.{column}")
+        if by_value is None:
+            found: Array = self._ends[f"row.{column}"].take(self.rows)
+            return found
+        out: Array = by_value.take(self._index(sources[0]))
+        return out
+
+    def column(self, name: str) -> pa.Array:
+        """An input column's values."""
+        cells = self.piece.cells(name)
+        if cells.index is None:
+            return cells.values.take(pa.array(self.rows))
+        return cells.values.take(pa.array(self._index(name)))
+
+    def missing(self, names: Sequence[str]) -> int:
+        """Rows without a value in one of the columns."""
+        gone = [self._missing(name) for name in names]
+        return int(np.count_nonzero(np.logical_or.reduce(gone)))
+
+    def _missing(self, name: str) -> npt.NDArray[np.bool_]:
+        cells = self.piece.cells(name)
+        none = is_missing(cells.values)
+        if cells.index is None:
+            return none[self.rows]
+        if not none.any():
+            return np.zeros(len(self.rows), np.bool_)
+        where = np.flatnonzero(none)
+        index = self._index(name)
+        return index == where[0] if len(where) == 1 else none[index]
+
+    def _index(self, name: str) -> Array:
+        if name not in self._indexes:
+            index = self.piece.cells(name).index
+            assert index is not None
+            self._indexes[name] = index.take(self.rows)
+        return self._indexes[name]
+
+
+def is_missing(x: pa.Array) -> npt.NDArray[np.bool_]:
+    """Values that are none: null, an empty list. bool [n]."""
+    none = pc.equal(pc.list_value_length(x), 0) if pa.types.is_list(x.type) else x.is_null()
+    return np.asarray(none.to_numpy(zero_copy_only=False), np.bool_)

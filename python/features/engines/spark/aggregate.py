@@ -1,0 +1,275 @@
+"""Statistics by Spark: plain aggregates, so that Catalyst and RAPIDS see all of them, and the tables that Arrow makes.
+
+Before a double is cut into digits its range must be known: one pass for the ranges of all numbers that need it (none
+for integers), one for all statistics of ungrouped rows, one for all that count values or the label by text, one for
+those that count numbers, and one for each other.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from headrace.errors import UserError
+from headrace.features.functions.keys import spark_joint_key
+from headrace.features.learn import exact_sums
+from headrace.features.learn.exact_sums import I64
+from headrace.features.learn.statistics import LABEL, Number, Partial, Statistic, assemble
+from headrace.features.types import ValueType
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A statistic of columns of a frame."""
+
+    statistic: Statistic
+    columns: Mapping[str, Column]
+    types: Mapping[str, ValueType]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a frame says of its rows besides features, see `headrace.features.learn.statistics.Rows`."""
+
+    label: Column | None = None
+    label_type: ValueType | None = None
+    day: Column | None = None
+    #: bigint.
+    identity: Column | None = None
+
+
+#: A number that is to be summed: whose it is, what it is made of, the places of its digits.
+@dataclass(frozen=True)
+class _Source:
+    column: Column
+    type: ValueType
+
+
+def spark_partials(frame: DataFrame, asked: Sequence[Asked], facts: Facts) -> tuple[list[Partial], int]:
+    """Statistics of all rows of a frame, in the order asked, and the number of passes that they took.
+
+    Raises:
+        UserError: folds are asked for and the frame has no identity of rows.
+    """
+    passes = 0
+    places, ranged = _places(frame, asked, facts)
+    passes += ranged
+    plain = [i for i, a in enumerate(asked) if not a.statistic.key and not a.statistic.folds]
+    cells: dict[tuple[object, ...], list[int]] = {}
+    alone = []
+    for i, a in enumerate(asked):
+        s = a.statistic
+        if i in plain:
+            continue
+        if all(n.column == LABEL for n in s.numbers):
+            cells.setdefault((s.kind, s.folds, s.day, s.numbers), []).append(i)
+        else:
+            alone.append(i)
+    out: dict[int, Partial] = {}
+    if plain:
+        out |= _ungrouped(frame, {i: asked[i] for i in plain}, facts, places)
+        passes += 1
+    for batch in [*cells.values(), *([i] for i in alone)]:
+        out |= _grouped(frame, {i: asked[i] for i in batch}, facts, places)
+        passes += 1
+    return [out[i] for i in range(len(asked))], passes
+
+
+def fold_of(identity: Column, folds: int) -> Column:
+    """`headrace.features.learn.statistics.folds_of` as an int column."""
+    return F.pmod(F.shiftright(identity, 20), F.lit(folds).cast("bigint")).cast("int")
+
+
+def spark_rounded(x: Column, bits: int) -> Column:
+    """`headrace.features.learn.statistics.rounded`."""
+    if bits >= 53:
+        return x
+    far = x * F.lit(2.0 ** (53 - bits) + 1.0)
+    return far - (far - x)
+
+
+def _source(a: Asked, number: Number, facts: Facts) -> _Source:
+    if number.column == LABEL:
+        assert facts.label is not None
+        assert facts.label_type is not None
+        return _Source(facts.label, facts.label_type)
+    return _Source(a.columns[number.column], a.types[number.column])
+
+
+#: By statistic and number (all that are of the label have the same).
+_Places = Mapping[tuple[int, int], range]
+
+
+def _places(frame: DataFrame, asked: Sequence[Asked], facts: Facts) -> tuple[_Places, int]:
+    """Where each number that is summed has digits, and the passes that it took to know."""
+    places: dict[tuple[int, int], range] = {}
+    ask: list[Column] = []
+    waiting: list[tuple[tuple[int, int], int, ValueType]] = []
+    of_label: int | None = None
+    for i, a in enumerate(asked):
+        for j, number in enumerate(a.statistic.numbers):
+            if not (number.sum or number.squares):
+                continue
+            source = _source(a, number, facts)
+            if source.type.element in ("boolean", "int", "code"):
+                largest = 1.0 if source.type.element == "boolean" else 2.0**31
+                places[i, j] = exact_sums.places(1.0, largest, whole=True)
+                continue
+            at = len(ask) // 2
+            if number.column == LABEL and of_label is not None:
+                at = of_label
+            else:
+                size = F.abs(exact_sums.spark_usable(source.column))
+                ask += [F.min(F.when(size > 0, size)).alias(f"r{2 * at}"), F.max(size).alias(f"r{2 * at + 1}")]
+                of_label = at if number.column == LABEL else of_label
+            waiting.append(((i, j), at, source.type))
+    if not ask:
+        return places, 0
+    row = frame.agg(*ask).collect()[0]
+    for where, at, type_ in waiting:
+        low, high = row[2 * at], row[2 * at + 1]
+        places[where] = exact_sums.places(low or 0.0, high or 0.0 if low else 0.0, whole=type_.is_integer)
+    return places, 1
+
+
+def _ungrouped(frame: DataFrame, asked: Mapping[int, Asked], facts: Facts, places: _Places) -> dict[int, Partial]:
+    """All statistics without groups, in one pass: a row."""
+    named = _Named()
+    measures: dict[int, dict[str, str]] = {}
+    for i, a in asked.items():
+        measures[i] = named.add_rows(a.statistic, facts)
+        for j, number in enumerate(a.statistic.numbers):
+            measures[i] |= named.add_number(j, number, _source(a, number, facts), places.get((i, j)))
+    answer = named.select(frame).agg(*[named.aggregate(alias) for alias in named.asked]).toArrow()
+    return {i: _partial(answer, mine, {}) for i, mine in measures.items()}
+
+
+def _grouped(frame: DataFrame, asked: Mapping[int, Asked], facts: Facts, places: _Places) -> dict[int, Partial]:
+    """Statistics of one form over one or several columns: their values are cells (which, value) of the same groups."""
+    order = list(asked)
+    first = asked[order[0]]
+    s = first.statistic
+    named = _Named()
+    named.values["__cells"] = _cells([asked[i] for i in order])
+    groups = [F.col("__cell.v").alias("v"), F.col("__cell.key").alias("key")]
+    if s.folds:
+        if facts.identity is None:
+            raise UserError("folds are of rows with an identity: the columns _source_file and _source_line are missing")
+        named.values["__fold"] = fold_of(facts.identity, s.folds)
+        groups.append(F.col("__fold").alias("fold"))
+    measures = named.add_rows(s, facts)
+    for j, number in enumerate(s.numbers):
+        measures |= named.add_number(j, number, _source(first, number, facts), places.get((order[0], j)))
+    exploded = named.select(frame).withColumn("__cell", F.explode("__cells")).where(F.col("__cell.key").isNotNull())
+    answer = exploded.groupBy(*groups).agg(*[named.aggregate(alias) for alias in named.asked]).toArrow()
+    answer = answer.combine_chunks()
+    which = answer.column("v").to_numpy()
+    out = {}
+    for v, i in enumerate(order):
+        mine = answer.filter(pa.array(which == v))
+        keys = (["key"] if asked[i].statistic.key else []) + (["fold"] if s.folds else [])
+        out[i] = _partial(mine, measures, {name: mine.column(name) for name in keys})
+    return out
+
+
+def _cells(asked: Sequence[Asked]) -> Column:
+    """An array of structs (v: which statistic, key: a text or a double; null where the row counts for none)."""
+
+    def cell(v: int, key: Column) -> Column:
+        return F.struct(F.lit(v).alias("v"), key.alias("key"))
+
+    def text_cell(v: int) -> Callable[[Column], Column]:
+        return lambda x: cell(v, x.cast("string"))
+
+    scalars, lists = [], []
+    for v, a in enumerate(asked):
+        s = a.statistic
+        if not s.key:
+            scalars.append(cell(v, F.lit("")))
+        elif s.kind == "number":
+            scalars.append(cell(v, spark_rounded(exact_sums.spark_usable(a.columns[s.key[0]]), s.bits)))
+        elif a.types[s.key[0]].is_list:
+            lists.append(F.transform(a.columns[s.key[0]], text_cell(v)))
+        else:
+            scalars.append(cell(v, spark_joint_key([a.columns[name] for name in s.key])))
+    parts = ([F.array(*scalars)] if scalars else []) + lists
+    return F.concat(*parts) if len(parts) > 1 else parts[0]
+
+
+class _Named:
+    """Values that a pass is made of, in layers of plain columns: an expression that is used often is computed once."""
+
+    def __init__(self) -> None:
+        #: First layer: by alias.
+        self.values: dict[str, Column] = {}
+        #: Second layer: digits of columns of the first.
+        self._digits: dict[str, Column] = {}
+        #: By alias: the aggregate, over columns of both.
+        self.asked: dict[str, Column] = {}
+        self._next = itertools.count()
+
+    def add_rows(self, statistic: Statistic, facts: Facts) -> dict[str, str]:
+        """Ask for rows, and the first day; names of the partial's columns and of the answer's."""
+        measures = {"rows": self._ask(F.count(F.lit(1)))}
+        if statistic.day:
+            self.values["__day"] = (facts.day if facts.day is not None else F.lit(0)).cast("bigint")
+            measures["day"] = self._ask(F.min("__day"))
+        return measures
+
+    def add_number(self, j: int, number: Number, source: _Source, places: range | None) -> dict[str, str]:
+        """Ask for all measures of a number."""
+        x = f"__x{next(self._next)}"
+        self.values[x] = exact_sums.spark_usable(source.column)
+        measures = {f"{j}.count": self._ask(F.count(x))}
+        if number.ends:
+            measures |= {f"{j}.min": self._ask(F.min(x)), f"{j}.max": self._ask(F.max(x))}
+        if places is not None:
+            names = {place: f"{x}d{i}" for i, place in enumerate(places)}
+            for place, digit in exact_sums.sql_digits(x, places).items():
+                self._digits[names[place]] = F.expr(digit)
+                measures[f"{j}.sum.{place}"] = self._ask(F.sum(names[place]))
+            if number.squares:
+                for place, digit in exact_sums.sql_square_digits(names, places).items():
+                    measures[f"{j}.squares.{place}"] = self._ask(F.expr(f"sum({digit})"))
+        return measures
+
+    def aggregate(self, alias: str) -> Column:
+        """An aggregate of the pass."""
+        return self.asked[alias].alias(alias)
+
+    def select(self, frame: DataFrame) -> DataFrame:
+        """The frame with the values, in layers."""
+        values = [column.alias(name) for name, column in self.values.items()] or [F.lit(1).alias("__one")]
+        frame = frame.select(*values)
+        if self._digits:
+            frame = frame.select("*", *[column.alias(name) for name, column in self._digits.items()])
+        return frame
+
+    def _ask(self, aggregate: Column) -> str:
+        alias = f"m{next(self._next)}"
+        self.asked[alias] = aggregate
+        return alias
+
+
+def _partial(answer: pa.Table, measures: Mapping[str, str], keys: Mapping[str, pa.ChunkedArray]) -> Partial:
+    """A statistic's table of an answer's columns."""
+    columns: dict[str, pa.Array] = {name: key.combine_chunks() for name, key in keys.items()}
+    sums: dict[tuple[str, str], dict[int, I64]] = {}
+    for name, alias in measures.items():
+        column = answer.column(alias)
+        number, _, rest = name.partition(".")
+        measure, _, place = rest.partition(".")
+        if place:
+            # A sum of no number is null.
+            sums.setdefault((number, measure), {})[int(place)] = np.asarray(column.fill_null(0).to_numpy(), np.int64)
+        elif name == "day":
+            columns[name] = column.fill_null(np.iinfo(np.int64).max).combine_chunks()
+        else:
+            columns[name] = column.combine_chunks()
+    return assemble(columns, sums)

@@ -1,0 +1,191 @@
+"""The Spark engine's write: one plan from the rows to the Parquet files, which a GPU can run whole.
+
+Spark names its files as it likes. So it writes a folder for each file that is wanted, below a folder of its own, and
+this process moves each file to its name; it reads footers, never rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+
+from headrace.features.engines.spark.transform import col, is_missing, padded, stored, zero_of
+from headrace.features.layout.files import (
+    ColumnCounts,
+    FilePlan,
+    Written,
+    WrittenDataset,
+    carried_columns,
+    identity,
+    of_part,
+    part_key,
+    part_of,
+    source_sets,
+)
+from headrace.features.layout.split import SPLIT
+from headrace.features.workflow.workflow import FittedWorkflow
+from headrace.schema import NULL_CODE, OOV_CODE, Kind
+
+_LOG = logging.getLogger("headrace.features")
+
+#: The layout that the readers are fastest with: no compression, no dictionary.
+_OPTIONS = {
+    "compression": "none",
+    "parquet.enable.dictionary": "false",
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+}
+#: A carried text may be long; no more than this is reckoned with.
+_TEXT_BYTES = 256
+_LEAST_BLOCK = 1 << 27
+_FOOTERS_AT_ONCE = 16
+
+
+def write(
+    fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan], folder: Path, workflow: Path
+) -> WrittenDataset:
+    """See `headrace.features.layout.files.write_dataset`."""
+    parts, counts = _look(fitted, rows, plans)
+    spark_folder = folder / ".spark"
+    frame = dataset_frame(fitted, rows, plans, parts, workflow)
+    options = _OPTIONS | {"parquet.block.size": str(_block_bytes(fitted, plans))}
+    frame.write.options(**options).partitionBy("__part", "__group").parquet(str(spark_folder))
+    _count_codes(fitted, rows.sparkSession, plans, spark_folder, counts)
+    files = _named(spark_folder, folder, plans, parts)
+    shutil.rmtree(spark_folder)
+    return WrittenDataset(files, counts)
+
+
+def _block_bytes(fitted: FittedWorkflow, plans: list[FilePlan]) -> int:
+    """A limit of a row group's size that no file reaches, so that the CPU writer makes one of each file.
+
+    Not simply a huge one: the writer warns where all tasks' limits together are above the heap's size.
+    """
+    width = sum((_TEXT_BYTES if f.dtype == "string" else 8) * len(f.physical) for f in fitted.schema.features)
+    return max(2 * width * max(p.group_rows for p in plans), _LEAST_BLOCK)
+
+
+def _look(
+    fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan]
+) -> tuple[list[int], dict[str, dict[str, ColumnCounts]]]:
+    """Rows of each part, and what is missing: one pass over the rows."""
+    w = fitted.workflow
+    flags = {sources: f"m{i}" for i, sources in enumerate(source_sets(fitted))}
+    missing = {c: is_missing(c, w.input_type(c)) for c in w.input_columns}
+    frame = rows.select(
+        *[reduce(operator.or_, [missing[c] for c in sources]).alias(flag) for sources, flag in flags.items()],
+        F.col(SPLIT),
+        F.xxhash64("_source_file", "_source_line").alias("__hash"),
+    )
+    found = (
+        frame.select(*flags.values(), part_of(plans).alias("__part"))
+        .groupBy("__part")
+        .agg(F.count(F.lit(1)).alias("rows"), *[F.count(F.when(F.col(m), 1)).alias(m) for m in flags.values()])
+    )
+    parts = [0] * len(plans)
+    counts: dict[str, dict[str, ColumnCounts]] = {
+        p.split: {f.name: ColumnCounts() for f in fitted.features} for p in plans
+    }
+    for row in found.collect():
+        parts[row["__part"]] = row["rows"]
+        for feature in fitted.features:
+            counts[plans[row["__part"]].split][feature.name].missing += row[flags[feature.sources]]
+    return parts, counts
+
+
+def dataset_frame(
+    fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan], parts: list[int], workflow: Path
+) -> DataFrame:
+    """The dataset's rows, each part in one partition, in order: its columns, then `__part` and `__group`.
+
+    Args:
+        parts: rows of each part.
+        workflow: `fitted`, saved.
+    """
+    w = fitted.workflow
+    carried = carried_columns(w)
+    frame = rows.select(*[col(c) for c in w.input_columns], *identity(w))
+    kept = ["__label", *carried, SPLIT, "__hash", "__source_file", "__source_line"]
+    frame = fitted.transform(frame, kept, workflow)
+    frame = frame.withColumn("__part", part_of(plans))
+    frame = frame.withColumn("__key", part_key(plans)).repartition(len(plans), "__key")
+    order = ("__hash", "__source_file", "__source_line")
+    # Places from 1 on: place p of n rows is in file (p * groups - 1) div n, see FilePlan.groups_of.
+    place = F.row_number().over(Window.partitionBy("__key").orderBy(*order))
+    groups = [plan.groups_of(n) for plan, n in zip(plans, parts, strict=True)]
+    frame = frame.select(
+        "*",
+        place.cast("bigint").alias("__place"),
+        of_part([F.lit(g).cast("bigint") for g in groups]).alias("__groups"),
+        of_part([F.lit(n).cast("bigint") for n in parts]).alias("__rows"),
+    ).withColumn("__group", F.expr("cast((__place * __groups - 1) div __rows as int)"))
+    return frame.sortWithinPartitions("__part", "__group", *order).select(
+        *_columns(fitted, tuple(carried)), "__part", "__group"
+    )
+
+
+def _columns(fitted: FittedWorkflow, carried: tuple[str, ...]) -> list[Column]:
+    """The dataset's columns. Those that are never null say so in their Parquet type, as readers expect."""
+    out = []
+    on_the_way = iter(carried)
+    for feature in fitted.schema.features:
+        if feature.kind is Kind.CARRIED:
+            out.append(F.col(next(on_the_way)).alias(feature.name))
+            continue
+        zero = zero_of(feature)
+        values = [F.col("__label")] if feature.kind is Kind.LABEL else [col(name) for name in feature.physical]
+        out.append(stored(feature, [F.coalesce(x, zero) for x in values]).alias(feature.name))
+    return out
+
+
+def _count_codes(
+    fitted: FittedWorkflow,
+    spark: SparkSession,
+    plans: list[FilePlan],
+    written: Path,
+    counts: dict[str, dict[str, ColumnCounts]],
+) -> None:
+    """Add how many codes there are, and how many that say out of vocabulary: one pass over the codes written."""
+    features = fitted.schema.of(Kind.CATEGORICAL)
+    if not features:
+        return
+    asked: dict[str, Column] = {}
+    for i, feature in enumerate(features):
+        codes = padded(feature)
+        asked[f"n{i}"] = reduce(operator.add, [F.count(F.when(x != NULL_CODE, 1)) for x in codes])
+        if feature.vocabulary is not None:
+            lacking = [(x >= OOV_CODE) & (x < feature.first_code) for x in codes]
+            asked[f"o{i}"] = reduce(operator.add, [F.count(F.when(x, 1)) for x in lacking])
+    found = spark.read.parquet(str(written)).groupBy("__part").agg(*[c.alias(name) for name, c in asked.items()])
+    for row in found.collect():
+        mine = counts[plans[row["__part"]].split]
+        for i, feature in enumerate(features):
+            mine[feature.name].coded += row[f"n{i}"]
+            mine[feature.name].oov += row[f"o{i}"] if f"o{i}" in asked else 0
+
+
+def _named(written: Path, folder: Path, plans: list[FilePlan], parts: list[int]) -> list[Written]:
+    """Move each file to its name."""
+
+    def move(group: Path) -> Written:
+        plan = plans[int(group.parent.name.removeprefix("__part="))]
+        files = list(group.glob("*.parquet"))
+        if len(files) != 1:
+            raise RuntimeError(f"Spark wrote {len(files)} files into {group}, not 1")
+        footer = pq.read_metadata(files[0])
+        name = plan.file(int(group.name.removeprefix("__group=")))
+        if footer.num_row_groups != 1:
+            _LOG.warning("%s has %d row groups, not 1", name, footer.num_row_groups)
+        os.replace(files[0], folder / name)
+        return Written(name, footer.num_rows, footer.num_row_groups, (folder / name).stat().st_size)
+
+    with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
+        return sorted(pool.map(move, written.glob("__part=*/__group=*")), key=lambda f: f.name)

@@ -1,1 +1,0 @@
-"""What a fit learns: statistics of parts of the rows that merge exactly, and the passes that gather them."""

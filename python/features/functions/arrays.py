@@ -1,0 +1,34 @@
+"""Arrow arrays as NumPy's and back, and lists with other elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+def with_elements(lists: pa.ListArray, elements: pa.Array) -> pa.ListArray:
+    """Lists of the same lengths with other elements. `lists` has no null list."""
+    lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return pa.ListArray.from_arrays(pa.array(offsets), elements)
+
+
+def doubles(x: pa.Array) -> pa.Array:
+    """Any numbers as float64, rounded to nearest (bigint above 2**53), nulls kept."""
+    if pa.types.is_boolean(x.type):
+        x = x.cast(pa.int8())
+    return x.cast(pa.float64(), safe=False)
+
+
+def to_numpy(x: pa.Array) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """float64 with NaN for null."""
+    return np.ascontiguousarray(x.to_numpy(zero_copy_only=False), np.float64)
+
+
+def from_numpy(x: np.ndarray[Any, np.dtype[np.float64]]) -> pa.Array:
+    """float64 with null for NaN."""
+    return pa.array(x, pa.float64(), from_pandas=True)

@@ -1,0 +1,45 @@
+"""Values as 64-bit ids: integers and codes as they are, booleans as 0 and 1, text as its xxhash64. Nulls stay."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.features.functions.arrays import with_elements
+from headrace.features.functions.kernels import xxhash64_strings
+from headrace.features.types import OpError, ValueType, element_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+#: Types that have ids.
+WITH_IDS = ("string", "int", "bigint", "boolean", "code")
+
+
+def check_ids(name: str, given: ValueType) -> None:
+    """Raises OpError for a column whose values have no ids."""
+    if given.element not in WITH_IDS:
+        raise OpError(f"column '{name}': takes text, integers, booleans and codes, not {given}")
+
+
+def spark_ids(x: Column, given: ValueType) -> Column:
+    """bigint, or array<bigint> of a list."""
+    from pyspark.sql import functions as F
+
+    if given.is_list:
+        element = element_of(given)
+        return x if element.element == "bigint" else F.transform(x, lambda e: spark_ids(e, element))
+    if given.element == "string":
+        return F.when(x.isNotNull(), F.xxhash64(x))
+    return (x.cast("int") if given.element == "boolean" else x).cast("bigint")
+
+
+def arrow_ids(x: pa.Array, given: ValueType) -> pa.Array:
+    """int64, or list<int64> of a list without null lists."""
+    if given.is_list:
+        return with_elements(x, arrow_ids(x.flatten(), element_of(given)))
+    if given.element == "string":
+        return pa.array(xxhash64_strings(pc.fill_null(x, "")), mask=x.is_null().to_numpy(zero_copy_only=False))
+    return (x.cast(pa.int8()) if given.element == "boolean" else x).cast(pa.int64())

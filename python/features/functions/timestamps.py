@@ -1,0 +1,41 @@
+"""Timestamps and dates as whole microseconds, in both engines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from headrace.features.types import ValueType
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+SECOND = 1_000_000
+DAY = 86_400 * SECOND
+
+
+def spark_micros(x: Column, given: ValueType) -> Column:
+    """Microseconds since 1970 (UTC) of a timestamp (years 1698 to 2242) or of a date's midnight: bigint.
+
+    Not `unix_micros` and `unix_date`, which RAPIDS does not have. A timestamp as a double of seconds is right to half a
+    microsecond in those years, so what is left of it beside its whole seconds can be rounded to the exact microseconds.
+    """
+    from pyspark.sql import functions as F
+
+    if given.element == "date":
+        return F.datediff(x, F.lit("1970-01-01").cast("date")).cast("bigint") * F.lit(DAY).cast("bigint")
+    seconds = x.cast("bigint")
+    rest = x.cast("double") - seconds.cast("double")
+    return seconds * F.lit(SECOND).cast("bigint") + F.rint(rest * F.lit(float(SECOND))).cast("bigint")
+
+
+def arrow_micros(x: pa.Array) -> NDArray[np.int64]:
+    """The same of an Arrow array: int64 [n], 0 for null."""
+    if pa.types.is_date(x.type):
+        days: NDArray[np.int32] = pc.fill_null(x.cast(pa.int32()), 0).to_numpy(zero_copy_only=False)
+        return days.astype(np.int64) * np.int64(DAY)
+    return np.asarray(pc.fill_null(x.cast(pa.int64()), 0).to_numpy(zero_copy_only=False), np.int64)

@@ -1,0 +1,160 @@
+"""Which rows train, which validate: the split of the spec as one column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, timedelta
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from headrace.config import Features, Spec
+from headrace.errors import UserError
+from headrace.features.engines.spark.transform import col
+from headrace.features.layout.split_rule import ColumnRule, PositionRule, Rule, TimeRule
+
+#: Name of the column that says the split.
+SPLIT = "__split"
+
+Days = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class SplitRows:
+    """Rows that belong to a split."""
+
+    #: The events' columns and `__split`; a null there is a value of the split column that names no split.
+    frame: DataFrame
+    splits: tuple[str, ...]
+    #: The same split for those who do not work on the frame.
+    rule: Rule
+    #: First and last day (UTC) of a split by time.
+    train_range: Days | None = None
+    valid_range: Days | None = None
+    #: Orders the days on which values are first seen: days since 1970 by event time; None where there is no time.
+    day: Column | None = None
+
+    def describe(self, split: str) -> str:
+        """A split for a message: its name and its range."""
+        range_ = {"train": self.train_range, "valid": self.valid_range}.get(split)
+        return f"'{split}'" + (f" ({range_[0]} to {range_[1]})" if range_ else "")
+
+
+def time_ranges(features: Features, ds: str) -> tuple[Days, Days]:
+    """(train, valid): the `window_days` before the last `valid_days` up to `ds`; first and last day of each."""
+    last = date.fromisoformat(ds)
+    valid_from = last - timedelta(days=features.split.valid_days - 1)
+    train_to = valid_from - timedelta(days=1)
+    train_from = train_to - timedelta(days=features.window_days - 1)
+    return (train_from.isoformat(), train_to.isoformat()), (valid_from.isoformat(), last.isoformat())
+
+
+def split_rows(spec: Spec, events: DataFrame, ds: str) -> SplitRows:
+    """Mark each row's split; rows outside all ranges are dropped (split by time only)."""
+    split = spec.features.split
+    if split.by == "time":
+        return _by_time(spec, events, ds)
+    if split.by == "position":
+        return _by_position(split.valid_fraction, events)
+    assert split.column is not None
+    known = ("train", "valid", "rank")
+    value = col(split.column).cast("string")
+    frame = events.withColumn(SPLIT, F.when(value.isin(*known), value))
+    present = {r[0] for r in frame.select(SPLIT).distinct().collect()}
+    if None in present:
+        bad = frame.where(F.col(SPLIT).isNull()).groupBy(value.alias("v")).count().orderBy(F.desc("count"), "v").head(5)
+        shown = ", ".join(f"{r['v']!r} ({r['count']} rows)" for r in bad)
+        raise UserError(f"features.split.column: '{split.column}' must hold train, valid or rank, not {shown}")
+    splits = tuple(k for k in known if k in ("train", "valid") or k in present)
+    return SplitRows(frame, splits, ColumnRule(split.column))
+
+
+def _by_time(spec: Spec, events: DataFrame, ds: str) -> SplitRows:
+    train, valid = time_ranges(spec.features, ds)
+    assert spec.table.event_time is not None
+    column = spec.table.event_time
+    type_ = {c.name: c.type for c in spec.table.columns}[column]
+    if type_ not in ("timestamp", "date"):
+        raise UserError(f"table.event_time: column '{column}' is {type_}; a split by time needs timestamp or date")
+    time = col(column)
+    day = F.datediff(time, F.lit("1970-01-01").cast("date")) if type_ == "date" else _utc_day(time)
+    edge = [(date.fromisoformat(d) - date(1970, 1, 1)).days for d in (train[0], valid[0], valid[1])]
+    if type_ == "timestamp":
+        # A plain comparison, which Parquet's statistics can use.
+        inside = (time >= _midnight(train[0])) & (time < _midnight(valid[1], 1))
+    else:
+        inside = (time >= F.lit(train[0]).cast("date")) & (time <= F.lit(valid[1]).cast("date"))
+    frame = events.where(inside).withColumn(SPLIT, F.when(day >= F.lit(edge[1]), "valid").otherwise("train"))
+    return SplitRows(frame, ("train", "valid"), TimeRule(column, *edge), train, valid, day)
+
+
+def _utc_day(time: Column) -> Column:
+    """Days since 1970 in UTC, whatever the session's time zone. (GPUs have neither `unix_micros` nor `unix_date`.)"""
+    # The cast rounds down, also before 1970.
+    seconds, length = time.cast("bigint"), F.lit(86_400).cast("bigint")
+    return ((seconds - F.pmod(seconds, length)) / length).cast("int")
+
+
+def _midnight(day: str, later: int = 0) -> Column:
+    return F.lit(f"{date.fromisoformat(day) + timedelta(days=later)} 00:00:00+00:00").cast("timestamp")
+
+
+def _by_position(fraction: float, events: DataFrame) -> SplitRows:
+    """The last rows in source order: by file name, then by line. Finds the one file and line where valid begins."""
+    files = events.groupBy("_source_file").count().collect()
+    total = sum(r["count"] for r in files)
+    before = total - int(total * fraction)
+    is_valid: Column = F.lit(False)
+    rule = PositionRule(None, 0)
+    passed = 0
+    # Python orders texts by code point, Spark by UTF-8 bytes: the same order.
+    for row in sorted(files, key=lambda r: str(r["_source_file"])):
+        if passed + row["count"] <= before:
+            passed += row["count"]
+            continue
+        name = F.lit(row["_source_file"])
+        lines = events.where(F.col("_source_file") == name).select("_source_line").orderBy("_source_line")
+        first = lines.offset(before - passed).limit(1).collect()[0][0]
+        rule = PositionRule(row["_source_file"], int(first))
+        is_valid = (F.col("_source_file") > name) | ((F.col("_source_file") == name) & (F.col("_source_line") >= first))
+        break
+    frame = events.withColumn(SPLIT, F.when(is_valid, "valid").otherwise("train"))
+    return SplitRows(frame, ("train", "valid"), rule)
+
+
+def check_rows(rows: SplitRows, label: str, pipeline: str) -> dict[str, int]:
+    """Count the rows of each split and look at every label.
+
+    Raises:
+        UserError: a label is null or neither 0 nor 1, or train or valid has no row.
+    """
+    y = col(label).cast("double")
+    counted = rows.frame.groupBy(SPLIT).agg(
+        F.count(F.lit(1)).alias("rows"),
+        F.count(F.when(y.isNull(), 1)).alias("null"),
+        F.count(F.when(~y.isin(0.0, 1.0), 1)).alias("bad"),
+    )
+    found = {r[SPLIT]: r for r in counted.collect()}
+    null, bad = (sum(r[key] for r in found.values()) for key in ("null", "bad"))
+    counts = {split: int(found[split]["rows"]) if split in found else 0 for split in rows.splits}
+    check_counts(rows, counts, null, bad, label, pipeline)
+    return counts
+
+
+def check_counts(rows: SplitRows, counts: Mapping[str, int], null: int, bad: int, label: str, pipeline: str) -> None:
+    """Refuse what `check_rows` refuses: `null` and `bad` labels, an empty split."""
+    for number, what in ((null, "null"), (bad, "neither 0 nor 1")):
+        if number:
+            total = sum(counts.values())
+            raise UserError(
+                f"features.label: column '{label}' is {what} in {number} of {total} rows. "
+                f"Let ingest quarantine such rows: `required: true` on the column, and table.expectations.ranges: "
+                f"{{{label}: [0, 1]}}"
+            )
+    for split in ("train", "valid"):
+        if not counts[split]:
+            raise UserError(
+                f"pipeline '{pipeline}': split {rows.describe(split)} has no row"
+                + ("; run earlier days' ingest first, or change ds or features.split" if rows.train_range else "")
+            )

@@ -1,0 +1,1 @@
+"""What operators learn from the training rows: exact statistics of parts of the rows, and how they merge."""

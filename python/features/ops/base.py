@@ -1,0 +1,270 @@
+"""What an operator is: parameters, a fit, and two bodies that give the same bits.
+
+To add one, write a class in a file of headrace.features.ops and name it in that package's registry.
+
+    class Halve(Elementwise):
+        name = "halve"
+        def type_of(self, given): return number(given, "double")
+        def spark_value(self, x, given, state): return x / 2.0
+        def arrow_value(self, x, given, state): return pc.divide(x, 2.0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict
+
+from headrace.features.functions.arrays import with_elements
+from headrace.features.types import Element, OpError, ValueType, element_of
+from headrace.schema import OOV_CODE
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+    from headrace.features.learn.statistics import Statistic
+    from headrace.features.ops.selection import Selection
+    from headrace.features.vocabulary.keyed_table import KeyedTable
+    from headrace.features.vocabulary.lookup import Lookup
+
+#: What fit learned for a column. JSON values only; empty for operators that learn nothing.
+State = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Aggregates:
+    """A request of fit: Spark aggregates over the training rows. The answer is {name: value}."""
+
+    columns: Mapping[str, Column]
+
+
+@dataclass(frozen=True)
+class VocabularyRule:
+    """What is to become of the values of a vocabulary."""
+
+    #: Values seen fewer times in the training range get no code.
+    min_count: int = 1
+    #: At most this many values, the most frequent; None: no limit.
+    max_size: int | None = None
+    #: Other values hash into so many codes, 1..oov_buckets.
+    oov_buckets: int = 1
+
+    @property
+    def first_code(self) -> int:
+        """The code of the vocabulary's first value."""
+        return OOV_CODE + self.oov_buckets
+
+
+@dataclass(frozen=True)
+class ValueColumn:
+    """A column whose values belong into a vocabulary."""
+
+    vocabulary: str
+    rule: VocabularyRule
+    column: Column
+    type: ValueType
+
+
+@dataclass(frozen=True)
+class Values:
+    """A request of fit: count the values of columns into their vocabularies. The answer is {}."""
+
+    columns: tuple[ValueColumn, ...]
+
+
+@dataclass(frozen=True)
+class Collect:
+    """A request of fit: statistics of the training rows (learn.statistics). The answer is {name: Partial}."""
+
+    statistics: Mapping[str, Statistic]
+    columns: Mapping[str, Column]
+    types: Mapping[str, ValueType]
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a fit gives."""
+
+    #: By column.
+    states: Mapping[str, State]
+    #: Keyed tables by name: `key` (string, no null, none twice) and columns of values; see vocabulary.keyed_table.
+    tables: Mapping[str, pa.Table] = field(default_factory=dict)
+
+
+Request = Aggregates | Values | Collect
+#: Yields requests, is sent their answers, returns what it learned, or {column: state}. Requests that operators of the
+#: same depth of their chains yield in the same turn are answered together, in as few Spark passes as it can be done in.
+Fit = Generator[Request, Mapping[str, Any], Mapping[str, State] | Learned]
+
+
+def no_table(*_: Any) -> Any:
+    """In the place of keyed tables where an operator learned none."""
+    raise RuntimeError("the operator learned no keyed table")
+
+
+def no_lookup(vocabulary: str, *_: Any) -> Any:
+    """In the place of vocabularies while a workflow is fitted: workflow.binding lets nothing ask then."""
+    raise RuntimeError(f"vocabulary '{vocabulary}' is looked up before it has codes")
+
+
+@dataclass(frozen=True)
+class SparkPlace:
+    """What the Spark body of an operator is given besides its columns."""
+
+    types: Mapping[str, ValueType]
+    state: Mapping[str, State]
+    #: (vocabulary, its key as text) -> code; null where the vocabulary lacks it. A left join in the plan.
+    lookup: Callable[[str, Column], Column]
+    #: By column that comes out: how many leading elements of a list the rest of the chain looks at; None: all.
+    reads: Mapping[str, int | None] = field(default_factory=dict)
+    #: (keyed table that the operator learned, the key as text) -> its values by name, null where it lacks the key. A
+    #: left join in the plan.
+    table: Callable[[str, Column], Mapping[str, Column]] = no_table
+    #: A hash of the row's identity where it is of the training range, null where not; None: no row is of it.
+    identity: Column | None = None
+
+
+@dataclass(frozen=True)
+class ArrowPlace:
+    """What the Arrow body of an operator is given besides its columns."""
+
+    types: Mapping[str, ValueType]
+    state: Mapping[str, State]
+    lookup: Callable[[str], Lookup]
+    #: A keyed table that the operator learned.
+    table: Callable[[str], KeyedTable] = no_table
+    #: int64: see SparkPlace.
+    identity: pa.Array | None = None
+
+
+class Op(BaseModel):
+    """An operator over the columns of a chain. Its fields are its parameters; unknown ones are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: ClassVar[str]
+    #: Whether `fit` asks for anything.
+    learns: ClassVar[bool] = False
+    #: Whether rows of the training range, which bring their identity, are transformed otherwise than others.
+    out_of_fold: ClassVar[bool] = False
+    #: Whether it also takes columns that are `final` or padded, which pass by other operators.
+    takes_final: ClassVar[bool] = False
+    #: Whether its Spark body has an expression for each element of a list, so that their number must have a bound.
+    unrolls: ClassVar[bool] = False
+    #: Whether each column that comes out depends on one column alone, value by value: then the Arrow body can be given
+    #: each distinct value once, in columns of different lengths.
+    by_value: ClassVar[bool] = False
+
+    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        """Types of the columns that come out. Raises OpError for a column that it cannot take."""
+        raise NotImplementedError
+
+    def sources(self, given: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
+        """For each column that comes out, the columns that it is made of.
+
+        This answer is right where columns of the same name are made of each other, and others of all; an operator of
+        which less is true says so itself. What depends on fewer columns can be scored by side, without the pairs.
+        """
+        return {name: (name,) if name in given else tuple(given) for name in self.types(given)}
+
+    def vocabularies(self, given: Mapping[str, ValueType]) -> dict[str, VocabularyRule]:
+        """The vocabularies that it gives codes of, by name."""
+        return {}
+
+    def fit(self, columns: Mapping[str, Column], types: Mapping[str, ValueType]) -> Fit:
+        """Ask for aggregates over `columns` (as they arrive at this operator), return what they teach."""
+        return {}
+        yield
+
+    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+        """Columns as Spark expressions: no Python function, so that Catalyst and RAPIDS see all of it."""
+        raise NotImplementedError
+
+    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
+        """Columns as Arrow arrays, each as long as its input."""
+        raise NotImplementedError
+
+    def reads(self, needed: int | None) -> int | None:
+        """How many leading elements of a list it looks at so that the first `needed` of its output are right.
+
+        None stands for all of them.
+        """
+        return needed
+
+    def __rrshift__(self, columns: str | Sequence[str]) -> Selection:
+        """`["price"] >> LogOp()`."""
+        from headrace.features.ops.selection import Selection
+
+        return Selection.of(columns) >> self
+
+
+class Elementwise(Op):
+    """An operator that treats each column, and each element of a list, alone."""
+
+    by_value: ClassVar[bool] = True
+
+    def type_of(self, given: ValueType) -> ValueType:
+        """The type that comes out of a scalar or of an element (never called with a list)."""
+        raise NotImplementedError
+
+    def spark_value(self, x: Column, given: ValueType, state: State) -> Column:
+        """The Spark body for a scalar; `given` is its type."""
+        raise NotImplementedError
+
+    def arrow_value(self, x: pa.Array, given: ValueType, state: State) -> pa.Array:
+        """The Arrow body for a flat array, nulls where values are missing."""
+        raise NotImplementedError
+
+    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        out = {}
+        for name, value in given.items():
+            try:
+                out[name] = replace(
+                    self.type_of(element_of(value)), is_list=value.is_list, length=value.length, most=value.most
+                )
+            except OpError as e:
+                raise OpError(f"column '{name}': {e}") from None
+        return out
+
+    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+        from pyspark.sql import functions as F
+
+        out = {}
+        for name, x in columns.items():
+            given, state = place.types[name], place.state.get(name, {})
+            if given.is_list:
+                out[name] = F.transform(x, self._lambda(element_of(given), state))
+            else:
+                out[name] = self.spark_value(x, given, state)
+        return out
+
+    def _lambda(self, given: ValueType, state: State) -> Callable[[Column], Column]:
+        return lambda x: self.spark_value(x, given, state)
+
+    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
+        out = {}
+        for name, x in columns.items():
+            given, state = place.types[name], place.state.get(name, {})
+            if given.is_list:
+                out[name] = with_elements(x, self.arrow_value(x.flatten(), element_of(given), state))
+            else:
+                out[name] = self.arrow_value(x, given, state)
+        return out
+
+
+def scalars(given: Mapping[str, ValueType]) -> Mapping[str, ValueType]:
+    """The same types; raises OpError for a list."""
+    for name, value in given.items():
+        if value.is_list:
+            raise OpError(f"column '{name}': takes scalars, not {value}")
+    return given
+
+
+def number(given: ValueType, element: Element) -> ValueType:
+    """`element` as the type that comes out, where a number goes in."""
+    if not given.is_number:
+        raise OpError(f"takes numbers, not {given}")
+    return ValueType(element)

@@ -1,0 +1,116 @@
+"""Chains written in Python: `["price"] >> FillMissing() >> LogOp() >> AddTags("item")` is the YAML's chain.
+
+cats = ["user_id", "item_id"] >> Categorify(min_count=2)
+conts = ["price"] >> FillMissing() >> LogOp() >> Normalize()
+Workflow(cats + conts, columns=..., label="clicked")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from headrace.config import Chain, OpSpec
+from headrace.errors import UserError
+from headrace.features.ops.base import Op
+
+
+class AddTags:
+    """Tags for the features of a chain: `>> AddTags("user", "id")`; in YAML `tags: [user, id]`. NVTabular's AddTags."""
+
+    def __init__(self, *tags: str | Iterable[str]) -> None:
+        self.tags = tuple(t for given in tags for t in ((given,) if isinstance(given, str) else given))
+
+    def __rrshift__(self, columns: str | Sequence[str]) -> Selection:
+        return Selection.of(columns) >> self
+
+
+class AddMetadata:
+    """JSON values for the features of a chain: `>> AddMetadata(unit="EUR")`; in YAML `metadata: {unit: EUR}`.
+
+    They are written to the dataset's schema, in the manifest. NVTabular's AddMetadata.
+    """
+
+    def __init__(self, **metadata: Any) -> None:
+        self.metadata = metadata
+
+    def __rrshift__(self, columns: str | Sequence[str]) -> Selection:
+        return Selection.of(columns) >> self
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Columns and what was put behind them so far; immutable, so that a part can be used twice."""
+
+    columns: tuple[str, ...]
+    ops: tuple[Op, ...] = ()
+    tags: tuple[str, ...] = ()
+    metadata: tuple[tuple[str, Any], ...] = ()
+
+    @staticmethod
+    def of(columns: str | Sequence[str]) -> Selection:
+        """One column or several, by name.
+
+        Raises:
+            UserError: something that is no name.
+        """
+        names = (columns,) if isinstance(columns, str) else tuple(columns)
+        if not all(isinstance(name, str) for name in names):
+            raise UserError(f"a chain begins with names of columns, not {columns!r}")
+        return Selection(names)
+
+    def __rshift__(self, more: Op | AddTags | AddMetadata) -> Selection:
+        if isinstance(more, AddTags):
+            return replace(self, tags=tuple(dict.fromkeys((*self.tags, *more.tags))))
+        if isinstance(more, AddMetadata):
+            return replace(self, metadata=tuple((dict(self.metadata) | more.metadata).items()))
+        if not isinstance(more, Op):
+            hint = f"; write {more.__name__}()" if isinstance(more, type) and issubclass(more, Op) else ""
+            raise UserError(f"`>>` takes an operator, AddTags or AddMetadata, not {more!r}{hint}")
+        return replace(self, ops=(*self.ops, more))
+
+    def __add__(self, other: Selection | Chains) -> Chains:
+        return Chains((self,)) + other
+
+    @property
+    def chain(self) -> Chain:
+        """The spec that YAML would give."""
+        # What was not said is left out: a default may change, and YAML leaves it out too.
+        ops = tuple(OpSpec(op=op.name, params=op.model_dump(mode="json", exclude_unset=True)) for op in self.ops)
+        try:
+            return Chain(columns=self.columns, ops=ops, tags=self.tags, metadata=dict(self.metadata))
+        except ValidationError as e:
+            raise UserError(f"chain of {', '.join(self.columns)}: {e.errors()[0]['msg']}") from None
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Several chains: `a + b`."""
+
+    parts: tuple[Selection, ...]
+
+    def __add__(self, other: Selection | Chains) -> Chains:
+        return Chains((*self.parts, *((other,) if isinstance(other, Selection) else other.parts)))
+
+
+def as_chains(given: Selection | Chains | Sequence[Chain | Selection | Mapping[str, Any]]) -> tuple[Chain, ...]:
+    """Specs of chains, however they were written.
+
+    Raises:
+        UserError: something that is no chain.
+    """
+    parts: Sequence[Any] = (
+        (given,) if isinstance(given, Selection) else given.parts if isinstance(given, Chains) else given
+    )
+    out = []
+    for part in parts:
+        if isinstance(part, Selection):
+            out.append(part.chain)
+        elif isinstance(part, Chain):
+            out.append(part)
+        else:
+            raise UserError(f"a workflow is made of chains (columns >> operator), not {part!r}")
+    return tuple(out)

@@ -1,1 +1,0 @@
-"""Counts of every column and every feature by day, for the drift that `headrace.monitor` judges."""

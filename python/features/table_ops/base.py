@@ -1,0 +1,209 @@
+"""What a table operator is: parameters, the columns that it leaves, and two bodies that make the same rows.
+
+Row operators (headrace.features.ops) see one row; table operators see all events: they filter and join, and tell each
+row what was before it. They run before the chains, which then use their columns as if the table had them. In a spec
+they are the list `features.prepare`, applied in order.
+
+To add one, write a class in a file of headrace.features.table_ops and name it in that package's registry.
+
+Time. *Before* a row means: events at a strictly earlier instant (microsecond; a day where `table.event_time` is a
+date). Neither the row itself nor another one at the same instant is before it, so the order of rows within an instant
+never matters, and no row that is added, changed or removed later can change what an earlier row was told.
+
+Probes. A row whose column `__probe` is not null asks, but is no event: it is told what was before it and is itself
+before nobody. Drawn negatives are probes, and so are the rows at the end of a day that scoring asks with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict
+
+from headrace.features.types import OpError, ValueType
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+#: Where a row comes from: together its identity.
+FILE, LINE = "_source_file", "_source_line"
+#: Why a row only asks; null for events.
+PROBE = "__probe"
+#: What a table of events has besides its declared columns.
+META: Mapping[str, ValueType] = {FILE: ValueType("string"), LINE: ValueType("bigint"), PROBE: ValueType("string")}
+
+#: Types that a key may have. Floating-point numbers are no keys: NaN, -0.0.
+KEYS = ("string", "int", "bigint", "boolean", "date")
+DAY = 86_400_000_000
+HOUR = 3_600_000_000
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is known of the table that arrives at an operator, before any data is seen."""
+
+    types: Mapping[str, ValueType]
+    label: str
+    #: The column of the event's time: timestamp or date; None where the table has none.
+    time: str | None = None
+    #: Whether `prepare` may know which rows are of the training range.
+    knows_train: bool = False
+
+    def type_of(self, column: str) -> ValueType:
+        """The type of a column. Raises OpError where there is none of that name."""
+        if column not in self.types:
+            raise OpError(f"column '{column}' is not there (there are: {', '.join(self.types)})")
+        return self.types[column]
+
+    def key(self, column: str, also: tuple[str, ...] = KEYS) -> ValueType:
+        """The type of a key. Raises OpError for what can be none."""
+        given = self.type_of(column)
+        if given.is_list or given.element not in also:
+            raise OpError(f"key '{column}' is {given}; a key is one of {', '.join(also)}")
+        return given
+
+    def not_label(self, columns: tuple[str, ...] | list[str], what: str) -> None:
+        """Raise OpError where the row's own label would become part of `what`."""
+        if self.label in columns:
+            raise OpError(f"'{self.label}' is the label, and the row's own would be in {what}: that leaks it")
+
+    def needs_time(self) -> str:
+        """The event's time. Raises OpError where the table has none."""
+        if self.time is None:
+            raise OpError("needs the time of events: set table.event_time")
+        return self.time
+
+    def adding(self, new: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        """All columns with some more. Raises OpError where a name is taken, be it in another case, or is reserved."""
+        there = {name.lower(): name for name in self.types}
+        for name in new:
+            same = there.setdefault(name.lower(), name)
+            if same != name or name in self.types:
+                raise OpError(
+                    f"adds column '{name}', which is already there{_case(name, same)}; give the operator another "
+                    f"`prefix` or `suffix`"
+                )
+            if reserved(name):
+                raise OpError(f"adds column '{name}', a reserved name (`ds` and names that begin with `_`)")
+        return {**self.types, **new}
+
+
+@dataclass(frozen=True)
+class External:
+    """Another table that an operator reads."""
+
+    path: str
+    format: Literal["delta", "parquet", "csv"]
+    #: Column -> type, as the operator wants them.
+    columns: Mapping[str, ValueType] = field(hash=False)
+
+
+@dataclass(frozen=True)
+class TrainRows:
+    """Which rows are of the training range: by time in [start, end), microseconds since 1970; or `column` = 'train'."""
+
+    start: int = 0
+    end: int = 0
+    column: str | None = None
+
+
+@dataclass(frozen=True)
+class TableSpark:
+    """What the Spark body is given besides the rows."""
+
+    given: Given
+    read: Callable[[External], DataFrame]
+    train: TrainRows | None = None
+    #: Compute a frame once where it is used several times; the stage writes it to disk.
+    once: Callable[[DataFrame], DataFrame] = field(default=lambda frame: frame)
+
+
+@dataclass(frozen=True)
+class TableArrow:
+    """What the Arrow body is given besides the rows."""
+
+    given: Given
+    read: Callable[[External], pa.Table]
+    train: TrainRows | None = None
+
+
+class TableOp(BaseModel):
+    """An operator over a whole table. Its fields are its parameters; unknown ones are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: ClassVar[str]
+    #: Whether what a row becomes depends on that row (and external tables) alone.
+    rowwise: ClassVar[bool] = False
+    #: Whether rows that are scored pass through it too; drawing negatives is for training.
+    serves: ClassVar[bool] = True
+
+    def columns(self, given: Given) -> dict[str, ValueType]:
+        """All columns afterwards, with their types. Raises OpError for what it cannot take."""
+        raise NotImplementedError
+
+    def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
+        """Rows with META: expressions, joins and windows; no Python function."""
+        raise NotImplementedError
+
+    def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
+        """The same rows, in any order, by pyarrow and NumPy."""
+        raise NotImplementedError
+
+    def external(self, given: Given) -> External | None:
+        """The other table that it reads, if it does."""
+        return None
+
+    def lookback(self) -> int:
+        """Microseconds before a row that it must see, where there is such a bound; else 0."""
+        return 0
+
+    def keys_of(self) -> tuple[str, ...]:
+        """What it groups the events by, where it looks at what was before a row."""
+        return ()
+
+
+def with_probe(frame: DataFrame) -> DataFrame:
+    """The rows with the column `__probe`, null where it was not there: all are events."""
+    from pyspark.sql import functions as F
+
+    return frame if PROBE in frame.columns else frame.withColumn(PROBE, F.lit(None).cast("string"))
+
+
+def with_probe_arrow(table: pa.Table) -> pa.Table:
+    """As `with_probe`."""
+    return table if PROBE in table.schema.names else table.append_column(PROBE, pa.nulls(table.num_rows, pa.string()))
+
+
+def scalar(given: Given, column: str, elements: tuple[str, ...], what: str) -> ValueType:
+    """The type of a column that must be a single value of one of `elements`. Raises OpError."""
+    type_ = given.type_of(column)
+    if type_.is_list or type_.element not in elements:
+        raise OpError(f"{what}: column '{column}' is {type_}, not one of {', '.join(elements)}")
+    return type_
+
+
+NUMBERS = ("int", "bigint", "float", "double", "boolean")
+
+
+def with_types(given: Given, types: Mapping[str, ValueType]) -> Given:
+    """The same table with other columns."""
+    return replace(given, types=dict(types))
+
+
+def reserved(name: str) -> bool:
+    """Whether a column of the table of events may not be called that."""
+    return name.startswith("_") or name.lower() == "ds"
+
+
+def _case(name: str, same: str) -> str:
+    return "" if name == same else f" as '{same}' (Spark's names have no case)"
+
+
+def refuse(condition: bool, message: str) -> None:
+    """Raise OpError where a condition holds."""
+    if condition:
+        raise OpError(message)

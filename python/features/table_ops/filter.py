@@ -1,0 +1,41 @@
+"""filter: only the rows for which a condition is true."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.features.table_ops.arrow_windows import one
+from headrace.features.table_ops.base import PROBE, Given, TableArrow, TableOp, TableSpark
+from headrace.features.table_ops.predicate import Predicate
+from headrace.features.types import ValueType
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class Filter(TableOp):
+    """Keeps the rows for which `where` is true, not those for which it is false or unknown (a null in it).
+
+    For the conditions see headrace.features.table_ops.predicate. Probes always stay. Source: NVTabular's Filter.
+    """
+
+    name: ClassVar[str] = "filter"
+    rowwise: ClassVar[bool] = True
+
+    where: str
+
+    def columns(self, given: Given) -> dict[str, ValueType]:
+        Predicate(self.where, given.types)
+        return dict(given.types)
+
+    def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        return frame.where(F.col(PROBE).isNotNull() | Predicate(self.where, place.given.types).spark())
+
+    def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
+        keep = Predicate(self.where, place.given.types).arrow(table)
+        return table.filter(pc.or_(keep, one(table, PROBE).is_valid()))

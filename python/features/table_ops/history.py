@@ -1,0 +1,153 @@
+"""history: the last values of a key's earlier events, as a list."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field, field_validator
+
+from headrace.features.table_ops.arrow_windows import nan_to_null, one, replaced
+from headrace.features.table_ops.base import LINE, Given, TableArrow, TableSpark, scalar
+from headrace.features.table_ops.earlier_events import OfChosenPast
+from headrace.features.types import ValueType
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, WindowSpec
+
+#: Spark's body takes this many values by one expression each, and more by lists of so many: generated code has bounds.
+_CHUNK = 32
+#: Types whose lists a table may have (headrace.schema.ColumnType).
+_ELEMENTS = ("string", "int", "bigint", "float", "double")
+
+
+class History(OfChosenPast):
+    """The last `length` values of columns over a key's events at strictly earlier instants, each as a list.
+
+    Adds for each column `COLUMN_history` (or another `suffix`), a list of the column's type without nulls, as long
+    as there were values, `length` at most: empty for a first event, a null key or a null time. Events whose value is
+    null, or for which `where` is not true, are passed over: the list goes further back for others. At one instant
+    events follow each other by source file and line. End the chain with `pad`; to share a vocabulary with the column
+    itself, name it in both `categorify`.
+
+    `where: clicked = 1` with the label needs `delay_hours`: a label is known only some time after its event.
+
+    Input: keys string, int, bigint, boolean or date; columns string, int, bigint, float, double. Source: NVTabular's
+    Groupby with `list` aggregation and ListSlice; the histories of Zhou et al., Deep Interest Network (2018).
+    """
+
+    name: ClassVar[str] = "history"
+
+    #: The columns whose values are listed: each on its own.
+    values: tuple[str, ...] = Field(min_length=1)
+    length: int = Field(default=10, ge=1, le=4_096)
+    #: Which end of the list is the newest event.
+    newest: Literal["last", "first"] = "last"
+    suffix: str = "history"
+
+    @field_validator("values")
+    @classmethod
+    def _once(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(values)) < len(values):
+            raise ValueError("a column is given twice")
+        return values
+
+    def columns(self, given: Given) -> dict[str, ValueType]:
+        self.check_keys(given)
+        self.check_where(given)
+        new = {}
+        for value in self.values:
+            type_ = scalar(given, value, _ELEMENTS, "values")
+            new[f"{value}_{self.suffix}"] = ValueType(type_.element, is_list=True)
+        return given.adding(new)
+
+    def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
+        from headrace.features.table_ops.base import FILE
+        from headrace.features.table_ops.spark_windows import (
+            AT,
+            KIND,
+            by,
+            first_of_instant,
+            is_event,
+            known,
+            newest_before,
+            real,
+            shifted,
+            through,
+            with_time,
+        )
+
+        types, columns = place.given.types, frame.columns
+        ok = self.spark_chosen(place)
+        rows = with_time(frame, place, self.keys)
+        inputs = {f"__h{i}": F.when(is_event(self.keys) & ok, real(v, types[v])) for i, v in enumerate(self.values)}
+        rows = shifted(rows.withColumns(inputs), columns, self.keys, [self.delay] if self.delay else [])
+        enters = F.col(KIND) == (1 if self.delay else 0)
+        # First of all by the keys alone: rows that are together by them are together by them and `__has`.
+        by_time = Window.partitionBy(*by(self.keys)).orderBy(AT, FILE, LINE)
+        rows = rows.withColumn("__first", first_of_instant(by_time, AT))
+        found = []
+        for i, value in enumerate(self.values):
+            x = f"__h{i}"
+            there = enters & F.col(x).isNotNull()
+            # Among rows that have a value, the last ones are the last values.
+            order = Window.partitionBy(*by(self.keys), "__has").orderBy(AT, FILE, LINE)
+            rows = rows.withColumn("__has", there)
+            empty = F.array().cast(f"array<{types[value].element}>")
+            rows = _with_last(rows, x, self.length, order, empty)
+            rows = rows.withColumn("__list", F.when(F.col("__has"), F.col("__list")))
+            rows = newest_before(rows, self.keys, f"__f{i}", F.col("__list"), empty, AT)
+            past = F.when(known(self.keys), F.col(f"__f{i}")).otherwise(empty)
+            past = F.reverse(past) if self.newest == "first" else past
+            found.append(past.alias(f"{value}_{self.suffix}"))
+        return rows.where(F.col(KIND) == 0).select(*through(rows, columns), *found)
+
+    def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
+        past = self.past(table, place)
+        ok = self.arrow_chosen(table, place)
+        out = table
+        for value in self.values:
+            x = nan_to_null(one(table, value))
+            events = past.of(ok & x.is_valid().to_numpy(zero_copy_only=False))
+            end = np.where(past.known, events.before(self.delay), 0)
+            start = np.maximum(np.where(past.known, events.start, 0), end - self.length)
+            lengths = end - start
+            offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+            place_ = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+            forward, backward = np.repeat(start, lengths) + place_, np.repeat(end, lengths) - 1 - place_
+            at = forward if self.newest == "last" else backward
+            elements = x.take(pa.array(events.rows[at]))
+            lists = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), elements)
+            out = replaced(out, f"{value}_{self.suffix}", lists)
+        return out
+
+
+def _with_last(rows: DataFrame, column: str, length: int, order: WindowSpec, empty: Column) -> DataFrame:
+    """The rows with `__list`: the last `length` values of a column up to each row, in order, nulls left out.
+
+    Not collect_list over a frame, which RAPIDS has switched off: its lists may grow with their square. A long list is
+    the newest values and, put before them, the lists that earlier rows have of theirs.
+    """
+    from pyspark.sql import functions as F
+
+    chunk = min(length, _CHUNK)
+    whole, rest = divmod(length, chunk)
+    back = {f"__b{n}": F.lag(column, n).over(order) for n in range(1, chunk)}
+    rows = rows.withColumns(back)
+
+    def last(count: int) -> Column:
+        values = [*(f"__b{n}" for n in range(count - 1, 0, -1)), column]
+        return F.filter(F.array(*values), lambda v: v.isNotNull())
+
+    rows = rows.withColumns({"__list": last(chunk), **({"__rest": last(rest)} if rest else {})})
+    parts = [F.lag("__list", n * chunk).over(order) for n in range(whole - 1, 0, -1)]
+    if rest:
+        parts.insert(0, F.lag("__rest", whole * chunk).over(order))
+    if parts:
+        rows = rows.withColumns({f"__p{n}": F.coalesce(part, empty) for n, part in enumerate(parts)})
+        rows = rows.withColumn("__list", F.concat(*[F.col(f"__p{n}") for n in range(len(parts))], F.col("__list")))
+    return rows.drop(*back, "__rest", *(f"__p{n}" for n in range(len(parts))))

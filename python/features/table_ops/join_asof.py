@@ -1,0 +1,110 @@
+"""join_asof: columns of a slowly changing table, as they were at the event's time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field
+
+from headrace.features.table_ops.arrow_windows import codes_of, micros_of, newest_at, one, replaced, take
+from headrace.features.table_ops.base import DAY, External, Given, TableArrow, TableSpark, refuse
+from headrace.features.table_ops.external import ReadsExternal, duplicates_spark, refuse_duplicates
+from headrace.features.types import ValueType
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class JoinAsof(ReadsExternal):
+    """Adds columns of the newest row of another table, of the same key, that was valid when the event happened.
+
+        join_asof: {path: tables/prices, keys: [item_id], valid_from: since, add: {list_price: double}}
+
+    A row with `valid_from` <= the event's time counts: one that is valid from exactly that instant does (`at: before`
+    leaves it out). Never a later one. With `tolerance_days`, a row that old or older is too old: valid_from must be
+    above time - tolerance. Null where no row counts; keys and valid_from that are null meet nothing. Several rows with
+    one key and valid_from are refused, with their number.
+
+    Several versions of a row must be kept by the table itself: a row that is overwritten has changed the past.
+
+    Source: point-in-time joins of feature stores; pandas' merge_asof. NVTabular has none.
+    """
+
+    name: ClassVar[str] = "join_asof"
+
+    valid_from: str
+    valid_from_type: Literal["timestamp", "date"] = "timestamp"
+    at: Literal["upto", "before"] = "upto"
+    tolerance_days: float | None = Field(default=None, gt=0, le=36_500)
+
+    def keys_of(self) -> tuple[str, ...]:
+        return tuple(self.keys)
+
+    def columns(self, given: Given) -> dict[str, ValueType]:
+        given.needs_time()
+        given.not_label(list(self.keys), "the key")
+        refuse(self.valid_from in self.keys.values(), f"'{self.valid_from}' is a key; it cannot be the time as well")
+        self.external(given)
+        return given.adding(self._added())
+
+    def external(self, given: Given) -> External:
+        return self._external(given, {self.valid_from: ValueType(self.valid_from_type)})
+
+    @property
+    def _tolerance(self) -> int | None:
+        return None if self.tolerance_days is None else round(self.tolerance_days * DAY)
+
+    def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        from headrace.features.engines.spark.transform import col
+        from headrace.features.functions.timestamps import spark_micros
+        from headrace.features.table_ops.spark_windows import VERSION, T, newest_version, through
+
+        table = self.external(place.given)
+        needed = [*self.keys.values(), self.valid_from]
+        other = place.read(table).dropna(subset=[f"`{c}`" for c in needed])
+        refuse_duplicates(self.path, ", ".join(needed), *duplicates_spark(other, needed))
+        versions = other.select(
+            *[col(theirs).alias(ours) for ours, theirs in self.keys.items()],
+            spark_micros(col(self.valid_from), table.columns[self.valid_from]).alias(T),
+            *[col(n).alias(f"__e{i}") for i, n in enumerate(self.add)],
+        ).withColumn("__from", F.col(T))
+        value = ["__from", *[f"__e{i}" for i in range(len(self.add))]]
+        rows = newest_version(frame, place, list(self.keys), versions, value, self.at == "upto")
+        version = F.col(VERSION)
+        if self._tolerance is not None:
+            version = F.when(version["0"] > F.col(T) - F.lit(self._tolerance), version)
+        return rows.select(
+            *through(rows, frame.columns), *[version[str(i)].alias(n) for i, n in enumerate(self._added(), 1)]
+        )
+
+    def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
+        given = place.given
+        time = given.needs_time()
+        external = self.external(given)
+        other, needed = place.read(external), [*self.keys.values(), self.valid_from]
+        n, m = table.num_rows, other.num_rows
+        both = [pa.concat_arrays([one(table, a), one(other, b).cast(one(table, a).type)]) for a, b in self.keys.items()]
+        codes = codes_of(both, n + m)
+        t, timed = micros_of(one(table, time), given.types[time])
+        since, valid = micros_of(one(other, self.valid_from), external.columns[self.valid_from])
+        group, its = np.where(timed, codes[:n], -1), codes[n:]
+        rows = np.flatnonzero((its >= 0) & valid)
+        rows = rows[np.lexsort((since[rows], its[rows]))]
+        g, s = its[rows], since[rows]
+        _, counts = np.unique(np.stack([g, s]), axis=1, return_counts=True)
+        refuse_duplicates(self.path, ", ".join(needed), int((counts > 1).sum()), int(counts[counts > 1].sum()))
+        at = newest_at(group, t, g, s, self.at == "upto")
+        if self._tolerance is not None and len(s):
+            at = np.where((at >= 0) & (s[np.maximum(at, 0)] > t - self._tolerance), at, -1)
+        out = table
+        for added, name in zip(self._added(), self.add, strict=True):
+            x = one(other, name)
+            if not len(rows):
+                out = replaced(out, added, pa.nulls(n, x.type))
+            else:
+                out = replaced(out, added, take(x, rows[np.maximum(at, 0)], at >= 0))
+        return out

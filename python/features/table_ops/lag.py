@@ -1,0 +1,126 @@
+"""lag: how a row differs from an earlier event of its key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field, model_validator
+
+from headrace.features.functions.arrays import doubles
+from headrace.features.table_ops.arrow_windows import nan_to_null, nulled, one, replaced, take
+from headrace.features.table_ops.base import DAY, HOUR, LINE, NUMBERS, Given, TableArrow, TableSpark, scalar
+from headrace.features.table_ops.earlier_events import OfPast
+from headrace.features.types import ValueType
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_UNITS = {"seconds": 1_000_000, "minutes": 60_000_000, "hours": HOUR, "days": DAY}
+
+
+class Lag(OfPast):
+    """The difference to the key's event before, or the `shift`-th before: its values and its time.
+
+    Those are the key's events at strictly earlier instants, at one instant in the order of source file and line; the
+    newest is the first before, shift 1. Adds, NAME being the keys' names with `_` between them, or `prefix`:
+
+    - `NAME_COLUMN_difference` (double) for each column: this row's value minus that event's; null where one is missing;
+    - `NAME_since` (double): the time between them in the unit `since`; null without so many events before.
+
+    With a shift above 1 the names end in it: `NAME_COLUMN_difference_2`, `NAME_since_2`.
+
+    The label is refused: its difference would contain the row's own.
+
+    Input: keys string, int, bigint, boolean or date; columns of numbers. Source: NVTabular's DifferenceLag with
+    a positive shift; its negative ones look into the future and have no counterpart here.
+    """
+
+    name: ClassVar[str] = "lag"
+
+    values: tuple[str, ...] = ()
+    since: Literal["seconds", "minutes", "hours", "days"] | None = None
+    #: How many events back.
+    shift: int = Field(default=1, ge=1, le=1_000)
+    prefix: str | None = None
+
+    @model_validator(mode="after")
+    def _something(self) -> Lag:
+        if not self.values and self.since is None:
+            raise ValueError("give `values` (columns), `since` (a unit of time) or both")
+        if len(set(self.values)) < len(self.values):
+            raise ValueError("a column is given twice")
+        return self
+
+    def _name(self, what: str) -> str:
+        return "_".join([self.prefix or "_".join(self.keys), what, *([str(self.shift)] if self.shift > 1 else [])])
+
+    def columns(self, given: Given) -> dict[str, ValueType]:
+        self.check_keys(given)
+        given.not_label(self.values, "the difference")
+        for value in self.values:
+            scalar(given, value, NUMBERS, "values")
+        new = {self._name(f"{v}_difference"): ValueType("double") for v in self.values}
+        if self.since is not None:
+            new[self._name("since")] = ValueType("double")
+        return given.adding(new)
+
+    def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
+        from headrace.features.table_ops.base import FILE
+        from headrace.features.table_ops.spark_windows import (
+            T,
+            by,
+            first_of_instant,
+            is_event,
+            known,
+            newest_before,
+            real,
+            through,
+            with_time,
+        )
+
+        types, columns = place.given.types, frame.columns
+        x = {v: real(v, types[v]) for v in self.values}
+        numbers = {v: (c.cast("int") if types[v].element == "boolean" else c).cast("double") for v, c in x.items()}
+        fields = [F.col(T).alias("t"), *[numbers[v].alias(f"v{i}") for i, v in enumerate(self.values)]]
+        # An array of one struct stands for an event, an empty one for none.
+        event = F.array(F.struct(*fields))
+        kinds = ["t: bigint", *[f"v{i}: double" for i in range(len(self.values))]]
+        empty = F.array().cast(f"array<struct<{', '.join(kinds)}>>")
+        rows = with_time(frame, place, self.keys)
+        rows = rows.withColumn("__first", first_of_instant(Window.partitionBy(*by(self.keys)).orderBy(T, FILE, LINE)))
+        if self.shift > 1:
+            # What an event tells those after it is what stands so many events before it, among events alone.
+            rows = rows.withColumn("__event", is_event(self.keys))
+            events = Window.partitionBy(*by(self.keys), "__event").orderBy(T, FILE, LINE)
+            event = F.coalesce(F.lag(event, self.shift - 1).over(events), empty)
+        rows = newest_before(rows, self.keys, "__before", F.when(is_event(self.keys), event), empty)
+        before = F.when(known(self.keys), F.get("__before", F.lit(0)))
+        out = [(numbers[v] - before[f"v{i}"]).alias(self._name(f"{v}_difference")) for i, v in enumerate(self.values)]
+        if self.since is not None:
+            unit = F.lit(float(_UNITS[self.since]))
+            out.append(((F.col(T) - before["t"]).cast("double") / unit).alias(self._name("since")))
+        return rows.select(*through(rows, columns), *out)
+
+    def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
+        past = self.past(table, place)
+        end = past.all.before()
+        there = past.known & (end - self.shift >= past.all.start)
+        last = np.zeros(table.num_rows, np.int64)
+        last[there] = past.rows[end[there] - self.shift]
+        out = table
+        for v in self.values:
+            x = doubles(nan_to_null(one(table, v)))
+            before = take(x, last, there)
+            both = x.is_valid().to_numpy(zero_copy_only=False) & before.is_valid().to_numpy(zero_copy_only=False)
+            with np.errstate(all="ignore"):
+                difference = x.to_numpy(zero_copy_only=False) - before.to_numpy(zero_copy_only=False)
+            out = replaced(out, self._name(f"{v}_difference"), nulled(difference, both, pa.float64()))
+        if self.since is not None:
+            passed = (past.time - past.time[last]).astype(np.float64) / float(_UNITS[self.since])
+            out = replaced(out, self._name("since"), nulled(passed, there, pa.float64()))
+        return out

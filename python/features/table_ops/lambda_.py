@@ -1,0 +1,164 @@
+"""lambda: columns by an expression of Spark's SQL."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, Field
+
+from headrace.errors import UserError
+from headrace.features.table_ops.base import Given, TableArrow, TableOp, TableSpark
+from headrace.features.types import OpError, ValueType, declared
+from headrace.schema import Column, ColumnType
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+#: Results that another run of the same day would not give.
+_CHANGING = frozenset(
+    {
+        "rand",
+        "randn",
+        "random",
+        "uniform",
+        "randstr",
+        "uuid",
+        "shuffle",
+        "monotonically_increasing_id",
+        "spark_partition_id",
+        "input_file_name",
+        "input_file_block_start",
+        "input_file_block_length",
+        "now",
+        "curdate",
+        "curtime",
+        "current_date",
+        "current_time",
+        "current_timestamp",
+        "localtimestamp",
+        "current_user",
+        "user",
+        "session_user",
+        "current_catalog",
+        "current_database",
+        "current_schema",
+        "version",
+    }
+)
+#: What is no function of one row.
+_NOT_A_ROW = frozenset({"select", "over", "explode", "explode_outer", "posexplode", "inline", "stack", "from"})
+_WORD = re.compile(
+    r"""'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.)*"|`((?:[^`]|``)+)`|([^\W\d]\w*)\s*(\()?|(\*\s*[),]|\(\s*\*)"""
+)
+
+
+class Made(BaseModel):
+    """A column to add: an expression of Spark's SQL, and the type that it is cast to."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    expression: str
+    type: ColumnType
+
+
+class Lambda(TableOp):
+    """Adds columns, each an expression of Spark's SQL over the other columns of its row.
+
+        lambda: {add: {price_per_day: {expression: "item_price / (1 + item_age_days)", type: double}}}
+
+    Expressions do not see each other's columns; use two operators. Refused: the label, functions that another run would
+    answer otherwise (`rand`, `current_date`), aggregates, windows, subqueries, Python functions. It has no Arrow body:
+    serving without Spark has to compute such columns itself. Whether an expression runs on GPUs, `headrace plan --gpu`
+    says. Source: NVTabular's LambdaOp.
+    """
+
+    name: ClassVar[str] = "lambda"
+    rowwise: ClassVar[bool] = True
+
+    add: Mapping[str, Made] = Field(min_length=1)
+
+    def columns(self, given: Given) -> dict[str, ValueType]:
+        # What the text shows is said before any data is read; the plan is looked at when there is one.
+        columns = {c.lower() for c in given.types}
+        for name, made in self.add.items():
+            for text, called in _words(made.expression):
+                # As Spark compares names.
+                word = text.lower()
+                if word == "*":
+                    raise OpError(f"'{name}': `*` would take in the label; name the columns")
+                if word == given.label.lower() and not called:
+                    given.not_label([given.label], f"'{name}'")
+                if word in _CHANGING and (called or word not in columns):
+                    raise OpError(f"'{name}': `{text}` answers otherwise when the day is run again")
+                if word in _NOT_A_ROW and word not in columns:
+                    raise OpError(f"'{name}': `{text}` is no function of one row")
+        return given.adding({n: declared(Column(name=n, type=made.type)) for n, made in self.add.items()})
+
+    def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import functions as F
+
+        for name, made in self.add.items():
+            try:
+                # Only what was declared: not the row's identity, nor helper columns.
+                visible = frame.select(*[f"`{c.replace('`', '``')}`" for c in place.given.types])
+                result = visible.select(F.expr(made.expression).cast(made.type).alias(name))
+                _check_plan(name, visible, result, list(place.given.types).index(place.given.label))
+            except PySparkException as e:
+                raise UserError(f"features.prepare (lambda): '{name}': {' '.join(str(e).split())[:400]}") from None
+        return frame.select("*", *[F.expr(m.expression).cast(m.type).alias(n) for n, m in self.add.items()])
+
+    def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
+        raise UserError("lambda is an expression of Spark's SQL; it cannot be computed without Spark")
+
+
+def _words(expression: str) -> Iterator[tuple[str, bool]]:
+    """Names outside of texts, and whether they are called; `*` where it stands for all columns."""
+    for match in _WORD.finditer(expression):
+        quoted, word, called, star = match.groups()
+        if quoted is not None:
+            yield quoted.replace("``", "`"), False
+        elif word is not None:
+            yield word, called is not None
+            if called is not None and re.match(r"\s*\*", expression[match.end() :]):
+                yield "*", False
+        elif star is not None:
+            yield "*", False
+
+
+def _check_plan(name: str, given: DataFrame, made: DataFrame, label: int) -> None:
+    """See that the analyzed plan is a projection of deterministic expressions, and the label in none of them.
+
+    Args:
+        name: of the column that is added.
+        given: what the expression sees.
+        made: `given` with the expression selected.
+        label: the label's place among the columns of `given`.
+
+    Raises:
+        UserError: it is not.
+    """
+    plan: Any = made._jdf.queryExecution().analyzed()
+    before: Any = given._jdf.queryExecution().analyzed()
+    where = f"features.prepare (lambda): '{name}'"
+    if plan.nodeName() != "Project" or plan.children().apply(0).nodeName() != before.nodeName():
+        raise UserError(f"{where}: is no function of one row (an aggregate, a window or a generator)")
+    top = plan.expressions().apply(0)
+    if top.references().contains(before.output().apply(label)):
+        raise UserError(f"{where}: '{given.columns[label]}' is the label, and the row's own would be in it: it leaks")
+    if not top.deterministic():
+        raise UserError(f"{where}: answers otherwise when the day is run again")
+    todo = [top]
+    while todo:
+        node = todo.pop()
+        kind = str(node.getClass().getSimpleName())
+        if "Python" in kind or "Subquery" in kind:
+            what = "a Python function" if "Python" in kind else "a subquery"
+            raise UserError(f"{where}: {what} is no expression of Spark's; GPUs and the plan cannot see into it")
+        if kind.startswith("Current") or kind in ("Now", "LocalTimestamp"):
+            raise UserError(f"{where}: answers otherwise when the day is run again")
+        children = node.children()
+        todo += [children.apply(i) for i in range(children.size())]

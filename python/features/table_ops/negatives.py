@@ -1,0 +1,325 @@
+"""negatives: for each positive row, rows with other items that the user was not shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field, field_validator, model_validator
+
+from headrace.features.table_ops.arrow_windows import (
+    I64,
+    Past,
+    codes_of,
+    hashes,
+    newest_at,
+    one,
+    places,
+    replaced,
+    take,
+)
+from headrace.features.table_ops.base import FILE, LINE, PROBE, Given, TableArrow, TableOp, TableSpark, refuse
+from headrace.features.table_ops.negatives_in_batch import ArrowBatches, spark_batches
+from headrace.features.types import ValueType
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+#: The most places that a draw can fall on. Up to this sum of weights draws are exact; above, every item gets the places
+#: that its share of the weights comes to, rounded up or down by where it stands (systematic sampling).
+SLOTS = 1 << 20
+_WEIGHT_OF_ONE = 64
+_MARK = "#negative-"
+#: What a negative row's `__probe` says.
+KIND = "negative"
+
+
+class Negatives(TableOp):
+    """Adds, for each row with label 1, rows with another item and label 0, for logs that hold positives only.
+
+    Items are drawn from those of the training range with replacement: `uniform`; by `popularity`: their number of
+    events there to the power `alpha` (0.75: Mikolov et al., word2vec, 2013); or `in_batch`: positives are dealt into
+    batches of about `batch` by the hash of their identity, and a row's draws fall on the items of the training range's
+    positives in its batch (Hidasi et al., GRU4Rec, 2016). A draw is refused that
+
+    - is the row's own item,
+    - had no event before the row's time: it may not have existed yet,
+    - with `exclude_seen`, the row's `user` has clicked (label 1) in the training range, be it later than the row.
+
+    Each wanted row has `tries` draws; where all are refused there is one negative less. Draws are hashes of the row's
+    identity, the draw's number and `seed`: a rerun draws the same.
+
+    A negative has the columns of its positive, but for the item, for `item_columns`, which are those of the item's
+    newest event before the row's time, and for its identity: the source file with `#negative-N`. It is a probe:
+    operators that follow tell it what was before, and do not count it. So it comes before them: an operator that looked
+    at the past first would have looked at the positive's item. Rows that are scored are not touched.
+
+    Popularity and clicks are statistics of the training range, as vocabularies are. For negatives drawn anew in each
+    epoch, by code alone, from the batch or from all, see `train.negatives`.
+
+    Source: He et al., Neural Collaborative Filtering (2017), 4.1; word2vec's unigram distribution.
+    """
+
+    name: ClassVar[str] = "negatives"
+    serves: ClassVar[bool] = False
+
+    item: str
+    #: Columns that belong to the item.
+    item_columns: tuple[str, ...] = ()
+    user: str | None = None
+    per_positive: int = Field(default=4, ge=1, le=100)
+    method: Literal["uniform", "popularity", "in_batch"] = "uniform"
+    alpha: float = 0.75
+    #: in_batch: positives a batch.
+    batch: int = Field(default=4096, ge=2, le=1 << 20)
+    exclude_seen: bool = False
+    tries: int = Field(default=4, ge=1, le=100)
+    seed: int = 0
+
+    @field_validator("alpha")
+    @classmethod
+    def _quarters(cls, alpha: float) -> float:
+        if alpha not in (0.25, 0.5, 0.75, 1.0):
+            raise ValueError("must be 0.25, 0.5, 0.75 or 1: roots are the same on every machine, other powers are not")
+        return alpha
+
+    @model_validator(mode="after")
+    def _user_given(self) -> Negatives:
+        if self.exclude_seen and self.user is None:
+            raise ValueError("exclude_seen needs `user`: the column that says who has seen it")
+        if self.item in self.item_columns:
+            raise ValueError(f"item_columns: '{self.item}' is the item itself")
+        return self
+
+    def columns(self, given: Given) -> dict[str, ValueType]:
+        given.needs_time()
+        refuse(not given.knows_train, "draws from the training range: features.split.by must be time or column")
+        given.key(self.item, ("string", "int", "bigint"))
+        if self.user is not None:
+            given.key(self.user)
+        for column in self.item_columns:
+            given.type_of(column)
+            refuse(column in (given.label, given.time, self.user), f"item_columns: '{column}' is not of the item")
+        label = given.type_of(given.label)
+        refuse(label.is_list or not label.is_number, f"the label '{given.label}' is {label}, not a number")
+        return dict(given.types)
+
+    @property
+    def _draws(self) -> int:
+        return self.per_positive * self.tries
+
+    def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
+        from headrace.features.engines.spark.transform import col
+        from headrace.features.table_ops.spark_windows import (
+            VERSION,
+            T,
+            is_event,
+            newest_version,
+            with_time,
+            without_helpers,
+        )
+
+        given, train = place.given, place.train
+        assert train is not None
+        frame = place.once(without_helpers(frame))
+        columns, item = frame.columns, col(self.item)
+        events = with_time(frame, place, [self.item]).where(is_event([self.item]))
+        positive = col(given.label).cast("double") == 1.0
+        if train.column is not None:
+            inside = col(train.column).cast("string") == "train"
+        else:
+            inside = (F.col(T) >= F.lit(train.start)) & (F.col(T) < F.lit(train.end))
+        trained = events.where(inside)
+
+        draws = events.where(positive)
+        if self.method == "in_batch":
+            slots, draws = spark_batches(trained.where(positive), draws, item, self.batch, self.seed)
+            since = trained.groupBy(item.alias("__item")).agg(F.min(T).alias("__since"))
+            slots = slots.join(since, "__item")
+        else:
+            slots, size = self._by_weight(trained)
+            draws = draws.crossJoin(F.broadcast(size))
+
+        draws = draws.withColumn("__j", F.explode(F.sequence(F.lit(0), F.lit(self._draws - 1))))
+        name = F.concat(
+            F.col(FILE),
+            F.lit(":"),
+            F.col(LINE).cast("string"),
+            F.lit(":"),
+            F.col("__j").cast("string"),
+            F.lit(f":{self.seed}"),
+        )
+        draws = draws.withColumn("__slot", F.pmod(F.xxhash64(name), F.col("__size")))
+        drawn = draws.join(slots, ["__b", "__slot"] if self.method == "in_batch" else ["__slot"])
+        drawn = drawn.where((F.col("__item") != item) & (F.col("__since") < F.col(T)))
+        if self.exclude_seen:
+            assert self.user is not None
+            seen = trained.where(positive & col(self.user).isNotNull())
+            seen = seen.select(col(self.user).alias("__u"), item.alias("__i")).distinct()
+            drawn = drawn.join(seen, (col(self.user) == F.col("__u")) & (F.col("__item") == F.col("__i")), "left_anti")
+        number = F.row_number().over(Window.partitionBy(FILE, LINE).orderBy("__j"))
+        drawn = drawn.withColumn("__n", number).where(F.col("__n") <= self.per_positive)
+        changed = {
+            self.item: F.col("__item"),
+            given.label: F.lit(0).cast(given.types[given.label].element),
+            FILE: F.concat(F.col(FILE), F.lit(_MARK), F.col("__n").cast("string")),
+            PROBE: F.lit(KIND),
+        }
+        found = drawn.select(*[changed.get(c, col(c)).alias(c) for c in columns])
+        if self.item_columns:
+            versions = events.select(item, T, FILE, LINE, *[col(c) for c in self.item_columns])
+            found = newest_version(found, place, [self.item], versions, self.item_columns, inclusive=False)
+            then = {c: F.col(VERSION)[str(i)] for i, c in enumerate(self.item_columns)}
+            found = found.select(*[then.get(c, col(c)).alias(c) for c in columns])
+        return frame.unionByName(found)
+
+    def _by_weight(self, trained: DataFrame) -> tuple[DataFrame, DataFrame]:
+        """(__slot, __item, __since): an item stands at as many slots as its weight says; their number, __size."""
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
+        from headrace.features.engines.spark.transform import col
+        from headrace.features.table_ops.spark_windows import T, running
+
+        weights = trained.groupBy(col(self.item).alias("__item")).agg(
+            self._weight(F.count(F.lit(1))).alias("__w"), F.min(T).alias("__since"), F.min(F.lit(0)).alias("__all")
+        )
+        # One row an item: a small table in one partition.
+        everything = Window.partitionBy("__all")
+        order = everything.orderBy(
+            F.xxhash64(F.concat(F.col("__item").cast("string"), F.lit(f":{self.seed}"))), "__item"
+        )
+        slots = weights.select(
+            "__item",
+            "__since",
+            F.col("__w"),
+            F.sum("__w").over(running(order)).alias("__to"),
+            F.sum("__w").over(everything).alias("__total"),
+        ).withColumn("__size", F.least(F.col("__total"), F.lit(SLOTS).cast("bigint")))
+        slots = slots.select(
+            "__item",
+            "__since",
+            _slot(F.col("__to") - F.col("__w"), F.col("__size"), F.col("__total")).alias("__lo"),
+            (_slot(F.col("__to"), F.col("__size"), F.col("__total")) - 1).alias("__hi"),
+        ).where("__lo <= __hi")
+        slots = slots.select("__item", "__since", F.explode(F.sequence("__lo", "__hi")).alias("__slot"))
+        size = weights.agg(F.least(F.sum("__w"), F.lit(SLOTS).cast("bigint")).alias("__size"))
+        return slots, size
+
+    def _weight(self, count: Column) -> Column:
+        """An integer; square roots only, which are exact to the last bit everywhere, as pow is not."""
+        from pyspark.sql import functions as F
+
+        if self.method == "uniform":
+            return F.when(count > 0, F.lit(1)).otherwise(F.lit(0)).cast("bigint")
+        c = count.cast("double")
+        power = {1.0: c, 0.5: F.sqrt(c), 0.25: F.sqrt(F.sqrt(c)), 0.75: F.sqrt(c) * F.sqrt(F.sqrt(c))}[self.alpha]
+        return F.rint(power * F.lit(float(_WEIGHT_OF_ONE))).cast("bigint")
+
+    def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
+        given, train = place.given, place.train
+        assert train is not None
+        time = given.needs_time()
+        past = Past(table, [self.item], time, given.types[time])
+        items = one(table, self.item)
+        label = one(table, given.label).cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False)
+        positive = past.event & (label == 1.0)
+        if train.column is not None:
+            split = pc.equal(one(table, train.column).cast(pa.string()), "train")
+            inside = pc.fill_null(split, False).to_numpy(zero_copy_only=False)
+        else:
+            inside = (past.time >= train.start) & (past.time < train.end)
+        inside = inside & past.event
+
+        # The items of the training range: one row of each, their number, their first time.
+        codes, first, count = np.unique(past.group[inside], return_index=True, return_counts=True)
+        of = np.flatnonzero(inside)[first]
+        since = np.full(len(codes), np.iinfo(np.int64).max)
+        np.minimum.at(since, np.searchsorted(codes, past.group[inside]), past.time[inside])
+        if self.method == "in_batch":
+            batches = ArrowBatches(table, np.flatnonzero(inside & positive), self.batch, self.seed)
+            rows = np.flatnonzero(positive)
+            rows = rows[batches.sizes(rows) > 0]
+            row, slot = self._slots(table, rows, lambda row: batches.sizes(row))
+            pick = np.searchsorted(codes, past.group[batches.at(row, slot)])
+        else:
+            weight = self._weights(count)
+            order = self._order(items, of)
+            of, codes, since, weight = of[order], codes[order], since[order], weight[order]
+            total = int(weight.sum())
+            size = min(total, SLOTS)
+            rows = np.flatnonzero(positive) if size else np.zeros(0, np.int64)
+            row, slot = self._slots(table, rows, lambda row: max(size, 1))
+            to = np.cumsum(weight)
+            ends = (2 * to * size - total + 2 * total - 1) // max(2 * total, 1)
+            pick = np.searchsorted(ends, slot, "right")
+        good = (codes[pick] != past.group[row]) & (since[pick] < past.time[row]) if len(row) else np.zeros(0, bool)
+        if self.exclude_seen:
+            assert self.user is not None
+            user = codes_of([one(table, self.user)], table.num_rows)
+            width = int(past.group.max(initial=0)) + 1
+            clicked = inside & positive & (user >= 0)
+            seen = np.unique(user[clicked] * width + past.group[clicked])
+            if len(row):
+                good &= ~((user[row] >= 0) & np.isin(user[row] * width + codes[pick], seen))
+        matrix = good.reshape(-1, self._draws)
+        number = np.cumsum(matrix, axis=1)
+        chosen = (matrix & (number <= self.per_positive)).ravel()
+        row, pick, number = row[chosen], pick[chosen], number.ravel()[chosen]
+
+        found = table.take(pa.array(row))
+        found = replaced(found, self.item, items.take(pa.array(of[pick])))
+        zero = pa.array(np.zeros(len(row), np.int8)).cast(given.types[given.label].arrow)
+        found = replaced(found, given.label, zero)
+        mark = pa.array(number).cast(pa.string())
+        found = replaced(found, FILE, pc.binary_join_element_wise(one(found, FILE), pa.scalar(_MARK), mark, ""))
+        found = replaced(found, PROBE, pa.array([KIND] * len(row), pa.string()))
+        if self.item_columns:
+            events = past.rows
+            at = newest_at(codes[pick], past.time[row], past.group[events], past.time[events], inclusive=False)
+            for c in self.item_columns:
+                values = one(table, c)
+                then = take(values, events[np.maximum(at, 0)], at >= 0) if len(row) else values.slice(0, 0)
+                found = replaced(found, c, then)
+        return pa.concat_tables([table, found])
+
+    def _slots(self, table: pa.Table, rows: I64, size: Callable[[I64], I64 | int]) -> tuple[I64, I64]:
+        """All draws of rows: the row of each, and the slot of so many that it falls on."""
+        row = np.repeat(rows, self._draws)
+        j = np.tile(np.arange(self._draws), len(rows))
+        files, lines = one(table, FILE).take(pa.array(row)), one(table, LINE).take(pa.array(row)).cast(pa.string())
+        name = pc.binary_join_element_wise(files, lines, pa.array(j).cast(pa.string()), pa.scalar(str(self.seed)), ":")
+        found: I64 = hashes(name) % size(row)
+        return row, found
+
+    def _order(self, items: pa.Array, of: I64) -> I64:
+        """The items of the rows `of` in the order in which they take slots: by hash."""
+        mine = items.take(pa.array(of))
+        text = pc.binary_join_element_wise(mine.cast(pa.string()), pa.scalar(str(self.seed)), ":")
+        value, _ = places(len(of), mine, pa.array(np.zeros(len(of), np.int64)))
+        found: I64 = np.lexsort((value, hashes(text)))
+        return found
+
+    def _weights(self, count: I64) -> I64:
+        """As `_weight`."""
+        if self.method == "uniform":
+            return np.ones(len(count), np.int64)
+        c = count.astype(np.float64)
+        power = {1.0: c, 0.5: np.sqrt(c), 0.25: np.sqrt(np.sqrt(c)), 0.75: np.sqrt(c) * np.sqrt(np.sqrt(c))}[self.alpha]
+        found: I64 = np.rint(power * float(_WEIGHT_OF_ONE)).astype(np.int64)
+        return found
+
+
+def _slot(weight: Column, size: Column, total: Column) -> Column:
+    """The first place s of `size` whose middle, (s + 1/2) * total / size, is not below `weight`."""
+    from pyspark.sql import functions as F
+
+    a, b = weight * size * 2 - total, total * 2
+    # Not negative, so that the quotient's floor is its truncation.
+    return F.call_function("div", a + b - 1, b)

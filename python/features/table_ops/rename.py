@@ -1,0 +1,53 @@
+"""rename: other names for columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import pyarrow as pa
+from pydantic import Field
+
+from headrace.features.table_ops.base import Given, TableArrow, TableOp, TableSpark, refuse, reserved
+from headrace.features.types import ValueType
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class Rename(TableOp):
+    """Gives columns other names: `rename: {to: {old: new}}`. Two may swap theirs.
+
+    The label and the event's time keep theirs: other parts of the spec name them. Source: NVTabular's Rename.
+    """
+
+    name: ClassVar[str] = "rename"
+    rowwise: ClassVar[bool] = True
+
+    to: Mapping[str, str] = Field(min_length=1)
+
+    def columns(self, given: Given) -> dict[str, ValueType]:
+        for old, new in self.to.items():
+            given.type_of(old)
+            refuse(old == given.label, f"'{old}' is the label; features.label names it")
+            refuse(old == given.time, f"'{old}' is the event's time; table.event_time names it")
+            refuse(reserved(new), f"'{new}' is a reserved name (`ds`, names that begin with `_`)")
+        out: dict[str, ValueType] = {}
+        there: set[str] = set()
+        for name, type_ in given.types.items():
+            new = self.to.get(name, name)
+            # Spark's names have no case.
+            refuse(new.lower() in there, f"two columns would be named '{new}'")
+            there.add(new.lower())
+            out[new] = type_
+        return out
+
+    def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
+        from headrace.features.engines.spark.transform import col
+        from headrace.features.table_ops.spark_windows import without_helpers
+
+        frame = without_helpers(frame)
+        return frame.select(*[col(c).alias(self.to.get(c, c)) for c in frame.columns])
+
+    def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
+        return table.rename_columns([self.to.get(c, c) for c in table.schema.names])

@@ -1,0 +1,130 @@
+"""sessions: which visit of a key an event belongs to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import Field
+
+from headrace.features.table_ops.arrow_windows import hashes, nulled, one, replaced
+from headrace.features.table_ops.base import Given, TableArrow, TableSpark
+from headrace.features.table_ops.earlier_events import OfPast
+from headrace.features.types import ValueType
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_MINUTE = 60_000_000
+_BETWEEN = "\x1f"
+
+
+class Sessions(OfPast):
+    """Cuts the events of a key into sessions: a new one begins where the event before is more than a gap away.
+
+    Adds, with NAME = `session` or `prefix`:
+
+    - `NAME_id` (bigint): xxhash64 of the key and the session's first instant. It is known at the first event and never
+      changes; null where a key or the time is null;
+    - `NAME_position` (bigint): how many events of the session were before this row; 0 for the first and without a key;
+    - `NAME_age` (double): seconds since the session's first event; 0 for the first, null without a key.
+
+    What was before in the session is asked for by the operators that follow, with `keys: [NAME_id]`: `history` for the
+    list, `trailing` with `windows: [all]` for counts and means. NVTabular's Groupby aggregates whole sessions, the
+    events after a row among them; these do not.
+
+    Input: keys string, int or bigint. Source: NVTabular's Groupby; session-parallel batches of Hidasi et al. (2016).
+    """
+
+    name: ClassVar[str] = "sessions"
+
+    gap_minutes: float = Field(default=30, gt=0, le=60 * 24 * 366)
+    prefix: str = "session"
+
+    @property
+    def _gap(self) -> int:
+        return round(self.gap_minutes * _MINUTE)
+
+    def columns(self, given: Given) -> dict[str, ValueType]:
+        self.check_keys(given, ("string", "int", "bigint"))
+        p = self.prefix
+        return given.adding(
+            {f"{p}_id": ValueType("bigint"), f"{p}_position": ValueType("bigint"), f"{p}_age": ValueType("double")}
+        )
+
+    def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
+        from headrace.features.engines.spark.transform import col
+        from headrace.features.table_ops.spark_windows import (
+            T,
+            by,
+            is_event,
+            known,
+            running,
+            sums_before,
+            through,
+            with_time,
+        )
+
+        columns, zero = frame.columns, F.lit(0).cast("bigint")
+        rows = with_time(frame, place, self.keys)
+        order = Window.partitionBy(*by(self.keys)).orderBy(T)
+        instant = Window.partitionBy(*by(self.keys), F.col(T))
+        # The time of the event before: known at the first row of an instant, then told to all rows of it.
+        rows = rows.withColumn("__newest", F.max(F.when(is_event(self.keys), F.col(T))).over(running(order)))
+        rows = rows.withColumn("__earlier", F.lag("__newest", 1).over(order))
+        rows = rows.withColumn("__p", F.max(F.when(F.col("__earlier") < F.col(T), F.col("__earlier"))).over(instant))
+        rows = sums_before(
+            rows, self.keys, {"__c": F.when(is_event(self.keys), F.lit(1).cast("bigint")).otherwise(zero)}
+        )
+        new = F.col("__p").isNull() | (F.col(T) - F.col("__p") > self._gap)
+        begins = new & is_event(self.keys)
+        # Times and counts grow along a key, so the newest session's are the largest.
+        rows = rows.withColumn("__new", new).withColumns(
+            {
+                "__start": F.max(F.when(begins, F.col(T))).over(running(order)),
+                "__base": F.max(F.when(begins, F.col("__c"))).over(running(order)),
+            }
+        )
+        start = F.when(F.col("__new"), F.col(T)).otherwise(F.col("__start"))
+        there = known(self.keys)
+        text = [part for k in self.keys for part in (col(k).cast("string"), F.lit(_BETWEEN))]
+        p, passed = self.prefix, F.col("__c") - F.col("__base")
+        return rows.select(
+            *through(rows, columns),
+            F.when(there, F.xxhash64(F.concat(*text, start.cast("string")))).alias(f"{p}_id"),
+            F.when(there & ~F.col("__new"), passed).otherwise(zero).alias(f"{p}_position"),
+            F.when(there, (F.col(T) - start).cast("double") / F.lit(1e6)).alias(f"{p}_age"),
+        )
+
+    def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
+        past = self.past(table, place)
+        events = past.all
+        # Sessions of the events, in their order: the time before is that of the instant before.
+        t = past.time[events.rows]
+        end = events.before()
+        has = past.known & (end > events.start)
+        before = np.zeros(table.num_rows, np.int64)
+        before[has] = past.time[events.rows[end[has] - 1]]
+        new = ~has | (past.time - before > self._gap)
+        begins = new[events.rows]
+        # The place of the newest beginning at or before each event (an instant's events all begin, or none does).
+        firsts = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))
+        inside = past.known & ~new
+        start = past.time.copy()
+        start[inside] = t[firsts[end[inside] - 1]]
+        # An instant at which several events begin a session is one beginning: count from its first event.
+        position = np.zeros(table.num_rows, np.int64)
+        position[inside] = (end - events.at(past.group, start))[inside]
+        text = [part for k in self.keys for part in (one(table, k).cast(pa.string()), pa.scalar(_BETWEEN))]
+        joined = pc.binary_join_element_wise(*text, pa.array(start).cast(pa.string()), "")
+        ids = hashes(joined)
+        p = self.prefix
+        out = replaced(table, f"{p}_id", nulled(ids, past.known, pa.int64()))
+        out = replaced(out, f"{p}_position", pa.array(position, pa.int64()))
+        age = (past.time - start).astype(np.float64) / 1e6
+        return replaced(out, f"{p}_age", nulled(age, past.known, pa.float64()))

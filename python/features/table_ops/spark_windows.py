@@ -1,0 +1,221 @@
+"""What was before a row, as Spark windows.
+
+All of it is made of row frames that begin at a key's first row (and one that holds a fixed number of rows), over rows
+sorted by time. Such frames are computed as running values: Spark spills them, RAPIDS computes them in batches, and a
+key with a million events costs what a thousand keys of a thousand do. A frame like `RANGE BETWEEN 28 DAYS PRECEDING` is
+computed anew for each row by Spark, and held in memory whole by RAPIDS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame, Window, WindowSpec
+from pyspark.sql import functions as F
+
+from headrace.features.engines.spark.transform import col
+from headrace.features.functions.timestamps import spark_micros
+from headrace.features.table_ops.base import FILE, LINE, PROBE, TableSpark
+from headrace.features.types import ValueType
+
+#: Helper columns: the time of a row; by keys, a number where it has no past (one of them or the time is null), so that
+#: such rows do not all meet in one partition. They stay for the operators that follow: rows that are together already
+#: need not be brought together again.
+T, _ALONE = "__t", "__alone"
+#: Where a row stands once it is shifted, and what it is then.
+AT, KIND = "__at", "__kind"
+
+
+def _alone(keys: Sequence[str]) -> str:
+    return f"{_ALONE}({','.join(sorted(keys))})"
+
+
+def _stays(column: str) -> bool:
+    return column == T or column.startswith(_ALONE)
+
+
+def with_time(frame: DataFrame, place: TableSpark, keys: Sequence[str]) -> DataFrame:
+    """The rows with T, and with what `known` and `by` look at."""
+    time = place.given.needs_time()
+    if T not in frame.columns:
+        frame = frame.withColumn(T, spark_micros(col(time), place.given.types[time]))
+    if _alone(keys) in frame.columns:
+        return frame
+    there = F.col(T).isNotNull()
+    for key in keys:
+        there = there & col(key).isNotNull()
+    return frame.withColumn(_alone(keys), F.when(~there, F.xxhash64(FILE, LINE)))
+
+
+def without_helpers(frame: DataFrame) -> DataFrame:
+    """The rows without what `with_time` added: for operators that change keys, and for the end."""
+    return frame.drop(*[c for c in frame.columns if _stays(c)])
+
+
+def through(frame: DataFrame, columns: Sequence[str]) -> list[Column]:
+    """What an operator hands on: the columns that it was given, and the helper columns that are there by now."""
+    return [col(c) for c in dict.fromkeys([*columns, *(c for c in frame.columns if _stays(c))])]
+
+
+def known(keys: Sequence[str]) -> Column:
+    """Boolean: the row has its keys and its time (after `with_time`)."""
+    return col(_alone(keys)).isNull()
+
+
+def is_event(keys: Sequence[str]) -> Column:
+    """Boolean: `known`, and no probe."""
+    return F.col(PROBE).isNull() & known(keys)
+
+
+def by(keys: Sequence[str]) -> list[Column]:
+    """What partitions are made by, the same for keys in another order."""
+    return [*(col(k) for k in sorted(keys)), col(_alone(keys))]
+
+
+def running(window: WindowSpec) -> WindowSpec:
+    """From the first row to this one."""
+    return window.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+
+
+def first_of_instant(order: WindowSpec, at: str = T) -> Column:
+    """Boolean: the first row, in `order`, of its key and instant."""
+    return F.coalesce(F.lag(at, 1).over(order) < F.col(at), F.lit(True))
+
+
+def sums_before(frame: DataFrame, keys: Sequence[str], values: Mapping[str, Column], at: str = T) -> DataFrame:
+    """The rows with sums, by name, of a bigint column over the key's rows at strictly earlier instants; 0 if none."""
+    order = Window.partitionBy(*by(keys)).orderBy(at)
+    inputs = {f"__v_{name}": value for name, value in values.items()}
+    frame = frame.withColumns({**inputs, "__first": first_of_instant(order, at)})
+    # At the first row of an instant, what came before it was earlier, whatever the order within instants.
+    frame = frame.withColumns(
+        {
+            f"__r_{n}": F.when(F.col("__first"), F.sum(f"__v_{n}").over(running(order)) - F.col(f"__v_{n}"))
+            for n in values
+        }
+    )
+    instant = Window.partitionBy(*by(keys), F.col(at))
+    frame = frame.withColumns({name: F.max(f"__r_{name}").over(instant) for name in values})
+    return frame.drop("__first", *inputs, *(f"__r_{n}" for n in values))
+
+
+def newest_before(
+    frame: DataFrame, keys: Sequence[str], name: str, value: Column, empty: Column, at: str = T
+) -> DataFrame:
+    """The rows with a column `name`: `value` of the newest row at a strictly earlier instant where it is not null.
+
+    Rows at one instant follow each other by file and line. `empty`, which is not null, stands where there is none.
+    `__first` says which row of its instant is the first: see `first_of_instant`.
+    """
+    order = Window.partitionBy(*by(keys)).orderBy(at, FILE, LINE)
+    frame = frame.withColumn("__x", value)
+    frame = frame.withColumn("__y", F.last("__x", ignorenulls=True).over(running(order)))
+    frame = frame.withColumn("__z", F.when(F.col("__first"), F.coalesce(F.lag("__y", 1).over(order), empty)))
+    frame = frame.withColumn(name, F.last("__z", ignorenulls=True).over(running(order)))
+    return frame.drop("__x", "__y", "__z")
+
+
+def shifted(frame: DataFrame, columns: Sequence[str], keys: Sequence[str], offsets: Sequence[int]) -> DataFrame:
+    """Each row at its time (KIND 0), and each event again at its time + offsets[i] (KIND i + 1), AT saying when.
+
+    The copies keep the keys, identity and helper columns; of `columns` all others are null there.
+    """
+    if not offsets:
+        return frame.withColumns({KIND: F.lit(0), AT: F.col(T)})
+    kinds = F.array(*[F.lit(i) for i in range(len(offsets) + 1)])
+    frame = frame.withColumn(KIND, F.explode(F.when(is_event(keys), kinds).otherwise(F.array(F.lit(0)))))
+    at = F.when(F.col(KIND) == 0, F.col(T))
+    for i, offset in enumerate(offsets, 1):
+        at = at.when(F.col(KIND) == i, F.col(T) + F.lit(offset).cast("bigint"))
+    frame = frame.withColumn(AT, at)
+    kept = {*keys, FILE, LINE, PROBE}
+    rest = [c for c in columns if c not in kept and not _stays(c)]
+    return frame.withColumns({c: F.when(F.col(KIND) == 0, col(c)) for c in rest})
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What `window_sums` is to sum: bigint columns of events by name, null counting as 0."""
+
+    values: Mapping[str, Column]
+    #: Lengths in microseconds; None: since the beginning.
+    windows: Sequence[int | None]
+    #: An event counts only this many microseconds after it happened.
+    delay: int = 0
+
+    def column(self, name: str, window: int) -> str:
+        """Where the sum of `name` over windows[window] is found."""
+        return f"__s_{name}_{window}"
+
+
+def window_sums(frame: DataFrame, place: TableSpark, keys: Sequence[str], sums: Sums) -> DataFrame:
+    """The rows with the sums over events at u of the key with t - delay - window <= u < t - delay, t the row's time.
+
+    A sum over a window is one running sum over a sequence in which each event enters (+) and, a window later, leaves
+    (-): rows times (1 + the number of windows), each looked at once.
+    """
+    columns = frame.columns
+    frame = with_time(frame, place, keys)
+    none = F.lit(0).cast("bigint")
+    values = {f"__w_{n}": F.when(is_event(keys), F.coalesce(v, none)).otherwise(none) for n, v in sums.values.items()}
+    frame = frame.withColumns(values)
+    offsets = [sums.delay] if sums.delay else []
+    enters = len(offsets)
+    leaves: dict[int, int] = {}
+    for i, window in enumerate(sums.windows):
+        if window is not None:
+            offsets.append(sums.delay + window)
+            leaves[i] = len(offsets)
+    frame = shifted(frame, columns, keys, offsets)
+    changes = {}
+    for name in sums.values:
+        x = F.col(f"__w_{name}")
+        for i in range(len(sums.windows)):
+            change = F.when(F.col(KIND) == enters, x)
+            if i in leaves:
+                change = change.when(F.col(KIND) == leaves[i], -x)
+            changes[sums.column(name, i)] = change.otherwise(none)
+    frame = sums_before(frame, keys, changes, AT).where(F.col(KIND) == 0)
+    found = {c: F.when(known(keys), F.col(c)).otherwise(none) for c in changes}
+    return frame.select(*through(frame, columns), *[x.alias(c) for c, x in found.items()])
+
+
+def real(name: str, given: ValueType) -> Column:
+    """A column, null where it is NaN."""
+    x = col(name)
+    return F.when(~F.isnan(x), x) if given.element in ("float", "double") and not given.is_list else x
+
+
+#: Of `newest_version`: the struct that it adds, null where there is none.
+VERSION = "__version"
+_ORDER, _VALUE = "__order", "__value"
+
+
+def newest_version(
+    frame: DataFrame, place: TableSpark, keys: Sequence[str], versions: DataFrame, value: Sequence[str], inclusive: bool
+) -> DataFrame:
+    """The rows with VERSION: the columns `value` (as fields 0, 1, ...) of the newest version before the row.
+
+    Args:
+        versions: columns `keys` of the rows' types, T (bigint) and `value`, no null in keys and T; where several are of
+            one key and time, FILE and LINE to order them.
+        inclusive: whether a version from exactly the row's time counts.
+
+    Rows and versions are sorted together, once; a join on `key and valid_from <= time` would meet every pair.
+    """
+    columns = frame.columns
+    fields = F.struct(*[col(v).alias(str(i)) for i, v in enumerate(value)])
+    place_in_file = [F.col(c) for c in (FILE, LINE) if c in versions.columns]
+    right = versions.select(
+        *[col(k) for k in keys],
+        F.col(T),
+        *place_in_file,
+        fields.alias(_VALUE),
+        F.lit(0 if inclusive else 2).alias(_ORDER),
+    )
+    both = with_time(frame, place, keys).withColumn(_ORDER, F.lit(1)).unionByName(right, allowMissingColumns=True)
+    order = Window.partitionBy(*by(keys)).orderBy(T, _ORDER, FILE, LINE)
+    both = both.withColumn(VERSION, F.last(_VALUE, ignorenulls=True).over(running(order)))
+    rows = both.where(F.col(_ORDER) == 1)
+    return rows.select(*through(rows, columns), F.when(known(keys), F.col(VERSION)).alias(VERSION))

@@ -1,0 +1,174 @@
+"""target_encoding_past: the mean label of a key's earlier events, in order of time."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field, field_validator
+
+from headrace.features.functions.kernels import F64
+from headrace.features.table_ops import fixed_point
+from headrace.features.table_ops.arrow_windows import I64, Bits, micros_of, one, replaced
+from headrace.features.table_ops.base import DAY, NUMBERS, PROBE, Given, TableArrow, TableSpark, scalar
+from headrace.features.table_ops.earlier_events import OfDelayedPast
+from headrace.features.types import ValueType
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+class TargetEncodingPast(OfDelayedPast):
+    """The smoothed mean of the label over the key's events whose labels were known before the row.
+
+    The label of an event at u is known from u + delay on; at time t the events with u + delay < t count, so neither the
+    row's own label nor that of its instant does. With n of them and the sum y of their labels:
+
+        (y + smoothing * prior) / (n + smoothing)
+
+    (Micci-Barreca, 2001, with the m-estimate). The prior is a number, or by default the mean label of all events whose
+    labels were known before the row's day (UTC) began. Where there is none yet, the encoding is y / n; null where n
+    is 0 too. Time-ordered like CatBoost's ordered target statistics (Prokhorenkova et al., 2018), but by real time.
+
+    Adds `NAME_target` (double), NAME being the keys' names with `_` between them, or `prefix`.
+
+    `delay_hours` has no default: how late labels arrive is a fact about the log. With 0, an event's label is known
+    before the next instant.
+
+    Input: keys string, int, bigint, boolean or date, jointly. Source: NVTabular's TargetEncoding, with random folds.
+    """
+
+    name: ClassVar[str] = "target_encoding_past"
+
+    #: Hours after which an event's label is known: no default.
+    delay_hours: float = Field(ge=0, le=24 * 3650)
+    smoothing: float = Field(default=20, ge=0, allow_inf_nan=False)
+    prior: float | None = None
+    #: Another number than the label.
+    target: str | None = None
+    prefix: str | None = None
+
+    @field_validator("prior")
+    @classmethod
+    def _finite(cls, prior: float | None) -> float | None:
+        if prior is not None and not math.isfinite(prior):
+            raise ValueError("must be finite")
+        return prior
+
+    @property
+    def _name(self) -> str:
+        return f"{self.prefix or '_'.join(self.keys)}_target"
+
+    def columns(self, given: Given) -> dict[str, ValueType]:
+        self.check_keys(given)
+        given.not_label(self.keys, "the key")
+        scalar(given, self.target or given.label, NUMBERS, "target")
+        return given.adding({self._name: ValueType("double")})
+
+    def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        from headrace.features.engines.spark.transform import col
+        from headrace.features.table_ops.spark_windows import Sums, through, window_sums
+
+        given, columns = place.given, frame.columns
+        target = self.target or given.label
+        type_ = given.types[target]
+        q = fixed_point.whole(col(target), type_)
+        high, low = fixed_point.halves(q)
+        n = F.when(q.isNotNull(), F.lit(1)).otherwise(F.lit(0)).cast("bigint")
+        sums = Sums({"n": n, "h": high, "l": low}, [None], self.delay)
+        if self.prior is None:
+            frame = place.once(frame)
+        rows = window_sums(frame, place, self.keys, sums)
+        if self.prior is None:
+            rows = self._with_prior(rows, frame, place)
+            prior = F.col("__prior")
+        else:
+            prior = F.lit(float(self.prior))
+        y = fixed_point.joined(F.col(sums.column("h", 0)), F.col(sums.column("l", 0)), type_)
+        count = F.col(sums.column("n", 0)).cast("double")
+        m = F.lit(float(self.smoothing))
+        smooth = F.when(count + m > 0, (y + m * prior) / (count + m))
+        alone = F.when(count > 0, y / count)
+        return rows.select(*through(rows, columns), F.when(prior.isNull(), alone).otherwise(smooth).alias(self._name))
+
+    def _with_prior(self, rows: DataFrame, frame: DataFrame, place: TableSpark) -> DataFrame:
+        """The rows with `__prior`: a table of days, each with the mean of what was known before."""
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
+        from headrace.features.engines.spark.transform import col
+        from headrace.features.functions.timestamps import spark_micros
+        from headrace.features.table_ops.spark_windows import running
+
+        given = place.given
+        time, target = given.needs_time(), self.target or given.label
+        t = spark_micros(col(time), given.types[time])
+        q = F.when(F.col(PROBE).isNull(), fixed_point.whole(col(target), given.types[target]))
+
+        def day(x: Column) -> Column:
+            return ((x - F.pmod(x, F.lit(DAY))) / F.lit(DAY)).cast("int")
+
+        none = F.lit(None).cast("bigint")
+        # A row asks for its day, and adds to the day on which its label is known.
+        asks = F.struct(day(t).alias("day"), none.alias("q"))
+        adds = F.struct(day(t + F.lit(self.delay)).alias("day"), q.alias("q"))
+        both = frame.where(t.isNotNull()).select(F.explode(F.array(asks, adds)).alias("r"))
+        high, low = fixed_point.halves(F.col("r.q"))
+        days = both.groupBy(F.col("r.day").alias("__day")).agg(
+            F.count("r.q").alias("n"),
+            F.coalesce(F.sum(high), F.lit(0)).alias("h"),
+            F.coalesce(F.sum(low), F.lit(0)).alias("l"),
+            F.min(F.lit(0)).alias("__all"),
+        )
+        # One row a day: this window is small.
+        order = running(Window.partitionBy("__all").orderBy("__day"))
+        before = {c: F.sum(c).over(order) - F.col(c) for c in ("n", "h", "l")}
+        days = days.select("__day", *[x.alias(f"__{c}") for c, x in before.items()])
+        y = fixed_point.joined(F.col("__h"), F.col("__l"), given.types[target])
+        days = days.select("__day", F.when(F.col("__n") > 0, y / F.col("__n").cast("double")).alias("__prior"))
+        rows = rows.withColumn("__day", day(t))
+        return rows.join(F.broadcast(days), "__day", "left")
+
+    def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
+        types = place.given.types
+        target = self.target or place.given.label
+        past = self.past(table, place)
+        q, there = fixed_point.whole_arrow(one(table, target), types[target])
+        high, low = fixed_point.halves_arrow(np.where(there, q, 0))
+        events = past.all
+        end, start = events.before(self.delay), events.start
+        n = events.sums(there.astype(np.int64), start, end).astype(np.float64)
+        y = fixed_point.joined_arrow(events.sums(high, start, end), events.sums(low, start, end), types[target])
+        m = float(self.smoothing)
+        if self.prior is None:
+            prior = self._prior(table, place, there, high, low)
+        else:
+            prior = np.full(table.num_rows, float(self.prior))
+        with np.errstate(all="ignore"):
+            smooth = np.where(n + m > 0, (y + m * prior) / (n + m), np.nan)
+            alone = np.where(n > 0, y / n, np.nan)
+        found = np.where(np.isnan(prior), alone, smooth)
+        return replaced(table, self._name, pa.array(found, pa.float64(), from_pandas=True))
+
+    def _prior(self, table: pa.Table, place: TableArrow, there: Bits, high: I64, low: I64) -> F64:
+        """As `_with_prior`; NaN where there is none."""
+        time = place.given.needs_time()
+        t, timed = micros_of(one(table, time), place.given.types[time])
+        event = timed & there & ~one(table, PROBE).is_valid().to_numpy(zero_copy_only=False)
+        known = (t[event] + self.delay) // DAY
+        order = np.argsort(known, kind="stable")
+        before = np.searchsorted(known[order], t // DAY)
+
+        def total(values: I64) -> I64:
+            sums: I64 = np.concatenate([np.zeros(1, np.int64), np.cumsum(values[event][order])])
+            return np.asarray(sums[before])
+
+        target = self.target or place.given.label
+        y = fixed_point.joined_arrow(total(high), total(low), place.given.types[target])
+        with np.errstate(all="ignore"):
+            found: F64 = np.where((before > 0) & timed, y / before.astype(np.float64), np.nan)
+        return found

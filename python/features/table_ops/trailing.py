@@ -1,0 +1,184 @@
+"""trailing: what a key's events were over the last days, as of each event's time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+from pydantic import Field, field_validator, model_validator
+
+from headrace.features.table_ops import fixed_point
+from headrace.features.table_ops.arrow_windows import one, replaced
+from headrace.features.table_ops.base import DAY, NUMBERS, Given, TableArrow, TableSpark, refuse, scalar
+from headrace.features.table_ops.earlier_events import OfChosenPast
+from headrace.features.types import ValueType
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+Stat = Literal["count", "sum", "mean", "rate"]
+
+
+class Trailing(OfChosenPast):
+    """Aggregates over a key's events of the last days before each row, the row itself and its instant left out.
+
+    A window of w days at time t holds the events at u with t - w <= u < t (with `delay_hours` d:
+    t - d - w <= u < t - d). Adds, for each window (`7d`, or `all`: since the first event read):
+
+    - `NAME_count_7d` (bigint): events, with `where` those for which it is true;
+    - `NAME_COLUMN_sum_7d` (double): of the values that are finite; 0 without any;
+    - `NAME_COLUMN_mean_7d` (double): the same by their number; null without any;
+    - `NAME_COLUMN_rate_7d` (double): the share of 1 among the values; null without any.
+
+    NAME is the keys' names with `_` between them, or `prefix`. Sums are exact on a grid (see
+    table_ops.fixed_point) and do not depend on partitioning. A null key or time has no past: counts and sums are 0,
+    the others null.
+
+    A label is known only some time after its event, and the row's own is never used: give `delay_hours`.
+
+    Input: keys string, int, bigint, boolean or date; columns of numbers. Source: time-window aggregates of
+    point-in-time feature stores; NVTabular has JoinGroupby, which sees the future.
+    """
+
+    name: ClassVar[str] = "trailing"
+
+    #: Days, or `all`.
+    windows: tuple[float | Literal["all"], ...] = Field(min_length=1)
+    #: Numbers to aggregate; `count` needs none.
+    values: tuple[str, ...] = ()
+    stats: tuple[Stat, ...] = ("count",)
+    prefix: str | None = None
+
+    @field_validator("windows")
+    @classmethod
+    def _windows(cls, windows: tuple[float | Literal["all"], ...]) -> tuple[float | Literal["all"], ...]:
+        for w in windows:
+            if w != "all" and not 0 < w <= 36_500:
+                raise ValueError(f"a window is a number of days above 0, or all; not {w}")
+        if len({str(w) for w in windows}) < len(windows):
+            raise ValueError("a window is given twice")
+        return windows
+
+    @model_validator(mode="after")
+    def _needs(self) -> Trailing:
+        if not self.stats:
+            raise ValueError("give stats: count, sum, mean, rate")
+        if {"sum", "mean", "rate"} & set(self.stats) and not self.values:
+            raise ValueError(f"stats {', '.join(self.stats)} need `values`: the columns to aggregate")
+        if self.values and set(self.stats) == {"count"}:
+            raise ValueError("`values` are given, but no stat that uses them: sum, mean, rate")
+        return self
+
+    def lookback(self) -> int:
+        return self.delay + max((w for w in self._micros if w is not None), default=0)
+
+    @property
+    def _micros(self) -> list[int | None]:
+        return [None if w == "all" else round(w * DAY) for w in self.windows]
+
+    def _name(self, stat: Stat, value: str | None, window: int) -> str:
+        w = self.windows[window]
+        days = "all" if w == "all" else f"{w:g}d"
+        return "_".join([self.prefix or "_".join(self.keys), *([value] if value else []), stat, days])
+
+    def columns(self, given: Given) -> dict[str, ValueType]:
+        given.needs_time()
+        for key in self.keys:
+            given.key(key)
+        for value in self.values:
+            scalar(given, value, NUMBERS, "values")
+        refuse(len(set(self.keys)) < len(self.keys), "a key is given twice")
+        self.check_where(given)
+        new = {}
+        for i in range(len(self.windows)):
+            if "count" in self.stats:
+                new[self._name("count", None, i)] = ValueType("bigint")
+            for value in self.values:
+                new |= {self._name(s, value, i): ValueType("double") for s in self.stats if s != "count"}
+        return given.adding(new)
+
+    def _atoms(self) -> dict[str, tuple[str, str]]:
+        """What is summed: name -> (kind, column)."""
+        out = {"count": ("count", "")} if "count" in self.stats else {}
+        for i, value in enumerate(self.values):
+            if {"mean", "rate"} & set(self.stats):
+                out[f"n{i}"] = ("values", value)
+            if {"sum", "mean"} & set(self.stats):
+                out |= {f"h{i}": ("high", value), f"l{i}": ("low", value)}
+            if "rate" in self.stats:
+                out[f"o{i}"] = ("ones", value)
+        return out
+
+    def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        from headrace.features.engines.spark.transform import col
+        from headrace.features.table_ops.spark_windows import Sums, through, window_sums
+
+        types = place.given.types
+        ok = self.spark_chosen(place)
+        values: dict[str, Column] = {}
+        for name, (kind, column) in self._atoms().items():
+            x = F.lit(1).cast("bigint") if kind == "count" else fixed_point.whole(col(column), types[column])
+            if kind == "values":
+                x = F.when(x.isNotNull(), F.lit(1)).otherwise(F.lit(0)).cast("bigint")
+            elif kind == "ones":
+                x = F.when(x == (1 << 20 if types[column].element in ("float", "double") else 1), F.lit(1))
+                x = x.otherwise(F.lit(0)).cast("bigint")
+            elif kind in ("high", "low"):
+                x = fixed_point.halves(x)[kind == "low"]
+            values[name] = F.when(ok, x)
+        sums = Sums(values, self._micros, self.delay)
+        rows = window_sums(frame, place, self.keys, sums)
+        out = []
+        for w in range(len(self.windows)):
+            if "count" in self.stats:
+                out.append(F.col(sums.column("count", w)).alias(self._name("count", None, w)))
+            for i, value in enumerate(self.values):
+
+                def at(atom: str, i: int = i, w: int = w) -> Column:
+                    return F.col(sums.column(f"{atom}{i}", w))
+
+                for stat in self.stats:
+                    if stat == "count":
+                        continue
+                    x = at("o").cast("double") if stat == "rate" else fixed_point.joined(at("h"), at("l"), types[value])
+                    if stat != "sum":
+                        x = F.when(at("n") > 0, x / at("n").cast("double"))
+                    out.append(x.alias(self._name(stat, value, w)))
+        return rows.select(*through(rows, frame.columns), *out)
+
+    def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
+        types = place.given.types
+        past = self.past(table, place)
+        ok = self.arrow_chosen(table, place)
+        events = past.of(ok)
+        numbers = {v: fixed_point.whole_arrow(one(table, v), types[v]) for v in self.values}
+        out = table
+        for w, length in enumerate(self._micros):
+            end = events.before(self.delay)
+            start = events.start if length is None else events.before(self.delay + length)
+            if "count" in self.stats:
+                count = np.where(past.known, end - start, 0)
+                out = replaced(out, self._name("count", None, w), pa.array(count, pa.int64()))
+            for value in self.values:
+                q, there = numbers[value]
+                n = events.sums(there.astype(np.int64), start, end)
+                for stat in self.stats:
+                    if stat == "count":
+                        continue
+                    if stat == "rate":
+                        one_ = 1 << 20 if types[value].element in ("float", "double") else 1
+                        x = events.sums((there & (q == one_)).astype(np.int64), start, end).astype(np.float64)
+                    else:
+                        high, low = fixed_point.halves_arrow(np.where(there, q, 0))
+                        x = fixed_point.joined_arrow(
+                            events.sums(high, start, end), events.sums(low, start, end), types[value]
+                        )
+                    if stat != "sum":
+                        with np.errstate(all="ignore"):
+                            x = x / n.astype(np.float64)
+                    found = pa.array(x, pa.float64(), mask=(n == 0) if stat != "sum" else None)
+                    out = replaced(out, self._name(stat, value, w), found)
+        return out

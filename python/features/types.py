@@ -1,0 +1,92 @@
+"""What is known of a column on its way through a chain, before any data is seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import pyarrow as pa
+
+from headrace.schema import Column
+
+#: `code` is the output of an operator that makes embedding rows of values: int32, 0 for null. `id` is a raw id, which
+#: finds its row while the model is trained: int64, 0 for null.
+Element = Literal["string", "int", "bigint", "float", "double", "boolean", "timestamp", "date", "code", "id"]
+
+_ARROW: dict[str, pa.DataType] = {
+    "string": pa.string(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "date": pa.date32(),
+    "code": pa.int32(),
+    "id": pa.int64(),
+}
+
+
+class OpError(ValueError):
+    """A column that an operator cannot take; the workflow adds where, and makes it a UserError."""
+
+
+@dataclass(frozen=True)
+class ValueType:
+    """The type of a column between two operators.
+
+    In either body a value is null or not: NaN is made null where a column enters the workflow, and a null list is made
+    an empty one; null elements of lists stay.
+    """
+
+    element: Element
+    is_list: bool = False
+    #: The fixed number of elements that `pad` gave a list.
+    length: int | None = None
+    #: `code` only: the vocabulary that the codes are from, or how many there are.
+    vocabulary: str | None = None
+    cardinality: int | None = None
+    #: `code` only: the feature is left out of the dataset when its vocabulary has fewer values.
+    min_cardinality: int = 0
+    #: At most this many elements, where an operator has seen to it; None: not known.
+    most: int | None = None
+    #: It is done: the chain's later operators do not take it, it passes by them (an indicator, not to be normalized).
+    final: bool = False
+
+    @property
+    def is_number(self) -> bool:
+        """Counts and measures, booleans (0 and 1) among them; neither codes nor raw ids."""
+        return self.element in ("int", "bigint", "float", "double", "boolean")
+
+    @property
+    def is_categorical(self) -> bool:
+        """Codes or raw ids: a model looks them up."""
+        return self.element in ("code", "id")
+
+    @property
+    def is_integer(self) -> bool:
+        return self.element in ("int", "bigint")
+
+    @property
+    def arrow(self) -> pa.DataType:
+        return pa.list_(_ARROW[self.element]) if self.is_list else _ARROW[self.element]
+
+    def __str__(self) -> str:
+        return f"array<{self.element}>" if self.is_list else self.element
+
+
+def least(a: int | None, b: int | None) -> int | None:
+    """The smaller of two bounds, None standing for none."""
+    return b if a is None else a if b is None else min(a, b)
+
+
+def declared(column: Column) -> ValueType:
+    """The type of a declared column."""
+    is_list = column.type.startswith("array<")
+    element = column.type.removeprefix("array<").removesuffix(">")
+    return ValueType(element, is_list)  # type: ignore[arg-type]  # ColumnType's names are Element's
+
+
+def element_of(given: ValueType) -> ValueType:
+    """The type of a list's element; of a scalar, itself."""
+    return replace(given, is_list=False, length=None, most=None)

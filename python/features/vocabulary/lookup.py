@@ -1,0 +1,172 @@
+"""Vocabularies in memory: from a batch of values to their codes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from headrace.features.functions.kernels import xxhash64_strings
+from headrace.schema import FIRST_CODE, NULL_CODE, OOV_CODE
+
+Codes = npt.NDArray[np.int32]
+
+#: Of a vocabulary's table.
+SCHEMA = pa.schema([pa.field("value", pa.string(), nullable=False), pa.field("code", pa.int64(), nullable=False)])
+
+
+class Lookup:
+    """One pinned vocabulary. Its indexes are built when first asked for and serve all later batches."""
+
+    def __init__(self, table: pa.Table) -> None:
+        """`table` has columns value (string) and code (int64), no value and no code twice."""
+        self.table = table.select(SCHEMA.names).cast(SCHEMA).combine_chunks()
+        self._values: pa.StringArray = _one_chunk(self.table.column("value"), pa.string())
+        self._codes = self.table.column("code").to_numpy().astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    @property
+    def cardinality(self) -> int:
+        """The highest code and one: rows of the embedding table, the two special codes included."""
+        return int(self._codes.max()) + 1 if len(self._codes) else FIRST_CODE
+
+    def codes(self, values: pa.Array) -> Codes:
+        """Codes of strings, integers or booleans: 0 for null, 1 for what the vocabulary lacks. [n] -> int32 [n]."""
+        if pa.types.is_string(values.type):
+            return self._of_strings(values)
+        if pa.types.is_boolean(values.type):
+            return self._of_strings(pc.if_else(values, "true", "false"))
+        return self._of_integers(values)
+
+    @property
+    def once(self) -> Once:
+        """The same for values of which none is there twice, so that they need not be made distinct first."""
+        return Once(self)
+
+    def _of_strings(self, values: pa.StringArray) -> Codes:
+        # A value is looked up once for all its rows in the batch.
+        encoded = values.dictionary_encode()
+        found = np.append(self.of_distinct(encoded.dictionary), np.int32(NULL_CODE))
+        rows: npt.NDArray[np.int32] = pc.fill_null(encoded.indices, len(found) - 1).to_numpy(zero_copy_only=False)
+        return found[rows]
+
+    def of_distinct(self, values: pa.StringArray) -> Codes:
+        """Codes of strings without nulls. [n] -> int32 [n]."""
+        position = self._positions(values)
+        found = np.full(len(values), OOV_CODE, np.int32)
+        hit = np.flatnonzero(position >= 0)
+        found[hit] = self._codes[position[hit]]
+        return found
+
+    def _positions(self, distinct: pa.StringArray) -> npt.NDArray[np.int64]:
+        """Rows of the table that hold the strings, -1 for none."""
+        if not len(self) or not len(distinct):
+            return np.full(len(distinct), -1)
+        if not self._hashes.is_unique:  # two values with one hash: exact, but the set is built for each batch
+            return np.asarray(pc.fill_null(pc.index_in(distinct, self._values), -1), np.int64)
+        position = np.asarray(self._hashes.get_indexer(pd.Index(xxhash64_strings(distinct))), np.int64)
+        # Same hash is not yet same value.
+        hit = np.flatnonzero(position >= 0)
+        same = pc.equal(self._values.take(pa.array(position[hit])), distinct.take(pa.array(hit)))
+        position[hit[~same.to_numpy(zero_copy_only=False)]] = -1
+        return position
+
+    def _of_integers(self, values: pa.Array) -> Codes:
+        keys, codes = self._integers
+        valid = values.is_valid().to_numpy(zero_copy_only=False)
+        numbers = pc.fill_null(values.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+        position = np.asarray(keys.get_indexer(pd.Index(numbers)), np.int64)
+        found = np.where(position >= 0, codes[np.maximum(position, 0)], OOV_CODE) if len(codes) else OOV_CODE
+        return np.where(valid, found, NULL_CODE).astype(np.int32)
+
+    @cached_property
+    def _hashes(self) -> pd.Index[int]:
+        """64 bits a value: a vocabulary of millions needs no Python object each."""
+        return pd.Index(xxhash64_strings(self._values), dtype="int64")
+
+    @cached_property
+    def _integers(self) -> tuple[pd.Index[int], Codes]:
+        """The values that are integers spelled as Spark spells them ('7', not '07': that one is only a text)."""
+        shape = pc.match_substring_regex(self._values, r"^(0|-?[1-9][0-9]{0,18})$")
+        rows = np.flatnonzero(shape.to_numpy(zero_copy_only=False))
+        texts = self._values.take(pa.array(rows))
+        # 19 digits may still be beyond 64 bits.
+        long = np.flatnonzero(pc.greater_equal(pc.utf8_length(texts), 19).to_numpy(zero_copy_only=False))
+        beyond = [i for i in long if not -(2**63) <= int(texts[int(i)].as_py()) < 2**63]
+        rows = np.delete(rows, beyond)
+        numbers = self._values.take(pa.array(rows)).cast(pa.int64()).to_numpy(zero_copy_only=False)
+        return pd.Index(numbers, dtype="int64"), self._codes[rows]
+
+
+class FileLookup(Lookup):
+    """A vocabulary too large for a worker's memory: looked up in its file, a row group at a time.
+
+    Each batch of values costs a read of the whole file, so it is for batches of many distinct values (`once`).
+    """
+
+    def __init__(self, path: Path) -> None:
+        """`path`: as `FittedWorkflow.save` writes it, in order of code."""
+        self._path = path
+        metadata = pq.read_metadata(path)
+        self._rows, self._groups = metadata.num_rows, metadata.num_row_groups
+        self._highest = FIRST_CODE - 1
+        if self._rows:
+            last = pq.ParquetFile(path).read_row_group(self._groups - 1, columns=["code"])
+            self._highest = pc.max(last.column("code")).as_py()
+
+    def __len__(self) -> int:
+        return int(self._rows)
+
+    @property
+    def table(self) -> pa.Table:
+        """All of it, read anew."""
+        return pq.read_table(self._path)
+
+    @property
+    def cardinality(self) -> int:
+        return self._highest + 1
+
+    def of_distinct(self, values: pa.StringArray) -> Codes:
+        found = np.full(len(values), OOV_CODE, np.int32)
+        file = pq.ParquetFile(self._path)
+        for group in range(self._groups):
+            mine = Lookup(file.read_row_group(group)).of_distinct(values)
+            found = np.where(mine == OOV_CODE, found, mine)
+        return found
+
+    def _of_integers(self, values: pa.Array) -> Codes:
+        return self._of_strings(values.cast(pa.string()))
+
+
+@dataclass(frozen=True)
+class Once:
+    """`Lookup.once`."""
+
+    lookup: Lookup
+
+    def codes(self, values: pa.Array) -> Codes:
+        """As `Lookup.codes`."""
+        if isinstance(self.lookup, FileLookup) and not pa.types.is_boolean(values.type):
+            values = values.cast(pa.string())
+        if not pa.types.is_string(values.type):
+            return self.lookup.codes(values)
+        if not values.null_count:
+            return self.lookup.of_distinct(values)
+        valid = values.is_valid().to_numpy(zero_copy_only=False)
+        out = np.full(len(values), NULL_CODE, np.int32)
+        out[valid] = self.lookup.of_distinct(values.drop_null())
+        return out
+
+
+def _one_chunk(column: pa.ChunkedArray, type_: pa.DataType) -> pa.Array:
+    chunks = column.chunks
+    return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks) if chunks else pa.array([], type_)

@@ -1,0 +1,1 @@
+"""Workflows: chains of operators, checked, fitted, saved, drawn."""

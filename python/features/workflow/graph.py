@@ -1,0 +1,226 @@
+"""A pipeline's features as a graph: columns of the lake, operators, features. Text, Mermaid, or Graphviz's dot.
+
+graph_of(spec)            # needs no data and no Spark
+draw(graph_of(spec), "mermaid")
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from headrace.config import Spec
+from headrace.features.types import ValueType
+from headrace.features.workflow.binding import BoundChain
+from headrace.features.workflow.workflow import Workflow
+from headrace.schema import Feature, Kind
+
+Format = Literal["text", "mermaid", "dot"]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A column, an operator in its place, or a feature."""
+
+    id: str
+    kind: Literal["column", "operator", "feature"]
+    #: The first is its name.
+    lines: tuple[str, ...]
+    #: Of an operator: what comes out of it.
+    gives: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Edge:
+    """What flows from one node to another."""
+
+    start: str
+    end: str
+    #: Columns with their types.
+    columns: tuple[str, ...]
+
+
+@dataclass
+class Graph:
+    """All of a pipeline, from left to right."""
+
+    title: str
+    nodes: list[Node] = field(default_factory=list)
+    edges: list[Edge] = field(default_factory=list)
+    #: What is prepared, and each chain: a heading, and the nodes that come first.
+    parts: list[tuple[str, list[str]]] = field(default_factory=list)
+
+    def node(self, kind: Literal["column", "operator", "feature"], *lines: str, gives: tuple[str, ...] = ()) -> str:
+        """Add a node; its id."""
+        self.nodes.append(Node(f"n{len(self.nodes)}", kind, lines, gives))
+        return self.nodes[-1].id
+
+    def join(self, sources: Iterable[tuple[str, str]], end: str) -> None:
+        """Add edges to a node. `sources`: (node, what flows)."""
+        flows: dict[str, list[str]] = {}
+        for start, column in sources:
+            flows.setdefault(start, []).append(column)
+        self.edges += [Edge(start, end, tuple(columns)) for start, columns in flows.items()]
+
+
+def graph_of(spec: Spec) -> Graph:
+    """The graph of a pipeline.
+
+    Raises:
+        UserError: the spec has faults, see `Workflow`.
+    """
+    workflow = Workflow.from_spec(spec)
+    features = {f.name: f for f in workflow.schema_of({}).features}
+    graph = Graph(
+        f"{spec.pipeline}: {len(workflow.input_columns)} columns, {len(workflow.chains)} chains, "
+        f"{sum(len(c.ends) for c in workflow.chains)} features"
+    )
+    made = _prepared(graph, spec)
+    for name in workflow.input_columns:
+        if name not in made:
+            made[name] = graph.node("column", name, str(workflow.input_type(name)))
+    for chain in workflow.chains:
+        _add_chain(graph, chain, {c: (made[c], workflow.input_type(c)) for c in chain.columns}, features)
+    return graph
+
+
+def _prepared(graph: Graph, spec: Spec) -> dict[str, str]:
+    """Nodes of `features.prepare`; by column that it makes: the node that does."""
+    if not spec.features.prepare:
+        return {}
+    from headrace.features.table_ops.preparation import Preparation
+
+    preparation = Preparation.from_spec(spec)
+    made: dict[str, str] = {}
+    events = graph.node("column", "events", ", ".join(spec.table.keys) or "all rows")
+    at = events
+    after = [s.given.types for s in preparation.stands[1:]] + [preparation.end.types]
+    for stand, types, given in zip(preparation.stands, after, spec.features.prepare, strict=True):
+        new = {n: t for n, t in types.items() if stand.given.types.get(n) != t}
+        gives = tuple(f"{n}: {t}" for n, t in new.items())
+        node = graph.node("operator", stand.op.name, *_params(given.params), gives=gives)
+        graph.join([(at, "rows")], node)
+        made |= dict.fromkeys(new, node)
+        if at == events:
+            graph.parts.append(("prepare: all events", [node]))
+        at = node
+    return made
+
+
+def _add_chain(
+    graph: Graph, chain: BoundChain, at: dict[str, tuple[str, ValueType]], features: dict[str, Feature]
+) -> None:
+    """Nodes of a chain. `at`: by column, the node that it comes from and its type."""
+    heading = ", ".join(f"{n}: {t}" for n, (_, t) in at.items())
+    first: list[str] = []
+    for step in chain.steps:
+        gives = tuple(f"{n}: {t}" for n, t in step.gives.items() if n not in step.passing)
+        params = _params(step.op.model_dump(mode="json", exclude_unset=True))
+        node = graph.node("operator", step.op.name, *params, gives=gives)
+        first = first or [node]
+        graph.join(((at[n][0], f"{n}: {at[n][1]}") for n in step.types), node)
+        at = {n: at[n] if n in step.passing else (node, t) for n, t in step.gives.items()}
+    for name in chain.ends:
+        node = graph.node("feature", name, *_about(features[name]))
+        start, end = at[name]
+        graph.join([(start, f"{name}: {end}")], node)
+        if not chain.steps:
+            first.append(node)
+    graph.parts.append((heading, first))
+
+
+def _params(params: Any) -> tuple[str, ...]:
+    """Parameters, one a line."""
+    return tuple(f"{k}: {v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)}" for k, v in params.items())
+
+
+def _about(f: Feature) -> list[str]:
+    """What the dataset says of a feature, a line each."""
+    kind = "raw ids" if f.dynamic else "codes" if f.kind is Kind.CATEGORICAL else "number"
+    lines = [f"{kind} {f.dtype}" + (f" x {f.length}" if f.is_list else "")]
+    if f.vocabulary is not None:
+        lines.append(f"vocabulary {f.vocabulary}")
+    elif f.cardinality is not None:
+        lines.append(f"{f.cardinality:,} codes")
+    if f.tags:
+        lines.append(f"tags {', '.join(f.tags)}")
+    return lines + [f"{k}: {json.dumps(v, ensure_ascii=False)}" for k, v in f.metadata.items()]
+
+
+def draw(graph: Graph, form: Format) -> str:
+    """The graph as text of the given form, no newline at its end."""
+    return "\n".join({"text": _text, "mermaid": _mermaid, "dot": _dot}[form](graph))
+
+
+def _text(graph: Graph) -> Iterator[str]:
+    """Each chain as a tree: the columns that go in, operators with what comes out of them, features."""
+    yield graph.title
+    nodes = {n.id: n for n in graph.nodes}
+    below: dict[str, list[Node]] = {}
+    heads = {n for _, first in graph.parts for n in first}
+    for node in graph.nodes:
+        if node.id in heads:
+            continue
+        # Of several nodes before it, the last: the others' columns have passed by that one.
+        before = [e.start for e in graph.edges if e.end == node.id]
+        if before:
+            below.setdefault(before[-1], []).append(node)
+
+    def tree(some: list[Node], indent: str) -> Iterator[str]:
+        for i, node in enumerate(some):
+            corner, more = ("└─ ", "   ") if i == len(some) - 1 else ("├─ ", "│  ")
+            head, *rest = node.lines
+            if node.kind == "feature":
+                yield f"{indent}{corner}= {head}: {'; '.join(rest)}"
+            else:
+                said = f"({', '.join(rest)})" if rest else ""
+                yield f"{indent}{corner}{head}{said}" + (f" -> {', '.join(node.gives)}" if node.gives else "")
+                yield from tree(below.get(node.id, []), indent + more)
+
+    for heading, first in graph.parts:
+        yield ""
+        yield heading
+        yield from tree([nodes[n] for n in first], "")
+
+
+_SHAPES = {"column": ('(["', '"])'), "operator": ('["', '"]'), "feature": ('[/"', '"/]')}
+
+
+def _mermaid(graph: Graph) -> Iterator[str]:
+    """https://mermaid.js.org/syntax/flowchart.html."""
+
+    def safe(text: str) -> str:
+        # Entities by number; quotes end a label, and # begins an entity.
+        return "".join(c if c.isalnum() or c in " _-.,:/()=+" else f"#{ord(c)};" for c in text)
+
+    yield "---"
+    yield f"title: {json.dumps(graph.title, ensure_ascii=False)}"
+    yield "---"
+    yield "flowchart LR"
+    for n in graph.nodes:
+        left, right = _SHAPES[n.kind]
+        yield f"  {n.id}{left}{'<br/>'.join(safe(line) for line in n.lines)}{right}:::{n.kind}"
+    for e in graph.edges:
+        yield f'  {e.start} -->|"{"<br/>".join(safe(c) for c in e.columns)}"| {e.end}'
+    yield "  classDef column fill:#eef,stroke:#669"
+    yield "  classDef operator fill:#fff,stroke:#999"
+    yield "  classDef feature fill:#efe,stroke:#696"
+
+
+def _dot(graph: Graph) -> Iterator[str]:
+    """https://graphviz.org/doc/info/lang.html."""
+
+    def quoted(lines: Iterable[str]) -> str:
+        return '"' + "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in lines) + '"'
+
+    shapes = {"column": "ellipse", "operator": "box", "feature": "box, style=rounded"}
+    yield "digraph features {"
+    yield "  rankdir=LR; labelloc=t; node [fontname=Helvetica, fontsize=10]; edge [fontname=Helvetica, fontsize=8];"
+    yield f"  label={quoted([graph.title])};"
+    for n in graph.nodes:
+        yield f"  {n.id} [label={quoted(n.lines)}, shape={shapes[n.kind]}];"
+    for e in graph.edges:
+        yield f"  {e.start} -> {e.end} [label={quoted(e.columns)}];"
+    yield "}"

@@ -1,0 +1,275 @@
+"""The GPU-plan gate: does everything that the Spark engine runs stay on the GPU?
+
+For people `headrace plan --gpu`, for builds `make gpu-check`. Two things are looked at, both under the RAPIDS plugin's
+explain-only mode and the settings of conf/spark/gpu.conf:
+
+- each registered operator by itself, in the cases of headrace.gpu_plan.cases, so that a fault has a name;
+- each pipeline whole: the stage `features` as it is, over a small Delta table with the declared schema: scan, prepare,
+  fit, count values, transform, write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from headrace.config import Chain, OpSpec, Spec
+from headrace.drift.count_day import count_day
+from headrace.errors import UserError
+from headrace.features.build.stage import BuildFeatures
+from headrace.features.engines.spark.transform import transform_frame
+from headrace.features.ops import REGISTRY
+from headrace.features.table_ops import TABLE_OPS
+from headrace.features.table_ops.base import TrainRows
+from headrace.features.table_ops.external import Reader
+from headrace.features.table_ops.preparation import Preparation
+from headrace.features.vocabulary.delta_table import VocabularyTable
+from headrace.features.workflow.workflow import FittedWorkflow, Workflow
+from headrace.gpu_plan import cases as gpu_cases
+from headrace.gpu_plan.explain import Explainer, Node, Plan
+from headrace.gpu_plan.rows import made_rows
+from headrace.manifest import Manifest, Output
+from headrace.schema import Column
+from headrace.stage import run_stage
+from headrace.workspace import Workspace
+
+_EXTERNAL = (
+    Column(name="key", type="bigint"),
+    Column(name="brand", type="string"),
+    Column(name="stock", type="bigint"),
+    Column(name="price", type="double"),
+    Column(name="since", type="timestamp"),
+    Column(name="label", type="int"),
+)
+
+
+#: What Spark or the plugin throws at a plan that it cannot make, and headrace at a spec: a fault among the others.
+_FAILURES = (Py4JError, PySparkException, UserError)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Plans of one step, as the plugin judges them."""
+
+    #: What they are of: `operator log`, `table operator lag`, `pipeline clicks`.
+    subject: str
+    step: str
+    plans: tuple[Plan, ...]
+    #: Why the gate is red for another reason than a plan.
+    fault: str = ""
+
+    @property
+    def leaving(self) -> tuple[Node, ...]:
+        """What leaves the GPU."""
+        return tuple(n for p in self.plans for n in p.leaving)
+
+    @property
+    def green(self) -> bool:
+        """Whether all of it stays on the GPU."""
+        return not self.leaving and not self.fault
+
+    def faults(self) -> list[str]:
+        """Each fault once: operator and the plugin's reason."""
+        found = [f"{n.name}: {n.reason or 'does not run on the GPU'}" for n in self.leaving]
+        return list(dict.fromkeys([*([self.fault] if self.fault else []), *found]))
+
+
+def check_operators(explainer: Explainer, home: Path, only: Sequence[str] = ()) -> Iterator[Seen]:
+    """Each registered operator in its cases.
+
+    Args:
+        home: an empty folder for the small tables.
+        only: names of operators; none: all.
+    """
+    frame = _table(explainer.spark, home / "rows", gpu_cases.COLUMNS)
+    _table(explainer.spark, home / "external", _EXTERNAL, delta=True)
+    explainer.ran()
+    for name in REGISTRY:
+        if not only or name in only:
+            yield from _check(f"operator {name}", gpu_cases.ROW_CASES.get(name, ()), explainer, home, frame, _row_case)
+    for name in TABLE_OPS:
+        if not only or name in only:
+            cases = [{name: case} for case in gpu_cases.TABLE_CASES.get(name, ())]
+            yield from _check(f"table operator {name}", cases, explainer, home, frame, _table_case)
+
+
+Case = Callable[[Explainer, Path, DataFrame, Mapping[str, Any]], Iterator[tuple[str, list[Plan]]]]
+
+
+def _check(
+    subject: str, cases: Sequence[Mapping[str, Any]], explainer: Explainer, home: Path, frame: DataFrame, case: Case
+) -> Iterator[Seen]:
+    if not cases:
+        yield Seen(subject, "-", (), "has no case in headrace.gpu_plan.cases")
+    for number, given in enumerate(cases):
+        try:
+            for step, plans in case(explainer, home, frame, given):
+                label = step if len(cases) == 1 else f"{step} ({number + 1})"
+                reads = any(n.name == "FileSourceScanExec" for p in plans for n in p.nodes)
+                yield Seen(subject, label, tuple(plans), "" if reads else "no plan reads the rows: nothing was seen")
+        except _FAILURES as e:
+            yield Seen(subject, f"case {number + 1}", (), _first_line(e))
+
+
+def _row_case(
+    explainer: Explainer, home: Path, frame: DataFrame, chain: Mapping[str, Any]
+) -> Iterator[tuple[str, list[Plan]]]:
+    w = Workflow([Chain.model_validate(chain)], gpu_cases.COLUMNS, label=gpu_cases.LABEL)
+    folder = _fresh(home, "workflow")
+    fitted = w.fit(frame, VocabularyTable(explainer.spark, folder / "vocabulary", "2026-01-01"))
+    if ran := explainer.ran():
+        yield "fit", ran
+    fitted.save(folder / "saved")
+    loaded = FittedWorkflow.load(folder / "saved")
+    yield "transform", [explainer.explain(loaded.transform(frame))]
+    if loaded.vocabularies:
+        # A vocabulary that is too large to broadcast.
+        with _setting(explainer.spark, "spark.sql.autoBroadcastJoinThreshold", "-1"):
+            shuffled = transform_frame(loaded, frame, {}, folder / "saved", broadcast_rows=0)
+            yield "transform, shuffled", [explainer.explain(shuffled)]
+    explainer.ran()
+
+
+def _table_case(
+    explainer: Explainer, home: Path, frame: DataFrame, op: Mapping[str, Any]
+) -> Iterator[tuple[str, list[Plan]]]:
+    ops = [OpSpec(op=name, params=params) for name, params in op.items()]
+    p = Preparation(ops, gpu_cases.COLUMNS, gpu_cases.LABEL, gpu_cases.TIME, knows_train=True)
+    made = p.spark(frame, Reader(home), TrainRows(0, 2**60))
+    if ran := explainer.ran():
+        yield "look", ran
+    yield "rows", [explainer.explain(made)]
+    explainer.ran()
+
+
+def check_pipeline(explainer: Explainer, ws: Workspace, spec: Spec) -> Iterator[Seen]:
+    """A pipeline's features stage over a small table with its schema, in the workspace `ws`."""
+    subject = f"pipeline {spec.pipeline}"
+    ds = spec.ds or "2026-01-08"
+    _land(explainer.spark, ws, spec, ds)
+    explainer.ran()
+    seen: list[Seen] = []
+
+    def after(step: str) -> None:
+        seen.extend(Seen(subject, fine, plans) for fine, plans in _by_step(step, explainer.ran()))
+
+    try:
+        run_stage(BuildFeatures(count_day, after), spec, ws, ds)
+        after("statistics")
+    except _FAILURES as e:
+        after("the step that failed")
+        seen.append(Seen(subject, "-", (), _first_line(e)))
+    found = {s.step for s in seen}
+    for wanted in ({"scan and prepare"}, {"fit", "count values"}, {"transform and write"}):
+        if not wanted & found:
+            seen.append(Seen(subject, " or ".join(sorted(wanted)), (), "was not seen in the plugin's log"))
+    yield from _merged(seen)
+
+
+def _merged(seen: Sequence[Seen]) -> Iterator[Seen]:
+    """One for each step, in the order in which steps began; the log's at the end."""
+    steps = list(dict.fromkeys(s.step for s in seen))
+    for step in sorted(steps, key=lambda s: s == LOG):
+        mine = [s for s in seen if s.step == step]
+        faults = [s.fault for s in mine if s.fault]
+        yield Seen(mine[0].subject, step, tuple(p for s in mine for p in s.plans), "; ".join(faults))
+
+
+#: Plans of Delta's own, over a table's log.
+LOG = "_delta_log"
+#: The steps of the stage, as people know them.
+_STEPS = {"rows": "scan and prepare", "fit": "fit", "write": "transform and write"}
+
+
+def _by_step(name: str, plans: Sequence[Plan]) -> list[tuple[str, tuple[Plan, ...]]]:
+    """The plans of a step of the stage, sorted into finer steps by what they do."""
+    found: dict[str, list[Plan]] = {}
+    for plan in plans:
+        execs = [n.name for n in plan.execs]
+        writes = any(n.name == "InsertIntoHadoopFsRelationCommand" for n in plan.nodes)
+        if plan.is_bookkeeping:
+            fine = LOG
+        elif plan.is_from_driver or "ExecutedCommandExec" in execs:
+            fine = "append to tables"
+        elif name == "fit" and "GenerateExec" in execs:
+            fine = "count values"
+        elif name == "write" and not writes:
+            fine = "count what is missing and unknown"
+        else:
+            fine = _STEPS.get(name, name)
+        found.setdefault(fine, []).append(plan)
+    return [(fine, tuple(some)) for fine, some in found.items()]
+
+
+def _first_line(e: Exception) -> str:
+    cause = getattr(e, "java_exception", None)
+    text = str(cause.toString() if cause is not None else e)
+    return f"{type(e).__name__}: {text.splitlines()[0][:300]}"
+
+
+def _land(spark: SparkSession, ws: Workspace, spec: Spec, ds: str) -> None:
+    """What ingest leaves: the events' table, and a manifest that pins it."""
+    f = spec.features
+    days = f.window_days + f.split.valid_days if f.split.by == "time" else 2
+    first = (date.fromisoformat(ds) - timedelta(days=days - 1)).isoformat()
+    rows = made_rows(spec.table.columns, f.label, first, days, spec.table.event_time, f.split.column)
+    file = _fresh(ws.home, "landed") / "rows.parquet"
+    pq.write_table(rows, file)
+    ddl = ", ".join(
+        [*(f"`{c.name}` {c.type}" for c in spec.table.columns), "_source_file string", "_source_line bigint"]
+    )
+    frame = spark.read.schema(ddl).parquet(str(file)).selectExpr("*", f"'{ds}' AS ds")
+    path = ws.table(spec.pipeline, "events")
+    frame.write.format("delta").mode("overwrite").partitionBy("ds").save(str(path))
+    events = Output(kind="delta", name=str(path.relative_to(ws.home)), version="0", rows=rows.num_rows)
+    Manifest(
+        stage="ingest", pipeline=spec.pipeline, ds=ds, key="gpu-check", spec_hash="gpu-check", outputs=(events,)
+    ).save(ws.manifest(spec.pipeline, ds, "ingest"))
+
+
+def _table(spark: SparkSession, path: Path, columns: Sequence[Column], delta: bool = False) -> DataFrame:
+    """A small table on disk."""
+    rows = made_rows(columns, gpu_cases.LABEL, "2026-01-01", 10, gpu_cases.TIME)
+    if columns is _EXTERNAL:
+        # Join tables have each key once.
+        rows = rows.set_column(0, "key", [list(range(rows.num_rows))])
+    path.mkdir(parents=True)
+    pq.write_table(rows, path / "rows.parquet")
+    ddl = ", ".join([*(f"`{c.name}` {c.type}" for c in columns), "_source_file string", "_source_line bigint"])
+    frame = spark.read.schema(ddl).parquet(str(path / "rows.parquet"))
+    if delta:
+        target = path.with_name(f"{path.name}.delta")
+        frame.write.format("delta").save(str(target))
+        (path / "rows.parquet").unlink()
+        path.rmdir()
+        target.rename(path)
+        return spark.read.format("delta").load(str(path))
+    return frame
+
+
+def _fresh(home: Path, name: str) -> Path:
+    """A new folder."""
+    number = len(list(home.glob(f"{name}-*"))) if home.is_dir() else 0
+    path = home / f"{name}-{number}"
+    path.mkdir(parents=True)
+    return path
+
+
+@contextmanager
+def _setting(spark: SparkSession, key: str, value: str) -> Iterator[None]:
+    before = spark.conf.get(key)
+    spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        if before is not None:
+            spark.conf.set(key, before)
