@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from headrace.config.section import NAME, Section
 
@@ -44,12 +45,42 @@ class Warehouse(Section):
     database: str = "headrace"
     user: str = "headrace"
     schema_name: str = Field(default="public", alias="schema")
-    #: The password's place (never the password): a variable's name or a file. Embedded makes its own file.
+    #: Where the password or access token is (never itself): a variable's name or a file. Embedded makes its own file.
     password_env: str | None = None
     password_file: str | None = None
-    sslmode: Literal["disable", "prefer", "require", "verify-ca", "verify-full"] = "prefer"
+    #: As libpq's. None: verify-full, and prefer for a server on this machine (a loopback address, a socket's folder).
+    sslmode: Literal["disable", "prefer", "require", "verify-ca", "verify-full"] | None = None
+    #: Files, as libpq's, at the same path on each executor: the root certificate (`system`: those of the machine's
+    #: OpenSSL; None: ~/.postgresql/root.crt), and a client's certificate with its key.
+    sslrootcert: str | None = None
+    sslcert: str | None = None
+    sslkey: str | None = None
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), populate_by_name=True)
+
+    @model_validator(mode="after")
+    def _key_with_certificate(self) -> Warehouse:
+        if (self.sslcert is None) != (self.sslkey is None):
+            raise ValueError("sslcert and sslkey go together: name both files, or none")
+        return self
+
+    @property
+    def ssl(self) -> dict[str, str]:
+        """The connection's parameters of libpq that say how it is encrypted and who answers."""
+        if self.kind == "embedded":
+            return {"sslmode": "disable"}
+        mode = self.sslmode or ("prefer" if _is_this_machine(self.host) else "verify-full")
+        files = {"sslrootcert": self.sslrootcert, "sslcert": self.sslcert, "sslkey": self.sslkey}
+        return {"sslmode": mode} | {name: path for name, path in files.items() if path is not None}
+
+
+def _is_this_machine(host: str) -> bool:
+    if host == "localhost" or host.startswith("/"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class Publish(Section):

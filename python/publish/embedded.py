@@ -3,7 +3,8 @@
 Everything is below `Workspace.postgres`, a folder of mode 0700:
 
     data/       the database cluster, owned by the account that runs the server; data/server.log is its log
-    password    the password of every role, mode 0600        pgpass    the same, for psql (`PGPASSFILE`)
+    password    the password of the roles that publish, mode 0600        pgpass    the same, for psql (`PGPASSFILE`)
+    superuser   the superuser's password, mode 0600: only this module uses it, to make roles and databases
     port        the port of the last start, tried first by the next one, so that a noted address stays good
     lock        held (flock) while the server is started or stopped
     leases      held shared (flock) by each process that uses the server: the last one to leave stops it
@@ -33,6 +34,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -137,12 +139,12 @@ def lease(ws: Workspace, port: int = 0, database: str = "headrace", user: str = 
 
 
 def password(ws: Workspace) -> str:
-    """The password of the embedded server's roles.
+    """The password of the embedded server's roles, the superuser excepted.
 
     Raises:
         UserError: its file is gone.
     """
-    return _read_password(ws.postgres)
+    return _read_password(ws.postgres, "password")
 
 
 def _folder(ws: Workspace) -> Path:
@@ -206,8 +208,12 @@ def _initialise(folder: Path) -> None:
     account = server_account()
     for leftover in folder.glob(".data.*.partial"):
         shutil.rmtree(leftover)
-    secret = secrets.token_urlsafe(24)
-    for name, text in (("password", f"{secret}\n"), ("pgpass", f"{HOST}:*:*:*:{secret}\n")):
+    secret, superuser = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
+    for name, text in (
+        ("password", f"{secret}\n"),
+        ("pgpass", f"{HOST}:*:*:*:{secret}\n"),
+        ("superuser", f"{superuser}\n"),
+    ):
         _write_secret(folder / name, text)
     partial = folder / f".data.{uuid.uuid4().hex[:8]}.partial"
     partial.mkdir(mode=0o700)
@@ -215,7 +221,7 @@ def _initialise(folder: Path) -> None:
         os.chown(partial, account.uid, account.gid)
     # The password comes as a file without a name, so that it is never on a command line nor lies about.
     with tempfile.TemporaryFile() as f:
-        f.write(f"{secret}\n".encode())
+        f.write(f"{superuser}\n".encode())
         f.flush()
         f.seek(0)
         if account.is_other:
@@ -255,13 +261,13 @@ def _write_secret(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
-def _read_password(folder: Path) -> str:
-    path = folder / "password"
+def _read_password(folder: Path, name: str) -> str:
+    path = folder / name
     try:
         return path.read_text(encoding="ascii").strip()
     except FileNotFoundError:
         raise UserError(
-            f"{path}, the password of the embedded PostgreSQL, is gone: put it back, or move {folder / 'data'} away "
+            f"{path}, a password of the embedded PostgreSQL, is gone: put it back, or move {folder / 'data'} away "
             f"and publish again (the scores are in the lake)"
         ) from None
 
@@ -345,15 +351,60 @@ def _ports(folder: Path, wanted: int) -> Iterator[int]:
 
 
 def _ensure_database(folder: Path, port: int, database: str, user: str) -> None:
-    secret = _read_password(folder)
-    with psycopg.connect(
-        host=HOST, port=port, user=SUPERUSER, password=secret, dbname="postgres", autocommit=True, connect_timeout=30
-    ) as conn:
+    secret = _read_password(folder, "password")
+    with _superuser_connection(folder, port) as conn:
         if conn.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [user]).fetchone() is None:
-            # Only the SCRAM verifier travels, so no log of statements can hold the password.
-            verifier = conn.pgconn.encrypt_password(secret.encode(), user.encode(), b"scram-sha-256").decode()
             conn.execute(
-                sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(sql.Identifier(user), sql.Literal(verifier))
+                sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(sql.Identifier(user), _verifier(conn, user, secret))
             )
         if conn.execute("SELECT 1 FROM pg_database WHERE datname = %s", [database]).fetchone() is None:
             conn.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(sql.Identifier(database), sql.Identifier(user)))
+
+
+def _superuser_connection(folder: Path, port: int) -> psycopg.Connection[tuple[Any, ...]]:
+    """A connection as the superuser, by a password that no other role has.
+
+    A cluster that was made with one password for all roles gets a second one here.
+
+    Raises:
+        UserError: the password is not the server's.
+    """
+
+    def connect(secret: str) -> psycopg.Connection[tuple[Any, ...]]:
+        return psycopg.connect(
+            host=HOST,
+            port=port,
+            user=SUPERUSER,
+            password=secret,
+            dbname="postgres",
+            autocommit=True,
+            connect_timeout=30,
+        )
+
+    path = folder / "superuser"
+    if not path.is_file():
+        # Written before the server is told: whoever is killed in between leaves the next start to tell it.
+        _write_secret(path, f"{secrets.token_urlsafe(24)}\n")
+    secret = _read_password(folder, "superuser")
+    try:
+        return connect(secret)
+    except psycopg.OperationalError as e:
+        if "password authentication" not in str(e):
+            raise
+    try:
+        conn = connect(_read_password(folder, "password"))
+    except psycopg.OperationalError:
+        raise UserError(
+            f"{path} does not hold the password of the embedded PostgreSQL's superuser: put the right one back, or "
+            f"move {folder / 'data'} away and publish again (the scores are in the lake)"
+        ) from None
+    conn.execute(
+        sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(SUPERUSER), _verifier(conn, SUPERUSER, secret))
+    )
+    log.info("gave the superuser of the embedded PostgreSQL a password of its own")
+    return conn
+
+
+def _verifier(conn: psycopg.Connection[Any], role: str, secret: str) -> sql.Literal:
+    """A password as the server keeps it: only this travels, so no log of statements can hold the password."""
+    return sql.Literal(conn.pgconn.encrypt_password(secret.encode(), role.encode(), b"scram-sha-256").decode())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +39,8 @@ class Server:
     database: str
     user: str
     password: str | None = field(repr=False)
-    sslmode: str = "prefer"
+    #: `Warehouse.ssl`.
+    ssl: Mapping[str, str]
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}/{self.database}"
@@ -56,7 +57,10 @@ class Server:
             dbname=self.database,
             user=self.user,
             password=self.password,
-            sslmode=self.sslmode,
+            sslmode=self.ssl["sslmode"],
+            sslrootcert=self.ssl.get("sslrootcert"),
+            sslcert=self.ssl.get("sslcert"),
+            sslkey=self.ssl.get("sslkey"),
             connect_timeout=_CONNECT_SECONDS,
             autocommit=True,
             application_name="headrace",
@@ -72,7 +76,7 @@ def serve(warehouse: Warehouse, ws: Workspace) -> Iterator[Server]:
     """
     if warehouse.kind == "embedded":
         with embedded.lease(ws, warehouse.port, warehouse.database, warehouse.user) as port:
-            yield Server(embedded.HOST, port, warehouse.database, warehouse.user, embedded.password(ws), "disable")
+            yield Server(embedded.HOST, port, warehouse.database, warehouse.user, embedded.password(ws), warehouse.ssl)
     else:
         yield Server(
             warehouse.host,
@@ -80,7 +84,7 @@ def serve(warehouse: Warehouse, ws: Workspace) -> Iterator[Server]:
             warehouse.database,
             warehouse.user,
             _password(warehouse),
-            warehouse.sslmode,
+            warehouse.ssl,
         )
 
 
@@ -133,6 +137,7 @@ def psql_info(warehouse: Warehouse, ws: Workspace) -> str:
             secret = f'PGPASSWORD="${warehouse.password_env}" '
         elif warehouse.password_file:
             secret = f'PGPASSWORD="$(cat {shlex.quote(warehouse.password_file)})" '
+        secret += "".join(f"PG{name.upper()}={shlex.quote(value)} " for name, value in warehouse.ssl.items())
     where = ["-h", host, "-p", str(port), "-U", warehouse.user, "-d", warehouse.database]
     return secret + shlex.join([psql, *where])
 
@@ -180,11 +185,17 @@ def _password(warehouse: Warehouse) -> str | None:
 
 
 def _advice(reason: str, warehouse: Warehouse) -> str:
+    if "client certificate" in reason or "certificate required" in reason:
+        return "name yours in publish.warehouse.sslcert and sslkey"
+    if "pg_hba" not in reason and ("SSL" in reason or "certificate" in reason):
+        return (
+            f"the connection asks for sslmode {warehouse.ssl['sslmode']}: name the server's root certificate in "
+            f"publish.warehouse.sslrootcert (a file, or `system`), or set publish.warehouse.sslmode=require to encrypt "
+            f"without a look at who answers"
+        )
     if "password" in reason or "authentication" in reason or "pg_hba" in reason:
         place = warehouse.password_env or warehouse.password_file or "publish.warehouse.password_env or password_file"
         return f"check publish.warehouse.user and the password in {place}"
     if "does not exist" in reason:
         return "create it, or correct publish.warehouse.database and user"
-    if "SSL" in reason:
-        return "see publish.warehouse.sslmode"
     return "start the server, or correct publish.warehouse.host and port"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -284,7 +285,7 @@ def test_executors_that_cannot_reach_the_server_say_so(spark: SparkSession, fres
         tables.create_tables(conn, table)
         with staging.staging_table(conn, table, DS) as staged, socket.socket() as s:
             s.bind(("127.0.0.1", 0))
-            closed = warehouse.Server("127.0.0.1", s.getsockname()[1], "headrace", "headrace", "secret word")
+            closed = replace(server, port=s.getsockname()[1], password="secret word")
             with pytest.raises(UserError, match=r"could not write the scores .* Connection refused") as refused:
                 staging.copy_scores(df, closed, staged, table)
             assert "secret word" not in str(refused.value)

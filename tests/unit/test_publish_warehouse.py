@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 import os
 import shutil
 import signal
 import socket
+import socketserver
+import ssl
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psycopg
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from headrace.config import Warehouse
 from headrace.errors import UserError
@@ -164,7 +172,7 @@ def test_a_lost_password_is_explained(ws: Workspace) -> None:
     with embedded.lease(ws):
         pass
     (ws.postgres / "password").unlink()
-    with pytest.raises(UserError, match="password of the embedded PostgreSQL, is gone"), embedded.lease(ws):
+    with pytest.raises(UserError, match="a password of the embedded PostgreSQL, is gone"), embedded.lease(ws):
         pass
     assert not embedded.stop(ws).running
 
@@ -191,22 +199,53 @@ def test_the_password_is_in_no_command_line_log_or_repr(ws: Workspace, caplog: p
             with (
                 pytest.raises(UserError) as refused,
                 warehouse.dial(
-                    warehouse.Server(server.host, server.port, "nowhere", server.user, server.password), Warehouse()
+                    warehouse.Server(server.host, server.port, "nowhere", server.user, server.password, server.ssl),
+                    Warehouse(),
                 ),
             ):
                 pass
     finally:
         stop = True
         thread.join()
-    secret = embedded.password(ws)
+    secret, superuser = embedded.password(ws), (ws.postgres / "superuser").read_text().strip()
+    assert secret != superuser
     assert len(secret) >= 24
     assert any(b"initdb" in text for text in seen), "the watcher saw nothing"
-    assert not any(secret.encode() in text for text in seen)
+    assert not any(s.encode() in text for text in seen for s in (secret, superuser))
     assert secret not in repr(server) + str(server) + str(refused.value) + caplog.text
     assert secret not in (ws.postgres / "data" / "server.log").read_text()
-    for name in ("password", "pgpass"):
+    for name in ("password", "pgpass", "superuser"):
         assert stat.S_IMODE((ws.postgres / name).stat().st_mode) == 0o600
     assert stat.S_IMODE(ws.postgres.stat().st_mode) == 0o700
+
+
+def test_a_password_of_the_superuser_opens_nothing_else_and_no_other_opens_it(home: Workspace) -> None:
+    def enter(port: int, role: str, name: str) -> str:
+        secret = (home.postgres / name).read_text().strip()
+        with psycopg.connect(host="127.0.0.1", port=port, user=role, password=secret, dbname="headrace") as conn:
+            found = conn.execute("SELECT current_user").fetchone()
+        assert found is not None
+        return str(found[0])
+
+    with embedded.lease(home) as port:
+        assert enter(port, "headrace", "password") == "headrace"
+        assert enter(port, "postgres", "superuser") == "postgres"
+        for role, name in (("postgres", "password"), ("headrace", "superuser")):
+            with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+                enter(port, role, name)
+    # A cluster of the time when all roles had one password.
+    with embedded.lease(home) as port:
+        with embedded._superuser_connection(home.postgres, port) as conn:
+            conn.execute(
+                psycopg.sql.SQL("ALTER ROLE postgres PASSWORD {}").format(
+                    embedded._verifier(conn, "postgres", embedded.password(home))
+                )
+            )
+        (home.postgres / "superuser").unlink()
+    with embedded.lease(home) as port:
+        assert enter(port, "postgres", "superuser") == "postgres"
+        with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+            enter(port, "postgres", "password")
 
 
 def test_psql_info_opens_the_warehouse_without_showing_the_password(home: Workspace) -> None:
@@ -239,6 +278,120 @@ def test_a_server_of_ones_own_with_the_password_from_a_file_or_a_variable(
         with pytest.raises(UserError, match="does not exist; create it"):
             with warehouse.connect(own_server(home, database="nowhere"), home):
                 pass
+
+
+def test_a_server_elsewhere_is_verified_unless_the_spec_says_otherwise() -> None:
+    for host, mode in (
+        ("db.example.com", "verify-full"),
+        ("10.0.0.7", "verify-full"),
+        ("127.0.0.1", "prefer"),
+        ("::1", "prefer"),
+        ("localhost", "prefer"),
+        ("/run/postgresql", "prefer"),
+    ):
+        assert Warehouse(kind="postgres", host=host).ssl == {"sslmode": mode}
+    assert Warehouse(kind="postgres", host="db.example.com", sslmode="require").ssl == {"sslmode": "require"}
+    assert Warehouse().ssl == {"sslmode": "disable"}
+    with pytest.raises(ValueError, match="go together"):
+        Warehouse(kind="postgres", sslcert="client.crt")
+
+
+def certificates(folder: Path) -> None:
+    """An authority (ca.crt), a server's certificate for `localhost` and a client's (server.*, client.*)."""
+    now = datetime.datetime.now(datetime.UTC)
+    ca_key = ec.generate_private_key(ec.SECP256R1())
+    for name, host in (("ca", "authority"), ("server", "localhost"), ("client", "headrace"), ("other", "another")):
+        key = ca_key if name == "ca" else ec.generate_private_key(ec.SECP256R1())
+        own = name in ("ca", "other")
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host)])
+        issuer = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host if own else "authority")])
+        made = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(issuer)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=own, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
+            .sign(key if own else ca_key, hashes.SHA256())
+        )
+        (folder / f"{name}.crt").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+        pem = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        (folder / f"{name}.key").write_bytes(pem)
+        (folder / f"{name}.key").chmod(0o600)
+
+
+@contextmanager
+def encrypting(folder: Path, port: int, ask_client: bool = False) -> Iterator[int]:
+    """A PostgreSQL that speaks TLS, in front of the embedded one, which is built without. Yields its port."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.crt", folder / "server.key")
+    if ask_client:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(folder / "ca.crt")
+
+    class Front(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            asked = self.request.recv(8)
+            assert asked == struct.pack("!ii", 8, 80877103), "not libpq's request for TLS"
+            self.request.sendall(b"S")
+            try:
+                client = context.wrap_socket(self.request, server_side=True)
+            except (ssl.SSLError, OSError):
+                return
+            with client, socket.create_connection(("127.0.0.1", port)) as behind:
+                back = threading.Thread(target=pump, args=(behind, client))
+                back.start()
+                pump(client, behind)
+                back.join()
+
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                sink.sendall(data)
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Front) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_certificates_of_server_and_client(home: Workspace, tmp_path: Path) -> None:
+    certificates(tmp_path)
+
+    def is_encrypted(place: Warehouse) -> bool:
+        with warehouse.connect(place, home) as conn:
+            return conn.pgconn.ssl_in_use
+
+    with embedded.lease(home) as behind, encrypting(tmp_path, behind) as port:
+        place = own_server(
+            home, port=port, host="localhost", sslmode="verify-full", sslrootcert=str(tmp_path / "ca.crt")
+        )
+        assert is_encrypted(place)
+        for changes, reason in (
+            ({"sslrootcert": str(tmp_path / "other.crt")}, "certificate verify failed"),
+            ({"sslrootcert": str(tmp_path / "none.crt")}, 'none.crt" does not exist'),
+            ({"host": "127.0.0.1"}, "does not match host name"),
+        ):
+            with pytest.raises(UserError, match="name the server's root certificate") as refused:
+                is_encrypted(place.model_copy(update=changes))
+            assert reason in str(refused.value)
+    with embedded.lease(home) as behind, encrypting(tmp_path, behind, ask_client=True) as port:
+        place = place.model_copy(update={"port": port})
+        with pytest.raises(UserError, match=r"name yours in publish\.warehouse\.sslcert and sslkey"):
+            is_encrypted(place)
+        files = {"sslcert": str(tmp_path / "client.crt"), "sslkey": str(tmp_path / "client.key")}
+        assert is_encrypted(place.model_copy(update=files))
 
 
 @pytest.mark.parametrize(
