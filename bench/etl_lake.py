@@ -18,7 +18,7 @@ from headrace.features.layout.files import plan_files
 from headrace.features.layout.split import split_rows
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.workflow import FittedWorkflow, Workflow
-from headrace.lake.log import DataFile, DeltaLog
+from headrace.lake.delta.log import DataFile, DeltaLog
 from headrace.workspace import Workspace
 
 DAYS = 8

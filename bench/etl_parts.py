@@ -21,7 +21,7 @@ from bench.report import Figure
 from headrace.config import load_spec
 from headrace.drift.count_day import count_day
 from headrace.features.build.stage import BuildFeatures
-from headrace.lake.ingest import Ingest
+from headrace.lake.ingest.stage import Ingest
 from headrace.stage import run_stage
 from headrace.workspace import Workspace, checkout
 

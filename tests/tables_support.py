@@ -17,7 +17,7 @@ from headrace.config import OpSpec
 from headrace.features.table_ops.external import Reader
 from headrace.features.table_ops.preparation import Preparation
 from headrace.features.types import declared
-from headrace.lake.log import DeltaLog
+from headrace.lake.delta.log import DeltaLog
 from headrace.schema import Column
 
 TYPES = {

@@ -20,7 +20,7 @@ class Source(Section):
     run's ds.
     """
 
-    #: A reader of headrace.lake.sources.
+    #: One of headrace.lake.sources.formats.
     format: Literal["clicks", "csv", "jsonl", "criteo", "talkingdata", "movielens", "movielens_ncf"]
     path: str
     #: csv only.

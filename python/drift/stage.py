@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from headrace.config import Drift, Spec
 from headrace.drift.psi import ks, psi
 from headrace.errors import UserError, nearest
-from headrace.lake.log import DeltaLog
+from headrace.lake.delta.log import DeltaLog
 from headrace.manifest import Input, Manifest, Output
 from headrace.stage import Context, Result
 

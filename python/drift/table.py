@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from headrace.lake.log import DeltaLog
+from headrace.lake.delta.log import DeltaLog
 
 _BIN = pa.struct(
     [

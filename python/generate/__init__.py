@@ -4,11 +4,12 @@
     truths = generate(spec, Workspace(Path("var")), days_between("2026-01-01", "2026-01-08"))
     truths[-1].auc_ceiling
 
-`clicks` has the model, `population` who is in it, `faults` what is broken on purpose, `ceiling` and `truth` what is
-known about a day, `lines` and `landing` the files, `writers` and `run` the work.
+`click_model` draws the events, `population` users and items, `faults` what is broken on purpose; `auc` and `truth` are
+the ground truth of a day, `serialize` and `landing_files` the files, `writers` and `run` the work; `counter_random` are
+the random numbers.
 """
 
-from headrace.generate.landing import truth_path
+from headrace.generate.landing_files import truth_path
 from headrace.generate.run import Progress, days_between, generate
 from headrace.generate.truth import DayTruth
 

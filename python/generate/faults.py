@@ -1,6 +1,6 @@
 """What goes wrong in a landing file on purpose: lines that no reader may accept, and events that land twice.
 
-Late events and nulls are faults too, but of good rows: headrace.generate.clicks draws them.
+Late events and nulls are faults too, but of good rows: headrace.generate.click_model draws them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headrace.generate.clicks import MAX_ROWS_PER_DAY, Rules, events, lag_of
-from headrace.generate.lines import COLUMNS, NULL_TEXT, Format, lines, text, values
-from headrace.generate.noise import Ints, integers, stream, uniform
+from headrace.generate.click_model import MAX_ROWS_PER_DAY, ClickModel, events, lag_of
+from headrace.generate.counter_random import Ints, integers, stream, uniform
+from headrace.generate.serialize import COLUMNS, NULL_TEXT, Format, lines, text, values
 
 #: Kinds of malformed lines, in the order of `malformed_kind`.
 #: broken_line: JSON cut off in the middle, or a CSV line with too few fields.
@@ -42,24 +42,24 @@ def _counter(landing_day: int, number: Ints) -> NDArray[np.uint64]:
     return np.uint64(landing_day << 40) | number.astype(np.uint64)
 
 
-def malformed_kind(rules: Rules, landing_day: int, number: Ints) -> Ints:
+def malformed_kind(model: ClickModel, landing_day: int, number: Ints) -> Ints:
     """The kind of each malformed line of a day, by its number [n]: indices into MALFORMED."""
-    return integers(stream(rules.params.seed, "malformed/kind"), _counter(landing_day, number), len(MALFORMED))
+    return integers(stream(model.params.seed, "malformed/kind"), _counter(landing_day, number), len(MALFORMED))
 
 
-def malformed_lines(rules: Rules, start: date, landing_day: int, number: Ints, fmt: Format) -> Any:
+def malformed_lines(model: ClickModel, start: date, landing_day: int, number: Ints, fmt: Format) -> Any:
     """Malformed lines of a day, by their numbers [n]: a pyarrow string array [n], each with its `\\n`."""
-    seed, n = rules.params.seed, len(number)
+    seed, n = model.params.seed, len(number)
     counter = _counter(landing_day, number)
-    kind = malformed_kind(rules, landing_day, number)
-    columns = values(events(rules, np.full(n, landing_day), _FIRST_ROW + number), start, fmt)
+    kind = malformed_kind(model, landing_day, number)
+    columns = values(events(model, np.full(n, landing_day), _FIRST_ROW + number), start, fmt)
     for name, choices in _WRONG.items():
         choice = integers(stream(seed, f"malformed/{name}"), counter, len(choices))
         for k, (column, wrong) in enumerate(choices):
             here = (kind == MALFORMED.index(name)) & (choice == k)
             columns[column] = pc.if_else(pa.array(here), _spelled(wrong, fmt), columns[column])
     far = pa.array(kind == MALFORMED.index("bad_time"))
-    columns["ts"] = pc.if_else(far, _bad_times(rules, start, landing_day, counter, fmt), columns["ts"])
+    columns["ts"] = pc.if_else(far, _bad_times(model, start, landing_day, counter, fmt), columns["ts"])
     found = lines(columns, fmt).to_pylist()
     place = uniform(stream(seed, "malformed/place"), counter)
     for i in np.flatnonzero(kind == MALFORMED.index("broken_line")):
@@ -76,11 +76,11 @@ def _spelled(wrong: str, fmt: Format) -> str:
     return wrong if wrong.lstrip("-").replace(".", "").isdigit() else text(wrong, fmt)
 
 
-def _bad_times(rules: Rules, start: date, landing_day: int, counter: NDArray[np.uint64], fmt: Format) -> Any:
-    far = 1 + integers(stream(rules.params.seed, "malformed/days"), counter, 30)
-    future = uniform(stream(rules.params.seed, "malformed/future"), counter) < 0.5
+def _bad_times(model: ClickModel, start: date, landing_day: int, counter: NDArray[np.uint64], fmt: Format) -> Any:
+    far = 1 + integers(stream(model.params.seed, "malformed/days"), counter, 30)
+    future = uniform(stream(model.params.seed, "malformed/future"), counter) < 0.5
     noon = datetime(start.year, start.month, start.day, 12, tzinfo=UTC)
-    days = landing_day + np.where(future, far, -far - rules.late_days)
+    days = landing_day + np.where(future, far, -far - model.late_days)
     return pa.array(
         [text((noon + timedelta(days=int(d))).strftime("%Y-%m-%dT%H:%M:%S.000Z"), fmt) for d in days], pa.string()
     )
@@ -99,14 +99,14 @@ def _without_null_keys(line: str) -> str:
     return line
 
 
-def duplicate_sources(rules: Rules, landing_day: int, number: Ints, rows: int) -> tuple[Ints, Ints]:
+def duplicate_sources(model: ClickModel, landing_day: int, number: Ints, rows: int) -> tuple[Ints, Ints]:
     """Which events land a second time on a day.
 
     Three of four are events of the same day (of any of its files); the rest landed the day before, and never so late
     then that a day more makes them too late.
 
     Args:
-        rules: parameters.
+        model: parameters.
         landing_day: days since the first day.
         number: the duplicates' numbers [n].
         rows: good rows a day.
@@ -115,11 +115,11 @@ def duplicate_sources(rules: Rules, landing_day: int, number: Ints, rows: int) -
         landing day of the first copy, its row: int64 [n] each.
     """
     counter = _counter(landing_day, number)
-    row = integers(stream(rules.params.seed, "duplicate/row"), counter, rows)
+    row = integers(stream(model.params.seed, "duplicate/row"), counter, rows)
     before = np.full(len(number), landing_day - 1)
-    wanted = uniform(stream(rules.params.seed, "duplicate/before"), counter) < _FROM_DAY_BEFORE
-    if landing_day == 0 or rules.late_days == 0:
+    wanted = uniform(stream(model.params.seed, "duplicate/before"), counter) < _FROM_DAY_BEFORE
+    if landing_day == 0 or model.late_days == 0:
         wanted &= False
     else:
-        wanted &= lag_of(rules, before, row) < rules.late_days
+        wanted &= lag_of(model, before, row) < model.late_days
     return np.where(wanted, before, landing_day), row

@@ -11,8 +11,8 @@ from datetime import date, timedelta
 
 from headrace.config import Spec, parse_ds
 from headrace.errors import UserError
-from headrace.generate.clicks import Rules
-from headrace.generate.landing import Day, appear, hidden_folder, why_make
+from headrace.generate.click_model import ClickModel
+from headrace.generate.landing_files import DayPlan, publish_day, staging_folder, stale_reason
 from headrace.generate.population import alive
 from headrace.generate.truth import DayTruth, summarise
 from headrace.generate.writers import Writer, write_locally, writer_on_spark
@@ -89,11 +89,11 @@ def generate(
     """
     if spec.generate is None:
         raise UserError(f"pipeline '{spec.pipeline}' has no 'generate' section, so there is nothing to generate")
-    rules = Rules(spec.generate, spec.table.late_days)
-    wanted = [_day(rules, ds) for ds in dict.fromkeys(parse_ds(ds) for ds in days)]
-    parameters = {**spec.generate.model_dump(mode="json"), "late_days": rules.late_days}
+    model = ClickModel(spec.generate, spec.table.late_days)
+    wanted = [_day(model, ds) for ds in dict.fromkeys(parse_ds(ds) for ds in days)]
+    parameters = {**spec.generate.model_dump(mode="json"), "late_days": model.late_days}
     key = fingerprint({"generator": VERSION, **parameters})
-    by_spark = rules.params.rows_per_day > SPARK_ROWS if spark is None else spark
+    by_spark = model.params.rows_per_day > SPARK_ROWS if spark is None else spark
     landing = ws.landing(spec.pipeline)
     found: dict[str, DayTruth] = {}
     # The stack opens Spark at the first day that must be made, and closes it before the lock is let go.
@@ -101,7 +101,7 @@ def generate(
         write: Writer | None = None
         rows_done = 0
         for done, day in enumerate(wanted):
-            reason, there = why_make(landing, day.ds, key, parameters)
+            reason, there = stale_reason(landing, day.ds, key, parameters)
             if reason is None and there is not None and not force:
                 log.info("%s: %s rows are there already; nothing to do", day.ds, f"{there.rows:,}")
                 found[day.ds] = there
@@ -118,16 +118,16 @@ def generate(
                     " with Spark" if by_spark else "",
                 )
 
-                def report(files: int, day: Day = day, done: int = done, rows: int = rows_done) -> None:
+                def report(files: int, day: DayPlan = day, done: int = done, rows: int = rows_done) -> None:
                     if progress:
                         rows += day.rows * files // day.files
                         progress(Progress(day.ds, done, len(wanted), files, day.files, rows))
 
-                with hidden_folder(landing, day.ds) as folder:
+                with staging_folder(landing, day.ds) as folder:
                     truth = summarise(
-                        day.ds, write(day, folder, report), _population(day), rules.params.seed, parameters, key
+                        day.ds, write(day, folder, report), _population(day), model.params.seed, parameters, key
                     )
-                    appear(folder, landing, truth)
+                    publish_day(folder, landing, truth)
                 found[day.ds] = truth
                 rows_done += truth.rows
                 log.info(
@@ -143,19 +143,19 @@ def generate(
     return [found[parse_ds(ds)] for ds in days]
 
 
-def _day(rules: Rules, ds: str) -> Day:
-    start = date.fromisoformat(rules.params.start)
+def _day(model: ClickModel, ds: str) -> DayPlan:
+    start = date.fromisoformat(model.params.start)
     number = (date.fromisoformat(ds) - start).days
     if number < 0:
         raise UserError(
-            f"{ds} is before the log's first day, {rules.params.start} (generate.start): ask for later days, "
+            f"{ds} is before the log's first day, {model.params.start} (generate.start): ask for later days, "
             f"or start the log earlier with --set generate.start={ds}"
         )
-    return Day(rules, ds, start, number)
+    return DayPlan(model, ds, start, number)
 
 
-def _population(day: Day) -> dict[str, int]:
-    params = day.rules.params
+def _population(day: DayPlan) -> dict[str, int]:
+    params = day.model.params
     counts: dict[str, int] = {}
     for name, first, growth in (("users", params.users, params.new_users), ("items", params.items, params.new_items)):
         now = alive(first, growth, day.number)
@@ -164,7 +164,7 @@ def _population(day: Day) -> dict[str, int]:
     return counts
 
 
-def _check_disk(ws: Workspace, days: Sequence[Day]) -> None:
+def _check_disk(ws: Workspace, days: Sequence[DayPlan]) -> None:
     """Refuse before hours of work what cannot fit.
 
     Raises:

@@ -10,16 +10,16 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from headrace.generate.ceiling import Histogram, auc, auc_of_histogram, histogram
-from headrace.generate.clicks import NULLABLE, Events, probability
+from headrace.generate.auc import Histogram, auc, auc_of_histogram, histogram
+from headrace.generate.click_model import NULLABLE, Events, probability
+from headrace.generate.counter_random import Floats, Ints
 from headrace.generate.faults import MALFORMED
-from headrace.generate.noise import Floats, Ints
 
 #: Up to this many rows a day the ceiling is computed from all scores; above from histograms (2^16 bins of the logit).
 EXACT_ROWS = 2_000_000
 
 
-class LandingFile(BaseModel):
+class GeneratedFile(BaseModel):
     """One file of a day. `crc32` and `size` of the text are what gzip's trailer holds."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -63,7 +63,7 @@ class DayTruth(BaseModel):
     #: What was injected: {"duplicates": {"same_day", "day_before"}, "late": {days: rows}, "nulls": {column: rows},
     #: "malformed": {kind: lines}}.
     faults: dict[str, dict[str, int]]
-    files: tuple[LandingFile, ...]
+    files: tuple[GeneratedFile, ...]
     seed: int
     #: All parameters, `late_days` of the table among them, and their fingerprint with the generator's version.
     parameters: dict[str, Any]
@@ -94,7 +94,7 @@ class Tally:
     scores: tuple[tuple[Floats, Floats], ...]
     #: ... else counts by label and by expected label.
     counts: tuple[Histogram, Histogram] | None
-    files: tuple[LandingFile, ...] = field(default=())
+    files: tuple[GeneratedFile, ...] = field(default=())
 
     def __add__(self, other: Tally) -> Tally:
         counts = None
@@ -116,7 +116,13 @@ class Tally:
 
 
 def tally(
-    good: Events, late_days: int, same_day: int, day_before: int, malformed_kinds: Ints, exact: bool, file: LandingFile
+    good: Events,
+    late_days: int,
+    same_day: int,
+    day_before: int,
+    malformed_kinds: Ints,
+    exact: bool,
+    file: GeneratedFile,
 ) -> Tally:
     """Count one file's events."""
     valid = good.lag == 0

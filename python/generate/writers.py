@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.config import Spark
-from headrace.generate.landing import Day, write_file
+from headrace.generate.landing_files import DayPlan, write_file
 from headrace.generate.truth import Tally
 from headrace.workspace import Workspace
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace.generate")
 
 #: Makes all files of a day in a folder, telling how many are there so far; returns the sum of their tallies.
-Writer = Callable[[Day, Path, Callable[[int], None]], Tally]
+Writer = Callable[[DayPlan, Path, Callable[[int], None]], Tally]
 
 #: NumPy, Arrow and zlib let go of Python's lock, so threads share the cores; more of them hold more files in memory.
 _THREADS = 4
@@ -33,17 +33,17 @@ _POLL_SECONDS = 1.0
 _LOG_SECONDS = 10.0
 
 
-def write_locally(day: Day, folder: Path, report: Callable[[int], None]) -> Tally:
+def write_locally(day: DayPlan, folder: Path, report: Callable[[int], None]) -> Tally:
     """A `Writer` on this process's threads."""
     found: dict[int, Tally] = {}
-    spoken = time.monotonic()
+    last_logged = time.monotonic()
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
         futures = {pool.submit(write_file, day, file, folder): file for file in range(day.files)}
         try:
             for future in as_completed(futures):
                 found[futures[future]] = future.result()
                 report(len(found))
-                spoken = _speak(day, len(found), spoken)
+                last_logged = _log_progress(day, len(found), last_logged)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -60,7 +60,7 @@ def writer_on_spark(conf: Spark, ws: Workspace) -> Iterator[Writer]:
         yield functools.partial(_write_on_spark, spark)
 
 
-def _write_on_spark(spark: SparkSession, day: Day, folder: Path, report: Callable[[int], None]) -> Tally:
+def _write_on_spark(spark: SparkSession, day: DayPlan, folder: Path, report: Callable[[int], None]) -> Tally:
     context, group = spark.sparkContext, f"generate-{uuid.uuid4().hex}"
 
     def job() -> Tally:
@@ -71,7 +71,7 @@ def _write_on_spark(spark: SparkSession, day: Day, folder: Path, report: Callabl
         total: Tally = files.map(lambda file: write_file(day, file, folder)).treeReduce(operator.add)
         return total
 
-    spoken, seen = time.monotonic(), 0
+    last_logged, seen = time.monotonic(), 0
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(job)
         try:
@@ -81,17 +81,17 @@ def _write_on_spark(spark: SparkSession, day: Day, folder: Path, report: Callabl
                 if (count := sum(1 for _ in folder.glob("part-*"))) != seen:
                     seen = count
                     report(seen)
-                spoken = _speak(day, seen, spoken)
+                last_logged = _log_progress(day, seen, last_logged)
         except BaseException:
             context.cancelJobGroup(group)
             raise
         return future.result()
 
 
-def _speak(day: Day, files: int, spoken: float) -> float:
+def _log_progress(day: DayPlan, files: int, last_logged: float) -> float:
     """Log a line if the last one is long ago; the time of the last one."""
     now = time.monotonic()
-    if now - spoken < _LOG_SECONDS:
-        return spoken
+    if now - last_logged < _LOG_SECONDS:
+        return last_logged
     log.info("%s: %d of %d files, %s rows", day.ds, files, day.files, f"{day.rows * files // day.files:,}")
     return now

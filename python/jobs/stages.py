@@ -13,7 +13,7 @@ def load_stage(name: str) -> Stage:
     """
     match name:
         case "ingest":
-            from headrace.lake.ingest import Ingest
+            from headrace.lake.ingest.stage import Ingest
 
             return Ingest()
         case "features":

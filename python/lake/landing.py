@@ -48,7 +48,7 @@ class LandingFile:
 
 
 @dataclass(frozen=True)
-class Day:
+class LandingDay:
     """The landing files that become one partition, by name."""
 
     ds: str
@@ -77,16 +77,16 @@ def patterns(source: Source, ws: Workspace, ds: str) -> tuple[str, ...]:
     return tuple(os.path.normpath(f"{glob.escape(str(base))}/{path}") for base in bases)
 
 
-def find(source: Source, ws: Workspace, ds: str) -> Day:
+def find(source: Source, ws: Workspace, ds: str) -> LandingDay:
     """The landing files of one day (or of the snapshot), sorted by name; none where there are none."""
     for pattern in patterns(source, ws, ds):
         files = _matches(pattern, ws)
         if files:
-            return Day(ds, files)
-    return Day(ds, ())
+            return LandingDay(ds, files)
+    return LandingDay(ds, ())
 
 
-def days(source: Source, ws: Workspace, ds: str) -> tuple[Day, ...]:
+def days(source: Source, ws: Workspace, ds: str) -> tuple[LandingDay, ...]:
     """The days that a run for `ds` covers, oldest first: of the `catch_up_days` before it those with files, and it.
 
     Raises:

@@ -125,3 +125,19 @@ def session(conf: Spark, ws: Workspace, name: str) -> Iterator[SparkSession]:
         yield spark
     finally:
         spark.stop()
+
+
+@contextmanager
+def spark_settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+    """Within, the session has these properties; after it, those from before."""
+    before = {key: spark.conf.get(key, None) for key in wanted}
+    for key, value in wanted.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, old in before.items():
+            if old is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, old)

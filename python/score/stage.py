@@ -25,9 +25,9 @@ from headrace.errors import UserError
 from headrace.features.engines.spark.transform import col
 from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.workflow.workflow import FittedWorkflow
-from headrace.lake.log import DeltaLog
-from headrace.lake.peaks import note_peak, worker_peak
+from headrace.lake.delta.log import DeltaLog
 from headrace.lake.session import session
+from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
 from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import read_meta
 from headrace.score.blocks import SEEN, Job, score_batches
@@ -198,7 +198,7 @@ def _run(ctx: Context, chosen: Chosen, spark: SparkSession) -> Result:
             item_parts=items.select(list(sides.item_parts)) if sides.of_pair else None,
         )
         tick = time.perf_counter()
-        peak = worker_peak(spark.sparkContext)
+        peak = worker_peak_memory(spark.sparkContext)
         version = _write(ctx, spark, job, users, n_users * n_items, chosen.output.version, peak)
         seconds = time.perf_counter() - tick
     pairs = n_users * n_items
@@ -277,7 +277,7 @@ def _write(
 
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from score_batches(shared.value, batches, counter.add)
-        note_peak(peak)
+        report_peak_memory(peak)
 
     types = {c.name: c.type for c in prepared_columns(spec)}
     best = dealt.mapInArrow(work, f"user {types[score.user.key]}, item {types[score.item.key]}, rank int, score float")

@@ -28,7 +28,7 @@ def test_spark_writes_what_the_local_writer_writes(
     def never(*args: object) -> None:
         raise AssertionError("written by the driver")
 
-    monkeypatch.setattr("headrace.generate.landing._write_gzip", never)
+    monkeypatch.setattr("headrace.generate.landing_files._write_gzip", never)
     seen: list[Progress] = []
     truths: list[DayTruth] = generate(spec, by_spark, DAYS, spark=True, progress=seen.append)
     for truth, ds in zip(truths, DAYS, strict=True):
@@ -48,7 +48,7 @@ def test_a_task_that_fails_leaves_no_day(spark: SparkSession, ws: Workspace, mon
     def gone(landing: Path, ds: str) -> Iterator[Path]:
         yield landing / "no such folder"
 
-    monkeypatch.setattr("headrace.generate.run.hidden_folder", gone)
+    monkeypatch.setattr("headrace.generate.run.staging_folder", gone)
     with pytest.raises(Exception, match="FileNotFoundError"):
         generate(load_spec("clicks", OVERRIDES), ws, DAYS[:1], spark=True)
     assert not ws.landing("clicks").exists()

@@ -21,9 +21,9 @@ from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
 from headrace.errors import UserError
-from headrace.lake import ingest
-from headrace.lake.ingest import Ingest
-from headrace.lake.log import DeltaLog
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.ingest import load, stage
+from headrace.lake.ingest.stage import Ingest
 from headrace.manifest import Manifest
 from headrace.stage import Outcome, run_stage
 from headrace.workspace import Workspace
@@ -441,7 +441,7 @@ def test_killed_run_heals(spark: SparkSession, ws: Workspace, monkeypatch: pytes
     days = {D1: [event(1, D1), event(2, D1), "bad", event(1, D1)], D2: [event(2, D1), event(3, D2), "bad too"]}
     for ds, rows in days.items():
         put(ws, f"in/{ds}/a.json.gz", jsonl(rows))
-    replace, calls = ingest._replace, 0
+    replace, calls = load.replace_days, 0
 
     def dying(*args: Any) -> None:
         nonlocal calls
@@ -454,9 +454,9 @@ def test_killed_run_heals(spark: SparkSession, ws: Workspace, monkeypatch: pytes
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(ingest, "_replace", dying)
+        patch.setattr(load, "replace_days", dying)
         if place == "before the manifest":
-            patch.setattr(ingest._Load, "result", no_result)
+            patch.setattr(stage, "result", no_result)
         with pytest.raises(Killed):
             run(spec, ws, D2)
     assert Manifest.load(ws.manifest("shop", D2, "ingest")) is None
@@ -481,7 +481,7 @@ def test_kill_after_a_replaced_day_still_reloads_those_that_follow(
     put(ws, f"in/{D2}/a.json.gz", jsonl([event(2, D1), event(3, D2)]))
     run(spec, ws, D2)
     put(ws, f"in/{D1}/a.json.gz", jsonl([event(1, D1)]))
-    replace, calls = ingest._replace, 0
+    replace, calls = load.replace_days, 0
 
     def dying(*args: Any) -> None:
         nonlocal calls
@@ -491,7 +491,7 @@ def test_kill_after_a_replaced_day_still_reloads_those_that_follow(
         replace(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ingest, "_replace", dying)
+        patch.setattr(load, "replace_days", dying)
         with pytest.raises(Killed):
             run(spec, ws, D2)
     assert ids(spark, ws) == {D1: ["e1"], D2: ["e3"]}
@@ -680,13 +680,13 @@ def test_file_that_changes_while_it_is_read(
     spark: SparkSession, ws: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = put(ws, f"in/{D1}/a.json.gz", jsonl([event(1, D1)]))
-    profiles = ingest.profiles
+    profiles = load.profiles
 
     def meanwhile(*args: Any) -> Any:
         os.utime(path, ns=(0, 0))
         return profiles(*args)
 
-    monkeypatch.setattr(ingest, "profiles", meanwhile)
+    monkeypatch.setattr(load, "profiles", meanwhile)
     with pytest.raises(UserError, match=rf"landing file in/{D1}/a\.json\.gz changed while it was read"):
         run(make_spec(), ws, D1)
     assert ids(spark, ws) == {}

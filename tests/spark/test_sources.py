@@ -1,4 +1,4 @@
-"""Adapters on tiny files that are written here, and on the real data sets where they are."""
+"""Formats of landing files on tiny files that are written here, and on the real data sets where they are."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from pyspark.sql import functions as F
 from headrace.config import Spec, load_spec
 from headrace.errors import UserError
 from headrace.lake import landing
-from headrace.lake.cast import BAD, GOOD, SKIPPED, typed
-from headrace.lake.ingest import Ingest
-from headrace.lake.lines import Reading, one_file_a_task
-from headrace.lake.sources import adapter
-from headrace.lake.sources_fixed import CRITEO
-from headrace.lake.sources_movielens import RANK_NEGATIVES, VALID_NEGATIVES
+from headrace.lake.ingest.stage import Ingest
+from headrace.lake.ingest.typed_rows import typed
+from headrace.lake.sources.criteo import CRITEO
+from headrace.lake.sources.formats import FORMATS
+from headrace.lake.sources.frame import BAD, GOOD, SKIPPED
+from headrace.lake.sources.lines import LandingBatch, one_file_a_task
+from headrace.lake.sources.movielens import RANK_NEGATIVES, VALID_NEGATIVES
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
 
@@ -38,14 +39,14 @@ def read(spark: SparkSession, ws: Workspace, spec: Spec, files: Mapping[str, str
         data = body if isinstance(body, bytes) else body.encode()
         path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     source = spec.source.model_copy(update={"path": "in/*"})
-    reading = Reading(spark, source, spec.table, landing.days(source, ws, str(spec.ds)))
-    chosen = adapter(source.format)
+    batch = LandingBatch(spark, source, spec.table, landing.days(source, ws, str(spec.ds)))
+    chosen = FORMATS[source.format]
     staged = ws.home / "staged"
     with one_file_a_task(spark):
-        frames = [typed(frame, spec.table) for frame in chosen.parse(reading)]
+        frames = [typed(frame, spec.table) for frame in chosen.read(batch)]
         reduce(DataFrame.unionByName, frames).write.parquet(str(staged))
     rows = spark.read.parquet(str(staged))
-    found = (rows if chosen.finish is None else chosen.finish(rows, reading)).collect()
+    found = (rows if chosen.finish is None else chosen.finish(rows, batch)).collect()
     return sorted((r.asDict() for r in found), key=lambda r: (r["_file"], r["_line"], r["_copy"]))
 
 

@@ -35,7 +35,7 @@ from headrace.features.learn.statistics import Number, Statistic, arrow_partial,
 from headrace.features.ops.base import VocabularyRule
 from headrace.features.types import ValueType, declared
 from headrace.features.workflow.workflow import FittedWorkflow, Workflow
-from headrace.lake.log import DataFile
+from headrace.lake.delta.log import DataFile
 from headrace.schema import Column
 from tests.dataset_support import read_padded
 

@@ -21,12 +21,11 @@ from sklearn.metrics import roc_auc_score
 
 from headrace.config import Spec, load_spec
 from headrace.errors import UserError
-from headrace.generate import DayTruth, Progress, days_between, generate, truth_path
-from headrace.generate import landing as landing_module
+from headrace.generate import DayTruth, Progress, days_between, generate, landing_files, truth_path
 from headrace.generate import run as run_module
-from headrace.generate.clicks import Rules, events
-from headrace.generate.landing import MAX_FILE_ROWS, Day
-from headrace.generate.lines import COLUMNS
+from headrace.generate.click_model import ClickModel, events
+from headrace.generate.landing_files import MAX_FILE_ROWS, DayPlan
+from headrace.generate.serialize import COLUMNS
 from headrace.stage import run_lock
 from headrace.workspace import Workspace
 
@@ -171,7 +170,7 @@ def test_the_ceiling_is_the_auc_of_the_true_probabilities(faulty: tuple[Path, li
     landing, truths = faulty
     spec = spec_of(*FAULTY)
     assert spec.generate is not None
-    e = events(Rules(spec.generate, spec.table.late_days), np.full(3000, 3), np.arange(3000))
+    e = events(ClickModel(spec.generate, spec.table.late_days), np.full(3000, 3), np.arange(3000))
     p_of = {f"{i:016x}": 1 / (1 + np.exp(-z)) for i, z in zip(e.event_id.tolist(), e.logit, strict=True)}
     rows = {r["event_id"]: r for r in parse(landing / DAYS[3], DAYS[3])[0] if r["event_id"] in p_of}
     valid = [r for r in rows.values() if r["ts"].date().isoformat() == DAYS[3]]
@@ -187,7 +186,7 @@ def test_the_ceiling_is_the_auc_of_the_true_probabilities(faulty: tuple[Path, li
 def test_a_large_days_histograms_say_nearly_the_same(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_of(*SMALL)
     (exact,) = generate(spec, ws, DAYS[1:2])
-    monkeypatch.setattr(landing_module, "EXACT_ROWS", 2_999)
+    monkeypatch.setattr(landing_files, "EXACT_ROWS", 2_999)
     (rough,) = generate(spec, ws, DAYS[1:2], force=True)
     assert (exact.auc_method, rough.auc_method) == ("exact", "histogram")
     assert rough.auc_ceiling != exact.auc_ceiling
@@ -309,7 +308,7 @@ def test_a_failure_leaves_nothing_behind(ws: Workspace, monkeypatch: pytest.Monk
     def full(*args: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(landing_module, "_write_gzip", full)
+    monkeypatch.setattr(landing_files, "_write_gzip", full)
     with pytest.raises(OSError, match="No space"):
         generate(spec_of(*SMALL), ws, DAYS[:1])
     assert list(ws.landing("clicks").iterdir()) == []
@@ -350,7 +349,7 @@ def test_files_grow_in_number_with_the_day() -> None:
     def files(rows: int) -> int:
         spec = spec_of(f"generate.rows_per_day={rows}")
         assert spec.generate is not None
-        return Day(Rules(spec.generate, 3), DAYS[0], date(2026, 1, 1), 0).files
+        return DayPlan(ClickModel(spec.generate, 3), DAYS[0], date(2026, 1, 1), 0).files
 
     assert [files(n) for n in (1, 3, 60_000, 4 * MAX_FILE_ROWS, 4 * MAX_FILE_ROWS + 1)] == [1, 3, 4, 4, 5]
     assert files(300_000_000) == 600

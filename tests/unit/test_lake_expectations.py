@@ -9,9 +9,9 @@ import pytest
 
 from headrace.config import Expectations, Table
 from headrace.errors import UserError
-from headrace.lake import expectations
-from headrace.lake.cast import check_table
-from headrace.lake.profile import FileProfile, Unreadable
+from headrace.lake.ingest import expectations
+from headrace.lake.ingest.profile import FileProfile, Unreadable
+from headrace.lake.ingest.typed_rows import check_table
 
 DS = "2026-01-02"
 TABLE = Table.model_validate(

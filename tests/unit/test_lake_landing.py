@@ -24,7 +24,7 @@ def put(ws: Workspace, *names: str) -> None:
         path.write_bytes(b"x")
 
 
-def names(day: landing.Day) -> list[str]:
+def names(day: landing.LandingDay) -> list[str]:
     return [f.name for f in day.files]
 
 

@@ -1,4 +1,4 @@
-"""A Delta log read without Spark, and the ledger in it. Logs are written by hand, to the protocol's document."""
+"""A Delta log read without Spark, and the load history in it. Logs are written by hand, to the protocol's document."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.lake import ledger
-from headrace.lake.landing import Day, LandingFile
-from headrace.lake.log import DeltaLog
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.ingest import load_history
+from headrace.lake.landing import LandingDay, LandingFile
 
 SCHEMA = json.dumps(
     {
@@ -95,14 +95,14 @@ def test_checkpoint_stands_for_commits_that_are_gone(tmp_path: Path) -> None:
     assert log.columns()["a"] == "long"
     assert not log.has(2)
     assert paths(log, 1) is None
-    assert ledger.rows_there(log, 3, {"d1", "d2", "d3"}) == {"d1": 3, "d2": 4}
+    assert load_history.row_counts(log, 3, {"d1", "d2", "d3"}) == {"d1": 3, "d2": 4}
     (tmp_path / "ds=d1/a.parquet").unlink()
-    assert ledger.rows_there(log, 3, {"d1"}) is None
-    assert ledger.rows_there(log, 3, {"d2"}) == {"d2": 4}
+    assert load_history.row_counts(log, 3, {"d1"}) is None
+    assert load_history.row_counts(log, 3, {"d2"}) == {"d2": 4}
 
 
-def entry(ds: str, **more: Any) -> ledger.Entry:
-    return ledger.Entry(
+def entry(ds: str, **more: Any) -> load_history.LoadRecord:
+    return load_history.LoadRecord(
         **(
             {"ds": ds, "key": "k", "declared": "D", "judged": "J", "files": [[f"{ds}.gz", 1, 2]], "rows": {"kept": 5}}
             | more
@@ -110,11 +110,11 @@ def entry(ds: str, **more: Any) -> ledger.Entry:
     )
 
 
-def day(ds: str, mtime: int = 2) -> Day:
-    return Day(ds, (LandingFile(f"{ds}.gz", Path(f"/{ds}.gz"), 1, mtime),))
+def day(ds: str, mtime: int = 2) -> LandingDay:
+    return LandingDay(ds, (LandingFile(f"{ds}.gz", Path(f"/{ds}.gz"), 1, mtime),))
 
 
-def loaded(folder: Path, *entries: ledger.Entry) -> DeltaLog:
+def loaded(folder: Path, *entries: load_history.LoadRecord) -> DeltaLog:
     for version, e in enumerate(entries):
         commit(
             folder,
@@ -126,16 +126,16 @@ def loaded(folder: Path, *entries: ledger.Entry) -> DeltaLog:
     return DeltaLog(folder)
 
 
-def todo(log: DeltaLog, *days: Day, declared: str = "D", judged: str = "J") -> tuple[list[str], set[str]]:
-    found, owed = ledger.pending(days, ledger.read(log), declared, judged, log)
+def todo(log: DeltaLog, *days: LandingDay, declared: str = "D", judged: str = "J") -> tuple[list[str], set[str]]:
+    found, owed = load_history.pending(days, load_history.read(log), declared, judged, log)
     return [d.ds for d in found], owed
 
 
-def test_ledger_newest_entry_counts_and_others_commits_are_ignored(tmp_path: Path) -> None:
+def test_load_history_newest_record_counts_and_others_commits_are_ignored(tmp_path: Path) -> None:
     log = loaded(tmp_path, entry("d1"), entry("d2"), entry("d1", key="k2", rows={"kept": 7}))
     commit(tmp_path, 3, {"commitInfo": {"userMetadata": "not ours"}})
     commit(tmp_path, 4, {"commitInfo": {"userMetadata": '{"theirs": 1}'}})
-    found = ledger.read(log)
+    found = load_history.read(log)
     assert {ds: (e.key, e.version) for ds, e in found.items()} == {"d1": ("k2", 2), "d2": ("k", 1)}
     assert found["d1"] == entry("d1", key="k2", rows={"kept": 7}, version=2)
 

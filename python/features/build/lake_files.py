@@ -16,7 +16,7 @@ from headrace.features.layout.split import SplitRows, check_counts, time_ranges
 from headrace.features.layout.split_rule import columns_of
 from headrace.features.vocabulary.delta_table import Vocabularies
 from headrace.features.workflow.workflow import FittedWorkflow, Workflow
-from headrace.lake.log import DataFile, DeltaLog
+from headrace.lake.delta.log import DataFile, DeltaLog
 from headrace.workspace import Workspace
 
 

@@ -26,7 +26,7 @@ from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.workflow import FittedWorkflow, Workflow
 from headrace.features.engines.arrow.write_lake import write_encoded
 from headrace.features.layout.files import ColumnCounts, Engine, Written, WrittenDataset, plan_files, write_dataset
-from headrace.lake.log import DeltaLog
+from headrace.lake.delta.log import DeltaLog
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output
 from headrace.schema import Kind

@@ -18,7 +18,7 @@ from headrace.errors import UserError
 from headrace.features.table_ops.arrow_windows import one
 from headrace.features.table_ops.base import External, Given, TableOp
 from headrace.features.types import OpError, ValueType, declared
-from headrace.lake.log import DeltaLog
+from headrace.lake.delta.log import DeltaLog
 from headrace.manifest import Input
 from headrace.schema import Column, ColumnType
 

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from headrace.errors import UserError
 from headrace.features.ops.base import ValueColumn, VocabularyRule
 from headrace.features.vocabulary import lookup
-from headrace.lake.log import DeltaLog
+from headrace.lake.delta.log import DeltaLog
 
 _LOG = logging.getLogger("headrace.features")
 

@@ -25,7 +25,7 @@ from headrace.config import Baseline
 from headrace.dataset.parquet.layout import open_split
 from headrace.dataset.parquet.lists import by_column
 from headrace.errors import UserError
-from headrace.lake.peaks import note_peak, worker_peak
+from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
 from headrace.models.xgboost_model import XGBoostPredictor, matrix, matrix_columns, matrix_features
 from headrace.schema import DatasetSchema
 
@@ -138,7 +138,7 @@ def predict(
 
     And the peak memory of the largest Python worker, MiB: Spark keeps workers, so that is `fit`'s, too.
     """
-    raw, peak = bytes(booster.save_raw("ubj")), worker_peak(spark.sparkContext)
+    raw, peak = bytes(booster.save_raw("ubj")), worker_peak_memory(spark.sparkContext)
 
     def score(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         own = xgb.Booster({"nthread": 1})
@@ -146,7 +146,7 @@ def predict(
         predictor = XGBoostPredictor(schema, own)
         for columns, labels in _read(batches, groups, schema, workers, seed=0):
             yield pa.record_batch([pa.array(predictor.predict(columns)), pa.array(labels)], names=["score", _LABEL])
-        note_peak(peak)
+        report_peak_memory(peak)
 
     frame = spark.range(0, workers, 1, workers).mapInArrow(score, "score float, label float")
     table = frame.toArrow()

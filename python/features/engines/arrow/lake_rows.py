@@ -27,7 +27,7 @@ from headrace.features.functions.arrays import doubles, to_numpy
 from headrace.features.layout.split_rule import Rule, TimeRule, columns_of, days, split_codes
 from headrace.features.types import ValueType
 from headrace.features.workflow.workflow import Workflow
-from headrace.lake.log import DataFile
+from headrace.lake.delta.log import DataFile
 
 _LOG = logging.getLogger("headrace.features")
 

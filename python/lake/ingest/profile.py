@@ -9,9 +9,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from headrace.config import Table
-from headrace.lake.cast import BAD, GOOD, SKIPPED, kind_unreadable, quoted
-from headrace.lake.lines import Reading
-from headrace.lake.sources import BROKEN, MASK_BITS, mask_names
+from headrace.lake.ingest.typed_rows import kind_unreadable
+from headrace.lake.sources.frame import BAD, GOOD, LINE_FAULTS, MASK_BITS, SKIPPED, mask_names, quoted
+from headrace.lake.sources.lines import LandingBatch
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class FileProfile:
     newest: datetime | None = None
 
 
-def profiles(rows: DataFrame, table: Table, reading: Reading) -> list[FileProfile]:
-    """A profile of each file of `reading`, in order. `rows` are as headrace.lake.cast makes them.
+def profiles(rows: DataFrame, table: Table, batch: LandingBatch) -> list[FileProfile]:
+    """A profile of each file of `batch`, in order. `rows` are as headrace.lake.ingest.typed_rows makes them.
 
     Raises:
         RuntimeError: lines were lost or not numbered one by one; nothing may be committed then.
     """
-    found = [FileProfile(ds, file.name) for ds, file in reading.files]
+    found = [FileProfile(ds, file.name) for ds, file in batch.files]
     extras = _count(rows, table, found)
     if any(f.bad for f in found):
         _reasons(rows, table, found)
@@ -110,9 +110,11 @@ def _count(rows: DataFrame, table: Table, found: list[FileProfile]) -> int:
 
 def _reasons(rows: DataFrame, table: Table, found: list[FileProfile]) -> None:
     unreadable = {kind_unreadable(c): c.name for c in table.columns}
-    each = rows.where(F.col("_state") == BAD).select("_file", F.posexplode("_kinds").alias("place", "what"))
+    each = rows.where(F.col("_state") == BAD).select("_file", F.posexplode("_kinds").alias("position", "what"))
     counts = each.groupBy("_file", "what.kind").agg(
-        F.count_if(F.col("place") == 0).alias("first"), F.count("*").alias("all"), F.min("what.value").alias("example")
+        F.count_if(F.col("position") == 0).alias("first"),
+        F.count("*").alias("all"),
+        F.min("what.value").alias("example"),
     )
     for row in counts.orderBy("kind").collect():
         one = found[row["_file"]]
@@ -120,5 +122,5 @@ def _reasons(rows: DataFrame, table: Table, found: list[FileProfile]) -> None:
             one.reasons[row["kind"]] = row["first"]
         if row["kind"] in unreadable:
             one.unreadable[unreadable[row["kind"]]] = Unreadable(row["all"], row["example"])
-        elif row["kind"] in BROKEN:
+        elif row["kind"] in LINE_FAULTS:
             one.broken += row["all"]

@@ -7,8 +7,8 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from headrace.config import Generate
-from headrace.generate.ceiling import auc, auc_of_histogram, histogram
-from headrace.generate.clicks import Rules, events, probability
+from headrace.generate.auc import auc, auc_of_histogram, histogram
+from headrace.generate.click_model import ClickModel, events, probability
 
 
 @pytest.mark.parametrize("distinct", [2, 7, 100_000])
@@ -51,7 +51,7 @@ def test_histograms_add_up_to_the_auc_of_all_rows() -> None:
 
 def test_clicks_follow_their_probabilities() -> None:
     n = 200_000
-    e = events(Rules(Generate(base_rate=0.1), 3), np.zeros(n, dtype=np.int64), np.arange(n))
+    e = events(ClickModel(Generate(base_rate=0.1), 3), np.zeros(n, dtype=np.int64), np.arange(n))
     p = probability(e.logit)
     assert p.mean() == pytest.approx(0.1, abs=0.002)
     edges = np.quantile(p, np.linspace(0, 1, 21))
@@ -63,11 +63,11 @@ def test_clicks_follow_their_probabilities() -> None:
 
 
 def test_an_event_is_the_same_alone_and_among_others() -> None:
-    rules = Rules(Generate(late=0.3), 3)
+    model = ClickModel(Generate(late=0.3), 3)
     day, row = np.repeat(np.arange(4, 8), 500), np.tile(np.arange(500), 4)
-    together = events(rules, day, row)
+    together = events(model, day, row)
     pick = np.array([3, 777, 1999])
-    alone = [events(rules, day[i : i + 1], row[i : i + 1]) for i in pick]
+    alone = [events(model, day[i : i + 1], row[i : i + 1]) for i in pick]
     for i, one in zip(pick, alone, strict=True):
         assert one.event_id[0] == together.event_id[i]
         assert one.users.id[one.user_row[0]] == together.users.id[together.user_row[i]]
@@ -84,7 +84,7 @@ def test_an_event_is_the_same_alone_and_among_others() -> None:
 def test_late_events_land_within_the_late_days_and_nothing_happens_before_the_first_day() -> None:
     n = 5_000
     for day in (0, 1, 10):
-        e = events(Rules(Generate(late=0.5), 3), np.full(n, day), np.arange(n))
+        e = events(ClickModel(Generate(late=0.5), 3), np.full(n, day), np.arange(n))
         assert set(e.lag.tolist()) == set(range(min(day, 3) + 1))
         assert e.day.min() >= 0
-    assert set(events(Rules(Generate(late=1.0), 0), np.full(n, 5), np.arange(n)).lag.tolist()) == {0}
+    assert set(events(ClickModel(Generate(late=1.0), 0), np.full(n, 5), np.arange(n)).lag.tolist()) == {0}

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from headrace.config import Expectations, Table
 from headrace.errors import UserError
-from headrace.lake.profile import FileProfile
+from headrace.lake.ingest.profile import FileProfile
 
 #: A column is retyped where more than this share of its values in a file are not of its type.
 _RETYPED_SHARE = 0.5
@@ -131,7 +131,7 @@ def enforce(checks: Sequence[Check], drifts: Sequence[Drift], reasons: dict[str,
         return
     ds = breached[0].ds
     text = [f"{ds} breaks {len(breached)} of its expectations; nothing of the day was loaded:"]
-    text += [f"  {_told(c)}" for c in breached]
+    text += [f"  {_describe(c)}" for c in breached]
     if any(c.name in ("max_bad_rate", "min_rows") for c in breached) and reasons:
         most = sorted(reasons.items(), key=lambda r: (-r[1], r[0]))[:5]
         text.append("  bad rows: " + ", ".join(f"{kind} ({count:,})" for kind, count in most))
@@ -147,7 +147,7 @@ def as_facts(items: Sequence[Check] | Sequence[Drift]) -> list[dict[str, Any]]:
     return [asdict(item) for item in items]
 
 
-def _told(c: Check) -> str:
+def _describe(c: Check) -> str:
     value = "none" if c.value is None else f"{c.value:,.6g}" if isinstance(c.value, float) else f"{c.value:,}"
     kinds = {
         "min_rows": f"min_rows: {value} rows, at least {c.limit:,} wanted",

@@ -8,7 +8,7 @@ keep small files from sharing a task, `one_file_a_task` sets the two sizes that 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -20,7 +20,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Source, Table
-from headrace.lake.landing import Day, LandingFile
+from headrace.lake.landing import LandingDay, LandingFile
+from headrace.lake.session import spark_settings
 
 #: Place of a row within its partition: see monotonically_increasing_id in Spark's documentation.
 _PLACE = (1 << 33) - 1
@@ -38,7 +39,7 @@ _TASK_LOGGERS = (
     "org.apache.hadoop.mapreduce.lib.output.FileOutputCommitter",
 )
 
-#: Columns of `Reading.lines`, which every adapter hands on.
+#: Columns of `LandingBatch.lines`, which every format hands on.
 POSITION = ("_file", "_line", "_copy")
 
 
@@ -52,13 +53,13 @@ class FileDamaged(Exception):
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What an adapter is given: the files of one or more days."""
+class LandingBatch:
+    """The landing files of one or more days, which are read together."""
 
     spark: SparkSession
     source: Source
     table: Table
-    days: tuple[Day, ...]
+    days: tuple[LandingDay, ...]
 
     @property
     def files(self) -> list[tuple[str, LandingFile]]:
@@ -109,25 +110,9 @@ class Reading:
         return (uri, i, ds, file.name, start, end)
 
 
-@contextmanager
-def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Within, the session has these properties; after it, those from before."""
-    before = {key: spark.conf.get(key, None) for key in wanted}
-    for key, value in wanted.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, old in before.items():
-            if old is None:
-                spark.conf.unset(key)
-            else:
-                spark.conf.set(key, old)
-
-
 def one_file_a_task(spark: SparkSession) -> AbstractContextManager[None]:
     """Within, scans that start read each file in a task of its own."""
-    return settings(
+    return spark_settings(
         spark,
         {
             "spark.sql.files.maxPartitionBytes": str(_UNSPLIT),
@@ -138,13 +123,13 @@ def one_file_a_task(spark: SparkSession) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def damage_named(reading: Reading) -> Iterator[None]:
+def damaged_file_named(batch: LandingBatch) -> Iterator[None]:
     """Within, a job that fails on a file that cannot be read raises FileDamaged.
 
     Spark's task loggers are off meanwhile: they print a trace for what becomes one message (anything else is raised
     with all that they would have said).
     """
-    with _quiet_tasks(reading.spark):
+    with _quiet_tasks(batch.spark):
         try:
             yield
         except (Py4JJavaError, PySparkException) as e:
@@ -153,9 +138,9 @@ def damage_named(reading: Reading) -> Iterator[None]:
             if found is None:
                 raise
             name = found.group(1)
-            for ds, file in reading.files:
-                assert reading.spark._jvm is not None
-                uri = reading.spark._jvm.java.io.File(str(file.path)).toURI().toString()
+            for ds, file in batch.files:
+                assert batch.spark._jvm is not None
+                uri = batch.spark._jvm.java.io.File(str(file.path)).toURI().toString()
                 if _slashes(uri) == _slashes(name):
                     raise FileDamaged(ds, file, _cause(file, message)) from None
             raise

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config import Generate
-from headrace.generate.noise import Floats, Ints, UInts, integers, scatter_64, stream, uniform
+from headrace.generate.counter_random import Floats, Ints, UInts, integers, scatter_64, stream, uniform
 from headrace.generate.population import (
     AGE_EDGES,
     CATEGORIES,
@@ -57,8 +57,8 @@ _CALIBRATION_ROWS = 1 << 15
 
 
 @dataclass(frozen=True)
-class Rules:
-    """Parameters and all else that an event depends on: small, and the same in every process."""
+class ClickModel:
+    """All that an event depends on besides its place in the log: small, and the same in every process."""
 
     params: Generate
     #: Events land at most this many days after they happened.
@@ -125,29 +125,29 @@ def _normal(rng: np.random.Generator, spread: float, shape: int | tuple[int, ...
     return centred
 
 
-def events(rules: Rules, landing_day: Ints, row: Ints) -> Events:
+def events(model: ClickModel, landing_day: Ints, row: Ints) -> Events:
     """The events with these places in the landing log.
 
     Args:
-        rules: parameters.
+        model: parameters.
         landing_day: int64 [n], days since the first day.
         row: int64 [n], each in [0, MAX_ROWS_PER_DAY).
 
     Returns:
-        n events, each a pure function of (rules, its landing day, its row).
+        n events, each a pure function of (model, its landing day, its row).
     """
-    return _events(rules, landing_day, row, _intercept(rules))
+    return _events(model, landing_day, row, _intercept(model))
 
 
 @lru_cache(maxsize=16)
-def _intercept(rules: Rules) -> float:
+def _intercept(model: ClickModel) -> float:
     """The intercept that makes the mean of P `base_rate` over the events of the first day, by bisection."""
     rows = np.arange(_CALIBRATION_ROWS)
-    logit = _events(rules, np.zeros_like(rows), rows, 0.0).logit
+    logit = _events(model, np.zeros_like(rows), rows, 0.0).logit
     low, high = -30.0, 30.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if probability(logit + middle).mean() < rules.params.base_rate else (low, middle)
+        low, high = (middle, high) if probability(logit + middle).mean() < model.params.base_rate else (low, middle)
     return (low + high) / 2
 
 
@@ -157,14 +157,14 @@ def probability(logit: Floats) -> Floats:
     return p
 
 
-def _events(rules: Rules, landing_day: Ints, row: Ints, intercept: float) -> Events:
-    params = rules.params
+def _events(model: ClickModel, landing_day: Ints, row: Ints, intercept: float) -> Events:
+    params = model.params
     counter = _counter(landing_day, row)
 
     def u(purpose: str) -> Floats:
         return uniform(stream(params.seed, f"event/{purpose}"), counter)
 
-    lag = lag_of(rules, landing_day, row)
+    lag = lag_of(model, landing_day, row)
     day = landing_day - lag
     last_day = int(day.max(initial=0))
     user_row, people = _users(params, draw(params, "user", u("user"), day, last_day), day)
@@ -198,15 +198,15 @@ def _counter(landing_day: Ints, row: Ints) -> UInts:
     return (landing_day.astype(np.uint64) << np.uint64(40)) | row.astype(np.uint64)
 
 
-def lag_of(rules: Rules, landing_day: Ints, row: Ints) -> Ints:
+def lag_of(model: ClickModel, landing_day: Ints, row: Ints) -> Ints:
     """Days between event and landing, int64 [n]: 0 for most, else 1..late_days evenly.
 
     Nothing happened before the first day: what would have is not late.
     """
-    counter, seed = _counter(landing_day, row), rules.params.seed
-    late = uniform(stream(seed, "event/late"), counter) < rules.params.late
-    lag = np.where(late, 1 + integers(stream(seed, "event/lag"), counter, rules.late_days), 0)
-    return np.where((lag <= landing_day) & (lag <= rules.late_days), lag, 0)
+    counter, seed = _counter(landing_day, row), model.params.seed
+    late = uniform(stream(seed, "event/late"), counter) < model.params.late
+    lag = np.where(late, 1 + integers(stream(seed, "event/lag"), counter, model.late_days), 0)
+    return np.where((lag <= landing_day) & (lag <= model.late_days), lag, 0)
 
 
 def _users(params: Generate, index: Ints, day: Ints) -> tuple[NDArray[np.intp], Users]:

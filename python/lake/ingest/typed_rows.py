@@ -14,7 +14,6 @@ nothing raises (Spark 4's ANSI casts would). What counts as readable is narrower
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
@@ -22,7 +21,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import Table
 from headrace.errors import UserError
-from headrace.lake.sources import mask_names
+from headrace.lake.sources.frame import BAD, GOOD, SKIPPED, mask_names, quoted
 from headrace.schema import Column as Declared
 
 _TIMESTAMP = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.]\d{1,9})?)?( ?(Z|[+-]\d{2}(:?\d{2})?))?)?$"
@@ -32,9 +31,6 @@ _NO_NUMBER = "[A-DF-Za-df-z]"
 _NUMERIC = ("int", "bigint", "float", "double")
 #: Characters of a value that a reason quotes.
 _SHOWN = 100
-
-#: `_state` of a row.
-GOOD, BAD, SKIPPED = 0, 1, 2
 
 
 def kind_unreadable(column: Declared) -> str:
@@ -62,7 +58,7 @@ def check_table(table: Table) -> None:
 
 
 def typed(frame: DataFrame, table: Table) -> DataFrame:
-    """An adapter's frame with its columns typed and each row judged.
+    """A reader's frame with its columns typed and each row judged.
 
     Returns:
         `_file`, `_ds`, `_source_file`, `_line`, `_copy`; `_state` int (GOOD, BAD, SKIPPED); the declared columns;
@@ -90,7 +86,7 @@ def typed(frame: DataFrame, table: Table) -> DataFrame:
         "_line",
         "_copy",
         "_state",
-        *(_quoted(c.name) for c in columns),
+        *quoted([c.name for c in columns]),
         *mask_names(len(columns)),
         "_extra",
         F.when(is_bad, F.make_valid_utf8("_text")).alias("_raw"),
@@ -110,7 +106,7 @@ def _wrong(frame: DataFrame, table: Table) -> list[_Wrong]:
     found = []
     there = set(frame.columns)
     for i, c in enumerate(table.columns):
-        text, value = F.col(f"_t{i}"), F.col(_quoted(c.name))
+        text, value = F.col(f"_t{i}"), _column(c.name)
         shown = F.substring(text, 1, _SHOWN)
         name = F.lit(c.name)
         unread = _unread(i, c, f"_v{i}" in there)
@@ -121,7 +117,7 @@ def _wrong(frame: DataFrame, table: Table) -> list[_Wrong]:
             kind = f"{c.name}: required, but null"
             found.append(_Wrong(text.isNull(), kind, F.lit(kind), shown))
     for column, (low, high) in table.expectations.ranges.items():
-        value = F.col(_quoted(column))
+        value = _column(column)
         outside = F.lit(False)
         if low is not None:
             outside = outside | (value < F.lit(low))
@@ -137,7 +133,7 @@ def _wrong(frame: DataFrame, table: Table) -> list[_Wrong]:
 
 
 def _untimely(column: str, late_days: int) -> list[_Wrong]:
-    time = F.col(_quoted(column)).cast("timestamp")
+    time = _column(column).cast("timestamp")
     text = time.cast("string")
     late, future = F.coalesce(time < F.col("_from"), F.lit(False)), F.coalesce(time >= F.col("_to"), F.lit(False))
     too_late, too_early = f"more than {late_days} day{'' if late_days == 1 else 's'} late", "after the end of the day"
@@ -172,7 +168,7 @@ def _scalar(text: Column, type_: str) -> Column:
 
 def _unread(i: int, column: Declared, has_value: bool) -> Column | None:
     """When there is text that did not become a value; None where any text is one."""
-    text, value = F.col(f"_t{i}"), F.col(_quoted(column.name))
+    text, value = F.col(f"_t{i}"), _column(column.name)
     if not column.type.startswith("array"):
         return None if column.type == "string" and not has_value else text.isNotNull() & value.isNull()
     items = F.col(f"_v{i}")
@@ -183,14 +179,9 @@ def _unread(i: int, column: Declared, has_value: bool) -> Column | None:
     return unread | F.coalesce(lost, F.lit(False))
 
 
+def _column(name: str) -> Column:
+    return F.col(quoted([name])[0])
+
+
 def _article(type_: str) -> str:
     return f"an {type_}" if type_[0] in "aeiou" else f"a {type_}"
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
-def quoted(names: Sequence[str]) -> list[str]:
-    """Names for Spark's column functions, whatever characters they have."""
-    return [_quoted(n) for n in names]

@@ -1,4 +1,4 @@
-"""Adapters of MovieLens: the original `ratings.dat`, and the split of He et al.
+"""MovieLens: the original `ratings.dat`, and the split of He et al.
 
 Both are implicit feedback (section 4.1 of He et al., Neural Collaborative Filtering, 2017, arXiv:1708.05031): a rating
 of any height is a positive. Training rows are positives alone (the training loop draws their negatives); rows to
@@ -18,9 +18,8 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
-from headrace.lake.cast import GOOD
-from headrace.lake.lines import Reading
-from headrace.lake.sources import fields
+from headrace.lake.sources.frame import GOOD, fixed_fields
+from headrace.lake.sources.lines import LandingBatch
 
 #: What both formats give; `ts` and `rating` besides, where declared.
 COLUMNS = ("user_id", "item_id", "label", "split")
@@ -30,35 +29,35 @@ _SEED = 20_170_403
 _KINDS = (".train.rating", ".test.rating", ".test.negative")
 
 
-def ratings(reading: Reading) -> list[DataFrame]:
+def read_ratings(batch: LandingBatch) -> list[DataFrame]:
     """`user::movie::rating::seconds since 1970`, the `ratings.dat` of ml-1m and ml-10m."""
-    lines = reading.lines(range(len(reading.files)))
-    return [_parsed(reading, lines, r"::", "train", 4)]
+    lines = batch.lines(range(len(batch.files)))
+    return [_parsed(batch, lines, r"::", "train", 4)]
 
 
-def leave_last_out(rows: DataFrame, reading: Reading) -> DataFrame:
+def leave_last_out(rows: DataFrame, batch: LandingBatch) -> DataFrame:
     """Each user's last rating by `ts` (of equal times the later line) becomes `rank`, the one before it `valid`.
 
     Users with fewer than three ratings stay in `train`. Raises UserError where `ts` is not declared.
     """
-    if "ts" not in {c.name for c in reading.table.columns}:
+    if "ts" not in {c.name for c in batch.table.columns}:
         raise UserError("source.format 'movielens' needs column 'ts' in table.columns: it says which rating is last")
     newest = Window.partitionBy("user_id").orderBy(F.desc("ts"), F.desc("_file"), F.desc("_line"))
     good = rows.where(F.col("_state") == GOOD).select(
-        "*", F.row_number().over(newest).alias("_place"), F.count("*").over(Window.partitionBy("user_id")).alias("_n")
+        "*", F.row_number().over(newest).alias("_rank"), F.count("*").over(Window.partitionBy("user_id")).alias("_n")
     )
-    place = F.when(F.col("_n") < 3, F.lit("train")).when(F.col("_place") == 1, F.lit("rank"))
-    good = good.withColumn("split", place.when(F.col("_place") == 2, F.lit("valid")).otherwise(F.lit("train")))
-    good = good.drop("_place", "_n")
+    split = F.when(F.col("_n") < 3, F.lit("train")).when(F.col("_rank") == 1, F.lit("rank"))
+    good = good.withColumn("split", split.when(F.col("_rank") == 2, F.lit("valid")).otherwise(F.lit("train")))
+    good = good.drop("_rank", "_n")
     seen = good.select("user_id", "item_id")
     drawn = [
-        with_negatives(good.where(F.col("split") == split), seen, seen, count, reading)
+        with_negatives(good.where(F.col("split") == split), seen, seen, count)
         for split, count in (("valid", VALID_NEGATIVES), ("rank", RANK_NEGATIVES))
     ]
     return _union([rows.where(F.col("_state") != GOOD), good, *drawn])
 
 
-def ncf(reading: Reading) -> list[DataFrame]:
+def read_ncf(batch: LandingBatch) -> list[DataFrame]:
     """The files of He et al.'s repository: `*.train.rating` and `*.test.rating` (user, item, rating, seconds; tabs) and
     `*.test.negative` (`(user,positive)`, then 99 items).
 
@@ -66,7 +65,7 @@ def ncf(reading: Reading) -> list[DataFrame]:
         UserError: one of the three is missing, or there is another file.
     """
     by_kind: dict[str, list[int]] = {kind: [] for kind in _KINDS}
-    for i, (_, file) in enumerate(reading.files):
+    for i, (_, file) in enumerate(batch.files):
         kind = next((k for k in _KINDS if file.name.endswith(k)), None)
         if kind is None:
             raise UserError(f"landing file {file.name} is none of *{', *'.join(_KINDS)}; narrow source.path")
@@ -74,18 +73,14 @@ def ncf(reading: Reading) -> list[DataFrame]:
     for kind, found in by_kind.items():
         if not found:
             raise UserError(
-                f"no landing file ends in '{kind}' (source.path {reading.source.path}); "
+                f"no landing file ends in '{kind}' (source.path {batch.source.path}); "
                 f"format movielens_ncf needs all of *{', *'.join(_KINDS)}"
             )
-    train, test, negative = (reading.lines(by_kind[kind]) for kind in _KINDS)
-    return [
-        _parsed(reading, train, "\t", "train", 3),
-        _parsed(reading, test, "\t", "rank", 3),
-        _listed(reading, negative),
-    ]
+    train, test, negative = (batch.lines(by_kind[kind]) for kind in _KINDS)
+    return [_parsed(batch, train, "\t", "train", 3), _parsed(batch, test, "\t", "rank", 3), _listed(batch, negative)]
 
 
-def hold_one_out(rows: DataFrame, reading: Reading) -> DataFrame:
+def hold_one_out(rows: DataFrame, batch: LandingBatch) -> DataFrame:
     """One training interaction a user, chosen by hash, becomes `valid`, as in section 4.1 of the paper; users with a
     single one keep it. Its negatives are items that the user has in none of the training rows.
 
@@ -93,16 +88,16 @@ def hold_one_out(rows: DataFrame, reading: Reading) -> DataFrame:
     """
     order = Window.partitionBy("user_id").orderBy(F.xxhash64("user_id", "item_id", F.lit(_SEED)), "_file", "_line")
     train = rows.where((F.col("_state") == GOOD) & (F.col("split") == "train")).select(
-        "*", F.row_number().over(order).alias("_place"), F.count("*").over(Window.partitionBy("user_id")).alias("_n")
+        "*", F.row_number().over(order).alias("_rank"), F.count("*").over(Window.partitionBy("user_id")).alias("_n")
     )
-    held = (F.col("_place") == 1) & (F.col("_n") > 1)
-    train = train.withColumn("split", F.when(held, F.lit("valid")).otherwise(F.lit("train"))).drop("_place", "_n")
+    held = (F.col("_rank") == 1) & (F.col("_n") > 1)
+    train = train.withColumn("split", F.when(held, F.lit("valid")).otherwise(F.lit("train"))).drop("_rank", "_n")
     seen = train.select("user_id", "item_id")
-    drawn = with_negatives(train.where(F.col("split") == "valid"), seen, seen, VALID_NEGATIVES, reading)
+    drawn = with_negatives(train.where(F.col("split") == "valid"), seen, seen, VALID_NEGATIVES)
     return _union([rows.where((F.col("_state") != GOOD) | (F.col("split") != "train")), train, drawn])
 
 
-def with_negatives(positives: DataFrame, seen: DataFrame, items: DataFrame, count: int, reading: Reading) -> DataFrame:
+def with_negatives(positives: DataFrame, seen: DataFrame, items: DataFrame, count: int) -> DataFrame:
     """For each positive row (one a user), `count` rows with other items, label 0, drawn without replacement.
 
     Args:
@@ -110,7 +105,6 @@ def with_negatives(positives: DataFrame, seen: DataFrame, items: DataFrame, coun
         seen: user_id, item_id: what a user's negatives are not.
         items: item_id: what they are drawn from, uniformly.
         count: how many; fewer for users who have seen nearly everything.
-        reading: for the declared types.
 
     Returns:
         rows like `positives`, `_copy` from 1; the same for the same data (draws are hashes, not random numbers).
@@ -151,7 +145,7 @@ def with_negatives(positives: DataFrame, seen: DataFrame, items: DataFrame, coun
     return joined.select(*(changed[c].alias(c) if c in changed else F.col(c) for c in positives.columns))
 
 
-def _parsed(reading: Reading, lines: DataFrame, separator: str, split: str, least: int) -> DataFrame:
+def _parsed(batch: LandingBatch, lines: DataFrame, separator: str, split: str, least: int) -> DataFrame:
     """user, item, rating and perhaps seconds, by a separator."""
     lines = lines.select("*", F.split("_text", separator).alias("_f_parts"))
 
@@ -168,10 +162,10 @@ def _parsed(reading: Reading, lines: DataFrame, separator: str, split: str, leas
         "split": F.lit(split),
     }
     size = F.size("_f_parts")
-    return fields(reading, lines, texts, (size < least) | (size > 4), _seconds(reading, texts))
+    return fixed_fields(batch, lines, texts, (size < least) | (size > 4), _seconds(batch, texts))
 
 
-def _listed(reading: Reading, lines: DataFrame) -> DataFrame:
+def _listed(batch: LandingBatch, lines: DataFrame) -> DataFrame:
     """`(user,positive)` and items the user has not rated: one row an item, all of the line's number."""
     parts = F.split("_text", "\t")
     user = F.regexp_extract("_text", r"^\((\d+),\d+\)\t", 1)
@@ -191,12 +185,12 @@ def _listed(reading: Reading, lines: DataFrame) -> DataFrame:
         "label": F.lit("0"),
         "split": F.lit("rank"),
     }
-    return fields(reading, lines, texts, (F.col("_f_user") == "") | F.col("_f_item").isNull())
+    return fixed_fields(batch, lines, texts, (F.col("_f_user") == "") | F.col("_f_item").isNull())
 
 
-def _seconds(reading: Reading, texts: Mapping[str, Column]) -> dict[str, Column]:
+def _seconds(batch: LandingBatch, texts: Mapping[str, Column]) -> dict[str, Column]:
     """`ts` ready for a cast to timestamp, where it is declared as one."""
-    type_ = {c.name: c.type for c in reading.table.columns}.get("ts")
+    type_ = {c.name: c.type for c in batch.table.columns}.get("ts")
     if type_ != "timestamp":
         return {}
     time: Callable[[Column], Column] = F.timestamp_seconds

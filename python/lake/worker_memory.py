@@ -7,7 +7,7 @@ import resource
 from pyspark import Accumulator, AccumulatorParam, SparkContext
 
 
-class _Highest(AccumulatorParam[float]):
+class _Maximum(AccumulatorParam[float]):
     """Keeps the highest value."""
 
     def zero(self, value: float) -> float:
@@ -17,11 +17,11 @@ class _Highest(AccumulatorParam[float]):
         return max(value1, value2)
 
 
-def worker_peak(context: SparkContext) -> Accumulator[float]:
-    """MiB of the largest Python worker that has called `note_peak` in a finished task; 0 before any has."""
-    return context.accumulator(0.0, _Highest())
+def worker_peak_memory(context: SparkContext) -> Accumulator[float]:
+    """MiB of the largest Python worker that has called `report_peak_memory` in a finished task; 0 before any has."""
+    return context.accumulator(0.0, _Maximum())
 
 
-def note_peak(peak: Accumulator[float]) -> None:
+def report_peak_memory(peak: Accumulator[float]) -> None:
     """Call at the end of a task: the peak resident size of this process since it was started."""
     peak.add(round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1))

@@ -8,28 +8,21 @@ the order of loading. As SQL's UNIQUE has it, a row with a null in a key equals 
 
 from __future__ import annotations
 
-from datetime import date
-
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from headrace.config import Table
-from headrace.lake.cast import GOOD, quoted
+from headrace.lake.sources.frame import GOOD, quoted
 
 _NEVER = -(1 << 30)
 _DAYS = "struct<last:int,dropped:array<int>>"
-
-
-def day_number(ds: str) -> int:
-    """Days since 1970."""
-    return (date.fromisoformat(ds) - date(1970, 1, 1)).days
 
 
 def duplicates(rows: DataFrame, there: DataFrame | None, table: Table) -> DataFrame:
     """The good rows to drop.
 
     Args:
-        rows: rows to load (headrace.lake.cast).
+        rows: rows to load (headrace.lake.ingest.typed_rows).
         there: the keys and `ds` of rows that are in the table already and stay, from the days within `late_days` of
             those of `rows`; None: days are not compared with each other (snapshots).
         table: keys and late_days.

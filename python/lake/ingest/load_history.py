@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from headrace.lake.landing import Day, same_files
-from headrace.lake.log import DeltaLog
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.landing import LandingDay, same_files
 
 _MARK = "headrace.ingest"
 
 
 @dataclass(frozen=True)
-class Entry:
+class LoadRecord:
     """One load of one day."""
 
     ds: str
@@ -46,21 +46,21 @@ class Entry:
         return json.dumps({_MARK: stored}, separators=(",", ":"), ensure_ascii=False)
 
 
-def read(log: DeltaLog) -> dict[str, Entry]:
-    """The newest entry of each day."""
-    found: dict[str, Entry] = {}
+def read(log: DeltaLog) -> dict[str, LoadRecord]:
+    """The newest record of each day."""
+    found: dict[str, LoadRecord] = {}
     for version, text in log.user_metadata():
         try:
             stored = json.loads(text)
         except ValueError:
             continue  # somebody else's commit
         if isinstance(stored, dict) and _MARK in stored:
-            entry = Entry(**stored[_MARK], version=version)
-            found.setdefault(entry.ds, entry)
+            record = LoadRecord(**stored[_MARK], version=version)
+            found.setdefault(record.ds, record)
     return found
 
 
-def rows_there(log: DeltaLog, version: int, days: set[str]) -> dict[str, int] | None:
+def row_counts(log: DeltaLog, version: int, days: set[str]) -> dict[str, int] | None:
     """Rows of each day at `version` by the log, all of whose files are on disk; None where some are not, or the log
     does not reach back. A day without rows is not in the answer.
     """
@@ -78,32 +78,32 @@ def rows_there(log: DeltaLog, version: int, days: set[str]) -> dict[str, int] | 
 
 
 def pending(
-    days: tuple[Day, ...], entries: Mapping[str, Entry], declared: str, judged: str, log: DeltaLog
-) -> tuple[list[Day], set[str]]:
+    days: tuple[LandingDay, ...], records: Mapping[str, LoadRecord], declared: str, judged: str, log: DeltaLog
+) -> tuple[list[LandingDay], set[str]]:
     """What a run has to load.
 
     Args:
         days: days with landing files that it covers; the last is the run's own.
-        entries: what is loaded.
+        records: what is loaded.
         declared: fingerprint of the declaration.
         judged: the same with all expectations: what the run's own day must have met; days before are not judged anew.
-        log: the events' log.
+        log: the log of the events.
 
     Returns:
         those of `days` that are not loaded, or from other files, or by another declaration, or are damaged; and other
-        days that are still owed from an earlier run that was killed (`then`).
+        days that are still to be reloaded after an earlier run that was killed (`then`).
     """
     version = log.version
-    owed = {d for e in entries.values() for d in e.then if d in entries and entries[d].version < e.version}
+    reloads = {d for e in records.values() for d in e.then if d in records and records[d].version < e.version}
     todo = []
     for day in days:
-        entry = entries.get(day.ds)
-        done = entry is not None and same_files(day.files, asdict(entry)) and entry.declared == declared
-        if day == days[-1] and done and entry is not None:
-            done = entry.judged == judged
-        if done and entry is not None and version is not None:
-            there = rows_there(log, version, {day.ds})
-            done = there is not None and there.get(day.ds, 0) == entry.rows["kept"]
-        if not done or day.ds in owed:
+        record = records.get(day.ds)
+        done = record is not None and same_files(day.files, asdict(record)) and record.declared == declared
+        if day == days[-1] and done and record is not None:
+            done = record.judged == judged
+        if done and record is not None and version is not None:
+            there = row_counts(log, version, {day.ds})
+            done = there is not None and there.get(day.ds, 0) == record.rows["kept"]
+        if not done or day.ds in reloads:
             todo.append(day)
-    return todo, owed - {d.ds for d in todo}
+    return todo, reloads - {d.ds for d in todo}

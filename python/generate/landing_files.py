@@ -1,4 +1,4 @@
-"""A day's landing files: one function makes any one of them, and one step makes the whole day appear."""
+"""A day's landing files: one function writes any one of them, and one rename publishes the whole day."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.atomic import fsync_dir, write_text
-from headrace.generate.clicks import Rules, events
+from headrace.generate.click_model import ClickModel, events
+from headrace.generate.counter_random import Ints, stream
 from headrace.generate.faults import duplicate_sources, malformed_kind, malformed_lines
-from headrace.generate.lines import CSV_HEADER, Format, lines, values
-from headrace.generate.noise import Ints, stream
-from headrace.generate.truth import EXACT_ROWS, DayTruth, LandingFile, Tally, tally
+from headrace.generate.serialize import CSV_HEADER, Format, lines, values
+from headrace.generate.truth import EXACT_ROWS, DayTruth, GeneratedFile, Tally, tally
 
 #: More rows than this go to more files: a file is made in memory (about 1 KB a row at the peak), as one task.
 MAX_FILE_ROWS = 500_000
@@ -31,10 +31,10 @@ _WBITS_GZIP = 31
 
 
 @dataclass(frozen=True)
-class Day:
-    """A day to be made: small enough to send to every task."""
+class DayPlan:
+    """What one day's files are made from: small enough to send to every task."""
 
-    rules: Rules
+    model: ClickModel
     ds: str
     start: date
     #: Days since the first day.
@@ -42,58 +42,58 @@ class Day:
 
     @property
     def rows(self) -> int:
-        return self.rules.params.rows_per_day
+        return self.model.params.rows_per_day
 
     @property
     def files(self) -> int:
-        return min(self.rows, max(self.rules.params.files_per_day, -(-self.rows // MAX_FILE_ROWS)))
+        return min(self.rows, max(self.model.params.files_per_day, -(-self.rows // MAX_FILE_ROWS)))
 
     @property
     def duplicates(self) -> int:
-        return round(self.rows * self.rules.params.duplicates)
+        return round(self.rows * self.model.params.duplicates)
 
     @property
     def malformed(self) -> int:
-        return round(self.rows * self.rules.params.malformed)
+        return round(self.rows * self.model.params.malformed)
 
     def format(self, file: int) -> Format:
-        formats = self.rules.params.formats
+        formats = self.model.params.formats
         return formats[file % len(formats)]
 
     def file_name(self, file: int) -> str:
         return f"part-{file:04d}.{'json' if self.format(file) == 'jsonl' else 'csv'}.gz"
 
 
-def write_file(day: Day, file: int, folder: Path) -> Tally:
+def write_file(day: DayPlan, file: int, folder: Path) -> Tally:
     """Make file number `file` of a day in `folder`.
 
     Its bytes depend on (day, file) alone, so a task that runs twice does no harm. Good rows, duplicates and malformed
     lines are each dealt out to the files in ranges, and stand in random order within a file.
     """
-    rules, fmt = day.rules, day.format(file)
+    model, fmt = day.model, day.format(file)
     row = _share(day.rows, file, day.files)
     twice = _share(day.duplicates, file, day.files)
     bad = _share(day.malformed, file, day.files)
-    good = events(rules, np.full(len(row), day.number), row)
-    first_day, first_row = duplicate_sources(rules, day.number, twice, day.rows)
-    again = events(rules, first_day, first_row)
+    good = events(model, np.full(len(row), day.number), row)
+    first_day, first_row = duplicate_sources(model, day.number, twice, day.rows)
+    again = events(model, first_day, first_row)
     all_lines = pa.concat_arrays(
         [
             lines(values(good, day.start, fmt), fmt),
             lines(values(again, day.start, fmt), fmt),
-            malformed_lines(rules, day.start, day.number, bad, fmt),
+            malformed_lines(model, day.start, day.number, bad, fmt),
         ]
     )
-    order = np.random.default_rng([stream(rules.params.seed, "order"), day.number, file]).permutation(len(all_lines))
+    order = np.random.default_rng([stream(model.params.seed, "order"), day.number, file]).permutation(len(all_lines))
     header = CSV_HEADER if fmt == "csv" else ""
     written = _write_gzip(folder / day.file_name(file), header, all_lines.take(pa.array(order)))
     before = int((first_day < day.number).sum())
     return tally(
         good,
-        rules.late_days,
+        model.late_days,
         same_day=len(twice) - before,
         day_before=before,
-        malformed_kinds=malformed_kind(rules, day.number, bad),
+        malformed_kinds=malformed_kind(model, day.number, bad),
         exact=day.rows <= EXACT_ROWS,
         file=written,
     )
@@ -104,7 +104,7 @@ def _share(total: int, part: int, parts: int) -> Ints:
     return np.arange(total * part // parts, total * (part + 1) // parts)
 
 
-def _write_gzip(path: Path, header: str, all_lines: pa.StringArray) -> LandingFile:
+def _write_gzip(path: Path, header: str, all_lines: pa.StringArray) -> GeneratedFile:
     """One gzip member with no name and time 0 (RFC 1952), so that equal lines are equal bytes."""
     assert all_lines.offset == 0
     _, offsets, data = all_lines.buffers()
@@ -120,7 +120,7 @@ def _write_gzip(path: Path, header: str, all_lines: pa.StringArray) -> LandingFi
         os.fsync(f.fileno())
         size = f.tell()
     os.replace(partial, path)
-    return LandingFile(
+    return GeneratedFile(
         name=path.name, lines=len(all_lines), bytes=size, crc32=zlib.crc32(body, zlib.crc32(header.encode()))
     )
 
@@ -131,8 +131,8 @@ def truth_path(landing: Path, ds: str) -> Path:
 
 
 @contextmanager
-def hidden_folder(landing: Path, ds: str) -> Iterator[Path]:
-    """A folder for a day in the making, whose name no glob finds; removed at the end unless `appear` took it."""
+def staging_folder(landing: Path, ds: str) -> Iterator[Path]:
+    """A folder to write a day in, whose name no glob finds; removed at the end unless `publish_day` renamed it."""
     landing.mkdir(parents=True, exist_ok=True)
     for leftover in landing.glob(f".{ds}.*.partial"):
         # A task of a killed run may still be writing there: then what is left goes next time. No glob finds it.
@@ -145,11 +145,11 @@ def hidden_folder(landing: Path, ds: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def appear(folder: Path, landing: Path, truth: DayTruth) -> None:
+def publish_day(folder: Path, landing: Path, truth: DayTruth) -> None:
     """Make the finished day visible, in one rename; an older one goes away, in one rename, just before.
 
-    The truth file comes first. Killed in between, there is a truth without its day: `why_make` sees that, and the next
-    run makes the day again.
+    The truth file comes first. Killed in between, there is a truth without its day: `stale_reason` sees that, and the
+    next run makes the day again.
     """
     final = landing / truth.ds
     if final.exists():
@@ -163,7 +163,7 @@ def appear(folder: Path, landing: Path, truth: DayTruth) -> None:
         shutil.rmtree(old)
 
 
-def why_make(landing: Path, ds: str, key: str, parameters: dict[str, object]) -> tuple[str | None, DayTruth | None]:
+def stale_reason(landing: Path, ds: str, key: str, parameters: dict[str, object]) -> tuple[str | None, DayTruth | None]:
     """Why a day must be made, or None where it stands as these parameters make it; and its truth file, if any."""
     folder = landing / ds
     truth = DayTruth.load(truth_path(landing, ds))
@@ -188,7 +188,7 @@ def _changes(old: dict[str, object], new: dict[str, object]) -> str:
     return f"its parameters have changed ({shown})" if shown else "it was made by another version of the generator"
 
 
-def _intact(path: Path, file: LandingFile) -> bool:
+def _intact(path: Path, file: GeneratedFile) -> bool:
     """Size and gzip's own checksum agree: cheap, and it tells any two generated files apart."""
     try:
         with open(path, "rb") as f:

@@ -1,0 +1,224 @@
+"""Loading days: read together, checked, and committed one by one.
+
+A day is loaded in this order, so that a kill between any two steps is healed by running again:
+
+1. its files are read once and typed into a staging folder; expectations can stop the day here;
+2. bad rows replace the day's partition of the quarantine table;
+3. good rows replace the day's partition of the events table. The same commit says which files it came from, so the
+   day is loaded if and only if its rows are there.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date, timedelta
+from functools import reduce
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from headrace.errors import UserError
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.ingest import deduplicate
+from headrace.lake.ingest.assess import assess_day
+from headrace.lake.ingest.load_history import LoadRecord
+from headrace.lake.ingest.plan import LoadPlan
+from headrace.lake.ingest.profile import FileProfile, profiles
+from headrace.lake.ingest.tables import may_have_rows, replace_days
+from headrace.lake.ingest.typed_rows import typed
+from headrace.lake.landing import LandingDay
+from headrace.lake.sources.formats import FORMATS, SourceFormat
+from headrace.lake.sources.frame import BAD, GOOD, quoted
+from headrace.lake.sources.lines import FileDamaged, LandingBatch, damaged_file_named, one_file_a_task
+from headrace.stage import Context
+
+_LOG = logging.getLogger("headrace.lake")
+
+
+@dataclass(frozen=True)
+class _CheckedDay:
+    """A day that may be committed."""
+
+    day: LandingDay
+    record: LoadRecord
+    #: Undeclared columns that the table has or gets.
+    extra: list[str]
+
+
+@dataclass(frozen=True)
+class Load:
+    """The loading of one run."""
+
+    ctx: Context
+    plan: LoadPlan
+    spark: SparkSession
+    events: Path
+    quarantine: Path
+
+    def run(self) -> None:
+        """Load all days of the plan.
+
+        Raises:
+            UserError: a file is damaged, or a day may not be loaded. Days before it are loaded.
+        """
+        for days in self.plan.batches():
+            self._load(days)
+
+    def _load(self, days: list[LandingDay]) -> None:
+        batch = LandingBatch(self.spark, self.ctx.spec.source, self.ctx.spec.table, tuple(days))
+        try:
+            self._load_batch(batch)
+        except FileDamaged as e:
+            damaged = e
+        else:
+            return
+        before = [day for day in days if day.ds < damaged.ds]
+        if before:
+            self._load(before)
+        raise UserError(
+            f"landing file {damaged.file.name} cannot be read: {damaged.cause}. Nothing of {damaged.ds} was loaded; "
+            f"deliver the file again"
+        )
+
+    def _load_batch(self, batch: LandingBatch) -> None:
+        tick = time.perf_counter()
+        with self._staging() as staging:
+            rows = self._read(batch, staging / "rows")
+            files = profiles(rows, batch.table, batch)
+            counts: dict[str, int] = {}
+            duplicates = self._duplicates(rows, batch.days)
+            if duplicates is not None:
+                duplicates = _stage(self.spark, duplicates, staging / "duplicates")
+                counts = {r["_ds"]: r["count"] for r in duplicates.groupBy("_ds").count().collect()}
+            read = sum(f.read for f in files)
+            seconds = time.perf_counter() - tick
+            _LOG.info(
+                "read %s rows of %d files in %.1f s (%s rows/s)",
+                f"{read:,}",
+                len(files),
+                seconds,
+                f"{read / max(seconds, 1e-9):,.0f}",
+            )
+            checked, stopped = self._check_days(batch.days, files, counts)
+            if checked:
+                any_bad = any(c.record.rows["quarantined"] for c in checked)
+                self._commit_quarantine(rows, [c.day for c in checked], any_bad)
+            for c in checked:
+                self._commit_events(rows, duplicates if counts.get(c.day.ds) else None, c)
+            if stopped is not None:
+                raise stopped
+
+    def _check_days(
+        self, days: tuple[LandingDay, ...], files: list[FileProfile], duplicates: Mapping[str, int]
+    ) -> tuple[list[_CheckedDay], UserError | None]:
+        """The days up to the first that may not be loaded, and why not."""
+        checked: list[_CheckedDay] = []
+        existing = DeltaLog(self.events).columns()
+        for day in days:
+            try:
+                of_day = [f for f in files if f.ds == day.ds]
+                record, extra = assess_day(self.ctx, self.plan, day, of_day, duplicates.get(day.ds, 0), existing)
+            except UserError as e:
+                return checked, e
+            checked.append(_CheckedDay(day, record, extra))
+            existing |= dict.fromkeys(extra, "string")
+        return checked, None
+
+    @contextmanager
+    def _staging(self) -> Iterator[Path]:
+        """A folder for rows on their way, gone at the end (a killed run's goes here)."""
+        folder = self.ctx.ws.spark_local / "ingest" / self.ctx.spec.pipeline
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder)
+
+    def _read(self, batch: LandingBatch, folder: Path) -> DataFrame:
+        """The typed rows of a batch, as Parquet files: one a landing file.
+
+        Not Spark's cache: a plan that reads files is a short one, and this one is planned again for each commit.
+        """
+        source = _source_format(batch)
+        with one_file_a_task(self.spark), damaged_file_named(batch):
+            frames = [typed(frame, batch.table) for frame in source.read(batch)]
+            rows = _stage(self.spark, reduce(DataFrame.unionByName, frames), folder / "lines")
+        return rows if source.finish is None else _stage(self.spark, source.finish(rows, batch), folder / "finished")
+
+    def _duplicates(self, rows: DataFrame, days: tuple[LandingDay, ...]) -> DataFrame | None:
+        spec = self.ctx.spec
+        if not spec.table.keys:
+            return None
+        loaded = None
+        if spec.source.daily:
+            late = timedelta(days=spec.table.late_days)
+            low, high = date.fromisoformat(days[0].ds) - late, date.fromisoformat(days[-1].ds) + late
+            near = self.spark.read.format("delta").load(str(self.events))
+            near = near.where(F.col("ds").between(low.isoformat(), high.isoformat()))
+            # Days that are loaded and stay: those still to be loaded again are compared when their turn comes.
+            pending = {d.ds for d in self.plan.days if d.ds >= days[0].ds}
+            near = near.where(~F.col("ds").isin(sorted(pending)))
+            loaded = near.select(*(F.col(k) for k in quoted(spec.table.keys)), "ds")
+        return deduplicate.duplicates(rows, loaded, spec.table)
+
+    def _commit_quarantine(self, rows: DataFrame, days: list[LandingDay], any_bad: bool) -> None:
+        """Bad rows of all the days, in one commit: what a kill before the events' commits leaves is replaced again."""
+        for day in days:
+            _check_unchanged(day)
+        names = [day.ds for day in days]
+        if not any_bad and not may_have_rows(self.quarantine, names):
+            return
+        bad = rows.where((F.col("_state") == BAD) & F.col("_ds").isin(names))
+        line = F.col("_line").alias("_source_line")
+        bad = bad.select("_source_file", line, "_raw", "_reason", F.col("_ds").alias("ds"))
+        replace_days(bad, self.quarantine, names, "")
+
+    def _commit_events(self, rows: DataFrame, duplicates: DataFrame | None, checked: _CheckedDay) -> None:
+        tick = time.perf_counter()
+        day = checked.day
+        _check_unchanged(day)
+        good = rows.where((F.col("_ds") == day.ds) & (F.col("_state") == GOOD))
+        if duplicates is not None:
+            good = good.join(
+                duplicates.where(F.col("_ds") == day.ds).drop("_ds"), ["_file", "_line", "_copy"], "left_anti"
+            )
+        good = good.select(
+            *quoted([c.name for c in self.ctx.spec.table.columns]),
+            *(F.try_element_at("_extra", F.lit(name)).alias(name) for name in checked.extra),
+            "_source_file",
+            F.col("_line").alias("_source_line"),
+            F.col("_ds").alias("ds"),
+        )
+        replace_days(good, self.events, [day.ds], checked.record.metadata())
+        counts = ", ".join(f"{name} {n:,}" for name, n in checked.record.rows.items())
+        _LOG.info("%s: %s; committed in %.1f s", day.ds, counts, time.perf_counter() - tick)
+
+
+def _source_format(batch: LandingBatch) -> SourceFormat:
+    found = FORMATS[batch.source.format]
+    declared = {c.name for c in batch.table.columns}
+    for name in found.columns:
+        if name not in declared:
+            raise UserError(f"source.format '{batch.source.format}' needs column '{name}' in table.columns")
+    return found
+
+
+def _stage(spark: SparkSession, frame: DataFrame, folder: Path) -> DataFrame:
+    frame.write.parquet(str(folder))
+    return spark.read.schema(frame.schema).parquet(str(folder))
+
+
+def _check_unchanged(day: LandingDay) -> None:
+    for file in day.files:
+        if not file.unchanged():
+            raise UserError(
+                f"landing file {file.name} changed while it was read; nothing of {day.ds} was loaded. Run again when "
+                f"it is complete"
+            )

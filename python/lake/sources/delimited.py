@@ -1,0 +1,133 @@
+"""Delimited text: CSV and its relatives."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from headrace.errors import UserError
+from headrace.lake.landing import LandingFile
+from headrace.lake.sources.frame import EXTRA_TYPE, WRONG_FIELDS, presence_masks, with_line_faults, without
+from headrace.lake.sources.lines import LandingBatch
+
+#: Lists in one CSV field.
+LIST_SEPARATOR = "|"
+
+
+def read_csv(batch: LandingBatch) -> list[DataFrame]:
+    """The format `csv`: delimited text by `source.separator`, `source.header` and `source.null_value`;
+    lists joined by `|`.
+    """
+    source = batch.source
+    return delimited(
+        batch, range(len(batch.files)), separator=source.separator, header=source.header, null_value=source.null_value
+    )
+
+
+def delimited(
+    batch: LandingBatch,
+    files: Sequence[int],
+    *,
+    separator: str,
+    header: bool,
+    null_value: str | None = None,
+    fix: Mapping[str, Callable[[Column], Column]] | None = None,
+) -> list[DataFrame]:
+    """Delimited text, RFC 4180 quotes, one row a line (no line breaks within quotes); nothing between two separators
+    is null. One frame for each different header.
+
+    Args:
+        reading: what is read.
+        files: numbers of the files.
+        separator: one character.
+        header: whether the first line of each file names the columns; else they are the declared ones, in order.
+        null_value: another text that means null.
+        fix: by column: what makes its text castable.
+
+    Raises:
+        UserError: a header names a column twice, or not at all.
+    """
+    by_header: dict[tuple[str, ...], list[int]] = {}
+    declared = tuple(c.name for c in batch.table.columns)
+    for i in files:
+        names = header_of(batch.files[i][1], separator) if header else declared
+        by_header.setdefault(names, []).append(i)
+    return [
+        _delimited(batch, chosen, names, separator, header, null_value, fix or {})
+        for names, chosen in by_header.items()
+    ]
+
+
+def _delimited(
+    batch: LandingBatch,
+    files: Sequence[int],
+    names: tuple[str, ...],
+    separator: str,
+    header: bool,
+    null_value: str | None,
+    fix: Mapping[str, Callable[[Column], Column]],
+) -> DataFrame:
+    columns = batch.table.columns
+    lines = batch.lines(files)
+    schema = ", ".join([*(f"f{k} string" for k in range(len(names))), "_bad string"])
+    options = {"sep": separator, "escape": '"', "columnNameOfCorruptRecord": "_bad", "mode": "PERMISSIVE"}
+    lines = lines.select("*", F.from_csv("_text", schema, options).alias("_row"))
+
+    def text(k: int) -> Column:
+        field = F.col(f"_row.f{k}")
+        return field if null_value is None else F.when(field != null_value, field)
+
+    place = {name: k for k, name in enumerate(names)}
+    none = F.lit(None).cast("string")
+    undeclared = [name for name in names if name not in {c.name for c in columns}]
+    extra = (
+        F.create_map(*(part for n in undeclared for part in (F.lit(n), text(place[n]))))
+        if undeclared
+        else F.lit(None).cast(EXTRA_TYPE)
+    )
+    lines = lines.select(
+        *without(lines, "_row"),
+        *((text(place[c.name]) if c.name in place else none).alias(f"_t{i}") for i, c in enumerate(columns)),
+        *presence_masks([F.lit(c.name in place) for c in columns]),
+        extra.alias("_extra"),
+        F.col("_row._bad").isNotNull().alias("_unread"),
+    )
+    values = []
+    for i, c in enumerate(columns):
+        if c.type.startswith("array"):
+            values.append(F.split(f"_t{i}", re.escape(LIST_SEPARATOR)).alias(f"_v{i}"))
+        elif c.name in fix:
+            values.append(fix[c.name](F.col(f"_t{i}")).alias(f"_v{i}"))
+    first = F.lit(header) & (F.col("_line") == 1)
+    frame = lines.select("*", *values)
+    return with_line_faults(frame, F.when(F.col("_unread"), F.lit(WRONG_FIELDS)), first).drop("_unread")
+
+
+def header_of(file: LandingFile, separator: str) -> tuple[str, ...]:
+    """The column names in a file's first line; () for an empty file.
+
+    Raises:
+        UserError: it cannot be read, or names a column twice or with nothing.
+    """
+    opener = gzip.open if file.path.suffix == ".gz" else open
+    try:
+        with opener(file.path, "rt", encoding="utf-8-sig", newline="") as f:
+            line = f.readline().rstrip("\r\n")
+    except (EOFError, gzip.BadGzipFile) as e:
+        raise UserError(f"landing file {file.name} is damaged: {e}; deliver it again") from None
+    except OSError as e:
+        raise UserError(f"landing file {file.name} cannot be read: {e.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"landing file {file.name}: its first line, the header, is not UTF-8 text") from None
+    names = tuple(next(csv.reader([line], delimiter=separator), ()))
+    for name in names:
+        if not name:
+            raise UserError(f"landing file {file.name}: its header has a column without a name: {line!r}")
+        if names.count(name) > 1:
+            raise UserError(f"landing file {file.name}: its header names column '{name}' twice")
+    return names

@@ -1,0 +1,87 @@
+"""The frames that readers of landing files return: names of the columns, states of a row, and how they are made.
+
+A reader returns frames with the columns of `LandingBatch.lines` and
+  `_broken` string     why the line as a whole cannot be read; null where it can
+  `_skip` boolean      a header or an empty line: no row at all
+  `_t<i>` string       declared column i as the file spells it; null where it is null or not there
+  `_v<i>`              the same ready to be cast, where that differs: a string, or array<string> for list columns
+  `_present<k>` bigint bit b: the row has a key (a field) for declared column 60 k + b, be it null
+  `_extra` map         undeclared columns of the row, name to text; null where there are none
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from headrace.lake.sources.lines import LandingBatch
+
+#: `_state` of a typed row (headrace.lake.ingest.typed_rows).
+GOOD, BAD, SKIPPED = 0, 1, 2
+
+#: Declared columns a bit mask.
+MASK_BITS = 60
+EXTRA_TYPE = "map<string,string>"
+
+NOT_UTF8 = "not UTF-8 text"
+NOT_JSON = "not a JSON object"
+WRONG_FIELDS = "wrong number of fields"
+#: Reasons that are about a line as a whole.
+LINE_FAULTS = frozenset({NOT_UTF8, NOT_JSON, WRONG_FIELDS})
+
+
+def fixed_fields(
+    batch: LandingBatch,
+    frame: DataFrame,
+    texts: Mapping[str, Column],
+    broken: Column,
+    values: Mapping[str, Column] | None = None,
+) -> DataFrame:
+    """The frame of a format with fixed fields, by name. Declared columns that the format lacks are missing ones."""
+    columns = batch.table.columns
+    none = F.lit(None).cast("string")
+    made = [texts.get(c.name, none).alias(f"_t{i}") for i, c in enumerate(columns)]
+    made += [values[c.name].alias(f"_v{i}") for i, c in enumerate(columns) if values and c.name in values]
+    masks = presence_masks([F.lit(c.name in texts) for c in columns])
+    kept = [c for c in frame.columns if not c.startswith("_f_")]
+    out = frame.select(*kept, *made, *masks, F.lit(None).cast(EXTRA_TYPE).alias("_extra"), broken.alias("_unread"))
+    return with_line_faults(out, F.when(F.col("_unread"), F.lit(WRONG_FIELDS))).drop("_unread")
+
+
+def mask_names(columns: int) -> list[str]:
+    """The `_present<k>` columns for that many declared ones."""
+    return [f"_present{k}" for k in range(-(-columns // MASK_BITS))]
+
+
+def presence_masks(has: Sequence[Column]) -> list[Column]:
+    """The `_present<k>` columns: a bit for each declared column that a row has."""
+    masks = []
+    for k, name in enumerate(mask_names(len(has))):
+        mask = F.lit(0).cast("bigint")
+        for b, one in enumerate(has[k * MASK_BITS : (k + 1) * MASK_BITS]):
+            mask = mask.bitwiseOR(F.when(one, F.lit(1 << b).cast("bigint")).otherwise(F.lit(0).cast("bigint")))
+        masks.append(mask.alias(name))
+    return masks
+
+
+def with_line_faults(frame: DataFrame, broken: Column, header: Column | None = None) -> DataFrame:
+    """Add `_broken` and `_skip`."""
+    empty = F.trim("_text") == ""
+    skip = empty if header is None else empty | header
+    return frame.select(
+        "*",
+        skip.alias("_skip"),
+        F.when(skip, None).when(~F.is_valid_utf8("_text"), F.lit(NOT_UTF8)).otherwise(broken).alias("_broken"),
+    )
+
+
+def without(frame: DataFrame, *names: str) -> list[str]:
+    """The frame's columns but some."""
+    return [c for c in frame.columns if c not in names]
+
+
+def quoted(names: Sequence[str]) -> list[str]:
+    """Names for Spark's column functions, whatever characters they have."""
+    return ["`" + n.replace("`", "``") + "`" for n in names]
