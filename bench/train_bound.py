@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bench.peers.torchrec_step import Step, draw_ids
 from headrace.dataset.loader.batch import Batch
 from headrace.embeddings.kernels import cpu
+from headrace.embeddings.optim.fused_step import fused_step
 from headrace.embeddings.storage.huge_pages import empty_table
 
 
@@ -81,22 +82,9 @@ class Touched(Constant):
     def step(self, lr: float | None = None) -> None:
         _, rows = self._asked[self._now]
         each = torch.arange(rows.numel())
-        cpu.update(
-            "rowwise_adagrad",
-            self._table,
-            [self._state],
-            rows,
-            each,
-            each,
-            rows.numel(),
-            self._gradient,
-            bag=None,
-            weights=None,
-            divisor=None,
-            lr=1e-6,
-            decay=0.0,
-            step=1,
-        )
+        rowwise = fused_step("rowwise_adagrad", self._table)
+        assert rowwise is not None
+        rowwise(self._table, [self._state], rows, each, each, rows.numel(), self._gradient, lr=1e-6, decay=0.0, step=1)
 
 
 def _own_rows(ids: Any, share: int, world: int, rank: int) -> Tensor:

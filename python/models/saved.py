@@ -21,7 +21,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from headrace import __version__, config
 from headrace.atomic import write_text
 from headrace.comm.base import Collective, LocalCollective
-from headrace.embeddings.checkpoint.shards import Loaded, read_index, shared_directory, write_index
+from headrace.embeddings.checkpoint.dynamic import load_dynamic, save_dynamic
+from headrace.embeddings.checkpoint.shards import (
+    Loaded,
+    load_shards,
+    read_index,
+    save_shards,
+    shared_directory,
+    write_index,
+)
 from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, read_checked, record_of, save_tensors
 from headrace.errors import UserError
 from headrace.models.dlrm import DLRM
@@ -84,9 +92,9 @@ def save_model(
     embeddings = model.embeddings
     chief = embeddings.collective.world.is_chief
     with shared_directory(final, embeddings.collective) as folder:
-        embeddings.save_shards(folder / EMBEDDINGS, with_optimizer and embeddings.optimizer is not None)
+        save_shards(embeddings, folder / EMBEDDINGS, with_optimizer and embeddings.optimizer is not None)
         if model.dynamic is not None:
-            model.dynamic.save(folder / DYNAMIC)
+            save_dynamic(model.dynamic, folder / DYNAMIC)
         embeddings.collective.barrier()
         if chief:
             if not workflow.is_dir():
@@ -175,8 +183,8 @@ def restore(model: DLRM, folder: Path, with_optimizer: bool) -> Loaded:
             f"{folder / DENSE} does not fit the model: '{first}' is {theirs.get(first)} there and {ours.get(first)} "
             f"here ({len(differ)} of {len(ours)} tensors differ): its features or model settings are others"
         )
-    loaded = model.embeddings.load_shards(folder / EMBEDDINGS, with_optimizer)
+    loaded = load_shards(model.embeddings, folder / EMBEDDINGS, with_optimizer)
     if model.dynamic is not None:
-        model.dynamic.load(folder / DYNAMIC, with_optimizer)
+        load_dynamic(model.dynamic, folder / DYNAMIC, with_optimizer)
     model.load_state_dict(dense)
     return loaded

@@ -14,12 +14,13 @@ from torch import Tensor
 from headrace.comm.base import Collective, LocalCollective
 from headrace.comm.threads import run_ranks
 from headrace.config import EmbeddingOptimizer
-from headrace.embeddings.cache_use import cache_use
 from headrace.embeddings.checkpoint.delta import apply_changes, save_changes
-from headrace.embeddings.checkpoint.shards import write_index
+from headrace.embeddings.checkpoint.shards import load_shards, save_shards, write_index
 from headrace.embeddings.kernels.duplicates import find_duplicates
+from headrace.embeddings.lookup.cache_use import cache_use
+from headrace.embeddings.planner.cost import FIND_BYTES, PLACE_BYTES
 from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import FIND_BYTES, PLACE_BYTES, Lookup, Table, row_wise
+from headrace.embeddings.sharding.plan import Lookup, Table, row_wise
 from headrace.embeddings.storage.host_cache import CachedRows
 from tests.gpu.conftest import DEVICE
 
@@ -182,17 +183,17 @@ def looked_up() -> int:
 def test_saves_and_dumps_are_those_of_any_table(tmp_path: Path, kernels_everywhere: dict[str, int]) -> None:
     cached = made(LocalCollective(), 0.3)
     trained(cached, 2)
-    cached.snapshot().save_shards(tmp_path / "save", with_optimizer=True)
+    save_shards(cached.snapshot(), tmp_path / "save", with_optimizer=True)
     write_index(tmp_path / "save")
     others = [made(LocalCollective(), share) for share in (1.0, 0.5)]
     trained(others[1], 1)  # what is on the device must not outlive the load
     for other in others:
-        other.load_shards(tmp_path / "save", with_optimizer=True)
+        load_shards(other, tmp_path / "save", with_optimizer=True)
     cached.track_changes()
     outs = [trained(e, 2, first=2) for e in (cached, *others)]
     assert all(torch.equal(x, y) and torch.equal(x, z) for x, y, z in zip(*outs, strict=True))
     save_changes(cached, tmp_path / "changes")
     follower = made(LocalCollective(), 0.5)
-    follower.load_shards(tmp_path / "save", with_optimizer=False)
+    load_shards(follower, tmp_path / "save", with_optimizer=False)
     apply_changes(follower, tmp_path / "changes")
     assert torch.equal(follower.weight, others[0].weight.cpu())

@@ -12,6 +12,7 @@ import torch
 
 from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer
+from headrace.embeddings.checkpoint.dynamic import load_dynamic, save_dynamic
 from headrace.embeddings.dynamic.rows import DynamicReport
 from headrace.embeddings.dynamic.rows_gpu import DeviceRows
 from headrace.embeddings.dynamic.spec import DynamicSpec
@@ -166,11 +167,11 @@ def test_all_that_is_saved_is_that_of_cpus(
         follower = kind([spec], LocalCollective(), seed=7)
         follower.tables[0].put_changes(changes)
         assert sorted(follower.tables[0].ids.tolist()) == changes["ids"][order].tolist()
-    there.save(tmp_path)
+    save_dynamic(there, tmp_path)
     others = [kind([spec], LocalCollective(), seed=7) for kind in (There, DynamicEmbeddings)]
     for other in others:
         other.configure_optimizer(EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.1))
-        other.load(tmp_path, with_optimizer=True)
+        load_dynamic(other, tmp_path, with_optimizer=True)
         one_by_one(other, given[:2])
     assert told(others[0]) == told(others[1])
     twin = there.snapshot()

@@ -13,7 +13,7 @@ from torch import Tensor
 from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.checkpoint.delta import apply_changes, save_changes
-from headrace.embeddings.checkpoint.shards import write_index
+from headrace.embeddings.checkpoint.shards import load_shards, save_shards, write_index
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Table, blocks_for, row_wise
 from headrace.embeddings.storage.dtypes import decode
@@ -97,11 +97,11 @@ def one_step(embeddings: ShardedEmbeddings, step: int) -> None:
 
 def test_a_save_of_a_gpu_opens_on_a_cpu_and_back(tmp_path: Path, kernels_everywhere: dict[str, int]) -> None:
     there = trained(OnDevice)
-    there.save_shards(tmp_path, with_optimizer=True)
+    save_shards(there, tmp_path, with_optimizer=True)
     write_index(tmp_path)
     others = [trained(make, 0) for make in (OnDevice, ShardedEmbeddings)]
     for other in others:
-        other.load_shards(tmp_path, with_optimizer=True)
+        load_shards(other, tmp_path, with_optimizer=True)
         assert torch.equal(other.weight.cpu(), there.weight.cpu())
         assert torch.equal(other.state["sum"].cpu(), there.state["sum"].cpu())
         assert other.steps == 2
@@ -147,9 +147,9 @@ def test_no_tensor_is_on_the_wrong_device(
     with pretend():
         there = trained(type("There", (OnDevice,), {"where": ELSEWHERE}), 2, tables, optimizer)
         there.track_changes()
-        there.save_shards(tmp_path, with_optimizer=True)
+        save_shards(there, tmp_path, with_optimizer=True)
         write_index(tmp_path)
-        there.load_shards(tmp_path, with_optimizer=True)
+        load_shards(there, tmp_path, with_optimizer=True)
         one_step(there, 3)
         assert save_changes(there, tmp_path / "changes")
         apply_changes(there, tmp_path / "changes")

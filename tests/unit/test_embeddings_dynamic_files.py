@@ -14,6 +14,7 @@ from headrace.comm.base import Collective, LocalCollective
 from headrace.comm.threads import ThreadCollective, run_ranks
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.checkpoint.delta import apply_changes, save_changes
+from headrace.embeddings.checkpoint.dynamic import load_dynamic, save_dynamic
 from headrace.embeddings.dynamic.rows import DynamicReport
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
@@ -48,13 +49,13 @@ def test_saved_on_two_loaded_on_three_and_on_one(kind: str, tmp_path: Path) -> N
         table = new(c)
         for n in range(4):
             step(table, n)
-        table.save(tmp_path / "two")
+        save_dynamic(table, tmp_path / "two")
         return look(table)
 
     def second(c: ThreadCollective) -> Tensor:
         table = new(c)
-        table.load(tmp_path / "two", True)
-        table.save(tmp_path / "three")
+        load_dynamic(table, tmp_path / "two", True)
+        save_dynamic(table, tmp_path / "three")
         return look(table)
 
     expected = run_ranks(2, first)[0]
@@ -62,7 +63,7 @@ def test_saved_on_two_loaded_on_three_and_on_one(kind: str, tmp_path: Path) -> N
     for got in run_ranks(3, second):
         assert torch.equal(got, expected)
     single = new(LocalCollective())
-    single.load(tmp_path / "three", True)
+    load_dynamic(single, tmp_path / "three", True)
     assert torch.equal(look(single), expected)
     # Counts, states and those who wait came along.
     undisturbed = new(LocalCollective())
@@ -79,7 +80,7 @@ def test_saved_on_two_loaded_on_three_and_on_one(kind: str, tmp_path: Path) -> N
     scoring = DynamicEmbeddings([spec], LocalCollective(), seed=7).eval()
     for path in (tmp_path / "three").glob("*-training.safetensors"):
         path.unlink()
-    scoring.load(tmp_path / "three", False)
+    load_dynamic(scoring, tmp_path / "three", False)
     ((vectors, found),) = look_up(alone(scoring), [asked])
     assert torch.equal(vectors, expected)
     assert torch.equal(found, expected.any(dim=1))
@@ -142,17 +143,17 @@ def test_dumps_of_changes_bring_another_world_up_to_date(tmp_path: Path) -> None
 
 def test_damage_is_refused_by_name(tmp_path: Path) -> None:
     table, *_ = train(DynamicSpec("t", DIM), LocalCollective(), [[[1, 2, 3]]])
-    table.save(tmp_path)
+    save_dynamic(table, tmp_path)
     path = tmp_path / "t-00000.safetensors"
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"t-00000\.safetensors is damaged"):
-        table.load(tmp_path, True)
+        load_dynamic(table, tmp_path, True)
     meta = tmp_path / "t-00000.json"
     meta.write_text(meta.read_text().replace('"steps":1', '"steps":2'))
     with pytest.raises(UserError, match=r"t-00000\.json is damaged"):
-        table.load(tmp_path, True)
+        load_dynamic(table, tmp_path, True)
     other = One(DynamicSpec("u", DIM), LocalCollective())
     with pytest.raises(UserError, match=r"the save of .* did not finish"):
-        other.load(tmp_path, True)
+        load_dynamic(other, tmp_path, True)

@@ -16,7 +16,7 @@ from headrace.comm.base import Collective, LocalCollective
 from headrace.comm.threads import run_ranks
 from headrace.config import EmbeddingOptimizer, Sharding, TableSharding
 from headrace.embeddings.checkpoint.delta import apply_changes, save_changes
-from headrace.embeddings.checkpoint.shards import shared_directory, write_index
+from headrace.embeddings.checkpoint.shards import load_shards, save_shards, shared_directory, write_index
 from headrace.embeddings.planner.search import plan_tables
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Plan, Storage, Table, blocks_for
@@ -141,7 +141,7 @@ def test_a_save_keeps_the_bits_and_opens_by_any_storage(tmp_path: Path) -> None:
     def save(c: Collective) -> ShardedEmbeddings:
         embeddings = train(c, case(2, "row_wise", "int8"), "rowwise_adagrad")
         with shared_directory(tmp_path / "save", c) as folder:
-            embeddings.save_shards(folder, with_optimizer=True)
+            save_shards(embeddings, folder, with_optimizer=True)
             c.barrier()
             if c.world.is_chief:
                 write_index(folder)
@@ -152,7 +152,7 @@ def test_a_save_keeps_the_bits_and_opens_by_any_storage(tmp_path: Path) -> None:
 
         def load(c: Collective, plan: Plan = case(world, kind, storage)) -> ShardedEmbeddings:  # noqa: B008
             embeddings = ShardedEmbeddings(plan, c, seed=9)
-            embeddings.load_shards(tmp_path / "save", with_optimizer=False)
+            load_shards(embeddings, tmp_path / "save", with_optimizer=False)
             return embeddings
 
         ranks = run_ranks(world, load)

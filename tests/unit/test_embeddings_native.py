@@ -17,6 +17,7 @@ from headrace.embeddings.exchange.pooled import cut_bags
 from headrace.embeddings.input.addressing import Batcher
 from headrace.embeddings.kernels import cpu
 from headrace.embeddings.kernels.duplicates import find_duplicates
+from headrace.embeddings.optim.fused_step import fused_step
 from headrace.embeddings.optim.rules import ADAGRAD_EPS
 from headrace.embeddings.sharding.layout import Layout
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
@@ -79,8 +80,9 @@ def test_a_step_of_rowwise_adagrad(width: int, decay: float) -> None:
         expected[row] -= 0.05 * total / (np.sqrt(sums[row]) + ADAGRAD_EPS)
     order, starts = cpu.group(torch.from_numpy(of), touched)
     got, got_state = torch.from_numpy(table.copy()), torch.from_numpy(state.copy())
-    cpu.update(
-        "rowwise_adagrad",
+    rowwise = fused_step("rowwise_adagrad", got)
+    assert rowwise is not None
+    rowwise(
         got,
         [got_state],
         torch.from_numpy(unique),
@@ -88,9 +90,6 @@ def test_a_step_of_rowwise_adagrad(width: int, decay: float) -> None:
         order,
         many,
         torch.from_numpy(gradient),
-        bag=None,
-        weights=None,
-        divisor=None,
         lr=0.05,
         decay=decay,
         step=1,

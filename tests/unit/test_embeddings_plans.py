@@ -21,7 +21,7 @@ from headrace.comm.base import Collective, LocalCollective
 from headrace.comm.threads import run_ranks
 from headrace.config import EmbeddingOptimizer, TableOptimizer
 from headrace.embeddings.checkpoint.delta import apply_changes, save_changes
-from headrace.embeddings.checkpoint.shards import shared_directory, write_index
+from headrace.embeddings.checkpoint.shards import load_shards, save_shards, shared_directory, write_index
 from headrace.embeddings.input.addressing import Ragged
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Block, Lookup, Plan, Table, blocks_for, can_pool
@@ -567,7 +567,7 @@ def test_a_save_opens_by_any_plan_on_any_world(kind: str, tmp_path: Path) -> Non
 
     def save(embeddings: ShardedEmbeddings, folder: Path) -> list[Tensor]:
         with shared_directory(folder, embeddings.collective) as partial:
-            embeddings.save_shards(partial, with_optimizer=True)
+            save_shards(embeddings, partial, with_optimizer=True)
             embeddings.collective.barrier()
             if embeddings.collective.world.is_chief:
                 write_index(partial)
@@ -577,7 +577,7 @@ def test_a_save_opens_by_any_plan_on_any_world(kind: str, tmp_path: Path) -> Non
     def load(case: Case, collective: Collective, folder: Path) -> ShardedEmbeddings:
         embeddings = ShardedEmbeddings(case.plan, collective, seed=99)
         embeddings.configure_optimizer(optimizer)
-        embeddings.load_shards(folder, with_optimizer=True)
+        load_shards(embeddings, folder, with_optimizer=True)
         return embeddings
 
     two, three, one = case_of(KINDS, 2), case_of([*KINDS[2:], *KINDS[:2]], 3), case_of(["column_wise"] * 4, 1)

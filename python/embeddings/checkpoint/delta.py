@@ -21,7 +21,7 @@ from torch import Tensor
 from headrace.atomic import write_text
 from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, save_tensors
 from headrace.embeddings.input.raw_ids import owners
-from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.embeddings.lookup.local_tables import LocalTables
 from headrace.embeddings.storage.dtypes import convert, decode, numbers_of
 from headrace.errors import UserError
 
@@ -45,7 +45,7 @@ class _Record(BaseModel):
         return bare.model_copy(update={"sha256": hashlib.sha256(bare.model_dump_json().encode()).hexdigest()})
 
 
-def save_changes(embeddings: ShardedEmbeddings, folder: Path) -> int:
+def save_changes(embeddings: LocalTables, folder: Path) -> int:
     """Write this rank's rows that changed since the last call, and begin anew. How many. Speaks to no other rank.
 
     Replicated tables are written by the first rank alone.
@@ -85,7 +85,7 @@ def save_changes(embeddings: ShardedEmbeddings, folder: Path) -> int:
     return count
 
 
-def apply_changes(embeddings: ShardedEmbeddings, folder: Path) -> int:
+def apply_changes(embeddings: LocalTables, folder: Path) -> int:
     """Put the changed rows of a dump into this rank's blocks. How many numbers. Speaks to no other rank.
 
     Raises:
@@ -118,7 +118,7 @@ def apply_changes(embeddings: ShardedEmbeddings, folder: Path) -> int:
     return written
 
 
-def _put(embeddings: ShardedEmbeddings, table: str, column: int, rows: Tensor, values: Tensor) -> int:
+def _put(embeddings: LocalTables, table: str, column: int, rows: Tensor, values: Tensor) -> int:
     written = 0
     for arena in embeddings.layout.arenas:
         for block, held, first in arena.held:

@@ -20,9 +20,27 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from headrace.atomic import write_text
 from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, save_tensors
+from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.dynamic.waiting_cpu import ID
 from headrace.embeddings.input.raw_ids import owners
 from headrace.errors import UserError
+
+
+def save_dynamic(embeddings: DynamicEmbeddings, folder: Path) -> None:
+    """Write this rank's rows of all tables, states and counts, and what is waiting. Speaks to no other rank."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for t in embeddings.tables:
+        save_rows(t, folder)
+
+
+def load_dynamic(embeddings: DynamicEmbeddings, folder: Path, with_optimizer: bool) -> None:
+    """Read this rank's ids, saved by any number of ranks, in place of all that it holds; see `load_rows`.
+
+    Raises:
+        UserError: a file is missing or damaged, or another dim or optimizer.
+    """
+    for t in embeddings.tables:
+        load_rows(t, folder, with_optimizer)
 
 
 def save_rows(rows: Any, folder: Path) -> None:

@@ -7,7 +7,7 @@ barrier), the chief folds the records into `index.json` (`write_index`); only a 
 number of ranks and by any plan.
 
     with shared_directory(final, collective) as folder:
-        embeddings.save_shards(folder, with_optimizer=True)
+        save_shards(embeddings, folder, with_optimizer=True)
         collective.barrier()
         if collective.world.is_chief:
             write_index(folder)
@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
@@ -33,13 +33,11 @@ from torch import Tensor
 from headrace.atomic import fsync_dir, write_text
 from headrace.comm.base import Collective
 from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, read_checked, save_tensors
+from headrace.embeddings.lookup.local_tables import LocalTables
 from headrace.embeddings.optim.rules import RULES
+from headrace.embeddings.sharding.plan import Plan
 from headrace.embeddings.storage.dtypes import convert, decode
 from headrace.errors import UserError
-
-if TYPE_CHECKING:
-    from headrace.embeddings.sharded import ShardedEmbeddings
-    from headrace.embeddings.sharding.plan import Plan
 
 log = logging.getLogger("headrace.embeddings")
 
@@ -137,7 +135,7 @@ class Loaded:
     unused: tuple[str, ...] = ()
 
 
-def save_shards(embeddings: ShardedEmbeddings, directory: Path, with_optimizer: bool) -> None:
+def save_shards(embeddings: LocalTables, directory: Path, with_optimizer: bool) -> None:
     """Write this rank's rows, and its optimizer states, and the record of both. Speaks to no other rank.
 
     Args:
@@ -193,7 +191,7 @@ def save_shards(embeddings: ShardedEmbeddings, directory: Path, with_optimizer: 
     write_text(_rank_file(directory, world.rank), record.model_dump_json(indent=1) + "\n")
 
 
-def _matrices(embeddings: ShardedEmbeddings, with_optimizer: bool) -> dict[str, list[Tensor]]:
+def _matrices(embeddings: LocalTables, with_optimizer: bool) -> dict[str, list[Tensor]]:
     """The weight and the optimizer states by name: this rank's matrix of each arena."""
     found = {WEIGHT: list(embeddings.weights)}
     if with_optimizer and embeddings.optimizer is not None:
@@ -216,7 +214,7 @@ class _Held:
     replicated: bool
 
 
-def _held(embeddings: ShardedEmbeddings, state: str) -> Iterator[_Held]:
+def _held(embeddings: LocalTables, state: str) -> Iterator[_Held]:
     """What this rank holds of a weight or state, block by block."""
     plan = embeddings.plan
     by_row = state != WEIGHT and embeddings.optimizer is not None and RULES[embeddings.optimizer.kind].by_row
@@ -235,7 +233,7 @@ def _held(embeddings: ShardedEmbeddings, state: str) -> Iterator[_Held]:
 
 
 def _files_of(
-    embeddings: ShardedEmbeddings, state: str, sources: list[Tensor]
+    embeddings: LocalTables, state: str, sources: list[Tensor]
 ) -> Iterator[list[tuple[_Held, range, Tensor]]]:
     """Cut what a rank saves of a weight or state into files: lists of (block, table rows, their numbers)."""
     world = embeddings.collective.world
@@ -327,7 +325,7 @@ def verify_shards(directory: Path) -> Index:
     return index
 
 
-def load_shards(embeddings: ShardedEmbeddings, directory: Path, with_optimizer: bool) -> Loaded:
+def load_shards(embeddings: LocalTables, directory: Path, with_optimizer: bool) -> Loaded:
     """Read this rank's rows, whatever world saved them. Speaks to no other rank.
 
     Rows that the save lacks (the vocabulary has grown since) keep their start and fresh optimizer states, as do
@@ -397,7 +395,7 @@ def _compare(index: Index, plan: Plan, directory: Path) -> Loaded:
     return loaded
 
 
-def _check_optimizer(index: Index, embeddings: ShardedEmbeddings, directory: Path) -> None:
+def _check_optimizer(index: Index, embeddings: LocalTables, directory: Path) -> None:
     if embeddings.optimizer is None:
         raise RuntimeError("configure_optimizer comes before loading its states")
     if index.optimizer is None:

@@ -12,13 +12,16 @@ from torch import Tensor
 from headrace.config import EmbeddingOptimizer, TableOptimizer
 from headrace.embeddings.dynamic.memory import rows_allowed
 from headrace.embeddings.dynamic.spec import DynamicSpec
-from headrace.embeddings.kernels import dispatch
 from headrace.embeddings.kernels.duplicates import find_duplicates
 from headrace.embeddings.kernels.id_map_cpu import Ids
+from headrace.embeddings.optim.fused_step import fused_step
 from headrace.embeddings.optim.rules import RULES, Touched
 from headrace.embeddings.storage.huge_pages import empty_table
 from headrace.errors import UserError
 from headrace.world import World
+
+#: Salt of the hash that says whether an id is drawn.
+DRAW = 2
 
 
 @dataclass(frozen=True)
@@ -234,10 +237,9 @@ class LearnedRows:
         rate = common.learning_rate if lr is None else lr
         if own.learning_rate is not None:
             rate = own.learning_rate if lr is None else lr * own.learning_rate / common.learning_rate
-        one_pass = dispatch.fused(common.kind, self._weight)
+        one_pass = fused_step(common.kind, self._weight)
         if one_pass is not None:
             one_pass(
-                common.kind,
                 self._weight,
                 list(self.states.values()),
                 found.unique,
@@ -245,9 +247,6 @@ class LearnedRows:
                 found.order,
                 found.order.numel(),
                 given,
-                bag=None,
-                weights=None,
-                divisor=None,
                 lr=rate,
                 decay=decay,
                 step=self.steps,

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace.embeddings.dynamic.rows import LearnedRows, with_room
+from headrace.embeddings.dynamic.rows import DRAW, LearnedRows, with_room
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.waiting_cpu import ID, LAST, RECORD_BYTES, SEEN, Waiting, by_half, with_records
 from headrace.embeddings.kernels.duplicates import gather
@@ -17,8 +17,6 @@ from headrace.embeddings.kernels.id_map_cpu import IdMap, Ids, mix
 from headrace.embeddings.storage.initialize import INIT_BOUND, initial_values
 from headrace.world import World
 
-#: Salt of the hash that says whether an id is drawn.
-DRAW = 2
 #: Rows that are moved at a time: what is on its way takes memory, too.
 _AT_ONCE = 2**16
 

@@ -11,8 +11,7 @@ import copy
 import torch
 from torch import Tensor
 
-from headrace.embeddings.dynamic.rows import LearnedRows, with_room
-from headrace.embeddings.dynamic.rows_cpu import DRAW
+from headrace.embeddings.dynamic.rows import DRAW, LearnedRows, with_room
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.waiting_cpu import ID, LAST, SEEN
 from headrace.embeddings.dynamic.waiting_gpu import DeviceWaiting, grown

@@ -24,7 +24,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +31,6 @@ from torch import Tensor, nn
 
 from headrace.comm.base import Collective
 from headrace.config import EmbeddingOptimizer
-from headrace.embeddings.checkpoint.dynamic import load_rows, save_rows
 from headrace.embeddings.dynamic.rows import DynamicReport, LearnedRows
 from headrace.embeddings.dynamic.rows_cpu import DynamicRows
 from headrace.embeddings.dynamic.spec import DynamicSpec
@@ -192,28 +190,11 @@ class DynamicEmbeddings(nn.Module):
             found[t.spec.name] = total([DynamicReport(*_whole(r)) for r in ranks[:, i].tolist()])
         return found
 
-    # --- on disk ---------------------------------------------------------------------------------------------------
-
     def snapshot(self) -> DynamicEmbeddings:
         """A copy of this rank's rows as they are now, to be saved while this goes on."""
         twin = copy.copy(self)
         twin.tables = [t.snapshot() for t in self.tables]
         return twin
-
-    def save(self, folder: Path) -> None:
-        """Write this rank's rows, states and counts, and what is waiting. Speaks to no other rank."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for t in self.tables:
-            save_rows(t, folder)
-
-    def load(self, folder: Path, with_optimizer: bool) -> None:
-        """Read this rank's ids, saved by any number of ranks, in place of all that it holds; see `load_rows`.
-
-        Raises:
-            UserError: a file is missing or damaged, or another dim or optimizer.
-        """
-        for t in self.tables:
-            load_rows(t, folder, with_optimizer)
 
 
 def total(reports: Sequence[DynamicReport]) -> DynamicReport:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from headrace.comm.base import Collective
+from headrace.embeddings.exchange.remote_rows import Posted
 from headrace.embeddings.exchange.row_exchange import Mail, Request
 from headrace.embeddings.kernels.duplicates import gather
-from headrace.embeddings.lookup.zero_copy import Posted
 
 
 class Ahead:

@@ -17,10 +17,10 @@ from torch import Tensor
 from headrace import native
 from headrace.comm.base import Post, post_of
 from headrace.embeddings.exchange.pooled import Asked, Parts
+from headrace.embeddings.exchange.remote_rows import Posted
 from headrace.embeddings.input.raw_ids import AskedIds, pack, unpack
 from headrace.embeddings.kernels import cpu
 from headrace.embeddings.kernels.duplicates import Duplicates, find_duplicates, gather
-from headrace.embeddings.lookup.zero_copy import Posted
 from headrace.embeddings.sharding.plan import Wire
 from headrace.embeddings.storage.dtypes import DTYPES
 from headrace.world import World

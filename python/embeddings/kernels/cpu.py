@@ -12,10 +12,6 @@ import torch
 from torch import Tensor
 
 from headrace import native
-from headrace.embeddings.optim.rules import ADAGRAD_EPS, ADAM_BETAS, ADAM_EPS
-
-_KINDS = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 2, "adam": 3}
-_EPS = {"sgd": 0.0, "adagrad": ADAGRAD_EPS, "rowwise_adagrad": ADAGRAD_EPS, "adam": ADAM_EPS}
 
 
 def usable(*tensors: Tensor) -> bool:
@@ -110,7 +106,7 @@ def places(rows: Tensor, index: Tensor, marked: bool = False) -> Tensor:
 
 
 def update(
-    kind: str,
+    kernel: int,
     table: Tensor,
     states: list[Tensor],
     rows: Tensor,
@@ -124,12 +120,13 @@ def update(
     divisor: Tensor | None,
     lr: float,
     decay: float,
-    step: int,
+    eps: float,
+    betas: tuple[float, float],
 ) -> None:
     """Sum the gradients of each distinct row and apply an optimizer to it, in place.
 
     Args:
-        kind: of the optimizer.
+        kernel: number of the optimizer in native/cpp/embeddings.cpp.
         table: float32 [local rows, D].
         states: float32 [local rows, D], or [local rows, 1] where the rule works by row.
         rows: distinct rows of the table, int32 or int64 [U].
@@ -141,15 +138,13 @@ def update(
         bag: int64.
         weights: of each occurrence.
         divisor: of each row of `grad`.
-        lr: learning rate.
+        lr: learning rate (Adam: with the correction of bias).
         decay: weight decay.
-        step: from 1.
+        eps: what keeps the division from zero.
+        betas: of Adam.
     """
     lib = native.library()
     assert lib is not None
-    beta1, beta2 = ADAM_BETAS
-    if kind == "adam":
-        lr = lr * (1 - beta2**step) ** 0.5 / (1 - beta1**step)
     grad = None if grad is None else grad.contiguous()
     lib.headrace_update(
         table.data_ptr(),
@@ -166,12 +161,11 @@ def update(
         _pointer(weights),
         _pointer(divisor),
         _pointer(grad),
-        _KINDS[kind],
+        kernel,
         lr,
         decay,
-        _EPS[kind],
-        beta1,
-        beta2,
+        eps,
+        *betas,
         torch.get_num_threads(),
     )
 

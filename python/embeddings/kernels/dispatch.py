@@ -8,7 +8,6 @@ Triton is imported at the first use, so that machines without a GPU need not hav
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -16,10 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headrace.embeddings.kernels import cpu
+from headrace.errors import UserError
 
-#: A function with the parameters of headrace.embeddings.kernels.cpu.update.
-Update = Callable[..., None]
 #: What a row's numbers may be.
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -58,64 +55,8 @@ def pool_sum(
     return found
 
 
-def fused(kind: str, table: Tensor) -> Update | None:
-    """What sums gradients and applies an optimizer to rows of a table in one pass; None: there is no such thing."""
-    if cpu.usable(table):
-        return cpu.update
-    return update if kind == "rowwise_adagrad" and usable(table) else None
-
-
-def update(
-    kind: str,
-    table: Tensor,
-    states: list[Tensor],
-    rows: Tensor,
-    starts: Tensor,
-    order: Tensor,
-    n: int,
-    grad: Tensor | None,
-    *,
-    bag: Tensor | None,
-    weights: Tensor | None,
-    divisor: Tensor | None,
-    lr: float,
-    decay: float,
-    step: int,
-    names: Tensor | None = None,
-) -> None:
-    """Row-wise Adagrad by the contract of cpu.update. Rows of 16 bits are rounded by chance, drawn by step and name.
-
-    `names` says which rows these are, where `rows` are but their places in a cache: int64 [U].
-
-    Raises:
-        ValueError: another kind.
-    """
-    if kind != "rowwise_adagrad":
-        raise ValueError(f"no kernel for '{kind}'")
-    if grad is None:
-        raise ValueError("gradients at addresses are for tables on the CPU")
-    kernels().rowwise_adagrad(
-        table,
-        states[0],
-        rows,
-        starts,
-        order,
-        grad.contiguous(),
-        lr=lr,
-        decay=decay,
-        bag=bag,
-        weights=weights,
-        divisor=divisor,
-        seed=None if table.dtype is torch.float32 else step,
-        end=n,
-        names=names,
-    )
-
-
 def check(device: torch.device) -> None:
     """Raise UserError where tables cannot be on a device: there is no such GPU."""
-    from headrace.errors import UserError
-
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"device '{device}': embedding tables are on 'cpu' or 'cuda'")
     if device.type == "cuda" and not torch.cuda.is_available():

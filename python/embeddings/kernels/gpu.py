@@ -14,8 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.embeddings.optim.rules import ADAGRAD_EPS
-
 #: Occurrences of a row that one program sums. A row with more is summed in parts, so that the most popular id of a
 #: batch does not keep one program busy while the others are done.
 PART = 64
@@ -234,6 +232,7 @@ def rowwise_adagrad(
     *,
     lr: float,
     decay: float = 0.0,
+    eps: float = 1e-10,
     bag: Tensor | None = None,
     weights: Tensor | None = None,
     divisor: Tensor | None = None,
@@ -252,6 +251,7 @@ def rowwise_adagrad(
         grad: float32 [M, D], contiguous; occurrence i has row bag[i] of it (None: row i).
         lr: learning rate.
         decay: weight decay.
+        eps: what keeps the division from zero.
         bag: int64 [N].
         weights: of each occurrence, float32 [N].
         divisor: of each row of `grad`, float32 [M, 1].
@@ -314,7 +314,7 @@ def rowwise_adagrad(
         dim,
         lr,
         decay,
-        ADAGRAD_EPS,
+        eps,
         seed or 0,
         *flags,
         PART,

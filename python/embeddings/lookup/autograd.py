@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,17 +11,12 @@ from headrace.embeddings.dynamic.tables import read_marked
 from headrace.embeddings.kernels import dispatch
 from headrace.embeddings.kernels.dispatch import placing
 from headrace.embeddings.kernels.duplicates import gather
+from headrace.embeddings.lookup.backward import take_gradients
 from headrace.embeddings.lookup.handle import Part, Prepared
-from headrace.embeddings.lookup.pooling import divide, max_gradient, pool_max, pool_sum
-from headrace.embeddings.optim.gradients import Gradient
+from headrace.embeddings.lookup.local_tables import LocalTables
+from headrace.embeddings.lookup.pooling import divide, pool_max, pool_sum
 from headrace.embeddings.sharding.layout import Arena
 from headrace.embeddings.storage.dtypes import decode
-
-if TYPE_CHECKING:
-    from headrace.embeddings.sharded import ShardedEmbeddings
-
-#: By group, the row that each bag's largest number is from, by column: `pool_max`.
-Winners = dict[int, Tensor]
 
 
 class Lookup(torch.autograd.Function):
@@ -31,7 +26,7 @@ class Lookup(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, embeddings: ShardedEmbeddings, prepared: Prepared) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, anchor: Tensor, embeddings: LocalTables, prepared: Prepared) -> tuple[Tensor, ...]:
         layout = embeddings.layout
         stored = prepared.rows()
         fetched = {a.number: decode(r) for a, r in zip(embeddings.remote, stored, strict=False)}
@@ -62,47 +57,13 @@ class Lookup(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
         with placing(ctx.embeddings.device):
-            ctx.embeddings.take_gradients(ctx.prepared, grads[0], grads[1:], ctx.winners)
+            take_gradients(ctx.embeddings, ctx.prepared, grads[0], grads[1:], ctx.winners)
         # `prepared.found` knows this node: a circle, in which vectors would wait for the garbage collector.
         ctx.prepared = None
         return None, None, None
 
 
-def sent_gradient(
-    embeddings: ShardedEmbeddings, prepared: Prepared, winners: Winners, arena: Arena, by_group: list[Tensor]
-) -> Tensor:
-    """The gradient of each vector that a rank got from an arena's owners: of distinct rows, or of parts of bags."""
-    part = prepared.parts[arena.number]
-    if part.bags is None:
-        return row_gradient(embeddings, prepared, winners, arena, by_group).sums()
-    number = part.groups[0][0]
-    return divide(gather(by_group[number], part.bags.bag), prepared.occurrences[number], part.bags.bag)
-
-
-def row_gradient(
-    embeddings: ShardedEmbeddings, prepared: Prepared, winners: Winners, arena: Arena, by_group: list[Tensor]
-) -> Gradient:
-    """The gradient of the rows of one arena that a rank looked up."""
-    groups, part = embeddings.layout.groups, prepared.parts[arena.number]
-    found = part.sorted()
-    if len(part.groups) == 1 and groups[part.groups[0][0]].mode == "sum":
-        number = part.groups[0][0]
-        return Gradient.of_bags(found, by_group[number], prepared.occurrences[number])
-    total = torch.zeros(found.unique.numel(), arena.width)
-    for number, start, end in part.groups:
-        if groups[number].mode == "sum":
-            one = Gradient.of_bags(found.part(start, end), by_group[number], prepared.occurrences[number])
-            total += one.sums()
-            continue
-        winner = winners[number]
-        if arena.local and not arena.cached and dispatch.by_address(embeddings.weights[arena.number]):
-            # Looked up by address, not by distinct row.
-            winner = torch.where(winner < 0, winner, torch.searchsorted(found.unique, winner.to(found.unique.dtype)))
-        total += max_gradient(by_group[number], winner, found.unique.numel())
-    return Gradient.of_sums(found.unique, total)
-
-
-def _source(embeddings: ShardedEmbeddings, arena: Arena, fetched: Tensor | None, part: Part) -> tuple[Tensor, Tensor]:
+def _source(embeddings: LocalTables, arena: Arena, fetched: Tensor | None, part: Part) -> tuple[Tensor, Tensor]:
     """Float32 rows, and the index into them of each occurrence."""
     weight, cache = embeddings.weights[arena.number], embeddings.caches[arena.number]
     if fetched is not None:

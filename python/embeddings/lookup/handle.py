@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,15 +11,13 @@ from torch import Tensor
 from headrace.embeddings.dynamic.tables import Answer
 from headrace.embeddings.exchange.pooled import Parts, cut_bags
 from headrace.embeddings.exchange.prefetch import Ahead
+from headrace.embeddings.exchange.remote_rows import Posted
 from headrace.embeddings.exchange.row_exchange import Mail, Request
 from headrace.embeddings.input.addressing import Occurrences
 from headrace.embeddings.kernels.dispatch import placing
 from headrace.embeddings.kernels.duplicates import Duplicates, find_duplicates
-from headrace.embeddings.lookup.zero_copy import Posted
+from headrace.embeddings.lookup.local_tables import LocalTables
 from headrace.embeddings.sharding.layout import Arena
-
-if TYPE_CHECKING:
-    from headrace.embeddings.sharded import ShardedEmbeddings
 
 
 @dataclass
@@ -49,7 +46,7 @@ class Prepared:
 
     def __init__(
         self,
-        embeddings: ShardedEmbeddings,
+        embeddings: LocalTables,
         samples: int,
         occurrences: Sequence[Occurrences],
         raw: Sequence[Tensor],
@@ -171,7 +168,7 @@ class Prepared:
         part.bags = cut_bags(arena, self.occurrences[part.groups[0][0]])
         return part.bags
 
-    def _part(self, embeddings: ShardedEmbeddings, arena: Arena) -> Part:
+    def _part(self, embeddings: LocalTables, arena: Arena) -> Part:
         found, pieces, end = [], [], 0
         for number, group in enumerate(embeddings.layout.groups):
             if group.arena == arena.number:

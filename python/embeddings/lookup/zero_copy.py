@@ -11,61 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from headrace import native
 from headrace.comm.base import Delivered, Letter
+from headrace.embeddings.exchange.remote_rows import row_pointers
+from headrace.embeddings.exchange.row_exchange import Request
 from headrace.embeddings.input.addressing import Occurrences
 from headrace.embeddings.kernels import cpu
-from headrace.embeddings.kernels.duplicates import gather
+from headrace.embeddings.lookup.handle import Prepared
+from headrace.embeddings.lookup.local_tables import LocalTables
 from headrace.embeddings.optim.gradients import Gradient
 from headrace.embeddings.sharding.layout import Arena, Layout
 from headrace.embeddings.storage.dtypes import decode
-
-if TYPE_CHECKING:
-    from headrace.embeddings.exchange.row_exchange import Request
-    from headrace.embeddings.lookup.handle import Prepared
-    from headrace.embeddings.sharded import ShardedEmbeddings
-
-
-class Posted:
-    """The vectors that a rank asked for, on their way through shared memory. Its own are read where they are."""
-
-    def __init__(
-        self, arrive: Callable[[], Delivered], matrix: Tensor, own: Tensor | None, counts: Sequence[int], rank: int
-    ) -> None:
-        """See the class.
-
-        Args:
-            arrive: waits for the other ranks' vectors.
-            matrix: where this rank's own are, float32 [rows, D].
-            own: which of its rows they are; None: all.
-            counts: vectors from each rank, [W].
-            rank: this one.
-        """
-        self._arrive, self.counts, self._rank = arrive, list(counts), rank
-        self._matrix, self._own = matrix, own
-
-    def bring_own(self) -> None:
-        """Copy this rank's rows, as they are now."""
-        if self._own is not None:
-            self._matrix, self._own = gather(self._matrix, self._own), None
-
-    def __call__(self) -> list[Tensor]:
-        """All vectors in order of their owners: one matrix [U, D]."""
-        came = self._arrive()
-        self.bring_own()
-        out = torch.cat([self._matrix if p is None else p for p in came.parts])
-        came.release()
-        return [out]
-
-    def places(self) -> tuple[Tensor, Delivered]:
-        """The vectors' addresses in order of their owners, int64 [U]; what those of other ranks belong to."""
-        came = self._arrive()
-        return _rows([(self._matrix, self._own) if p is None else (p, None) for p in came.parts]), came
 
 
 def can_place(layout: Layout) -> bool:
@@ -96,7 +56,7 @@ class Placed:
     vectors' gradients at one go between `open` and `close`, or gives them to `take`.
     """
 
-    def __init__(self, embeddings: ShardedEmbeddings, prepared: Prepared) -> None:
+    def __init__(self, embeddings: LocalTables, prepared: Prepared) -> None:
         """Of a lookup that has started. Waits for its rows."""
         self._embeddings, self._prepared = embeddings, prepared
         #: Of a vector, D.
@@ -109,7 +69,7 @@ class Placed:
         #: Around what is computed for the gradients; see headrace.train.callbacks.tracing.
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         #: A tensor that asks for a gradient, for autograd.
-        self.anchor: Tensor = embeddings._anchor
+        self.anchor: Tensor = embeddings.anchor
         #: Addresses of the vectors: int64 [B, F].
         self.at: Tensor | None = self._spread([self._addresses(n) for n in range(len(prepared.parts))], False)
         self.check()
@@ -127,7 +87,7 @@ class Placed:
         Front to back, so by one thread.
         """
         self.check()
-        return self._spread([_rows([(p, None) for p in places]) for places in self._reserve()], True)
+        return self._spread([row_pointers([(p, None) for p in places]) for places in self._reserve()], True)
 
     def take(self, gradient: Tensor) -> None:
         """Take the gradients of all vectors, float32 [B, F, D], in place of `open`. Collective, as `close`."""
@@ -178,7 +138,8 @@ class Placed:
             if arena.local:
                 embeddings.add_gradient(arena, Gradient.of_sums(part.sorted().unique, own))
             elif self._letter is None:
-                embeddings.send_gradients(prepared, [own])
+                assert prepared.request is not None
+                embeddings.send_gradients(prepared.request, [own])
             else:
                 assert prepared.request is not None
                 embeddings.expect(_arrival(embeddings, arena, prepared.request, own, self._letter.send()))
@@ -197,12 +158,12 @@ class Placed:
         embeddings, prepared = self._embeddings, self._prepared
         arena, part, weight = embeddings.layout.arenas[number], prepared.parts[number], embeddings.weights[number]
         if arena.local:
-            return _rows([(weight, part.addresses)])
+            return row_pointers([(weight, part.addresses)])
         posted = prepared.posted
         if posted is None:
             (rows,) = prepared.rows()
             self._kept.append(decode(rows))
-            return _rows([(self._kept[-1], None)])
+            return row_pointers([(self._kept[-1], None)])
         addresses, self._came = posted.places()
         return addresses
 
@@ -238,24 +199,15 @@ class Placed:
         return torch.cat(found, dim=1).index_select(1, torch.tensor(columns).argsort())
 
 
-def _rows(parts: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
-    """The addresses of matrices' rows, of all where none are named: int64, one matrix after the other."""
-    counts = [matrix.shape[0] if rows is None else rows.numel() for matrix, rows in parts]
-    out = torch.empty(sum(counts), dtype=torch.int64)
-    for (matrix, rows), place in zip(parts, torch.split(out, counts), strict=True):
-        cpu.addresses(matrix, rows, place)
-    return out
-
-
 def _arrival(
-    embeddings: ShardedEmbeddings, arena: Arena, request: Request, own: Tensor, arrive: Callable[[], Delivered]
+    embeddings: LocalTables, arena: Arena, request: Request, own: Tensor, arrive: Callable[[], Delivered]
 ) -> Callable[[], None]:
     """What waits for the gradients of an arena's vectors, which stay where their senders wrote them."""
     found = request.duplicates(0, embeddings.runs(arena))  # sorted out before the wait
 
     def receive() -> None:
         came, asked = arrive(), request.asked[0]
-        at = _rows([(own if p is None else p, None) for p in came.parts])
+        at = row_pointers([(own if p is None else p, None) for p in came.parts])
         nothing, bag = torch.empty(0, own.shape[1]), None if asked is None else asked.part
         embeddings.add_gradient(arena, Gradient(found, nothing, bag, at=at, kept=(own, came)))
 

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from headrace.comm.base import Collective
 from headrace.config import EmbeddingOptimizer, TableOptimizer
-from headrace.embeddings.dynamic.tables import DynamicEmbeddings
-from headrace.embeddings.kernels import cpu, dispatch
-from headrace.embeddings.kernels.dispatch import Update
+from headrace.embeddings.kernels import cpu
+from headrace.embeddings.optim.fused_step import FusedStep, fused_step
 from headrace.embeddings.optim.gradients import Gradient, merge
+from headrace.embeddings.optim.row_squares import Gradients, RowSquares
 from headrace.embeddings.optim.rules import RULES, Touched
 from headrace.embeddings.sharding.layout import Arena, Layout
 from headrace.embeddings.storage.dtypes import decode, encode, noise_for
 from headrace.embeddings.storage.host_cache import CachedRows, Opened
 from headrace.embeddings.storage.huge_pages import empty_table
 
-#: By arena: (distinct rows int64 [U], their gradient float32 [U, width]).
-Gradients = list[tuple[Tensor, Tensor]]
+
+class OtherGradients(Protocol):
+    """Gradients of other tables that are clipped together with these: headrace.embeddings.dynamic."""
+
+    def squares(self) -> Tensor:
+        """The sum of their squares on this rank, float64 [1]."""
+        ...
+
+    def scale_gradients(self, by: float) -> None:
+        """Multiply them."""
+        ...
 
 
 class Updater:
@@ -60,7 +70,7 @@ class Updater:
         #: By arena: the loop (C++) or kernel (a GPU) that does its step in one pass, where there is one and the step
         #: needs nothing of other ranks or arenas. There or not alike on all ranks.
         self._fused = [
-            dispatch.fused(optimizer.kind, self._matrix(a.number))
+            fused_step(optimizer.kind, self._matrix(a.number))
             if not a.replicated
             and optimizer.clip_norm is None
             and not (self._rule.by_row and any(b.table in cut for b in a.blocks))
@@ -93,7 +103,7 @@ class Updater:
 
     @torch.no_grad()
     def step(
-        self, pending: Sequence[Sequence[Gradient]], lr: float | None, beside: DynamicEmbeddings | None = None
+        self, pending: Sequence[Sequence[Gradient]], lr: float | None, beside: OtherGradients | None = None
     ) -> None:
         """Apply gradients: by arena, one for each backward pass.
 
@@ -135,12 +145,12 @@ class Updater:
         if self.changed is not None:
             self.changed[number].index_fill_(0, rows.long().to(self.changed[number].device), True)
 
-    def _by_loop(self, in_one_pass: Update, number: int, gradient: Gradient, scale: float) -> None:
+    def _by_loop(self, in_one_pass: FusedStep, number: int, gradient: Gradient, scale: float) -> None:
         """Sum and apply in one pass."""
         found = gradient.duplicates
         self._note(number, found.unique)
         opened = self._open(number, found.unique)
-        is_plain = gradient.weights is None and gradient.divisor is None and in_one_pass is not dispatch.update
+        is_plain = gradient.weights is None and gradient.divisor is None and not in_one_pass.on_gpu
         grad: Tensor | None = gradient.grad
         if gradient.at is not None:
             at = gradient.at if gradient.bag is None else cpu.places(gradient.at, gradient.bag)
@@ -151,12 +161,11 @@ class Updater:
             order, starts, bag = found.order, found.starts, gradient.bag
         table, *states = opened.matrices
         # Rounded as if they were in their own places.
-        named = {"names": found.unique} if in_one_pass is dispatch.update else {}
+        named = {"names": found.unique} if in_one_pass.on_gpu else {}
         for settings, start, end in _cuts(found.unique, self._segments[number]):
             assert settings.learning_rate is not None
             last = order.numel() if end == found.unique.numel() else int(starts[end])
             in_one_pass(
-                self._optimizer.kind,
                 table,
                 states,
                 opened.places[start:end],
@@ -243,9 +252,7 @@ class Updater:
         rows = dense[:, -1].nonzero().flatten()
         return rows, dense.index_select(0, rows)[:, :-1].contiguous()
 
-    def _clip(
-        self, arenas: Sequence[Arena], gradients: Gradients, limit: float, beside: DynamicEmbeddings | None
-    ) -> None:
+    def _clip(self, arenas: Sequence[Arena], gradients: Gradients, limit: float, beside: OtherGradients | None) -> None:
         """Scale all gradients so that their norm over all rows of all ranks is at most `limit`."""
         sharded, replicated = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
         for arena, (_, grad) in zip(arenas, gradients, strict=True):
@@ -259,75 +266,6 @@ class Updater:
                 grad.mul_(limit / norm)
             if beside is not None:
                 beside.scale_gradients(limit / norm)
-
-
-class RowSquares:
-    """The mean of each touched row's squared gradient over all columns, also where ranks hold columns of one row.
-
-    Every block of columns of a table is touched in the same rows, so the ranks exchange plain vectors of sums.
-    """
-
-    def __init__(self, layout: Layout, collective: Collective) -> None:
-        plan = layout.plan
-        self._layout = layout
-        self._collective = collective
-        #: Tables in several blocks, with the rank of each block.
-        self._cut = {
-            t.name: [b.first_rank for b in plan.blocks_of(t.name)]
-            for t in plan.tables
-            if len(plan.blocks_of(t.name)) > 1
-        }
-        for name in self._cut:
-            if any(b.ranks > 1 for b in plan.blocks_of(name)):
-                raise ValueError(f"rowwise_adagrad: table '{name}' is cut by columns and by rows; cut it one way")
-
-    def of(self, arenas: Sequence[Arena], gradients: Gradients) -> list[Tensor]:
-        """By arena: float32 [U, 1]. Collective where a table is in several blocks."""
-        means = []
-        #: Sums of this rank's blocks of cut tables, in order of their columns: (first column, arena, start, end).
-        mine: dict[str, list[tuple[int, int, int, int]]] = {name: [] for name in self._cut}
-        for i, (arena, (rows, grad)) in enumerate(zip(arenas, gradients, strict=True)):
-            means.append(grad.square().sum(1, keepdim=True))
-            ends = [first + len(r) for _, r, first in arena.held]
-            bounds = [0, *torch.searchsorted(rows, torch.tensor(ends, dtype=rows.dtype)).tolist()]
-            for (block, _, _), start, end in zip(arena.held, bounds, bounds[1:], strict=False):
-                if block.table in mine:
-                    mine[block.table].append((block.columns.start, i, start, end))
-                else:
-                    means[i][start:end] /= self._layout.plan.by_name[block.table].dim
-        if self._cut:
-            self._complete(means, mine)
-        return means
-
-    def _complete(self, sums: list[Tensor], mine: dict[str, list[tuple[int, int, int, int]]]) -> None:
-        """Replace the sums of cut tables' blocks by the means over all columns. One all-to-all."""
-        size = self._collective.world.size
-        message, counts = [torch.empty(0)], []
-        for rank in range(size):
-            parts = [
-                sums[i][start:end, 0]
-                for name, ranks in self._cut.items()
-                if rank in ranks
-                for _, i, start, end in sorted(mine[name])
-            ]
-            message += parts
-            counts.append(sum(p.numel() for p in parts))
-        received, back = self._collective.all_to_all(torch.cat(message), counts)
-        #: (block's place among the table's, its sums), by table.
-        found: dict[str, list[tuple[int, Tensor]]] = {name: [] for name in self._cut if mine[name]}
-        # A sender's message: tables in plan order, its blocks by column.
-        for rank, sent in enumerate(torch.split(received, back)):
-            at = 0
-            for name in found:
-                length = mine[name][0][3] - mine[name][0][2]
-                for place in (p for p, r in enumerate(self._cut[name]) if r == rank):
-                    found[name].append((place, sent[at : at + length]))
-                    at += length
-        for name, parts_of_table in found.items():
-            by_column = [part for _, part in sorted(parts_of_table, key=lambda x: x[0])]
-            mean = torch.stack(by_column).sum(0) / self._layout.plan.by_name[name].dim
-            for _, i, start, end in mine[name]:
-                sums[i][start:end, 0] = mean
 
 
 def _segments(arena: Arena, optimizer: EmbeddingOptimizer) -> list[tuple[TableOptimizer, int]]:

@@ -52,6 +52,14 @@ class Rule:
     growing: tuple[str, ...] = ()
     #: Its states are one number a row, not one a weight, and it asks for `Touched.mean_square`.
     by_row: bool = False
+    #: Its number in the C++ loop of a step (native/cpp/embeddings.cpp); None: torch does its steps on CPUs.
+    cpu_kernel: int | None = None
+    #: Whether kernels.gpu has it; else torch does its steps on GPUs.
+    gpu_kernel: bool = False
+    #: What keeps the kernels' division from zero.
+    eps: float = 0.0
+    #: (learning rate, step from 1) -> what the kernels multiply by.
+    step_size: Callable[[float, int], float] = lambda lr, step: lr
 
 
 def sgd(rows: Touched, lr: float) -> None:
@@ -72,20 +80,34 @@ def rowwise_adagrad(rows: Touched, lr: float) -> None:
     rows.weight.addcdiv_(rows.grad, total.sqrt().add_(ADAGRAD_EPS), value=-lr)
 
 
+def adam_step_size(lr: float, step: int) -> float:
+    """The learning rate with the correction of both moments' bias."""
+    beta1, beta2 = ADAM_BETAS
+    corrected: float = lr * (1 - beta2**step) ** 0.5 / (1 - beta1**step)
+    return corrected
+
+
 def adam(rows: Touched, lr: float) -> None:
     """Kingma and Ba (2015), on touched rows."""
     beta1, beta2 = ADAM_BETAS
     mean = rows.state["exp_avg"].lerp_(rows.grad, 1 - beta1)
     square = rows.state["exp_avg_sq"].mul_(beta2).addcmul_(rows.grad, rows.grad, value=1 - beta2)
-    step_size = lr * (1 - beta2**rows.step) ** 0.5 / (1 - beta1**rows.step)
-    rows.weight.addcdiv_(mean, square.sqrt().add_(ADAM_EPS), value=-step_size)
+    rows.weight.addcdiv_(mean, square.sqrt().add_(ADAM_EPS), value=-adam_step_size(lr, rows.step))
 
 
 RULES: Mapping[str, Rule] = {
-    "sgd": Rule(state=(), update=sgd),
-    "adagrad": Rule(state=("sum",), update=adagrad, growing=("sum",)),
-    "rowwise_adagrad": Rule(state=("sum",), update=rowwise_adagrad, growing=("sum",), by_row=True),
-    "adam": Rule(state=("exp_avg", "exp_avg_sq"), update=adam),
+    "sgd": Rule(state=(), update=sgd, cpu_kernel=0),
+    "adagrad": Rule(state=("sum",), update=adagrad, growing=("sum",), cpu_kernel=1, eps=ADAGRAD_EPS),
+    "rowwise_adagrad": Rule(
+        state=("sum",),
+        update=rowwise_adagrad,
+        growing=("sum",),
+        by_row=True,
+        cpu_kernel=2,
+        gpu_kernel=True,
+        eps=ADAGRAD_EPS,
+    ),
+    "adam": Rule(state=("exp_avg", "exp_avg_sq"), update=adam, cpu_kernel=3, eps=ADAM_EPS, step_size=adam_step_size),
 }
 
 

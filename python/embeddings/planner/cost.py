@@ -17,10 +17,14 @@ from numpy.typing import NDArray
 from headrace.config import Sharding
 from headrace.embeddings.optim.rules import RULES, state_bytes_per_row
 from headrace.embeddings.planner.popularity import Popularity
-from headrace.embeddings.sharding.plan import BYTES, FIND_BYTES, PLACE_BYTES, Block, Lookup, Plan, Table, row_bytes
+from headrace.embeddings.sharding.plan import Block, Lookup, Plan, Table
+from headrace.embeddings.storage.row_format import BYTES, row_bytes
 
 Vector = NDArray[np.float64]
 GIB = 2**30
+#: What a cache of rows takes on the device besides the rows (headrace.embeddings.storage.host_cache): bytes of each
+#: row that is there, and of each row of the table.
+PLACE_BYTES, FIND_BYTES = 25, 4
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from headrace.embeddings.optim.rules import state_bytes_per_row
 from headrace.embeddings.planner.cost import GIB, Besides, Load, Vector, Workload, load_of
 from headrace.embeddings.planner.popularity import Popularity
 from headrace.embeddings.planner.traffic import Hops, choose
-from headrace.embeddings.sharding.plan import Block, Lookup, Plan, ShardingKind, Table, blocks_for, can_pool, row_bytes
+from headrace.embeddings.sharding.plan import Block, Lookup, Plan, ShardingKind, Table, blocks_for, can_pool
+from headrace.embeddings.storage.row_format import row_bytes
 from headrace.errors import UserError
 
 #: Narrower blocks of columns cost more in ids than they win.

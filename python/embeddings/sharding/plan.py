@@ -20,26 +20,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from headrace.embeddings.storage.row_format import Storage
 from headrace.errors import UserError
 from headrace.schema import DatasetSchema, Kind
 
-#: How rows are stored. Arithmetic is float32 with all of them.
-Storage = Literal["fp32", "fp16", "bf16", "int8"]
 #: How the vectors of a list become one vector; `none`: they do not, the list is a sequence.
 Pooling = Literal["sum", "mean", "max", "none"]
 #: How float32 vectors and gradients travel between ranks: as they are, or rounded to the nearest bfloat16.
 Wire = Literal["fp32", "bf16"]
 ShardingKind = Literal["table_wise", "row_wise", "column_wise", "data_parallel"]
-
-BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
-#: What a cache of rows takes on the device besides the rows (storage.host_cache): bytes of each row that is
-#: there, and of each row of the table.
-PLACE_BYTES, FIND_BYTES = 25, 4
-
-
-def row_bytes(storage: Storage, columns: int) -> int:
-    """Bytes of a row as stored: see headrace.embeddings.storage.dtypes."""
-    return columns + 8 if storage == "int8" else columns * BYTES[storage]
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from headrace.embeddings.kernels import hashing
-from headrace.embeddings.sharding.plan import Storage
 from headrace.embeddings.storage.initialize import initial_values
+from headrace.embeddings.storage.row_format import Storage
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.uint8}
 #: Bytes of scale and offset behind the codes.

@@ -28,7 +28,8 @@ from torch import Tensor
 
 from headrace.atomic import write_text
 from headrace.comm.base import Collective
-from headrace.embeddings.checkpoint.shards import shared_directory, write_index
+from headrace.embeddings.checkpoint.dynamic import load_dynamic, save_dynamic
+from headrace.embeddings.checkpoint.shards import load_shards, save_shards, shared_directory, write_index
 from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, save_tensors
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.sharded import ShardedEmbeddings
@@ -154,9 +155,9 @@ class Saver:
         partial = stack.enter_context(shared_directory(final, self._collective))
 
         def write() -> FileRecord | None:
-            embeddings.save_shards(partial / _EMBEDDINGS, with_optimizer=True)
+            save_shards(embeddings, partial / _EMBEDDINGS, with_optimizer=True)
             if dynamic is not None:
-                dynamic.save(partial / _DYNAMIC)
+                save_dynamic(dynamic, partial / _DYNAMIC)
             return save_tensors(partial / _DENSE, tensors) if self._collective.world.is_chief else None
 
         self._open = _Open(stack, partial, progress, keep_step, _Work(write, self._background))
@@ -319,9 +320,9 @@ def _load(path: Path, model: Model, dense: DenseOptimizer, config: str) -> Progr
             f"delete {path.parent} to train from the start"
         )
     tensors = load_tensors(path, record.dense)
-    model.embeddings.load_shards(path / _EMBEDDINGS, with_optimizer=True)
+    load_shards(model.embeddings, path / _EMBEDDINGS, with_optimizer=True)
     if model.dynamic is not None:
-        model.dynamic.load(path / _DYNAMIC, with_optimizer=True)
+        load_dynamic(model.dynamic, path / _DYNAMIC, with_optimizer=True)
     model.load_state_dict(_below("model/", tensors))
     dense.load_state(_below("optimizer/", tensors))
     return record.progress

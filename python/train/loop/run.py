@@ -17,9 +17,9 @@ from headrace.comm.base import Collective, LocalCollective
 from headrace.comm.shared_memory import may_share
 from headrace.dataset.loader.source import TrainSource
 from headrace.dataset.parquet.layout import SplitLayout, open_split
-from headrace.embeddings.cache_use import cache_use
 from headrace.embeddings.dynamic.memory import bytes_beside
 from headrace.embeddings.dynamic.spec import dynamic_features, dynamic_specs
+from headrace.embeddings.lookup.cache_use import cache_use
 from headrace.embeddings.planner.cost import Besides
 from headrace.embeddings.planner.search import plan_tables
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table

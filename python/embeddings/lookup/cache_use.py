@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.embeddings.lookup.local_tables import LocalTables
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class CacheUse:
         return self.hits / self.lookups if self.lookups else None
 
 
-def cache_use(embeddings: ShardedEmbeddings) -> dict[str, CacheUse]:
+def cache_use(embeddings: LocalTables) -> dict[str, CacheUse]:
     """By table that is cached. Collective where there is one; the same on all ranks."""
     arenas = [a for a in embeddings.layout.arenas if a.cached]
     names = sorted({b.table for a in arenas for b in a.blocks})
