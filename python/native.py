@@ -12,18 +12,50 @@ from pathlib import Path
 from headrace.workspace import checkout
 
 _VERSION = 7
+_EMBEDDINGS = "libheadrace_embeddings.so"
+#: Levels of the x86-64 psABI that libraries are built for, best first, and what of each /proc/cpuinfo names.
+_LEVELS = {
+    "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "x86-64-v3": {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"},
+}
+
+
+def levels(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
+    """The levels that this machine's processors run, best first; none: older ones, or another architecture.
+
+    Args:
+        cpuinfo: as Linux describes processors; of one that is not there nothing is known.
+    """
+    try:
+        lines = [line.split(":", 1)[1] for line in cpuinfo.read_text().splitlines() if line.startswith("flags")]
+    except OSError:
+        return []
+    flags = set.intersection(*(set(line.split()) for line in lines)) if lines else set()
+    needed = {level: set().union(*(_LEVELS[lower] for lower in list(_LEVELS)[at:])) for at, level in enumerate(_LEVELS)}
+    return [level for level in _LEVELS if needed[level] <= flags]
+
+
+def built(name: str) -> Path:
+    """A library's file, as it was built for the best level that runs here; else for any processor."""
+    folder = checkout() / "build" / "native"
+    return next((file for level in levels() if (file := folder / level / name).is_file()), folder / name)
 
 
 def library_path() -> Path:
-    """Where the build puts it."""
-    return checkout() / "build" / "native" / "libheadrace_embeddings.so"
+    """Where the library is, or would be."""
+    return built(_EMBEDDINGS)
 
 
 @cache
 def library() -> ctypes.CDLL | None:
     """The library, or None where it was not built (or by another version of its source)."""
+    return load(library_path())
+
+
+def load(path: Path) -> ctypes.CDLL | None:
+    """A library's file, its functions declared; None: there is none, or one of another version."""
     try:
-        found = ctypes.CDLL(str(library_path()))
+        found = ctypes.CDLL(str(path))
         if found.headrace_embeddings_version() != _VERSION:
             return None
     except (OSError, AttributeError):

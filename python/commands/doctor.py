@@ -172,19 +172,23 @@ def jars(gradle: Path, configuration: str) -> list[str]:
 
 def native() -> Iterator[Finding]:
     """What of native/ is built: needed by the operators on native functions, faster embeddings, GPU plans."""
-    from headrace.native import library as embeddings
+    from headrace import native as embeddings
     from headrace.udfs import library as columns
     from headrace.udfs.spark import udf_jars
 
-    built = [
-        name for name, there in (("embeddings", embeddings() is not None), ("columns", _loads(columns.host))) if there
-    ]
-    lacking = sorted({"embeddings", "columns"} - {*built})
+    there = {"embeddings": embeddings.library() is not None, "columns": _loads(columns.host)}
+    lacking = sorted(name for name, is_there in there.items() if not is_there)
+    best, level = next(iter(embeddings.levels()), ""), embeddings.library_path().parent.name
+    level = level if level in embeddings.levels() else ""
+    told = {"embeddings": f"embeddings ({level or 'any processor'})", "columns": "columns"}
+    todo = f"`make native` ({', '.join(lacking)})" if lacking else ""
+    if not todo and level != best:
+        todo = f"`make native` with a compiler that knows -march={best}: this processor can do more"
     yield Finding(
         "native libraries",
         "optional" if lacking else "ok",
-        ", ".join(built) or "not built",
-        f"`make native` ({', '.join(lacking)})" if lacking else "",
+        ", ".join(told[name] for name, is_there in there.items() if is_there) or "not built",
+        todo,
     )
     if not columns.cuda_path().is_file():
         yield Finding("CUDA objects", "optional", "not built", "`make native-cuda`, for GPUs (builds without one)")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.workspace import checkout
+from headrace import native
 
 Array = npt.NDArray[Any]
 Order = npt.NDArray[np.int32]
@@ -20,15 +20,20 @@ _VERSION = 2
 
 
 def library_path() -> Path:
-    """Where the build puts it."""
-    return checkout() / "build" / "native" / "libheadrace_dataset.so"
+    """Where the library is, or would be."""
+    return native.built("libheadrace_dataset.so")
 
 
 @cache
 def library() -> ctypes.CDLL | None:
     """The library, or None where it was not built (or by another version of its source)."""
+    return load(library_path())
+
+
+def load(path: Path) -> ctypes.CDLL | None:
+    """A library's file, its functions declared; None: there is none, or one of another version."""
     try:
-        found = ctypes.CDLL(str(library_path()))
+        found = ctypes.CDLL(str(path))
         if found.headrace_dataset_version() != _VERSION:
             return None
     except (OSError, AttributeError):
