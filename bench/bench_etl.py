@@ -34,10 +34,10 @@ from bench.etl_parts import of_real_lines, of_size, of_vocabulary
 from bench.etl_table import markdown
 from bench.peers.etl_textbook import textbook
 from bench.report import Figure, publish
-from headrace.atomic import write_text
 from headrace.config import load_spec
 from headrace.errors import UserError
 from headrace.lake.session import session
+from headrace.storage import local
 from headrace.workspace import Workspace, checkout
 
 OTHER_PARTS = ("vocabulary", "real")
@@ -156,4 +156,4 @@ if __name__ == "__main__":
     for one in wanted:
         found = {"code": checkout_version(), "figures": [f.row() for f in measure(one, set(named))]}
         _FOLDER.mkdir(parents=True, exist_ok=True)
-        write_text(_FOLDER / f"{one}.json", json.dumps(found, indent=1) + "\n")
+        local(_FOLDER / f"{one}.json").put_text(json.dumps(found, indent=1) + "\n")

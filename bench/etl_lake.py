@@ -9,7 +9,6 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from bench.criteo_data import CATEGORIES, COUNTS
-from headrace.atomic import new_directory
 from headrace.config import Spec, build_spec
 from headrace.features.build.lake_files import files_of_day, fit_files
 from headrace.features.engines.arrow.lake_file import LakeFile
@@ -19,6 +18,7 @@ from headrace.features.layout.split import split_rows
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.workflow import FittedWorkflow, Workflow
 from headrace.lake.delta.log import DataFile, DeltaLog
+from headrace.storage import local
 from headrace.workspace import Workspace
 
 DAYS = 8
@@ -69,16 +69,17 @@ class Lake:
     def features(self, spec: Spec, out: Path) -> tuple[float, float, FittedWorkflow]:
         """(seconds of fit, seconds of transform and write, what was learned) of the Arrow engine; codes from none."""
         workflow = Workflow.from_spec(spec)
-        shutil.rmtree(self.ws.table("etl", "vocabulary"), ignore_errors=True)
+        self.ws.table("etl", "vocabulary").remove()
         # The frame is not looked at: files are.
         split = split_rows(spec, self._spark.createDataFrame([], spec.table.spark_schema + ", " + _META), DS)
-        vocabularies = VocabularyTable(self._spark, self.ws.table("etl", "vocabulary"), DS)
+        vocabularies = VocabularyTable(self._spark, self.ws.table("etl", "vocabulary").local_path(), DS)
         with files_of_day(spec, self.ws, DS, self.table, 0, workflow, split) as files, vocabularies.in_background():
             assert files is not None
             tick = time.perf_counter()
             counts, fitted = fit_files(workflow, files, split, vocabularies, self._spark, "etl")
             done = time.perf_counter()
-            with new_directory(out) as folder:
+            with local(out).new_folder() as made:
+                folder = made.local_path()
                 fitted.save(folder / "workflow")
                 plans = plan_files(counts, spec.features.row_group_rows, spec.features.min_row_groups)
                 written = write_encoded(fitted, files, plans, folder, folder / "workflow", self._spark)
@@ -88,7 +89,7 @@ class Lake:
 
     def forget(self, days: int = DAYS) -> None:
         """Remove what was decoded of the newest days."""
-        folder = next(p for p in self.ws.encoded("etl").iterdir() if not p.name.startswith("scratch"))
+        folder = next(p for p in self.ws.encoded("etl").local_path().iterdir() if not p.name.startswith("scratch"))
         if days == DAYS:
             shutil.rmtree(folder)
             return

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from headrace.atomic import write_text
+from headrace.storage import local
 from headrace.workspace import checkout
 
 
@@ -42,7 +42,7 @@ def publish(bench: str, figures: Sequence[Figure]) -> Path:
     """Write build/bench/<bench>.json in one step and print the table."""
     rows = [f.row() for f in figures]
     path = checkout() / "build" / "bench" / f"{bench}.json"
-    write_text(path, json.dumps(rows, indent=1) + "\n")
+    local(path).put_text(json.dumps(rows, indent=1) + "\n")
     table = Table(title=f"bench {bench}")
     for column in _COLUMNS:
         table.add_column(column, justify="left" if column in ("name", "unit") else "right")

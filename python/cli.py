@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from headrace import __version__
 from headrace.errors import EXIT_USER_ERROR, UserError
+from headrace.storage import local, local_folder
 from headrace.workspace import Workspace
 
 
@@ -63,7 +64,14 @@ warehouse_app = typer.Typer(cls=_Group, no_args_is_help=True, help="The embedded
 app.add_typer(warehouse_app, name="warehouse")
 
 Home = Annotated[
-    Path, typer.Option("--home", envvar="HEADRACE_HOME", help="The workspace: lake, models, logs, reports.")
+    Path,
+    typer.Option(
+        "--home",
+        envvar="HEADRACE_HOME",
+        help="The workspace: lake, models, logs, reports. A folder, as a path or file:// URI.",
+        parser=lambda text: local_folder(str(text), "--home"),
+        metavar="FOLDER",
+    ),
 ]
 Pipeline = Annotated[
     str, typer.Argument(metavar="PIPELINE", help="A shipped pipeline's name, or the path of a .yaml file.")
@@ -386,7 +394,7 @@ def spark_properties(
     from headrace.jobs.submit import properties_file, write_properties
 
     spec, ws = load_spec(pipeline, sets or []), Workspace(home)
-    path = out or properties_file(ws, spec.pipeline)
+    path = local(out) if out else properties_file(ws, spec.pipeline)
     write_properties(spec, ws, path)
     typer.echo(path)
 

@@ -6,15 +6,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace import __version__
-from headrace.atomic import write_text
 from headrace.errors import UserError
 from headrace.schema import DatasetSchema
+from headrace.storage import Location
 
 
 class Input(BaseModel):
@@ -72,26 +71,26 @@ class Manifest(BaseModel):
             raise KeyError(f"manifest of {self.stage} has {len(found)} outputs of kind {kind!r}, not 1")
         return found[0]
 
-    def save(self, path: Path) -> None:
+    def save(self, file: Location) -> None:
         """Write in one step: a reader sees the old manifest or this one."""
-        write_text(path, self.model_dump_json(indent=1) + "\n")
+        file.put_text(self.model_dump_json(indent=1) + "\n")
 
     @staticmethod
-    def load(path: Path) -> Manifest | None:
-        """The manifest at `path`; None where there is none.
+    def load(file: Location) -> Manifest | None:
+        """The manifest in `file`; None where there is none.
 
         Raises:
             UserError: the file is there but is no manifest.
         """
         try:
-            text = path.read_text(encoding="utf-8")
+            text = file.read_text()
         except FileNotFoundError:
             return None
         try:
             return Manifest.model_validate_json(text)
         except ValidationError as e:
             raise UserError(
-                f"{path} is not a manifest that headrace {__version__} reads: {e.errors()[0]['msg']}. "
+                f"{file} is not a manifest that headrace {__version__} reads: {e.errors()[0]['msg']}. "
                 f"Delete it to run that stage again."
             ) from e
 

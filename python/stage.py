@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.config import Spec
@@ -17,6 +14,8 @@ from headrace.errors import UserError
 from headrace.manifest import Input, Manifest, Output, fingerprint
 from headrace.memory import peak_memory_mib
 from headrace.schema import DatasetSchema
+from headrace.storage import Lease
+from headrace.storage.lease import Held
 from headrace.workspace import Workspace
 
 #: The day, in order. A stage whose section the spec lacks is left out.
@@ -99,7 +98,8 @@ def run_stage(stage: Stage, spec: Spec, ws: Workspace, ds: str) -> Outcome:
         UserError: an upstream stage or an input is missing, or another run of this pipeline holds the lock.
     """
     _refuse_absent(stage, spec)
-    with run_lock(ws, spec.pipeline):
+    with run_lock(ws, spec.pipeline) as lease:
+        ws.manifest(spec.pipeline, ds, stage.name).parent.discard_unfinished()
         look = _look(stage, spec, ws, ds)
         if look.reason is None:
             assert look.manifest is not None
@@ -121,6 +121,7 @@ def run_stage(stage: Stage, spec: Spec, ws: Workspace, ds: str) -> Outcome:
             seconds=round(time.perf_counter() - tick, 3),
             peak_memory_mib={**peak_memory_mib(), **result.peak_memory_mib},
         )
+        lease.check()
         manifest.save(ws.manifest(spec.pipeline, ds, stage.name))
         return Outcome(manifest, skipped=False, reason=look.reason)
 
@@ -205,25 +206,15 @@ def _why_run(stage: Stage, ctx: Context, manifest: Manifest | None, verify: bool
 
 
 @contextmanager
-def run_lock(ws: Workspace, pipeline: str) -> Iterator[None]:
-    """One writer per pipeline on this machine; the kernel frees the lock when the holder dies.
+def run_lock(ws: Workspace, pipeline: str) -> Iterator[Lease]:
+    """One writer per pipeline; the lease ends with its holder's process.
 
     Raises:
         UserError: another process holds it.
     """
-    path: Path = ws.lock(pipeline)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+", encoding="utf-8") as f:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            f.seek(0)
-            raise UserError(
-                f"another run of pipeline '{pipeline}' is at work ({f.read().strip() or 'unknown process'}); "
-                f"wait for it or stop it"
-            ) from None
-        f.seek(0)
-        f.truncate()
-        f.write(f"process {os.getpid()}")
-        f.flush()
-        yield
+            lease = stack.enter_context(ws.lock(pipeline).lease())
+        except Held as e:
+            raise UserError(f"another run of pipeline '{pipeline}' is at work ({e}); wait for it or stop it") from None
+        yield lease

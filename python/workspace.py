@@ -1,4 +1,4 @@
-"""Where everything is on disk. One function a place, so that no path is spelled twice."""
+"""Where everything is. One function a place, so that no path is spelled twice."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import headrace
+from headrace.storage import Location, local
+
+#: First parts of the names of what is in the lake; all else that manifests name is in the store.
+_LAKE = ("lake", "landing")
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """The folders of one installation, all below `home` (made on demand by those who write).
+    """The places of one installation (made on demand by those who write).
+
+    Three roots, all of them `home` today: `lake` (landing files, Delta tables), `store` (datasets, models, manifests,
+    reports, leases) and `scratch` (of one host; may vanish between two runs).
 
     `home` may be given relative; it is kept absolute so that Spark's executors see the same place.
     """
@@ -21,38 +28,74 @@ class Workspace:
     def __post_init__(self) -> None:
         object.__setattr__(self, "home", Path(os.path.abspath(self.home)))
 
-    def landing(self, pipeline: str) -> Path:
-        return self.home / "landing" / pipeline
+    @property
+    def lake(self) -> Location:
+        return local(self.home)
 
-    def table(self, pipeline: str, name: str) -> Path:
+    @property
+    def store(self) -> Location:
+        return local(self.home)
+
+    @property
+    def scratch(self) -> Location:
+        return local(self.home)
+
+    def locate(self, name: str) -> Location:
+        """What a manifest names: a path below `lake` or `store`; an absolute path stays as it is."""
+        return (self.lake if name.split("/", 1)[0] in _LAKE else self.store) / name
+
+    def name_of(self, location: Location) -> str:
+        """The name under which `locate` finds it; its whole path where it is not in the workspace."""
+        for root in (self.lake, self.store):
+            if location.is_below(root):
+                return location.below(root)
+        return str(location)
+
+    def landing(self, pipeline: str) -> Location:
+        return self.lake / "landing" / pipeline
+
+    def table(self, pipeline: str, name: str) -> Location:
         """A Delta table's folder: `events`, `quarantine`, `vocabulary`, `scores`, ..."""
-        return self.home / "lake" / pipeline / name
+        return self.lake / "lake" / pipeline / name
 
-    def encoded(self, pipeline: str) -> Path:
+    def encoded(self, pipeline: str) -> Location:
         """The lake's files as the Arrow engine decoded them: kept for the next day, made again where missing."""
-        return self.home / "encoded" / pipeline
+        return self.scratch / "encoded" / pipeline
 
-    def manifest(self, pipeline: str, ds: str, stage: str) -> Path:
-        return self.home / "runs" / pipeline / ds / f"{stage}.json"
+    def runs(self, pipeline: str) -> Location:
+        """The manifests of a pipeline: a folder for each day."""
+        return self.store / "runs" / pipeline
 
-    def log(self, pipeline: str, ds: str, stage: str) -> Path:
-        return self.home / "logs" / pipeline / ds / f"{stage}.log"
+    def pipelines(self) -> list[str]:
+        """The pipelines of which a stage has run."""
+        return [p.name for p in (self.store / "runs").entries() if p.is_dir()]
 
-    def dataset(self, pipeline: str, ds: str, key: str) -> Path:
-        return self.home / "datasets" / pipeline / ds / key
+    def days(self, pipeline: str) -> list[str]:
+        """The days of a pipeline of which a stage has run, oldest first."""
+        return [p.name for p in self.runs(pipeline).entries() if p.is_dir()]
 
-    def model(self, pipeline: str, ds: str, key: str) -> Path:
-        return self.home / "models" / pipeline / ds / key
+    def manifest(self, pipeline: str, ds: str, stage: str) -> Location:
+        return self.runs(pipeline) / ds / f"{stage}.json"
 
-    def search(self, pipeline: str, ds: str, key: str) -> Path:
+    def log(self, pipeline: str, ds: str, stage: str) -> Location:
+        return self.scratch / "logs" / pipeline / ds / f"{stage}.log"
+
+    def dataset(self, pipeline: str, ds: str, key: str) -> Location:
+        return self.store / "datasets" / pipeline / ds / key
+
+    def model(self, pipeline: str, ds: str, key: str) -> Location:
+        return self.store / "models" / pipeline / ds / key
+
+    def search(self, pipeline: str, ds: str, key: str) -> Location:
         """A search of hyper-parameters: its study, its sample of the dataset, its best settings."""
-        return self.home / "search" / pipeline / ds / key
+        return self.store / "search" / pipeline / ds / key
 
-    def report(self, pipeline: str, ds: str) -> Path:
-        return self.home / "reports" / pipeline / f"{ds}.html"
+    def report(self, pipeline: str, ds: str) -> Location:
+        return self.store / "reports" / pipeline / f"{ds}.html"
 
-    def lock(self, pipeline: str) -> Path:
-        return self.home / "locks" / f"{pipeline}.lock"
+    def lock(self, pipeline: str) -> Location:
+        """Whose lease says who is at work on a pipeline."""
+        return self.store / "locks" / f"{pipeline}.lock"
 
     @property
     def registry_uri(self) -> str:
@@ -61,12 +104,13 @@ class Workspace:
 
     @property
     def postgres(self) -> Path:
-        """The embedded PostgreSQL's folder (data, password file, socket, log)."""
+        """The embedded PostgreSQL's folder (data, password file, socket, log): of this host."""
         return self.home / "postgres"
 
     @property
-    def spark_local(self) -> Path:
-        return self.home / "spark"
+    def spark_local(self) -> Location:
+        """Spark's and the stages' temporary files."""
+        return self.scratch / "spark"
 
 
 def checkout() -> Path:

@@ -137,7 +137,7 @@ def make_dataset() -> Callable[..., Manifest]:
             )
 
         key = fingerprint({"seed": seed, "train": train, "valid": valid, "rank": rank, "groups": groups})
-        folder = ws.dataset(pipeline, ds, key)
+        folder = ws.dataset(pipeline, ds, key).local_path()
         tables = {"train": rows(train, 0), "valid": rows(valid, 1_000_000)}
         if rank:
             ranked = rows(10 * rank, 2_000_000)

@@ -19,6 +19,7 @@ from headrace.features.table_ops.preparation import Preparation
 from headrace.features.types import declared
 from headrace.lake.delta.log import DeltaLog
 from headrace.schema import Column
+from headrace.storage import local
 
 TYPES = {
     "user": "bigint",
@@ -121,7 +122,7 @@ def assert_rows(found: pa.Table, wanted: pa.Table) -> None:
 
 def commit_delta(folder: Path, table: pa.Table) -> None:
     """One commit that makes the table's rows those of a Delta table, by hand; the first one makes the table."""
-    log = DeltaLog(folder)
+    log = DeltaLog(local(folder))
     version = -1 if log.version is None else log.version
     before = log.files(version) if version >= 0 else []
     assert before is not None

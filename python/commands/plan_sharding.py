@@ -94,8 +94,7 @@ def _limit(raw: DynamicSpec, optimizer: str, world: int) -> str:
 
 
 def _dataset(ws: Workspace, pipeline: str, ds: str | None) -> tuple[str, DatasetSchema, dict[str, Popularity]]:
-    runs = ws.manifest(pipeline, "*", "features")
-    days = sorted((p.parent.name for p in runs.parent.parent.glob("*/features.json")), reverse=True)
+    days = [d for d in reversed(ws.days(pipeline)) if ws.manifest(pipeline, d, "features").is_file()]
     day = ds or (days[0] if days else "")
     manifest = Manifest.load(ws.manifest(pipeline, day, "features")) if day else None
     if manifest is None or manifest.dataset_schema is None:
@@ -104,7 +103,7 @@ def _dataset(ws: Workspace, pipeline: str, ds: str | None) -> tuple[str, Dataset
             f"not known: run it up to features, or declare tables (--tables mlperf, --tables FILE.yaml)"
         )
     schema = manifest.dataset_schema
-    popularity = sampled_popularity(ws.home / manifest.output("dataset").name, schema)
+    popularity = sampled_popularity(ws.locate(manifest.output("dataset").name).local_path(), schema)
     return f"{pipeline}, dataset of {day}", schema, popularity
 
 

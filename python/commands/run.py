@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.markup import escape
 
@@ -13,6 +12,7 @@ from headrace.commands.screen import out
 from headrace.config import Spec, load_spec, parse_ds
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, EXIT_USER_ERROR, UserError
 from headrace.stage import ORDER, check_stage
+from headrace.storage import Location
 from headrace.workspace import Workspace
 
 
@@ -101,7 +101,7 @@ def _between(first: str, last: str) -> tuple[str, ...]:
     return ORDER[ORDER.index(first) : ORDER.index(last) + 1]
 
 
-def _explain_failure(stage: str, code: int, log: Path) -> None:
+def _explain_failure(stage: str, code: int, log: Location) -> None:
     how = "see the message above" if code == EXIT_USER_ERROR else f"exit code {code}"
     if code == 128 + signal.SIGTERM:
         how = "it was asked to stop"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +15,7 @@ from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.monitor import facts
 from headrace.stage import ORDER, Stage, check_stage, identity
+from headrace.storage import Location
 from headrace.workspace import Workspace, pipeline_file
 
 _STYLES = {"done": "green", "stale": "yellow", "missing": "dim"}
@@ -34,11 +33,11 @@ def status(
         UserError: the pipeline is unknown, a manifest is damaged, nothing has run.
     """
     spec = load_spec(pipeline, overrides) if pipeline else None
-    names = [spec.pipeline] if spec else sorted(p.name for p in (ws.home / "runs").glob("*") if p.is_dir())
+    names = [spec.pipeline] if spec else ws.pipelines()
     shown = table("pipeline", "ds", "stage", "state", ">rows", ">seconds", "finished, UTC")
     busy: list[str] = []
     for name in names:
-        days = sorted(p.name for p in (ws.home / "runs" / name).glob("*") if p.is_dir())
+        days = ws.days(name)
         days = [parse_ds(ds)] if ds else days[-last:] if last else days
         busy += _at_work(ws.lock(name), name)
         known = spec or _shipped(name, overrides)
@@ -104,14 +103,7 @@ def _state(
     return ("done", "") if reason is None else ("stale", reason)
 
 
-def _at_work(lock: Path, pipeline: str) -> list[str]:
+def _at_work(lock: Location, pipeline: str) -> list[str]:
     """A line where a run of the pipeline is going on."""
-    try:
-        with open(lock, encoding="utf-8") as f:
-            try:
-                fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return [f"{pipeline}: a stage is at work ({f.read().strip()})"]
-    except FileNotFoundError:
-        pass
-    return []
+    holder = lock.holder()
+    return [f"{pipeline}: a stage is at work ({holder})"] if holder else []

@@ -80,7 +80,7 @@ def sample(ws: Workspace, pipeline: str, ds: str | None, rows: int) -> None:
 
 
 def _newest(ws: Workspace, spec: Spec) -> str:
-    days = sorted(p.parent.name for p in (ws.home / "runs" / spec.pipeline).glob("*/publish.json"))
+    days = [d for d in ws.days(spec.pipeline) if ws.manifest(spec.pipeline, d, "publish").is_file()]
     if not days:
         raise UserError(f"'{spec.pipeline}' has published nothing yet. Run: headrace run {spec.pipeline} --ds DATE")
     return days[-1]

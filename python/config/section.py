@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import re
 from datetime import date
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from headrace.errors import UserError
+from headrace.storage import uri_fault
 
 #: Names that become part of paths and table names.
 #: Asked with `fullmatch`: `match` with a `$` lets a newline at the end pass.
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 _DS = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+
+
+def _path(text: str) -> str:
+    if fault := uri_fault(text):
+        raise ValueError(fault)
+    return text
+
+
+#: The path, or glob, of files that a pipeline reads.
+PathText = Annotated[str, AfterValidator(_path)]
 
 
 class Section(BaseModel):

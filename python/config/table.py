@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from headrace.config.section import Section
+from headrace.config.section import PathText, Section
 from headrace.errors import nearest
 from headrace.schema import Column
 
@@ -22,7 +22,7 @@ class Source(Section):
 
     #: One of headrace.lake.sources.formats.
     format: Literal["clicks", "csv", "jsonl", "criteo", "talkingdata", "movielens", "movielens_ncf"]
-    path: str
+    path: PathText
     #: csv only.
     separator: str = ","
     header: bool = True

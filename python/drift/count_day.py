@@ -56,11 +56,11 @@ def count_day(
     path = ctx.ws.table(ctx.spec.pipeline, "statistics")
     ranges = {"train": rows.train_range, "valid": rows.valid_range}
     counted = time.perf_counter()
-    version = write_statistics(spark, path, ctx.ds, ctx.key, records, ranges)
+    version = write_statistics(spark, path.local_path(), ctx.ds, ctx.key, records, ranges)
     _LOG.info(
         "counted %d columns and features in %.1f s, wrote their statistics in %.1f s",
         len(records) // len(splits),
         counted - tick,
         time.perf_counter() - counted,
     )
-    return (Output(kind="delta", name=str(path.relative_to(ctx.ws.home)), version=str(version), rows=len(records)),)
+    return (Output(kind="delta", name=ctx.ws.name_of(path), version=str(version), rows=len(records)),)

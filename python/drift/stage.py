@@ -219,7 +219,7 @@ def _section(spec: Spec) -> Drift:
 
 
 def _statistics(ctx: Context) -> Output:
-    name = str(ctx.ws.table(ctx.spec.pipeline, "statistics").relative_to(ctx.ws.home))
+    name = ctx.ws.name_of(ctx.ws.table(ctx.spec.pipeline, "statistics"))
     for output in ctx.upstream["features"].outputs:
         if output.name == name:
             return output
@@ -237,7 +237,7 @@ def read_statistics(ctx: Context) -> list[dict[str, Any]]:
     """
     made = _statistics(ctx)
     again = f"make it again: headrace run {ctx.spec.pipeline} --ds {ctx.ds} --from features --to drift"
-    files = DeltaLog(ctx.ws.home / made.name).files(int(made.version))
+    files = DeltaLog(ctx.ws.locate(made.name)).files(int(made.version))
     mine = [f.path for f in files or () if f.partition.get("ds") == ctx.ds]
     if not mine:
         raise UserError(f"{made.name} has no version {made.version} with {ctx.ds} any more; {again}")

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from headrace.lake.delta.log import DeltaLog
+from headrace.storage import local
 
 _BIN = pa.struct(
     [
@@ -78,7 +79,7 @@ def write_statistics(
         ranges: first and last day by split.
     """
     said = {"stage": "statistics", "ds": ds, "key": key}
-    for version, text in DeltaLog(path).user_metadata():
+    for version, text in DeltaLog(local(path)).user_metadata():
         found = _said(text)
         if found.get("stage") == "statistics" and found.get("ds") == ds:
             if found == said:
@@ -94,7 +95,7 @@ def write_statistics(
         .option("userMetadata", json.dumps(said))
         .save(str(path))
     )
-    return next(version for version, text in DeltaLog(path).user_metadata() if _said(text) == said)
+    return next(version for version, text in DeltaLog(local(path)).user_metadata() if _said(text) == said)
 
 
 def _range(days: tuple[str, str] | None) -> dict[str, str | None]:

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import os
-import shutil
 import struct
-import uuid
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from headrace.atomic import fsync_dir, write_text
 from headrace.generate.click_model import ClickModel, events
 from headrace.generate.counter_random import Ints, stream
 from headrace.generate.faults import duplicate_sources, malformed_kind, malformed_lines
 from headrace.generate.serialize import CSV_HEADER, Format, lines, values
 from headrace.generate.truth import EXACT_ROWS, DayTruth, GeneratedFile, Tally, tally
+from headrace.storage import Location
 
 #: More rows than this go to more files: a file is made in memory (about 1 KB a row at the peak), as one task.
 MAX_FILE_ROWS = 500_000
@@ -64,7 +59,7 @@ class DayPlan:
         return f"part-{file:04d}.{'json' if self.format(file) == 'jsonl' else 'csv'}.gz"
 
 
-def write_file(day: DayPlan, file: int, folder: Path) -> Tally:
+def write_file(day: DayPlan, file: int, folder: Location) -> Tally:
     """Make file number `file` of a day in `folder`.
 
     Its bytes depend on (day, file) alone, so a task that runs twice does no harm. Good rows, duplicates and malformed
@@ -104,66 +99,40 @@ def _share(total: int, part: int, parts: int) -> Ints:
     return np.arange(total * part // parts, total * (part + 1) // parts)
 
 
-def _write_gzip(path: Path, header: str, all_lines: pa.StringArray) -> GeneratedFile:
+def _write_gzip(path: Location, header: str, all_lines: pa.StringArray) -> GeneratedFile:
     """One gzip member with no name and time 0 (RFC 1952), so that equal lines are equal bytes."""
     assert all_lines.offset == 0
     _, offsets, data = all_lines.buffers()
     end = int(np.frombuffer(offsets, dtype=np.int32)[len(all_lines)]) if len(all_lines) else 0
     body = memoryview(data)[:end] if end else b""
     packer = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _WBITS_GZIP)
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
-    with open(partial, "wb") as f:
+    with path.new_file() as partial, open(partial, "wb") as f:
         f.write(packer.compress(header.encode()))
         f.write(packer.compress(body))
         f.write(packer.flush())
-        f.flush()
-        os.fsync(f.fileno())
         size = f.tell()
-    os.replace(partial, path)
     return GeneratedFile(
         name=path.name, lines=len(all_lines), bytes=size, crc32=zlib.crc32(body, zlib.crc32(header.encode()))
     )
 
 
-def truth_path(landing: Path, ds: str) -> Path:
+def truth_path(landing: Location, ds: str) -> Location:
     """Where a day's truth is, below the pipeline's landing folder."""
     return landing / "truth" / f"{ds}.json"
 
 
-@contextmanager
-def staging_folder(landing: Path, ds: str) -> Iterator[Path]:
-    """A folder to write a day in, whose name no glob finds; removed at the end unless `publish_day` renamed it."""
-    landing.mkdir(parents=True, exist_ok=True)
-    for leftover in landing.glob(f".{ds}.*.partial"):
-        # A task of a killed run may still be writing there: then what is left goes next time. No glob finds it.
-        shutil.rmtree(leftover, ignore_errors=True)
-    folder = landing / f".{ds}.{uuid.uuid4().hex[:8]}.partial"
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def publish_truth(landing: Location, truth: DayTruth) -> None:
+    """Write what is known of a day, just before its folder appears.
 
-
-def publish_day(folder: Path, landing: Path, truth: DayTruth) -> None:
-    """Make the finished day visible, in one rename; an older one goes away, in one rename, just before.
-
-    The truth file comes first. Killed in between, there is a truth without its day: `stale_reason` sees that, and the
-    next run makes the day again.
+    Killed in between, there is a truth without its day or with an older one: `stale_reason` sees that, and the next run
+    makes the day again.
     """
-    final = landing / truth.ds
-    if final.exists():
-        # Not deleted in place: a reader would see half a day.
-        os.replace(final, landing / f".{truth.ds}.{uuid.uuid4().hex[:8]}.old.partial")
-    write_text(truth_path(landing, truth.ds), truth.model_dump_json(indent=1) + "\n")
-    fsync_dir(folder)
-    os.replace(folder, final)
-    fsync_dir(landing)
-    for old in landing.glob(f".{truth.ds}.*.old.partial"):
-        shutil.rmtree(old)
+    truth_path(landing, truth.ds).put_text(truth.model_dump_json(indent=1) + "\n")
 
 
-def stale_reason(landing: Path, ds: str, key: str, parameters: dict[str, object]) -> tuple[str | None, DayTruth | None]:
+def stale_reason(
+    landing: Location, ds: str, key: str, parameters: dict[str, object]
+) -> tuple[str | None, DayTruth | None]:
     """Why a day must be made, or None where it stands as these parameters make it; and its truth file, if any."""
     folder = landing / ds
     truth = DayTruth.load(truth_path(landing, ds))
@@ -174,7 +143,7 @@ def stale_reason(landing: Path, ds: str, key: str, parameters: dict[str, object]
     if truth.key != key:
         return _changes(truth.parameters, parameters), truth
     names = {f.name for f in truth.files}
-    for extra in sorted(p.name for p in folder.glob("*.gz") if p.name not in names):
+    for extra in (p.name for p in folder.entries() if p.name.endswith(".gz") and p.name not in names):
         return f"{folder / extra} does not belong to it", truth
     for file in truth.files:
         if not _intact(folder / file.name, file):
@@ -188,12 +157,12 @@ def _changes(old: dict[str, object], new: dict[str, object]) -> str:
     return f"its parameters have changed ({shown})" if shown else "it was made by another version of the generator"
 
 
-def _intact(path: Path, file: GeneratedFile) -> bool:
+def _intact(path: Location, file: GeneratedFile) -> bool:
     """Size and gzip's own checksum agree: cheap, and it tells any two generated files apart."""
     try:
-        with open(path, "rb") as f:
+        with path.open() as f:
             f.seek(-8, os.SEEK_END)
             (crc32,) = struct.unpack("<I", f.read(4))
-        return path.stat().st_size == file.bytes and crc32 == file.crc32
+        return path.size() == file.bytes and crc32 == file.crc32
     except OSError:
         return False

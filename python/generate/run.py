@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from datetime import date, timedelta
 from headrace.config import Spec, parse_ds
 from headrace.errors import UserError
 from headrace.generate.click_model import ClickModel
-from headrace.generate.landing_files import DayPlan, publish_day, staging_folder, stale_reason
+from headrace.generate.landing_files import DayPlan, publish_truth, stale_reason
 from headrace.generate.population import alive
 from headrace.generate.truth import DayTruth, summarise
 from headrace.generate.writers import Writer, write_locally, writer_on_spark
@@ -123,11 +122,11 @@ def generate(
                         rows += day.rows * files // day.files
                         progress(Progress(day.ds, done, len(wanted), files, day.files, rows))
 
-                with staging_folder(landing, day.ds) as folder:
+                with (landing / day.ds).new_folder() as folder:
                     truth = summarise(
                         day.ds, write(day, folder, report), _population(day), model.params.seed, parameters, key
                     )
-                    publish_day(folder, landing, truth)
+                    publish_truth(landing, truth)
                 found[day.ds] = truth
                 rows_done += truth.rows
                 log.info(
@@ -171,10 +170,9 @@ def _check_disk(ws: Workspace, days: Sequence[DayPlan]) -> None:
         UserError: the file system of the workspace has less room than the days take, roughly.
     """
     needed = sum((d.rows + d.duplicates + d.malformed) * _BYTES_PER_LINE for d in days)
-    ws.home.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(ws.home).free
-    if needed > free:
+    free = ws.lake.free()
+    if free is not None and needed > free:
         raise UserError(
-            f"{len(days)} days of {days[0].rows:,} rows need about {needed / 2**30:.1f} GiB below {ws.home}, which has "
+            f"{len(days)} days of {days[0].rows:,} rows need about {needed / 2**30:.1f} GiB below {ws.lake}, which has "
             f"{free / 2**30:.1f} GiB free: lower generate.rows_per_day, ask for fewer days, or choose another --home"
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +13,7 @@ from headrace.generate.auc import Histogram, auc, auc_of_histogram, histogram
 from headrace.generate.click_model import NULLABLE, Events, probability
 from headrace.generate.counter_random import Floats, Ints
 from headrace.generate.faults import MALFORMED
+from headrace.storage import Location
 
 #: Up to this many rows a day the ceiling is computed from all scores; above from histograms (2^16 bins of the logit).
 EXACT_ROWS = 2_000_000
@@ -70,10 +70,10 @@ class DayTruth(BaseModel):
     key: str
 
     @staticmethod
-    def load(path: Path) -> DayTruth | None:
-        """The truth file at `path`; None where there is none or it is of another version's form."""
+    def load(file: Location) -> DayTruth | None:
+        """The truth in `file`; None where there is none or it is of another version's form."""
         try:
-            return DayTruth.model_validate_json(path.read_text(encoding="utf-8"))
+            return DayTruth.model_validate_json(file.read_text())
         except (FileNotFoundError, ValidationError, UnicodeDecodeError):
             return None
 

@@ -11,12 +11,12 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.config import Spark
 from headrace.generate.landing_files import DayPlan, write_file
 from headrace.generate.truth import Tally
+from headrace.storage import Location
 from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace.generate")
 
 #: Makes all files of a day in a folder, telling how many are there so far; returns the sum of their tallies.
-Writer = Callable[[DayPlan, Path, Callable[[int], None]], Tally]
+Writer = Callable[[DayPlan, Location, Callable[[int], None]], Tally]
 
 #: NumPy, Arrow and zlib let go of Python's lock, so threads share the cores; more of them hold more files in memory.
 _THREADS = 4
@@ -33,7 +33,7 @@ _POLL_SECONDS = 1.0
 _LOG_SECONDS = 10.0
 
 
-def write_locally(day: DayPlan, folder: Path, report: Callable[[int], None]) -> Tally:
+def write_locally(day: DayPlan, folder: Location, report: Callable[[int], None]) -> Tally:
     """A `Writer` on this process's threads."""
     found: dict[int, Tally] = {}
     last_logged = time.monotonic()
@@ -60,7 +60,7 @@ def writer_on_spark(conf: Spark, ws: Workspace) -> Iterator[Writer]:
         yield functools.partial(_write_on_spark, spark)
 
 
-def _write_on_spark(spark: SparkSession, day: DayPlan, folder: Path, report: Callable[[int], None]) -> Tally:
+def _write_on_spark(spark: SparkSession, day: DayPlan, folder: Location, report: Callable[[int], None]) -> Tally:
     context, group = spark.sparkContext, f"generate-{uuid.uuid4().hex}"
 
     def job() -> Tally:
@@ -77,8 +77,8 @@ def _write_on_spark(spark: SparkSession, day: DayPlan, folder: Path, report: Cal
         try:
             while not future.done():
                 time.sleep(_POLL_SECONDS)
-                # Only finished files have a name that does not start with a dot.
-                if (count := sum(1 for _ in folder.glob("part-*"))) != seen:
+                # Only finished files are listed.
+                if (count := sum(1 for p in folder.entries() if p.name.startswith("part-"))) != seen:
                     seen = count
                     report(seen)
                 last_logged = _log_progress(day, seen, last_logged)

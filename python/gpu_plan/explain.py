@@ -180,7 +180,7 @@ def explain_session(ws: Workspace, master: str = "local[2]") -> Iterator[SparkSe
     builder = SparkSession.builder.appName("gpu plans")
     for key, value in settings.items():
         builder = builder.config(key, value)
-    (ws.spark_local / "local").mkdir(parents=True, exist_ok=True)
+    (ws.spark_local / "local").make_dir()
     spark = builder.getOrCreate()
     try:
         yield spark

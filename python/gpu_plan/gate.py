@@ -230,7 +230,7 @@ def _land(spark: SparkSession, ws: Workspace, spec: Spec, ds: str) -> None:
     frame = spark.read.schema(ddl).parquet(str(file)).selectExpr("*", f"'{ds}' AS ds")
     path = ws.table(spec.pipeline, "events")
     frame.write.format("delta").mode("overwrite").partitionBy("ds").save(str(path))
-    events = Output(kind="delta", name=str(path.relative_to(ws.home)), version="0", rows=rows.num_rows)
+    events = Output(kind="delta", name=ws.name_of(path), version="0", rows=rows.num_rows)
     Manifest(
         stage="ingest", pipeline=spec.pipeline, ds=ds, key="gpu-check", spec_hash="gpu-check", outputs=(events,)
     ).save(ws.manifest(spec.pipeline, ds, "ingest"))

@@ -11,11 +11,11 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 from headrace.config import load_spec, parse_ds
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, EXIT_USER_ERROR, UserError
 from headrace.stage import Stage, run_stage
+from headrace.storage import local_folder
 from headrace.workspace import Workspace
 
 _PARENT_CHECK_SECONDS = 2.0
@@ -60,7 +60,7 @@ def _guarded(stage: Stage, args: argparse.Namespace) -> int:
         ds = parse_ds(args.ds) if args.ds else spec.ds
         if ds is None:
             raise UserError(f"pipeline '{spec.pipeline}' needs a day: --ds YYYY-MM-DD")
-        outcome = run_stage(stage, spec, Workspace(Path(args.home)), ds)
+        outcome = run_stage(stage, spec, Workspace(local_folder(args.home, "--home")), ds)
     except UserError as e:
         print(f"error: {e}", file=sys.stderr)
         return EXIT_USER_ERROR

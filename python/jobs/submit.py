@@ -21,9 +21,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, BinaryIO, TextIO
 
-from headrace.atomic import write_text
 from headrace.config import LOOPBACK, Spark, Spec
 from headrace.errors import UserError
+from headrace.storage import Location
 from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -74,12 +74,12 @@ def spark_home() -> Path:
     return Path(found.origin).parent
 
 
-def properties_file(ws: Workspace, pipeline: str) -> Path:
+def properties_file(ws: Workspace, pipeline: str) -> Location:
     """Where a pipeline's Spark properties file is by default."""
     return ws.spark_local / f"{pipeline}.properties"
 
 
-def write_properties(spec: Spec, ws: Workspace, path: Path) -> None:
+def write_properties(spec: Spec, ws: Workspace, file: Location) -> None:
     """Write the Spark properties file of a pipeline in one step; headrace's own submitter and Airflow both use it.
 
     Java's format, UTF-8, sorted: the same spec gives the same bytes. It holds no secrets: `Spark` refuses them.
@@ -91,7 +91,7 @@ def write_properties(spec: Spec, ws: Workspace, path: Path) -> None:
 
     lines = [f"{key}={_java_value(value)}" for key, value in sorted(properties(spec.spark, ws).items())]
     header = f"# Spark properties of pipeline '{spec.pipeline}', written by headrace; edit its YAML instead."
-    write_text(path, "\n".join([header, *lines]) + "\n")
+    file.put_text("\n".join([header, *lines]) + "\n")
 
 
 def _java_value(value: str) -> str:
@@ -101,7 +101,7 @@ def _java_value(value: str) -> str:
 
 
 def command(
-    stage: str, pipeline: str, ds: str, ws: Workspace, overrides: Sequence[str] = (), properties: Path | None = None
+    stage: str, pipeline: str, ds: str, ws: Workspace, overrides: Sequence[str] = (), properties: Location | None = None
 ) -> list[str]:
     """The command line of a stage: by spark-submit with `properties`, by this interpreter without.
 
@@ -164,11 +164,11 @@ def submit(
     if stage not in WITHOUT_SPARK:
         properties = properties_file(ws, spec.pipeline)
         write_properties(spec, ws, properties)
-        (ws.spark_local / "local").mkdir(parents=True, exist_ok=True)
+        (ws.spark_local / "local").make_dir()
     line = command(stage, pipeline, ds, ws, overrides, properties)
     log = ws.log(spec.pipeline, ds, stage)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "ab") as sink:
+    log.parent.make_dir()
+    with open(log.local_path(), "ab") as sink:
         sink.write(f"# {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: {' '.join(_without_values(line))}\n".encode())
         return run_logged(line, environment(spec.spark), sink, echo or sys.stdout)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from headrace.config import Source
 from headrace.errors import UserError
 from headrace.manifest import fingerprint
+from headrace.storage import Location, local
 from headrace.workspace import Workspace, checkout
 
 #: Files that a writer has not finished, or that no reader of a lake takes for data.
@@ -27,7 +28,7 @@ class LandingFile:
 
     #: Relative to the workspace's home where it lies below it, else absolute.
     name: str
-    path: Path
+    path: Location
     #: Bytes.
     size: int
     #: Modification time, nanoseconds since the epoch.
@@ -41,10 +42,10 @@ class LandingFile:
     def unchanged(self) -> bool:
         """Whether the file on disk is still the one that was listed."""
         try:
-            stat = self.path.stat()
+            now = self.path.info()
         except OSError:
             return False
-        return (stat.st_size, stat.st_mtime_ns) == (self.size, self.mtime_ns)
+        return (now.size, now.modified_ns) == (self.size, self.mtime_ns)
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def patterns(source: Source, ws: Workspace, ds: str) -> tuple[str, ...]:
     path = source.path.replace("{ds}", ds)
     if Path(path).is_absolute():
         return (path,)
-    bases = (ws.home, checkout())
+    bases = (ws.lake, checkout())
     return tuple(os.path.normpath(f"{glob.escape(str(base))}/{path}") for base in bases)
 
 
@@ -117,16 +118,14 @@ def same_files(files: Sequence[LandingFile], ledger: Mapping[str, object]) -> bo
 def _matches(pattern: str, ws: Workspace) -> tuple[LandingFile, ...]:
     base = _static_base(pattern)
     found = []
-    for text in glob.glob(pattern, recursive=True):  # noqa: PTH207 - Path.glob takes no absolute patterns
-        path = Path(os.path.abspath(text))
-        inside = path.relative_to(base).parts
+    for path in local(pattern).glob():
+        inside = path.path.relative_to(base).parts
         if _TRUTH in inside[:-1] or any(part.startswith(_NOT_DATA_PREFIXES) for part in inside):
             continue
         if path.name.endswith(_NOT_DATA_SUFFIXES) or not path.is_file():
             continue
-        stat = path.stat()
-        name = str(path.relative_to(ws.home)) if path.is_relative_to(ws.home) else str(path)
-        found.append(LandingFile(name, path, stat.st_size, stat.st_mtime_ns))
+        info = path.info()
+        found.append(LandingFile(ws.name_of(path), path, info.size, info.modified_ns))
     return tuple(sorted(found, key=lambda f: f.name))
 
 

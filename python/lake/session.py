@@ -112,7 +112,7 @@ def session(conf: Spark, ws: Workspace, name: str) -> Iterator[SparkSession]:
     if active is not None:
         yield active
         return
-    (ws.spark_local / "local").mkdir(parents=True, exist_ok=True)
+    (ws.spark_local / "local").make_dir()
     # Workers must run this very interpreter, whatever `python3` is on PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if conf.is_local:

@@ -19,7 +19,6 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace import __version__, config
-from headrace.atomic import write_text
 from headrace.comm.base import Collective, LocalCollective
 from headrace.embeddings.checkpoint.dynamic import load_dynamic, save_dynamic
 from headrace.embeddings.checkpoint.shards import (
@@ -34,6 +33,7 @@ from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, rea
 from headrace.errors import UserError
 from headrace.models.dlrm import DLRM
 from headrace.schema import DatasetSchema
+from headrace.storage import local
 
 META = "model.json"
 DENSE = "dense.safetensors"
@@ -113,7 +113,7 @@ def save_model(
                 dataset_schema=model.schema,
                 files=(dense, *(record_of(folder, str(name)) for name in copied)),
             )
-            write_text(folder / META, card.model_dump_json(by_alias=True, indent=1) + "\n")
+            local(folder / META).put_text(card.model_dump_json(by_alias=True, indent=1) + "\n")
 
 
 def read_card(folder: Path) -> Card:

@@ -20,9 +20,9 @@ import xgboost as xgb
 from numpy.typing import NDArray
 
 from headrace import __version__
-from headrace.atomic import write_text
 from headrace.errors import UserError
 from headrace.schema import NULL_CODE, DatasetSchema, Feature, Kind
+from headrace.storage import local
 
 KIND = "xgboost"
 MODEL_FILE = "model.ubj"
@@ -127,7 +127,7 @@ def save(folder: Path, booster: xgb.Booster, schema: DatasetSchema, workflow: Pa
         "files": files,
         "code_version": __version__,
     }
-    write_text(folder / META_FILE, json.dumps(content, indent=1) + "\n")
+    local(folder / META_FILE).put_text(json.dumps(content, indent=1) + "\n")
 
 
 def _record(name: str, content: bytes) -> dict[str, Any]:

@@ -39,9 +39,11 @@ def load_runs(ws: Workspace, pipeline: str | None = None) -> dict[tuple[str, str
         UserError: a file among them is no manifest.
     """
     found: dict[tuple[str, str, str], Manifest] = {}
-    for path in sorted((ws.home / "runs").glob(f"{pipeline or '*'}/*/*.json")):
-        if path.stem in ORDER and (manifest := Manifest.load(path)) is not None:
-            found[(path.parent.parent.name, path.parent.name, path.stem)] = manifest
+    for name in [pipeline] if pipeline else ws.pipelines():
+        for ds in ws.days(name):
+            for stage in ORDER:
+                if (manifest := Manifest.load(ws.manifest(name, ds, stage))) is not None:
+                    found[(name, ds, stage)] = manifest
     return dict(sorted(found.items(), key=lambda kv: (kv[0][0], kv[0][1], ORDER.index(kv[0][2]))))
 
 

@@ -6,13 +6,12 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from headrace.atomic import write_text
 from headrace.config import Spec
 from headrace.manifest import Input, Manifest, Output
 from headrace.stage import Context, Result
+from headrace.storage import Location
 from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.monitor")
@@ -38,7 +37,7 @@ class Report:
         path = truth_file(ctx.ws, ctx.spec.pipeline, ctx.ds)
         if not path.is_file():
             return ()
-        return (Input(kind="file", name=str(path.relative_to(ctx.ws.home)), version=_digest(path.read_bytes())),)
+        return (Input(kind="file", name=ctx.ws.name_of(path), version=_digest(path.read_bytes())),)
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
         path = ctx.ws.report(ctx.spec.pipeline, ctx.ds)
@@ -63,16 +62,16 @@ class Report:
             )
         )
         path = ctx.ws.report(ctx.spec.pipeline, ctx.ds)
-        write_text(path, text)
+        path.put_text(text)
         log.info("report: %s (%.0f KiB)", path, len(text.encode()) / 1024)
         return Result(
-            outputs=(Output(kind="file", name=str(path.relative_to(ctx.ws.home)), version=_digest(text.encode())),),
+            outputs=(Output(kind="file", name=ctx.ws.name_of(path), version=_digest(text.encode())),),
             rows={},
             facts={"bytes": len(text.encode()), "stages": list(ctx.upstream)},
         )
 
 
-def truth_file(ws: Workspace, pipeline: str, ds: str) -> Path:
+def truth_file(ws: Workspace, pipeline: str, ds: str) -> Location:
     """Where the generator says what it knows of a day (`auc_ceiling` and more)."""
     return ws.landing(pipeline) / "truth" / f"{ds}.json"
 
@@ -80,7 +79,7 @@ def truth_file(ws: Workspace, pipeline: str, ds: str) -> Path:
 def read_truth(ws: Workspace, pipeline: str, ds: str) -> Mapping[str, Any]:
     """The truth of a day; empty where there is none (real data) or it is no JSON object."""
     try:
-        found = json.loads(truth_file(ws, pipeline, ds).read_text(encoding="utf-8"))
+        found = json.loads(truth_file(ws, pipeline, ds).read_text())
     except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError):
         return {}
     return found if isinstance(found, dict) else {}

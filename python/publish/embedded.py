@@ -39,7 +39,6 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from headrace.atomic import write_text
 from headrace.errors import UserError
 from headrace.publish.postgres_processes import (
     account_of,
@@ -52,6 +51,7 @@ from headrace.publish.postgres_processes import (
     server_account,
     telling_line,
 )
+from headrace.storage import local
 from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.publish")
@@ -312,7 +312,7 @@ def _launch(folder: Path, wanted_port: int) -> int:
             options,
         )
         if done.returncode == 0:
-            write_text(folder / "port", f"{port}\n")
+            local(folder / "port").put_text(f"{port}\n")
             log.info("started the embedded PostgreSQL on %s:%d", HOST, port)
             return port
         reason = log_since(data / "server.log", written) or done.stdout.strip()

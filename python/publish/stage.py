@@ -156,7 +156,7 @@ def _read(ctx: Context, spark: SparkSession, scores: Output) -> DataFrame:
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
 
-    path = ctx.ws.home / scores.name
+    path = ctx.ws.locate(scores.name)
     try:
         df = spark.read.format("delta").option("versionAsOf", scores.version).load(str(path))
     except AnalysisException as e:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import UserError
+from headrace.storage import Location, local
 from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Version:
     name: str
     version: str
     #: The saved model's folder.
-    source: Path
+    source: Location
     #: The training run's key.
     key: str
     ds: str | None
@@ -48,7 +49,7 @@ class Version:
 def register(
     ws: Workspace,
     name: str,
-    model_dir: Path,
+    model_dir: Location,
     metrics: Mapping[str, float | None],
     key: str,
     *,
@@ -100,7 +101,7 @@ def champion(ws: Workspace, name: str, alias: str = CHAMPION) -> Version | None:
         return Version(
             name=name,
             version=str(found.version),
-            source=Path(found.source),
+            source=local(found.source),
             key=found.tags.get(_KEY, ""),
             ds=found.tags.get(_DS),
             metrics=metrics,
@@ -122,7 +123,7 @@ class _Client:
         _quietly_import()
         from mlflow.tracking import MlflowClient
 
-        self._ws.home.mkdir(parents=True, exist_ok=True)
+        self._ws.store.make_dir()
         try:
             return MlflowClient(tracking_uri=self._ws.registry_uri, registry_uri=self._ws.registry_uri)
         except Exception as e:
@@ -201,7 +202,7 @@ def _finished_run(
     experiment_id = (
         experiment.experiment_id
         if experiment
-        else client.create_experiment(name, artifact_location=(ws.home / "mlflow").as_uri())
+        else client.create_experiment(name, artifact_location=(ws.store / "mlflow").uri)
     )
     runs = client.search_runs([experiment_id], filter_string=f"tags.`{_KEY}` = '{_quoted(key)}'", max_results=1)
     run = runs[0] if runs else client.create_run(experiment_id, tags={_KEY: key}, run_name=ds or key)

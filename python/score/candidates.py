@@ -51,7 +51,7 @@ class Active:
         """With a split by time: from the first day of the training window up to ds. Else: the newest snapshot up to ds,
         or all days of a daily source."""
         spec, pinned = ctx.spec, events_output(ctx)
-        path = ctx.ws.home / pinned.name
+        path = ctx.ws.locate(pinned.name)
         events = spark.read.format("delta").option("versionAsOf", int(pinned.version)).load(str(path))
         events = events.where(F.col("ds") <= ctx.ds)
         if not spec.source.daily:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -34,6 +33,7 @@ from headrace.score.blocks import SEEN, Job, score_batches
 from headrace.score.candidates import Active, events_output, seen
 from headrace.score.sides import Sides, check_columns, check_sides, context_scalars
 from headrace.stage import Context, Result
+from headrace.storage import Location
 
 log = logging.getLogger("headrace.score")
 
@@ -85,7 +85,7 @@ class ScoreCandidates:
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
         """The table's version still has this day's rows, and their files are there."""
         output = manifest.output("delta")
-        files = DeltaLog(ctx.ws.home / output.name).files(int(output.version))
+        files = DeltaLog(ctx.ws.locate(output.name)).files(int(output.version))
         if files is None:
             return f"{output.name} has no version {output.version} any more"
         mine = [f for f in files if f.partition.get("ds") == ctx.ds]
@@ -100,7 +100,7 @@ class ScoreCandidates:
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError for what the spec, the data or the model lack."""
         chosen = choose(ctx)
-        read_meta(ctx.ws.home / chosen.output.name)
+        read_meta(ctx.ws.locate(chosen.output.name).local_path())
         _check_table(ctx)
         with session(ctx.spec.spark, ctx.ws, f"score {ctx.spec.pipeline} {ctx.ds}") as spark:
             return _run(ctx, chosen, spark)
@@ -162,7 +162,7 @@ def _check_table(ctx: Context) -> None:
 def _run(ctx: Context, chosen: Chosen, spark: SparkSession) -> Result:
     spec, score = ctx.spec, ctx.spec.score
     assert score is not None
-    folder = ctx.ws.home / chosen.output.name
+    folder = ctx.ws.locate(chosen.output.name).local_path()
     sides = Sides(
         (score.user.key, *score.user.columns),
         (score.item.key, *score.item.columns),
@@ -206,7 +206,7 @@ def _run(ctx: Context, chosen: Chosen, spark: SparkSession) -> Result:
     table = ctx.ws.table(spec.pipeline, "scores")
     files = DeltaLog(table).files(version) or []
     rows = sum(f.rows or 0 for f in files if f.partition.get("ds") == ctx.ds)
-    output = Output(kind="delta", name=str(table.relative_to(ctx.ws.home)), version=str(version), rows=rows)
+    output = Output(kind="delta", name=ctx.ws.name_of(table), version=str(version), rows=rows)
     return Result(
         outputs=(output,),
         rows={"users": n_users, "candidates": n_items, "pairs": pairs, "scores": rows},
@@ -348,7 +348,7 @@ def _worker_errors() -> Iterator[None]:
         raise UserError(said[1]) from None
 
 
-def _sample(ctx: Context, spark: SparkSession, table: Path, version: int) -> list[dict[str, Any]]:
+def _sample(ctx: Context, spark: SparkSession, table: Location, version: int) -> list[dict[str, Any]]:
     """The first rows, as JSON values."""
     score: Score | None = ctx.spec.score
     assert score is not None

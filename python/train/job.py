@@ -46,7 +46,7 @@ class Job(BaseModel):
     @property
     def folder(self) -> Path:
         """checkpoints/, model/ and the run's small files."""
-        return self.ws.model(self.pipeline, self.ds, self.key)
+        return self.ws.model(self.pipeline, self.ds, self.key).local_path()
 
     @property
     def checkpoints(self) -> Path:

@@ -20,6 +20,7 @@ from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import read_meta
 from headrace.registry.versions import preload
 from headrace.stage import Context, Result
+from headrace.storage import local
 from headrace.train.callbacks.progress import Tick
 from headrace.train.evaluation.metrics import show_metrics
 from headrace.train.job import OBEYED, Job, Report
@@ -81,7 +82,7 @@ class Train:
         version = registry.register(
             ctx.ws,
             spec.pipeline,
-            job.saved_model,
+            local(job.saved_model),
             report.metrics,
             ctx.key,
             params=params,

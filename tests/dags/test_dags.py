@@ -206,7 +206,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Workspace]:
     subprocess.run(
         [Path(sys.executable).with_name("headrace"), "generate", path, "--home", ws.home, "--until", DS], check=True
     )
-    assert list(ws.landing("tiny").glob(f"{DS}/*.gz"))
+    assert list(ws.landing("tiny").local_path().glob(f"{DS}/*.gz"))
     return path, ws
 
 

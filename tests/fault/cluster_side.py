@@ -35,6 +35,7 @@ from headrace.config import Model, Spark, Train
 from headrace.jobs.submit import environment
 from headrace.lake.session import session
 from headrace.manifest import Manifest
+from headrace.storage import local
 from headrace.train.callbacks.progress import Tick
 from headrace.train.job import Job
 from headrace.train.launch.horovod_spark import launch
@@ -198,7 +199,7 @@ def main(home: Path, out: Path, scenarios: list[str]) -> None:
     # Executors' work folders; Spark's default is below its installation.
     os.environ["SPARK_WORKER_DIR"] = str(ws.spark_local / "work")
     manifests = list((ws.home / "runs" / "clicks").glob("*/features.json"))
-    features = Manifest.load(manifests[0])
+    features = Manifest.load(local(manifests[0]))
     assert features is not None
     conf = Spark(
         master=f"local-cluster[{RANKS},1,1024]", driver_memory="1g", properties={"spark.executor.memory": "1g"}

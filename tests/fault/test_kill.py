@@ -78,7 +78,7 @@ def test_killed_anywhere_then_rerun_equals_undisturbed(
                 killed[stage] = round(time.monotonic() - started, 2)
                 break
             # It was faster than thought. Without its manifest it works again, over what it has left.
-            Workspace(home).manifest("clicks", DAY, stage).unlink()
+            Workspace(home).manifest("clicks", DAY, stage).local_path().unlink()
             moment /= 2
         healed = headrace(home, "run", "clicks", "--ds", DAY, "--from", stage, "--to", stage)
         assert healed.code == 0, f"{stage} killed after {moment:.1f} s does not heal:\n{healed.output}"

@@ -58,7 +58,7 @@ def test_a_day(
     done = run_stage(TrainBaseline(), spec(), ws, DS)
     m = done.manifest
     folder = ws.home / m.output("model").name
-    assert folder == ws.model("clicks", DS, m.key) / "model"
+    assert folder == ws.model("clicks", DS, m.key).local_path() / "model"
     assert m.rows == {"train": 4000, "valid": 900}
 
     # What it says of itself is what scikit-learn says of the saved model's answers.

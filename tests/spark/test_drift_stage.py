@@ -148,7 +148,7 @@ def test_the_table_is_what_pandas_counts_and_a_rerun_replaces(
     assert all(0.05 < s < 0.16 for s in shares[1:-1])
 
     # Killed before its manifest: the same rows in the same version. Other bins: the day's rows are replaced.
-    ws.manifest("clicks", DS, "features").unlink()
+    ws.manifest("clicks", DS, "features").remove()
     again = run_stage(BuildFeatures(count_day), spec, ws, DS).manifest
     assert again.outputs == manifest.outputs
     other_spec = with_drift(with_raw_ids(clicks(engine="spark")), quantiles=4, top_values=3)

@@ -34,7 +34,7 @@ def land(spark: SparkSession, ws: Workspace, spec: Spec, events: pd.DataFrame, d
     types |= {"_source_file": pa.string(), "_source_line": pa.int64(), "ds": pa.string()}
     table = pa.table({n: pa.array(list(events[n]), t) for n, t in types.items()})
     ddl = ", ".join([*(f"`{c.name}` {c.type}" for c in spec.table.columns), *META])
-    path = ws.table(spec.pipeline, "events")
+    path = ws.table(spec.pipeline, "events").local_path()
     frame = spark.createDataFrame(table, ddl).repartition(2)
     frame.write.format("delta").mode("append").partitionBy("ds").save(str(path))
     version = max(int(p.stem) for p in (path / "_delta_log").glob("*.json"))
@@ -122,7 +122,7 @@ def test_days_are_appended(spark: SparkSession, ws: Workspace, tmp_path: Path, m
     # A real kill leaves the folder; the rerun has the same key, removes it, and the links with it.
     plan = stage.BuildFeatures(count_day)
     key = run_key(plan, spec, ws, day_of(6))
-    leftover = ws.dataset("clicks", day_of(6), key).parent / f".{key}.abc.partial" / "train"
+    leftover = ws.dataset("clicks", day_of(6), key).local_path().parent / f".{key}.abc.partial" / "train"
     leftover.mkdir(parents=True)
     some = next(iter(sorted((base / "valid").glob("*.parquet"))))
     os.link(some, leftover / some.name)
@@ -184,7 +184,7 @@ def test_days_are_appended(spark: SparkSession, ws: Workspace, tmp_path: Path, m
     # A base that is damaged is not built upon.
     victim = next(iter(sorted((folder / "train").glob("*.parquet"))))
     victim.unlink()
-    ws.manifest("clicks", day_of(7), "features").unlink()
+    ws.manifest("clicks", day_of(7), "features").local_path().unlink()
     again = run(spec, ws, day_of(7)).manifest
     assert again.facts["append"]["kept"] == []
     assert again.facts["append"]["learned"] == day_of(7)

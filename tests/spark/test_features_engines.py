@@ -30,9 +30,9 @@ def both(ws: Workspace, spec: Spec, monkeypatch: pytest.MonkeyPatch) -> tuple[An
     """Manifests of the stage from files, and from a frame in another workspace's dataset folder."""
     one = run_stage(BuildFeatures(count_day), spec, ws, DS).manifest
     first = digests(dataset(ws, one))
-    assert list(ws.encoded(spec.pipeline).glob("*/*/0.arrow"))
+    assert list(ws.encoded(spec.pipeline).local_path().glob("*/*/0.arrow"))
     monkeypatch.setattr(stage, "_files", lambda *_: nullcontext())
-    ws.manifest(spec.pipeline, DS, "features").unlink()
+    ws.manifest(spec.pipeline, DS, "features").remove()
     two = run_stage(BuildFeatures(count_day), spec, ws, DS).manifest
     assert digests(dataset(ws, two)) == first
     return one, two

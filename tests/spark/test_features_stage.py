@@ -101,7 +101,7 @@ def land(
     types |= {"_source_file": pa.string(), "_source_line": pa.int64(), "ds": pa.string()}
     table = pa.table({n: pa.array(list(events[n]), t) for n, t in types.items()})
     ddl = ", ".join([*(f"`{c.name}` {c.type}" for c in spec.table.columns), *META])
-    path = ws.table(spec.pipeline, "events")
+    path = ws.table(spec.pipeline, "events").local_path()
     frame = spark.createDataFrame(table, ddl).repartition(partitions)
     frame.write.format("delta").mode("overwrite").partitionBy("ds").save(str(path))
     version = max(int(p.stem) for p in (path / "_delta_log").glob("*.json"))
@@ -320,7 +320,7 @@ def test_the_next_day_keeps_codes(spark: SparkSession, ws: Workspace) -> None:
     assert second.facts["vocabularies"]["user_id"] == {"size": len(new), "new": len(new) - len(old)}
     assert second.facts["vocabulary_version"] == 1
     # Killed after the vocabulary's commit, before the manifest: the rerun finds its values there.
-    ws.manifest("clicks", "2026-01-06", "features").unlink()
+    ws.manifest("clicks", "2026-01-06", "features").local_path().unlink()
     before = digests(dataset(ws, second))
     again = run(spec, ws, "2026-01-06").manifest
     assert digests(dataset(ws, again)) == before

@@ -324,7 +324,7 @@ def land(spark: SparkSession, ws: Workspace, rows: list[Row]) -> None:
     types = {n: declared(Column(name=n, type=t)).arrow for n, t in EVENTS.items()}  # type: ignore[arg-type]
     types |= {"_source_file": pa.string(), "_source_line": pa.int64(), "ds": pa.string()}
     table = pa.table({n: pa.array([r[n] for r in rows], t) for n, t in types.items()})
-    path = ws.table("shop", "events")
+    path = ws.table("shop", "events").local_path()
     spark.createDataFrame(table).repartition(2).write.format("delta").partitionBy("ds").save(str(path))
     Manifest(
         stage="ingest",
@@ -348,7 +348,7 @@ def test_the_day(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
     land(spark, ws, rows)
     manifest = run_stage(BuildFeatures(count_day), shop(), ws, DS).manifest
     assert run_stage(BuildFeatures(count_day), shop(), ws, DS).skipped
-    assert not list((ws.spark_local / "prepared").iterdir())
+    assert not (ws.spark_local / "prepared").entries()
 
     # Train on the 6th and 7th, three days more for the windows; a late event counts from when it happened.
     known = [r for r in rows if r["ts"] >= START + 2 * DAY and not r["bot"]]

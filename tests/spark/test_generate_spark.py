@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 
 import pytest
 from pyspark.sql import SparkSession
 
 from headrace.config import load_spec
 from headrace.generate import DayTruth, Progress, generate, truth_path
+from headrace.storage import Location
 from headrace.workspace import Workspace
 
 DAYS = ["2026-01-01", "2026-01-03"]
@@ -32,7 +32,7 @@ def test_spark_writes_what_the_local_writer_writes(
     seen: list[Progress] = []
     truths: list[DayTruth] = generate(spec, by_spark, DAYS, spark=True, progress=seen.append)
     for truth, ds in zip(truths, DAYS, strict=True):
-        folders = [w.landing("clicks") / ds for w in (local, by_spark)]
+        folders = [w.landing("clicks").local_path() / ds for w in (local, by_spark)]
         files = [{p.name: p.read_bytes() for p in folder.iterdir()} for folder in folders]
         assert files[0] == files[1]
         assert len(files[0]) == 5
@@ -40,15 +40,12 @@ def test_spark_writes_what_the_local_writer_writes(
         assert texts[0] == texts[1]
         assert truth == DayTruth.load(truth_path(by_spark.landing("clicks"), ds))
     assert (seen[-1].days_done, seen[-1].rows_done) == (2, 10_000)
-    assert sorted(p.name for p in by_spark.landing("clicks").iterdir()) == [*DAYS, "truth"]
+    assert sorted(p.name for p in by_spark.landing("clicks").local_path().iterdir()) == [*DAYS, "truth"]
 
 
 def test_a_task_that_fails_leaves_no_day(spark: SparkSession, ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def gone(landing: Path, ds: str) -> Iterator[Path]:
-        yield landing / "no such folder"
-
-    monkeypatch.setattr("headrace.generate.run.staging_folder", gone)
+    # Nobody can make a file there.
+    monkeypatch.setattr(Location, "begin", lambda place, token: replace(place, path=PurePosixPath("/proc/nowhere")))
     with pytest.raises(Exception, match="FileNotFoundError"):
         generate(load_spec("clicks", OVERRIDES), ws, DAYS[:1], spark=True)
     assert not ws.landing("clicks").exists()

@@ -375,9 +375,9 @@ def test_a_second_run_does_nothing_and_damage_is_noticed(
     outcome = run(spec, ws, D2)
     assert outcome.skipped
     assert outcome.manifest == manifest
-    assert list((ws.spark_local / "ingest").glob("*/*")) == []
+    assert list((ws.spark_local / "ingest").local_path().glob("*/*")) == []
     # Without its manifest the day is still known to be loaded: nothing is read, the same is said of it.
-    path = ws.manifest("shop", D2, "ingest")
+    path = ws.manifest("shop", D2, "ingest").local_path()
     path.unlink()
     again = run(spec, ws, D2).manifest
     assert (again.rows, again.facts, again.outputs) == (manifest.rows, manifest.facts, manifest.outputs)

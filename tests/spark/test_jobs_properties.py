@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 from headrace.config import load_spec
 from headrace.jobs.submit import write_properties
 from headrace.lake.session import properties
+from headrace.storage import local
 from headrace.workspace import Workspace
 
 
@@ -23,7 +24,7 @@ def test_java_reads_back_what_was_written(spark: SparkSession, tmp_path: Path) -
     spec = load_spec("clicks")
     spec = spec.model_copy(update={"spark": spec.spark.model_copy(update={"properties": hard})})
     ws = Workspace(tmp_path / "a folder, with signs")
-    write_properties(spec, ws, tmp_path / "x.properties")
+    write_properties(spec, ws, local(tmp_path / "x.properties"))
     jvm = spark._jvm
     assert jvm is not None
     read = jvm.java.util.Properties()

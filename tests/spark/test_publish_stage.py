@@ -44,7 +44,7 @@ def fresh(home: Workspace) -> Workspace:
         conn.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
     for ds in (DS, NEXT):
         for name in ("score", "publish"):
-            home.manifest("clicks", ds, name).unlink(missing_ok=True)
+            home.manifest("clicks", ds, name).local_path().unlink(missing_ok=True)
     return home
 
 
@@ -169,7 +169,7 @@ def test_scores_are_read_at_the_pinned_version(spark: SparkSession, fresh: Works
     land(spark, fresh, scores(10))
     pinned = fresh.manifest("clicks", DS, "score").read_text()
     land(spark, fresh, scores(12, 5))
-    fresh.manifest("clicks", DS, "score").write_text(pinned)
+    fresh.manifest("clicks", DS, "score").local_path().write_text(pinned)
     publish(fresh)
     same(in_warehouse(fresh), scores(10))
 

@@ -131,7 +131,7 @@ def day(spark: SparkSession, events: pd.DataFrame, tmp_path_factory: pytest.Temp
     """A day up to its two models: the real features and baseline stages, and a DLRM as it starts."""
     ws = Workspace(tmp_path_factory.mktemp("shop") / "home")
     stored = {**TYPES, "_source_file": "string", "_source_line": "bigint", "ds": "string"}
-    path = ws.table("shop", "events")
+    path = ws.table("shop", "events").local_path()
     to_spark(spark, events, stored).write.format("delta").partitionBy("ds").save(str(path))
     Manifest(
         stage="ingest",
@@ -159,7 +159,7 @@ def day(spark: SparkSession, events: pd.DataFrame, tmp_path_factory: pytest.Temp
     ids = [torch.arange(10**11, 10**11 + 30), torch.from_numpy(xxhash64_strings(pa.array(["z2", "é1"])))]
     model.dynamic.answer(model.dynamic.want(ids))
     torch.nn.init.normal_(model.absent)
-    folder = ws.model("shop", DS, "t") / "model"
+    folder = ws.model("shop", DS, "t").local_path() / "model"
     workflow = ws.home / features.output("dataset").name / "workflow"
     save_model(folder, model, workflow=workflow, pipeline="shop", ds=DS, key="t", metrics={"auc": 0.5})
     Manifest(
@@ -342,6 +342,6 @@ def test_messages(spark: SparkSession, day: Workspace, tmp_path: Path, caplog: p
     with caplog.at_level(logging.CRITICAL), pytest.raises(UserError, match=r"dense\.safetensors"):
         run_stage(ScoreCandidates(), spec(top_k=4), ws, DS)
 
-    ws.manifest("shop", DS, "baseline").unlink()
+    ws.manifest("shop", DS, "baseline").local_path().unlink()
     with pytest.raises(UserError, match=f"no finished baseline for {DS}"):
         run_stage(ScoreCandidates(), spec(model="baseline"), ws, DS)

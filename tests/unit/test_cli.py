@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -67,8 +67,8 @@ class Fake:
         if self.name == "publish":
             facts = {"table": "public.clicks_scores", "sample": SAMPLE}
         if self.name == "report":
-            ctx.ws.report("clicks", ctx.ds).parent.mkdir(parents=True, exist_ok=True)
-            ctx.ws.report("clicks", ctx.ds).write_text("page")
+            ctx.ws.report("clicks", ctx.ds).local_path().parent.mkdir(parents=True, exist_ok=True)
+            ctx.ws.report("clicks", ctx.ds).local_path().write_text("page")
         kind = {"train": "model", "baseline": "model", "publish": "postgres"}.get(self.name, "delta")
         output = Output(kind=kind, name=f"lake/clicks/{self.name}", version=ctx.key, rows=1234)
         rows = {"kept": 1234} if self.name == "ingest" else {"train": 1000, "valid": 234}
@@ -254,6 +254,40 @@ def test_a_snapshot_needs_no_day(yard: Yard, tmp_path: Path) -> None:
     assert (yard.home / "runs" / "clicks" / DS / "ingest.json").is_file()
 
 
+@pytest.mark.parametrize("home", ["s3a://bucket/home", "hdfs://name:8020/home"])
+@pytest.mark.parametrize("line", [["run", "clicks", "--ds", DS], ["status"], ["generate", "clicks", "--days", "1"]])
+@pytest.mark.parametrize("by", ["option", "environment"])
+def test_a_home_in_another_store_is_refused(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str, line: list[str], by: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if by == "environment":
+        monkeypatch.setenv("HEADRACE_HOME", home)
+    result = CliRunner().invoke(app, [*line, *(["--home", home] if by == "option" else [])])
+    assert result.exit_code == 2
+    assert f"--home: '{home}': headrace cannot keep or read files in {home.split(':')[0]}: stores yet" in result.stderr
+    assert "what works today is the path of a folder" in result.stderr
+    assert yard.submitted == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_home_may_be_a_file_uri(yard: Yard) -> None:
+    line = ["run", "clicks", "--ds", DS, "--to", "ingest", "--home", yard.home.as_uri()]
+    assert CliRunner().invoke(app, line).exit_code == 0
+    assert (yard.home / "runs" / "clicks" / DS / "ingest.json").is_file()
+
+
+def test_a_path_in_another_store_is_refused_in_the_spec(yard: Yard) -> None:
+    table = "features.prepare=[{join_external: {path: 's3a://b/t', keys: [item_id], add: {x: int}}}]"
+    for result in (
+        yard.run("--set", "source.path=s3a://b/{ds}/*.gz"),
+        CliRunner().invoke(app, ["features", "explain", "clicks", "--set", table]),
+    ):
+        assert result.exit_code == 2
+        assert ": 's3a://b/" in result.stderr
+        assert "cannot keep or read files in s3a: stores yet" in result.stderr
+
+
 def test_home_comes_from_the_environment(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_HOME", str(yard.home))
     assert CliRunner().invoke(app, ["run", "clicks", "--ds", DS, "--to", "ingest"]).exit_code == 0
@@ -352,11 +386,8 @@ def test_status_shows_the_newest_days_and_a_run_at_work(yard: Yard) -> None:
     assert "2026-01-02" in output
     assert "at work" not in output
     assert "2026-01-01" in yard("status", "--last", "0").output
-    with open(Workspace(yard.home).lock("clicks"), "w") as f:
-        fcntl.flock(f, fcntl.LOCK_EX)
-        f.write("process 42")
-        f.flush()
-        assert "clicks: a stage is at work (process 42)" in yard("status").output
+    with Workspace(yard.home).lock("clicks").lease():
+        assert f"clicks: a stage is at work (process {os.getpid()} on " in yard("status").output
 
 
 def test_lineage_prints_the_tree(yard: Yard) -> None:

@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from datetime import UTC, date, datetime
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -439,11 +438,11 @@ def test_a_stop_is_exit_code_2(ws: Workspace) -> None:
 
 def test_statistics_that_are_gone(ws: Workspace) -> None:
     made_statistics(ws, made_rows())
-    part = Path(ws.table("clicks", "statistics") / f"ds={DS}" / "part-0.parquet")
+    part = ws.table("clicks", "statistics").local_path() / f"ds={DS}" / "part-0.parquet"
     part.write_bytes(b"PAR1")
     with pytest.raises(UserError, match="lake/clicks/statistics cannot be read"):
         run_stage(JudgeDrift(), clicks({}), ws, DS)
-    (ws.table("clicks", "statistics") / "_delta_log" / f"{0:020d}.json").unlink()
+    (ws.table("clicks", "statistics").local_path() / "_delta_log" / f"{0:020d}.json").unlink()
     with pytest.raises(UserError, match="no version 0 with 2026-01-08 any more; make it again: headrace run clicks"):
         run_stage(JudgeDrift(), clicks({}), ws, DS)
     made_statistics(ws, made_rows(), name="lake/clicks/another")

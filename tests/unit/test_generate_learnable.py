@@ -64,7 +64,7 @@ def test_a_linear_model_comes_near_the_ceiling_and_not_above_it(ws: Workspace) -
         ],
     )
     truths = generate(spec, ws, days_between("2026-01-01", "2026-01-05"))
-    frames = [crossed(read(ws.landing("clicks") / t.ds)) for t in truths]
+    frames = [crossed(read(ws.landing("clicks").local_path() / t.ds)) for t in truths]
     train, last = pd.concat(frames[:-1], ignore_index=True), frames[-1]
     last = last[last["ts"].str.startswith(truths[-1].ds)]
     assert truths[-1].valid_rows <= len(last) <= truths[-1].valid_rows + 100  # repeats of the day before's late rows

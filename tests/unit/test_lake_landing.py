@@ -10,6 +10,7 @@ import pytest
 from headrace.config import Source
 from headrace.errors import UserError
 from headrace.lake import landing
+from headrace.storage import local
 from headrace.workspace import Workspace, checkout
 
 
@@ -65,7 +66,7 @@ def test_absolute_and_checkout_paths(ws: Workspace, tmp_path: Path) -> None:
     outside.write_text("x")
     assert names(landing.find(source(str(outside)), ws, "2026-01-01")) == [str(outside)]
     found = landing.find(source("pyproject.tom?"), ws, "2026-01-01")
-    assert [f.path for f in found.files] == [checkout() / "pyproject.toml"]
+    assert [f.path for f in found.files] == [local(checkout() / "pyproject.toml")]
     put(ws, "pyproject.toml")
     assert names(landing.find(source("pyproject.tom?"), ws, "2026-01-01")) == ["pyproject.toml"]
 

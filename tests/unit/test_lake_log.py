@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.ingest import load_history
 from headrace.lake.landing import LandingDay, LandingFile
+from headrace.storage import local
 
 SCHEMA = json.dumps(
     {
@@ -44,11 +45,11 @@ def add(folder: Path, path: str, ds: str, rows: int) -> dict[str, Any]:
 
 def paths(log: DeltaLog, version: int) -> list[str] | None:
     files = log.files(version)
-    return None if files is None else sorted(str(f.path.relative_to(log.folder)) for f in files)
+    return None if files is None else sorted(f.path.below(log.folder) for f in files)
 
 
 def test_no_table(tmp_path: Path) -> None:
-    log = DeltaLog(tmp_path / "none")
+    log = DeltaLog(local(tmp_path / "none"))
     assert log.version is None
     assert not log.has(0)
     assert list(log.user_metadata()) == []
@@ -66,7 +67,7 @@ def test_replay(tmp_path: Path) -> None:
         add(tmp_path, "ds=d1/c.parquet", "d1", 4),
         {"remove": {"path": "ds=d1/a%20b.parquet"}},
     )
-    log = DeltaLog(tmp_path)
+    log = DeltaLog(local(tmp_path))
     assert log.version == 2
     assert paths(log, 0) == []
     assert paths(log, 1) == ["ds=d1/a b.parquet"]
@@ -90,7 +91,7 @@ def test_checkpoint_stands_for_commits_that_are_gone(tmp_path: Path) -> None:
         }
     )
     pq.write_table(table, tmp_path / "_delta_log" / f"{2:020d}.checkpoint.parquet")
-    log = DeltaLog(tmp_path)
+    log = DeltaLog(local(tmp_path))
     assert paths(log, 3) == ["ds=d1/a.parquet", "ds=d2/b.parquet"]
     assert log.columns()["a"] == "long"
     assert not log.has(2)
@@ -123,7 +124,7 @@ def loaded(folder: Path, *entries: load_history.LoadRecord) -> DeltaLog:
             add(folder, f"ds={e.ds}/{version}.parquet", e.ds, e.rows["kept"]),
             *({"remove": {"path": f"ds={e.ds}/{v}.parquet"}} for v in range(version) if entries[v].ds == e.ds),
         )
-    return DeltaLog(folder)
+    return DeltaLog(local(folder))
 
 
 def todo(log: DeltaLog, *days: LandingDay, declared: str = "D", judged: str = "J") -> tuple[list[str], set[str]]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from headrace.errors import UserError
 from headrace.manifest import Input, Manifest, Output, fingerprint
 from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.storage import local
 
 
 def _manifest() -> Manifest:
@@ -35,7 +36,7 @@ def _manifest() -> Manifest:
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    path = tmp_path / "m.json"
+    path = local(tmp_path / "m.json")
     _manifest().save(path)
     loaded = Manifest.load(path)
     assert loaded is not None
@@ -46,11 +47,11 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 def test_missing_is_none_and_damaged_is_refused(tmp_path: Path) -> None:
-    assert Manifest.load(tmp_path / "none.json") is None
+    assert Manifest.load(local(tmp_path / "none.json")) is None
     bad = tmp_path / "bad.json"
     bad.write_text('{"stage": "x"')
     with pytest.raises(UserError, match=r"bad\.json is not a manifest"):
-        Manifest.load(bad)
+        Manifest.load(local(bad))
 
 
 def test_output_by_kind() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from headrace import registry
 from headrace.errors import UserError
+from headrace.storage import local
 from headrace.workspace import Workspace
 
 
@@ -29,22 +30,26 @@ def test_importing_the_registry_does_not_import_mlflow() -> None:
 def test_versions_by_key_and_the_champion(home: Workspace, capfd: pytest.CaptureFixture[str]) -> None:
     assert registry.champion(home, "clicks") is None  # no store yet
     metrics = {"auc": 0.71, "hr_at_k": None, "calibration": math.nan}
-    first = registry.register(home, "clicks", home.home / "a", metrics, "k1", params={"dim": 16}, ds="2026-01-10")
-    again = registry.register(home, "clicks", home.home / "a", metrics, "k1", params={"dim": 16}, ds="2026-01-10")
+    first = registry.register(
+        home, "clicks", local(home.home / "a"), metrics, "k1", params={"dim": 16}, ds="2026-01-10"
+    )
+    again = registry.register(
+        home, "clicks", local(home.home / "a"), metrics, "k1", params={"dim": 16}, ds="2026-01-10"
+    )
     assert first == again == "1"
     found = registry.champion(home, "clicks")
-    assert found == registry.Version("clicks", "1", home.home / "a", "k1", "2026-01-10", {"auc": 0.71})
-    assert registry.register(home, "clicks", home.home / "b", {"auc": 0.7}, "k2", ds="2026-01-11") == "2"
+    assert found == registry.Version("clicks", "1", local(home.home / "a"), "k1", "2026-01-10", {"auc": 0.71})
+    assert registry.register(home, "clicks", local(home.home / "b"), {"auc": 0.7}, "k2", ds="2026-01-11") == "2"
     assert registry.champion(home, "clicks").key == "k2"  # type: ignore[union-attr]
     # A backfill: an older day, trained anew or found by its key, leaves the champion where it is.
-    assert registry.register(home, "clicks", home.home / "a", metrics, "k1", ds="2026-01-10") == "1"
-    assert registry.register(home, "clicks", home.home / "d", metrics, "k0", ds="2026-01-09") == "3"
+    assert registry.register(home, "clicks", local(home.home / "a"), metrics, "k1", ds="2026-01-10") == "1"
+    assert registry.register(home, "clicks", local(home.home / "d"), metrics, "k0", ds="2026-01-09") == "3"
     assert registry.champion(home, "clicks").key == "k2"  # type: ignore[union-attr]
     # The champion's own day, trained again with other settings, is its new version.
-    assert registry.register(home, "clicks", home.home / "e", metrics, "k3", ds="2026-01-11") == "4"
+    assert registry.register(home, "clicks", local(home.home / "e"), metrics, "k3", ds="2026-01-11") == "4"
     assert registry.champion(home, "clicks").key == "k3"  # type: ignore[union-attr]
     assert registry.champion(home, "clicks-baseline") is None
-    assert registry.register(home, "clicks-baseline", home.home / "c", {}, "k1") == "1"
+    assert registry.register(home, "clicks-baseline", local(home.home / "c"), {}, "k1") == "1"
     assert "INFO" not in capfd.readouterr().err
     with sqlite3.connect(home.home / "mlflow.db") as db:
         assert db.execute("select name, version from model_versions order by 1, 2").fetchall() == [
@@ -66,9 +71,9 @@ def test_a_killed_registration_is_completed(home: Workspace, monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setattr(MlflowClient, "create_model_version", killed)
         with pytest.raises(KeyboardInterrupt):
-            registry.register(home, "killed", home.home / "a", {"auc": 0.6}, "k9")
+            registry.register(home, "killed", local(home.home / "a"), {"auc": 0.6}, "k9")
     assert registry.champion(home, "killed") is None
-    assert registry.register(home, "killed", home.home / "a", {"auc": 0.6}, "k9") == "1"
+    assert registry.register(home, "killed", local(home.home / "a"), {"auc": 0.6}, "k9") == "1"
     with sqlite3.connect(home.home / "mlflow.db") as db:
         runs = "select count(*) from tags where key = 'headrace.key' and value = 'k9'"
         assert db.execute(runs).fetchall() == [(1,)]
@@ -78,4 +83,4 @@ def test_a_damaged_store_is_named(tmp_path: Path) -> None:
     ws = Workspace(tmp_path)
     (tmp_path / "mlflow.db").write_bytes(b"this is no database" * 100)
     with pytest.raises(UserError, match=r"mlflow.db cannot be used .*move it away"):
-        registry.register(ws, "clicks", tmp_path, {}, "k")
+        registry.register(ws, "clicks", local(tmp_path), {}, "k")

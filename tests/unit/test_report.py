@@ -500,7 +500,7 @@ def save(ws: Workspace, manifests: Mapping[str, Manifest]) -> None:
 def test_stage_writes_once_heals_and_follows_what_it_shows(ws: Workspace) -> None:
     spec, manifests = load_spec("clicks"), make_manifests()
     save(ws, manifests)
-    path = ws.report("clicks", DS)
+    path = ws.report("clicks", DS).local_path()
     first = run_stage(Report(), spec, ws, DS)
     assert not first.skipped
     assert "0.7694" in path.read_text()
@@ -510,11 +510,10 @@ def test_stage_writes_once_heals_and_follows_what_it_shows(ws: Workspace) -> Non
     assert run_stage(Report(), spec, ws, DS).reason == "the page was changed"
     path.unlink()
     assert run_stage(Report(), spec, ws, DS).reason == "the page is gone"
-    truth_file(ws, "clicks", DS).parent.mkdir(parents=True)
-    truth_file(ws, "clicks", DS).write_text('{"auc_ceiling": 0.7816}')
+    truth_file(ws, "clicks", DS).put_text('{"auc_ceiling": 0.7816}')
     assert not run_stage(Report(), spec, ws, DS).skipped
     assert "ceiling, 0.7816" in path.read_text()
-    (ws.manifest("clicks", DS, "publish")).unlink()
+    ws.manifest("clicks", DS, "publish").remove()
     assert not run_stage(Report(), spec, ws, DS).skipped
     assert "publish: not run" in path.read_text()
 
@@ -597,7 +596,7 @@ def test_lineage_says_where_the_chain_is_broken(ws: Workspace) -> None:
     save(ws, manifests)
     again = manifests["features"].model_copy(update={"key": "77" * 8})
     again.save(ws.manifest("clicks", DS, "features"))
-    ws.manifest("clicks", DS, "ingest").unlink()
+    ws.manifest("clicks", DS, "ingest").local_path().unlink()
     runs = lineage.load_runs(ws)
     tree = lineage.trace(runs, *lineage.find(runs, "clicks"))
 

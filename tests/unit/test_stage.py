@@ -166,7 +166,7 @@ def test_a_stage_that_the_pipeline_lacks_is_refused(ws: Workspace) -> None:
 
 
 def test_a_file_that_is_no_manifest_is_named(ws: Workspace, spec: Spec) -> None:
-    path = ws.manifest("clicks", DS, "features")
+    path = ws.manifest("clicks", DS, "features").local_path()
     path.parent.mkdir(parents=True)
     path.write_text('{"stage": 1}')
     with pytest.raises(UserError, match=r"features\.json is not a manifest"):
@@ -205,7 +205,7 @@ def test_one_writer_a_pipeline_and_a_killed_one_frees_the_lock(ws: Workspace, sp
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(UserError, match=rf"another run of pipeline 'clicks' is at work \(process {holder.pid}\)"):
+        with pytest.raises(UserError, match=rf"another run of pipeline 'clicks' is at work \(process {holder.pid} on "):
             run_stage(Fake(), spec, ws, DS)
         # Another pipeline is not in the way.
         run_stage(Fake(), spec.model_copy(update={"pipeline": "other"}), ws, DS)

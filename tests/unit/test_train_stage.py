@@ -44,7 +44,7 @@ def schema(ws: Workspace, make_dataset: Callable[..., Manifest]) -> DatasetSchem
 
 def finished(ws: Workspace, ds: str, schema: DatasetSchema, model: Model, *, complete: bool = True) -> str:
     """A day's finished training, as far as looking for a start goes."""
-    folder = ws.model("clicks", ds, f"key-{ds}") / "model"
+    folder = ws.model("clicks", ds, f"key-{ds}").local_path() / "model"
     for part in ("embeddings", "workflow"):
         (folder / part).mkdir(parents=True)
     meta = {

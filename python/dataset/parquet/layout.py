@@ -132,7 +132,7 @@ def split_of(
     """
     if manifest.dataset_schema is None:
         raise UserError(f"the manifest of stage '{manifest.stage}' for {manifest.ds} describes no dataset")
-    folder = ws.home / Path(manifest.output("dataset").name)
+    folder = ws.locate(manifest.output("dataset").name).local_path()
     return open_split(folder, split, manifest.dataset_schema, carried), manifest.dataset_schema
 
 

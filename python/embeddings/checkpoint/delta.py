@@ -18,12 +18,12 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
-from headrace.atomic import write_text
 from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, save_tensors
 from headrace.embeddings.input.raw_ids import owners
 from headrace.embeddings.lookup.local_tables import LocalTables
 from headrace.embeddings.storage.dtypes import convert, decode, numbers_of
 from headrace.errors import UserError
+from headrace.storage import local
 
 
 class _Record(BaseModel):
@@ -81,7 +81,7 @@ def save_changes(embeddings: LocalTables, folder: Path) -> int:
         raw={t.spec.name: t.spec.dim for t in raw},
         file=save_tensors(folder / f"changes-{rank:05d}.safetensors", tensors),
     )
-    write_text(folder / f"changes-{rank:05d}.json", record.signed().model_dump_json() + "\n")
+    local(folder / f"changes-{rank:05d}.json").put_text(record.signed().model_dump_json() + "\n")
     return count
 
 

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from headrace.atomic import write_text
 from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, save_tensors
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.dynamic.waiting_cpu import ID
 from headrace.embeddings.input.raw_ids import owners
 from headrace.errors import UserError
+from headrace.storage import local
 
 
 def save_dynamic(embeddings: DynamicEmbeddings, folder: Path) -> None:
@@ -57,7 +57,7 @@ def save_rows(rows: Any, folder: Path) -> None:
         scoring=save_tensors(folder / f"{stem}.safetensors", scoring),
         training=save_tensors(folder / f"{stem}-training.safetensors", training),
     )
-    write_text(folder / f"{stem}.json", meta.signed().model_dump_json() + "\n")
+    local(folder / f"{stem}.json").put_text(meta.signed().model_dump_json() + "\n")
 
 
 def load_rows(rows: Any, folder: Path, with_optimizer: bool) -> None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,7 +29,6 @@ import torch
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 from torch import Tensor
 
-from headrace.atomic import fsync_dir, write_text
 from headrace.comm.base import Collective
 from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, read_checked, save_tensors
 from headrace.embeddings.lookup.local_tables import LocalTables
@@ -38,6 +36,7 @@ from headrace.embeddings.optim.rules import RULES
 from headrace.embeddings.sharding.plan import Plan
 from headrace.embeddings.storage.dtypes import convert, decode
 from headrace.errors import UserError
+from headrace.storage import local
 
 log = logging.getLogger("headrace.embeddings")
 
@@ -48,6 +47,8 @@ INDEX = "index.json"
 WEIGHT = "weight"
 #: Bytes of a file at most (one row at least): what passes through memory at once.
 FILE_BYTES = 128 * 2**20
+#: Names the place that all ranks fill; one save at a time goes on in a folder.
+_TOKEN = "shared"
 
 
 class _Record(BaseModel):
@@ -188,7 +189,7 @@ def save_shards(embeddings: LocalTables, directory: Path, with_optimizer: bool) 
         chunks=tuple(chunks),
         tables=tuple(TableRecord(name=t.name, rows=t.rows, dim=t.dim) for t in plan.tables),
     )
-    write_text(_rank_file(directory, world.rank), record.model_dump_json(indent=1) + "\n")
+    local(_rank_file(directory, world.rank)).put_text(record.model_dump_json(indent=1) + "\n")
 
 
 def _matrices(embeddings: LocalTables, with_optimizer: bool) -> dict[str, list[Tensor]]:
@@ -294,7 +295,7 @@ def write_index(directory: Path) -> Index:
     files = tuple(f for r in records for f in r.files)
     index = Index(tables=first.tables, optimizer=first.optimizer, files=files, chunks=chunks)
     index = index.model_copy(update={"sha256": index.digest()})
-    write_text(directory / INDEX, index.model_dump_json(indent=1) + "\n")
+    local(directory / INDEX).put_text(index.model_dump_json(indent=1) + "\n")
     for record in records:
         _rank_file(directory, record.rank).unlink()
     return index
@@ -463,26 +464,20 @@ def _meet(chunk: Chunk, held: _Held) -> bool:
 
 @contextmanager
 def shared_directory(final: Path, collective: Collective) -> Iterator[Path]:
-    """A folder that all ranks fill and that appears as `final` in one step: `atomic.new_directory` for many ranks.
+    """A folder that all ranks fill and that appears as `final` in one step: `Location.new_folder` for many ranks.
 
     Collective: every rank enters and leaves. The chief makes the folder and, when all ranks have left the block well,
     flushes and renames it; an earlier `final` is replaced. What a killed attempt left behind is removed on entry.
     The ranks must share a file system.
     """
-    partial = final.parent / f".{final.name}.shared.partial"
+    place = local(final)
     if collective.world.is_chief:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        place.begin(_TOKEN)
     collective.barrier()
-    yield partial
+    yield place.building(_TOKEN).local_path()
     collective.barrier()
     if collective.world.is_chief:
-        for folder in sorted({p.parent for p in partial.rglob("*")} | {partial}):
-            fsync_dir(folder)
-        if final.exists():
-            shutil.rmtree(final)
-        partial.replace(final)
-        fsync_dir(final.parent)
+        place.commit(_TOKEN)
     collective.barrier()
 
 

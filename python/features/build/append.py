@@ -23,7 +23,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from headrace.atomic import write_text
 from headrace.errors import UserError
 from headrace.features.engines.arrow.fit import can_fit
 from headrace.features.engines.arrow.lake_rows import LakeRows
@@ -32,6 +31,7 @@ from headrace.features.workflow.workflow import FittedWorkflow, Workflow
 from headrace.features.layout.files import ColumnCounts, FilePlan, Written, WrittenDataset, plan_files
 from headrace.manifest import Input, Manifest, fingerprint
 from headrace.stage import Context
+from headrace.storage import local
 
 _LOG = logging.getLogger("headrace.features")
 
@@ -232,7 +232,7 @@ def save_days(folder: Path, plan: AppendPlan, written: WrittenDataset, learned: 
         }
         for day, (files, counts) in sorted(written.days.items())
     }
-    write_text(folder / DAYS, json.dumps({"learned": learned, "days": days}, indent=1) + "\n")
+    local(folder / DAYS).put_text(json.dumps({"learned": learned, "days": days}, indent=1) + "\n")
 
 
 def _link(source: Path, target: Path) -> None:

@@ -17,6 +17,7 @@ from headrace.features.layout.split_rule import columns_of
 from headrace.features.vocabulary.delta_table import Vocabularies
 from headrace.features.workflow.workflow import FittedWorkflow, Workflow
 from headrace.lake.delta.log import DataFile, DeltaLog
+from headrace.storage import local
 from headrace.workspace import Workspace
 
 
@@ -29,14 +30,14 @@ def files_of_day(
     That is where table operators make them, where an operator learns from more than statistics of parts, or where the
     table's log no longer names the version's files.
     """
-    files = None if spec.features.prepare or not can_fit(workflow) else DeltaLog(events).files(version)
+    files = None if spec.features.prepare or not can_fit(workflow) else DeltaLog(local(events)).files(version)
     if files is None:
         yield None
         return
     types = {c.name: declared(c) for c in spec.table.columns}
     extra: dict[str, ValueType] = {name: types[name] for name in columns_of(rows.rule)}
     view = View(rows.rule, rows.splits, workflow.label_column, by_day=spec.features.append is not None)
-    with lake_rows(workflow, of_day(spec, ds, files), view, ws.encoded(spec.pipeline), extra) as found:
+    with lake_rows(workflow, of_day(spec, ds, files), view, ws.encoded(spec.pipeline).local_path(), extra) as found:
         yield found
 
 

@@ -73,7 +73,7 @@ def day_rows(ctx: Context, events: DataFrame) -> Iterator[SplitRows]:
     if not spec.features.prepare:
         yield split_rows(spec, events, ctx.ds)
         return
-    folder = ctx.ws.spark_local / "prepared" / f"{spec.pipeline}-{ctx.ds}"
+    folder = ctx.ws.spark_local.local_path() / "prepared" / f"{spec.pipeline}-{ctx.ds}"
     # What a killed run left.
     shutil.rmtree(folder, ignore_errors=True)
     numbers = count()

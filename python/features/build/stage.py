@@ -13,7 +13,6 @@ from typing import Any, Protocol
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headrace.atomic import new_directory, write_text
 from headrace.config import Spec
 from headrace.dataset.parquet.layout import LISTING
 from headrace.errors import UserError
@@ -31,6 +30,7 @@ from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output
 from headrace.schema import Kind
 from headrace.stage import Context, Result
+from headrace.storage import local
 
 _LOG = logging.getLogger("headrace.features")
 
@@ -124,7 +124,7 @@ class BuildFeatures:
             if path.stat().st_size != file["size"]:
                 return f"{path} has {path.stat().st_size} bytes, not {file['size']}"
         for output in manifest.outputs:
-            if output.kind == "delta" and DeltaLog(ctx.ws.home / output.name).version is None:
+            if output.kind == "delta" and DeltaLog(ctx.ws.locate(output.name)).version is None:
                 return f"the table {output.name} is gone"
         return None
 
@@ -165,7 +165,7 @@ def _build(
     ctx: Context, workflow: Workflow, rows: SplitRows, spark: SparkSession, count: CountStatistics, after: Callable[[str], None]
 ) -> Result:
     spec, f = ctx.spec, ctx.spec.features
-    vocabularies = VocabularyTable(spark, ctx.ws.table(spec.pipeline, "vocabulary"), ctx.ds)
+    vocabularies = VocabularyTable(spark, ctx.ws.table(spec.pipeline, "vocabulary").local_path(), ctx.ds)
     with _files(ctx, workflow, rows) as files, vocabularies.in_background():
         tick = time.perf_counter()
         if files is None:
@@ -179,8 +179,9 @@ def _build(
         after("fit")
 
         tick = time.perf_counter()
-        final = ctx.ws.dataset(spec.pipeline, ctx.ds, ctx.key)
-        with new_directory(final) as folder:
+        final = ctx.ws.dataset(spec.pipeline, ctx.ds, ctx.key).local_path()
+        with local(final).new_folder() as new:
+            folder = new.local_path()
             fitted.save(folder / "workflow")
             plans = plan_files(counts, f.row_group_rows, f.min_row_groups)
             if files is None:
@@ -204,7 +205,7 @@ def _append(
     """`_build` with files by day, those of unchanged days taken over from yesterday's dataset."""
     spec, f = ctx.spec, ctx.spec.features
     base = append.open_base(ctx, next((i for i in ctx.inputs if i.kind == "dataset"), None))
-    vocabularies = VocabularyTable(spark, ctx.ws.table(spec.pipeline, "vocabulary"), ctx.ds)
+    vocabularies = VocabularyTable(spark, ctx.ws.table(spec.pipeline, "vocabulary").local_path(), ctx.ds)
     with _files(ctx, workflow, rows) as files, vocabularies.in_background():
         if files is None:
             raise UserError(
@@ -221,8 +222,9 @@ def _append(
         assert rows.valid_range is not None
         window = (f.window_days, f.split.valid_days)
         plan = append.plan_days(base, files, ctx.ws.home, f.row_group_rows, f.min_row_groups, window)
-        final = ctx.ws.dataset(spec.pipeline, ctx.ds, ctx.key)
-        with new_directory(final) as folder:
+        final = ctx.ws.dataset(spec.pipeline, ctx.ds, ctx.key).local_path()
+        with local(final).new_folder() as new:
+            folder = new.local_path()
             fitted.save(folder / "workflow")
             kept = append.take_over(plan, folder, rows.valid_range[0])
             made = WrittenDataset([], {})
@@ -327,7 +329,7 @@ def _complete(folder: Path, files: list[Written], counts: Mapping[str, int]) -> 
     for path in sorted((folder / "workflow").rglob("*")):
         if path.is_file():
             listed.append({"name": str(path.relative_to(folder)), "size": path.stat().st_size})
-    write_text(folder / LISTING, json.dumps(listed, indent=1) + "\n")
+    local(folder / LISTING).put_text(json.dumps(listed, indent=1) + "\n")
 
 
 def _facts(

@@ -14,6 +14,7 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 from pydantic import Field, field_validator
 
+from headrace.config.section import PathText
 from headrace.errors import UserError
 from headrace.features.table_ops.arrow_windows import one
 from headrace.features.table_ops.base import External, Given, TableOp
@@ -21,6 +22,7 @@ from headrace.features.types import OpError, ValueType, declared
 from headrace.lake.delta.log import DeltaLog
 from headrace.manifest import Input
 from headrace.schema import Column, ColumnType
+from headrace.storage import local
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,7 +32,7 @@ class ReadsExternal(TableOp):
     """The parameters that operators with an external table share."""
 
     #: A folder (or file), relative to the workspace's home unless absolute.
-    path: str
+    path: PathText
     format: Literal["delta", "parquet", "csv"] = "delta"
     #: Names of the key in both tables, or column of the events -> column of the external table.
     keys: Mapping[str, str] = Field(min_length=1)
@@ -132,7 +134,7 @@ class Reader:
         path = self.path(table)
         self._check(table)
         if table.format == "delta":
-            log = DeltaLog(path)
+            log = DeltaLog(local(path))
             version = int(self._pinned[table]) if table in self._pinned else log.version
             files = log.files(version) if version is not None else None
             if files is None:
@@ -176,7 +178,7 @@ def pin(home: Path, tables: Sequence[External]) -> tuple[Input, ...]:
 
 def _version(path: Path, table: External) -> str:
     if table.format == "delta":
-        return str(DeltaLog(path).version)
+        return str(DeltaLog(local(path)).version)
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     listed = [(str(p.relative_to(path)), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
     return hashlib.sha256(repr(listed).encode()).hexdigest()[:16]

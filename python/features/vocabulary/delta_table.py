@@ -20,6 +20,7 @@ from headrace.errors import UserError
 from headrace.features.ops.base import ValueColumn, VocabularyRule
 from headrace.features.vocabulary import lookup
 from headrace.lake.delta.log import DeltaLog
+from headrace.storage import local
 
 _LOG = logging.getLogger("headrace.features")
 
@@ -137,7 +138,7 @@ class VocabularyTable:
         self.version = self._latest()
         if self.version is None:
             return _ROWS.empty_table()
-        files = DeltaLog(Path(self._path)).files(self.version)
+        files = DeltaLog(local(self._path)).files(self.version)
         if files is not None:
             # Without a Spark job: a day's fit is short.
             tables = [pq.ParquetFile(f.path).read(_ROWS.names).cast(_ROWS) for f in files]
@@ -155,7 +156,7 @@ class VocabularyTable:
         self.version = self._latest()
 
     def _latest(self) -> int | None:
-        return DeltaLog(Path(self._path)).version
+        return DeltaLog(local(self._path)).version
 
 
 def _named(table: pa.Table, name: str) -> pa.Table:

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace import __version__
-from headrace.atomic import write_text
 from headrace.config import Chain, Spec
 from headrace.errors import UserError, nearest
 from headrace.features.functions.arrays import doubles, to_numpy, with_elements
@@ -38,6 +37,7 @@ from headrace.features.vocabulary.keyed_table import KEY, KeyedTable
 from headrace.features.vocabulary.lookup import FileLookup, Lookup
 from headrace.features.workflow.binding import BoundChain, bind
 from headrace.schema import Column, DatasetSchema, Feature, Kind
+from headrace.storage import local
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -372,7 +372,7 @@ class FittedWorkflow:
             tables={name: len(t) for name, t in self.tables.items()},
             dataset_schema=self.schema,
         )
-        write_text(folder / "workflow.json", json.dumps(saved.model_dump(mode="json"), indent=1) + "\n")
+        local(folder / "workflow.json").put_text(json.dumps(saved.model_dump(mode="json"), indent=1) + "\n")
 
     @staticmethod
     def load(folder: Path, most_values: int | None = None) -> FittedWorkflow:

@@ -10,11 +10,12 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import pyarrow.parquet as pq
+
+from headrace.storage import Location
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
@@ -24,7 +25,7 @@ _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parque
 class DataFile:
     """One live data file."""
 
-    path: Path
+    path: Location
     partition: dict[str, str | None]
     #: None where the writer kept no statistics.
     rows: int | None
@@ -33,7 +34,7 @@ class DataFile:
 class DeltaLog:
     """The log of the table in `folder`, which need not be there."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Location) -> None:
         self.folder = folder
         self._log = folder / "_delta_log"
 
@@ -86,20 +87,18 @@ class DeltaLog:
         return [_data_file(self.folder, add) for add in live.values()]
 
     def _commits(self) -> set[int]:
-        if not self._log.is_dir():
-            return set()
-        return {int(m.group(1)) for p in self._log.iterdir() if (m := _COMMIT.fullmatch(p.name))}
+        return {int(m.group(1)) for p in self._log.entries() if (m := _COMMIT.fullmatch(p.name))}
 
     def _actions(self, version: int) -> Iterator[dict[str, Any]]:
-        with open(self._log / f"{version:020d}.json", encoding="utf-8") as f:
+        with (self._log / f"{version:020d}.json").open() as f:
             for line in f:
                 yield json.loads(line)
 
     def _checkpoint_before(self, version: int) -> tuple[int, list[dict[str, Any]]]:
         """The newest complete checkpoint at or before `version`: its version and actions; (-1, []) without one."""
-        parts: dict[int, list[Path]] = {}
+        parts: dict[int, list[Location]] = {}
         wanted: dict[int, int] = {}
-        for path in self._log.iterdir() if self._log.is_dir() else ():
+        for path in self._log.entries():
             if m := _CHECKPOINT.fullmatch(path.name):
                 at = int(m.group(1))
                 if at <= version:
@@ -123,7 +122,7 @@ def _replay(live: dict[str, dict[str, Any]], action: dict[str, Any]) -> None:
         live.pop(remove["path"], None)
 
 
-def _data_file(folder: Path, add: dict[str, Any]) -> DataFile:
+def _data_file(folder: Location, add: dict[str, Any]) -> DataFile:
     # A Parquet map reads as a list of pairs.
     partition = dict(add["partitionValues"] or {})
     stats = json.loads(add["stats"]) if add.get("stats") else {}

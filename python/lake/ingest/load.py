@@ -11,14 +11,12 @@ A day is loaded in this order, so that a kill between any two steps is healed by
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import reduce
-from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -37,6 +35,7 @@ from headrace.lake.sources.formats import FORMATS, SourceFormat
 from headrace.lake.sources.frame import BAD, GOOD, quoted
 from headrace.lake.sources.lines import FileDamaged, LandingBatch, damaged_file_named, one_file_a_task
 from headrace.stage import Context
+from headrace.storage import Location
 
 _LOG = logging.getLogger("headrace.lake")
 
@@ -58,8 +57,8 @@ class Load:
     ctx: Context
     plan: LoadPlan
     spark: SparkSession
-    events: Path
-    quarantine: Path
+    events: Location
+    quarantine: Location
 
     def run(self) -> None:
         """Load all days of the plan.
@@ -131,17 +130,17 @@ class Load:
         return checked, None
 
     @contextmanager
-    def _staging(self) -> Iterator[Path]:
+    def _staging(self) -> Iterator[Location]:
         """A folder for rows on their way, gone at the end (a killed run's goes here)."""
         folder = self.ctx.ws.spark_local / "ingest" / self.ctx.spec.pipeline
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        folder.remove_quietly()
+        folder.make_dir()
         try:
             yield folder
         finally:
-            shutil.rmtree(folder)
+            folder.remove()
 
-    def _read(self, batch: LandingBatch, folder: Path) -> DataFrame:
+    def _read(self, batch: LandingBatch, folder: Location) -> DataFrame:
         """The typed rows of a batch, as Parquet files: one a landing file.
 
         Not Spark's cache: a plan that reads files is a short one, and this one is planned again for each commit.
@@ -210,7 +209,7 @@ def _source_format(batch: LandingBatch) -> SourceFormat:
     return found
 
 
-def _stage(spark: SparkSession, frame: DataFrame, folder: Path) -> DataFrame:
+def _stage(spark: SparkSession, frame: DataFrame, folder: Location) -> DataFrame:
     frame.write.parquet(str(folder))
     return spark.read.schema(frame.schema).parquet(str(folder))
 

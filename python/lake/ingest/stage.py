@@ -47,7 +47,7 @@ class Ingest:
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
         """Both tables still have their version, and the events of the days loaded are on disk."""
         for output in manifest.outputs:
-            log = DeltaLog(ctx.ws.home / output.name)
+            log = DeltaLog(ctx.ws.locate(output.name))
             version = int(output.version)
             if not log.has(version):
                 return f"version {version} of {output.name} is gone"
@@ -88,12 +88,7 @@ def result(ctx: Context) -> Result:
     order = ("read", "kept", "quarantined", "duplicates", "expanded")
     return Result(
         outputs=tuple(
-            Output(
-                kind=kind,
-                name=str(path.relative_to(ctx.ws.home)),
-                version=str(DeltaLog(path).version),
-                rows=rows[count],
-            )
+            Output(kind=kind, name=ctx.ws.name_of(path), version=str(DeltaLog(path).version), rows=rows[count])
             for kind, path, count in (("delta", events, "kept"), ("quarantine", quarantine, "quarantined"))
         ),
         rows={name: rows[name] for name in order if name in rows},

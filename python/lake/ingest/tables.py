@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
@@ -12,6 +11,7 @@ from headrace.config import Table
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.session import spark_settings
+from headrace.storage import Location
 
 #: The load history is in the log, so the log is kept.
 _LOG_RETENTION = "interval 3650 days"
@@ -20,7 +20,7 @@ _SKIP_EMPTY = "spark.databricks.delta.skipRecordingEmptyCommits"
 _QUARANTINE = "_source_file string, _source_line bigint, _raw string, _reason string, ds string"
 
 
-def create_tables(spark: SparkSession, table: Table, events: Path, quarantine: Path) -> None:
+def create_tables(spark: SparkSession, table: Table, events: Location, quarantine: Location) -> None:
     """Make both tables, empty, where they are not there."""
     for path, ddl in (
         (quarantine, _QUARANTINE),
@@ -40,7 +40,7 @@ def create_tables(spark: SparkSession, table: Table, events: Path, quarantine: P
             )
 
 
-def check_columns(table: Table, events: Path) -> None:
+def check_columns(table: Table, events: Location) -> None:
     """Raises UserError where the table has a declared column as another type."""
     existing = {name.lower(): (name, type_) for name, type_ in DeltaLog(events).columns().items()}
     for c in table.columns:
@@ -54,14 +54,14 @@ def check_columns(table: Table, events: Path) -> None:
             )
 
 
-def may_have_rows(table: Path, days: Collection[str]) -> bool:
+def may_have_rows(table: Location, days: Collection[str]) -> bool:
     """Whether a table has, or may have, rows of the days."""
     log = DeltaLog(table)
     files = log.files(log.version) if log.version is not None else []
     return files is None or any(f.partition.get("ds") in days for f in files)
 
 
-def replace_days(frame: DataFrame, path: Path, days: Collection[str], metadata: str) -> None:
+def replace_days(frame: DataFrame, path: Location, days: Collection[str], metadata: str) -> None:
     """Replace the days' partitions by the rows, in one commit: also where there are none, and were none."""
     listed = ", ".join(f"'{ds}'" for ds in days)
     with spark_settings(frame.sparkSession, {_SKIP_EMPTY: "false"}):

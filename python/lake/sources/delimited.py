@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -114,10 +116,9 @@ def header_of(file: LandingFile, separator: str) -> tuple[str, ...]:
     Raises:
         UserError: it cannot be read, or names a column twice or with nothing.
     """
-    opener = gzip.open if file.path.suffix == ".gz" else open
     try:
-        with opener(file.path, "rt", encoding="utf-8-sig", newline="") as f:
-            line = f.readline().rstrip("\r\n")
+        with file.path.open() as raw, gzip.open(raw) if file.path.suffix == ".gz" else nullcontext(raw) as data:
+            line = io.TextIOWrapper(data, "utf-8-sig", newline="").readline().rstrip("\r\n")
     except (EOFError, gzip.BadGzipFile) as e:
         raise UserError(f"landing file {file.name} is damaged: {e}; deliver it again") from None
     except OSError as e:

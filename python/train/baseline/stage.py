@@ -9,7 +9,6 @@ from dataclasses import asdict
 from typing import Any
 
 from headrace import registry
-from headrace.atomic import new_directory
 from headrace.config import Spec
 from headrace.embeddings.dynamic.spec import dynamic_features
 from headrace.errors import UserError
@@ -101,7 +100,8 @@ class TrainBaseline:
             log.info("baseline: %d trees over %s rows in %.1f s", conf.rounds, f"{rows['train']:,}", seconds)
             scores, labels, peak = xgboost_spark.predict(spark, booster, valid, schema, conf.workers)
         metrics = click_metrics(labels, scores)
-        with new_directory(final) as folder:
+        with final.new_folder() as made:
+            folder = made.local_path()
             card = {
                 "pipeline": spec.pipeline,
                 "ds": ctx.ds,
@@ -112,7 +112,7 @@ class TrainBaseline:
             }
             xgboost_model.save(folder, booster, schema, dataset / "workflow", card)
         preload()
-        name, folder_name = f"{spec.pipeline}-baseline", str(final.relative_to(ctx.ws.home))
+        name, folder_name = f"{spec.pipeline}-baseline", ctx.ws.name_of(final)
         version = registry.register(
             ctx.ws,
             name,

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from headrace.atomic import write_text
+from headrace.storage import local
 
 
 class Journal:
@@ -28,7 +28,7 @@ class Journal:
         self._path = path
         if path is not None:
             kept = [line for line in read_journal(path) if line["step"] <= step] if path.is_file() else []
-            write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+            local(path).put_text("".join(json.dumps(line) + "\n" for line in kept))
 
     def write(self, kind: str, values: Mapping[str, float | int | None]) -> None:
         """Add a line."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from headrace.atomic import write_text
 from headrace.comm.base import Collective
+from headrace.storage import local
 from headrace.train.callbacks.tracing import PARTS, Spans
 from headrace.train.job import Job
 
@@ -27,12 +27,12 @@ def collect_profile(job: Job, spans: Spans, collective: Collective) -> dict[str,
     mine = torch.tensor([[1e3 * spans.seconds[p] / steps for p in PARTS]], dtype=torch.float64)
     by_rank = collective.all_gather(mine)
     part = job.folder / f".trace-{collective.world.rank}.partial"
-    write_text(part, json.dumps(_events(spans, collective.world.rank)))
+    local(part).put_text(json.dumps(_events(spans, collective.world.rank)))
     collective.barrier()
     if collective.world.is_chief:
         parts = [job.folder / f".trace-{r}.partial" for r in range(collective.world.size)]
         events = [e for p in parts for e in json.loads(p.read_text(encoding="utf-8"))]
-        write_text(job.trace, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+        local(job.trace).put_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
         for p in parts:
             p.unlink()
     means = {p: round(float(ms), 3) for p, ms in zip(PARTS, by_rank.mean(0), strict=True)}

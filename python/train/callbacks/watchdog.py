@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from headrace.atomic import write_text
+from headrace.storage import local
 from headrace.world import World
 
 #: Exit code of a rank that gave up waiting.
@@ -175,7 +175,7 @@ class Watch:
     def _end(self, message: str) -> None:
         assert self._folder is not None
         with suppress(OSError):
-            write_text(self._folder / _STALLED, message)
+            local(self._folder / _STALLED).put_text(message)
         os._exit(EXIT_STALLED)
 
 

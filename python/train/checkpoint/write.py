@@ -26,7 +26,6 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from headrace.atomic import write_text
 from headrace.comm.base import Collective
 from headrace.embeddings.checkpoint.dynamic import load_dynamic, save_dynamic
 from headrace.embeddings.checkpoint.shards import load_shards, save_shards, shared_directory, write_index
@@ -34,6 +33,7 @@ from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, sav
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.errors import UserError
+from headrace.storage import local
 from headrace.train.job import list_steps, step_name
 from headrace.train.optim.dense import DenseOptimizer
 
@@ -193,7 +193,7 @@ class Saver:
                 write_index(opened.partial / _EMBEDDINGS)
                 record = _Record(config=self._config, progress=opened.progress, dense=written)
                 record = record.model_copy(update={"sha256": record.digest()})
-                write_text(opened.partial / _RECORD, record.model_dump_json() + "\n")
+                local(opened.partial / _RECORD).put_text(record.model_dump_json() + "\n")
                 self._may_commit()
         if self._collective.world.is_chief:
             for old in list_steps(self._folder)[self._keep :]:

@@ -28,7 +28,7 @@ import horovod.spark
 from horovod.runner.common.util.timeout import TimeoutException
 from pyspark.sql import SparkSession
 
-from headrace.atomic import write_text
+from headrace import storage
 from headrace.errors import UserError
 from headrace.train.callbacks.progress import Console, Follower, Tick
 from headrace.train.callbacks.watchdog import has_stalled, last_words
@@ -105,7 +105,7 @@ def _launch(
 ) -> Report:
     job = job.model_copy(update={"token": uuid.uuid4().hex})
     try:
-        write_text(job.fence, job.token)
+        storage.local(job.fence).put_text(job.token)
     except OSError as e:
         if is_full(e):
             raise DiskFull(f"{e.strerror}. Make room below {job.folder}") from e

@@ -13,8 +13,8 @@ import os
 import sys
 from contextlib import suppress
 
-from headrace.atomic import write_text
 from headrace.errors import UserError
+from headrace.storage import local
 from headrace.train.job import Answer, Complaint, Diverged, Job, Stopped, is_full
 from headrace.train.launch.startup import mark, process_began
 
@@ -79,7 +79,7 @@ def rank_main(job_json: str) -> str:
     finally:
         if answer.complaint is not None:
             with suppress(OSError):  # the answer has it, too
-                write_text(job.complaint, answer.complaint.model_dump_json())
+                local(job.complaint).put_text(answer.complaint.model_dump_json())
         if isinstance(collective, SharedCollective):
             collective.close()
         hvd.shutdown()

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from headrace.atomic import new_directory
 from headrace.dataset.parquet.layout import SplitLayout, open_split
 from headrace.manifest import Manifest, Output
 from headrace.schema import DatasetSchema
+from headrace.storage import local
 from headrace.workspace import Workspace
 
 #: Row groups that a sample is spread over, where the split has them.
@@ -37,7 +37,8 @@ def sample_dataset(
     dataset, schema = ws.home / features.output("dataset").name, features.dataset_schema
     assert schema is not None
     if not target.is_dir():
-        with new_directory(target) as partial:
+        with local(target).new_folder() as made:
+            partial = made.local_path()
             for part in sorted(p for p in dataset.iterdir() if p.is_dir()):
                 layout = open_split(dataset, part.name, schema) if part.name in rows else None
                 if layout is None or layout.rows <= rows[part.name]:

@@ -24,11 +24,11 @@ from typing import Any, Literal
 import optuna
 from optuna.trial import TrialState
 
-from headrace.atomic import write_text
 from headrace.config import Search, Spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest, fingerprint
 from headrace.stage import run_lock
+from headrace.storage import local
 from headrace.train.callbacks.progress import Tick
 from headrace.train.job import OBEYED, Diverged, Job
 from headrace.train.loop.run import train_local
@@ -118,7 +118,7 @@ class Tuner:
             )
         self._features = features
         check_dataset(self._job(spec, features, ws.home, "look"))
-        self.folder = ws.search(spec.pipeline, ds, self._key())
+        self.folder = ws.search(spec.pipeline, ds, self._key()).local_path()
 
     def run(self) -> Found:
         """Make the trials that are missing.
@@ -280,7 +280,7 @@ def write_overlay(path: Path, found: Found, search: Search, of: str) -> None:
     assert best is not None
     head = f"# The best of {len(found.trials) - 1} trials on {of}: {search.objective} {show_worth(best.worth)}, "
     head += f"as it was {show_worth(first.worth)}.\n"
-    write_text(path, head + overlay_of(best.values))
+    local(path).put_text(head + overlay_of(best.values))
 
 
 def show_worth(worth: float | None) -> str:

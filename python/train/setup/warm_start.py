@@ -32,15 +32,13 @@ def find_warm_start(ws: Workspace, spec: Spec, ds: str, schema: DatasetSchema) -
     grown: codes are given once and never change, so old rows keep their meaning. A model that does not fit is named
     in the log with the reason.
     """
-    runs = ws.manifest(spec.pipeline, ds, "train").parent.parent
-    earlier = sorted((p.name for p in runs.glob("*/") if p.name < ds), reverse=True)
-    for day in earlier:
+    for day in sorted((d for d in ws.days(spec.pipeline) if d < ds), reverse=True):
         manifest = Manifest.load(ws.manifest(spec.pipeline, day, "train"))
         if manifest is None:
             continue
         output = manifest.output("model")
         try:
-            meta = read_meta(ws.home / output.name)
+            meta = read_meta(ws.locate(output.name).local_path())
             reason = misfit(meta, spec, schema)
         except UserError as e:
             reason = str(e)

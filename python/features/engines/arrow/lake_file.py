@@ -24,13 +24,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headrace.atomic import write_text
 from headrace.errors import UserError
 from headrace.features.engines.arrow.dictionary import Cells
 from headrace.features.functions.arrays import with_elements
 from headrace.features.functions.kernels import xxhash64_integers, xxhash64_strings
 from headrace.features.types import ValueType
 from headrace.manifest import fingerprint
+from headrace.storage import local
 
 #: Part of the folder's name: raise it when a piece's form changes.
 _FORMAT = 1
@@ -118,7 +118,7 @@ def encode(file: LakeFile, folder: Path, columns: Mapping[str, ValueType]) -> No
             table = parquet.read_row_group(group, columns=wanted, use_threads=False)
             if table.num_rows:
                 written.append(_write(_encoded(table, columns), partial / f"{len(written)}.arrow"))
-        write_text(partial / _META, json.dumps({"size": file.size, "pieces": written}))
+        local(partial / _META).put_text(json.dumps({"size": file.size, "pieces": written}))
         if final.exists():  # it was found not to be whole
             shutil.rmtree(final, ignore_errors=True)
         try:

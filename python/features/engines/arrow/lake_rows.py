@@ -132,7 +132,7 @@ def lake_rows(
     for other in home.iterdir() if home.is_dir() else ():
         if other.name != key:
             shutil.rmtree(other, ignore_errors=True)
-    wanted = [LakeFile(str(f.path), f.path.stat().st_size) for f in sorted(files, key=lambda f: str(f.path))]
+    wanted = [LakeFile(str(f.path), f.path.size()) for f in sorted(files, key=lambda f: str(f.path))]
     prune(home / key, wanted)
     scratch = home / f"{_SCRATCH}{uuid.uuid4().hex[:8]}"
     (home / key).mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,22 @@
+"""Where the workspace's files are kept, and the one way to read, write, publish, remove and lease them.
+
+    system     the calls of the operating system that change a disk: no other module of headrace makes them
+    store      what a store must do (a Protocol); `local` is the one for a file system
+    location   a place in a store, which is all that other rooms see
+    lease      who is at work on a pipeline
+    uri        which folder `--home` and paths in a spec mean
+
+A store is added by a class beside `local.py` and a line in `location.STORES`. Callers hold a `Location` and know of no
+renames: they put files whole (`put_text`, `new_file`), folders whole (`new_folder`), read what is published, and give a
+reader or writer that needs a real file `local_path()`, or a URI (`uri`) to Spark. A store without renames writes below
+the final key and its list of files last; the calls stay the same.
+
+What is private to one process or one host does not come here, and uses pathlib: the checkout's own `conf/` and
+libraries, /proc, /dev/shm, the data folder of the embedded PostgreSQL, Spark's local folders.
+"""
+
+from headrace.storage.lease import Lease, LeaseLost
+from headrace.storage.location import Location, local
+from headrace.storage.uri import local_folder, uri_fault
+
+__all__ = ["Lease", "LeaseLost", "Location", "local", "local_folder", "uri_fault"]

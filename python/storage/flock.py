@@ -1,0 +1,68 @@
+"""A lease by flock(2): one holder on a machine, freed by the kernel with its process.
+
+The file's one line says who holds it. It is written in place, since the lock belongs to the file and not to its name: a
+reader may see an empty or a mixed line, and takes the holder for unknown. The file stays when the lease ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from headrace.storage import system
+from headrace.storage.lease import Held, Holder, Lease
+
+#: A line is never longer.
+_BYTES = 4096
+_UNKNOWN = Holder(process=0, host="")
+
+
+@contextmanager
+def lease(path: Path) -> Iterator[Lease]:
+    """Hold the lock while the block runs; `Held` where another process does."""
+    system.make_folder(path.parent)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        before = _written(fd)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Held(before or _UNKNOWN) from None
+        before = _written(fd)
+        # The clock alone would do, but for one that was set back.
+        token = max(time.time_ns() // 1000, before.token + 1 if before else 0)
+        mine = Holder(token=token)
+        line = mine.model_dump_json().encode() + b"\n"
+        os.pwrite(fd, line, 0)
+        os.ftruncate(fd, len(line))
+        yield Lease(mine, lambda: _written(fd) == mine)
+    finally:
+        os.close(fd)
+
+
+def holder(path: Path) -> Holder | None:
+    """Who holds the lock; None: nobody. Takes nothing for longer than it looks."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        return _written(fd) or _UNKNOWN
+    finally:
+        os.close(fd)
+
+
+def _written(fd: int) -> Holder | None:
+    try:
+        return Holder.model_validate_json(os.pread(fd, _BYTES, 0))
+    except ValidationError:
+        return None

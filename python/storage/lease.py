@@ -1,0 +1,57 @@
+"""Who is at work. A lease has one holder at a time, and says who that is."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Holder(BaseModel):
+    """The holder of a lease, as written where others can read it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    process: int = Field(default_factory=os.getpid)
+    host: str = Field(default_factory=socket.gethostname)
+    since: datetime = Field(default_factory=lambda: datetime.now(UTC))
+    #: After this the lease is void unless it was renewed; None: it ends with its holder's process.
+    expires: datetime | None = None
+    #: Larger than that of every earlier holder: a store refuses a commit with an older one.
+    token: int = 0
+
+    def __str__(self) -> str:
+        if not self.process:
+            return "an unknown process"
+        return f"process {self.process} on {self.host} since {self.since:%Y-%m-%d %H:%M:%S} UTC"
+
+
+class Held(Exception):
+    """Another process holds the lease."""
+
+    def __init__(self, holder: Holder) -> None:
+        super().__init__(str(holder))
+        self.holder = holder
+
+
+class LeaseLost(RuntimeError):
+    """The lease has passed to another holder: what this process has done since must not be committed."""
+
+
+class Lease:
+    """A lease that this process holds."""
+
+    def __init__(self, holder: Holder, still_held: Callable[[], bool]) -> None:
+        self.holder, self._still_held = holder, still_held
+
+    def check(self) -> None:
+        """Call it before a commit that only the holder may make.
+
+        Raises:
+            LeaseLost: this process was paused or cut off for too long.
+        """
+        if not self._still_held():
+            raise LeaseLost(f"the lease of {self.holder} is not its own any more; run it again")

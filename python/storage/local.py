@@ -1,0 +1,221 @@
+"""The store on a file system. It has renames, so what is published is one rename.
+
+A reader, and a rerun after a kill between any two lines, sees:
+
+- `put`, `new_file`: the old file or the new one. Before the rename there is `.NAME.TOKEN.partial` beside it, which
+  nothing lists, and which the next publication of a folder of that name or `discard_unfinished` removes.
+- `begin` to `commit`: the old folder or none, and `.NAME.TOKEN.partial` with a part of the new one.
+- `commit`: the old folder until the exchange of the two names, the new one from it on. All of it is on the disk before
+  (files, then folders, from the inside out), the exchange itself after the last line. Between, a power cut may bring
+  the old folder back, whole. Where a file system cannot exchange names (NFS), the old folder is renamed away first: a
+  kill between the two renames leaves none, which its stage sees, and a rerun makes it again.
+- `remove`: of a folder, a part. Only what no manifest and no list names any more is removed.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from headrace.storage import flock, system
+from headrace.storage.lease import Holder, Lease
+from headrace.storage.store import Info
+
+#: What unfinished writes are named; no glob of a landing folder finds it, and no list shows it.
+_PARTIAL = ".partial"
+#: A disk works on several fsyncs at once.
+_FSYNCS_AT_ONCE = 8
+
+
+class LocalStore:
+    """Paths of this machine's file system; see the module and `Store`."""
+
+    def uri(self, path: PurePosixPath) -> str:
+        """file:///..."""
+        return Path(path).as_uri()
+
+    def shown(self, path: PurePosixPath) -> str:
+        """The path."""
+        return str(path)
+
+    def local_path(self, path: PurePosixPath) -> Path:
+        """The file itself."""
+        return Path(path)
+
+    def exists(self, path: PurePosixPath) -> bool:
+        """Whether there is a file or a folder."""
+        return Path(path).exists()
+
+    def is_file(self, path: PurePosixPath) -> bool:
+        """Whether there is a file."""
+        return Path(path).is_file()
+
+    def is_dir(self, path: PurePosixPath) -> bool:
+        """Whether there is a folder."""
+        return Path(path).is_dir()
+
+    def info(self, path: PurePosixPath) -> Info:
+        """See Store."""
+        found = Path(path).stat()
+        return Info(found.st_size, found.st_mtime_ns)
+
+    def glob(self, pattern: PurePosixPath) -> list[PurePosixPath]:
+        """See Store."""
+        # Path.glob takes no absolute patterns.
+        return [PurePosixPath(text) for text in glob.glob(str(pattern), recursive=True)]  # noqa: PTH207
+
+    def free(self, path: PurePosixPath) -> int | None:
+        """Of the file system that the path, or the nearest folder above it that is there, is on."""
+        folder = Path(path)
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        return shutil.disk_usage(folder).free
+
+    def names(self, path: PurePosixPath) -> list[str]:
+        """See Store."""
+        try:
+            return sorted(p.name for p in Path(path).iterdir() if not _is_partial(p.name))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def open(self, path: PurePosixPath) -> BinaryIO:
+        """See Store."""
+        return open(path, "rb")
+
+    def put(self, path: PurePosixPath, data: bytes, durable: bool) -> None:
+        """See Store."""
+        with self.new_file(path, durable) as partial:
+            system.write(partial, data)
+
+    @contextmanager
+    def new_file(self, path: PurePosixPath, durable: bool) -> Iterator[Path]:
+        """See Store."""
+        final = Path(path)
+        system.make_folder(final.parent)
+        partial = final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}{_PARTIAL}")
+        try:
+            yield partial
+            if durable:
+                system.fsync(partial)
+            system.replace(partial, final)
+        except BaseException:  # a full disk, above all
+            with suppress(OSError):
+                system.unlink(partial)
+            raise
+        if durable:
+            system.fsync(final.parent)
+
+    def append(self, path: PurePosixPath, data: bytes) -> None:
+        """See Store."""
+        system.make_folder(Path(path).parent)
+        system.append(Path(path), data)
+
+    def copy(self, source: PurePosixPath, target: PurePosixPath) -> None:
+        """A second name of the same file where the file system gives one."""
+        system.make_folder(Path(target).parent)
+        try:
+            system.link(Path(source), Path(target))
+        except FileExistsError:
+            raise
+        except OSError:
+            with self.new_file(target, durable=False) as partial:
+                system.copy(Path(source), partial)
+
+    def make_dir(self, path: PurePosixPath) -> None:
+        """See Store."""
+        system.make_folder(Path(path))
+
+    def remove(self, path: PurePosixPath) -> None:
+        """See Store."""
+        found = Path(path)
+        if found.is_dir() and not found.is_symlink():
+            # A task of a killed run may still be writing there: then what is left goes next time.
+            with suppress(FileNotFoundError):
+                system.remove_tree(found)
+        else:
+            system.unlink(found)
+
+    def building(self, path: PurePosixPath, token: str) -> PurePosixPath:
+        """See Store."""
+        return path.with_name(f".{path.name}.{token}{_PARTIAL}")
+
+    def begin(self, path: PurePosixPath, token: str) -> None:
+        """See Store."""
+        system.make_folder(Path(path).parent)
+        mine = re.compile(rf"\.{re.escape(path.name)}\.[^.]+(\.old)?\{_PARTIAL}")
+        for entry in Path(path.parent).iterdir():
+            if mine.fullmatch(entry.name):
+                _clear(entry)
+        system.make_folder(Path(self.building(path, token)))
+
+    def commit(self, path: PurePosixPath, token: str) -> None:
+        """See Store."""
+        final, partial = Path(path), Path(self.building(path, token))
+        _fsync_tree(partial)
+        if not final.exists():
+            system.replace(partial, final)
+        elif not system.exchange(partial, final):
+            old = Path(self.building(path, f"{token}.old"))
+            system.replace(final, old)
+            try:
+                system.replace(partial, final)
+            except OSError:
+                system.replace(old, final)
+                raise
+            system.fsync(final.parent)
+            _clear(old)
+            return
+        system.fsync(final.parent)
+        _clear(partial)
+
+    def discard_unfinished(self, path: PurePosixPath) -> None:
+        """See Store."""
+        for entry in Path(path).iterdir() if Path(path).is_dir() else ():
+            if _is_partial(entry.name):
+                _clear(entry)
+
+    def lease(self, path: PurePosixPath) -> AbstractContextManager[Lease]:
+        """An advisory lock of the kernel, which frees it when the holder dies. Of one machine, or of NFS."""
+        return flock.lease(Path(path))
+
+    def holder(self, path: PurePosixPath) -> Holder | None:
+        """See Store."""
+        return flock.holder(Path(path))
+
+
+def _is_partial(name: str) -> bool:
+    return name.startswith(".") and name.endswith(_PARTIAL)
+
+
+def _clear(path: Path) -> None:
+    """Remove what nobody reads. What cannot be removed now goes next time."""
+    with suppress(OSError):
+        if path.is_dir():
+            system.remove_tree(path)
+        else:
+            system.unlink(path)
+
+
+def _fsync_tree(folder: Path) -> None:
+    """Files first, then folders, inner ones first: nothing is named on the disk before it is there."""
+    files: list[Path] = []
+    folders: list[Path] = []
+    for where, _, names in os.walk(folder, topdown=False):
+        folders.append(Path(where))
+        files.extend(Path(where) / name for name in names)
+    if len(files) > 1:
+        with ThreadPoolExecutor(_FSYNCS_AT_ONCE, "fsync") as pool:
+            list(pool.map(system.fsync, files))
+    else:
+        for file in files:
+            system.fsync(file)
+    for each in folders:
+        system.fsync(each)

@@ -1,0 +1,233 @@
+"""A place in a store: a file or a folder, there or not yet."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from headrace.storage.lease import Holder, Lease
+from headrace.storage.local import LocalStore
+from headrace.storage.store import Info, Store
+
+#: By the scheme of their URIs.
+STORES: Mapping[str, Store] = {"file": LocalStore()}
+
+
+@dataclass(frozen=True, order=True)
+class Location:
+    """A path in one of STORES. Small and picklable: it goes to Spark's tasks as it is.
+
+    `str()` is what messages show; `uri` is what Spark is given.
+    """
+
+    path: PurePosixPath
+    scheme: str = "file"
+    #: False below a folder that is being filled: its publication makes all of it durable, once.
+    durable: bool = field(default=True, compare=False)
+
+    @property
+    def _store(self) -> Store:
+        return STORES[self.scheme]
+
+    def __str__(self) -> str:
+        return self._store.shown(self.path)
+
+    def __truediv__(self, name: str | PurePosixPath) -> Location:
+        return replace(self, path=self.path / name)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def stem(self) -> str:
+        return self.path.stem
+
+    @property
+    def suffix(self) -> str:
+        return self.path.suffix
+
+    @property
+    def parent(self) -> Location:
+        return replace(self, path=self.path.parent)
+
+    def below(self, folder: Location) -> str:
+        """Its path relative to a folder above it. Raises ValueError where that is none above it."""
+        if self.scheme != folder.scheme:
+            raise ValueError(f"{self} is not below {folder}")
+        return str(self.path.relative_to(folder.path))
+
+    def is_below(self, folder: Location) -> bool:
+        """Whether it is the folder or a path in it."""
+        return self.scheme == folder.scheme and self.path.is_relative_to(folder.path)
+
+    @property
+    def uri(self) -> str:
+        """For Spark and other programs that open it themselves."""
+        return self._store.uri(self.path)
+
+    def local_path(self) -> Path:
+        """A real file or folder with the same contents, for memory maps and native readers; see `Store.local_path`."""
+        return self._store.local_path(self.path)
+
+    def __fspath__(self) -> str:
+        """A library that opens a path reads that of `local_path`."""
+        return str(self.local_path())
+
+    def exists(self) -> bool:
+        return self._store.exists(self.path)
+
+    def is_file(self) -> bool:
+        return self._store.is_file(self.path)
+
+    def is_dir(self) -> bool:
+        return self._store.is_dir(self.path)
+
+    def info(self) -> Info:
+        """Size and time of a file. Raises FileNotFoundError."""
+        return self._store.info(self.path)
+
+    def size(self) -> int:
+        """Bytes of a file. Raises FileNotFoundError."""
+        return self.info().size
+
+    def free(self) -> int | None:
+        """Bytes that can still be written there; None: there is no end."""
+        return self._store.free(self.path)
+
+    def entries(self) -> list[Location]:
+        """Files and folders in a folder, by name; empty where there is no folder. Unfinished writes are left out."""
+        return [self / name for name in self._store.names(self.path)]
+
+    def glob(self) -> list[Location]:
+        """What the place matches when it is read as a pattern of `glob`; unsorted."""
+        return [replace(self, path=path) for path in self._store.glob(self.path)]
+
+    def files(self) -> Iterator[Location]:
+        """All files below a folder, in order of their paths."""
+        for entry in self.entries():
+            if entry.is_dir():
+                yield from entry.files()
+            else:
+                yield entry
+
+    def open(self) -> BinaryIO:
+        """A file for reading. Raises FileNotFoundError."""
+        return self._store.open(self.path)
+
+    def read_bytes(self) -> bytes:
+        """All of a file. Raises FileNotFoundError."""
+        with self.open() as f:
+            return f.read()
+
+    def read_text(self) -> str:
+        """All of a file, as UTF-8. Raises FileNotFoundError."""
+        return self.read_bytes().decode()
+
+    def put_bytes(self, data: bytes) -> None:
+        """Replace a file in one step; folders above it are made."""
+        self._store.put(self.path, data, self.durable)
+
+    def put_text(self, text: str) -> None:
+        """The same, as UTF-8."""
+        self.put_bytes(text.encode())
+
+    def new_file(self) -> AbstractContextManager[Path]:
+        """Give a local path for a library to write to; the file appears here when the block ends well, in one step.
+
+        Whatever the block leaves there is removed when it fails. Folders above are made.
+        """
+        return self._store.new_file(self.path, self.durable)
+
+    @contextmanager
+    def new_folder(self) -> Iterator[Location]:
+        """Give an empty folder to fill; it appears here when the block ends well, in one step, else it is removed.
+
+        A complete folder that is here is replaced: callers that want to keep one look for it before. What an earlier,
+        killed attempt left is removed first. One writer at a time is the caller's to ensure (the pipeline's lease).
+        """
+        token = uuid.uuid4().hex[:8]
+        folder = self.begin(token)
+        try:
+            yield folder
+            self.commit(token)
+        except BaseException:
+            folder.remove_quietly()
+            raise
+
+    def building(self, token: str) -> Location:
+        """Where the folder is filled between `begin` and `commit`, for each of many writers that know the token.
+
+        Files put there are on the disk at once: only the writer's own host can see to that.
+        """
+        return replace(self, path=self._store.building(self.path, token))
+
+    def begin(self, token: str) -> Location:
+        """Make the place to fill, empty. What killed attempts at the same folder left is removed."""
+        self._store.begin(self.path, token)
+        return replace(self.building(token), durable=False)
+
+    def commit(self, token: str) -> None:
+        """Publish what was filled, in one step, and durably; all writers must have ended. An older folder goes."""
+        self._store.commit(self.path, token)
+
+    def append(self, data: bytes) -> None:
+        """Add to a file that others may read meanwhile, such as a log: they may see a part. Not durable."""
+        self._store.append(self.path, data)
+
+    def copy_from(self, source: Location) -> None:
+        """Become a file of the same contents as `source`, sharing them where the store can; neither changes after that.
+
+        Raises:
+            FileExistsError: there is a file here.
+        """
+        if source.scheme == self.scheme:
+            self._store.copy(source.path, self.path)
+            return
+        with self.new_file() as path, source.open() as f, open(path, "wb") as out:
+            while block := f.read(1 << 20):
+                out.write(block)
+
+    def make_dir(self) -> None:
+        """A folder for writers that know no more than a path (Spark, native code); there may be one."""
+        self._store.make_dir(self.path)
+
+    def remove(self) -> None:
+        """Remove a file, or a folder with all below it; nothing where there is none.
+
+        A reader may see a part of a folder meanwhile: only what nothing names any more is removed.
+        """
+        self._store.remove(self.path)
+
+    def remove_quietly(self) -> None:
+        """The same for what is of no use, when something else has failed: what cannot be removed now stays."""
+        try:
+            self.remove()
+        except OSError:
+            return
+
+    def discard_unfinished(self) -> None:
+        """Remove what killed or failed writers left in this folder. No other writer may be at work in it."""
+        self._store.discard_unfinished(self.path)
+
+    def lease(self) -> AbstractContextManager[Lease]:
+        """Be the only holder of this name while the block runs.
+
+        Raises:
+            headrace.storage.lease.Held: another process is; says which.
+        """
+        return self._store.lease(self.path)
+
+    def holder(self) -> Holder | None:
+        """Who holds the lease of this name; None: nobody."""
+        return self._store.holder(self.path)
+
+
+def local(path: str | os.PathLike[str]) -> Location:
+    """A place on this machine's file system; relative paths are from the working directory."""
+    return Location(PurePosixPath(os.path.abspath(path)))

@@ -1,0 +1,113 @@
+"""What a store of files must do. Paths are absolute within the store; a Location carries one and its store."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Protocol
+
+from headrace.storage.lease import Holder, Lease
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a store knows of a file without opening it."""
+
+    #: Bytes.
+    size: int
+    #: When it was last written: nanoseconds since 1970.
+    modified_ns: int
+
+
+class Store(Protocol):
+    """Files and folders at paths. One writer of a path at a time is ensured by a lease, readers may be many."""
+
+    def uri(self, path: PurePosixPath) -> str:
+        """How Spark and other programs name it."""
+        ...
+
+    def shown(self, path: PurePosixPath) -> str:
+        """How messages name it."""
+        ...
+
+    def local_path(self, path: PurePosixPath) -> Path:
+        """A real file, or a folder of such, with the same contents: the thing itself, or a copy on this host.
+
+        For readers that map files or read them in native code. What is published never changes, so a copy stays good.
+        """
+        ...
+
+    def exists(self, path: PurePosixPath) -> bool: ...
+
+    def is_file(self, path: PurePosixPath) -> bool: ...
+
+    def is_dir(self, path: PurePosixPath) -> bool: ...
+
+    def info(self, path: PurePosixPath) -> Info:
+        """Raises FileNotFoundError."""
+        ...
+
+    def glob(self, pattern: PurePosixPath) -> list[PurePosixPath]:
+        """Files and folders that a pattern of `glob` matches (`**`: any folders), in any order."""
+        ...
+
+    def free(self, path: PurePosixPath) -> int | None:
+        """Bytes that can still be written there; None: there is no end."""
+        ...
+
+    def names(self, path: PurePosixPath) -> list[str]:
+        """Names in a folder, sorted, without those of unfinished writes; empty where there is no folder."""
+        ...
+
+    def open(self, path: PurePosixPath) -> BinaryIO:
+        """A file for reading. Raises FileNotFoundError."""
+        ...
+
+    def put(self, path: PurePosixPath, data: bytes, durable: bool) -> None:
+        """Replace a file in one step: a reader sees the old one or this one, also after a kill at any point."""
+        ...
+
+    def new_file(self, path: PurePosixPath, durable: bool) -> AbstractContextManager[Path]:
+        """The same for what a library writes: give it a local path that is not there; the file appears at the end."""
+        ...
+
+    def append(self, path: PurePosixPath, data: bytes) -> None:
+        """Add to a file that others may read meanwhile: they may see a part of `data`. Not durable."""
+        ...
+
+    def copy(self, source: PurePosixPath, target: PurePosixPath) -> None:
+        """A file of the same contents, sharing them where the store can. Neither is changed in place afterwards."""
+        ...
+
+    def make_dir(self, path: PurePosixPath) -> None:
+        """A folder that writers which know no more than a path can write to."""
+        ...
+
+    def remove(self, path: PurePosixPath) -> None:
+        """Remove a file or a folder; nothing where there is none. A reader may see a part of a folder meanwhile."""
+        ...
+
+    def building(self, path: PurePosixPath, token: str) -> PurePosixPath:
+        """Where the folder `path` is filled before it is published; the same for all who know the token."""
+        ...
+
+    def begin(self, path: PurePosixPath, token: str) -> None:
+        """Make that place, empty, and remove what killed writers of the same folder left."""
+        ...
+
+    def commit(self, path: PurePosixPath, token: str) -> None:
+        """Publish what was filled as `path`, in one step; an older folder of that name goes."""
+        ...
+
+    def discard_unfinished(self, path: PurePosixPath) -> None:
+        """Remove what killed or failed writers left in a folder, whatever they wrote."""
+        ...
+
+    def lease(self, path: PurePosixPath) -> AbstractContextManager[Lease]:
+        """Be the only holder of `path` while the block runs. Raises headrace.storage.lease.Held."""
+        ...
+
+    def holder(self, path: PurePosixPath) -> Holder | None:
+        """Who holds the lease now; None: nobody."""
+        ...
