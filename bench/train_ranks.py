@@ -1,8 +1,8 @@
 """Rank processes for bench_train: our loop over a model of given shape, and its floor, in turns in the same processes.
 
-The loop is headrace.train.loop.trainer.Loop as training runs it, over gloo, fed from memory; the floor is the same loop
-with the embeddings replaced by a constant: the same MLPs, the same dense all-reduce, no lookups. A second floor has
-the interaction in plain torch, as the dense part is in others' DLRMs: ours is one pass in C++ in the floor as well.
+The loop is headrace.train.loop.trainer as training runs it, over gloo, fed from memory; the floor is the same loop with
+the embeddings replaced by a constant: the same MLPs, the same dense all-reduce, no lookups. A second floor has the
+interaction in plain torch, as the dense part is in others' DLRMs: ours is one pass in C++ in the floor as well.
 """
 
 from __future__ import annotations
@@ -41,15 +41,17 @@ from headrace.manifest import Manifest
 from headrace.models.dlrm import DLRM
 from headrace.models.mlp import pairwise_dots
 from headrace.schema import DatasetSchema, Feature, Kind
-from headrace.train.callbacks.collective import WatchedCollective
+from headrace.train.callbacks.collective import InstrumentedCollective
+from headrace.train.callbacks.metrics_log import MetricsLog
 from headrace.train.callbacks.profile import collect_profile
-from headrace.train.callbacks.progress import Tick
-from headrace.train.callbacks.tracing import NoSpans, Spans
-from headrace.train.callbacks.watchdog import Watch
-from headrace.train.checkpoint.write import Progress
+from headrace.train.callbacks.progress import ProgressEvent, ProgressReporter
+from headrace.train.callbacks.tracing import NoOpTracer, Tracer
+from headrace.train.callbacks.watchdog import Watchdog
+from headrace.train.checkpoint.progress import Progress
 from headrace.train.job import Job
-from headrace.train.loop.trainer import Learner, Loop
+from headrace.train.loop.trainer import Trainer
 from headrace.train.optim.dense import DenseOptimizer
+from headrace.train.setup.state import TrainState
 from headrace.workspace import checkout
 
 #: The same for both sides of every comparison: blocks that are freed stay with the process.
@@ -181,36 +183,40 @@ def job_of(step: Step, folder: Path, key: str) -> Job:
 
 
 def take_steps(
-    step: Step, learner: Learner, source: Any, collective: Collective, steps: int, folder: Path, spans: Spans
+    step: Step, state: TrainState, source: Any, collective: Collective, steps: int, folder: Path, tracer: Tracer
 ) -> list[float]:
     """Seconds of each of `steps` steps, the first left out."""
     marks: list[float] = []
 
-    def say(tick: Tick) -> None:
+    def on_progress(event: ProgressEvent) -> None:
         marks.append(time.perf_counter())
-        if tick.step == steps:
+        if event.step == steps:
             raise Finished
 
-    loop = Loop(
-        job_of(step, folder, f"rank{collective.world.rank}"),
-        learner,
+    job, progress = job_of(step, folder, f"rank{collective.world.rank}"), Progress()
+    is_chief = collective.world.is_chief
+    trainer = Trainer(
+        job,
+        state,
         source,
-        Progress(),
+        progress,
         10**9,
         collective,
         lambda: None,  # type: ignore[arg-type,return-value]
-        say=say,
-        spans=spans,
-        watch=Watch(),
+        callbacks=[
+            tracer,
+            MetricsLog(job.metrics_file if is_chief else None, progress, 10**9, job.train.batch_size),
+            ProgressReporter(on_progress, job, 0, 10**9),
+        ],
     )
     try:
-        loop.run()
+        trainer.fit()
     except Finished:
-        loop._drain()
+        trainer.lookups.drop()
     return [b - a for a, b in pairwise(marks)]
 
 
-def learner_of(step: Step, collective: Collective, kind_of_model: type[DLRM] = DLRM) -> Learner:
+def state_of(step: Step, collective: Collective, kind_of_model: type[DLRM] = DLRM) -> TrainState:
     """Tables by rows, as is the default; those of lists as `train.sharding.kind: auto` plans them."""
     kind: Literal["auto", "row_wise"] = "auto" if step.ids > 1 else "row_wise"
 
@@ -226,42 +232,42 @@ def learner_of(step: Step, collective: Collective, kind_of_model: type[DLRM] = D
 
     model = kind_of_model(schema_of(step), model_of(step), collective, 1, make_plan)
     model.embeddings.configure_optimizer(train_of(step).embeddings)
-    return Learner(model, DenseOptimizer(model.dense_parameters(), train_of(step).dense, collective))
+    return TrainState(model, DenseOptimizer(model.dense_parameters(), train_of(step).dense, collective))
 
 
-def replaced(learner: Learner, embeddings: Constant) -> Learner:
-    """A learner with other embeddings."""
-    learner.model.embeddings = embeddings  # type: ignore[assignment]
-    return learner
+def replaced(state: TrainState, embeddings: Constant) -> TrainState:
+    """A state with other embeddings."""
+    state.model.embeddings = embeddings  # type: ignore[assignment]
+    return state
 
 
 def _rank_main(step: Step, rank: int, folder: Path, turns: int, profile: bool, dataset: Path | None) -> None:
     torch.set_num_threads(step.threads)
     pa.set_cpu_count(step.threads)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=step.world)
-    spans = Spans() if profile else NoSpans()
-    collective = WatchedCollective(shared(TorchCollective()), Watch(), spans)
-    ours = learner_of(step, collective)
-    learners = {"ours": ours, "floor": ours}
+    tracer = Tracer() if profile else NoOpTracer()
+    collective = InstrumentedCollective(shared(TorchCollective()), Watchdog(), tracer)
+    ours = state_of(step, collective)
+    states = {"ours": ours, "floor": ours}
     batches = batches_of(step, rank)
     memory = Memory(batches)
     sources: dict[str, Any] = dict.fromkeys(_NAMES, memory)
     if dataset is None:
         constant = Constant(ours.model.embeddings, step.batch, batches)
-        learners["floor"] = replaced(learner_of(step, collective), constant)
-        learners["torch"] = replaced(learner_of(step, collective, TorchDLRM), constant)
+        states["floor"] = replaced(state_of(step, collective), constant)
+        states["torch"] = replaced(state_of(step, collective, TorchDLRM), constant)
         if step.ids == 1:
             touched = Touched(ours.model.embeddings, step, rank, batches)
-            learners["bound"] = replaced(learner_of(step, collective), touched)
+            states["bound"] = replaced(state_of(step, collective), touched)
     else:
         layout = open_split(dataset, "train", schema_of(step))
         sources["ours"] = TrainSource(layout, schema_of(step), train_of(step, streams=4), collective.world)
-    spans.attach(ours.model.embeddings)
+    tracer.attach(ours.model.embeddings)
     seconds: dict[str, list[float]] = {name: [] for name in _NAMES}
     for turn in range(turns):
-        for name, learner in learners.items():
-            noted = spans if name == "ours" else NoSpans()
-            found = take_steps(step, learner, sources[name], collective, step.steps, folder, noted)
+        for name, state in states.items():
+            noted = tracer if name == "ours" else NoOpTracer()
+            found = take_steps(step, state, sources[name], collective, step.steps, folder, noted)
             if turn:  # the first turn fills caches and the allocator's lists
                 seconds[name] += found
     if dataset is not None:
@@ -270,7 +276,7 @@ def _rank_main(step: Step, rank: int, folder: Path, turns: int, profile: bool, d
     if profile:
         job = job_of(step, folder, "trace")
         job.folder.mkdir(parents=True, exist_ok=True)
-        parts = collect_profile(job, spans, collective)
+        parts = collect_profile(job, tracer, collective)
         if rank == 0:
             shutil.copy(job.trace, checkout() / "build" / "bench" / "train_trace.json")
     (folder / f"{rank}.json").write_text(json.dumps({**seconds, "profile": parts}))

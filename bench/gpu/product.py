@@ -22,8 +22,9 @@ def product_rows(clock: Clock, sizes: list[int], kind: str, batch: int, storage:
     from headrace.embeddings.sharding.plan import Lookup, Plan, Table, row_wise
     from headrace.models.dlrm import DLRM
     from headrace.schema import DatasetSchema, Feature, Kind
-    from headrace.train.loop.forward_backward import Eager, Graphed
-    from headrace.train.loop.prefetch import Part
+    from headrace.train.loop.cuda_graph import GraphedForward
+    from headrace.train.loop.forward_backward import EagerForward
+    from headrace.train.loop.prefetch import MicroBatch
     from headrace.train.optim.dense import DenseOptimizer
 
     numbers = [Feature(name=f"i{i}", kind=Kind.CONTINUOUS, dtype="float32") for i in range(DENSE)]
@@ -39,10 +40,10 @@ def product_rows(clock: Clock, sizes: list[int], kind: str, batch: int, storage:
     model.precision = dense
     model.configure_optimizer(settings)
     optimizer = DenseOptimizer(model.dense_parameters(), Optimizer(kind="sgd"), LocalCollective())
-    passes = Graphed(model, batch) if clock.device == "cuda" else Eager(model, batch)
+    passes = GraphedForward(model, batch) if clock.device == "cuda" else EagerForward(model, batch)
     first = torch.tensor([0, *sizes[:-1]]).cumsum(0)
     parts = [
-        Part(b.dense, b.addresses.view(batch, -1).cpu() - first, b.label.squeeze(1))
+        MicroBatch(b.dense, b.addresses.view(batch, -1).cpu() - first, b.label.squeeze(1))
         for b in batches(kind, sizes, batch, 4, clock.device)
     ]
     model.train()

@@ -39,19 +39,19 @@ def tune(
         overrides = [*overrides, f"train.search.trials={trials}"]
     spec, day = resolve(pipeline, ds, overrides)
     # Late: Optuna and torch; a misspelt key should be told at once.
-    from headrace.train.callbacks.progress import Console, Tick
+    from headrace.train.callbacks.progress import ProgressBar, ProgressEvent
     from headrace.train.search.space import overrides_of
     from headrace.train.search.tuner import Trial, Tuner, show_worth
 
     log_to_screen()
-    bar = Console() if sys.stderr.isatty() else None
+    bar = ProgressBar() if sys.stderr.isatty() else None
 
     def spec_of(values: Mapping[str, Any]) -> Spec:
         return load_spec(pipeline, [*overrides, *overrides_of(values)])
 
-    def say(tick: Tick) -> None:
+    def show_progress(event: ProgressEvent) -> None:
         if bar is not None:
-            bar.tick(tick)
+            bar.update(event)
 
     def on_trial(trial: Trial) -> None:
         if bar is not None:
@@ -60,7 +60,7 @@ def tune(
         what = f"{search.objective} {show_worth(trial.worth)}" + (f", {trial.reason}" if trial.reason else "")
         out.print(f"{name}: {what}  {_settings(trial.values)}  {trial.seconds:.1f} s", markup=False)
 
-    tuner = Tuner(spec, spec_of, ws, day, on_trial=on_trial, say=say)
+    tuner = Tuner(spec, spec_of, ws, day, on_trial=on_trial, on_progress=show_progress)
     search = tuner.search
     out.print(
         f"{len(search.parameters)} parameter(s), {search.trials} trials, {search.objective} on the split "

@@ -112,20 +112,20 @@ class DLRM(nn.Module):
         """The tables of raw ids."""
         return self.embeddings.dynamic
 
-    def prepare(self, codes: Tensor) -> Begun:
+    def prepare(self, codes: Tensor) -> PendingLookups:
         """Begin the lookups of codes int64 [B, S]; see ShardedEmbeddings.prepare. Collective."""
         slots = self._slots
         if not slots.dynamic:
             in_place = not (self.training and self.precision == "bf16")  # the interaction's C++ is for fp32
-            return Begun(self.embeddings.prepare(codes, in_place=in_place), codes.shape[0])
+            return PendingLookups(self.embeddings.prepare(codes, in_place=in_place), codes.shape[0])
         asked = [codes[:, s] if not f.is_list else codes[:, s : s + f.length] for f, s in slots.dynamic]
         there = [x != NULL_CODE if f.is_list else None for (f, _), x in zip(slots.dynamic, asked, strict=True)]
         ids = [x.contiguous() if t is None else x[t] for x, t in zip(asked, there, strict=True)]
         planned = self.embeddings.prepare(codes.index_select(1, slots.planned), raw=ids)
-        return Begun(planned, codes.shape[0], [t if t is None else t.to(self.device) for t in there])
+        return PendingLookups(planned, codes.shape[0], [t if t is None else t.to(self.device) for t in there])
 
-    def forward(self, continuous: Tensor, codes: Tensor | Begun) -> Tensor:
-        begun = codes if isinstance(codes, Begun) else self.prepare(codes)
+    def forward(self, continuous: Tensor, codes: Tensor | PendingLookups) -> Tensor:
+        begun = codes if isinstance(codes, PendingLookups) else self.prepare(codes)
         begun.start()  # rows travel while the bottom MLP works
         bottom = self._bottom(continuous.to(self.device), begun.samples)
         if isinstance(begun.planned, Prepared):
@@ -163,7 +163,7 @@ class DLRM(nn.Module):
         """Categorical features, F."""
         return self._slots.features
 
-    def vectors(self, begun: Begun) -> Tensor | Placed:
+    def vectors(self, begun: PendingLookups) -> Tensor | Placed:
         """The features' vectors in the schema's order: [B, F, D]. Collective: the lookup ends."""
         planned: Tensor | Placed = self.embeddings(begun.planned)
         if self.absent is None or isinstance(planned, Placed):
@@ -204,7 +204,7 @@ class DLRM(nn.Module):
 
 
 @dataclass(frozen=True)
-class Begun:
+class PendingLookups:
     """Lookups that have begun: `DLRM.prepare`."""
 
     planned: Prepared

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from headrace import config
-from headrace.errors import UserError
 from headrace.manifest import Manifest, fingerprint
 from headrace.workspace import Workspace
 
@@ -61,12 +58,12 @@ class Job(BaseModel):
         return self.folder / "launch"
 
     @property
-    def voice(self) -> Path:
+    def progress_file(self) -> Path:
         """Where the chief says how far it is (headrace.train.callbacks.progress); a file for each launch."""
         return self.folder / f"progress-{self.token}.jsonl"
 
     @property
-    def complaint(self) -> Path:
+    def error_file(self) -> Path:
         """Where a rank leaves a message for the user."""
         return self.folder / "complaint.json"
 
@@ -81,7 +78,7 @@ class Job(BaseModel):
         return self.ranks_folder / "stop"
 
     @property
-    def journal(self) -> Path:
+    def metrics_file(self) -> Path:
         """What the loop measured (headrace.train.callbacks.metrics_log)."""
         return self.folder / "metrics.jsonl"
 
@@ -91,9 +88,9 @@ class Job(BaseModel):
         return self.folder / "trace.json"
 
     @property
-    def obeyed(self) -> str:
+    def config_fingerprint(self) -> str:
         """Fingerprint of what must stay as it is between a checkpoint and its continuation."""
-        loop = self.train.model_dump(mode="json", include=set(OBEYED))
+        loop = self.train.model_dump(mode="json", include=set(FINGERPRINTED))
         # Where rows live changes no weight; how they are rounded does, at rest and on their way.
         sharding = self.train.sharding
         loop |= {} if sharding.wire == "fp32" else {"wire": sharding.wire}
@@ -110,7 +107,7 @@ class Job(BaseModel):
 
 
 #: Keys of config.Train that change the weights; the others say how fast and how safely they are come by.
-OBEYED = (
+FINGERPRINTED = (
     "batch_size",
     "streams",
     "epochs",
@@ -124,101 +121,3 @@ OBEYED = (
     "negatives",
     "warm_decay",
 )
-
-
-def step_name(step: int) -> str:
-    """The folder of a checkpoint."""
-    return f"step-{step:08d}"
-
-
-def list_steps(folder: Path) -> list[int]:
-    """Steps of the committed checkpoints, newest first; whether they are whole is found out by loading."""
-    found = [p.name.removeprefix("step-") for p in folder.glob("step-*") if p.is_dir()]
-    return sorted((int(n) for n in found if n.isdigit()), reverse=True)
-
-
-class Report(BaseModel):
-    """What the chief answers."""
-
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
-
-    #: Rows of an epoch, negatives included; rows of the evaluation splits.
-    rows: dict[str, int]
-    steps: int
-    steps_per_epoch: int
-    resumed_from_step: int
-    warm_start: str | None
-    metrics: dict[str, float | None]
-    curve: list[dict[str, float]]
-    evals: list[dict[str, float | None]]
-    #: The evaluated step whose weights the model has.
-    best_step: int
-    calibration_bins: list[dict[str, Any]]
-    #: By feature of raw ids: rows, waiting, load, admitted, evicted, hit_share (training), oov_share (valid), mib.
-    dynamic: dict[str, dict[str, float | None]] = Field(default_factory=dict)
-    #: By table in host memory with hot rows on GPUs: rows, share (that GPUs hold), lookups, hit_share.
-    cached: dict[str, dict[str, float | None]] = Field(default_factory=dict)
-    #: Seconds for which the chief's loop waited for data in this run.
-    data_wait_seconds: float
-    #: Profile mode: milliseconds of a step by part, and `step`, their sum.
-    profile: dict[str, float] = Field(default_factory=dict)
-    #: Seconds of each part of the start of the try that finished, and `total` (headrace.train.launch.startup).
-    startup_seconds: dict[str, float] = Field(default_factory=dict)
-    peak_memory_mib: dict[str, float] = Field(default_factory=dict)
-
-
-class Complaint(BaseModel):
-    """What a rank that ends has to say to the user."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    rank: int
-    message: str
-    diverged_at: int | None = None
-    full_disk: bool = False
-
-    def error(self) -> UserError:
-        """As what the driver raises it."""
-        if self.diverged_at is not None:
-            return Diverged(self.message, self.diverged_at)
-        return DiskFull(self.message) if self.full_disk else UserError(self.message)
-
-
-class Answer(BaseModel):
-    """How a rank ended, if it was not killed: one of the first four."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    report: Report | None = None
-    complaint: Complaint | None = None
-    #: Asked to stop: after which step, of how many.
-    stopped: tuple[int, int] | None = None
-    #: Another rank was gone; what Horovod said of it.
-    lost: str = ""
-    #: When which part of the start was over (headrace.train.launch.startup).
-    marks: dict[str, float] = Field(default_factory=dict)
-
-
-class DiskFull(UserError):
-    """There is no room for what must be written. Another try may find some."""
-
-
-def is_full(e: OSError) -> bool:
-    """Whether it is for want of room: the disk is full, a quota or the largest size of a file is reached."""
-    return e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class Diverged(UserError):
-    """The loss is no number any more at `step`."""
-
-    def __init__(self, message: str, step: int) -> None:
-        super().__init__(message)
-        self.step = step
-
-
-class Stopped(Exception):
-    """The ranks were asked to stop, and did so after `step` of `total` steps, with a checkpoint."""
-
-    def __init__(self, step: int, total: int) -> None:
-        super().__init__(f"stopped at step {step} of {total}")
-        self.step, self.total = step, total

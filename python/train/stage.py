@@ -21,10 +21,11 @@ from headrace.models.predictor import read_meta
 from headrace.registry.versions import preload
 from headrace.stage import Context, Result
 from headrace.storage import local
-from headrace.train.callbacks.progress import Tick
+from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.evaluation.metrics import show_metrics
-from headrace.train.job import OBEYED, Job, Report
+from headrace.train.job import FINGERPRINTED, Job
 from headrace.train.launch.startup import driver_marks, mark
+from headrace.train.result import Report
 from headrace.train.setup.warm_start import find_warm_start
 
 log = logging.getLogger("headrace.train")
@@ -41,7 +42,7 @@ class Train:
         return True
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
-        train = spec.train.model_dump(mode="json", include={*OBEYED, "rank_group", "rank_k"})
+        train = spec.train.model_dump(mode="json", include={*FINGERPRINTED, "rank_group", "rank_k"})
         return {"model": spec.model.model_dump(mode="json"), "train": train}
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
@@ -73,7 +74,12 @@ class Train:
         with session(with_slots(spec.spark, spec.train.ranks), ctx.ws, f"headrace {spec.pipeline} train {ctx.ds}") as s:
             mark(marks, "session")
             report = launch(
-                job, s, ranks=spec.train.ranks, retries=spec.train.retries, on_tick=_preload_at_the_end(), marks=marks
+                job,
+                s,
+                ranks=spec.train.ranks,
+                retries=spec.train.retries,
+                on_progress=_preload_at_the_end(),
+                marks=marks,
             )
         params = {
             **_flat("model", spec.model.model_dump(mode="json")),
@@ -182,12 +188,12 @@ def _preload_at_the_end() -> Any:
     """The registry's slow import happens while the ranks evaluate, save and leave."""
     started: list[threading.Thread] = []
 
-    def on_tick(tick: Tick) -> None:
+    def on_progress(tick: ProgressEvent) -> None:
         if tick.phase in ("evaluate", "save") and not started:
             started.append(threading.Thread(target=preload, name="preload", daemon=True))
             started[0].start()
 
-    return on_tick
+    return on_progress
 
 
 def _flat(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from headrace.stage import run_stage
 from headrace.train import stage as module
 from headrace.train.job import Job
 from headrace.train.loop.run import train
-from headrace.train.callbacks.progress import Tick
+from headrace.train.callbacks.progress import ProgressEvent
 from headrace.workspace import Workspace
 
 DS = "2026-01-10"
@@ -84,7 +84,7 @@ def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
         (180, lambda: os.kill(os.getpid(), signal.SIGTERM)),
     ]
 
-    def disturb(tick: Tick) -> None:
+    def disturb(tick: ProgressEvent) -> None:
         # The first time that the ranks are heard of behind a checkpoint.
         if faults and tick.step > faults[0][0]:
             faults.pop(0)[1]()

@@ -36,7 +36,7 @@ from headrace.jobs.submit import environment
 from headrace.lake.session import session
 from headrace.manifest import Manifest
 from headrace.storage import local
-from headrace.train.callbacks.progress import Tick
+from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.job import Job
 from headrace.train.launch.horovod_spark import launch
 from headrace.workspace import Workspace
@@ -79,7 +79,7 @@ class Trouble:
         self.scenario = scenario
         self.done: list[str] = []
 
-    def on_tick(self, tick: Tick) -> None:
+    def on_progress(self, tick: ProgressEvent) -> None:
         if self.done or tick.step < 45 or self.scenario not in ("killed", "slow"):
             return
         self.done.append(f"rank 2 stopped at step {tick.step}")
@@ -180,7 +180,7 @@ def play(scenario: str, job: Job, spark: SparkSession) -> dict[str, Any]:
     elif scenario == "full":
         around = small_disk(job.checkpoints)
     with around:
-        report = launch(job, spark, ranks=RANKS, retries=1, on_tick=trouble.on_tick)
+        report = launch(job, spark, ranks=RANKS, retries=1, on_progress=trouble.on_progress)
     logging.getLogger("headrace").removeHandler(lines)
     return {
         "report": report.model_dump(),

@@ -15,8 +15,9 @@ from headrace.config import EmbeddingOptimizer, Model, Optimizer
 from headrace.errors import UserError
 from headrace.models.dlrm import DLRM
 from headrace.schema import DatasetSchema, Feature, Kind
-from headrace.train.loop.forward_backward import Eager, Graphed
-from headrace.train.loop.prefetch import Part
+from headrace.train.loop.cuda_graph import GraphedForward
+from headrace.train.loop.forward_backward import EagerForward
+from headrace.train.loop.prefetch import MicroBatch
 from headrace.train.optim.dense import DenseOptimizer
 from headrace.train.setup.device import place
 from headrace.world import World
@@ -41,13 +42,13 @@ def trained(device: Any, precision: Any = "fp32") -> tuple[list[float], DLRM]:
     model.precision = precision
     model.configure_optimizer(settings)
     dense = DenseOptimizer(model.dense_parameters(), Optimizer(kind="adam", learning_rate=0.01), LocalCollective())
-    passes = Eager(model, 6) if device == "cpu" else Graphed(model, 6, None if HAS_GPU else again)
+    passes = EagerForward(model, 6) if device == "cpu" else GraphedForward(model, 6, None if HAS_GPU else again)
     losses, rng = [], np.random.default_rng(1)
     for _ in range(3):
         continuous = torch.from_numpy(rng.normal(size=(6, 1)).astype(np.float32))
         codes = torch.from_numpy((rng.random((6, 6)) * np.array([50, 9, 9, 9, 20, 20])).astype(np.int64))
         labels = torch.from_numpy((rng.random(6) < 0.4).astype(np.float32)).to(model.device)
-        made = passes(Part(continuous, codes, labels), model.prepare(codes))
+        made = passes(MicroBatch(continuous, codes, labels), model.prepare(codes))
         made.backward()
         total, _ = dense.reduce(float(made.loss))
         dense.step(0.01)

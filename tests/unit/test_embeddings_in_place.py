@@ -19,9 +19,9 @@ from headrace.embeddings.lookup.zero_copy import Placed
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
 from headrace.models.feature_interaction import with_pairs
-from headrace.train.callbacks.collective import WatchedCollective
-from headrace.train.callbacks.tracing import NoSpans
-from headrace.train.callbacks.watchdog import Watch
+from headrace.train.callbacks.collective import InstrumentedCollective
+from headrace.train.callbacks.tracing import NoOpTracer
+from headrace.train.callbacks.watchdog import Watchdog
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ def through_memory(collective: Collective, run: Callable[[Collective], T]) -> T:
     """What a rank does with messages through shared memory, watched as in training."""
     found = shared(collective)
     assert isinstance(found, SharedCollective)
-    result = run(WatchedCollective(found, Watch(), NoSpans()))
+    result = run(InstrumentedCollective(found, Watchdog(), NoOpTracer()))
     collective.barrier()
     found.close()
     return result

@@ -114,12 +114,12 @@ def test_a_stopped_search_goes_on_as_if_it_had_not_stopped(
     runs: list[int] = []
     real = module.train_local
 
-    def train_local(job: Any, say: Any) -> Any:
+    def train_local(job: Any, on_progress: Any) -> Any:
         runs.append(1)
         if len(runs) == 4:  # the settings as they are, two trials, and this one
             job.folder.mkdir(parents=True)
             raise _Killed
-        return real(job, say)
+        return real(job, on_progress)
 
     monkeypatch.setattr(module, "train_local", train_local)
     with pytest.raises(_Killed):

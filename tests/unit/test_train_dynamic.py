@@ -26,9 +26,10 @@ from headrace.models.predictor import load_predictor
 from headrace.models.saved import load_dlrm
 from headrace.models.xgboost_model import matrix_columns
 from headrace.schema import DatasetSchema
-from headrace.train.callbacks.progress import Tick
-from headrace.train.job import Job, Report
+from headrace.train.callbacks.progress import ProgressEvent
+from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
+from headrace.train.result import Report
 from headrace.train.setup.warm_start import misfit
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
@@ -162,8 +163,8 @@ class _Stopped(Exception):
     pass
 
 
-def _stop_at(step: int) -> Callable[[Tick], None]:
-    def say(tick: Tick) -> None:
+def _stop_at(step: int) -> Callable[[ProgressEvent], None]:
+    def say(tick: ProgressEvent) -> None:
         if tick.step == step:
             raise _Stopped
 

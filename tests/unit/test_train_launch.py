@@ -18,12 +18,13 @@ from pyspark.sql import SparkSession
 from headrace.config import Model, Train
 from headrace.errors import UserError
 from headrace.manifest import Manifest
-from headrace.train.job import Answer, Complaint, DiskFull, Diverged, Job, Report
+from headrace.train.job import Job
 from headrace.train.launch import horovod_spark as module
 from headrace.train.launch import slots as slots_module
 from headrace.train.launch.horovod_spark import launch
 from headrace.train.launch.slots import count_slots, watch_slots
 from headrace.train.launch.startup import PARTS, driver_marks, mark, seconds_of, show
+from headrace.train.result import DiskFull, Diverged, RankError, RankResult, Report
 from headrace.workspace import Workspace
 
 SPARK: Any = SimpleNamespace(sparkContext=SimpleNamespace(master="local[4]", defaultParallelism=4))
@@ -55,7 +56,7 @@ def job(ws: Workspace, make_dataset: Callable[..., Manifest]) -> Job:
 class Ranks:
     """Stands for horovod.spark.run: each launch gives the next of these, or raises it."""
 
-    def __init__(self, job: Job, *scripts: Exception | list[Answer]) -> None:
+    def __init__(self, job: Job, *scripts: Exception | list[RankResult]) -> None:
         self.job, self.scripts, self.launches = job, list(scripts), 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[str]:
@@ -75,7 +76,7 @@ def run(job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixt
     caplog.set_level(logging.INFO, "headrace")
     monkeypatch.setattr(module, "count_slots", lambda spark: 1)
 
-    def make(*scripts: Exception | list[Answer]) -> Ranks:
+    def make(*scripts: Exception | list[RankResult]) -> Ranks:
         ranks = Ranks(job, *scripts)
         monkeypatch.setattr("horovod.spark.run", ranks)
         return ranks
@@ -83,14 +84,14 @@ def run(job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixt
     return make
 
 
-FULL = Answer(complaint=Complaint(rank=1, message="the checkpoint of step 5 could not be written", full_disk=True))
-LOST = Answer(lost="Horovod has been shut down")
+FULL = RankResult(complaint=RankError(rank=1, message="the checkpoint of step 5 could not be written", full_disk=True))
+LOST = RankResult(lost="Horovod has been shut down")
 
 
 def test_a_full_disk_is_tried_again_with_the_room_that_the_half_checkpoint_took(
     job: Job, run: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
-    ranks = run([LOST, FULL], [Answer(report=REPORT, marks={"ranks": time.time()}), Answer(report=REPORT)])
+    ranks = run([LOST, FULL], [RankResult(report=REPORT, marks={"ranks": time.time()}), RankResult(report=REPORT)])
     report = launch(job, SPARK, ranks=2, retries=1)
     assert ranks.launches == 2
     assert "the checkpoint of step 5 could not be written; try 2 of 2 goes on from the start" in caplog.text
@@ -108,21 +109,21 @@ def test_a_disk_that_stays_full_is_the_users_to_mend(job: Job, run: Callable[...
 def test_a_loss_that_is_no_number_twice_at_one_step_is_not_tried_a_third_time(
     job: Job, run: Callable[..., Ranks]
 ) -> None:
-    def at(step: int) -> list[Answer]:
-        return [Answer(complaint=Complaint(rank=0, message="the loss is nan", diverged_at=step)), LOST]
+    def at(step: int) -> list[RankResult]:
+        return [RankResult(complaint=RankError(rank=0, message="the loss is nan", diverged_at=step)), LOST]
 
     ranks = run(at(5), at(5), at(5))
     with pytest.raises(Diverged, match="the loss is nan"):
         launch(job, SPARK, ranks=2, retries=9)
     assert ranks.launches == 2
     # Elsewhere: not the same fault.
-    ranks = run(at(5), at(6), [Answer(report=REPORT), Answer(report=REPORT)])
+    ranks = run(at(5), at(6), [RankResult(report=REPORT), RankResult(report=REPORT)])
     assert launch(job, SPARK, ranks=2, retries=9).steps == 7
     assert ranks.launches == 3
 
 
 def test_what_a_user_did_wrong_is_not_tried_again(job: Job, run: Callable[..., Ranks]) -> None:
-    ranks = run([LOST, Answer(complaint=Complaint(rank=1, message="part-0001.parquet is damaged"))])
+    ranks = run([LOST, RankResult(complaint=RankError(rank=1, message="part-0001.parquet is damaged"))])
     with pytest.raises(UserError, match=r"part-0001\.parquet is damaged"):
         launch(job, SPARK, ranks=2, retries=3)
     assert ranks.launches == 1
@@ -208,12 +209,12 @@ def test_a_rank_that_finds_no_room_says_so(job: Job, tmp_path: Path) -> None:
         [sys.executable, "-c", RANK, str(tmp_path / "job.json")], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    answer = Answer.model_validate_json(done.stdout.splitlines()[-1])
+    answer = RankResult.model_validate_json(done.stdout.splitlines()[-1])
     assert "set()" in done.stderr
     assert answer.complaint is not None
     assert answer.complaint.full_disk
     assert "the checkpoint of step 5 could not be written (File too large" in answer.complaint.message
     assert f"Make room below {job.folder}, or lower train.keep (2)" in answer.complaint.message
     assert isinstance(answer.complaint.error(), DiskFull)
-    assert Complaint.model_validate_json(job.complaint.read_text()) == answer.complaint
+    assert RankError.model_validate_json(job.error_file.read_text()) == answer.complaint
     assert list(answer.marks) == ["ranks", "imports", "horovod", "first_step", "model"]

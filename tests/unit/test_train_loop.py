@@ -26,11 +26,13 @@ from headrace.models.dlrm import DLRM
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import load_dlrm, read_card, restore
 from headrace.schema import Kind
-from headrace.train.callbacks.progress import Tick
+from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.checkpoint import write as checkpoint
-from headrace.train.job import Diverged, Job, Report, list_steps
-from headrace.train.loop import run as loop
+from headrace.train.checkpoint.folders import list_steps
+from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
+from headrace.train.result import Diverged, Report
+from headrace.train.setup import state as setup
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
 
@@ -124,11 +126,11 @@ def test_tables_larger_than_a_gpu_learn_the_same_to_the_bit(
     home: Workspace, features: Manifest, undisturbed: tuple[Job, Report], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the CPU in the place of the GPU: most rows are elsewhere, through evaluations, checkpoints and a resume."""
-    schema, plan_tables = features.dataset_schema, loop.plan_tables
+    schema, plan_tables = features.dataset_schema, setup.plan_tables
     assert schema is not None
     tables = {f.vocabulary or f.name for f in schema.of(Kind.CATEGORICAL)}
     sharding = Sharding(tables={name: TableSharding(cached=0.3) for name in tables})
-    monkeypatch.setattr(loop, "plan_tables", lambda *args, **more: plan_tables(*args, **(more | {"card": True})))
+    monkeypatch.setattr(setup, "plan_tables", lambda *args, **more: plan_tables(*args, **(more | {"card": True})))
     job = job_of(home, features, "cached", TRAIN.model_copy(update={"sharding": sharding}))
     report = train_local(job)
     assert report.metrics == undisturbed[1].metrics
@@ -210,13 +212,13 @@ def say(tick):
         die()
 
 if moment == "writing":  # the second checkpoint: all but its record is written
-    real, calls = checkpoint.write_text, []
-    def write_text(path, text):
+    real, calls = checkpoint.local, []
+    def local(path):
         calls.append(path)
         if len(calls) == 2:
             die()
-        real(path, text)
-    checkpoint.write_text = write_text
+        return real(path)
+    checkpoint.local = local
 if moment == "saving":  # the last step is checkpointed, the model is not yet saved
     from headrace.models import saved
     saved.save_model = lambda *args, **kwargs: die()
@@ -279,8 +281,8 @@ class _Stopped(Exception):
     pass
 
 
-def _stop_at(step: int) -> Callable[[Tick], None]:
-    def say(tick: Tick) -> None:
+def _stop_at(step: int) -> Callable[[ProgressEvent], None]:
+    def say(tick: ProgressEvent) -> None:
         if tick.step == step:
             raise _Stopped
 
@@ -455,7 +457,7 @@ def test_checkpoints_in_the_background_change_nothing(
         assert gone_on.wait(60)
         return real(path, tensors)
 
-    def say(tick: Tick) -> None:
+    def say(tick: ProgressEvent) -> None:
         (gone_on.set if tick.step % 5 == 1 or tick.step == 40 else gone_on.clear)()
         if tick.step == 28:
             assert list_steps(job.checkpoints) == [25, 20]
@@ -517,8 +519,8 @@ def test_a_rank_leaves_its_complaint(home: Workspace, features: Manifest) -> Non
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
-    assert "training diverged" in json.loads(job.complaint.read_text())["message"]
-    assert '"phase": "train"' in job.voice.read_text()
+    assert "training diverged" in json.loads(job.error_file.read_text())["message"]
+    assert '"phase": "train"' in job.progress_file.read_text()
 
 
 def test_evaluation_does_not_depend_on_ranks(

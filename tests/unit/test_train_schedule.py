@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 
 from headrace.config import Schedule, build_spec
 from headrace.errors import UserError
-from headrace.train.optim.schedule import CURVES, share
+from headrace.train.optim.schedule import CURVES, schedule_factor
 
 BASE = 0.4
 
@@ -30,7 +30,7 @@ def torchs(make: object, steps: int) -> list[float]:
 
 
 def ours(schedule: Schedule, total: int) -> list[float]:
-    return [BASE * share(schedule, step, total) for step in range(1, total + 1)]
+    return [BASE * schedule_factor(schedule, step, total) for step in range(1, total + 1)]
 
 
 def test_curves_are_torchs() -> None:
@@ -54,7 +54,7 @@ def test_rates_stay_within_bounds(kind: str, total: int, warmup: int, final: flo
     schedule = Schedule.model_validate(
         {"kind": kind, "warmup_steps": warmup, "final": final, "every_steps": every if kind == "step" else None}
     )
-    shares = [share(schedule, step, total) for step in range(1, total + 1)]
+    shares = [schedule_factor(schedule, step, total) for step in range(1, total + 1)]
     assert all(0 <= s <= 1 + 1e-12 for s in shares)
     assert all(a >= b - 1e-12 for a, b in zip(shares[warmup:], shares[warmup + 1 :], strict=False))
     if kind in ("linear", "cosine") and total - warmup > 1:

@@ -16,7 +16,7 @@ from headrace.config import Model, Spark, Spec, build_spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest, Output
 from headrace.schema import DatasetSchema
-from headrace.train.callbacks.progress import Console, Follower, Speaker, Tick, show
+from headrace.train.callbacks.progress import ProgressBar, ProgressEvent, ProgressReader, ProgressWriter, show
 from headrace.train.setup.warm_start import find_warm_start
 from headrace.train.stage import with_slots
 from headrace.workspace import Workspace
@@ -140,7 +140,9 @@ def test_all_cores_are_kept_where_there_are_more_than_ranks(monkeypatch: pytest.
 
 
 TICKS = [
-    Tick(phase="train", step=step, total=100, epoch=1, epochs=2, loss=0.5123, samples_per_s=12_345.6, seconds_left=75.2)
+    ProgressEvent(
+        phase="train", step=step, total=100, epoch=1, epochs=2, loss=0.5123, samples_per_s=12_345.6, seconds_left=75.2
+    )
     for step in (1, 2, 100)
 ]
 
@@ -151,21 +153,21 @@ def test_what_rank_0_says_is_heard_while_it_speaks(tmp_path: Path, caplog: pytes
     heard: list[int] = []
     first = threading.Event()
 
-    def on_tick(tick: Tick) -> None:
+    def on_progress(tick: ProgressEvent) -> None:
         heard.append(tick.step)
         first.set()
 
-    with Follower(path, Console(io.StringIO(), every=3600), on_tick):
-        speaker = Speaker(path)
-        speaker.handle(logging.makeLogRecord({"msg": "%d ranks", "args": (2,), "levelno": logging.WARNING}))
-        speaker.say(TICKS[0])
+    with ProgressReader(path, ProgressBar(io.StringIO(), every=3600), on_progress):
+        writer = ProgressWriter(path)
+        writer.handle(logging.makeLogRecord({"msg": "%d ranks", "args": (2,), "levelno": logging.WARNING}))
+        writer.write(TICKS[0])
         assert first.wait(30)  # heard before the file is closed
         with open(path, "a") as f:
             f.write('{"text": "half a l')
             f.flush()
             f.write('ine", "level": 20}\n')
-        speaker.say(TICKS[1])
-        speaker.say(TICKS[2])
+        writer.write(TICKS[1])
+        writer.write(TICKS[2])
     assert heard == [1, 2, 100]
     assert [r.message for r in caplog.records] == ["2 ranks", show(TICKS[0]), "half a line", show(TICKS[2])]
     assert caplog.records[0].levelno == logging.WARNING
@@ -178,9 +180,9 @@ def test_progress_on_a_terminal_is_one_line_that_is_rewritten() -> None:
             return True
 
     out = Terminal()
-    console = Console(out)
+    console = ProgressBar(out)
     for tick in TICKS:
-        console.tick(tick)
+        console.update(tick)
     assert out.getvalue().count("\n") == 1
     assert out.getvalue().count("\r") == 3
 

@@ -18,15 +18,17 @@ from headrace.comm.threads import run_ranks
 from headrace.config import EmbeddingOptimizer, Model, Optimizer, Schedule, Train
 from headrace.manifest import Manifest
 from headrace.models.saved import load_dlrm
-from headrace.train.callbacks.metrics_log import Journal, read_journal
-from headrace.train.callbacks.progress import Tick
+from headrace.train.callbacks.metrics_log import MetricsFile, read_metrics
+from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.callbacks.tracing import PARTS
-from headrace.train.callbacks.watchdog import Watch
-from headrace.train.job import Diverged, Job, Report, Stopped, list_steps
+from headrace.train.callbacks.watchdog import Watchdog
+from headrace.train.checkpoint.folders import list_steps
+from headrace.train.job import Job
 from headrace.train.launch import horovod_spark as launching
 from headrace.train.loop import forward_backward as passes
 from headrace.train.loop.run import train, train_local
-from headrace.train.optim.schedule import share
+from headrace.train.optim.schedule import schedule_factor
+from headrace.train.result import Diverged, Report, Stopped
 from headrace.workspace import Workspace
 
 COSINE = Schedule(kind="cosine", warmup_steps=5, final=0.1)
@@ -89,14 +91,16 @@ def assert_same(a: Job, b: Job) -> None:
 
 
 def journal_of(job: Job, kind: str) -> list[dict[str, float]]:
-    return [line for line in read_journal(job.journal) if line["kind"] == kind]
+    return [line for line in read_metrics(job.metrics_file) if line["kind"] == kind]
 
 
 def test_the_journal_has_rates_losses_and_evaluations(undisturbed: tuple[Job, Report]) -> None:
     job, report = undisturbed
     found = journal_of(job, "train")
     assert [(f["step"], f["loss"]) for f in found] == [(p["step"], p["loss"]) for p in report.curve]
-    assert [f["dense_rate"] for f in found] == pytest.approx([0.01 * share(COSINE, s, 40) for s in range(1, 41)])
+    assert [f["dense_rate"] for f in found] == pytest.approx(
+        [0.01 * schedule_factor(COSINE, step, 40) for step in range(1, 41)]
+    )
     assert [f["embeddings_rate"] for f in found] == pytest.approx([0.1] * 10 + [0.01] * 10 + [1e-3] * 10 + [1e-4] * 10)
     assert [f["auc"] for f in journal_of(job, "eval")] == [e["auc"] for e in report.evals]
 
@@ -164,11 +168,11 @@ def test_a_stop_asked_of_one_rank_stops_all_after_the_same_step(
 ) -> None:
     whole, job = make_job(f"unstopped-{asked}"), make_job(f"stopped-{asked}")
     run_ranks(2, lambda collective: train(whole, collective))
-    watches = [Watch(), Watch()]
+    watches = [Watchdog(), Watchdog()]
 
-    def say(tick: Tick) -> None:
+    def say(tick: ProgressEvent) -> None:
         if tick.step == 13:
-            watches[asked].is_asked_to_stop = True
+            watches[asked].stop_requested = True
 
     stopped: list[int] = []
 
@@ -185,7 +189,7 @@ def test_a_stop_asked_of_one_rank_stops_all_after_the_same_step(
     reports = run_ranks(2, lambda collective: train(job, collective))
     assert reports[0].resumed_from_step == stopped[0]
     assert_same(job, whole)
-    assert [x["step"] for x in read_journal(job.journal)] == [x["step"] for x in read_journal(whole.journal)]
+    assert [x["step"] for x in read_metrics(job.metrics_file)] == [x["step"] for x in read_metrics(whole.metrics_file)]
 
 
 def test_a_loss_that_is_nan_once_costs_the_steps_since_the_checkpoint(
@@ -227,7 +231,7 @@ job = Job.model_validate_json(Path(sys.argv[1]).read_text())
 torch.set_num_threads(1)
 def say(tick):
     if tick.step == 12:  # from here on no file may grow: the system's own error, as of a full disk
-        limit = job.journal.stat().st_size + 1024
+        limit = job.metrics_file.stat().st_size + 1024
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 train_local(job, say)
 """
@@ -276,10 +280,10 @@ def test_the_profiles_parts_add_up_to_the_step_and_the_trace_holds_them(
 
 def test_a_journal_takes_back_what_comes_after_the_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    journal = Journal(path, 0)
+    journal = MetricsFile(path, 0)
     for step in range(1, 5):
         journal.write("train", {"step": step, "loss": 0.5})
     with open(path, "a") as f:
         f.write('{"kind": "train", "st')  # killed while it wrote
-    Journal(path, 2).write("eval", {"step": 3, "auc": None})
-    assert [(x["kind"], x["step"]) for x in read_journal(path)] == [("train", 1), ("train", 2), ("eval", 3)]
+    MetricsFile(path, 2).write("eval", {"step": 3, "auc": None})
+    assert [(x["kind"], x["step"]) for x in read_metrics(path)] == [("train", 1), ("train", 2), ("eval", 3)]

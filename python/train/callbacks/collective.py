@@ -1,7 +1,4 @@
-"""A collective whose messages are noted while they are waited for, by headrace.train.callbacks.watchdog and as spans.
-
-A module of its own: the driver of a launch reads what the ranks say of themselves, and needs no torch for that.
-"""
+"""A collective whose waiting is seen by the watchdog and traced as spans `exchange`."""
 
 from __future__ import annotations
 
@@ -12,16 +9,16 @@ import torch
 from torch import Tensor
 
 from headrace.comm.base import Collective, Delivered, Letter, Post, post_of
-from headrace.train.callbacks.tracing import Spans
-from headrace.train.callbacks.watchdog import Watch
+from headrace.train.callbacks.tracing import Tracer
+from headrace.train.callbacks.watchdog import Watchdog
 from headrace.world import World
 
 
-class WatchedCollective:
-    """A Collective whose waiting is noted: for the deadline, and as spans `exchange`."""
+class InstrumentedCollective:
+    """A Collective whose waiting is noted: for the watchdog's deadline, and as spans `exchange`."""
 
-    def __init__(self, inner: Collective, watch: Watch, spans: Spans) -> None:
-        self._inner, self._watch, self._spans = inner, watch, spans
+    def __init__(self, inner: Collective, watchdog: Watchdog, tracer: Tracer) -> None:
+        self._inner, self._watchdog, self._tracer = inner, watchdog, tracer
 
     @property
     def world(self) -> World:
@@ -29,7 +26,7 @@ class WatchedCollective:
 
     @contextmanager
     def _waits(self, message: str) -> Iterator[None]:
-        with self._spans.span("exchange"), self._watch.waits(message):
+        with self._tracer.span("exchange"), self._watchdog.waiting(message):
             yield
 
     def all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> tuple[Tensor, list[int]]:
@@ -56,7 +53,7 @@ class WatchedCollective:
         post = post_of(self._inner)
         assert post is not None
         with self._waits("all_to_all"):
-            return _WatchedLetter(post.reserve(send_rows, shape, dtype), self._waits)
+            return _InstrumentedLetter(post.reserve(send_rows, shape, dtype), self._waits)
 
     def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
         with self._waits("all_reduce_sum"):
@@ -75,7 +72,7 @@ class WatchedCollective:
             self._inner.barrier()
 
 
-class _WatchedLetter:
+class _InstrumentedLetter:
     """A letter whose waiting is noted."""
 
     def __init__(self, inner: Letter, waits: Callable[[str], AbstractContextManager[None]]) -> None:

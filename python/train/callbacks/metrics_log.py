@@ -1,23 +1,29 @@
-"""metrics.jsonl: what the loop measured, one JSON object a line, for people's own tools.
+"""The learning curve, and metrics.jsonl: what the loop measured, one JSON object a line, for people's own tools.
 
     {"kind": "train", "step": 20, "epoch": 1, "loss": 0.51, "samples_per_s": 20110.5, "dense_rate": 0.001, ...}
     {"kind": "eval", "step": 400, "epoch": 1, "auc": 0.74, "log_loss": 0.44, ...}
 
-Lines appear as they come. A run that goes on from a checkpoint takes back the lines after it, and a torn last one, so
-the file reads like that of a run that was never interrupted.
+Lines appear as they come. A run that resumes from a checkpoint removes the lines after it, and a torn last one, so the
+file reads like that of a run that was never interrupted.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from headrace.storage import local
+from headrace.train.callbacks.base import Callback, StepEnd
+from headrace.train.checkpoint.progress import Progress
+
+#: Points of the learning curve.
+_CURVE_POINTS = 100
 
 
-class Journal:
-    """The chief's end of metrics.jsonl.
+class MetricsFile:
+    """Rank 0's metrics.jsonl.
 
     Args:
         path: the file; None: this rank keeps none.
@@ -27,7 +33,7 @@ class Journal:
     def __init__(self, path: Path | None, step: int) -> None:
         self._path = path
         if path is not None:
-            kept = [line for line in read_journal(path) if line["step"] <= step] if path.is_file() else []
+            kept = [line for line in read_metrics(path) if line["step"] <= step] if path.is_file() else []
             local(path).put_text("".join(json.dumps(line) + "\n" for line in kept))
 
     def write(self, kind: str, values: Mapping[str, float | int | None]) -> None:
@@ -37,7 +43,58 @@ class Journal:
                 f.write(json.dumps({"kind": kind, **values}) + "\n")
 
 
-def read_journal(path: Path) -> list[dict[str, float]]:
+def read_metrics(path: Path) -> list[dict[str, float]]:
     """The whole lines of a metrics.jsonl."""
     text = path.read_text(encoding="utf-8")
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+class MetricsLog(Callback):
+    """Mean loss and speed between two points of the curve; evaluations and checkpoints do not count as time.
+
+    The sums are in `progress`, so that a checkpoint between two points loses nothing.
+
+    Args:
+        path: of metrics.jsonl; None: this rank keeps none.
+        progress: its curve grows.
+        total_steps: of the run; the last one closes a point.
+        batch_size: rows of a step over all ranks.
+    """
+
+    def __init__(self, path: Path | None, progress: Progress, total_steps: int, batch_size: int) -> None:
+        self._file = MetricsFile(path, progress.step)
+        self._progress, self._total_steps, self._batch_size = progress, total_steps, batch_size
+        self._every = max(1, total_steps // _CURVE_POINTS)
+        self._since = time.perf_counter()
+
+    def on_step_end(self, step: StepEnd) -> None:
+        now = time.perf_counter()
+        self._progress.open_seconds += now - self._since
+        self._progress.open_loss += step.loss
+        self._progress.open_steps += 1
+        self._since = now
+        if step.step % self._every == 0 or step.step == self._total_steps:
+            self._file.write("train", self._close_point(step.epoch) | dict(step.learning_rates))
+
+    def on_phase_end(self, phase: str) -> None:
+        if phase in ("evaluate", "checkpoint"):
+            self._since = time.perf_counter()
+
+    def on_evaluation_end(self, step: int, epoch: int, metrics: Mapping[str, float | None]) -> None:
+        self._file.write("eval", {"step": step, "epoch": epoch, **metrics})
+        self._since = time.perf_counter()
+
+    def _close_point(self, epoch: int) -> dict[str, float]:
+        """Add a point to the curve; it is returned, too."""
+        p = self._progress
+        speed = p.open_steps * self._batch_size / max(p.open_seconds, 1e-9)
+        point = {
+            "step": p.step,
+            "epoch": epoch,
+            "loss": p.open_loss / p.open_steps,
+            "samples_per_s": round(speed, 1),
+            "seconds": round(p.seconds, 3),
+        }
+        p.curve.append(point)
+        p.open_loss, p.open_steps, p.open_seconds = 0.0, 0, 0.0
+        return point

@@ -14,20 +14,20 @@ import torch
 
 from headrace.comm.base import Collective
 from headrace.storage import local
-from headrace.train.callbacks.tracing import PARTS, Spans
+from headrace.train.callbacks.tracing import PARTS, Tracer
 from headrace.train.job import Job
 
 
-def collect_profile(job: Job, spans: Spans, collective: Collective) -> dict[str, float]:
+def collect_profile(job: Job, tracer: Tracer, collective: Collective) -> dict[str, float]:
     """Milliseconds of a step by part, mean over steps and ranks, and `step`; write the trace. Collective.
 
     The trace's parts travel by the run's folder, which all ranks share.
     """
-    steps = max(1, spans.counted)
-    mine = torch.tensor([[1e3 * spans.seconds[p] / steps for p in PARTS]], dtype=torch.float64)
+    steps = max(1, tracer.counted)
+    mine = torch.tensor([[1e3 * tracer.seconds[p] / steps for p in PARTS]], dtype=torch.float64)
     by_rank = collective.all_gather(mine)
     part = job.folder / f".trace-{collective.world.rank}.partial"
-    local(part).put_text(json.dumps(_events(spans, collective.world.rank)))
+    local(part).put_text(json.dumps(_events(tracer, collective.world.rank)))
     collective.barrier()
     if collective.world.is_chief:
         parts = [job.folder / f".trace-{r}.partial" for r in range(collective.world.size)]
@@ -39,8 +39,8 @@ def collect_profile(job: Job, spans: Spans, collective: Collective) -> dict[str,
     return {**means, "step": round(float(by_rank.sum(1).mean()), 3)}
 
 
-def _events(spans: Spans, rank: int) -> list[dict[str, Any]]:
-    threads = ["loop", *sorted({e.thread for e in spans.events} - {"loop"})]
+def _events(tracer: Tracer, rank: int) -> list[dict[str, Any]]:
+    threads = ["loop", *sorted({e.thread for e in tracer.events} - {"loop"})]
     about = [{"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}}]
     about += [
         {"ph": "M", "pid": rank, "tid": i, "name": "thread_name", "args": {"name": name}}
@@ -55,11 +55,11 @@ def _events(spans: Spans, rank: int) -> list[dict[str, Any]]:
                 "tid": threads.index(e.thread),
                 "name": e.name,
                 "cat": "train",
-                "ts": round((spans.epoch + e.start) * 1e6, 1),
+                "ts": round((tracer.epoch + e.start) * 1e6, 1),
                 "dur": round((e.end - e.start) * 1e6, 1),
                 "args": {"step": e.step},
             }
-            for e in spans.events
+            for e in tracer.events
         ),
     ]
 

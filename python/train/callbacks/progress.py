@@ -10,11 +10,14 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, TextIO
+
+from headrace.train.callbacks.base import Callback, StepEnd
+from headrace.train.job import Job
 
 log = logging.getLogger("headrace.train")
 _BAR = 24
@@ -22,10 +25,10 @@ _POLL_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
-class Tick:
-    """One message of the chief."""
+class ProgressEvent:
+    """How far the run is, as rank 0 says it."""
 
-    #: evaluated: the loop has looked at the split `valid` on its way, and found `metrics`.
+    #: evaluated: in mid-training, on the split `valid`, with `metrics`; evaluate: at the end of training.
     phase: Literal["train", "evaluated", "evaluate", "save"]
     step: int = 0
     total: int = 0
@@ -39,29 +42,73 @@ class Tick:
     metrics: dict[str, float | None] | None = None
 
 
-def show(tick: Tick) -> str:
-    """A message as people read it."""
-    if tick.phase == "evaluate":
+#: Takes rank 0's progress.
+OnProgress = Callable[[ProgressEvent], None]
+
+
+class ProgressReporter(Callback):
+    """Progress from the loop, at most every `job.progress_seconds`, first and last step always.
+
+    Args:
+        on_progress: takes it.
+        job: the run.
+        first_step: steps that were taken before the loop began.
+        total_steps: of the run.
+    """
+
+    def __init__(self, on_progress: OnProgress, job: Job, first_step: int, total_steps: int) -> None:
+        self._on_progress, self._job, self._first_step, self._total_steps = on_progress, job, first_step, total_steps
+        self._began, self._reported = time.perf_counter(), 0.0
+
+    def on_step_end(self, step: StepEnd) -> None:
+        now = time.perf_counter()
+        is_due = now - self._reported >= self._job.progress_seconds
+        if not is_due and step.step not in (self._first_step + 1, self._total_steps):
+            return
+        self._reported = now
+        taken, seconds = step.step - self._first_step, now - self._began
+        self._on_progress(
+            ProgressEvent(
+                phase="train",
+                step=step.step,
+                total=self._total_steps,
+                epoch=step.epoch,
+                epochs=self._job.train.epochs,
+                loss=step.loss,
+                samples_per_s=taken * self._job.train.batch_size / seconds,
+                seconds_left=(self._total_steps - step.step) * seconds / taken,
+            )
+        )
+
+    def on_evaluation_end(self, step: int, epoch: int, metrics: Mapping[str, float | None]) -> None:
+        event = ProgressEvent(phase="evaluated", step=step, total=self._total_steps, epoch=epoch, metrics=dict(metrics))
+        self._on_progress(event)
+        self._on_progress(event)
+
+
+def show(event: ProgressEvent) -> str:
+    """Progress as people read it."""
+    if event.phase == "evaluate":
         return "evaluating"
-    if tick.phase == "save":
+    if event.phase == "save":
         return "saving the model"
-    filled = _BAR * tick.step // max(1, tick.total)
-    minutes, seconds = divmod(round(tick.seconds_left), 60)
+    filled = _BAR * event.step // max(1, event.total)
+    minutes, seconds = divmod(round(event.seconds_left), 60)
     return (
-        f"[{'#' * filled}{'.' * (_BAR - filled)}] epoch {tick.epoch}/{tick.epochs}  step {tick.step}/{tick.total}  "
-        f"loss {tick.loss:.4f}  {tick.samples_per_s:,.0f} samples/s  {minutes}:{seconds:02d} left"
+        f"[{'#' * filled}{'.' * (_BAR - filled)}] epoch {event.epoch}/{event.epochs}  step {event.step}/{event.total}  "
+        f"loss {event.loss:.4f}  {event.samples_per_s:,.0f} samples/s  {minutes}:{seconds:02d} left"
     )
 
 
-class Speaker(logging.Handler):
-    """Rank 0's end: progress, and as a logging handler its log lines, one JSON object a line."""
+class ProgressWriter(logging.Handler):
+    """Rank 0's side: progress, and as a logging handler its log lines, one JSON object a line."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  (lives as long as the rank)
 
-    def say(self, tick: Tick) -> None:
-        self._write({"tick": asdict(tick)})
+    def write(self, event: ProgressEvent) -> None:
+        self._write({"progress": asdict(event)})
 
     def emit(self, record: logging.LogRecord) -> None:
         self._write({"text": record.getMessage(), "level": record.levelno})
@@ -70,33 +117,33 @@ class Speaker(logging.Handler):
         self._file.write(json.dumps(message) + "\n")
 
 
-class Console:
+class ProgressBar:
     """What people see: one bar that rewrites itself on a terminal, elsewhere a log line every `every` seconds."""
 
     def __init__(self, out: TextIO | None = None, every: float = 5.0) -> None:
         self._out = out or sys.stderr
         self._terminal = self._out.isatty()
         self._every = every
-        self._said = -every
+        self._shown = -every
         self._phase = ""
         self._open = False
 
-    def tick(self, tick: Tick) -> None:
-        if tick.phase == "evaluated":
-            return  # the chief's log says it
+    def update(self, event: ProgressEvent) -> None:
+        if event.phase == "evaluated":
+            return  # rank 0's log says it
         now = time.monotonic()
-        last = tick.step == tick.total
-        if self._terminal and tick.phase == "train":
-            self._out.write(f"\r{show(tick)}\x1b[K")
+        last = event.step == event.total
+        if self._terminal and event.phase == "train":
+            self._out.write(f"\r{show(event)}\x1b[K")
             self._out.flush()
             self._open = True
             if last:
                 self.end()
-        elif now - self._said >= self._every or tick.phase != self._phase or last:
+        elif now - self._shown >= self._every or event.phase != self._phase or last:
             self.end()
-            self._said = now
-            log.info("%s", show(tick))
-        self._phase = tick.phase
+            self._shown = now
+            log.info("%s", show(event))
+        self._phase = event.phase
 
     def text(self, text: str, level: int = logging.INFO) -> None:
         self.end()
@@ -110,28 +157,28 @@ class Console:
             self._open = False
 
 
-class Follower:
-    """The driver's end: reads the file as it grows, in a thread, for the length of a `with` block.
+class ProgressReader:
+    """The driver's side: reads the file as it grows, in a thread, for the length of a `with` block.
 
     Args:
         path: the speaker's file; it may not be there yet.
-        on_tick: called with each message, before it is shown.
+        on_progress: called with each event, before it is shown.
     """
 
-    def __init__(self, path: Path, console: Console, on_tick: Callable[[Tick], None] = lambda tick: None) -> None:
-        self._path, self._console, self._on_tick = path, console, on_tick
+    def __init__(self, path: Path, bar: ProgressBar, on_progress: OnProgress = lambda event: None) -> None:
+        self._path, self._bar, self._on_progress = path, bar, on_progress
         self._offset = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)
 
-    def __enter__(self) -> Follower:
+    def __enter__(self) -> ProgressReader:
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
         self._stop.set()
         self._thread.join()
-        self._console.end()
+        self._bar.end()
 
     def _follow(self) -> None:
         while not self._stop.wait(_POLL_SECONDS):
@@ -149,9 +196,9 @@ class Follower:
         self._offset += whole
         for line in content[:whole].splitlines():
             message = json.loads(line)
-            if "tick" in message:
-                tick = Tick(**message["tick"])
-                self._on_tick(tick)
-                self._console.tick(tick)
+            if "progress" in message:
+                event = ProgressEvent(**message["progress"])
+                self._on_progress(event)
+                self._bar.update(event)
             else:
-                self._console.text(message["text"], message["level"])
+                self._bar.text(message["text"], message["level"])

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from headrace.embeddings.lookup.zero_copy import Placed
+from headrace.train.callbacks.base import Callback
 
 T = TypeVar("T")
 
@@ -40,8 +41,11 @@ class Event:
     step: int
 
 
-class Spans:
-    """What this rank's threads were doing. The loop's thread nests spans; others add whole ones."""
+class Tracer(Callback):
+    """What this rank's threads were doing. The loop's thread nests spans; others add whole ones.
+
+    A phase of the loop is a span.
+    """
 
     def __init__(self) -> None:
         #: Own seconds by part, of whole steps.
@@ -53,6 +57,12 @@ class Spans:
         self._thread = threading.get_ident()
         #: Added to `perf_counter` seconds: seconds since the epoch, which ranks of other machines share.
         self.epoch = time.time() - time.perf_counter()
+
+    def on_phase_start(self, phase: str) -> None:
+        self.enter(phase)
+
+    def on_phase_end(self, phase: str) -> None:
+        self.leave()
 
     def enter(self, name: str) -> None:
         """Begin a span inside those that are open."""
@@ -131,7 +141,7 @@ class Spans:
             node.register_hook(lambda inputs, outputs: self.leave())
 
 
-class NoSpans(Spans):
+class NoOpTracer(Tracer):
     """Notes nothing."""
 
     def enter(self, name: str) -> None:

@@ -30,12 +30,14 @@ from pyspark.sql import SparkSession
 
 from headrace import storage
 from headrace.errors import UserError
-from headrace.train.callbacks.progress import Console, Follower, Tick
-from headrace.train.callbacks.watchdog import has_stalled, last_words
-from headrace.train.job import Answer, Complaint, DiskFull, Diverged, Job, Report, Stopped, is_full, list_steps
+from headrace.train.callbacks.progress import ProgressBar, ProgressEvent, ProgressReader
+from headrace.train.callbacks.watchdog import describe_failure, has_stalled
+from headrace.train.checkpoint.folders import list_steps
+from headrace.train.job import Job
 from headrace.train.launch.slots import count_slots, watch_slots
 from headrace.train.launch.startup import BEGIN, seconds_of, show
 from headrace.train.launch.worker import rank_main
+from headrace.train.result import DiskFull, Diverged, RankError, RankResult, Report, Stopped, is_full
 
 log = logging.getLogger("headrace.train")
 #: Lines of what the ranks printed that a failed launch shows.
@@ -55,7 +57,7 @@ def launch(
     *,
     ranks: int,
     retries: int,
-    on_tick: Callable[[Tick], None] = lambda tick: None,
+    on_progress: Callable[[ProgressEvent], None] = lambda tick: None,
     marks: Mapping[str, float] | None = None,
 ) -> Report:
     """Train on `ranks` Horovod ranks in tasks of this Spark session; a launch that fails is tried again.
@@ -67,7 +69,7 @@ def launch(
         spark: the session.
         ranks: how many; each takes a task slot.
         retries: tries after the first.
-        on_tick: called with the chief's progress.
+        on_progress: called with the chief's progress.
         marks: when which part of the start was over (headrace.train.launch.startup).
 
     Raises:
@@ -81,7 +83,7 @@ def launch(
     diverged_at: set[int] = set()
     for attempt in range(retries + 1):
         try:
-            return _launch(job, spark, ranks, on_tick, marks if marks and not attempt else {BEGIN: time.time()})
+            return _launch(job, spark, ranks, on_progress, marks if marks and not attempt else {BEGIN: time.time()})
         except Diverged as e:
             if attempt == retries or e.step in diverged_at:
                 raise
@@ -101,7 +103,7 @@ def launch(
 
 
 def _launch(
-    job: Job, spark: SparkSession, ranks: int, on_tick: Callable[[Tick], None], marks: Mapping[str, float]
+    job: Job, spark: SparkSession, ranks: int, on_progress: Callable[[ProgressEvent], None], marks: Mapping[str, float]
 ) -> Report:
     job = job.model_copy(update={"token": uuid.uuid4().hex})
     try:
@@ -110,7 +112,7 @@ def _launch(
         if is_full(e):
             raise DiskFull(f"{e.strerror}. Make room below {job.folder}") from e
         raise
-    for left in (job.complaint, *job.folder.glob("progress-*.jsonl")):
+    for left in (job.error_file, *job.folder.glob("progress-*.jsonl")):
         left.unlink(missing_ok=True)
     for folder in job.folder.glob("ranks-*"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -119,15 +121,15 @@ def _launch(
     tick = time.perf_counter()
     first: list[float] = []
 
-    def ticked(t: Tick) -> None:
+    def ticked(t: ProgressEvent) -> None:
         if not first:
             first.append(time.perf_counter())
             log.info("%d rank(s) started in %.1f s", ranks, first[0] - tick)
-        on_tick(t)
+        on_progress(t)
 
     with (
         open(job.folder / "ranks.log", "a", encoding="utf-8") as file,
-        Follower(job.voice, Console(), ticked),
+        ProgressReader(job.progress_file, ProgressBar(), ticked),
         _gloo_is_built(),
         _quiet_thread(),
         _signals(job) as received,
@@ -151,15 +153,15 @@ def _launch(
             )
         except Exception as e:
             received.raise_again()
-            raise_complaint(job.complaint)
+            raise_rank_error(job.error_file)
             if isinstance(e, TimeoutException):
                 slots.check(str(spark.sparkContext.master))
-            known = last_words(job.ranks_folder)
+            known = describe_failure(job.ranks_folder)
             raise RuntimeError(
                 f"training on {ranks} ranks failed ({' '.join(str(e).split())}{f'; {known}' if known else ''}); "
                 f"see {job.folder / 'ranks.log'}, which ends:\n{tail.text()}"
             ) from e
-        answers = [Answer.model_validate_json(text) for text in texts]
+        answers = [RankResult.model_validate_json(text) for text in texts]
         stopped = next((a.stopped for a in answers if a.stopped), None)
         if stopped:
             log.warning(
@@ -174,8 +176,8 @@ def _launch(
             raise Stopped(*stopped)
         lost = next((a.lost for a in answers if a.lost), None)
         if lost is not None:
-            raise RuntimeError(f"training on {ranks} ranks failed ({lost}; {last_words(job.ranks_folder)})")
-    job.voice.unlink(missing_ok=True)
+            raise RuntimeError(f"training on {ranks} ranks failed ({lost}; {describe_failure(job.ranks_folder)})")
+    job.progress_file.unlink(missing_ok=True)
     shutil.rmtree(job.ranks_folder, ignore_errors=True)
     reports = [a.report for a in answers if a.report is not None]
     peaks = {name: mib for r in reports for name, mib in r.peak_memory_mib.items()}
@@ -221,13 +223,13 @@ def _is_local(spark: SparkSession) -> bool:
     return str(spark.sparkContext.master).startswith("local")
 
 
-def raise_complaint(path: Path) -> None:
+def raise_rank_error(path: Path) -> None:
     """Raise a rank's message for the user, if it left one."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return
-    raise Complaint.model_validate_json(text).error()
+    raise RankError.model_validate_json(text).error()
 
 
 class _Tail:
@@ -253,7 +255,7 @@ class _Tail:
 
 @contextmanager
 def _gloo_is_built() -> Iterator[None]:
-    """Answer Horovod's question for it.
+    """RankResult Horovod's question for it.
 
     It would fork this process and import torch in the child. That is slow, and the child's garbage collector speaks to
     the JVM on this process's socket. Where Gloo is missing, `hvd.init()` fails in the ranks and says so.

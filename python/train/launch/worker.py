@@ -1,9 +1,9 @@
 """What runs in a rank's process: a few lines around the loop. No heavy import at the top: the driver imports this too.
 
-A message for the user is no failure: the rank says it in its answer and ends well, and so do the others when their next
+A message for the user is no failure: the rank says it in its result and ends well, and so do the others when their next
 exchange finds it gone. So the driver shows that message, and no trace of Spark's or Horovod's about tasks that failed.
 It is left in a file as well, for the case that yet another rank dies on the way. A stop that was asked for is no
-failure either: the answer says at which step.
+failure either: the result says at which step.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from contextlib import suppress
 
 from headrace.errors import UserError
 from headrace.storage import local
-from headrace.train.job import Answer, Complaint, Diverged, Job, Stopped, is_full
+from headrace.train.job import Job
 from headrace.train.launch.startup import mark, process_began
+from headrace.train.result import Diverged, RankError, RankResult, Stopped, is_full
 
 
 def rank_main(job_json: str) -> str:
-    """Train as one Horovod rank. Text in, text out: Job and Answer as JSON."""
+    """Train as one Horovod rank. Text in, text out: Job and RankResult as JSON."""
     marks = {"ranks": process_began()}
     job = Job.model_validate_json(job_json)
     threads = job.threads or max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("HOROVOD_LOCAL_SIZE", "1")))
@@ -35,8 +36,8 @@ def rank_main(job_json: str) -> str:
     from headrace.comm.base import PeerLost
     from headrace.comm.horovod import HorovodCollective
     from headrace.comm.shared_memory import SharedCollective, shared
-    from headrace.train.callbacks.progress import Speaker, Tick
-    from headrace.train.callbacks.watchdog import Watch
+    from headrace.train.callbacks.progress import ProgressEvent, ProgressWriter
+    from headrace.train.callbacks.watchdog import Watchdog
     from headrace.train.loop.run import train
 
     torch.set_num_threads(threads)
@@ -46,44 +47,44 @@ def rank_main(job_json: str) -> str:
     mark(marks, "horovod")
     collective = shared(HorovodCollective())
     chief = collective.world.is_chief
-    watch = Watch(
+    watchdog = Watchdog(
         job.ranks_folder, collective.world, job.train.deadline_seconds, stop_file=job.stop_file if chief else None
     )
-    watch.on_signals()
-    speaker = Speaker(job.voice) if chief else None
-    logging.basicConfig(handlers=[speaker or logging.StreamHandler()], level=logging.INFO if chief else logging.WARNING)
+    watchdog.on_signals()
+    writer = ProgressWriter(job.progress_file) if chief else None
+    logging.basicConfig(handlers=[writer or logging.StreamHandler()], level=logging.INFO if chief else logging.WARNING)
 
-    def say(tick: Tick) -> None:
+    def on_progress(event: ProgressEvent) -> None:
         mark(marks, "first_step")
-        if speaker is not None:
-            speaker.say(tick)
+        if writer is not None:
+            writer.write(event)
 
-    answer = Answer()
+    result = RankResult()
     try:
-        answer.report = train(job, collective, say, watch)
+        result.report = train(job, collective, on_progress, watchdog)
     except Stopped as e:
-        answer.stopped = e.step, e.total
+        result.stopped = e.step, e.total
     except UserError as e:
         at = e.step if isinstance(e, Diverged) else None
-        answer.complaint = Complaint(rank=collective.world.rank, message=str(e), diverged_at=at)
+        result.complaint = RankError(rank=collective.world.rank, message=str(e), diverged_at=at)
     except OSError as e:
         if not is_full(e):
             raise
         where = f": {e.filename}" if e.filename else ""
         message = f"{e.strerror}{where}. Make room below {job.folder}, or lower train.keep ({job.train.keep})"
-        answer.complaint = Complaint(rank=collective.world.rank, message=message, full_disk=True)
+        result.complaint = RankError(rank=collective.world.rank, message=message, full_disk=True)
     except (HorovodInternalError, PeerLost) as e:
         # Another rank is gone. It says why before it goes, unless it was killed: then its exit code does.
-        answer.lost = str(e)
+        result.lost = str(e)
         print(f"rank {collective.world.rank}: {e}", file=sys.stderr)
     finally:
-        if answer.complaint is not None:
-            with suppress(OSError):  # the answer has it, too
-                local(job.complaint).put_text(answer.complaint.model_dump_json())
+        if result.complaint is not None:
+            with suppress(OSError):  # the result has it, too
+                local(job.error_file).put_text(result.complaint.model_dump_json())
         if isinstance(collective, SharedCollective):
             collective.close()
         hvd.shutdown()
-        watch.close()
-    if "train" in watch.began:
-        marks["model"] = watch.began["train"]
-    return answer.model_copy(update={"marks": marks}).model_dump_json()
+        watchdog.close()
+    if "train" in watchdog.began:
+        marks["model"] = watchdog.began["train"]
+    return result.model_copy(update={"marks": marks}).model_dump_json()

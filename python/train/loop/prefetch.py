@@ -17,19 +17,19 @@ from headrace.dataset.loader.batch import Batch
 
 
 @dataclass(frozen=True)
-class Part:
+class MicroBatch:
     """Some of this rank's rows of a step: continuous float32 [B, C], codes int64 [B, S], labels float32 [B]."""
 
     continuous: Tensor
     codes: Tensor
     labels: Tensor
 
-    def rows(self, start: int, end: int) -> Part:
+    def rows(self, start: int, end: int) -> MicroBatch:
         """Consecutive rows: views."""
-        return Part(self.continuous[start:end], self.codes[start:end], self.labels[start:end])
+        return MicroBatch(self.continuous[start:end], self.codes[start:end], self.labels[start:end])
 
 
-class Lane(Protocol):
+class DeviceCopy(Protocol):
     """How tensors come to a device."""
 
     def send(self, x: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class Lane(Protocol):
         """What was sent, for use by what is queued on the device from now on."""
 
 
-class CudaLane:
+class CudaCopy:
     """A CUDA stream beside the one that computes.
 
     torch's allocators of pinned and of device memory know from `pin_memory`'s copy and from `record_stream` when a
@@ -61,29 +61,31 @@ class CudaLane:
         return x
 
 
-def feed(batches: Iterable[Batch], device: torch.device, lane: Lane | None = None) -> Iterator[Part]:
+def prefetch_to_device(
+    batches: Iterable[Batch], device: torch.device, copy: DeviceCopy | None = None
+) -> Iterator[MicroBatch]:
     """The batches, in order.
 
     Args:
         batches: what the loader gives. On a GPU it is asked one batch ahead.
         device: where the dense part is. On the CPU tensors share the batches' memory.
-        lane: how they come there; None: as the device needs.
+        copy: how they come there; None: as the device needs.
     """
-    if lane is None and device.type == "cuda":
-        lane = CudaLane(device)
-    parts = (Part(*(torch.from_numpy(x) for x in (b.continuous, b.codes, b.labels))) for b in batches)
-    if lane is None:
-        yield from parts
+    if copy is None and device.type == "cuda":
+        copy = CudaCopy(device)
+    tensors = (MicroBatch(*(torch.from_numpy(x) for x in (b.continuous, b.codes, b.labels))) for b in batches)
+    if copy is None:
+        yield from tensors
         return
-    sent: Part | None = None
-    for part in parts:
-        under_way = Part(lane.send(part.continuous), part.codes, lane.send(part.labels))
+    sent: MicroBatch | None = None
+    for batch in tensors:
+        copying = MicroBatch(copy.send(batch.continuous), batch.codes, copy.send(batch.labels))
         if sent is not None:
-            yield _received(sent, lane)
-        sent = under_way
+            yield _received(sent, copy)
+        sent = copying
     if sent is not None:
-        yield _received(sent, lane)
+        yield _received(sent, copy)
 
 
-def _received(part: Part, lane: Lane) -> Part:
-    return Part(lane.receive(part.continuous), part.codes, lane.receive(part.labels))
+def _received(batch: MicroBatch, copy: DeviceCopy) -> MicroBatch:
+    return MicroBatch(copy.receive(batch.continuous), batch.codes, copy.receive(batch.labels))

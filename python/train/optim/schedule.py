@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from headrace.config import Schedule
+from headrace.config import EmbeddingOptimizer, Optimizer, Schedule
 
-#: (schedule, steps after the warm-up, how many of them there are) -> share of the learning rate.
+#: (schedule, steps after the warm-up, how many of them there are) -> factor of the learning rate.
 Curve = Callable[[Schedule, int, int], float]
 
 
@@ -38,8 +38,13 @@ def _step(schedule: Schedule, step: int, steps: int) -> float:
 CURVES: Mapping[str, Curve] = {"constant": _constant, "linear": _linear, "cosine": _cosine, "step": _step}
 
 
-def share(schedule: Schedule, step: int, total: int) -> float:
-    """The share of the configured learning rate that step `step` (the first is 1) of `total` uses.
+def learning_rate(optimizer: Optimizer | EmbeddingOptimizer, step: int, total: int) -> float:
+    """The learning rate of step `step` (the first is 1) of `total`."""
+    return optimizer.learning_rate * schedule_factor(optimizer.schedule, step, total)
+
+
+def schedule_factor(schedule: Schedule, step: int, total: int) -> float:
+    """The factor of the configured learning rate in step `step` (the first is 1) of `total`.
 
     The first step of a warm-up over n has 1/n of the rate, the n-th all of it. The last step of `linear` and `cosine`
     has `final` of it.

@@ -29,9 +29,10 @@ from headrace.errors import UserError
 from headrace.manifest import Manifest, fingerprint
 from headrace.stage import run_lock
 from headrace.storage import local
-from headrace.train.callbacks.progress import Tick
-from headrace.train.job import OBEYED, Diverged, Job
+from headrace.train.callbacks.progress import OnProgress, ProgressEvent
+from headrace.train.job import FINGERPRINTED, Job
 from headrace.train.loop.run import train_local
+from headrace.train.result import Diverged
 from headrace.train.search.sample import sample_dataset
 from headrace.train.search.space import check_values, distributions, overlay_of, values_of
 from headrace.train.setup.warm_start import find_warm_start
@@ -84,7 +85,7 @@ class Tuner:
         ws: the workspace.
         ds: the day.
         on_trial: called after each trial, those of earlier runs left out.
-        say: takes a trial's progress.
+        on_progress: takes a trial's progress.
 
     Raises:
         UserError: no such section, no dataset of that day, or a value that the spec refuses.
@@ -98,7 +99,7 @@ class Tuner:
         ds: str,
         *,
         on_trial: Callable[[Trial], None] = lambda trial: None,
-        say: Callable[[Tick], None] = lambda tick: None,
+        on_progress: OnProgress = lambda event: None,
     ) -> None:
         if spec.train.search is None:
             raise UserError(
@@ -108,7 +109,7 @@ class Tuner:
             )
         self.search: Search = spec.train.search
         self._spec, self._spec_of, self._ws, self._ds = spec, spec_of, ws, ds
-        self._on_trial, self._say = on_trial, say
+        self._on_trial, self._on_progress = on_trial, on_progress
         check_values(self.search, spec_of)
         features = Manifest.load(ws.manifest(spec.pipeline, ds, "features"))
         if features is None:
@@ -157,7 +158,7 @@ class Tuner:
                 "version": 1,
                 "search": search.model_dump(mode="json", exclude={"trials"}),
                 "model": spec.model.model_dump(mode="json"),
-                "train": spec.train.model_dump(mode="json", include={*OBEYED, "rank_group", "rank_k"}),
+                "train": spec.train.model_dump(mode="json", include={*FINGERPRINTED, "rank_group", "rank_k"}),
                 "dataset": self._features.output("dataset").version,
                 "warm": warm.version if warm else None,
             }
@@ -201,10 +202,10 @@ class Tuner:
     def _try(self, spec: Spec, number: int | None, values: Mapping[str, Any], trial: optuna.Trial | None) -> Trial:
         """One short run."""
         search = self.search
-        meter = _Meter(search, trial, self._say)
+        meter = _Meter(search, trial, self._on_progress)
         job = self._job(spec, self.dataset, self.folder, f"trial-{'as-it-is' if number is None else number}")
         try:
-            report = train_local(job, meter.say)
+            report = train_local(job, meter.on_progress)
             meter.metrics, meter.step = report.metrics, report.steps
         except _Enough as e:
             meter.reason = e.reason
@@ -302,33 +303,33 @@ class _Meter:
 
     search: Search
     trial: optuna.Trial | None
-    tell: Callable[[Tick], None]
+    forward: OnProgress
     began: float = field(default_factory=time.perf_counter)
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     step: int = 0
     reason: str = ""
     evaluations: int = 0
 
-    def say(self, tick: Tick) -> None:
+    def on_progress(self, event: ProgressEvent) -> None:
         """Hear it.
 
         Raises:
             _Enough: see there.
         """
-        self.tell(tick)
-        if tick.phase == "train":
-            self.step = tick.step
-        if tick.phase != "evaluated" or tick.metrics is None:
+        self.forward(event)
+        if event.phase == "train":
+            self.step = event.step
+        if event.phase != "evaluated" or event.metrics is None:
             return
-        self.metrics, self.step = tick.metrics, tick.step
+        self.metrics, self.step = event.metrics, event.step
         self.evaluations += 1
         at_the_end = self.search.objective == "ndcg"
-        seen = tick.metrics["auc" if at_the_end else _METRIC[self.search.objective]]
-        last = tick.step == tick.total
+        seen = event.metrics["auc" if at_the_end else _METRIC[self.search.objective]]
+        last = event.step == event.total
         if self.trial is not None and seen is not None and not last:
             self.trial.report(seen, self.evaluations)
             if self.trial.should_prune():
-                raise _Enough(f"below the median at step {tick.step} of {tick.total}")
+                raise _Enough(f"below the median at step {event.step} of {event.total}")
         late = self.search.seconds is not None and time.perf_counter() - self.began >= self.search.seconds
         if (last or late) and not at_the_end:
             raise _Enough

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headrace.dataset.loader.batch import Batch
-from headrace.train.loop.prefetch import feed
+from headrace.train.loop.prefetch import prefetch_to_device
 
 
 def batches(n: int, log: list[str]) -> Iterator[Batch]:
@@ -38,7 +38,7 @@ class Slow:
 
 def test_on_the_cpu_tensors_are_the_batches() -> None:
     given = list(batches(3, []))
-    for b, part in zip(given, feed(given, torch.device("cpu")), strict=True):
+    for b, part in zip(given, prefetch_to_device(given, torch.device("cpu")), strict=True):
         assert part.continuous.data_ptr() == b.continuous.ctypes.data
         assert part.codes.data_ptr() == b.codes.ctypes.data
         assert part.labels.data_ptr() == b.labels.ctypes.data
@@ -48,7 +48,7 @@ def test_on_the_cpu_tensors_are_the_batches() -> None:
 @pytest.mark.parametrize("n", [0, 1, 4])
 def test_a_batch_is_under_way_while_the_one_before_is_used(n: int) -> None:
     log: list[str] = []
-    for i, part in enumerate(feed(batches(n, log), torch.device("cpu"), Slow(log))):
+    for i, part in enumerate(prefetch_to_device(batches(n, log), torch.device("cpu"), Slow(log))):
         log.append(f"use {i}")
         assert part.continuous.tolist() == [[i] * 3] * 5
         assert part.codes.tolist() == [[i] * 2] * 5
@@ -63,7 +63,7 @@ def test_a_batch_is_under_way_while_the_one_before_is_used(n: int) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_gets_what_was_sent() -> None:
     given = list(batches(50, []))
-    for b, part in zip(given, feed(given, torch.device("cuda")), strict=True):
+    for b, part in zip(given, prefetch_to_device(given, torch.device("cuda")), strict=True):
         assert part.continuous.is_cuda
         assert not part.codes.is_cuda
         np.testing.assert_array_equal(part.continuous.cpu().numpy(), b.continuous)

@@ -1,4 +1,4 @@
-"""Passes whose dense part is recorded once and repeated: those of torch, to the bit."""
+"""Forward passes whose dense part is recorded once and repeated: those of torch, to the bit."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer, Model, Optimizer, Train
 from headrace.models.dlrm import DLRM
-from headrace.train.loop.forward_backward import Eager, Graphed, Passes
-from headrace.train.loop.prefetch import Part
+from headrace.train.loop.cuda_graph import GraphedForward
+from headrace.train.loop.forward_backward import EagerForward, ForwardBackward
+from headrace.train.loop.prefetch import MicroBatch
 from headrace.train.optim.dense import DenseOptimizer
 from tests.unit.test_models_dlrm import MODEL, SCHEMAS, batch
 
@@ -35,7 +36,7 @@ class Recorder:
         return repeat
 
 
-def trained(make: Callable[[DLRM], Passes], shape: Model, rows: list[int]) -> tuple[list[float], DLRM]:
+def trained(make: Callable[[DLRM], ForwardBackward], shape: Model, rows: list[int]) -> tuple[list[float], DLRM]:
     """Two parts a step; rows of each."""
     model = DLRM(SCHEMAS["both"], shape, LocalCollective(), 3)
     model.configure_optimizer(EmbeddingOptimizer())
@@ -44,7 +45,7 @@ def trained(make: Callable[[DLRM], Passes], shape: Model, rows: list[int]) -> tu
     model.train()
     for i, count in enumerate(rows):
         torch.manual_seed(i)
-        part = Part(*batch(model.schema, i, count))
+        part = MicroBatch(*batch(model.schema, i, count))
         made = passes(part, model.prepare(part.codes))
         losses.append(float(made.loss))
         made.backward()
@@ -57,15 +58,18 @@ def trained(make: Callable[[DLRM], Passes], shape: Model, rows: list[int]) -> tu
 
 @pytest.mark.parametrize(
     ("shape", "repeated", "told"),
-    [(MODEL, 5, "a part of 7 rows, recorded were 9"), (MODEL.model_copy(update={"dropout": 0.3}), 0, "model.dropout")],
+    [
+        (MODEL, 5, "a micro-batch of 7 rows, captured were 9"),
+        (MODEL.model_copy(update={"dropout": 0.3}), 0, "model.dropout"),
+    ],
 )
 def test_what_is_repeated_is_what_torch_does(
     shape: Model, repeated: int, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows, recorder = [9, 9, 9, 7, 9, 9], Recorder()
     with caplog.at_level(logging.WARNING):
-        losses, model = trained(lambda m: Graphed(m, 18, recorder), shape, rows)
-    expected, plain = trained(lambda m: Eager(m, 18), shape, rows)
+        losses, model = trained(lambda m: GraphedForward(m, 18, recorder), shape, rows)
+    expected, plain = trained(lambda m: EagerForward(m, 18), shape, rows)
     assert losses == expected
     assert recorder.repeated == repeated
     assert told in caplog.text
@@ -80,8 +84,8 @@ def test_where_nothing_can_be_recorded_torch_goes_on(caplog: pytest.LogCaptureFi
         work()
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    losses, _ = trained(lambda m: Graphed(m, 18, fails), MODEL, [9, 9])
-    assert losses == trained(lambda m: Eager(m, 18), MODEL, [9, 9])[0]
+    losses, _ = trained(lambda m: GraphedForward(m, 18, fails), MODEL, [9, 9])
+    assert losses == trained(lambda m: EagerForward(m, 18), MODEL, [9, 9])[0]
     assert caplog.text.count("without a graph: operation not permitted when stream is capturing") == 1
 
 

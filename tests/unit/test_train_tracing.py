@@ -1,11 +1,11 @@
-"""Spans: each second counted once."""
+"""Tracer: each second counted once."""
 
 from __future__ import annotations
 
 import pytest
 
 from headrace.train.callbacks import tracing as module
-from headrace.train.callbacks.tracing import PARTS, Spans
+from headrace.train.callbacks.tracing import PARTS, Tracer
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_parts_add_up_to_the_steps_and_nothing_else_counts(clock: list[float]) -> None:
-    spans = Spans()
+    spans = Tracer()
 
     def spend(name: str, before: float, inner: list[tuple[str, float]], after: float) -> None:
         with spans.span(name):

@@ -14,25 +14,25 @@ from pathlib import Path
 
 import pytest
 
-from headrace.train.callbacks.watchdog import EXIT_STALLED, Watch, last_words, rank_file
+from headrace.train.callbacks.watchdog import EXIT_STALLED, Watchdog, describe_failure, heartbeat_file
 from headrace.world import World
 
 RANK = """
 import sys, time
 from pathlib import Path
-from headrace.train.callbacks.watchdog import Watch
+from headrace.train.callbacks.watchdog import Watchdog
 from headrace.world import World
 folder, rank, size, deadline, waits = Path(sys.argv[1]), *map(float, sys.argv[2:])
-watch = Watch(folder, World(rank=int(rank), size=int(size)), deadline, stop_file=folder / "stop")
-watch.step, watch.doing = 7, "train"
-watch.on_signals()
+watchdog = Watchdog(folder, World(rank=int(rank), size=int(size)), deadline, stop_file=folder / "stop")
+watchdog.step, watchdog.phase = 7, "train"
+watchdog.on_signals()
 print("up", flush=True)
 if waits:
-    with watch.waits("all_reduce_sum"):
+    with watchdog.waiting("all_reduce_sum"):
         time.sleep(60)
-while not watch.is_asked_to_stop:
+while not watchdog.stop_requested:
     time.sleep(0.05)
-watch.close()
+watchdog.close()
 """
 
 
@@ -46,7 +46,7 @@ def start(folder: Path, rank: int, size: int, deadline: float, waits: bool) -> s
 
 def step_of(folder: Path, rank: int) -> int | None:
     """The step that a rank says it is at."""
-    file = rank_file(folder, rank)
+    file = heartbeat_file(folder, rank)
     return json.loads(file.read_text())["step"] if file.exists() else None
 
 
@@ -65,7 +65,7 @@ def test_a_rank_that_waits_too_long_names_those_that_are_missing(tmp_path: Path)
         os.kill(stopped.pid, signal.SIGSTOP)
         waiting = start(tmp_path, 0, 5, 4, True)
         assert waiting.wait(30) == EXIT_STALLED
-        message = last_words(tmp_path)
+        message = describe_failure(tmp_path)
         assert "rank 0 waited 4 s at step 7 in all_reduce_sum (train.deadline_seconds: 4); missing:" in message
         assert f"rank 1 (process {stopped.pid} on " in message
         assert "was at step 7 (train), and has not reported for" in message
@@ -87,7 +87,7 @@ def test_a_stop_is_asked_for_by_a_signal_or_the_drivers_file(tmp_path: Path, how
     else:
         (tmp_path / "stop").touch()
     assert rank.wait(30) == 0
-    assert last_words(tmp_path).startswith(f"rank 0 (process {rank.pid}") or how == "signal"
+    assert describe_failure(tmp_path).startswith(f"rank 0 (process {rank.pid}") or how == "signal"
 
 
 def test_a_message_that_comes_while_the_missing_are_looked_for_is_no_stall(
@@ -95,34 +95,34 @@ def test_a_message_that_comes_while_the_missing_are_looked_for_is_no_stall(
 ) -> None:
     stalls: list[str] = []
     looks, come = threading.Event(), threading.Event()
-    watch = Watch(tmp_path, World(rank=0, size=2), 0.2, stalled=stalls.append)
-    accuse = watch._accuse
+    watchdog = Watchdog(tmp_path, World(rank=0, size=2), 0.2, on_stall=stalls.append)
+    stall_message = watchdog._stall_message
 
     def slowly(message: str, waited: float) -> str:
         looks.set()
         assert come.wait(30)  # the shared folder is slow
-        return accuse(message, waited)
+        return stall_message(message, waited)
 
-    monkeypatch.setattr(watch, "_accuse", slowly)
-    with watch.waits("all_to_all"):
+    monkeypatch.setattr(watchdog, "_stall_message", slowly)
+    with watchdog.waiting("all_to_all"):
         assert looks.wait(30)
     come.set()
     monkeypatch.undo()
-    with watch.waits("barrier"):
+    with watchdog.waiting("barrier"):
         wait_for(lambda: bool(stalls))
-    watch.close()
+    watchdog.close()
     assert ["in barrier" in stall for stall in stalls] == [True]
 
 
 def test_waiting_shorter_than_the_deadline_is_no_stall(tmp_path: Path) -> None:
     stalls: list[str] = []
-    watch = Watch(tmp_path, World(rank=0, size=2), 0.5, stalled=stalls.append)
+    watchdog = Watchdog(tmp_path, World(rank=0, size=2), 0.5, on_stall=stalls.append)
     for _ in range(4):
-        with watch.waits("barrier"):
+        with watchdog.waiting("barrier"):
             time.sleep(0.2)
     assert stalls == []
-    with watch.waits("barrier"):
+    with watchdog.waiting("barrier"):
         wait_for(lambda: bool(stalls))
-    watch.close()
+    watchdog.close()
     assert "in barrier" in stalls[0]
     assert "rank 1 never reported" in stalls[0]

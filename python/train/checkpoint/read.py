@@ -1,0 +1,117 @@
+"""Checkpoints are read: the newest one that is whole on all ranks, or that of one step."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from headrace.comm.base import Collective
+from headrace.embeddings.checkpoint.dynamic import load_dynamic
+from headrace.embeddings.checkpoint.shards import load_shards
+from headrace.embeddings.checkpoint.tensors import load_tensors
+from headrace.errors import UserError
+from headrace.train.checkpoint.folders import list_steps, step_name
+from headrace.train.checkpoint.progress import Progress
+from headrace.train.checkpoint.record import DYNAMIC, EMBEDDINGS, RECORD, CheckpointRecord, Model
+from headrace.train.optim.dense import DenseOptimizer
+
+log = logging.getLogger("headrace.train")
+
+
+def restore(
+    folder: Path, model: Model, dense: DenseOptimizer, collective: Collective, *, config: str
+) -> Progress | None:
+    """Load the newest checkpoint that is whole on all ranks; None where there is none. Collective.
+
+    A damaged one is refused by name in the log and the one before is tried. After None, model and optimizer may hold
+    parts of a refused one: make them anew (that is so only where `list_steps` is not empty).
+
+    Raises:
+        UserError: the checkpoints belong to another configuration.
+    """
+    if collective.world.is_chief:
+        for leftover in folder.glob(".step-*.partial"):
+            shutil.rmtree(leftover, ignore_errors=True)
+    # The chief's list is everybody's: a listing of a shared file system may lag on another machine.
+    steps = _from_chief(list_steps(folder), collective)
+    for step in steps:
+        path = folder / step_name(step)
+        progress, problem = _try(path, model, dense, collective, config)
+        if progress is not None:
+            return progress
+        if isinstance(problem, _OtherConfig):
+            raise problem
+        if problem is not None:
+            log.warning("checkpoint %s is refused (%s); trying the one before", path.name, problem)
+    return None
+
+
+def restore_step(
+    folder: Path, step: int, model: Model, dense: DenseOptimizer, collective: Collective, *, config: str
+) -> None:
+    """Load the checkpoint of one step. Collective.
+
+    Raises:
+        UserError: it is damaged, here or on another rank.
+    """
+    path = folder / step_name(step)
+    progress, problem = _try(path, model, dense, collective, config)
+    if progress is None:
+        raise problem or UserError(f"checkpoint {path} cannot be read on another rank; see that rank's message")
+
+
+def _try(
+    path: Path, model: Model, dense: DenseOptimizer, collective: Collective, config: str
+) -> tuple[Progress | None, UserError | None]:
+    """Load a checkpoint: its progress where all ranks could; else None, and what this rank stumbled over, if it did."""
+    problem: UserError | None = None
+    progress = None
+    try:
+        progress = _load(path, model, dense, config)
+    except UserError as e:
+        problem = e
+    failures = torch.tensor([0.0 if problem is None else 1.0])
+    collective.all_reduce_sum([failures])
+    return (progress if float(failures) == 0 else None), problem
+
+
+class _OtherConfig(UserError):
+    pass
+
+
+def _from_chief(steps: list[int], collective: Collective) -> list[int]:
+    mine = torch.tensor(steps if collective.world.is_chief else [], dtype=torch.int64)
+    return [int(s) for s in collective.all_gather(mine)]
+
+
+def _load(path: Path, model: Model, dense: DenseOptimizer, config: str) -> Progress:
+    try:
+        record = CheckpointRecord.model_validate_json((path / RECORD).read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"{path / RECORD} is missing") from None
+    except ValidationError as e:
+        raise UserError(f"{path / RECORD} is damaged: {e.errors()[0]['msg']}") from None
+    if record.digest() != record.sha256:
+        raise UserError(f"{path / RECORD} is damaged: its contents do not match its checksum")
+    if record.config != config:
+        raise _OtherConfig(
+            f"{path} was written with another model, training or dataset configuration; "
+            f"delete {path.parent} to train from the start"
+        )
+    tensors = load_tensors(path, record.dense)
+    load_shards(model.embeddings, path / EMBEDDINGS, with_optimizer=True)
+    if model.dynamic is not None:
+        load_dynamic(model.dynamic, path / DYNAMIC, with_optimizer=True)
+    model.load_state_dict(_below("model/", tensors))
+    dense.load_state(_below("optimizer/", tensors))
+    return record.progress
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

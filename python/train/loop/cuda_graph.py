@@ -1,0 +1,114 @@
+"""The dense part's forward and backward pass as one CUDA graph.
+
+A graph launches all kernels of the dense part at once, with the memory and the shapes that it was captured with. So
+what goes in is copied into that memory, and a micro-batch of other shapes (the last of an uneven cut) is run as torch
+does. Lookups, whose shapes differ each time, stay outside: their gradient comes out of the graph.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from headrace.models.dlrm import DLRM, PendingLookups
+from headrace.train.loop.forward_backward import EagerForward, Forward
+from headrace.train.loop.prefetch import MicroBatch
+
+log = logging.getLogger("headrace.train")
+
+#: Captures what a function does, which runs some times meanwhile; returns what replays it.
+Capture = Callable[[Callable[[], None]], Callable[[], None]]
+
+
+class GraphedForward:
+    """The dense part as a graph, captured with the shapes of the first micro-batch, before any gradient is there.
+
+    Where it cannot be, or a micro-batch has other shapes, the log says why, once for each reason, and `EagerForward`
+    makes the pass.
+
+    Args:
+        model: on a GPU.
+        batch_size: rows of a step over all ranks.
+        capture: captures and returns the replay; default `capture_cuda`.
+    """
+
+    def __init__(self, model: DLRM, batch_size: int, capture: Capture | None = None) -> None:
+        self._model, self._eager = model, EagerForward(model, batch_size)
+        self._capture = capture or capture_cuda
+        self._replay: Callable[[], None] | None = None
+        self._reported: set[str] = set()
+        self._unsupported = ""
+        if model.config.dropout:
+            self._unsupported = "model.dropout draws anew in each step"
+        elif not model.features:
+            self._unsupported = "the model has no categorical features"
+
+    def __call__(self, batch: MicroBatch, lookups: PendingLookups) -> Forward:
+        if self._replay is None and not self._unsupported:
+            self._start(batch)
+        reason = self._unsupported or self._shape_mismatch(batch)
+        if reason or self._replay is None:
+            if reason not in self._reported:
+                self._reported.add(reason)
+                log.warning("train.cuda_graphs: the dense part runs without a graph: %s", reason)
+            return self._eager(batch, lookups)
+        lookups.planned.in_place = False  # the graph reads them in memory of its own
+        lookups.start()
+        vectors = self._model.vectors(lookups)
+        assert isinstance(vectors, Tensor)
+        with torch.no_grad():
+            self._continuous.copy_(batch.continuous)
+            self._labels.copy_(batch.labels)
+            self._vectors.copy_(vectors)
+        self._replay()
+        return Forward(self._loss, lambda: torch.autograd.backward(vectors, self._vectors.grad))
+
+    def _shape_mismatch(self, batch: MicroBatch) -> str:
+        rows, captured = len(batch.labels), len(self._labels)
+        return "" if rows == captured else f"a micro-batch of {rows} rows, captured were {captured}"
+
+    def _start(self, batch: MicroBatch) -> None:
+        device = self._model.device
+        self._continuous = torch.zeros(batch.continuous.shape, device=device)
+        self._labels = torch.zeros(batch.labels.shape, device=device)
+        shape = len(batch.labels), self._model.features, self._model.config.embedding_dim
+        self._vectors = torch.zeros(shape, device=device, requires_grad=True)
+        parameters = self._model.dense_parameters()
+        for p in parameters:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        try:
+            self._replay = self._capture(self._dense_part)
+        except RuntimeError as e:
+            self._unsupported = str(e).splitlines()[0]
+        for p in parameters:  # of what ran while it was captured
+            assert p.grad is not None
+            p.grad.zero_()
+
+    def _dense_part(self) -> None:
+        # Not in the captured memory at first, so that each run writes it anew; the parameters' are, and are added to.
+        self._vectors.grad = None
+        loss = self._eager.loss(self._model.dense(self._continuous, self._vectors), self._labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._loss = loss.detach()
+
+
+def capture_cuda(work: Callable[[], None]) -> Callable[[], None]:
+    """Capture a CUDA graph: three warm-up runs on a stream of their own first, in which libraries choose and allocate.
+
+    Other threads may use the device meanwhile: batches are on their way (headrace.train.loop.prefetch).
+    """
+    side, here = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(here)
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            work()
+    here.wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        work()
+    replay: Callable[[], None] = graph.replay
+    return replay

@@ -1,0 +1,97 @@
+"""What a rank returns to the driver, as JSON, and the errors that end a run."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from headrace.errors import UserError
+
+
+class Report(BaseModel):
+    """What the chief answers."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    #: Rows of an epoch, negatives included; rows of the evaluation splits.
+    rows: dict[str, int]
+    steps: int
+    steps_per_epoch: int
+    resumed_from_step: int
+    warm_start: str | None
+    metrics: dict[str, float | None]
+    curve: list[dict[str, float]]
+    evals: list[dict[str, float | None]]
+    #: The evaluated step whose weights the model has.
+    best_step: int
+    calibration_bins: list[dict[str, Any]]
+    #: By feature of raw ids: rows, waiting, load, admitted, evicted, hit_share (training), oov_share (valid), mib.
+    dynamic: dict[str, dict[str, float | None]] = Field(default_factory=dict)
+    #: By table in host memory with hot rows on GPUs: rows, share (that GPUs hold), lookups, hit_share.
+    cached: dict[str, dict[str, float | None]] = Field(default_factory=dict)
+    #: Seconds for which the chief's loop waited for data in this run.
+    data_wait_seconds: float
+    #: Profile mode: milliseconds of a step by part, and `step`, their sum.
+    profile: dict[str, float] = Field(default_factory=dict)
+    #: Seconds of each part of the start of the try that finished, and `total` (headrace.train.launch.startup).
+    startup_seconds: dict[str, float] = Field(default_factory=dict)
+    peak_memory_mib: dict[str, float] = Field(default_factory=dict)
+
+
+class RankError(BaseModel):
+    """What a rank that ends has to say to the user."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    rank: int
+    message: str
+    diverged_at: int | None = None
+    full_disk: bool = False
+
+    def error(self) -> UserError:
+        """As what the driver raises it."""
+        if self.diverged_at is not None:
+            return Diverged(self.message, self.diverged_at)
+        return DiskFull(self.message) if self.full_disk else UserError(self.message)
+
+
+class RankResult(BaseModel):
+    """How a rank ended, if it was not killed: one of the first four."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    report: Report | None = None
+    complaint: RankError | None = None
+    #: Asked to stop: after which step, of how many.
+    stopped: tuple[int, int] | None = None
+    #: Another rank was gone; what Horovod said of it.
+    lost: str = ""
+    #: When which part of the start was over (headrace.train.launch.startup).
+    marks: dict[str, float] = Field(default_factory=dict)
+
+
+class DiskFull(UserError):
+    """There is no room for what must be written. Another try may find some."""
+
+
+def is_full(e: OSError) -> bool:
+    """Whether it is for want of room: the disk is full, a quota or the largest size of a file is reached."""
+    return e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Diverged(UserError):
+    """The loss is no number any more at `step`."""
+
+    def __init__(self, message: str, step: int) -> None:
+        super().__init__(message)
+        self.step = step
+
+
+class Stopped(Exception):
+    """The ranks were asked to stop, and did so after `step` of `total` steps, with a checkpoint."""
+
+    def __init__(self, step: int, total: int) -> None:
+        super().__init__(f"stopped at step {step} of {total}")
+        self.step, self.total = step, total

@@ -1,0 +1,70 @@
+"""What is trained: the model, its sharded tables and its optimizers, as the run's settings ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.comm.base import Collective
+from headrace.comm.shared_memory import may_share
+from headrace.embeddings.dynamic.memory import bytes_beside
+from headrace.embeddings.dynamic.spec import dynamic_features, dynamic_specs
+from headrace.embeddings.planner.cost import Besides
+from headrace.embeddings.planner.search import plan_tables
+from headrace.embeddings.sharding.plan import Lookup, Plan, Table
+from headrace.models.dlrm import DLRM
+from headrace.schema import DatasetSchema
+from headrace.train.job import Job
+from headrace.train.optim.dense import DenseOptimizer
+from headrace.train.setup.device import free_gib, place
+from headrace.train.setup.popularity import sampled_popularity
+
+
+@dataclass
+class TrainState:
+    """The model with its embedding optimizer, and the dense part's optimizer."""
+
+    model: DLRM
+    dense: DenseOptimizer
+
+
+def build_state(job: Job, schema: DatasetSchema, collective: Collective) -> TrainState:
+    """A new model with its tables placed by the sharding plan, and its optimizers. Collective.
+
+    Raises:
+        UserError: no such device, no plan that fits, or settings that do not fit the dataset.
+    """
+    dataset, plans = job.ws.home / job.features.output("dataset").name, job.train.sharding.kind == "auto"
+    popularity = sampled_popularity(dataset, schema) if plans and collective.world.size > 1 else None
+
+    raw = dynamic_features(schema)
+    beside = bytes_beside(
+        dynamic_specs(schema, job.model.embedding_dim, job.train.embeddings) if raw else (),
+        [f.length for f in raw],
+        job.train.batch_size,
+        collective.world.size,
+        job.train.embeddings.kind,
+        1 + job.train.background_checkpoints,
+    )
+    shares_memory = job.train.device == "cpu" and may_share(collective.world)
+    device, settings = place(job.train.device, collective.world), job.train.sharding
+    if device.type == "cuda" and settings.memory_gib is None:
+        settings = settings.model_copy(update={"memory_gib": free_gib(device, collective)})
+
+    def make_plan(tables: Sequence[Table], lookups: Sequence[Lookup], world_size: int) -> Plan:
+        return plan_tables(
+            tables,
+            lookups,
+            world_size,
+            batch_size=job.train.batch_size,
+            optimizer=job.train.embeddings.kind,
+            settings=settings,
+            popularity=popularity,
+            card=device.type == "cuda",
+            besides=Besides(beside, shares_memory, job.train.background_checkpoints),
+        ).plan
+
+    model = DLRM(schema, job.model, collective, job.train.seed, make_plan, job.train.embeddings, device)
+    model.precision = job.train.precision
+    model.configure_optimizer(job.train.embeddings)
+    return TrainState(model, DenseOptimizer(model.dense_parameters(), job.train.dense, collective))
