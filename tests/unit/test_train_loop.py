@@ -265,6 +265,21 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(
     assert_same_weights(job, undisturbed[0])
 
 
+def test_a_damaged_newer_checkpoint_costs_no_good_one(
+    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report]
+) -> None:
+    """One checkpoint is kept: the newest whole one, not a damaged one of a later step."""
+    job = job_of(home, features, "damaged-newer", TRAIN.model_copy(update={"keep": 1, "max_steps": 35}))
+    shutil.copytree(undisturbed[0].checkpoints, job.checkpoints)
+    shutil.rmtree(job.checkpoints / "step-00000035")
+    damaged = job.checkpoints / "step-00000040" / "checkpoint.json"
+    damaged.write_text(damaged.read_text()[:-2])
+    with pytest.raises(_Stopped):
+        train_local(job, _stop_at(12))
+    assert list_steps(job.checkpoints) == [10]
+    assert train_local(job).resumed_from_step == 10
+
+
 def test_without_any_whole_checkpoint_it_starts_anew(
     home: Workspace, features: Manifest, undisturbed: tuple[Job, Report]
 ) -> None:

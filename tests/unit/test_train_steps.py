@@ -105,6 +105,14 @@ def test_the_journal_has_rates_losses_and_evaluations(undisturbed: tuple[Job, Re
     assert [f["auc"] for f in journal_of(job, "eval")] == [e["auc"] for e in report.evals]
 
 
+def test_each_evaluation_is_reported_once(make_job: Callable[..., Job]) -> None:
+    events: list[ProgressEvent] = []
+    report = train_local(make_job("events", TRAIN.model_copy(update={"eval_steps": 15})), events.append)
+    evaluated = [e for e in events if e.phase == "evaluated"]
+    assert [e.step for e in evaluated] == [e["step"] for e in report.evals] == [15, 20, 30, 40]
+    assert [(e.metrics or {})["auc"] for e in evaluated] == [e["auc"] for e in report.evals]
+
+
 def test_small_rates_change_little(make_job: Callable[..., Job]) -> None:
     """The rates of the schedule are those that are used: with a warm-up that does not end, nothing moves."""
     still = Schedule(warmup_steps=10**9)

@@ -83,7 +83,6 @@ class ProgressReporter(Callback):
     def on_evaluation_end(self, step: int, epoch: int, metrics: Mapping[str, float | None]) -> None:
         event = ProgressEvent(phase="evaluated", step=step, total=self._total_steps, epoch=epoch, metrics=dict(metrics))
         self._on_progress(event)
-        self._on_progress(event)
 
 
 def show(event: ProgressEvent) -> str:

@@ -84,7 +84,7 @@ class CheckpointWriter:
             self.finish()
 
     def finish(self) -> None:
-        """Wait for what was begun, and make it visible; then remove all but the newest.
+        """Wait for what was begun, and make it visible; then remove all but the newest up to it.
 
         Raises:
             OSError: this rank could not write (and whatever else stopped it).
@@ -110,9 +110,12 @@ class CheckpointWriter:
                 local(pending.partial / RECORD).put_text(record.model_dump_json() + "\n")
                 self._check_fence()
         if self._collective.world.is_chief:
-            for old in list_steps(self._folder)[self._keep :]:
-                if old != pending.keep_step:
-                    shutil.rmtree(self._folder / step_name(old))
+            step, steps = pending.progress.step, list_steps(self._folder)
+            # Those of later steps were refused when the run resumed: they are damaged, and count for nothing.
+            kept = {*[s for s in steps if s <= step][: self._keep], pending.keep_step}
+            for other in steps:
+                if other not in kept:
+                    shutil.rmtree(self._folder / step_name(other))
 
 
 @dataclass

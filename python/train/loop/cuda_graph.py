@@ -33,11 +33,12 @@ class GraphedForward:
         model: on a GPU.
         batch_size: rows of a step over all ranks.
         capture: captures and returns the replay; default `capture_cuda`.
+        accumulate: micro-batches of a step.
     """
 
-    def __init__(self, model: DLRM, batch_size: int, capture: Capture | None = None) -> None:
+    def __init__(self, model: DLRM, batch_size: int, capture: Capture | None = None, *, accumulate: int = 1) -> None:
         self._model, self._eager = model, EagerForward(model, batch_size)
-        self._capture = capture or capture_cuda
+        self._capture, self._accumulates = capture or capture_cuda, accumulate > 1
         self._replay: Callable[[], None] | None = None
         self._reported: set[str] = set()
         self._unsupported = ""
@@ -64,7 +65,12 @@ class GraphedForward:
             self._labels.copy_(batch.labels)
             self._vectors.copy_(vectors)
         self._replay()
-        return Forward(self._loss, lambda: torch.autograd.backward(vectors, self._vectors.grad))
+        return Forward(self._loss, lambda: torch.autograd.backward(vectors, self._gradient()))
+
+    def _gradient(self) -> Tensor | None:
+        """The vectors' gradient. Tables keep it as it is until the step, which may come after further replays."""
+        grad = self._vectors.grad
+        return grad.clone() if grad is not None and self._accumulates else grad
 
     def _shape_mismatch(self, batch: MicroBatch) -> str:
         rows, captured = len(batch.labels), len(self._labels)

@@ -68,8 +68,11 @@ class Trainer:
         model, train, world = state.model, job.train, collective.world
         batches = micro_batches(prefetch_to_device(source, model.device), train.accumulate)
         self.lookups = LookupPipeline(model, batches, self._callbacks, world.local_size < world.size)
-        kind = GraphedForward if train.cuda_graphs else EagerForward
-        self._forward: ForwardBackward = kind(model, train.batch_size)
+        self._forward: ForwardBackward = (
+            GraphedForward(model, train.batch_size, accumulate=train.accumulate)
+            if train.cuda_graphs
+            else EagerForward(model, train.batch_size)
+        )
         self._writer = CheckpointWriter(
             job.checkpoints,
             collective,
