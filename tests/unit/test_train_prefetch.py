@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headrace.dataset.loader.batch import Batch
-from headrace.train.loop.prefetch import prefetch_to_device
+from headrace.train.loop.prefetch import MicroBatch, prefetch_to_device
 
 
 def batches(n: int, log: list[str]) -> Iterator[Batch]:
@@ -20,20 +21,17 @@ def batches(n: int, log: list[str]) -> Iterator[Batch]:
 
 
 class Slow:
-    """A device that a tensor reaches only when it is received."""
+    """A device that a batch reaches only when it is received."""
 
     def __init__(self, log: list[str]) -> None:
         self._log = log
-        self._waiting: dict[int, Tensor] = {}
 
-    def send(self, x: Tensor) -> Tensor:
-        there = torch.full_like(x, -1)
-        self._waiting[id(there)] = x
-        self._log.append(f"send {int(x.flatten()[0])}")
-        return there
+    def send(self, batch: MicroBatch) -> MicroBatch:
+        self._log.append(f"send {int(batch.labels[0])}")
+        return batch
 
-    def receive(self, x: Tensor) -> Tensor:
-        return x.copy_(self._waiting.pop(id(x)))
+    def receive(self, sent: MicroBatch) -> MicroBatch:
+        return sent
 
 
 def test_on_the_cpu_tensors_are_the_batches() -> None:
@@ -58,6 +56,61 @@ def test_a_batch_is_under_way_while_the_one_before_is_used(n: int) -> None:
         assert log.index(f"send {i + 1}") < log.index(f"use {i}") < log.index(f"use {i + 1}")
         if i + 2 < n:  # no more than one ahead
             assert log.index(f"use {i}") < log.index(f"load {i + 2}")
+
+
+class Stream:
+    """In the place of a CUDA stream: what is queued on it, in order."""
+
+    current: Stream
+
+    def __init__(self, device: object = None) -> None:
+        self.queue: list[str] = []
+
+    def record_event(self) -> tuple[Stream, int]:
+        return self, len(self.queue)
+
+    def wait_event(self, event: tuple[Stream, int]) -> None:
+        self.queue.append("wait for " + ", ".join(event[0].queue[: event[1]]))
+
+    def wait_stream(self, other: Stream) -> None:
+        self.wait_event(other.record_event())
+
+
+def test_only_the_batch_that_is_used_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the one behind it, which is sent before; and all of it comes from pinned memory."""
+    computing, pinned = Stream(), set()
+
+    @contextmanager
+    def on(stream: Stream) -> Iterator[None]:
+        before, Stream.current = Stream.current, stream
+        yield
+        Stream.current = before
+
+    def pin(x: Tensor) -> Tensor:
+        copy = x.clone()
+        pinned.add(copy.data_ptr())
+        return copy
+
+    def to(x: Tensor, device: object, non_blocking: bool = False) -> Tensor:
+        assert x.data_ptr() in pinned
+        assert non_blocking
+        Stream.current.queue.append(f"copy {int(x.flatten()[0])}")
+        return x
+
+    Stream.current = computing
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: computing)
+    monkeypatch.setattr(Tensor, "pin_memory", pin)
+    monkeypatch.setattr(Tensor, "to", to)
+    monkeypatch.setattr(Tensor, "record_stream", lambda x, stream: None)
+    for i, batch in enumerate(prefetch_to_device(batches(3, []), torch.device("cuda"))):
+        assert batch.codes.data_ptr() in pinned
+        assert batch.labels.tolist() == [i] * 5
+        computing.queue.append(f"use {i}")
+    waits = [w for w in computing.queue if w.startswith("wait")]
+    copies = ["copy 0, copy 0", "copy 0, copy 0, copy 1, copy 1", "copy 0, copy 0, copy 1, copy 1, copy 2, copy 2"]
+    assert waits == [f"wait for {c}" for c in copies]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

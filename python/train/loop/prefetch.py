@@ -1,14 +1,14 @@
 """Batches as tensors where the dense part computes.
 
 On a GPU a batch goes through pinned memory, which the device reads by itself, on a stream of its own: it is sent while
-the step before computes, and only what is not there yet is waited for. Codes are brought there by the lookup.
+the step before computes, and it alone is waited for. Codes are pinned too; the lookup brings them to the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,35 +30,40 @@ class MicroBatch:
 
 
 class DeviceCopy(Protocol):
-    """How tensors come to a device."""
+    """How batches come to a device."""
 
-    def send(self, x: Tensor) -> Tensor:
-        """Begin to copy: the tensor on the device, which may not be there yet."""
+    def send(self, batch: MicroBatch) -> Any:
+        """Begin to copy."""
 
-    def receive(self, x: Tensor) -> Tensor:
-        """What was sent, for use by what is queued on the device from now on."""
+    def receive(self, sent: Any) -> MicroBatch:
+        """What `send` began, for use by what is queued on the device from now on."""
 
 
 class CudaCopy:
-    """A CUDA stream beside the one that computes.
+    """A CUDA stream beside the one that computes; codes stay on the host, pinned, for the lookup to bring.
 
-    torch's allocators of pinned and of device memory know from `pin_memory`'s copy and from `record_stream` when a
-    block is no longer in use, and give it out again; so nothing here waits on the host.
+    torch's allocators of pinned and of device memory know from their copies and from `record_stream` when a block is no
+    longer in use, and give it out again; so nothing here waits on the host.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def send(self, x: Tensor) -> Tensor:
+    def send(self, batch: MicroBatch) -> tuple[MicroBatch, torch.cuda.Event]:
+        pinned = MicroBatch(batch.continuous.pin_memory(), batch.codes.pin_memory(), batch.labels.pin_memory())
         with torch.cuda.stream(self._stream):
-            return x.pin_memory().to(self._device, non_blocking=True)
+            continuous = pinned.continuous.to(self._device, non_blocking=True)
+            labels = pinned.labels.to(self._device, non_blocking=True)
+            return MicroBatch(continuous, pinned.codes, labels), self._stream.record_event()
 
-    def receive(self, x: Tensor) -> Tensor:
+    def receive(self, sent: tuple[MicroBatch, torch.cuda.Event]) -> MicroBatch:
+        batch, copied = sent
         computing = torch.cuda.current_stream(self._device)
-        computing.wait_stream(self._stream)
-        x.record_stream(computing)
-        return x
+        computing.wait_event(copied)  # not for the stream: the next batch is on it already
+        for x in (batch.continuous, batch.labels):
+            x.record_stream(computing)
+        return batch
 
 
 def prefetch_to_device(
@@ -77,15 +82,10 @@ def prefetch_to_device(
     if copy is None:
         yield from tensors
         return
-    sent: MicroBatch | None = None
+    sent = None
     for batch in tensors:
-        copying = MicroBatch(copy.send(batch.continuous), batch.codes, copy.send(batch.labels))
-        if sent is not None:
-            yield _received(sent, copy)
-        sent = copying
+        previous, sent = sent, copy.send(batch)
+        if previous is not None:
+            yield copy.receive(previous)
     if sent is not None:
-        yield _received(sent, copy)
-
-
-def _received(batch: MicroBatch, copy: DeviceCopy) -> MicroBatch:
-    return MicroBatch(copy.receive(batch.continuous), batch.codes, copy.receive(batch.labels))
+        yield copy.receive(sent)
