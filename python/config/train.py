@@ -162,7 +162,8 @@ class Train(Section):
     #: float32 with 10 bits of mantissa; weights, embeddings, their gradients and the loss stay fp32, as do evaluation
     #: and scores.
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
-    #: Where tables and dense part are: with `cuda` each rank has the GPU of its number on its machine.
+    #: Where tables and dense part are: with `cuda` each rank has the GPU that Spark assigned to its task
+    #: (`spark.task.resource.gpu.amount`), else that of its number on its machine.
     device: Literal["cpu", "cuda"] = "cpu"
     #: With `device: cuda`: launch the dense part's forward and backward pass as one CUDA graph.
     cuda_graphs: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -199,6 +200,33 @@ print(rank_main(Path(sys.argv[1]).read_text()))
 slow = {"torch._dynamo", "sympy", "triton", "torch.distributed.fsdp", "mlflow", "optuna"}
 print(slow & sys.modules.keys(), file=sys.stderr)
 """
+
+
+ASSIGNED = """
+import os, sys
+from pathlib import Path
+from horovod.spark.task import task_info
+from pyspark.resource import ResourceInformation
+from headrace.train.launch.worker import rank_main
+
+task_info.set_resources({"gpu": ResourceInformation("gpu", ["5", "6"])})  # as Horovod does for the rank's Spark task
+rank_main(Path(sys.argv[1]).read_text())
+print(os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"])
+"""
+
+
+def test_a_rank_computes_on_the_gpu_that_spark_assigned_to_its_task(job: Job, tmp_path: Path) -> None:
+    job = job.model_copy(update={"train": job.train.model_copy(update={"device": "cuda"})})
+    (tmp_path / "job.json").write_text(job.model_dump_json())
+    environ = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+    done = subprocess.run(
+        [sys.executable, "-c", ASSIGNED, str(tmp_path / "job.json")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environ,
+    )
+    assert done.stdout == "5 PCI_BUS_ID\n", done.stderr
 
 
 def test_a_rank_that_finds_no_room_says_so(job: Job, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 
 from headrace.errors import UserError
@@ -27,6 +28,11 @@ def rank_main(job_json: str) -> str:
     threads = job.threads or max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("HOROVOD_LOCAL_SIZE", "1")))
     # Read by the libraries when they are first imported.
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
+
+    if job.train.device == "cuda":
+        from horovod.spark.task import get_available_devices
+
+        _show_assigned_gpu(get_available_devices())
 
     import horovod.torch as hvd
     import pyarrow as pa
@@ -88,3 +94,13 @@ def rank_main(job_json: str) -> str:
     if "train" in watchdog.began:
         marks["model"] = watchdog.began["train"]
     return result.model_copy(update={"marks": marks}).model_dump_json()
+
+
+def _show_assigned_gpu(addresses: Sequence[str]) -> None:
+    """Let CUDA see the first GPU that Spark assigned to this rank's task, and no other.
+
+    Addresses are as Spark's discovery script lists them: numbers in the order of nvidia-smi, or UUIDs. Without any
+    (`spark.task.resource.gpu.amount` is not set) ranks take their machine's GPUs in order: headrace.train.setup.device.
+    """
+    if addresses:
+        os.environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": addresses[0]}

@@ -10,9 +10,10 @@ from headrace.world import World
 
 
 def place(kind: str, world: World) -> torch.device:
-    """The device of this rank, made the thread's current one: `cpu`, or the GPU of its number on its machine.
+    """The device of this rank, made the thread's current one: `cpu`, or a GPU.
 
-    Where the cluster shows a rank its own GPU alone (CUDA_VISIBLE_DEVICES), that one.
+    The one GPU that this process sees: the one that Spark assigned to its task (headrace.train.launch.worker), or that
+    the cluster's CUDA_VISIBLE_DEVICES names. Where it sees several, that of its number on its machine.
 
     Raises:
         UserError: there is no GPU, or fewer than there are ranks on this machine.
@@ -29,7 +30,7 @@ def place(kind: str, world: World) -> torch.device:
             f"train.device is cuda: {world.local_size} ranks on a machine with {count} GPUs. Set train.ranks so that "
             f"each has one"
         )
-    device = torch.device("cuda", world.local_rank % count)
+    device = torch.device("cuda", world.local_rank if count > 1 else 0)
     torch.cuda.set_device(device)
     return device
 
