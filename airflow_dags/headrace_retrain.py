@@ -1,12 +1,12 @@
-"""Every day: the day's landing files into the lake, features, and a model trained on from yesterday's."""
+"""Every day: the day's landing files into the lake, features, a model trained on from yesterday's; then its scores."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
 import pendulum
-from airflow.sdk import DAG, CronDataIntervalTimetable
-from headrace_wiring import DEFAULT_ARGS, MACROS, MODEL, HeadraceJob, params
+from airflow.sdk import DAG, CronDataIntervalTimetable, chain
+from headrace_wiring import DEFAULT_ARGS, jobs, params, score_this_day
 
 with DAG(
     dag_id="headrace_retrain",
@@ -16,18 +16,9 @@ with DAG(
     start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
     catchup=False,
     max_active_runs=1,
-    dagrun_timeout=timedelta(hours=12),
+    dagrun_timeout=timedelta(hours=20),
     default_args=DEFAULT_ARGS,
     params=params(),
-    user_defined_macros=MACROS,
     tags=["headrace"],
 ):
-    # One after another: a pipeline has one writer at a time. The baseline comes before the model because the model's
-    # task is what tells the scoring DAG to start, and scoring may take the better of the two (`score.model: best`).
-    (
-        HeadraceJob(stage="ingest")
-        >> HeadraceJob(stage="features")
-        >> HeadraceJob(stage="drift", hours=0.5)
-        >> HeadraceJob(stage="baseline")
-        >> HeadraceJob(stage="train", hours=6, outlets=[MODEL])
-    )
+    chain(*jobs("headrace_retrain"), score_this_day())

@@ -18,7 +18,7 @@ from bench.report import Figure, publish
 from headrace.config import load_spec
 from headrace.generate import days_between
 from headrace.manifest import Manifest
-from headrace.stage import ORDER
+from headrace.stages import ORDER
 from headrace.workspace import Workspace
 
 DAYS = 8

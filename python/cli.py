@@ -11,7 +11,8 @@ import typer
 from typer.core import TyperGroup
 
 from headrace import __version__
-from headrace.errors import EXIT_USER_ERROR, UserError
+from headrace.errors import UserError
+from headrace.stages import ORDER, STAGES
 from headrace.storage import local, local_folder
 from headrace.workspace import Workspace
 
@@ -24,7 +25,7 @@ class _Group(TyperGroup):
             return super().invoke(ctx)
         except UserError as e:
             typer.echo(f"error: {e}", err=True)
-            raise typer.Exit(EXIT_USER_ERROR) from None
+            raise typer.Exit(e.exit_code) from None
         except KeyboardInterrupt as e:
             typer.echo("\nstopped. Finished stages are kept: the same command goes on from here.", err=True)
             raise typer.Exit(128 + getattr(e, "signum", 2)) from None
@@ -35,9 +36,9 @@ class _Root(_Group):
 
     def list_commands(self, ctx: Any) -> list[str]:
         names = super().list_commands(ctx)
-        first = min(names.index(s) for s in _STAGES)
-        others = [n for n in names if n not in _STAGES]
-        return [*others[:first], *_STAGES, *others[first:]]
+        first = min(names.index(s) for s in ORDER)
+        others = [n for n in names if n not in ORDER]
+        return [*others[:first], *ORDER, *others[first:]]
 
 
 class _Stage(_Group):
@@ -164,13 +165,13 @@ def generate(
 def run(
     pipeline: Pipeline,
     ds: Ds = None,
-    first: Annotated[str, typer.Option("--from", help="The first stage.", metavar="STAGE")] = "ingest",
-    last: Annotated[str, typer.Option("--to", help="The last stage.", metavar="STAGE")] = "report",
+    first: Annotated[str, typer.Option("--from", help="The first stage.", metavar="STAGE")] = ORDER[0],
+    last: Annotated[str, typer.Option("--to", help="The last stage.", metavar="STAGE")] = ORDER[-1],
     overlays: Overlays = None,
     sets: Sets = None,
     home: Home = VAR,
 ) -> None:
-    """Bring a day up to date: ingest, features, drift, train, baseline, score, publish, report.
+    """Bring a day up to date, stage by stage.
 
     Each stage is a Spark application of its own. One that is done with the same inputs is left alone, so a run that
     was stopped goes on with the same command, and a second run changes nothing.
@@ -178,19 +179,6 @@ def run(
     from headrace.commands.run import run as verb
 
     raise typer.Exit(verb(pipeline, Workspace(home), ds, _overrides(overlays, sets), first, last))
-
-
-#: Verb -> what it says of itself.
-_STAGES = {
-    "ingest": "Load the day's landing files into the lake's Delta table; bad rows go to quarantine with a reason.",
-    "features": "Fit the features on the training days and write the day's dataset.",
-    "drift": "Compare the newest rows with the training range, column by column; over a limit, warn or stop the day.",
-    "train": "Train the model with sharded embeddings on Horovod's ranks, evaluate it, register it.",
-    "baseline": "Train XGBoost on the same dataset and split.",
-    "score": "Score users x candidate items with the registered model and keep the best for each user.",
-    "publish": "Write the day's scores to staging, audit them, publish them to the warehouse.",
-    "report": "Write one HTML page about the day.",
-}
 
 
 def _stage_verb(stage: str) -> Callable[..., None]:
@@ -202,7 +190,7 @@ def _stage_verb(stage: str) -> Callable[..., None]:
     return verb
 
 
-for _name, _help in _STAGES.items():
+for _name, _help in ((entry.name, entry.help) for entry in STAGES.values()):
     if _name == "features":
         continue  # below
     app.command(
@@ -216,14 +204,14 @@ for _name, _help in _STAGES.items():
 features_app = typer.Typer(
     cls=_Stage,
     no_args_is_help=True,
-    help=f"{_STAGES['features']} `features PIPELINE` is `features build PIPELINE`.",
-    short_help=_STAGES["features"],
+    help=f"{STAGES['features'].help} `features PIPELINE` is `features build PIPELINE`.",
+    short_help=STAGES["features"].help,
     epilog=_examples("headrace features clicks --ds 2026-01-08", "headrace features explain clicks"),
 )
 app.add_typer(features_app, name="features", rich_help_panel="Stages, in the day's order")
 features_app.command(
     "build",
-    help=f"{_STAGES['features']} The same as `run --from features --to features`.",
+    help=f"{STAGES['features'].help} The same as `run --from features --to features`.",
     epilog=_examples("headrace features build clicks --ds 2026-01-08"),
 )(_stage_verb("features"))
 

@@ -5,6 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+EXIT_DONE = 0
+EXIT_FAILURE = 1
+EXIT_USER_ERROR = 2
+#: `EX_UNAVAILABLE` of sysexits.h.
+EXIT_BUSY = 69
+
 
 class UserError(Exception):
     """Wrong input, configuration or environment: shown as one message, never as a stack trace; exit code 2.
@@ -12,10 +18,13 @@ class UserError(Exception):
     The message says what is wrong, where (file, column, key, row count), and what to do about it.
     """
 
+    exit_code = EXIT_USER_ERROR
 
-EXIT_DONE = 0
-EXIT_FAILURE = 1
-EXIT_USER_ERROR = 2
+
+class BusyError(UserError):
+    """Another process is at work on the same thing: nothing to mend, try later; exit code 69."""
+
+    exit_code = EXIT_BUSY
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:

@@ -10,16 +10,13 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from headrace.config import Spec
-from headrace.errors import UserError
+from headrace.errors import BusyError, UserError
 from headrace.manifest import Input, Manifest, Output, fingerprint
 from headrace.memory import peak_memory_mib
 from headrace.schema import DatasetSchema
 from headrace.storage import Lease
 from headrace.storage.lease import Held
 from headrace.workspace import Workspace
-
-#: The day, in order. A stage whose section the spec lacks is left out.
-ORDER = ("ingest", "features", "drift", "train", "baseline", "score", "publish", "report")
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class Result:
 
 
 class Stage(Protocol):
-    """One step of the day. Implementations are stateless."""
+    """One step of the day. Implementations are stateless, and listed in `headrace.stages`."""
 
     name: str
     #: Raise it when the meaning of the output changes: finished runs of older code are then run again.
@@ -59,10 +56,6 @@ class Stage(Protocol):
     @property
     def needs(self) -> tuple[str, ...]:
         """Stages whose manifests (same pipeline, same ds) must be there; those like `"x?"` may be missing."""
-        ...
-
-    def applies(self, spec: Spec) -> bool:
-        """Whether this pipeline has the stage at all."""
         ...
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
@@ -95,9 +88,9 @@ def run_stage(stage: Stage, spec: Spec, ws: Workspace, ds: str) -> Outcome:
     """Run one stage for one day unless its result is already there.
 
     Raises:
-        UserError: an upstream stage or an input is missing, or another run of this pipeline holds the lock.
+        UserError: an upstream stage or an input is missing, or (BusyError) another run of this pipeline holds the
+            lock.
     """
-    _refuse_absent(stage, spec)
     with run_lock(ws, spec.pipeline) as lease:
         ws.manifest(spec.pipeline, ds, stage.name).parent.discard_unfinished()
         look = _look(stage, spec, ws, ds)
@@ -134,7 +127,6 @@ def check_stage(stage: Stage, spec: Spec, ws: Workspace, ds: str, verify: bool =
     Raises:
         UserError: as `run_stage` would, but for the lock.
     """
-    _refuse_absent(stage, spec)
     return _look(stage, spec, ws, ds, verify).reason
 
 
@@ -172,11 +164,6 @@ def _look(stage: Stage, spec: Spec, ws: Workspace, ds: str, verify: bool = True)
     return _Look(ctx, inputs, spec_hash, manifest, _why_run(stage, ctx, manifest, verify))
 
 
-def _refuse_absent(stage: Stage, spec: Spec) -> None:
-    if not stage.applies(spec):
-        raise UserError(f"pipeline '{spec.pipeline}' has no '{stage.name}' section, so it has no such stage")
-
-
 def identity(manifest: Manifest) -> str:
     """A version of what a stage made: its key and its outputs' versions, so that a rerun with new data is new."""
     return fingerprint({"key": manifest.key, "outputs": [o.model_dump() for o in manifest.outputs]})
@@ -210,11 +197,11 @@ def run_lock(ws: Workspace, pipeline: str) -> Iterator[Lease]:
     """One writer per pipeline; the lease ends with its holder's process.
 
     Raises:
-        UserError: another process holds it.
+        BusyError: another process holds it.
     """
     with ExitStack() as stack:
         try:
             lease = stack.enter_context(ws.lock(pipeline).lease())
         except Held as e:
-            raise UserError(f"another run of pipeline '{pipeline}' is at work ({e}); wait for it or stop it") from None
+            raise BusyError(f"another run of pipeline '{pipeline}' is at work ({e}); wait for it or stop it") from None
         yield lease

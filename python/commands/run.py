@@ -10,8 +10,9 @@ from rich.markup import escape
 from headrace.commands import summary
 from headrace.commands.screen import out
 from headrace.config import Spec, load_spec, parse_ds
-from headrace.errors import EXIT_DONE, EXIT_FAILURE, EXIT_USER_ERROR, UserError
-from headrace.stage import ORDER, check_stage
+from headrace.errors import EXIT_BUSY, EXIT_DONE, EXIT_FAILURE, EXIT_USER_ERROR, UserError
+from headrace.stage import check_stage
+from headrace.stages import ORDER, STAGES
 from headrace.storage import Location
 from headrace.workspace import Workspace
 
@@ -61,13 +62,13 @@ def run(
     """
     spec, day = resolve(pipeline, ds, overrides)
     # Late: jobs bring the stages, and with them pyspark; a misspelt key should be told at once.
-    from headrace.jobs.stages import load_stage
+    from headrace.jobs.stages import load_stage, require_stage
     from headrace.jobs.submit import submit
 
     named = _between(first, last)
-    stages = [s for n in named if (s := load_stage(n)).applies(spec)]
+    stages = [load_stage(name) for name in named if STAGES[name].applies(spec)]
     if not stages:
-        raise UserError(f"pipeline '{spec.pipeline}' has no '{named[0]}' section, so it has no such stage")
+        require_stage(spec, named[0])
     states: dict[str, str] = {}
     for number, stage in enumerate(stages, 1):
         place = f"[{number}/{len(stages)}] {stage.name}"
@@ -80,7 +81,7 @@ def run(
         code = submit(stage.name, pipeline, spec, ws, day, overrides)
         if code != EXIT_DONE:
             _explain_failure(stage.name, code, ws.log(spec.pipeline, day, stage.name))
-            return EXIT_USER_ERROR if code == EXIT_USER_ERROR else EXIT_FAILURE
+            return code if code in (EXIT_USER_ERROR, EXIT_BUSY) else EXIT_FAILURE
         states[stage.name] = "done"
     if finale:
         summary.show(spec, ws, day, states)
@@ -102,7 +103,7 @@ def _between(first: str, last: str) -> tuple[str, ...]:
 
 
 def _explain_failure(stage: str, code: int, log: Location) -> None:
-    how = "see the message above" if code == EXIT_USER_ERROR else f"exit code {code}"
+    how = "see the message above" if code in (EXIT_USER_ERROR, EXIT_BUSY) else f"exit code {code}"
     if code == 128 + signal.SIGTERM:
         how = "it was asked to stop"
     elif code > 128:

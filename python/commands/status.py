@@ -14,7 +14,8 @@ from headrace.config import Spec, load_spec, parse_ds
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.monitor import facts
-from headrace.stage import ORDER, Stage, check_stage, identity
+from headrace.stage import Stage, check_stage, identity
+from headrace.stages import ORDER, STAGES
 from headrace.storage import Location
 from headrace.workspace import Workspace, pipeline_file
 
@@ -90,9 +91,9 @@ def _state(
         return "done", ""
     from headrace.jobs.stages import load_stage
 
-    stage: Stage = load_stage(name)
-    if not stage.applies(spec):
+    if not STAGES[name].applies(spec):
         return None, ""
+    stage: Stage = load_stage(name)
     if manifest is None:
         return "missing", ""
     try:

@@ -9,20 +9,10 @@ from headrace.config import Spec
 from headrace.manifest import Manifest
 from headrace.monitor import facts
 from headrace.monitor.stage import read_truth
-from headrace.stage import ORDER
+from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace
 
 _SAMPLE_ROWS = 10
-#: The counts that say most about a stage, in this order.
-_TELLING = {
-    "ingest": ("kept", "quarantined"),
-    "features": ("train", "valid", "rank"),
-    "drift": ("columns", "over_limit"),
-    "train": ("train", "valid"),
-    "baseline": ("train", "valid"),
-    "score": ("scores", "users"),
-    "publish": ("published",),
-}
 
 
 def manifests_of(ws: Workspace, pipeline: str, ds: str) -> dict[str, Manifest]:
@@ -52,7 +42,7 @@ def telling_rows(manifest: Manifest | None) -> str:
     """The counts that say most about what a stage made."""
     if manifest is None or not manifest.rows:
         return "–"
-    names = [n for n in _TELLING.get(manifest.stage, ()) if n in manifest.rows] or list(manifest.rows)[:2]
+    names = [n for n in STAGES[manifest.stage].counts if n in manifest.rows] or list(manifest.rows)[:2]
     return ", ".join(f"{manifest.rows[n]:,} {n}" for n in names)
 
 

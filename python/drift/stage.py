@@ -18,7 +18,7 @@ from headrace.drift.psi import ks, psi
 from headrace.errors import UserError, nearest
 from headrace.lake.delta.log import DeltaLog
 from headrace.manifest import Input, Manifest, Output
-from headrace.stage import Context, Result
+from headrace.stage import Context, Result, Stage
 
 log = logging.getLogger("headrace.monitor")
 
@@ -26,15 +26,12 @@ log = logging.getLogger("headrace.monitor")
 BEFORE, NOW = "train", "valid"
 
 
-class JudgeDrift:
+class JudgeDrift(Stage):
     """Compare the split `valid` (the newest days) with `train`; warn, or stop the day before anything is trained."""
 
     name = "drift"
     version = 1
     needs: tuple[str, ...] = ("features",)
-
-    def applies(self, spec: Spec) -> bool:
-        return spec.drift is not None
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
         """The limits. What is counted belongs to the features stage."""

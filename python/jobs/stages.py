@@ -1,48 +1,39 @@
-"""The stages by name. Each is imported when asked for, so that whoever needs one does not pay for all."""
+"""Stages by name. Each is imported when asked for, so that whoever needs one does not pay for all."""
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import cast
+
+from headrace.config import Spec
+from headrace.errors import UserError
 from headrace.stage import Stage
+from headrace.stages import STAGES
 
 
 def load_stage(name: str) -> Stage:
-    """The stage of that name (one of `headrace.stage.ORDER`).
+    """The stage of that name (one of `headrace.stages.ORDER`).
 
     Raises:
         KeyError: there is none.
     """
-    match name:
-        case "ingest":
-            from headrace.lake.ingest.stage import Ingest
+    module, _, factory = STAGES[name].implementation.partition(":")
+    return cast(Stage, getattr(import_module(module), factory)())
 
-            return Ingest()
-        case "features":
-            from headrace.drift.count_day import count_day
-            from headrace.features.build.stage import BuildFeatures
 
-            return BuildFeatures(count_day)
-        case "drift":
-            from headrace.drift.stage import JudgeDrift
+def features_stage() -> Stage:
+    """The stage `features` with the counts of its columns that the stage `drift` judges."""
+    from headrace.drift.count_day import count_day
+    from headrace.features.build.stage import BuildFeatures
 
-            return JudgeDrift()
-        case "train":
-            from headrace.train.stage import Train
+    return BuildFeatures(count_day)
 
-            return Train()
-        case "baseline":
-            from headrace.train.baseline.stage import TrainBaseline
 
-            return TrainBaseline()
-        case "score":
-            from headrace.score.stage import ScoreCandidates
+def require_stage(spec: Spec, name: str) -> None:
+    """See that a pipeline has a stage.
 
-            return ScoreCandidates()
-        case "publish":
-            from headrace.publish.stage import Publish
-
-            return Publish()
-        case "report":
-            from headrace.monitor.stage import Report
-
-            return Report()
-    raise KeyError(name)
+    Raises:
+        UserError: it has not.
+    """
+    if not STAGES[name].applies(spec):
+        raise UserError(f"pipeline '{spec.pipeline}' has no '{STAGES[name].section}' section, so it has no such stage")

@@ -1,4 +1,4 @@
-"""Runs a stage as an application of its own: `spark-submit` of its job file, output live and in a log.
+"""Runs a stage as an application of its own: `spark-submit run_stage.py`, output live and in a log.
 
 The applications are separate because each stage wants the machine's memory for itself, and because a stage that is
 killed must not take the others with it. `spark-submit` is that of the installed pyspark package.
@@ -23,14 +23,15 @@ from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from headrace.config import LOOPBACK, Spark, Spec
 from headrace.errors import UserError
+from headrace.stages import STAGES
 from headrace.storage import Location
 from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     import psutil
 
-#: Stages that open no Spark session: plain Python saves the JVM's start. Their job files run under spark-submit too.
-WITHOUT_SPARK = frozenset({"drift", "report"})
+#: The program of every stage.
+PROGRAM = Path(__file__).with_name("run_stage.py")
 
 #: What a stopped application gets to end by itself before it is killed.
 _GRACE_SECONDS = 10.0
@@ -55,11 +56,6 @@ class Stopped(KeyboardInterrupt):
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
         self.signum = signum
-
-
-def job_file(stage: str) -> Path:
-    """The program of a stage."""
-    return Path(__file__).with_name(f"{stage}.py")
 
 
 def spark_home() -> Path:
@@ -106,7 +102,7 @@ def command(
     """The command line of a stage: by spark-submit with `properties`, by this interpreter without.
 
     Args:
-        stage: one of headrace.stage.ORDER.
+        stage: one of headrace.stages.ORDER.
         pipeline: a shipped pipeline's name or a YAML file, as the user gave it.
         ds: the day.
         ws: the workspace.
@@ -117,10 +113,10 @@ def command(
     if properties is not None:
         launcher = [str(spark_home() / "bin" / "spark-submit"), "--properties-file", str(properties)]
         launcher += ["--name", f"headrace {stage} {ds}"]
-    arguments = [pipeline, "--ds", ds, "--home", str(ws.home)]
+    arguments = [stage, pipeline, "--ds", ds, "--home", str(ws.home)]
     for override in overrides:
         arguments += ["--set", override]
-    return [*launcher, str(job_file(stage)), *arguments]
+    return [*launcher, str(PROGRAM), *arguments]
 
 
 def environment(conf: Spark, base: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -154,14 +150,14 @@ def submit(
     the JVM's chatter. Progress that rewrites its line (carriage returns) is shown only where `echo` is a terminal.
 
     Returns:
-        Its exit code: 0 done or nothing to do, 2 user error, anything else a failure.
+        Its exit code: 0 done or nothing to do, 2 user error, 69 another run is at work, anything else a failure.
 
     Raises:
         KeyboardInterrupt: Ctrl-C (`Stopped`: SIGTERM, SIGHUP); the application and all that it started are gone.
         UserError: see `write_properties`.
     """
     properties = None
-    if stage not in WITHOUT_SPARK:
+    if STAGES[stage].spark:
         properties = properties_file(ws, spec.pipeline)
         write_properties(spec, ws, properties)
         (ws.spark_local / "local").make_dir()
@@ -302,7 +298,7 @@ def _is_job(process: psutil.Process) -> bool:
         words = process.cmdline()
     except psutil.Error:
         return False
-    return any(Path(word).parent == Path(__file__).parent for word in words if word.endswith(".py"))
+    return str(PROGRAM) in words
 
 
 def _signal_group(group: int, signum: int) -> None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from headrace.errors import UserError, nearest
 from headrace.manifest import Input, Manifest, Output
-from headrace.stage import ORDER, identity
+from headrace.stage import identity
+from headrace.stages import ORDER
 from headrace.workspace import Workspace
 
 #: (pipeline, ds, stage) -> manifest.

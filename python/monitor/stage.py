@@ -10,23 +10,20 @@ from typing import Any
 
 from headrace.config import Spec
 from headrace.manifest import Input, Manifest, Output
-from headrace.stage import Context, Result
+from headrace.stage import Context, Result, Stage
 from headrace.storage import Location
 from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.monitor")
 
 
-class Report:
+class Report(Stage):
     """One HTML page about the day: what ran, on what, how good it is, where it came from."""
 
     name = "report"
     #: Raise it when the page changes, so that days reported before get the new one when they are run again.
     version = 2
     needs: tuple[str, ...] = ("ingest?", "features?", "drift?", "train?", "baseline?", "score?", "publish?")
-
-    def applies(self, spec: Spec) -> bool:
-        return True
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
         """All of it: the page shows the settings."""

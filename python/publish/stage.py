@@ -15,7 +15,7 @@ from headrace.errors import UserError
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output
 from headrace.publish import audit, sample, staging, swap, tables, warehouse
-from headrace.stage import Context, Result
+from headrace.stage import Context, Result, Stage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,15 +25,12 @@ log = logging.getLogger("headrace.publish")
 _SAMPLE_ROWS = 10
 
 
-class Publish:
+class Publish(Stage):
     """Write, audit, publish: the day's scores to the warehouse."""
 
     name = "publish"
     version = 1
     needs: tuple[str, ...] = ("score",)
-
-    def applies(self, spec: Spec) -> bool:
-        return spec.publish is not None
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
         """Where the rows go and what they must pass. Not how we log in, nor an embedded server's port."""

@@ -32,7 +32,7 @@ from headrace.models.predictor import read_meta
 from headrace.score.blocks import SEEN, Job, score_batches
 from headrace.score.candidates import Active, events_output, seen
 from headrace.score.sides import Sides, check_columns, check_sides, context_scalars
-from headrace.stage import Context, Result
+from headrace.stage import Context, Result, Stage
 from headrace.storage import Location
 
 log = logging.getLogger("headrace.score")
@@ -54,16 +54,12 @@ class Chosen:
     facts: Mapping[str, Any]
 
 
-class ScoreCandidates:
+class ScoreCandidates(Stage):
     """Score active users x candidate items on Spark with the registered model; keep the top K of each user."""
 
     name = "score"
     version = 1
     needs: tuple[str, ...] = ("train", "features", "ingest", "baseline?")
-
-    def applies(self, spec: Spec) -> bool:
-        """Pipelines with a section `score`."""
-        return spec.score is not None
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
         """The section; columns, window and label are part of the upstream stages' keys."""

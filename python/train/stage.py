@@ -19,7 +19,7 @@ from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import read_meta
 from headrace.registry.versions import preload
-from headrace.stage import Context, Result
+from headrace.stage import Context, Result, Stage
 from headrace.storage import local
 from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.evaluation.metrics import show_metrics
@@ -31,15 +31,12 @@ from headrace.train.setup.warm_start import find_warm_start
 log = logging.getLogger("headrace.train")
 
 
-class Train:
+class Train(Stage):
     """Petastorm into Horovod on Spark: train the model with sharded embeddings, evaluate it, register it."""
 
     name = "train"
     version = 1
     needs = ("features",)
-
-    def applies(self, spec: Spec) -> bool:
-        return True
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
         train = spec.train.model_dump(mode="json", include={*FINGERPRINTED, "rank_group", "rank_k"})

@@ -15,16 +15,17 @@ import pytest
 import yaml
 
 from headrace.config import load_spec
-from headrace.jobs.submit import job_file, spark_home
+from headrace.jobs.submit import PROGRAM, spark_home
 from headrace.manifest import Manifest
 from headrace.publish import warehouse
+from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace, checkout, pipeline_file
 
 AIRFLOW = checkout() / ".venv-airflow" / "bin" / "python"
 DAGS = checkout() / "airflow_dags"
 DS = "2026-01-04"
-RETRAIN = ["ingest", "features", "drift", "baseline", "train"]
-SCORE = ["score", "publish", "report"]
+RETRAIN = [e.name for e in STAGES.values() if e.dag == "headrace_retrain"]
+SCORE = [e.name for e in STAGES.values() if e.dag == "headrace_score"]
 
 pytestmark = pytest.mark.skipif(not AIRFLOW.is_file(), reason="Airflow's environment is not here: run `make airflow`")
 
@@ -98,93 +99,121 @@ def test_what_the_dags_are(ask: Ask) -> None:
     assert seen["heavy"] == [], "a DAG file is read every few seconds: it must not import these"
     assert set(seen["dags"]) == {"headrace_retrain", "headrace_score"}
     retrain, score = seen["dags"]["headrace_retrain"], seen["dags"]["headrace_score"]
-    assert list(retrain["tasks"]) == RETRAIN
+    assert (*RETRAIN, *SCORE) == ORDER
+    assert list(retrain["tasks"]) == [*RETRAIN, "score_this_day"]
     assert list(score["tasks"]) == SCORE
-    for dag, stages in ((retrain, RETRAIN), (score, SCORE)):
+    for dag, stages, last in ((retrain, RETRAIN, "score_this_day"), (score, SCORE, None)):
         assert not dag["catchup"]
         assert dag["max_active_runs"] == 1
         assert dag["timeout"]
         assert dag["params"] == ["ds", "pipeline"]
-        for stage, after in zip(stages, [*stages[1:], None], strict=True):
+        for stage, after in zip(stages, [*stages[1:], last], strict=True):
             task = dag["tasks"][stage]
             assert task["submits"]
-            assert Path(task["application"]).samefile(job_file(stage))
+            assert Path(task["application"]).samefile(PROGRAM)
             assert task["downstream"] == ([after] if after else [])
             assert task["retries"] == 1
             assert task["trigger_rule"] == "none_failed"
             assert task["timeout"]
     assert "CronDataIntervalTimetable" in retrain["timetable"]
-    assert retrain["assets"] == []
-    # The scoring DAG runs on the asset that the last task of the retraining DAG, and no other task, emits.
-    emitted = {stage: task["outlets"] for stage, task in retrain["tasks"].items() if task["outlets"]}
-    assert emitted == {"train": score["assets"]}
-    assert len(score["assets"]) == 1
-    assert seen["newest_event"] == {"ds": "2026-01-10", "pipeline": "q"}
-    assert seen["no_event"] == {"ds": None, "pipeline": None}
+    assert score["timetable"] == "NullTimetable"
+    last = retrain["tasks"]["score_this_day"]
+    assert (last["triggers"], last["trigger_rule"]) == ("headrace_score", "none_failed")
 
 
 def test_what_is_submitted(ask: Ask, recorder: Path, tmp_path: Path) -> None:
+    """Three days of the retraining DAG, of two pipelines; and one of the scoring DAG."""
     home = tmp_path / "home with a blank"
-    env = {"HEADRACE_SPARK_SUBMIT": str(recorder), "HEADRACE_HOME": str(home), "AIRFLOW_CONN_OTHER": "http://:pw@x"}
-    # The second run is given its day and a pipeline without a baseline.
+    folder = tmp_path / "pipelines"
+    folder.mkdir()
+    # The other pipeline has no baseline.
     bare = yaml.safe_load(pipeline_file("clicks").read_text())
+    (folder / "clicks.yaml").write_text(yaml.safe_dump(bare))
     del bare["baseline"]
-    other = tmp_path / "bare.yaml"
-    other.write_text(yaml.safe_dump(bare))
+    (folder / "bare.yaml").write_text(yaml.safe_dump(bare))
+    env = {
+        "HEADRACE_SPARK_SUBMIT": str(recorder),
+        "HEADRACE_HOME": str(home),
+        "HEADRACE_PIPELINES": str(folder),
+        "AIRFLOW_CONN_OTHER": "http://:pw@x",
+    }
     seen = ask(
-        # Started at the end of the day DS: the run's interval is that day.
         "run",
+        # Started at the end of the day DS: the run's interval is that day.
         "headrace_retrain",
         json.dumps({"logical_date": "2026-01-05T00:00:00+00:00"}),
         "headrace_retrain",
-        json.dumps({"logical_date": "2026-01-20T00:00:00+00:00", "ds": DS, "pipeline": str(other)}),
+        json.dumps({"logical_date": "2026-01-06T00:00:00+00:00"}),
+        "headrace_retrain",
+        json.dumps({"logical_date": "2026-01-20T00:00:00+00:00", "ds": DS, "pipeline": "bare"}),
         "headrace_score",
         json.dumps({"ds": DS}),
         env=env,
     )
-    assert [r["state"] for r in seen["runs"]] == ["success"] * 3, seen["log"][-4000:]
-    assert seen["runs"][1]["tasks"] == {
-        "ingest": "success",
-        "features": "success",
-        "drift": "success",
-        "baseline": "skipped",
-        "train": "success",
-    }
-    assert seen["events"] == [{"pipeline": "clicks", "ds": DS}, {"pipeline": str(other), "ds": DS}]
+    assert [r["state"] for r in seen["runs"]] == ["success"] * 4, seen["log"][-4000:]
+    states = dict.fromkeys([*RETRAIN, "score_this_day"], "success")
+    assert seen["runs"][0]["tasks"] == states
+    assert seen["runs"][2]["tasks"] == states | {"baseline": "skipped"}
+    # A scoring run of its own for each pipeline and day.
+    assert seen["triggered"] == [
+        {"dag": "headrace_score", "run": f"{pipeline}__{ds}", "conf": {"pipeline": pipeline, "ds": ds}}
+        for pipeline, ds in (("clicks", DS), ("clicks", "2026-01-05"), ("bare", DS))
+    ]
     made = calls(recorder)
-    expected = [(s, "clicks") for s in RETRAIN] + [(s, str(other)) for s in RETRAIN if s != "baseline"]
-    expected += [(s, "clicks") for s in SCORE]
+    expected = [(s, "clicks", ds) for ds in (DS, "2026-01-05") for s in RETRAIN]
+    expected += [(s, "bare", DS) for s in RETRAIN if s != "baseline"] + [(s, "clicks", DS) for s in SCORE]
     assert len(made) == len(expected)
-    for call, (stage, pipeline) in zip(made, expected, strict=True):
+    for call, (stage, pipeline, ds) in zip(made, expected, strict=True):
         given, application = options(call["argv"])
-        assert Path(application[0]).samefile(job_file(stage))
-        assert application[1:] == [pipeline, "--ds", DS, "--home", str(home)]
+        assert Path(application[0]).samefile(PROGRAM)
+        path = folder / f"{pipeline}.yaml"
+        assert application[1:] == [
+            *(stage, str(path), "--ds", ds, "--home", str(home)),
+            *("--set", "spark.master=local[2]"),
+        ]
         assert given["--master"] == "local[2]"
-        assert given["--name"] == f"headrace {stage} {DS}"
+        assert given["--name"] == f"headrace {stage} {ds}"
         properties = Path(given["--properties-file"]).read_text()
         assert f"spark.pyspark.python={sys.executable}" in properties
+        assert "spark.master=local[2]" in properties
         env_seen = call["env"]
         assert env_seen["SPARK_HOME"] == str(spark_home())
+        assert env_seen["SPARK_LOCAL_IP"] == "127.0.0.1"
         assert env_seen["PYSPARK_PYTHON"] == env_seen["PYSPARK_DRIVER_PYTHON"] == sys.executable
         assert env_seen["PYTHONPATH"] == ""
         assert env_seen["AIRFLOW_CONN_OTHER"] == ""
 
 
-@pytest.mark.parametrize(
-    ("connection", "env", "message"),
-    [
-        (None, {}, "define the connection 'spark_default' as JSON"),
-        ("local[2]", {"HEADRACE_PIPELINE": "click"}, "no pipeline 'click'; did you mean 'clicks'?"),
-    ],
-)
-def test_what_is_not_set_up_is_said_and_nothing_is_submitted(
-    ask: Ask, recorder: Path, tmp_path: Path, connection: str | None, env: dict[str, str], message: str
-) -> None:
-    variables = {"HEADRACE_SPARK_SUBMIT": str(recorder), "HEADRACE_HOME": str(tmp_path / "home"), **env}
-    seen = ask("run", "headrace_score", json.dumps({"ds": DS}), env=variables, connection=connection)
+def test_what_is_not_set_up_is_said_and_nothing_is_submitted(ask: Ask, recorder: Path, tmp_path: Path) -> None:
+    env = {"HEADRACE_SPARK_SUBMIT": str(recorder), "HEADRACE_HOME": str(tmp_path / "home")}
+    seen = ask("run", "headrace_score", json.dumps({"ds": DS}), env=env, connection=None)
     assert seen["runs"][0]["state"] == "failed"
-    assert message in seen["log"], seen["log"][-4000:]
+    assert "define the connection 'spark_default' as JSON" in seen["log"], seen["log"][-4000:]
     assert calls(recorder) == []
+
+
+def test_only_pipelines_of_the_folder_may_be_asked_for(ask: Ask, recorder: Path, tmp_path: Path) -> None:
+    env = {"HEADRACE_SPARK_SUBMIT": str(recorder), "HEADRACE_HOME": str(tmp_path / "home")}
+    asked = []
+    for pipeline in ("click", "clicks\n", "../pipelines/clicks", str(pipeline_file("clicks"))):
+        asked += ["headrace_score", json.dumps({"ds": DS, "pipeline": pipeline})]
+    seen = ask("run", *asked, env=env)
+    assert [r["state"] for r in seen["runs"]] == ["failed", "failed", "refused", "refused"]
+    for message in ("no pipeline 'click' in", r"no pipeline 'clicks\n' in", "there are: clicks, criteo"):
+        assert message in seen["log"], seen["log"][-4000:]
+    assert calls(recorder) == []
+
+
+def test_what_the_user_must_mend_is_not_tried_again(ask: Ask, recorder: Path, tmp_path: Path) -> None:
+    """Exit code 2. A failure and another run at work (69) are."""
+    codes = {"2026-01-02": 2, "2026-01-03": 1, "2026-01-04": 69}
+    recorder.write_text(f"{recorder.read_text()}sys.exit({codes}[sys.argv[sys.argv.index('--ds') + 1]])\n")
+    env = {"HEADRACE_SPARK_SUBMIT": str(recorder), "HEADRACE_HOME": str(tmp_path / "home")}
+    asked = [w for ds in codes for w in ("headrace_score", json.dumps({"ds": ds, "retries": True}))]
+    seen = ask("run", *asked, env=env)
+    assert [r["tasks"]["score"] for r in seen["runs"]] == ["failed"] * 3, seen["log"][-4000:]
+    days = [call["argv"][call["argv"].index("--ds") + 1] for call in calls(recorder)]
+    assert {ds: days.count(ds) for ds in codes} == {"2026-01-02": 1, "2026-01-03": 2, "2026-01-04": 2}
 
 
 @pytest.fixture(scope="module")
@@ -228,8 +257,8 @@ def state(path: Path, ws: Workspace) -> dict[str, Any]:
 @pytest.mark.timeout(1500)  # fourteen applications of Spark, a dozen seconds each on an idle machine
 def test_both_dags_for_a_day_and_again(ask: Ask, tiny: tuple[Path, Workspace]) -> None:
     path, ws = tiny
-    conf = json.dumps({"logical_date": f"{DS}T00:00:00+00:00", "pipeline": str(path), "ds": DS})
-    env = {"HEADRACE_HOME": str(ws.home)}
+    conf = json.dumps({"logical_date": f"{DS}T00:00:00+00:00", "pipeline": "tiny", "ds": DS})
+    env = {"HEADRACE_HOME": str(ws.home), "HEADRACE_PIPELINES": str(path.parent)}
     day = ("run", "headrace_retrain", conf, "headrace_score", conf)
     seen = ask(*day, env=env)
     assert [r["state"] for r in seen["runs"]] == ["success", "success"], seen["log"][-6000:]

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.generate import DayTruth, truth_path
-from headrace.stage import ORDER
+from headrace.stages import ORDER
 from headrace.workspace import Workspace
 from tests.support import DAY, NEXT_DAY, Run, assert_same, everything, headrace, manifests, read_delta
 

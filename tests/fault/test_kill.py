@@ -14,7 +14,7 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.stage import ORDER
+from headrace.stages import ORDER
 from headrace.workspace import Workspace
 from tests.support import DAY, NEXT_DAY, Run, assert_same, command, everything, headrace, manifests
 

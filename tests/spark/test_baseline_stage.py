@@ -124,7 +124,6 @@ def test_what_cannot_work_is_said_first(
         check_slots(spark, 3)
     with pytest.raises(UserError, match="remove the section `baseline`"):
         run_stage(TrainBaseline(), spec(train={"negatives": {"column": "item"}}), ws, DS)
-    assert not TrainBaseline().applies(spec(baseline=None))
     broken = ws.home / features.output("dataset").name / "train" / "part-0001.parquet"
     broken.write_bytes(broken.read_bytes()[:50])
     with pytest.raises(UserError, match=r"part-0001\.parquet"):

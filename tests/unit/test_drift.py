@@ -29,7 +29,7 @@ from headrace.drift.tally import Tally
 from headrace.errors import EXIT_USER_ERROR, UserError
 from headrace.features.engines.arrow.dictionary import Cells
 from headrace.features.types import ValueType
-from headrace.jobs.submit import job_file
+from headrace.jobs.submit import PROGRAM
 from headrace.manifest import Manifest, Output
 from headrace.monitor.lineage import find, load_runs, trace
 from headrace.schema import Feature, Kind
@@ -427,7 +427,7 @@ def test_the_stage_warns_stops_and_heals(ws: Workspace, caplog: pytest.LogCaptur
 def test_a_stop_is_exit_code_2(ws: Workspace) -> None:
     made_statistics(ws, made_rows())
     sets = ["--set", "drift.columns={}", "--set", "drift.action=stop"]
-    line = [sys.executable, str(job_file("drift")), "clicks", "--ds", DS, "--home", str(ws.home), *sets]
+    line = [sys.executable, str(PROGRAM), "drift", "clicks", "--ds", DS, "--home", str(ws.home), *sets]
     stopped = subprocess.run(line, capture_output=True, text=True, check=False)
     assert stopped.returncode == EXIT_USER_ERROR
     assert "input price: PSI is" in stopped.stderr

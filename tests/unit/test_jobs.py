@@ -16,9 +16,11 @@ import pytest
 
 from headrace import storage
 from headrace.config import load_spec
+from headrace.errors import UserError
 from headrace.jobs import submit
-from headrace.jobs.stages import load_stage
-from headrace.stage import ORDER
+from headrace.jobs.stages import load_stage, require_stage
+from headrace.stage import run_lock
+from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace
 
 DS = "2026-01-03"
@@ -33,23 +35,28 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
     pytest.fail(f"did not happen: {what}")
 
 
-def test_each_stage_has_a_job_and_a_class_that_needs_only_earlier_ones() -> None:
+def test_each_stage_has_a_class_that_needs_only_earlier_ones() -> None:
     for position, name in enumerate(ORDER):
         stage = load_stage(name)
         assert stage.name == name
         assert {n.rstrip("?") for n in stage.needs} <= set(ORDER[:position])
-        assert f'job_main("{name}", __doc__)' in submit.job_file(name).read_text()
     with pytest.raises(KeyError):
         load_stage("cook")
 
 
-@pytest.mark.parametrize("name", ORDER)
-def test_help_of_a_job_loads_no_stack(name: str) -> None:
+def test_a_pipeline_has_the_stages_of_its_sections() -> None:
+    lean = load_spec("clicks", ["drift=null", "baseline=null", "publish=null"])
+    assert [n for n in ORDER if STAGES[n].applies(lean)] == ["ingest", "features", "train", "score", "report"]
+    with pytest.raises(UserError, match="has no 'baseline' section"):
+        require_stage(lean, "baseline")
+
+
+def test_help_of_a_job_loads_no_stack() -> None:
     code = (
         "import runpy, sys\n"
         f"sys.argv = ['x', '--help']\n"
         "try:\n"
-        f"    runpy.run_path({str(submit.job_file(name))!r}, run_name='__main__')\n"
+        f"    runpy.run_path({str(submit.PROGRAM)!r}, run_name='__main__')\n"
         "except SystemExit as e:\n"
         "    heavy = {'pyspark', 'torch', 'mlflow', 'xgboost', 'matplotlib'}\n"
         "    print('exit', e.code, sorted(heavy & set(sys.modules)))\n"
@@ -60,7 +67,7 @@ def test_help_of_a_job_loads_no_stack(name: str) -> None:
 
 
 def run_job(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, str(submit.job_file(name)), *arguments]
+    line = [sys.executable, str(submit.PROGRAM), name, *arguments]
     return subprocess.run(line, capture_output=True, text=True, check=False)
 
 
@@ -84,6 +91,12 @@ def test_exit_codes_of_a_job(ws: Workspace) -> None:
         assert "Traceback" not in ran.stderr
     ran = run_job("report", "clicks", "--ds", DS, "--home", "s3a://bucket/home")
     assert (ran.returncode, "cannot keep or read files in s3a: stores yet" in ran.stderr) == (2, True)
+    with run_lock(ws, "clicks"):
+        busy = run_job("report", "clicks", "--ds", DS, "--home", str(ws.home))
+    assert busy.returncode == 69
+    assert busy.stderr.startswith("error: another run of pipeline 'clicks' is at work")
+    missing = run_job("baseline", "clicks", "--ds", DS, "--home", str(ws.home), "--set", "baseline=null")
+    assert (missing.returncode, "has no 'baseline' section" in missing.stderr) == (2, True)
     ws.report("clicks", DS).local_path().unlink()
     ws.report("clicks", DS).local_path().mkdir()  # what no user can be told how to mend: a failure with its trace
     broken = run_job("report", "clicks", "--ds", DS, "--home", str(ws.home))
@@ -97,8 +110,9 @@ def test_the_command_is_the_packages_own_spark_submit(ws: Workspace) -> None:
     assert program.is_file()
     assert program.parent.parent.name == "pyspark"
     assert line[1:3] == ["--properties-file", "/p.properties"]
-    job = line.index(str(submit.job_file("train")))
+    job = line.index(str(submit.PROGRAM))
     assert line[job + 1 :] == [
+        "train",
         "clicks",
         "--ds",
         DS,
@@ -109,7 +123,7 @@ def test_the_command_is_the_packages_own_spark_submit(ws: Workspace) -> None:
         "--set",
         "spark.master=local[1]",
     ]
-    assert submit.command("report", "clicks", DS, ws)[:2] == [sys.executable, str(submit.job_file("report"))]
+    assert submit.command("report", "clicks", DS, ws)[:2] == [sys.executable, str(submit.PROGRAM)]
     env = submit.environment(load_spec("clicks").spark, {"KEEP": "me"})
     assert env["KEEP"] == "me"
     assert env["SPARK_HOME"] == str(program.parent.parent)
@@ -223,6 +237,7 @@ time.sleep(600)
 """
 SUBMITTER = """
 import io, os, signal, sys
+from headrace.errors import UserError
 from headrace.jobs import submit
 # Whoever runs the tests may ignore them: a shell's background job, nohup.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -269,7 +284,7 @@ def test_a_submitter_that_is_killed_takes_its_application_with_it(tmp_path: Path
 
 WATCHED = """
 import subprocess, sys
-job = "import headrace.jobs._main as m, time; m._leave_with_parent(); print('up', flush=True); time.sleep(600)"
+job = "import headrace.jobs.run_stage as m, time; m._leave_with_parent(); print('up', flush=True); time.sleep(600)"
 child = subprocess.Popen([sys.executable, "-c", job], stdout=subprocess.PIPE)
 child.stdout.readline()
 print(child.pid, flush=True)

@@ -22,7 +22,8 @@ from headrace.manifest import Input, Manifest, Output
 from headrace.monitor import facts, lineage, plots
 from headrace.monitor.report import Day, page
 from headrace.monitor.stage import Report, truth_file
-from headrace.stage import ORDER, identity, run_stage
+from headrace.stage import identity, run_stage
+from headrace.stages import ORDER
 from headrace.workspace import Workspace
 
 DS = "2026-01-08"

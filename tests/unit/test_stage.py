@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from headrace.config import Spec, load_spec
-from headrace.errors import UserError
+from headrace.errors import BusyError, UserError
 from headrace.manifest import Input, Manifest, Output
 from headrace.stage import Context, Result, check_stage, identity, run_lock, run_stage
 from headrace.workspace import Workspace
@@ -33,9 +33,6 @@ class Fake:
     part: dict[str, Any] = field(default_factory=lambda: {"a": 1})
     fails: bool = False
     worked: list[Context] = field(default_factory=list)
-
-    def applies(self, spec: Spec) -> bool:
-        return spec.baseline is not None
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
         return self.part
@@ -160,11 +157,6 @@ def test_the_work_is_given_the_inputs_that_its_key_was_computed_from(ws: Workspa
     assert [(i.kind, i.version) for i in manifest.inputs if i.kind != "stage"] == [("landing", "v1+")]
 
 
-def test_a_stage_that_the_pipeline_lacks_is_refused(ws: Workspace) -> None:
-    with pytest.raises(UserError, match="has no 'features' section"):
-        run_stage(Fake(), load_spec("clicks", ["baseline=null"]), ws, DS)
-
-
 def test_a_file_that_is_no_manifest_is_named(ws: Workspace, spec: Spec) -> None:
     path = ws.manifest("clicks", DS, "features").local_path()
     path.parent.mkdir(parents=True)
@@ -205,7 +197,7 @@ def test_one_writer_a_pipeline_and_a_killed_one_frees_the_lock(ws: Workspace, sp
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(UserError, match=rf"another run of pipeline 'clicks' is at work \(process {holder.pid} on "):
+        with pytest.raises(BusyError, match=rf"another run of pipeline 'clicks' is at work \(process {holder.pid} on "):
             run_stage(Fake(), spec, ws, DS)
         # Another pipeline is not in the way.
         run_stage(Fake(), spec.model_copy(update={"pipeline": "other"}), ws, DS)

@@ -29,7 +29,7 @@ from headrace.lake.delta.log import DeltaLog
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output
 from headrace.schema import Kind
-from headrace.stage import Context, Result
+from headrace.stage import Context, Result, Stage
 from headrace.storage import local
 
 _LOG = logging.getLogger("headrace.features")
@@ -62,7 +62,7 @@ class CountStatistics(Protocol):
         ...
 
 
-class BuildFeatures:
+class BuildFeatures(Stage):
     """Fit the workflow on the training range, transform every split, write the dataset.
 
     Reads the events at the version that ingest's manifest names: days up to `ds` of a daily source, the newest snapshot
@@ -83,10 +83,6 @@ class BuildFeatures:
             after: called when a step of the work has ended: rows, fit, write. The GPU-plan gate listens.
         """
         self._count_statistics, self._after = count_statistics, after
-
-    def applies(self, spec: Spec) -> bool:
-        """Every pipeline has features."""
-        return True
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
         """The section `features`, and what it needs of the table's declaration."""

@@ -17,21 +17,17 @@ from headrace.lake.ingest.tables import check_columns, create_tables
 from headrace.lake.ingest.typed_rows import check_table
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output
-from headrace.stage import Context, Result
+from headrace.stage import Context, Result, Stage
 
 _LOG = logging.getLogger("headrace.lake")
 
 
-class Ingest:
+class Ingest(Stage):
     """Load the landing files of a day, and of earlier days that are not loaded, exactly once."""
 
     name = "ingest"
     version = 1
     needs: tuple[str, ...] = ()
-
-    def applies(self, spec: Spec) -> bool:
-        """Every pipeline has a source."""
-        return True
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
         """The sections `source` and `table`."""

@@ -10,6 +10,7 @@ from headrace.config import Spec
 from headrace.manifest import Manifest
 from headrace.monitor import facts, lineage
 from headrace.monitor.blocks import Cell, Text
+from headrace.stages import STAGES
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,7 @@ class Day:
 
     def planned(self, stage: str) -> bool:
         """Whether the pipeline has the stage."""
-        return {
-            "drift": self.spec.drift,
-            "baseline": self.spec.baseline,
-            "score": self.spec.score,
-            "publish": self.spec.publish,
-        }.get(stage, self.spec) is not None
+        return STAGES[stage].applies(self.spec)
 
 
 def not_run(what: str, title: str = "") -> Text:

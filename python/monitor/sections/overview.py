@@ -7,7 +7,7 @@ from datetime import timedelta
 from headrace.monitor import facts, plots
 from headrace.monitor.blocks import Block, Card, Cell, Chip, Plot, Section, Table, Text
 from headrace.monitor.sections.day import Day, not_run
-from headrace.stage import ORDER
+from headrace.stages import ORDER
 
 
 def chips(day: Day) -> list[Chip]:

@@ -9,7 +9,7 @@ import yaml
 from headrace.monitor import facts, lineage
 from headrace.monitor.blocks import Block, Section, Table, Text, Tree
 from headrace.monitor.sections.day import Day, checks, not_run
-from headrace.stage import ORDER
+from headrace.stages import ORDER
 
 _SAMPLE_ROWS = 10
 

@@ -16,23 +16,19 @@ from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import read_meta
 from headrace.registry.versions import preload
-from headrace.stage import Context, Result
+from headrace.stage import Context, Result, Stage
 from headrace.train.evaluation.metrics import calibration_bins, click_metrics
 from headrace.train.stage import with_slots
 
 log = logging.getLogger("headrace.train")
 
 
-class TrainBaseline:
+class TrainBaseline(Stage):
     """XGBoost on Spark over the same dataset and split as the neural model: trained on train, measured on valid."""
 
     name = "baseline"
     version = 1
     needs: tuple[str, ...] = ("features",)
-
-    def applies(self, spec: Spec) -> bool:
-        """Pipelines with a section `baseline`."""
-        return spec.baseline is not None
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
         """The section, and the seed. `workers` is part of it: each sketches its own rows, so others cut elsewhere."""

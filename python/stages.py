@@ -1,0 +1,109 @@
+"""The stages of a day, in order: the one list of them.
+
+A stage is an entry here and a class in its room that follows `headrace.stage.Stage`; commands, jobs, status, the
+report and Airflow's DAGs read this. The DAGs do so in another environment, by this file's path: it imports nothing
+but the standard library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StageEntry:
+    """What everybody but the stage itself needs to know of it."""
+
+    name: str
+    #: For `--help`: one sentence or two.
+    help: str
+    #: "module:callable": called without arguments, gives the `headrace.stage.Stage`.
+    implementation: str
+    #: The DAG that runs it: headrace_retrain or headrace_score.
+    dag: str
+    #: The section of the spec without which a pipeline has no such stage; None: every pipeline has it.
+    section: str | None = None
+    #: Whether it opens a Spark session. One that does not starts as plain Python, without a JVM.
+    spark: bool = True
+    #: Hours after which Airflow ends it.
+    hours: float = 2
+    #: The counts of its manifest's rows that say most about it, in this order.
+    counts: tuple[str, ...] = ()
+
+    def applies(self, spec: object) -> bool:
+        """Whether the pipeline of a spec (an object with the sections as attributes) has the stage."""
+        return self.section is None or getattr(spec, self.section) is not None
+
+
+_ENTRIES = (
+    StageEntry(
+        "ingest",
+        "Load the day's landing files into the lake's Delta table; bad rows go to quarantine with a reason.",
+        "headrace.lake.ingest.stage:Ingest",
+        dag="headrace_retrain",
+        counts=("kept", "quarantined"),
+    ),
+    StageEntry(
+        "features",
+        "Fit the features on the training days and write the day's dataset.",
+        "headrace.jobs.stages:features_stage",
+        dag="headrace_retrain",
+        counts=("train", "valid", "rank"),
+    ),
+    StageEntry(
+        "drift",
+        "Compare the newest rows with the training range, column by column; over a limit, warn or stop the day.",
+        "headrace.drift.stage:JudgeDrift",
+        dag="headrace_retrain",
+        section="drift",
+        spark=False,
+        hours=0.5,
+        counts=("columns", "over_limit"),
+    ),
+    StageEntry(
+        "train",
+        "Train the model with sharded embeddings on Horovod's ranks, evaluate it, register it.",
+        "headrace.train.stage:Train",
+        dag="headrace_retrain",
+        hours=6,
+        counts=("train", "valid"),
+    ),
+    StageEntry(
+        "baseline",
+        "Train XGBoost on the same dataset and split.",
+        "headrace.train.baseline.stage:TrainBaseline",
+        dag="headrace_retrain",
+        section="baseline",
+        counts=("train", "valid"),
+    ),
+    StageEntry(
+        "score",
+        "Score users x candidate items with the registered model and keep the best for each user.",
+        "headrace.score.stage:ScoreCandidates",
+        dag="headrace_score",
+        section="score",
+        hours=4,
+        counts=("scores", "users"),
+    ),
+    StageEntry(
+        "publish",
+        "Write the day's scores to staging, audit them, publish them to the warehouse.",
+        "headrace.publish.stage:Publish",
+        dag="headrace_score",
+        section="publish",
+        counts=("published",),
+    ),
+    StageEntry(
+        "report",
+        "Write one HTML page about the day.",
+        "headrace.monitor.stage:Report",
+        dag="headrace_score",
+        spark=False,
+        hours=0.5,
+    ),
+)
+
+#: Name -> entry, in the day's order.
+STAGES = {entry.name: entry for entry in _ENTRIES}
+#: Their names.
+ORDER = tuple(STAGES)
