@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Chain
+from headrace.features.ops.base import VocabularyRule
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.workflow import FittedWorkflow, Workflow
 from headrace.schema import Column
@@ -134,6 +138,48 @@ def test_max_size_keeps_the_most_frequent(spark: SparkSession, tmp_path: Path) -
     assert codes(first, "u") == {"5": 2, "-1": 3}
     assert len(codes(fit(spark, path, "2026-01-03", DAY2, max_size=3), "u")) == 3
     assert len(codes(fit(spark, path, "2026-01-04", DAY2, max_size=3), "u")) == 3
+
+
+class Meeting(VocabularyTable):
+    """A table that, the first time, waits between its read and its commit until the other one has read too."""
+
+    def __init__(self, spark: SparkSession, path: Path, ds: str, meet: threading.Barrier) -> None:
+        super().__init__(spark, path, ds)
+        self._meet = meet
+        self.commits = 0
+
+    def _append(self, rows: pa.Table) -> None:
+        self.commits += 1
+        if self.commits == 1:
+            self._meet.wait(60)
+        super()._append(rows)
+
+
+def test_two_writers_at_once_never_share_a_code(spark: SparkSession, tmp_path: Path) -> None:
+    """Both have read the table before either commits: when it is not there yet, and when it has a version."""
+    path = tmp_path / "v"
+    for day in (2, 4):
+        meet = threading.Barrier(2)
+        tables = [Meeting(spark, path, f"2026-01-0{day + i}", meet) for i in range(2)]
+
+        def write(table: Meeting, values: tuple[str, ...]) -> dict[str, pa.Table]:
+            n = len(values)
+            columns = {"name": ["w"] * n, "value": values, "count": pa.array([1] * n, pa.int64()), "day": [0] * n}
+            return table.update(pa.table(columns), {"w": VocabularyRule(min_count=1)})
+
+        mine = ((f"a{day}", "both", f"x{day}"), (f"b{day}", "both"))
+        with ThreadPoolExecutor(2) as pool:
+            found = list(pool.map(write, tables, mine))
+        # The one that came second was refused, and gave its codes again.
+        assert sorted(t.commits for t in tables) == [1, 2]
+        rows = spark.read.format("delta").load(str(path)).select("value", "code").collect()
+        given = {r["value"]: r["code"] for r in rows}
+        assert len(given) == len(rows)
+        assert sorted(given.values()) == list(range(2, 2 + len(rows)))
+        assert {"both", *mine[0], *mine[1]} <= given.keys()
+        for values, table in zip(mine, found, strict=True):
+            told = dict(zip(*table["w"].to_pydict().values(), strict=True))
+            assert {v: told[v] for v in values} == {v: given[v] for v in values}
 
 
 @pytest.mark.parametrize("partitions", [1, 5])

@@ -102,6 +102,20 @@ def test_checkpoint_stands_for_commits_that_are_gone(tmp_path: Path) -> None:
     assert load_history.row_counts(log, 3, {"d2"}) == {"d2": 4}
 
 
+def test_what_an_application_wrote_last(tmp_path: Path) -> None:
+    txn = [{"txn": {"appId": name, "version": v}} for name, v in (("a", 3), ("b", 9), ("a", 4))]
+    for version, action in enumerate([*txn, {"commitInfo": {}}], start=1):
+        commit(tmp_path, version, action)
+    log = DeltaLog(local(tmp_path))
+    assert [log.application_version("a", version) for version in (1, 2, 3, 4)] == [3, 3, 4, 4]
+    assert (log.application_version("b", 1), log.application_version("c", 4)) == (None, None)
+    # Of a checkpoint, where the commit is gone.
+    kind = pa.struct([("appId", pa.string()), ("version", pa.int64())])
+    table = pa.table({"txn": pa.array([{"appId": "c", "version": 7}, None], kind)})
+    pq.write_table(table, tmp_path / "_delta_log" / f"{1:020d}.checkpoint.parquet")
+    assert [log.application_version("c", version) for version in (0, 4)] == [None, 7]
+
+
 def entry(ds: str, **more: Any) -> load_history.LoadRecord:
     return load_history.LoadRecord(
         **(

@@ -21,7 +21,7 @@ from headrace.features.build.lake_files import files_of_day, fit_files
 from headrace.features.engines.arrow.lake_rows import LakeRows
 from headrace.features.build.prepared_rows import day_rows, external_inputs, first_day
 from headrace.features.layout.split import SPLIT, SplitRows, check_rows
-from headrace.features.vocabulary.delta_table import VocabularyTable
+from headrace.features.vocabulary.delta_table import VocabularyTable, again_if_overtaken
 from headrace.features.workflow.workflow import FittedWorkflow, Workflow
 from headrace.features.engines.arrow.write_lake import write_encoded
 from headrace.features.layout.files import ColumnCounts, Engine, Written, WrittenDataset, plan_files, write_dataset
@@ -137,10 +137,10 @@ class BuildFeatures(Stage):
             session(ctx.spec.spark, ctx.ws, f"features {ctx.spec.pipeline} {ctx.ds}") as spark,
             day_rows(ctx, _events(ctx, workflow, spark)) as rows,
         ):
+            count = self._counting(ctx.spec)
             if ctx.spec.features.append is not None:
-                return _append(ctx, workflow, rows, spark, self._counting(ctx.spec), self.version)
-            return _build(ctx, workflow, rows, spark, self._counting(ctx.spec), self._after)
-
+                return again_if_overtaken(lambda: _append(ctx, workflow, rows, spark, count, self.version))
+            return again_if_overtaken(lambda: _build(ctx, workflow, rows, spark, count, self._after))
 
     def _counting(self, spec: Spec) -> CountStatistics:
         if spec.drift is None:
@@ -157,11 +157,18 @@ def engine_of(spec: Spec) -> Engine:
     return spec.features.engine
 
 
+def _vocabularies(ctx: Context, spark: SparkSession) -> VocabularyTable:
+    """The pipeline's vocabularies: for a run with the key of a finished one, as that one saw them."""
+    done = Manifest.load(ctx.ws.manifest(ctx.spec.pipeline, ctx.ds, BuildFeatures.name))
+    version = done.facts["vocabulary_version"] if done is not None and done.key == ctx.key else None
+    return VocabularyTable(spark, ctx.ws.table(ctx.spec.pipeline, "vocabulary").local_path(), ctx.ds, version)
+
+
 def _build(
     ctx: Context, workflow: Workflow, rows: SplitRows, spark: SparkSession, count: CountStatistics, after: Callable[[str], None]
 ) -> Result:
     spec, f = ctx.spec, ctx.spec.features
-    vocabularies = VocabularyTable(spark, ctx.ws.table(spec.pipeline, "vocabulary").local_path(), ctx.ds)
+    vocabularies = _vocabularies(ctx, spark)
     with _files(ctx, workflow, rows) as files, vocabularies.in_background():
         tick = time.perf_counter()
         if files is None:
@@ -201,7 +208,7 @@ def _append(
     """`_build` with files by day, those of unchanged days taken over from yesterday's dataset."""
     spec, f = ctx.spec, ctx.spec.features
     base = append.open_base(ctx, next((i for i in ctx.inputs if i.kind == "dataset"), None))
-    vocabularies = VocabularyTable(spark, ctx.ws.table(spec.pipeline, "vocabulary").local_path(), ctx.ds)
+    vocabularies = _vocabularies(ctx, spark)
     with _files(ctx, workflow, rows) as files, vocabularies.in_background():
         if files is None:
             raise UserError(

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
+from headrace.features.functions.kernels import xxhash64_strings
 from headrace.features.ops.base import ValueColumn, VocabularyRule
 from headrace.features.vocabulary import lookup
-from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.log import LOG_RETENTION, DeltaLog
 from headrace.storage import local
 
 _LOG = logging.getLogger("headrace.features")
@@ -37,6 +42,30 @@ _ROWS = pa.schema(
 _ROWS_A_FILE = 2_000_000
 #: Vocabularies that are given codes at once.
 _THREADS = 4
+#: Commits that may come in between before a run gives up.
+_ATTEMPTS = 5
+#: In the table's log, Delta keeps the last version that an application wrote by its name.
+_APPLICATION = "headrace-vocabulary"
+
+T = TypeVar("T")
+
+
+class CodesOvertaken(UserError):
+    """Another run gave codes between this one's read and its commit, so nothing was committed: fit again."""
+
+
+def again_if_overtaken(work: Callable[[], T]) -> T:
+    """Work that gives codes, done again where another run came in between.
+
+    Raises:
+        CodesOvertaken: it did so every time.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return work()
+        except CodesOvertaken as e:
+            _LOG.warning("%s: fitting again", e)
+    return work()
 
 
 class Vocabularies(Protocol):
@@ -58,15 +87,20 @@ class VocabularyTable:
     Codes start at 2 (behind the out-of-vocabulary buckets, if there are more than one) and have no gaps in the table;
     new ones go on where the highest ended, in order of (first day seen, count, most first, value). All that one fit
     adds is one commit. Repeating a fit adds nothing, since its values are there: a run that was killed after the commit
-    heals by itself. The caller holds the run lock.
+    heals by itself. The commit is refused where the table has got codes since it was read, by a run on another machine
+    that does not see this one's lock; then codes are given anew.
 
-    What a fit of day `ds` sees is the values added by fits up to `ds`, and those it counted itself. So a rerun of an
-    old day gives the result that it gave, and learns nothing from the days after it.
+    What a fit of day `ds` sees is the values added by fits up to `ds`, and those it counted itself: it learns nothing
+    from the days after it. A day that is made again sees what it saw if it is read at the version that it left, which
+    its manifest names: an older day may have been made since, and have added values of its own.
     """
 
-    def __init__(self, spark: SparkSession, path: Path, ds: str) -> None:
-        self._spark, self._path, self._ds = spark, str(path), ds
-        #: The table's version that the last `update` pinned.
+    def __init__(self, spark: SparkSession, path: Path, ds: str, version: int | None = None) -> None:
+        """`version`: that a finished fit of the same rows left; then nothing is added. None: the newest."""
+        self._spark, self._path, self._ds, self._pinned = spark, str(path), ds, version
+        #: The last version that `_APPLICATION` had written when the table was read.
+        self._written = -1
+        #: The table's version that the last `update` read, or made.
         self.version: int | None = None
         #: Values in each vocabulary that were added by this day's fits.
         self.added: dict[str, int] = {}
@@ -78,14 +112,28 @@ class VocabularyTable:
 
         The tables end up in this process in any case, so codes are given out here, in Arrow: one Spark job to count,
         one to read what there is, one to append.
+
+        Raises:
+            UserError: the table holds a code or a value twice, a vocabulary began with other buckets, or the pinned
+                version is gone.
+            CodesOvertaken: other runs came in between every time; in the background, the first time (see `wait`).
         """
         counted = counts if isinstance(counts, pa.Table) else counts.toArrow()
+        if self._pool is None:
+            return again_if_overtaken(lambda: self._update(counted, rules))
+        return self._update(counted, rules)
+
+    def _update(self, counted: pa.Table, rules: Mapping[str, VocabularyRule]) -> dict[str, pa.Table]:
         there = self._read()
 
         def one(name: str) -> tuple[pa.Table, pa.Table, int]:
             """(rows to append, value and code of all that this day sees, how many of them are this day's)."""
             mine, known = _named(counted, name), _named(there, name)
+            _check_unique(name, known, self._path)
             new = _give_codes(name, mine, known, rules[name])
+            if self._pinned is not None:
+                # A value that got no code then gets none now.
+                new = new.slice(0, 0)
             # Known before this day, or counted now (a later day may have given the code).
             seen = known.filter(
                 pc.or_(
@@ -108,6 +156,8 @@ class VocabularyTable:
                 pinned[name], self.added[name] = whole, added
                 _LOG.info("vocabulary %s: %s values, %s new", name, f"{whole.num_rows:,}", f"{added:,}")
         rows = pa.concat_tables(appended)
+        if self._pinned is not None:
+            return pinned
         if self._pool is None:
             self._append(rows)
         else:
@@ -129,38 +179,94 @@ class VocabularyTable:
                 self._pool = None
 
     def wait(self) -> None:
-        """Until what `update` added is committed and `version` is its version. Raises what went wrong there."""
-        if self._pending is not None:
-            self._pending.result()
-            self._pending = None
+        """Until what `update` added is committed and `version` is its version. Raises what went wrong there.
+
+        Raises:
+            CodesOvertaken: the codes that `update` returned are not those of the table; give them again.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
     def _read(self) -> pa.Table:
-        self.version = self._latest()
+        log = DeltaLog(local(self._path))
+        self.version = log.version if self._pinned is None else self._pinned
         if self.version is None:
             return _ROWS.empty_table()
-        files = DeltaLog(local(self._path)).files(self.version)
+        written = log.application_version(_APPLICATION, self.version)
+        self._written = -1 if written is None else written
+        files = log.files(self.version)
         if files is not None:
             # Without a Spark job: a day's fit is short.
             tables = [pq.ParquetFile(f.path).read(_ROWS.names).cast(_ROWS) for f in files]
             return pa.concat_tables(tables) if tables else _ROWS.empty_table()
+        if self._pinned is not None:
+            raise UserError(
+                f"{self._path}: version {self._pinned}, with which the dataset of {self._ds} was made, is no longer "
+                f"there, so the same dataset cannot be made again. Delete the day's features manifest to make another "
+                f"from the vocabularies as they are"
+            )
         table = self._spark.read.format("delta").option("versionAsOf", self.version).load(self._path)
         return table.select(_ROWS.names).toArrow().cast(_ROWS)
 
     def _append(self, rows: pa.Table) -> None:
-        """One commit; none where there is nothing to add to a table that is there."""
+        """One commit; none where there is nothing to add to a table that is there.
+
+        Raises:
+            CodesOvertaken: the table has got codes since `version`.
+        """
         if self.version is not None and not rows.num_rows:
             return
         frame = self._spark.createDataFrame(rows).coalesce(max(1, rows.num_rows // _ROWS_A_FILE))
-        writer = frame.write.format("delta").mode("append")
-        writer.option("userMetadata", f"headrace vocabulary of {self._ds}").save(self._path)
-        self.version = self._latest()
-
-    def _latest(self) -> int | None:
-        return DeltaLog(local(self._path)).version
+        # An append alone conflicts with nothing. One that is a version of an application does: Delta leaves it out
+        # where the table has that version already, and refuses it where another one's commit comes in between.
+        said = f"headrace vocabulary of {self._ds} {uuid.uuid4().hex}"
+        options = {"txnAppId": _APPLICATION, "txnVersion": str(self._written + 1), "userMetadata": said}
+        if self.version is None:
+            options["delta.logRetentionDuration"] = LOG_RETENTION
+        failure: Exception | None = None
+        try:
+            frame.write.format("delta").mode("append").options(**options).save(self._path)
+        except (PySparkException, Py4JError) as e:
+            failure = e
+        log, read = DeltaLog(local(self._path)), -1 if self.version is None else self.version
+        since = takewhile(lambda commit: commit[0] > read, log.user_metadata())
+        made = next((version for version, text in since if text == said), None)
+        if made is not None:
+            self.version = made
+        elif failure is not None and (log.version is None or log.version == read):
+            raise failure
+        else:
+            raise CodesOvertaken(
+                f"another run added to the vocabularies {self._path} while those of {self._ds} were counted"
+            ) from failure
 
 
 def _named(table: pa.Table, name: str) -> pa.Table:
     return table.filter(pc.equal(table.column("name"), name))
+
+
+def _check_unique(name: str, known: pa.Table, path: str) -> None:
+    """Raise UserError where a vocabulary's table has a code or a value twice."""
+    # A set of texts takes a second a million, so their hashes are looked at first.
+    hashes = {
+        "code": known.column("code").to_numpy(),
+        "value": xxhash64_strings(known.column("value").combine_chunks()),
+    }
+    for column, other in (("code", "value"), ("value", "code")):
+        if len(np.unique(hashes[column])) == known.num_rows:
+            continue
+        counts = known.column(column).value_counts()
+        twice = next((c["values"].as_py() for c in counts if c["counts"].as_py() > 1), None)
+        if twice is None:
+            continue
+        rows = known.filter(pc.equal(known.column(column), twice)).select([other, "added_ds"]).to_pylist()
+        shown = " and ".join(f"{other} {r[other]!r} (added by the run of {r['added_ds']})" for r in rows)
+        raise UserError(
+            f"vocabulary '{name}' of {path} has {column} {twice!r} for {shown}: two runs gave codes at once. Restore "
+            f"the table to the version before the second of them (RESTORE TABLE ... TO VERSION AS OF ...), delete the "
+            f"features manifests of the days after that, and run these days again"
+        )
 
 
 def _give_codes(name: str, counted: pa.Table, known: pa.Table, rule: VocabularyRule) -> pa.Table:

@@ -17,6 +17,8 @@ import pyarrow.parquet as pq
 
 from headrace.storage import Location
 
+#: For tables whose old versions are read again: their log is kept.
+LOG_RETENTION = "interval 3650 days"
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
 
@@ -54,6 +56,18 @@ class DeltaLog:
                 text = action.get("commitInfo", {}).get("userMetadata")
                 if text is not None:
                     yield version, str(text)
+
+    def application_version(self, application: str, version: int) -> int | None:
+        """The last version that an application has written by its name (`txnAppId`), as of `version` of the table.
+
+        None where it has written none, or so long ago that the log does not say.
+        """
+        for at in sorted((v for v in self._commits() if v <= version), reverse=True):
+            for action in self._actions(at):
+                if (txn := action.get("txn")) and txn["appId"] == application:
+                    return int(txn["version"])
+        found = (a["txn"] for a in self._checkpoint_before(version)[1] if a.get("txn"))
+        return max((int(txn["version"]) for txn in found if txn["appId"] == application), default=None)
 
     def columns(self) -> dict[str, str]:
         """Column name -> type (as the schema JSON has it; nested ones as JSON text) of the newest version."""
@@ -110,7 +124,7 @@ class DeltaLog:
         newest = max(complete)
         actions: list[dict[str, Any]] = []
         for path in sorted(parts[newest]):
-            names = [n for n in ("add", "metaData") if n in pq.read_schema(path).names]
+            names = [n for n in ("add", "metaData", "txn") if n in pq.read_schema(path).names]
             actions += pq.read_table(path, columns=names).to_pylist() if names else []
         return newest, actions
 

@@ -9,12 +9,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.config import Table
 from headrace.errors import UserError
-from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.log import LOG_RETENTION, DeltaLog
 from headrace.lake.session import spark_settings
 from headrace.storage import Location
 
-#: The load history is in the log, so the log is kept.
-_LOG_RETENTION = "interval 3650 days"
 #: Delta leaves out a commit that changes nothing, and with it the record of the load.
 _SKIP_EMPTY = "spark.databricks.delta.skipRecordingEmptyCommits"
 _QUARANTINE = "_source_file string, _source_line bigint, _raw string, _reason string, ds string"
@@ -33,7 +31,8 @@ def create_tables(spark: SparkSession, table: Table, events: Location, quarantin
                 .location(str(path))
                 .addColumns(schema)
                 .partitionedBy("ds")
-                .property("delta.logRetentionDuration", _LOG_RETENTION)
+                # The load history is in the log.
+                .property("delta.logRetentionDuration", LOG_RETENTION)
                 .property("delta.enableDeletionVectors", "false")
                 .property("delta.enableChangeDataFeed", "true")
                 .execute()
