@@ -215,8 +215,8 @@ def test_what_a_killed_run_left_is_dropped_and_a_live_run_is_not_disturbed(
         assert set(staging_tables(conn)) == {TABLE.staging(DS), TABLE.staging("2026-01-05")}, "dropped a live run's"
         # The server loses its client as it does when that is killed: no clean-up of the client's runs.
         pid = dying.info.backend_pid
-        with psycopg.connect(**admin(server)) as root:
-            root.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
+        with server[0].connect() as other:
+            other.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
         with pytest.raises(psycopg.OperationalError):
             dying.execute("SELECT 1")
         assert set(staging_tables(conn)) == {TABLE.staging(DS), TABLE.staging("2026-01-05")}
@@ -226,11 +226,6 @@ def test_what_a_killed_run_left_is_dropped_and_a_live_run_is_not_disturbed(
     assert staging_tables(conn) == []
     publish(conn, good_rows(2), "k5")
     assert len(day(conn)) == 6
-
-
-def admin(server: tuple[warehouse.Server, Workspace]) -> dict[str, Any]:
-    s = server[0]
-    return {"host": s.host, "port": s.port, "user": "postgres", "password": s.password, "dbname": s.database}
 
 
 def test_a_table_of_other_columns_is_refused(conn: warehouse.Connection) -> None:
