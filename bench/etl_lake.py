@@ -16,7 +16,8 @@ from headrace.features.engines.arrow.write_lake import write_encoded
 from headrace.features.layout.files import plan_files
 from headrace.features.layout.split import split_rows
 from headrace.features.vocabulary.delta_table import VocabularyTable
-from headrace.features.workflow.workflow import FittedWorkflow, Workflow
+from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DataFile, DeltaLog
 from headrace.storage import local
 from headrace.workspace import Workspace

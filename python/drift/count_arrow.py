@@ -22,7 +22,7 @@ from headrace.drift.tally import Tally
 from headrace.features.engines.arrow.lake_file import LakeFile, Piece, pieces
 from headrace.features.engines.arrow.lake_rows import LakeRows
 from headrace.features.engines.arrow.tasks import cores_of, grouped, run_tasks
-from headrace.features.engines.spark.transform import col
+from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import spark_micros
 from headrace.features.layout.files import Engine
 from headrace.features.types import ValueType

@@ -15,7 +15,7 @@ from headrace.drift.table import write_statistics
 from headrace.features.engines.arrow.lake_rows import LakeRows
 from headrace.features.layout.files import Engine
 from headrace.features.layout.split import SPLIT, SplitRows
-from headrace.features.workflow.workflow import FittedWorkflow
+from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.manifest import Output
 from headrace.stage import Context
 

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from headrace.drift.bins import Bins, NumberBins
 from headrace.drift.columns import Measured, Tallies
 from headrace.drift.tally import Tally
-from headrace.features.engines.spark.transform import col
+from headrace.features.functions.spark_expressions import col
 from headrace.schema import NULL_CODE, OOV_CODE
 
 _MISSING = -1

@@ -7,7 +7,7 @@
     workflow = Workflow(conts + cats, columns=columns, label="clicked")
 
 All operators of headrace.features.ops are here by their class names, some under NVTabular's too. Names are imported
-when they are asked for: importing this package costs nothing, and no name in it imports Spark.
+when they are asked for: importing this package costs nothing, and only `fit` and `transform` import Spark.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.features.engines.spark.fit import fit as fit
+    from headrace.features.engines.spark.transform import transform as transform
     from headrace.features.ops.age import Age as Age
     from headrace.features.ops.bucketize import Bucketize as Bucketize
     from headrace.features.ops.categorify import Categorify as Categorify
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from headrace.features.ops.selection import AddTags as AddTags
     from headrace.features.ops.target_encoding import TargetEncoding as TargetEncoding
     from headrace.features.ops.value_count import ValueCount as ValueCount
-    from headrace.features.workflow.workflow import FittedWorkflow as FittedWorkflow
+    from headrace.features.workflow.fitted import FittedWorkflow as FittedWorkflow
     from headrace.features.workflow.workflow import Workflow as Workflow
     from headrace.schema import Column as Column
 
@@ -50,8 +52,10 @@ _OTHERS = {
     "AddMetadata": "headrace.features.ops.selection",
     "AddTags": "headrace.features.ops.selection",
     "Column": "headrace.schema",
-    "FittedWorkflow": "headrace.features.workflow.workflow",
+    "FittedWorkflow": "headrace.features.workflow.fitted",
     "Workflow": "headrace.features.workflow.workflow",
+    "fit": "headrace.features.engines.spark.fit",
+    "transform": "headrace.features.engines.spark.transform",
 }
 #: NVTabular's names of operators that have another one here.
 ALIASES = {"LogOp": "Log", "ReduceDtypeSize": "ReduceDtype"}

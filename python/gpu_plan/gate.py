@@ -26,14 +26,16 @@ from headrace.config import Chain, OpSpec, Spec
 from headrace.drift.count_day import count_day
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
-from headrace.features.engines.spark.transform import transform_frame
+from headrace.features.engines.spark.fit import fit
+from headrace.features.engines.spark.transform import transform
 from headrace.features.ops import REGISTRY
 from headrace.features.table_ops import TABLE_OPS
 from headrace.features.table_ops.base import TrainRows
 from headrace.features.table_ops.external import Reader
 from headrace.features.table_ops.preparation import Preparation
 from headrace.features.vocabulary.delta_table import VocabularyTable
-from headrace.features.workflow.workflow import FittedWorkflow, Workflow
+from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.features.workflow.workflow import Workflow
 from headrace.gpu_plan import cases as gpu_cases
 from headrace.gpu_plan.explain import Explainer, Node, Plan
 from headrace.gpu_plan.rows import made_rows
@@ -125,16 +127,16 @@ def _row_case(
 ) -> Iterator[tuple[str, list[Plan]]]:
     w = Workflow([Chain.model_validate(chain)], gpu_cases.COLUMNS, label=gpu_cases.LABEL)
     folder = _fresh(home, "workflow")
-    fitted = w.fit(frame, VocabularyTable(explainer.spark, folder / "vocabulary", "2026-01-01"))
+    fitted = fit(w, frame, VocabularyTable(explainer.spark, folder / "vocabulary", "2026-01-01"))
     if ran := explainer.ran():
         yield "fit", ran
     fitted.save(folder / "saved")
     loaded = FittedWorkflow.load(folder / "saved")
-    yield "transform", [explainer.explain(loaded.transform(frame))]
+    yield "transform", [explainer.explain(transform(loaded, frame))]
     if loaded.vocabularies:
         # A vocabulary that is too large to broadcast.
         with _setting(explainer.spark, "spark.sql.autoBroadcastJoinThreshold", "-1"):
-            shuffled = transform_frame(loaded, frame, {}, folder / "saved", broadcast_rows=0)
+            shuffled = transform(loaded, frame, {}, folder / "saved", broadcast_rows=0)
             yield "transform, shuffled", [explainer.explain(shuffled)]
     explainer.ran()
 

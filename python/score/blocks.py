@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from headrace.errors import UserError
-from headrace.features.workflow.workflow import FittedWorkflow
+from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.models.predictor import Predictor, load_predictor
 from headrace.score.sides import Columns, Sides, gather
 from headrace.score.top_k import top_k

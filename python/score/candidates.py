@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from headrace.config import Side, Spec
 from headrace.errors import UserError
 from headrace.features.build.prepared_rows import first_day, within
-from headrace.features.engines.spark.transform import col
+from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import spark_micros
 from headrace.features.layout.split import SPLIT, split_rows
 from headrace.features.table_ops.base import DAY, FILE, LINE, PROBE

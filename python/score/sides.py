@@ -21,7 +21,7 @@ from headrace.config import Score, Spec
 from headrace.errors import UserError
 from headrace.features.table_ops.preparation import Preparation, prepared_columns
 from headrace.features.types import declared
-from headrace.features.workflow.workflow import FittedWorkflow
+from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.schema import Feature
 
 #: Physical columns by name, each [n].

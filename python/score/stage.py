@@ -21,9 +21,9 @@ from pyspark.sql import functions as F
 
 from headrace.config import Score, Spec
 from headrace.errors import UserError
-from headrace.features.engines.spark.transform import col
+from headrace.features.functions.spark_expressions import col
 from headrace.features.table_ops.preparation import prepared_columns
-from headrace.features.workflow.workflow import FittedWorkflow
+from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.session import session
 from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory

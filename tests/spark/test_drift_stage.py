@@ -18,7 +18,7 @@ from headrace.drift.count_day import count_day
 from headrace.drift.stage import JudgeDrift
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
-from headrace.features.workflow.workflow import FittedWorkflow
+from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.manifest import Manifest
 from headrace.stage import run_stage
 from headrace.workspace import Workspace

@@ -14,7 +14,8 @@ from pyspark.sql import SparkSession
 
 from headrace.config import Spec
 from headrace.drift.count_day import count_day
-from headrace.features.build import stage
+from headrace.features.build import run as build_run
+from headrace.features.build.stage import BuildFeatures
 from headrace.features.types import declared
 from headrace.manifest import Manifest, Output
 from headrace.stage import run_stage
@@ -115,12 +116,12 @@ def test_days_are_appended(spark: SparkSession, ws: Workspace, tmp_path: Path, m
 
     before = {p: (p.stat().st_ino, p.read_bytes()) for p in sorted(base.rglob("*")) if p.is_file()}
     with monkeypatch.context() as patch:
-        patch.setattr(stage, "write_encoded", killed)
+        patch.setattr(build_run, "write_encoded", killed)
         with pytest.raises(KeyboardInterrupt):
             run(spec, ws, day_of(6))
     assert not [p for p in base.parent.parent.glob("*/*") if p.parent.name == day_of(6)]
     # A real kill leaves the folder; the rerun has the same key, removes it, and the links with it.
-    plan = stage.BuildFeatures(count_day)
+    plan = BuildFeatures(count_day)
     key = run_key(plan, spec, ws, day_of(6))
     leftover = ws.dataset("clicks", day_of(6), key).local_path().parent / f".{key}.abc.partial" / "train"
     leftover.mkdir(parents=True)
@@ -191,11 +192,11 @@ def test_days_are_appended(spark: SparkSession, ws: Workspace, tmp_path: Path, m
     assert again.key == third.key
 
 
-def run_key(built: stage.BuildFeatures, spec: Spec, ws: Workspace, ds: str) -> str:
+def run_key(built: BuildFeatures, spec: Spec, ws: Workspace, ds: str) -> str:
     """The key that a run of the day has."""
     seen: list[str] = []
 
-    class Look(stage.BuildFeatures):
+    class Look(BuildFeatures):
         def run(self, ctx: Any) -> Any:
             seen.append(ctx.key)
             raise KeyboardInterrupt

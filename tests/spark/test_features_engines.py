@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.config import Spec, build_spec, load_spec
+from headrace.config import Spec, build_spec
 from headrace.drift.count_day import count_day
-from headrace.features.build import stage
+from headrace.features.build import run
 from headrace.features.build.stage import BuildFeatures
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
@@ -31,7 +31,7 @@ def both(ws: Workspace, spec: Spec, monkeypatch: pytest.MonkeyPatch) -> tuple[An
     one = run_stage(BuildFeatures(count_day), spec, ws, DS).manifest
     first = digests(dataset(ws, one))
     assert list(ws.encoded(spec.pipeline).local_path().glob("*/*/0.arrow"))
-    monkeypatch.setattr(stage, "_files", lambda *_: nullcontext())
+    monkeypatch.setattr(run, "day_files", lambda *_: nullcontext())
     ws.manifest(spec.pipeline, DS, "features").remove()
     two = run_stage(BuildFeatures(count_day), spec, ws, DS).manifest
     assert digests(dataset(ws, two)) == first
@@ -58,12 +58,3 @@ def test_by_position_and_column(spark: SparkSession, ws: Workspace, monkeypatch:
             one, two = both(ws, spec, patch)
             assert one.facts == two.facts
             assert one.rows == two.rows
-
-
-def test_the_shipped_pipelines_learn_from_files() -> None:
-    """An operator that has no statistics of parts would silently cost its pipeline the fast path."""
-    from headrace.features.engines.arrow.fit import can_fit
-    from headrace.features.workflow.workflow import Workflow
-
-    for name in ("clicks", "criteo", "movielens"):
-        assert can_fit(Workflow.from_spec(load_spec(name))), name

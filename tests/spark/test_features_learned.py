@@ -24,13 +24,19 @@ from headrace.config import Chain, build_spec
 from headrace.drift.count_day import count_day
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
+from headrace.features.engines.arrow.aggregate import aggregate_batch
+from headrace.features.engines.spark.fit import fit
+from headrace.features.engines.spark.transform import transform
 from headrace.features.functions.kernels import xxhash64_integers, xxhash64_strings
 from headrace.features.learn.exact_sums import LARGEST, SMALLEST
-from headrace.features.learn.statistics import IDENTITY, Rows, folds_of, merge_all
+from headrace.features.learn.folds import folds_of
+from headrace.features.learn.merge import merge_all
+from headrace.features.learn.statistics import IDENTITY, Rows
 from headrace.features.ops.learner import Learner
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.vocabulary.keyed_table import KeyedTable
-from headrace.features.workflow.workflow import FittedWorkflow, Workflow
+from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.features.workflow.workflow import Workflow
 from headrace.schema import Column
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
@@ -96,6 +102,11 @@ ROW = st.fixed_dictionaries(
 Row = dict[str, Any]
 
 
+def partials_of(op: Learner, columns: Mapping[str, Any], types: Any, rows: Rows) -> dict[str, Any]:
+    """All statistics of an operator over a batch."""
+    return {n: aggregate_batch(s, columns, types, rows) for n, s in op.statistics(types).items()}
+
+
 def build(chains: list[dict[str, Any]] = CHAINS) -> Workflow:
     return Workflow([Chain.model_validate(c) for c in chains], COLUMNS, label="label")
 
@@ -138,7 +149,7 @@ def learn_in_arrow(fitted: FittedWorkflow, batches: list[pa.RecordBatch]) -> tup
             learned: Mapping[str, Any] = {}
             if isinstance(step.op, Learner) and step.op.name != "categorify":
                 parts = [
-                    step.op.arrow_partial(c, step.types, Rows(label=b["label"], identity=b[IDENTITY].to_numpy()))
+                    partials_of(step.op, c, step.types, Rows(label=b["label"], identity=b[IDENTITY].to_numpy()))
                     for b, c in zip(batches, columns, strict=True)
                 ]
                 found = step.op.finish(merge_all(parts), step.types)
@@ -164,7 +175,7 @@ def test_engines_agree_and_are_right(
     batch = as_batch(rows)
     # Of few rows, some of the partitions are empty.
     frame = as_frame(spark, batch).repartition(4)
-    fitted = w.fit(frame, VocabularyTable(spark, folder / "vocabulary", "2026-01-01"))
+    fitted = fit(w, frame, VocabularyTable(spark, folder / "vocabulary", "2026-01-01"))
     cut = min(cut, len(rows))
     states, tables = learn_in_arrow(fitted, [batch.slice(cut), batch.slice(0, cut)])
     assert json.dumps(fitted.states) == json.dumps(states)
@@ -178,7 +189,7 @@ def test_engines_agree_and_are_right(
     for training in (True, False):
         batch = as_batch(rows, training)
         by_arrow = pa.Table.from_batches([fitted.transform_batch(batch)])
-        by_spark = loaded.transform(as_frame(spark, batch).coalesce(1)).toArrow()
+        by_spark = transform(loaded, as_frame(spark, batch).coalesce(1)).toArrow()
         assert by_arrow.schema.names == by_spark.schema.names
         for name in by_arrow.schema.names:
             assert by_arrow[name].to_numpy().tobytes() == by_spark[name].to_numpy().tobytes(), name
@@ -329,7 +340,8 @@ def test_a_rows_own_label_is_nowhere_in_its_encoding() -> None:
         step, column = w.chains[0].steps[0], as_batch(changed)["s"]
         assert isinstance(step.op, Learner)
         facts = Rows(label=as_batch(changed)["label"], identity=as_batch(changed)[IDENTITY].to_numpy())
-        learned = step.op.finish(step.op.arrow_partial({"s": column}, step.types, facts), step.types)
+        partials = partials_of(step.op, {"s": column}, step.types, facts)
+        learned = step.op.finish(partials, step.types)
         tables = {f"0.0.{name}": KeyedTable(t) for name, t in learned.tables.items()}
         fitted = FittedWorkflow(w, [[learned.states]], {}, tables)
         values: np.ndarray[Any, Any] = fitted.transform_batch(as_batch(changed, training))["s_te"].to_numpy()
@@ -358,7 +370,7 @@ def test_the_next_day(spark: SparkSession, tmp_path: Path) -> None:
             {"columns": ["n"], "ops": ["normalize"]},
         ]
         rows = [dict.fromkeys(c.name for c in COLUMNS) | {"c": word, "label": 0, "n": 1} for word in words]
-        return build(chains).fit(as_frame(spark, as_batch(rows)), VocabularyTable(spark, path, ds))
+        return fit(build(chains), as_frame(spark, as_batch(rows)), VocabularyTable(spark, path, ds))
 
     first = fit("2026-01-01", ["a", "a"])
     assert [f.name for f in first.features] == ["n"]
@@ -383,7 +395,7 @@ def test_statistics_of_spark_do_not_depend_on_partitioning(spark: SparkSession, 
     states = []
     for partitions in (1, 7):
         frame = spark.createDataFrame(table).repartition(partitions)
-        states.append(w.fit(frame, VocabularyTable(spark, tmp_path / "v", "2026-01-01")).states)
+        states.append(fit(w, frame, VocabularyTable(spark, tmp_path / "v", "2026-01-01")).states)
     assert states[0] == states[1]
     found = states[0][0][0]["x"]
     exact = [Fraction(v) for v in x[2:]]
@@ -404,11 +416,11 @@ def test_the_identity_of_rows_is_of_file_and_line(spark: SparkSession, tmp_path:
     w = build([{"columns": ["s"], "ops": ["target_encoding"]}])
     vocabularies = VocabularyTable(spark, tmp_path / "v", "2026-01-01")
     with pytest.raises(UserError, match="_source_file"):
-        w.fit(frame, vocabularies)
+        fit(w, frame, vocabularies)
     lines = frame.withColumn("_source_file", F.lit("a.csv")).withColumn("_source_line", F.monotonically_increasing_id())
-    fitted = w.fit(lines, vocabularies)
+    fitted = fit(w, lines, vocabularies)
     marked = lines.withColumn(IDENTITY, F.xxhash64("_source_file", "_source_line"))
-    assert w.fit(marked, vocabularies).tables["0.0.s_te"].table.equals(fitted.tables["0.0.s_te"].table)
+    assert fit(w, marked, vocabularies).tables["0.0.s_te"].table.equals(fitted.tables["0.0.s_te"].table)
 
 
 def test_the_written_dataset_is_out_of_fold(spark: SparkSession, ws: Workspace) -> None:

@@ -27,7 +27,8 @@ from headrace.features.build.stage import BuildFeatures
 from headrace.features.engines.spark.write import _OPTIONS
 from headrace.features.types import declared
 from headrace.features.vocabulary.delta_table import VocabularyTable
-from headrace.features.workflow.workflow import FittedWorkflow, Workflow
+from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.features.workflow.workflow import Workflow
 from headrace.manifest import Manifest, Output
 from headrace.schema import Kind
 from headrace.stage import Outcome, run_stage

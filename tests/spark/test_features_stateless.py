@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from headrace.config import Chain
+from headrace.features.engines.spark.transform import transform
 from headrace.features.vocabulary.lookup import Lookup
-from headrace.features.workflow.workflow import FittedWorkflow, Workflow
+from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.features.workflow.workflow import Workflow
 from headrace.schema import Column
 from tests.spark.test_features_bodies import BIGS, BITS, INTS, REALS, TEXTS, as_batch, as_frame, assert_same_bits
 
@@ -370,7 +372,7 @@ def test_against_plain_python(spark: SparkSession, rows: list[Row]) -> None:
     fitted = build()
     batch = as_batch(fitted.workflow, rows)
     by_arrow = pa.Table.from_batches([fitted.transform_batch(batch)])
-    by_spark = fitted.transform(as_frame(spark, fitted.workflow, batch).coalesce(1)).toArrow()
+    by_spark = transform(fitted, as_frame(spark, fitted.workflow, batch).coalesce(1)).toArrow()
     assert_same_bits(by_spark, by_arrow)
 
     expected: dict[str, Expected] = {name: e for _, _, out in CASES for name, e in out.items()}
@@ -391,5 +393,5 @@ def test_against_plain_python(spark: SparkSession, rows: list[Row]) -> None:
 def test_the_plan_is_expressions_alone(spark: SparkSession) -> None:
     fitted = build()
     frame = as_frame(spark, fitted.workflow, as_batch(fitted.workflow, []))
-    plan = fitted.transform(frame)._jdf.queryExecution().optimizedPlan().toString()
+    plan = transform(fitted, frame)._jdf.queryExecution().optimizedPlan().toString()
     assert "Python" not in plan

@@ -13,9 +13,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Chain
-from headrace.features.ops.base import VocabularyRule
+from headrace.features.engines.spark.fit import fit
+from headrace.features.engines.spark.transform import transform
 from headrace.features.vocabulary.delta_table import VocabularyTable
-from headrace.features.workflow.workflow import FittedWorkflow, Workflow
+from headrace.features.vocabulary.rule import VocabularyRule
+from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.features.workflow.workflow import Workflow
 from headrace.schema import Column
 
 COLUMNS = [
@@ -28,7 +31,7 @@ COLUMNS = [
 Rows = list[tuple[int, int | None, str | None, list[str | None] | None]]
 
 
-def fit(
+def fitted_on(
     spark: SparkSession, path: Path, ds: str, rows: Rows, *, max_size: int | None = None, min_count: int = 2
 ) -> FittedWorkflow:
     w = Workflow(
@@ -45,7 +48,7 @@ def fit(
         label="label",
     )
     frame = spark.createDataFrame(rows, "day int, u bigint, c string, cs array<string>").repartition(3)
-    return w.fit(frame, VocabularyTable(spark, path, ds), F.col("day"))
+    return fit(w, frame, VocabularyTable(spark, path, ds), F.col("day"))
 
 
 def codes(fitted: FittedWorkflow, name: str) -> dict[str, int]:
@@ -76,19 +79,19 @@ DAY2: Rows = [*DAY1, (3, 8, "new", None), (3, 70, "a", ["new"]), (3, 70, "b", ["
 
 def test_three_days(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "vocabulary"
-    first = fit(spark, path, "2026-01-02", DAY1)
+    first = fitted_on(spark, path, "2026-01-02", DAY1)
     assert codes(first, "u") == {"9": 2, "5": 3, "-1": 4, "10": 5}
     # First day: x four times in all, t three, é once; then the empty text of day 2.
     assert codes(first, "words") == {"x": 2, "t": 3, "é": 4, "": 5}
     assert version(spark, path) == 0
 
-    second = fit(spark, path, "2026-01-03", DAY2)
+    second = fitted_on(spark, path, "2026-01-03", DAY2)
     assert codes(second, "u") == {"9": 2, "5": 3, "-1": 4, "10": 5, "8": 6, "70": 7}
     assert codes(second, "words") == {"x": 2, "t": 3, "é": 4, "": 5, "a": 6, "b": 7, "new": 8}
     assert version(spark, path) == 1
 
     # A day on which old values are gone: they keep their codes; one value comes.
-    third = fit(spark, path, "2026-01-04", [(4, 1, "x", None), (4, 1, "zz", None)])
+    third = fitted_on(spark, path, "2026-01-04", [(4, 1, "x", None), (4, 1, "zz", None)])
     assert codes(third, "u") == codes(second, "u") | {"1": 8}
     assert codes(third, "words") == codes(second, "words") | {"zz": 9}
     assert version(spark, path) == 2
@@ -98,14 +101,14 @@ def test_three_days(spark: SparkSession, tmp_path: Path) -> None:
         ("2026-01-04", [(4, 1, "x", None), (4, 1, "zz", None)], third),
         ("2026-01-02", DAY1, first),
     ):
-        again = fit(spark, path, ds, rows)
+        again = fitted_on(spark, path, ds, rows)
         assert codes(again, "u") == codes(before, "u")
         assert codes(again, "words") == codes(before, "words")
         assert again.schema == before.schema
     assert version(spark, path) == 2
 
     # An old day that counts a value which a later day has named uses that code; a new value goes on at the end.
-    late = fit(
+    late = fitted_on(
         spark,
         path,
         "2026-01-02",
@@ -122,22 +125,22 @@ def test_three_days(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_codes_reach_the_rows(spark: SparkSession, tmp_path: Path) -> None:
-    fitted = fit(spark, tmp_path / "v", "2026-01-02", DAY1)
+    fitted = fitted_on(spark, tmp_path / "v", "2026-01-02", DAY1)
     rows = spark.createDataFrame(
         [(5, "t", ["x", "?"]), (8, "?", None), (None, None, [None, "x", "t"])], "u bigint, c string, cs array<string>"
     )
-    found = [tuple(r) for r in fitted.transform(rows.coalesce(1)).collect()]
+    found = [tuple(r) for r in transform(fitted, rows.coalesce(1)).collect()]
     assert found == [(3, 3, 2, 1), (1, 1, 0, 0), (0, 0, 0, 2)]
     assert [(f.name, f.cardinality) for f in fitted.features] == [("u", 6), ("c", 6), ("cs", 6)]
 
 
 def test_max_size_keeps_the_most_frequent(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "v"
-    first = fit(spark, path, "2026-01-02", DAY1, max_size=2)
+    first = fitted_on(spark, path, "2026-01-02", DAY1, max_size=2)
     # 5 (three times) and the first by text of those seen twice.
     assert codes(first, "u") == {"5": 2, "-1": 3}
-    assert len(codes(fit(spark, path, "2026-01-03", DAY2, max_size=3), "u")) == 3
-    assert len(codes(fit(spark, path, "2026-01-04", DAY2, max_size=3), "u")) == 3
+    assert len(codes(fitted_on(spark, path, "2026-01-03", DAY2, max_size=3), "u")) == 3
+    assert len(codes(fitted_on(spark, path, "2026-01-04", DAY2, max_size=3), "u")) == 3
 
 
 class Meeting(VocabularyTable):
@@ -186,7 +189,7 @@ def test_two_writers_at_once_never_share_a_code(spark: SparkSession, tmp_path: P
 def test_order_does_not_depend_on_partitioning(spark: SparkSession, tmp_path: Path, partitions: int) -> None:
     rows: Rows = [(i % 4, i % 37, f"w{i % 11}", [f"w{i % 13}"]) for i in range(300)]
     shuffled = spark.createDataFrame(rows, "day int, u bigint, c string, cs array<string>").repartition(partitions)
-    found = fit(spark, tmp_path / "v", "2026-01-02", [tuple(r) for r in shuffled.collect()])  # type: ignore[misc]
+    found = fitted_on(spark, tmp_path / "v", "2026-01-02", [tuple(r) for r in shuffled.collect()])  # type: ignore[misc]
     expected: dict[str, tuple[int, int]] = {}
     for day, u, _, _ in rows:
         first, count = expected.get(str(u), (99, 0))

@@ -20,9 +20,10 @@ from headrace.config import EmbeddingOptimizer, Model, Spec, build_spec
 from headrace.drift.count_day import count_day
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
+from headrace.features.engines.spark.transform import transform
 from headrace.features.functions.kernels import xxhash64_strings
 from headrace.features.types import declared
-from headrace.features.workflow.workflow import FittedWorkflow
+from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.manifest import Manifest, Output
 from headrace.models.dlrm import DLRM
 from headrace.models.predictor import load_predictor
@@ -204,7 +205,7 @@ def expected(
     folder = ws.home / _manifest(ws, stage).output("model").name
     fitted = FittedWorkflow.load(folder / "workflow")
     columns = {c: TYPES[c] for c in pairs.columns}
-    made = fitted.transform(to_spark(spark, pairs, columns), keep={"u": "user", "i": "item"}).toPandas()
+    made = transform(fitted, to_spark(spark, pairs, columns), keep={"u": "user", "i": "item"}).toPandas()
     physical = {c: made[c].to_numpy() for f in fitted.features for c in f.physical}
     made = made[["u", "i"]].rename(columns={"u": "user", "i": "item"})
     made["score"] = load_predictor(folder, threads=1).predict(physical)

@@ -13,8 +13,10 @@ from pyspark.sql import functions as F
 
 from headrace.config import Chain
 from headrace.errors import UserError
+from headrace.features.engines.spark.transform import transform
 from headrace.features.ops import REGISTRY
-from headrace.features.workflow.workflow import FittedWorkflow, Workflow
+from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.features.workflow.workflow import Workflow
 from headrace.schema import Column
 from headrace.udfs import arrow
 from headrace.udfs import spark as udfs
@@ -106,7 +108,7 @@ def test_both_bodies_of_the_operators(spark: SparkSession, rows: list[dict[str, 
     fitted = FittedWorkflow(w, [[{} for _ in chain.steps] for chain in w.chains], {})
     batch = as_batch(w, rows)
     by_arrow = pa.Table.from_batches([fitted.transform_batch(batch)])
-    assert_same_bits(fitted.transform(as_frame(spark, w, batch).coalesce(1)).toArrow(), by_arrow)
+    assert_same_bits(transform(fitted, as_frame(spark, w, batch).coalesce(1)).toArrow(), by_arrow)
     # Not both wrong: by plain Python, for one feature of each operator.
     for k, row in enumerate(rows):
         text = None if row["s"] is None else row["s"].encode()

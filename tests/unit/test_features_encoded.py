@@ -21,20 +21,23 @@ from hypothesis import strategies as st
 from headrace.config import Chain, build_spec, load_spec
 from headrace.features.build.lake_files import of_day
 from headrace.features.engines.arrow import write_lake as module
-from headrace.features.engines.arrow.aggregate import TrainRows, partial_of
+from headrace.features.engines.arrow.aggregate import TrainRows, aggregate, aggregate_batch
 from headrace.features.engines.arrow.array_file import load_arrays, save_arrays
 from headrace.features.engines.arrow.dictionary import Cells
 from headrace.features.engines.arrow.fit import FileFit
 from headrace.features.engines.arrow.lake_file import FILE, LINE
 from headrace.features.engines.arrow.lake_rows import LakeRows, View, lake_rows
+from headrace.features.engines.arrow.split import DROPPED, split_codes
 from headrace.features.engines.arrow.tasks import grouped
 from headrace.features.engines.arrow.write_lake import write_encoded
 from headrace.features.layout.files import WrittenDataset, plan_files
-from headrace.features.layout.split_rule import DROPPED, ColumnRule, PositionRule, Rule, TimeRule, split_codes
-from headrace.features.learn.statistics import Number, Statistic, arrow_partial, canonical
-from headrace.features.ops.base import VocabularyRule
+from headrace.features.layout.split_rule import ColumnRule, PositionRule, Rule, TimeRule
+from headrace.features.learn.merge import canonical
+from headrace.features.learn.statistics import Number, Statistic
 from headrace.features.types import ValueType, declared
-from headrace.features.workflow.workflow import FittedWorkflow, Workflow
+from headrace.features.vocabulary.rule import VocabularyRule
+from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DataFile
 from headrace.schema import Column
 from tests.dataset_support import read_padded
@@ -301,8 +304,8 @@ def test_statistics_of_values_are_those_of_rows(rows: list[tuple[int | None, boo
     of = TrainRows(train, label, identity, day)
     types = {"c": ValueType("bigint")}
     for statistic in STATISTICS:
-        found = partial_of(statistic, cells, types, of)
-        expected = arrow_partial(statistic, {"c": column.filter(pa.array(train))}, types, of.rows)
+        found = aggregate(statistic, cells, types, of)
+        expected = aggregate_batch(statistic, {"c": column.filter(pa.array(train))}, types, of.rows)
         assert canonical(found).equals(canonical(expected)), statistic
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from headrace.config import load_spec
 from headrace.features.build.stage import engine_of
-from headrace.features.layout.files import FilePlan, partition_keys, plan_files
+from headrace.features.layout.files import FilePlan, plan_files
+from headrace.features.layout.placement import partition_keys
 from headrace.features.layout.split import time_ranges
 
 

@@ -14,21 +14,13 @@ from hypothesis import strategies as st
 
 from headrace.config import Chain
 from headrace.errors import UserError
+from headrace.features.engines.arrow.aggregate import aggregate_batch
 from headrace.features.functions.keys import joint_key
 from headrace.features.learn import exact_sums, quantiles
-from headrace.features.learn.statistics import (
-    LABEL,
-    Number,
-    Rows,
-    Statistic,
-    arrow_partial,
-    canonical,
-    folds_of,
-    merge,
-    merge_all,
-    numbers,
-    rounded,
-)
+from headrace.features.learn.exact_sums import rounded
+from headrace.features.learn.folds import folds_of
+from headrace.features.learn.merge import canonical, merge, merge_all
+from headrace.features.learn.statistics import LABEL, Number, Rows, Statistic, numbers
 from headrace.features.ops.learner import Learner
 from headrace.features.types import ValueType
 from headrace.features.vocabulary.keyed_table import KeyedTable
@@ -71,6 +63,11 @@ STATISTICS = {
 }
 
 
+def partials_of(op: Learner, columns: dict[str, Any], types: Any, rows: Rows) -> dict[str, Any]:
+    """All statistics of an operator over a batch."""
+    return {n: aggregate_batch(s, columns, types, rows) for n, s in op.statistics(types).items()}
+
+
 def part(rows: list[dict[str, Any]], statistic: Statistic) -> pa.Table:
     columns = {name: pa.array([r[name] for r in rows], type_.arrow) for name, type_ in TYPES.items()}
     facts = Rows(
@@ -78,7 +75,7 @@ def part(rows: list[dict[str, Any]], statistic: Statistic) -> pa.Table:
         label=pa.array([r["y"] for r in rows], pa.int32()),
         identity=np.array([r["id"] for r in rows], np.int64),
     )
-    return arrow_partial(statistic, columns, TYPES, facts)
+    return aggregate_batch(statistic, columns, TYPES, facts)
 
 
 @settings(max_examples=60, deadline=None)
@@ -172,7 +169,7 @@ def test_keys_folds_days_and_lists() -> None:
 
 def test_a_variance_beside_a_large_mean() -> None:
     x = 1e9 + np.arange(5000) % 2
-    found = arrow_partial(Statistic(numbers=(Number("x", squares=True),)), {"x": pa.array(x)}, TYPES, Rows())
+    found = aggregate_batch(Statistic(numbers=(Number("x", squares=True),)), {"x": pa.array(x)}, TYPES, Rows())
     n = found.column("0.count").to_numpy()
     assert exact_sums.deviations(numbers_of(found, "sum"), numbers_of(found, "squares"), n)[0] == math.sqrt(1250 / 4999)
 
@@ -194,9 +191,9 @@ def test_joint_keys_differ(pairs: list[tuple[str, str]]) -> None:
 
 def test_missing_facts_are_named() -> None:
     with pytest.raises(ValueError, match="identity"):
-        arrow_partial(STATISTICS["folds"], {"k": pa.array(["a"])}, TYPES, Rows())
+        aggregate_batch(STATISTICS["folds"], {"k": pa.array(["a"])}, TYPES, Rows())
     with pytest.raises(ValueError, match="label"):
-        arrow_partial(Statistic(key=("k",), numbers=(Number(LABEL),)), {"k": pa.array(["a"])}, TYPES, Rows())
+        aggregate_batch(Statistic(key=("k",), numbers=(Number(LABEL),)), {"k": pa.array(["a"])}, TYPES, Rows())
 
 
 COLUMNS = [
@@ -248,7 +245,7 @@ def test_a_vocabulary_has_one_number_of_buckets() -> None:
 @given(st.lists(st.integers(-9, 9), min_size=1, max_size=40), st.integers(2, 6))
 def test_quantiles_of_counts_are_numpys(values: list[int], bins: int) -> None:
     x = np.array(values, float)
-    partial = arrow_partial(Statistic(key=("x",), kind="number"), {"x": pa.array(x)}, TYPES, Rows())
+    partial = aggregate_batch(Statistic(key=("x",), kind="number"), {"x": pa.array(x)}, TYPES, Rows())
     found, upto = quantiles.cumulated(partial)
     assert quantiles.median(found, upto) == np.median(x)
     wanted = {np.sort(x)[math.ceil(Fraction(i * len(x), bins)) - 1] for i in range(1, bins)}
@@ -287,7 +284,7 @@ def test_days_merge_into_what_a_fit_of_all_days_learns() -> None:
         assert isinstance(step.op, Learner)
 
         def learn(parts: list[Any], step: Any = step) -> tuple[Any, dict[str, Any]]:
-            made = [step.op.arrow_partial({n: c[n] for n in step.types}, step.types, r) for c, r in parts]
+            made = [partials_of(step.op, c, step.types, r) for c, r in parts]
             old = made[0]
             for new in made[1:]:
                 old = merge_all([old, new])

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from headrace.errors import UserError
-from headrace.features.ops.base import VocabularyRule
 from headrace.features.vocabulary.delta_table import VocabularyTable
+from headrace.features.vocabulary.rule import VocabularyRule
 from tests.tables_support import commit_delta
 
 RULES = {"word": VocabularyRule(min_count=1), "user": VocabularyRule(min_count=1)}

@@ -15,7 +15,8 @@ import pytest
 from headrace.config import Chain, load_spec
 from headrace.errors import UserError
 from headrace.features.vocabulary.lookup import Lookup
-from headrace.features.workflow.workflow import FittedWorkflow, Workflow
+from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.features.workflow.workflow import Workflow
 from headrace.schema import Column, Kind
 
 COLUMNS = [
@@ -258,7 +259,7 @@ def test_no_spark_in_the_process(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 import pyarrow as pa
-from headrace.features.workflow.workflow import FittedWorkflow, Workflow
+from headrace.features.workflow.fitted import FittedWorkflow
 rows = pa.ipc.open_file(sys.argv[2]).get_batch(0)
 out = FittedWorkflow.load(Path(sys.argv[1])).transform_batch(rows)
 assert not [m for m in sys.modules if m.split('.')[0] in ('pyspark', 'py4j', 'delta')], 'Spark was imported'

@@ -14,7 +14,8 @@ import xgboost as xgb
 from headrace.config import Chain, Spec, build_spec
 from headrace.errors import UserError
 from headrace.features.vocabulary.lookup import Lookup
-from headrace.features.workflow.workflow import FittedWorkflow, Workflow
+from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.features.workflow.workflow import Workflow
 from headrace.models import xgboost_model
 from headrace.models.predictor import load_predictor
 from headrace.schema import Column

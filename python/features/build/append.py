@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import UserError
-from headrace.features.engines.arrow.fit import can_fit
 from headrace.features.engines.arrow.lake_rows import LakeRows
 from headrace.features.layout.split_rule import TimeRule, day_name
-from headrace.features.workflow.workflow import FittedWorkflow, Workflow
+from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.features.workflow.workflow import Workflow
 from headrace.features.layout.files import ColumnCounts, FilePlan, Written, WrittenDataset, plan_files
 from headrace.manifest import Input, Manifest, fingerprint
 from headrace.stage import Context
@@ -74,11 +74,6 @@ def check(workflow: Workflow) -> None:
     Raises:
         UserError: an operator whose result for a row depends on whether it trains, or that may drop a feature.
     """
-    if not can_fit(workflow):
-        raise UserError(
-            "features.append: an operator of features.workflow learns otherwise than from statistics of the lake's "
-            "files; leave append or the operator out"
-        )
     for i, chain in enumerate(workflow.chains):
         for j, step in enumerate(chain.steps):
             if step.op.out_of_fold:

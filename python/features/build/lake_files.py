@@ -10,12 +10,13 @@ from pyspark.sql import SparkSession
 
 from headrace.config import Spec
 from headrace.features.types import ValueType, declared
-from headrace.features.engines.arrow.fit import FileFit, can_fit
+from headrace.features.engines.arrow.fit import FileFit
 from headrace.features.engines.arrow.lake_rows import LakeRows, View, lake_rows
 from headrace.features.layout.split import SplitRows, check_counts, time_ranges
 from headrace.features.layout.split_rule import columns_of
 from headrace.features.vocabulary.delta_table import Vocabularies
-from headrace.features.workflow.workflow import FittedWorkflow, Workflow
+from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DataFile, DeltaLog
 from headrace.storage import local
 from headrace.workspace import Workspace
@@ -27,10 +28,10 @@ def files_of_day(
 ) -> Iterator[LakeRows | None]:
     """The lake's files that hold the events of a dataset of `ds`, pinned; None where the rows must come from a frame.
 
-    That is where table operators make them, where an operator learns from more than statistics of parts, or where the
+    That is where table operators make them, or where the
     table's log no longer names the version's files.
     """
-    files = None if spec.features.prepare or not can_fit(workflow) else DeltaLog(local(events)).files(version)
+    files = None if spec.features.prepare else DeltaLog(local(events)).files(version)
     if files is None:
         yield None
         return

@@ -18,7 +18,7 @@ from headrace.config import Spec
 from headrace.features.functions.timestamps import spark_micros
 from headrace.features.types import declared
 from headrace.features.layout.split import SplitRows, split_rows, time_ranges
-from headrace.features.engines.spark.transform import col
+from headrace.features.functions.spark_expressions import col
 from headrace.features.table_ops.external import Reader, pin
 from headrace.features.table_ops.preparation import Preparation, midnight, train_rows
 from headrace.features.table_ops.base import PROBE

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import Features, Spec
 from headrace.errors import UserError
-from headrace.features.engines.spark.transform import col
+from headrace.features.functions.spark_expressions import col
 from headrace.features.layout.split_rule import ColumnRule, PositionRule, Rule, TimeRule
 
 #: Name of the column that says the split.

@@ -46,6 +46,24 @@ def spark_usable(x: Column) -> Column:
     return F.when(size <= F.lit(LARGEST), F.when(size < F.lit(SMALLEST), F.lit(0.0)).otherwise(x))
 
 
+def rounded(x: F64, bits: int) -> F64:
+    """To `bits` significant bits (Veltkamp's splitting), to nearest. float64 [n] -> float64 [n]."""
+    if bits >= 53:
+        return x
+    far = x * (2.0 ** (53 - bits) + 1.0)
+    return far - (far - x)
+
+
+def spark_rounded(x: Column, bits: int) -> Column:
+    """`rounded` as a double column."""
+    from pyspark.sql import functions as F
+
+    if bits >= 53:
+        return x
+    far = x * F.lit(2.0 ** (53 - bits) + 1.0)
+    return far - (far - x)
+
+
 def places(smallest: float, largest: float, whole: bool = False) -> range:
     """Places of the digits of numbers whose magnitudes, where not 0, are from `smallest` to `largest`.
 

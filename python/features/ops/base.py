@@ -1,4 +1,4 @@
-"""What an operator is: parameters, a fit, and two bodies that give the same bits.
+"""What an operator is: parameters, types, and two bodies that give the same bits.
 
 To add one, write a class in a file of headrace.features.ops and name it in that package's registry.
 
@@ -11,7 +11,7 @@ To add one, write a class in a file of headrace.features.ops and name it in that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,69 +19,18 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
 from headrace.features.functions.arrays import with_elements
+from headrace.features.ops.selection import Selection
 from headrace.features.types import Element, OpError, ValueType, element_of
-from headrace.schema import OOV_CODE
+from headrace.features.vocabulary.keyed_table import KeyedTable
+from headrace.features.vocabulary.lookup import Lookup
+from headrace.features.vocabulary.rule import VocabularyRule
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-    from headrace.features.learn.statistics import Statistic
-    from headrace.features.ops.selection import Selection
-    from headrace.features.vocabulary.keyed_table import KeyedTable
-    from headrace.features.vocabulary.lookup import Lookup
 
 #: What fit learned for a column. JSON values only; empty for operators that learn nothing.
 State = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Aggregates:
-    """A request of fit: Spark aggregates over the training rows. The answer is {name: value}."""
-
-    columns: Mapping[str, Column]
-
-
-@dataclass(frozen=True)
-class VocabularyRule:
-    """What is to become of the values of a vocabulary."""
-
-    #: Values seen fewer times in the training range get no code.
-    min_count: int = 1
-    #: At most this many values, the most frequent; None: no limit.
-    max_size: int | None = None
-    #: Other values hash into so many codes, 1..oov_buckets.
-    oov_buckets: int = 1
-
-    @property
-    def first_code(self) -> int:
-        """The code of the vocabulary's first value."""
-        return OOV_CODE + self.oov_buckets
-
-
-@dataclass(frozen=True)
-class ValueColumn:
-    """A column whose values belong into a vocabulary."""
-
-    vocabulary: str
-    rule: VocabularyRule
-    column: Column
-    type: ValueType
-
-
-@dataclass(frozen=True)
-class Values:
-    """A request of fit: count the values of columns into their vocabularies. The answer is {}."""
-
-    columns: tuple[ValueColumn, ...]
-
-
-@dataclass(frozen=True)
-class Collect:
-    """A request of fit: statistics of the training rows (learn.statistics). The answer is {name: Partial}."""
-
-    statistics: Mapping[str, Statistic]
-    columns: Mapping[str, Column]
-    types: Mapping[str, ValueType]
 
 
 @dataclass(frozen=True)
@@ -92,12 +41,6 @@ class Learned:
     states: Mapping[str, State]
     #: Keyed tables by name: `key` (string, no null, none twice) and columns of values; see vocabulary.keyed_table.
     tables: Mapping[str, pa.Table] = field(default_factory=dict)
-
-
-Request = Aggregates | Values | Collect
-#: Yields requests, is sent their answers, returns what it learned, or {column: state}. Requests that operators of the
-#: same depth of their chains yield in the same turn are answered together, in as few Spark passes as it can be done in.
-Fit = Generator[Request, Mapping[str, Any], Mapping[str, State] | Learned]
 
 
 def no_table(*_: Any) -> Any:
@@ -146,7 +89,7 @@ class Op(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: ClassVar[str]
-    #: Whether `fit` asks for anything.
+    #: Whether it learns from the training rows: see headrace.features.ops.learner.
     learns: ClassVar[bool] = False
     #: Whether rows of the training range, which bring their identity, are transformed otherwise than others.
     out_of_fold: ClassVar[bool] = False
@@ -174,11 +117,6 @@ class Op(BaseModel):
         """The vocabularies that it gives codes of, by name."""
         return {}
 
-    def fit(self, columns: Mapping[str, Column], types: Mapping[str, ValueType]) -> Fit:
-        """Ask for aggregates over `columns` (as they arrive at this operator), return what they teach."""
-        return {}
-        yield
-
     def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
         """Columns as Spark expressions: no Python function, so that Catalyst and RAPIDS see all of it."""
         raise NotImplementedError
@@ -194,11 +132,9 @@ class Op(BaseModel):
         """
         return needed
 
-    def __rrshift__(self, columns: str | Sequence[str]) -> Selection:
-        """`["price"] >> LogOp()`."""
-        from headrace.features.ops.selection import Selection
-
-        return Selection.of(columns) >> self
+    def __rrshift__(self, columns: str | Sequence[str] | Selection) -> Selection:
+        """`["price"] >> LogOp()`; a `Selection` in place of the columns is one more operator behind its others."""
+        return Selection.of(columns).append(self)
 
 
 class Elementwise(Op):

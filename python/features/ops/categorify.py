@@ -13,10 +13,11 @@ from pydantic import Field
 from headrace.features.functions.arrays import with_elements
 from headrace.features.functions.kernels import xxhash64_strings
 from headrace.features.learn.statistics import Statistic
-from headrace.features.ops.base import ArrowPlace, Fit, SparkPlace, ValueColumn, Values, VocabularyRule
+from headrace.features.ops.base import ArrowPlace, SparkPlace
 from headrace.features.ops.learner import Learner
 from headrace.features.types import OpError, ValueType
 from headrace.features.vocabulary.lookup import Codes
+from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.schema import NULL_CODE, OOV_CODE
 
 if TYPE_CHECKING:
@@ -65,12 +66,6 @@ class Categorify(Learner):
 
     def vocabularies(self, given: Mapping[str, ValueType]) -> dict[str, VocabularyRule]:
         return {self.vocabulary_of(name): self.rule for name in given}
-
-    def fit(self, columns: Mapping[str, Column], types: Mapping[str, ValueType]) -> Fit:
-        yield Values(
-            tuple(ValueColumn(self.vocabulary_of(n), self.rule, column, types[n]) for n, column in columns.items())
-        )
-        return {}
 
     def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
         from pyspark.sql import functions as F

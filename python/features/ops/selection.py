@@ -9,13 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from pydantic import ValidationError
 
 from headrace.config import Chain, OpSpec
 from headrace.errors import UserError
-from headrace.features.ops.base import Op
+
+
+class Operator(Protocol):
+    """What a selection needs of an operator (headrace.features.ops.base.Op)."""
+
+    name: ClassVar[str]
+
+    def model_dump(self, *, mode: str, exclude_unset: bool) -> dict[str, Any]:
+        """Its parameters, those that were given."""
+        ...
+
+    def __rrshift__(self, columns: Selection) -> Selection:
+        """The selection with the operator behind its others."""
+        ...
 
 
 class AddTags:
@@ -24,8 +37,9 @@ class AddTags:
     def __init__(self, *tags: str | Iterable[str]) -> None:
         self.tags = tuple(t for given in tags for t in ((given,) if isinstance(given, str) else given))
 
-    def __rrshift__(self, columns: str | Sequence[str]) -> Selection:
-        return Selection.of(columns) >> self
+    def __rrshift__(self, columns: str | Sequence[str] | Selection) -> Selection:
+        before = Selection.of(columns)
+        return replace(before, tags=tuple(dict.fromkeys((*before.tags, *self.tags))))
 
 
 class AddMetadata:
@@ -37,8 +51,9 @@ class AddMetadata:
     def __init__(self, **metadata: Any) -> None:
         self.metadata = metadata
 
-    def __rrshift__(self, columns: str | Sequence[str]) -> Selection:
-        return Selection.of(columns) >> self
+    def __rrshift__(self, columns: str | Sequence[str] | Selection) -> Selection:
+        before = Selection.of(columns)
+        return replace(before, metadata=tuple((dict(before.metadata) | self.metadata).items()))
 
 
 @dataclass(frozen=True)
@@ -46,31 +61,35 @@ class Selection:
     """Columns and what was put behind them so far; immutable, so that a part can be used twice."""
 
     columns: tuple[str, ...]
-    ops: tuple[Op, ...] = ()
+    ops: tuple[Operator, ...] = ()
     tags: tuple[str, ...] = ()
     metadata: tuple[tuple[str, Any], ...] = ()
 
     @staticmethod
-    def of(columns: str | Sequence[str]) -> Selection:
-        """One column or several, by name.
+    def of(columns: str | Sequence[str] | Selection) -> Selection:
+        """One column or several, by name; a selection is itself.
 
         Raises:
             UserError: something that is no name.
         """
+        if isinstance(columns, Selection):
+            return columns
         names = (columns,) if isinstance(columns, str) else tuple(columns)
         if not all(isinstance(name, str) for name in names):
             raise UserError(f"a chain begins with names of columns, not {columns!r}")
         return Selection(names)
 
-    def __rshift__(self, more: Op | AddTags | AddMetadata) -> Selection:
-        if isinstance(more, AddTags):
-            return replace(self, tags=tuple(dict.fromkeys((*self.tags, *more.tags))))
-        if isinstance(more, AddMetadata):
-            return replace(self, metadata=tuple((dict(self.metadata) | more.metadata).items()))
-        if not isinstance(more, Op):
-            hint = f"; write {more.__name__}()" if isinstance(more, type) and issubclass(more, Op) else ""
-            raise UserError(f"`>>` takes an operator, AddTags or AddMetadata, not {more!r}{hint}")
-        return replace(self, ops=(*self.ops, more))
+    def append(self, op: Operator) -> Selection:
+        """With one more operator behind the others."""
+        return replace(self, ops=(*self.ops, op))
+
+    def __rshift__(self, more: Operator | AddTags | AddMetadata) -> Selection:
+        combine = getattr(type(more), "__rrshift__", None)
+        combined = combine(more, self) if combine is not None else None
+        if isinstance(combined, Selection):
+            return combined
+        hint = f"; write {more.__name__}()" if isinstance(more, type) and hasattr(more, "__rrshift__") else ""
+        raise UserError(f"`>>` takes an operator, AddTags or AddMetadata, not {more!r}{hint}")
 
     def __add__(self, other: Selection | Chains) -> Chains:
         return Chains((self,)) + other

@@ -12,7 +12,8 @@ from pydantic import Field
 from headrace.features.functions.keys import check_keys, joint_key, spark_joint_key
 from headrace.features.learn import exact_sums
 from headrace.features.learn.exact_sums import F64, I64
-from headrace.features.learn.statistics import LABEL, Number, Partial, Partials, Statistic, counts, folds_of, numbers
+from headrace.features.learn.folds import folds_of, spark_fold
+from headrace.features.learn.statistics import LABEL, Number, Partial, Partials, Statistic, counts, numbers
 from headrace.features.ops.base import ArrowPlace, Learned, SparkPlace
 from headrace.features.ops.learner import Learner
 from headrace.features.types import ValueType
@@ -95,8 +96,6 @@ class TargetEncoding(Learner):
     def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
         from pyspark.sql import functions as F
 
-        from headrace.features.engines.spark.aggregate import fold_of
-
         out = {}
         for name, key in self.sources(place.types).items():
             found = place.table(name, spark_joint_key([columns[c] for c in key]))
@@ -104,7 +103,7 @@ class TargetEncoding(Learner):
             values = [F.coalesce(found[_column(f)], F.lit(float(prior))) for f, prior in enumerate(priors)]
             x = values[0]
             if place.identity is not None:
-                own = fold_of(place.identity, self.folds)
+                own = spark_fold(place.identity, self.folds)
                 for f in range(self.folds):
                     x = F.when(own == f, values[f + 1]).otherwise(x)
             out[name] = x

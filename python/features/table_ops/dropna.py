@@ -37,7 +37,7 @@ class Dropna(TableOp):
     def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
         from pyspark.sql import functions as F
 
-        from headrace.features.engines.spark.transform import is_missing
+        from headrace.features.functions.spark_expressions import is_missing
 
         missing = [is_missing(c, place.given.types[c]) for c in self.subset]
         drop = reduce(lambda a, b: a | b if self.how == "any" else a & b, missing)

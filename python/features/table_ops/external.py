@@ -110,7 +110,7 @@ class Reader:
         Raises:
             UserError: the table or a column is not there, a column has another type, or files are not as pinned.
         """
-        from headrace.features.engines.spark.transform import col
+        from headrace.features.functions.spark_expressions import col
 
         path = self.path(table)
         self._check(table)
@@ -230,7 +230,7 @@ def duplicates_spark(frame: DataFrame, keys: Sequence[str]) -> tuple[int, int]:
     """(keys that have several rows, those rows). One Spark job."""
     from pyspark.sql import functions as F
 
-    from headrace.features.engines.spark.transform import col
+    from headrace.features.functions.spark_expressions import col
 
     counted = frame.groupBy(*[col(k) for k in keys]).agg(F.count(F.lit(1)).alias("n")).where(F.col("n") > 1)
     row = counted.agg(F.count(F.lit(1)), F.coalesce(F.sum("n"), F.lit(0))).collect()[0]

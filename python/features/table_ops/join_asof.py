@@ -59,7 +59,7 @@ class JoinAsof(ReadsExternal):
     def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
         from pyspark.sql import functions as F
 
-        from headrace.features.engines.spark.transform import col
+        from headrace.features.functions.spark_expressions import col
         from headrace.features.functions.timestamps import spark_micros
         from headrace.features.table_ops.spark_windows import VERSION, T, newest_version, through
 

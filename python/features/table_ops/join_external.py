@@ -59,7 +59,7 @@ class JoinExternal(ReadsExternal):
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
-        from headrace.features.engines.spark.transform import col
+        from headrace.features.functions.spark_expressions import col
 
         theirs = list(self.keys.values())
         other = place.read(self.external(place.given)).dropna(subset=[f"`{k}`" for k in theirs])

@@ -115,7 +115,7 @@ class Negatives(TableOp):
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
-        from headrace.features.engines.spark.transform import col
+        from headrace.features.functions.spark_expressions import col
         from headrace.features.table_ops.spark_windows import (
             VERSION,
             T,
@@ -184,7 +184,7 @@ class Negatives(TableOp):
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
-        from headrace.features.engines.spark.transform import col
+        from headrace.features.functions.spark_expressions import col
         from headrace.features.table_ops.spark_windows import T, running
 
         weights = trained.groupBy(col(self.item).alias("__item")).agg(

@@ -269,7 +269,7 @@ class Predicate:
     def _column(self, name: _Name) -> Column:
         from pyspark.sql import functions as F
 
-        from headrace.features.engines.spark.transform import col
+        from headrace.features.functions.spark_expressions import col
 
         x = col(name.column)
         real = self._types[name.column] in (ValueType("float"), ValueType("double"))

@@ -43,7 +43,7 @@ class Rename(TableOp):
         return out
 
     def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
-        from headrace.features.engines.spark.transform import col
+        from headrace.features.functions.spark_expressions import col
         from headrace.features.table_ops.spark_windows import without_helpers
 
         frame = without_helpers(frame)

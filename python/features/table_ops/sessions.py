@@ -58,7 +58,7 @@ class Sessions(OfPast):
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
-        from headrace.features.engines.spark.transform import col
+        from headrace.features.functions.spark_expressions import col
         from headrace.features.table_ops.spark_windows import (
             T,
             by,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F
 
-from headrace.features.engines.spark.transform import col
+from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import spark_micros
 from headrace.features.table_ops.base import FILE, LINE, PROBE, TableSpark
 from headrace.features.types import ValueType

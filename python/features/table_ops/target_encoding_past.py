@@ -70,7 +70,7 @@ class TargetEncodingPast(OfDelayedPast):
     def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
         from pyspark.sql import functions as F
 
-        from headrace.features.engines.spark.transform import col
+        from headrace.features.functions.spark_expressions import col
         from headrace.features.table_ops.spark_windows import Sums, through, window_sums
 
         given, columns = place.given, frame.columns
@@ -100,7 +100,7 @@ class TargetEncodingPast(OfDelayedPast):
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
-        from headrace.features.engines.spark.transform import col
+        from headrace.features.functions.spark_expressions import col
         from headrace.features.functions.timestamps import spark_micros
         from headrace.features.table_ops.spark_windows import running
 

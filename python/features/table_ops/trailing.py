@@ -113,7 +113,7 @@ class Trailing(OfChosenPast):
     def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
         from pyspark.sql import functions as F
 
-        from headrace.features.engines.spark.transform import col
+        from headrace.features.functions.spark_expressions import col
         from headrace.features.table_ops.spark_windows import Sums, through, window_sums
 
         types = place.given.types

@@ -11,7 +11,7 @@ import pyarrow as pa
 from headrace.config import Chain
 from headrace.errors import UserError, nearest
 from headrace.features.ops import REGISTRY
-from headrace.features.ops.base import ArrowPlace, Fit, Op, SparkPlace, State, no_table
+from headrace.features.ops.base import ArrowPlace, Op, SparkPlace, State, no_table
 from headrace.features.registry import build
 from headrace.features.types import OpError, ValueType, least
 from headrace.features.vocabulary.keyed_table import KeyedTable
@@ -37,10 +37,6 @@ class Step:
     gives: Mapping[str, ValueType]
     #: By column that comes out: leading elements of a list that the rest of the chain looks at; None: all.
     reads: Mapping[str, int | None]
-
-    def fit(self, columns: Mapping[str, SparkColumn]) -> Fit:
-        """The operator's fit over the chain's columns as they arrive."""
-        return self.op.fit({name: columns[name] for name in self.types}, self.types)
 
     def spark(
         self,

@@ -1,7 +1,4 @@
-"""Statistics of a piece of the lake: of distinct values and how often they are there, where that is enough.
-
-The same tables as headrace.features.learn.statistics.arrow_partial makes of the rows one by one.
-"""
+"""The Arrow engine's statistics: of the rows of a batch, or of a piece's distinct values where that is enough."""
 
 from __future__ import annotations
 
@@ -12,11 +9,16 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.features.engines.arrow.dictionary import Cells, Index
 from headrace.features.functions.arrays import doubles, to_numpy
+from headrace.features.functions.keys import joint_key
 from headrace.features.learn import exact_sums
-from headrace.features.learn.statistics import LABEL, Partial, Rows, Statistic, arrow_partial, assemble, merge, rounded
+from headrace.features.learn.exact_sums import F64, rounded
+from headrace.features.learn.folds import folds_of
+from headrace.features.learn.merge import extreme, groups_of, merge
+from headrace.features.learn.statistics import LABEL, Partial, Rows, Statistic, assemble
 from headrace.features.types import ValueType
 
 I64 = npt.NDArray[np.int64]
@@ -76,7 +78,7 @@ class TrainRows:
         return out
 
 
-def partial_of(
+def aggregate(
     statistic: Statistic, cells: Mapping[str, Cells], types: Mapping[str, ValueType], rows: TrainRows
 ) -> Partial:
     """One statistic of the rows. `cells`: the operator's columns as they arrive, of the whole piece."""
@@ -90,7 +92,7 @@ def partial_of(
     ):
         return _of_values(statistic, cells[names[0]], rows)
     columns = {n: rows.filter(cells[n].rows()) for n in names if n != LABEL}
-    return arrow_partial(statistic, columns, types, rows.rows)
+    return aggregate_batch(statistic, columns, types, rows.rows)
 
 
 def _of_values(statistic: Statistic, column: Cells, rows: TrainRows) -> Partial:
@@ -135,3 +137,88 @@ def _of_values(statistic: Statistic, column: Cells, rows: TrainRows) -> Partial:
             if number.squares:
                 sums[f"{i}", "squares"] = squares
     return assemble(out, sums)
+
+
+def aggregate_batch(
+    statistic: Statistic, columns: Mapping[str, pa.Array], types: Mapping[str, ValueType], rows: Rows
+) -> Partial:
+    """One statistic of a batch.
+
+    Args:
+        columns: the operator's, NaN being null; a list is the key of a statistic without numbers and folds.
+        types: of `columns`.
+        rows: what the statistic needs of day, label and identity must be there.
+    """
+    n = len(rows.label) if rows.label is not None else len(next(iter(columns.values())))
+    keys: dict[str, pa.Array] = {}
+    taken: npt.NDArray[np.intp] | None = None  # rows of the batch that count, one for each element of a list
+    if statistic.key:
+        key, taken = _key(statistic, columns, types)
+        keys["key"] = key
+    if statistic.folds:
+        if rows.identity is None:
+            raise ValueError("a statistic with folds needs the rows' identity")
+        folds = folds_of(rows.identity, statistic.folds)
+        keys["fold"] = pa.array(folds if taken is None else folds[taken])
+    count = n if taken is None else len(taken)
+    groups, size, kept = groups_of(keys, count)
+    out: dict[str, pa.Array] = dict(kept)
+    out["rows"] = pa.array(np.bincount(groups, minlength=size).astype(np.int64))
+    if statistic.day:
+        day = np.zeros(n, np.int64) if rows.day is None else rows.day.astype(np.int64)
+        day = day if taken is None else day[taken]
+        out["day"] = pa.array(extreme(day, groups, size, np.minimum, np.iinfo(np.int64).max))
+    sums: dict[tuple[str, str], dict[int, I64]] = {}
+    for i, number in enumerate(statistic.numbers):
+        source = rows.label if number.column == LABEL else columns[number.column]
+        if source is None:
+            raise ValueError("a statistic of the label needs the rows' label")
+        x = exact_sums.usable(to_numpy(doubles(source)))
+        x = x if taken is None else x[taken]
+        there = ~np.isnan(x)
+        x, g = x[there], groups[there]
+        counts = np.bincount(g, minlength=size).astype(np.int64)
+        out[f"{i}.count"] = pa.array(counts)
+        if number.ends:
+            for end, ufunc, start in (("min", np.minimum, np.inf), ("max", np.maximum, -np.inf)):
+                out[f"{i}.{end}"] = pa.array(extreme(x, g, size, ufunc, start), mask=counts == 0)
+        if number.sum or number.squares:
+            places = exact_sums.places_of(x)
+            if size == 1 and not keys:
+                first, second = _totals(x, places, number.squares)
+            else:
+                first, second = exact_sums.grouped(x, g, size, places, number.squares)
+            sums[f"{i}", "sum"] = first
+            if number.squares:
+                sums[f"{i}", "squares"] = second
+    return assemble(out, sums)
+
+
+def _key(
+    statistic: Statistic, columns: Mapping[str, pa.Array], types: Mapping[str, ValueType]
+) -> tuple[pa.Array, npt.NDArray[np.intp]]:
+    """Keys without nulls, and the row of each."""
+    first = columns[statistic.key[0]]
+    if statistic.kind == "number":
+        x = exact_sums.usable(to_numpy(doubles(first)))
+        taken = np.flatnonzero(~np.isnan(x))
+        return pa.array(rounded(x[taken], statistic.bits)), taken
+    if types[statistic.key[0]].is_list:
+        lengths = pc.list_value_length(first).to_numpy(zero_copy_only=False)
+        key, row = first.flatten(), np.repeat(np.arange(len(first)), lengths)
+    else:
+        key, row = joint_key([columns[name] for name in statistic.key]), np.arange(len(first))
+    there = key.is_valid().to_numpy(zero_copy_only=False)
+    return key.drop_null(), row[there]
+
+
+def _totals(x: F64, places: range, squares: bool) -> tuple[dict[int, I64], dict[int, I64]]:
+    """`exact.total` as digits of one group; what repeats is cut into digits once."""
+    weights = None
+    sample = x[:1024]
+    if len(x) > 4 * len(sample) and len(np.unique(sample)) < len(sample) // 2:
+        counted = pa.array(x).value_counts()
+        x, weights = counted.field(0).to_numpy(), counted.field(1).to_numpy()
+    sums = exact_sums.total(x, places, squares, weights)
+    first, second = ({place: np.array([s]) for place, s in part.items()} for part in sums)
+    return first, second

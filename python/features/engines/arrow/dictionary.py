@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.features.ops.base import State
+from headrace.features.vocabulary.keyed_table import KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
-
-if TYPE_CHECKING:
-    from headrace.features.vocabulary.keyed_table import KeyedTable
-    from headrace.features.workflow.binding import Step
+from headrace.features.workflow.binding import Step
 
 Index = npt.NDArray[np.int32]
 

@@ -15,29 +15,26 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.features.engines.arrow.aggregate import TrainRows, partial_of
+from headrace.features.engines.arrow.aggregate import TrainRows, aggregate
 from headrace.features.engines.arrow.dictionary import advance
 from headrace.features.engines.arrow.lake_file import Piece
 from headrace.features.engines.arrow.lake_rows import LakeRows, concatenated, table_at
-from headrace.features.learn.statistics import Partial, Statistic, counts, merge
+from headrace.features.learn.merge import merge
+from headrace.features.learn.statistics import Partial, Statistic, counts
 from headrace.features.ops.base import Learned, no_lookup
 from headrace.features.ops.categorify import Categorify
 from headrace.features.ops.learner import Learner
 from headrace.features.vocabulary.delta_table import Vocabularies
 from headrace.features.vocabulary.keyed_table import KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
-from headrace.features.workflow.workflow import FittedWorkflow, Workflow
+from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.features.workflow.workflow import Workflow
 
 _LOG = logging.getLogger("headrace.features")
 
 #: (chain, step, name of the statistic).
 Name = tuple[int, int, str]
 _MERGING_THREADS = 4
-
-
-def can_fit(workflow: Workflow) -> bool:
-    """Whether every operator that learns does so from statistics of parts."""
-    return all(isinstance(s.op, Learner) for c in workflow.chains for s in c.steps if s.op.learns)
 
 
 class FileFit:
@@ -168,7 +165,7 @@ class Collect:
                     identity = rows.training_identity if step.op.out_of_fold else None
                     cells = advance(step, cells, learned.states, no_lookup, tables.__getitem__, identity)
                 for name, statistic in statistics.items():
-                    made = partial_of(statistic, cells, chain.steps[j].types, rows)
+                    made = aggregate(statistic, cells, chain.steps[j].types, rows)
                     parts.setdefault((i, j, name), []).append(made)
         path = Path(self.folder) / f"partial-{self.turn}-{number}.arrow"
         names = list(parts)

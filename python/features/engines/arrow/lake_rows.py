@@ -22,9 +22,10 @@ from pyspark.sql import SparkSession
 from headrace.features.engines.arrow.aggregate import TrainRows
 from headrace.features.engines.arrow.dictionary import Cells
 from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile, Piece, layout_key, pieces, prune
+from headrace.features.engines.arrow.split import days, split_codes
 from headrace.features.engines.arrow.tasks import cores_of, grouped, run_tasks
 from headrace.features.functions.arrays import doubles, to_numpy
-from headrace.features.layout.split_rule import Rule, TimeRule, columns_of, days, split_codes
+from headrace.features.layout.split_rule import Rule, TimeRule, columns_of
 from headrace.features.types import ValueType
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DataFile

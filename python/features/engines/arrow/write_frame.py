@@ -18,18 +18,11 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
 from headrace.dataset.parquet import lists
-from headrace.features.engines.spark.transform import col
-from headrace.features.layout.files import (
-    ColumnCounts,
-    FilePlan,
-    Written,
-    WrittenDataset,
-    carried_columns,
-    identity,
-    placed,
-    source_sets,
-)
-from headrace.features.workflow.workflow import FittedWorkflow, physical_schema, stored_schema
+from headrace.features.functions.spark_expressions import col
+from headrace.features.layout.files import ColumnCounts, FilePlan, Written, WrittenDataset, carried_columns, source_sets
+from headrace.features.layout.placement import identity, placed
+from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.features.workflow.schema import physical_schema, stored_schema
 from headrace.schema import NULL_CODE, OOV_CODE, DatasetSchema, Kind
 
 

@@ -27,7 +27,8 @@ from headrace.features.engines.arrow.write_frame import loaded, write_part, writ
 from headrace.features.functions.arrays import doubles
 from headrace.features.layout.files import FilePlan, WrittenDataset, source_sets
 from headrace.features.layout.split_rule import day_number
-from headrace.features.workflow.workflow import FittedWorkflow, _finish_arrow, physical_schema
+from headrace.features.workflow.fitted import FittedWorkflow, finished
+from headrace.features.workflow.schema import physical_schema
 
 Array = npt.NDArray[Any]
 _ORDER, _EDGES = "order", "edges"
@@ -190,7 +191,7 @@ def ends_of(fitted: FittedWorkflow, piece: Piece, identity: pa.Array | None) -> 
         for name, end in chain.ends.items():
             if name not in wanted:
                 continue
-            array = _finish_arrow(cells[name].values, end)
+            array = finished(cells[name].values, end)
             kind = "row" if cells[name].index is None else "value"
             if wanted[name].is_list:
                 matrix = array.flatten().to_numpy().reshape(-1, wanted[name].length)

@@ -20,12 +20,13 @@ from headrace.errors import UserError
 from headrace.features.functions.keys import spark_joint_key
 from headrace.features.learn import exact_sums
 from headrace.features.learn.exact_sums import I64
+from headrace.features.learn.folds import spark_fold
 from headrace.features.learn.statistics import LABEL, Number, Partial, Statistic, assemble
 from headrace.features.types import ValueType
 
 
 @dataclass(frozen=True)
-class Asked:
+class ColumnStatistic:
     """A statistic of columns of a frame."""
 
     statistic: Statistic
@@ -34,7 +35,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Facts:
+class RowColumns:
     """What a frame says of its rows besides features, see `headrace.features.learn.statistics.Rows`."""
 
     label: Column | None = None
@@ -44,21 +45,22 @@ class Facts:
     identity: Column | None = None
 
 
-#: A number that is to be summed: whose it is, what it is made of, the places of its digits.
 @dataclass(frozen=True)
-class _Source:
+class _TypedColumn:
+    """A number that is to be summed."""
+
     column: Column
     type: ValueType
 
 
-def spark_partials(frame: DataFrame, asked: Sequence[Asked], facts: Facts) -> tuple[list[Partial], int]:
+def aggregate(frame: DataFrame, asked: Sequence[ColumnStatistic], row_columns: RowColumns) -> tuple[list[Partial], int]:
     """Statistics of all rows of a frame, in the order asked, and the number of passes that they took.
 
     Raises:
         UserError: folds are asked for and the frame has no identity of rows.
     """
     passes = 0
-    places, ranged = _places(frame, asked, facts)
+    places, ranged = _places(frame, asked, row_columns)
     passes += ranged
     plain = [i for i, a in enumerate(asked) if not a.statistic.key and not a.statistic.folds]
     cells: dict[tuple[object, ...], list[int]] = {}
@@ -73,40 +75,27 @@ def spark_partials(frame: DataFrame, asked: Sequence[Asked], facts: Facts) -> tu
             alone.append(i)
     out: dict[int, Partial] = {}
     if plain:
-        out |= _ungrouped(frame, {i: asked[i] for i in plain}, facts, places)
+        out |= _ungrouped(frame, {i: asked[i] for i in plain}, row_columns, places)
         passes += 1
     for batch in [*cells.values(), *([i] for i in alone)]:
-        out |= _grouped(frame, {i: asked[i] for i in batch}, facts, places)
+        out |= _grouped(frame, {i: asked[i] for i in batch}, row_columns, places)
         passes += 1
     return [out[i] for i in range(len(asked))], passes
 
 
-def fold_of(identity: Column, folds: int) -> Column:
-    """`headrace.features.learn.statistics.folds_of` as an int column."""
-    return F.pmod(F.shiftright(identity, 20), F.lit(folds).cast("bigint")).cast("int")
-
-
-def spark_rounded(x: Column, bits: int) -> Column:
-    """`headrace.features.learn.statistics.rounded`."""
-    if bits >= 53:
-        return x
-    far = x * F.lit(2.0 ** (53 - bits) + 1.0)
-    return far - (far - x)
-
-
-def _source(a: Asked, number: Number, facts: Facts) -> _Source:
+def _source(a: ColumnStatistic, number: Number, row_columns: RowColumns) -> _TypedColumn:
     if number.column == LABEL:
-        assert facts.label is not None
-        assert facts.label_type is not None
-        return _Source(facts.label, facts.label_type)
-    return _Source(a.columns[number.column], a.types[number.column])
+        assert row_columns.label is not None
+        assert row_columns.label_type is not None
+        return _TypedColumn(row_columns.label, row_columns.label_type)
+    return _TypedColumn(a.columns[number.column], a.types[number.column])
 
 
 #: By statistic and number (all that are of the label have the same).
 _Places = Mapping[tuple[int, int], range]
 
 
-def _places(frame: DataFrame, asked: Sequence[Asked], facts: Facts) -> tuple[_Places, int]:
+def _places(frame: DataFrame, asked: Sequence[ColumnStatistic], row_columns: RowColumns) -> tuple[_Places, int]:
     """Where each number that is summed has digits, and the passes that it took to know."""
     places: dict[tuple[int, int], range] = {}
     ask: list[Column] = []
@@ -116,7 +105,7 @@ def _places(frame: DataFrame, asked: Sequence[Asked], facts: Facts) -> tuple[_Pl
         for j, number in enumerate(a.statistic.numbers):
             if not (number.sum or number.squares):
                 continue
-            source = _source(a, number, facts)
+            source = _source(a, number, row_columns)
             if source.type.element in ("boolean", "int", "code"):
                 largest = 1.0 if source.type.element == "boolean" else 2.0**31
                 places[i, j] = exact_sums.places(1.0, largest, whole=True)
@@ -138,19 +127,23 @@ def _places(frame: DataFrame, asked: Sequence[Asked], facts: Facts) -> tuple[_Pl
     return places, 1
 
 
-def _ungrouped(frame: DataFrame, asked: Mapping[int, Asked], facts: Facts, places: _Places) -> dict[int, Partial]:
+def _ungrouped(
+    frame: DataFrame, asked: Mapping[int, ColumnStatistic], row_columns: RowColumns, places: _Places
+) -> dict[int, Partial]:
     """All statistics without groups, in one pass: a row."""
     named = _Named()
     measures: dict[int, dict[str, str]] = {}
     for i, a in asked.items():
-        measures[i] = named.add_rows(a.statistic, facts)
+        measures[i] = named.add_rows(a.statistic, row_columns)
         for j, number in enumerate(a.statistic.numbers):
-            measures[i] |= named.add_number(j, number, _source(a, number, facts), places.get((i, j)))
+            measures[i] |= named.add_number(j, number, _source(a, number, row_columns), places.get((i, j)))
     answer = named.select(frame).agg(*[named.aggregate(alias) for alias in named.asked]).toArrow()
     return {i: _partial(answer, mine, {}) for i, mine in measures.items()}
 
 
-def _grouped(frame: DataFrame, asked: Mapping[int, Asked], facts: Facts, places: _Places) -> dict[int, Partial]:
+def _grouped(
+    frame: DataFrame, asked: Mapping[int, ColumnStatistic], row_columns: RowColumns, places: _Places
+) -> dict[int, Partial]:
     """Statistics of one form over one or several columns: their values are cells (which, value) of the same groups."""
     order = list(asked)
     first = asked[order[0]]
@@ -159,13 +152,13 @@ def _grouped(frame: DataFrame, asked: Mapping[int, Asked], facts: Facts, places:
     named.values["__cells"] = _cells([asked[i] for i in order])
     groups = [F.col("__cell.v").alias("v"), F.col("__cell.key").alias("key")]
     if s.folds:
-        if facts.identity is None:
+        if row_columns.identity is None:
             raise UserError("folds are of rows with an identity: the columns _source_file and _source_line are missing")
-        named.values["__fold"] = fold_of(facts.identity, s.folds)
+        named.values["__fold"] = spark_fold(row_columns.identity, s.folds)
         groups.append(F.col("__fold").alias("fold"))
-    measures = named.add_rows(s, facts)
+    measures = named.add_rows(s, row_columns)
     for j, number in enumerate(s.numbers):
-        measures |= named.add_number(j, number, _source(first, number, facts), places.get((order[0], j)))
+        measures |= named.add_number(j, number, _source(first, number, row_columns), places.get((order[0], j)))
     exploded = named.select(frame).withColumn("__cell", F.explode("__cells")).where(F.col("__cell.key").isNotNull())
     answer = exploded.groupBy(*groups).agg(*[named.aggregate(alias) for alias in named.asked]).toArrow()
     answer = answer.combine_chunks()
@@ -178,7 +171,7 @@ def _grouped(frame: DataFrame, asked: Mapping[int, Asked], facts: Facts, places:
     return out
 
 
-def _cells(asked: Sequence[Asked]) -> Column:
+def _cells(asked: Sequence[ColumnStatistic]) -> Column:
     """An array of structs (v: which statistic, key: a text or a double; null where the row counts for none)."""
 
     def cell(v: int, key: Column) -> Column:
@@ -193,7 +186,7 @@ def _cells(asked: Sequence[Asked]) -> Column:
         if not s.key:
             scalars.append(cell(v, F.lit("")))
         elif s.kind == "number":
-            scalars.append(cell(v, spark_rounded(exact_sums.spark_usable(a.columns[s.key[0]]), s.bits)))
+            scalars.append(cell(v, exact_sums.spark_rounded(exact_sums.spark_usable(a.columns[s.key[0]]), s.bits)))
         elif a.types[s.key[0]].is_list:
             lists.append(F.transform(a.columns[s.key[0]], text_cell(v)))
         else:
@@ -214,15 +207,15 @@ class _Named:
         self.asked: dict[str, Column] = {}
         self._next = itertools.count()
 
-    def add_rows(self, statistic: Statistic, facts: Facts) -> dict[str, str]:
+    def add_rows(self, statistic: Statistic, row_columns: RowColumns) -> dict[str, str]:
         """Ask for rows, and the first day; names of the partial's columns and of the answer's."""
         measures = {"rows": self._ask(F.count(F.lit(1)))}
         if statistic.day:
-            self.values["__day"] = (facts.day if facts.day is not None else F.lit(0)).cast("bigint")
+            self.values["__day"] = (row_columns.day if row_columns.day is not None else F.lit(0)).cast("bigint")
             measures["day"] = self._ask(F.min("__day"))
         return measures
 
-    def add_number(self, j: int, number: Number, source: _Source, places: range | None) -> dict[str, str]:
+    def add_number(self, j: int, number: Number, source: _TypedColumn, places: range | None) -> dict[str, str]:
         """Ask for all measures of a number."""
         x = f"__x{next(self._next)}"
         self.values[x] = exact_sums.spark_usable(source.column)

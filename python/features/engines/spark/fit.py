@@ -1,80 +1,79 @@
-"""Fitting a workflow with as few Spark passes as it can be done in."""
+"""The Spark engine's fit: as few passes over the training rows as it can be done in."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from headrace.features.engines.spark.aggregate import Asked, Facts, spark_partials
-from headrace.features.engines.spark.transform import Joins, col, enter, keyed_side
-from headrace.features.learn.statistics import IDENTITY
-from headrace.features.ops.base import Aggregates, Collect, Fit, Learned, Request, State, ValueColumn, Values, no_lookup
-from headrace.features.vocabulary.delta_table import Vocabularies, count_values
+from headrace.features.engines.spark.aggregate import ColumnStatistic, RowColumns, aggregate
+from headrace.features.engines.spark.count_values import ValueColumn, count_values
+from headrace.features.engines.spark.joins import BROADCAST_ROWS, Joins, keyed_side
+from headrace.features.functions.spark_expressions import col, enter
+from headrace.features.learn.statistics import IDENTITY, Partials
+from headrace.features.ops.base import Learned, State, no_lookup
+from headrace.features.ops.categorify import Categorify
+from headrace.features.ops.learner import Learner
+from headrace.features.vocabulary.delta_table import Vocabularies
 from headrace.features.vocabulary.keyed_table import KeyedTable
-from headrace.features.workflow.workflow import BROADCAST_ROWS, Workflow
+from headrace.features.vocabulary.lookup import Lookup
+from headrace.features.workflow.binding import Step
+from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.features.workflow.workflow import Workflow
 
 _LOG = logging.getLogger("headrace.features")
 
-States = list[list[Mapping[str, State]]]
 
+def fit(workflow: Workflow, train: DataFrame, vocabularies: Vocabularies, day: Column | None = None) -> FittedWorkflow:
+    """Learn from the training rows.
 
-def fit_states(
-    workflow: Workflow, train: DataFrame, vocabularies: Vocabularies, day: Column | None
-) -> tuple[States, dict[str, pa.Table], dict[str, KeyedTable]]:
-    """States by chain, step and column, the pinned vocabularies (value, code), and keyed tables as `CHAIN.STEP.NAME`.
+    All chains go on at once: each over operators that learn nothing (they only extend its expressions) until one wants
+    statistics; then all that are wanted in this turn are computed together (headrace.features.engines.spark.aggregate).
+    Values are counted in one further pass for all vocabularies. So the number of passes is that of the longest chain's
+    turns, not that of the columns.
 
-    All chains walk at once: each goes on over operators that learn nothing (they only extend its expressions) until one
-    asks for something; then everything asked in this turn is answered together: one pass for all plain aggregates, a
-    few for all statistics (headrace.features.engines.spark.aggregate). Values are counted in one further pass for all
-    vocabularies. So the number of passes is that of the longest chain's turns, not that of the columns.
+    Args:
+        train: has the input columns with their declared types, and the label where an operator learns from it;
+            `_source_file` and `_source_line` (or IDENTITY, a hash of them) where one has folds.
+        vocabularies: keeps codes from one fit to the next.
+        day: an integer or text that orders the days on which values were first seen; None: all on one day.
     """
     joins = Joins(train, BROADCAST_ROWS)
     identity = _identity(train)
-    walks = [_Walk(workflow, i, joins, identity) for i in range(len(workflow.chains))]
-    facts = Facts(col(workflow.label_column), workflow.input_type(workflow.label_column), day, identity)
+    chains = [_ChainFit(workflow, i, joins, identity) for i in range(len(workflow.chains))]
+    label = workflow.label_column
+    row_columns = RowColumns(col(label), workflow.input_type(label), day, identity)
     values: list[ValueColumn] = []
     passes = 0
-    while asking := [w for w in walks if w.request is not None]:
-        # With the values of keyed tables that the last turn learned, where operators behind them ask.
+    while learning := [(c, step) for c in chains if (step := c.step) is not None]:
+        # With the values of keyed tables that the last turn learned, where operators behind them learn.
         frame = joins.apply()
-        columns: dict[str, Column] = {}
-        asked: list[Asked] = []
-        names: list[list[tuple[str, str]]] = []
-        statistics: list[list[tuple[str, int]]] = []
-        for walk in asking:
-            request = walk.request
+        wanted: list[ColumnStatistic] = []
+        names: list[list[str]] = []
+        for chain, step in learning:
             names.append([])
-            statistics.append([])
-            if isinstance(request, Aggregates):
-                for name, column in request.columns.items():
-                    names[-1].append((name, f"a{len(columns)}"))
-                    columns[names[-1][-1][1]] = column
-            elif isinstance(request, Collect):
-                for name, statistic in request.statistics.items():
-                    statistics[-1].append((name, len(asked)))
-                    asked.append(Asked(statistic, request.columns, request.types))
-            elif isinstance(request, Values):
-                values += request.columns
-        row: Mapping[str, Any] = {}
-        if columns:
-            passes += 1
-            row = frame.agg(*[column.alias(alias) for alias, column in columns.items()]).collect()[0].asDict()
-        partials, took = spark_partials(frame, asked, facts) if asked else ([], 0)
+            if isinstance(step.op, Categorify):
+                values += [ValueColumn(step.op.vocabulary_of(n), chain.columns[n], t) for n, t in step.types.items()]
+                continue
+            assert isinstance(step.op, Learner)
+            for name, statistic in step.op.statistics(step.types).items():
+                names[-1].append(name)
+                wanted.append(ColumnStatistic(statistic, chain.columns, step.types))
+        partials, took = aggregate(frame, wanted, row_columns) if wanted else ([], 0)
         passes += took
-        for walk, mine, counted in zip(asking, names, statistics, strict=True):
-            walk.answer({name: row[alias] for name, alias in mine} | {name: partials[i] for name, i in counted})
+        rest = iter(partials)
+        for (chain, _), mine in zip(learning, names, strict=True):
+            chain.learn({name: next(rest) for name in mine})
     pinned: dict[str, pa.Table] = {}
     if values:
         pinned = vocabularies.update(count_values(joins.apply(), values, workflow.rules, day), workflow.rules)
         passes += 1
-    _LOG.info("fitted %d chains in %d passes over the training rows", len(walks), passes)
-    tables = {name: table for walk in walks for name, table in walk.tables.items()}
-    return [w.states for w in walks], pinned, tables
+    _LOG.info("fitted %d chains in %d passes over the training rows", len(chains), passes)
+    tables = {name: table for chain in chains for name, table in chain.tables.items()}
+    return FittedWorkflow(workflow, [c.states for c in chains], {n: Lookup(t) for n, t in pinned.items()}, tables)
 
 
 def _identity(train: DataFrame) -> Column | None:
@@ -85,55 +84,45 @@ def _identity(train: DataFrame) -> Column | None:
     return None
 
 
-class _Walk:
-    """One chain on its way: expressions so far, the operator that is asking, what it asks."""
+class _ChainFit:
+    """One chain: what its first operators have learned, and its columns as they arrive at the next that learns."""
 
     def __init__(self, workflow: Workflow, index: int, joins: Joins, identity: Column | None) -> None:
         self._chain, self._index, self._joins, self._identity = workflow.chains[index], index, joins, identity
-        self._columns: dict[str, Column] = {c: enter(c, workflow.input_type(c)) for c in self._chain.columns}
+        self.columns: dict[str, Column] = {c: enter(c, workflow.input_type(c)) for c in self._chain.columns}
         self.states: list[Mapping[str, State]] = []
         self.tables: dict[str, KeyedTable] = {}
-        self.request: Request | None = None
-        self._fit: Fit | None = None
-        self._go_on()
+        self._skip()
 
-    def answer(self, values: Mapping[str, Any]) -> None:
-        """Hand the asking operator its answer; go on to the next question or the end."""
-        assert self._fit is not None
-        try:
-            self.request = self._fit.send(values)
-        except StopIteration as end:
-            self._learned(end.value)
-            self._go_on()
+    @property
+    def step(self) -> Step | None:
+        """The next operator that learns; None behind the last."""
+        steps = self._chain.steps
+        return steps[len(self.states)] if len(self.states) < len(steps) else None
 
-    def _go_on(self) -> None:
-        self.request = self._fit = None
-        while len(self.states) < len(self._chain.steps):
-            step = self._chain.steps[len(self.states)]
-            if not step.op.learns:  # behind the last that learns, its columns have not been made
-                self._learned({})
-                continue
-            fit = step.fit(self._columns)
-            try:
-                self.request = next(fit)
-            except StopIteration as end:
-                self._learned(end.value)
-                continue
-            self._fit = fit
-            return
+    def learn(self, partials: Partials) -> None:
+        """What the statistics of the next operator teach; none of a vocabulary, which comes last."""
+        assert self.step is not None
+        op = self.step.op
+        assert isinstance(op, Learner)
+        self._add(Learned({}) if isinstance(op, Categorify) else op.finish(partials, self.step.types))
+        self._skip()
 
-    def _learned(self, found: Mapping[str, State] | Learned) -> None:
+    def _skip(self) -> None:
+        while self.step is not None and not self.step.op.learns:
+            self._add(Learned({}))
+
+    def _add(self, learned: Learned) -> None:
         step, scope = self._chain.steps[len(self.states)], f"{self._index}.{len(self.states)}"
-        learned = found if isinstance(found, Learned) else Learned(found)
         self.states.append(learned.states)
         tables = {name: KeyedTable(table) for name, table in learned.tables.items()}
         self.tables |= {f"{scope}.{name}": table for name, table in tables.items()}
-        rest = self._chain.steps[len(self.states) :]
-        if any(s.op.learns for s in rest):
+        if not any(s.op.learns for s in self._chain.steps[len(self.states) :]):
+            return  # nobody learns from its columns: they are not made
 
-            def table(name: str, key: Column) -> Mapping[str, Column]:
-                keyed = tables[name]
-                side = keyed_side(keyed, self._joins.frame, None, name)
-                return dict(zip(keyed.values, self._joins.add(side, key).values(), strict=True))
+        def table(name: str, key: Column) -> Mapping[str, Column]:
+            keyed = tables[name]
+            side = keyed_side(keyed, self._joins.frame, None, name)
+            return dict(zip(keyed.values, self._joins.add(side, key).values(), strict=True))
 
-            self._columns = step.spark(self._columns, learned.states, no_lookup, table, self._identity)
+        self.columns = step.spark(self.columns, learned.states, no_lookup, table, self._identity)

@@ -10,6 +10,7 @@ import logging
 import operator
 import os
 import shutil
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from pathlib import Path
@@ -18,22 +19,13 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from headrace.features.engines.spark.transform import col, is_missing, padded, stored, zero_of
-from headrace.features.layout.files import (
-    ColumnCounts,
-    FilePlan,
-    Written,
-    WrittenDataset,
-    carried_columns,
-    identity,
-    of_part,
-    part_key,
-    part_of,
-    source_sets,
-)
+from headrace.features.engines.spark.transform import transform
+from headrace.features.functions.spark_expressions import col, is_missing
+from headrace.features.layout.files import ColumnCounts, FilePlan, Written, WrittenDataset, carried_columns, source_sets
+from headrace.features.layout.placement import identity, of_part, part_key, part_of
 from headrace.features.layout.split import SPLIT
-from headrace.features.workflow.workflow import FittedWorkflow
-from headrace.schema import NULL_CODE, OOV_CODE, Kind
+from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.schema import NULL_CODE, OOV_CODE, Feature, Kind
 
 _LOG = logging.getLogger("headrace.features")
 
@@ -114,7 +106,7 @@ def dataset_frame(
     carried = carried_columns(w)
     frame = rows.select(*[col(c) for c in w.input_columns], *identity(w))
     kept = ["__label", *carried, SPLIT, "__hash", "__source_file", "__source_line"]
-    frame = fitted.transform(frame, kept, workflow)
+    frame = transform(fitted, frame, kept, workflow)
     frame = frame.withColumn("__part", part_of(plans))
     frame = frame.withColumn("__key", part_key(plans)).repartition(len(plans), "__key")
     order = ("__hash", "__source_file", "__source_line")
@@ -189,3 +181,25 @@ def _named(written: Path, folder: Path, plans: list[FilePlan], parts: list[int])
 
     with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
         return sorted(pool.map(move, written.glob("__part=*/__group=*")), key=lambda f: f.name)
+
+
+def padded(feature: Feature) -> list[Column]:
+    """A stored feature's values in the columns of a batch, 0 where a list has ended."""
+    if not feature.is_list:
+        return [col(feature.name)]
+    zero = zero_of(feature)
+    return [F.coalesce(F.get(col(feature.name), F.lit(i)), zero) for i in range(feature.length)]
+
+
+def zero_of(feature: Feature) -> Column:
+    """0 in the type that a feature is stored in."""
+    return F.lit(0).cast({"int64": "bigint", "int32": "int"}.get(feature.dtype, "float"))
+
+
+def stored(feature: Feature, values: Sequence[Column]) -> Column:
+    """The reverse of `padded`: a list without the zeros at its end."""
+    if not feature.is_list:
+        return values[0]
+    # The place of the last value that is not 0: the first in an order from the end.
+    ends = [F.when(x != zero_of(feature), F.lit(i)) for i, x in reversed(list(enumerate(values, 1)))]
+    return F.slice(F.array(*values), F.lit(1), F.coalesce(*ends, F.lit(0)))

@@ -1,0 +1,92 @@
+"""What a dataset is made of: its listing, and the facts of the stage's manifest."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from headrace.storage import local
+from headrace.config import Spec
+from headrace.dataset.parquet.layout import LISTING
+from headrace.errors import UserError
+from headrace.features.build import append
+from headrace.features.build.lake_files import files_of_day, fit_files
+from headrace.features.engines.arrow.lake_rows import LakeRows
+from headrace.features.build.prepared_rows import day_rows, external_inputs, first_day
+from headrace.features.layout.split import SPLIT, SplitRows, check_rows
+from headrace.features.vocabulary.delta_table import VocabularyTable
+from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.features.workflow.workflow import Workflow
+from headrace.features.engines.arrow.write_lake import write_encoded
+from headrace.features.layout.files import ColumnCounts, Engine, Written, WrittenDataset, plan_files
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.session import session
+from headrace.manifest import Input, Manifest, Output
+from headrace.schema import Kind
+from headrace.stage import Context, Result
+
+
+def complete(folder: Path, files: list[Written], counts: Mapping[str, int]) -> None:
+    """Check that every row was written once, clear away what killed tasks left, list the files."""
+    for split, rows in counts.items():
+        found = sum(f.rows for f in files if f.name.startswith(f"{split}/"))
+        if found != rows:
+            raise RuntimeError(f"split '{split}' has {rows} rows, but {found} were written")
+    wanted = {folder / f.name for f in files}
+    for split in counts:
+        for path in (folder / split).iterdir():
+            if path not in wanted:
+                path.unlink()
+    listed = [{"name": f.name, "size": f.size, "rows": f.rows, "row_groups": f.row_groups} for f in files]
+    for path in sorted((folder / "workflow").rglob("*")):
+        if path.is_file():
+            listed.append({"name": str(path.relative_to(folder)), "size": path.stat().st_size})
+    local(folder / LISTING).put_text(json.dumps(listed, indent=1) + "\n")
+
+
+def facts_of(
+    fitted: FittedWorkflow,
+    vocabularies: VocabularyTable,
+    rows: SplitRows,
+    counts: Mapping[str, int],
+    written: WrittenDataset,
+) -> dict[str, Any]:
+    by_split = {s: [f for f in written.files if f.name.startswith(f"{s}/")] for s in rows.splits}
+    columns = []
+    for feature in fitted.features:
+        entry: dict[str, Any] = {"name": feature.name, "kind": feature.kind.value, "sources": list(feature.sources)}
+        has_oov = feature.kind is Kind.CATEGORICAL and feature.vocabulary is not None
+        found = {s: columns_of[feature.name] for s, columns_of in written.counts.items()}
+        entry |= _rates(sum(found.values(), ColumnCounts()), sum(counts.values()), has_oov)
+        entry["splits"] = {s: _rates(mine, counts[s], has_oov) for s, mine in found.items()}
+        columns.append(entry)
+    return {
+        "splits": {
+            s: {"rows": sum(f.rows for f in mine), "row_groups": sum(f.row_groups for f in mine), "files": len(mine)}
+            for s, mine in by_split.items()
+        },
+        "vocabulary_version": vocabularies.version,
+        "vocabularies": {
+            name: {"size": len(v), "new": vocabularies.added.get(name, 0)} for name, v in fitted.vocabularies.items()
+        },
+        "columns": columns,
+        "train_range": list(rows.train_range) if rows.train_range else None,
+        "valid_range": list(rows.valid_range) if rows.valid_range else None,
+    }
+
+
+def _rates(found: ColumnCounts, rows: int, has_oov: bool) -> dict[str, float | None]:
+    """missing_rate: of the rows, those that lack a value of the feature's columns; oov_rate: of the values, those that
+    the vocabulary lacks."""
+    return {
+        "missing_rate": found.missing / rows if rows else 0.0,
+        "oov_rate": (found.oov / found.coded if found.coded else 0.0) if has_oov else None,
+    }

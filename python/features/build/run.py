@@ -1,0 +1,251 @@
+"""The work of the stage `features`: fit, write and count a day, whole or appended to yesterday's dataset."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from headrace.storage import local
+from headrace.config import Spec
+from headrace.dataset.parquet.layout import LISTING
+from headrace.errors import UserError
+from headrace.features.build import append
+from headrace.features.build.listing import complete, facts_of
+from headrace.features.engines.arrow import write_frame
+from headrace.features.engines.spark import write as spark_write
+from headrace.features.engines.spark.fit import fit
+from headrace.features.build.lake_files import files_of_day, fit_files
+from headrace.features.engines.arrow.lake_rows import LakeRows
+from headrace.features.build.prepared_rows import day_rows, external_inputs, first_day
+from headrace.features.layout.split import SPLIT, SplitRows, check_rows
+from headrace.features.vocabulary.delta_table import VocabularyTable
+from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.features.workflow.workflow import Workflow
+from headrace.features.engines.arrow.write_lake import write_encoded
+from headrace.features.layout.files import Engine, FilePlan, Written, WrittenDataset, plan_files
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.session import session
+from headrace.manifest import Input, Manifest, Output
+from headrace.schema import Kind
+from headrace.stage import Context, Result
+
+_LOG = logging.getLogger("headrace.features")
+
+
+class CountStatistics(Protocol):
+    """Counts the columns of a day, for the stage `drift`: headrace.drift.count_day."""
+
+    def __call__(
+        self,
+        ctx: Context,
+        fitted: FittedWorkflow,
+        rows: SplitRows,
+        files: LakeRows | None,
+        counts: Mapping[str, int],
+        folder: Path,
+        engine: Engine,
+        spark: SparkSession,
+    ) -> tuple[Output, ...]:
+        """Outputs of the stage.
+
+        Args:
+            fitted: what made the dataset.
+            rows: the day's rows.
+            files: the same as lake files, where they are.
+            counts: rows of each split.
+            folder: the dataset's.
+            engine: who counts `rows` without `files`, and the dataset.
+        """
+        ...
+
+
+def engine_of(spec: Spec) -> Engine:
+    """The engine that `auto` stands for."""
+    if spec.features.engine == "auto":
+        return "spark" if spec.spark.profile == "gpu" else "arrow"
+    return spec.features.engine
+
+
+def vocabularies_of(ctx: Context, spark: SparkSession) -> VocabularyTable:
+    """The pipeline's vocabularies: for a run with the key of a finished one, as that one saw them."""
+    done = Manifest.load(ctx.ws.manifest(ctx.spec.pipeline, ctx.ds, "features"))
+    version = done.facts["vocabulary_version"] if done is not None and done.key == ctx.key else None
+    return VocabularyTable(spark, ctx.ws.table(ctx.spec.pipeline, "vocabulary").local_path(), ctx.ds, version)
+
+
+def write_dataset(
+    fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan], folder: Path, workflow: Path, engine: Engine
+) -> WrittenDataset:
+    """Transform the rows of all splits and write them.
+
+    Args:
+        rows: events with `__split`, `_source_file`, `_source_line`.
+        plans: from `plan_files`, in which every split of `rows` has a part.
+        folder: the dataset's (partial) folder, which the executors see too.
+        workflow: `fitted`, saved: where executors load it from.
+    """
+    for split in {p.split for p in plans}:
+        (folder / split).mkdir(parents=True, exist_ok=True)
+    write = spark_write.write if engine == "spark" else write_frame.write
+    return write(fitted, rows, plans, folder, workflow)
+
+
+def build(
+    ctx: Context, workflow: Workflow, rows: SplitRows, spark: SparkSession, count: CountStatistics, after: Callable[[str], None]
+) -> Result:
+    spec, f = ctx.spec, ctx.spec.features
+    vocabularies = vocabularies_of(ctx, spark)
+    with day_files(ctx, workflow, rows) as files, vocabularies.in_background():
+        tick = time.perf_counter()
+        if files is None:
+            counts = check_rows(rows, f.label, spec.pipeline)
+            after("rows")
+            fitted = fit(workflow, rows.frame.where(F.col(SPLIT) == "train"), vocabularies, rows.day)
+        else:
+            counts, fitted = fit_files(workflow, files, rows, vocabularies, spark, spec.pipeline)
+        _LOG.info("rows: %s", ", ".join(f"{rows.describe(s)} {n:,}" for s, n in counts.items()))
+        _LOG.info("fit took %.1f s", time.perf_counter() - tick)
+        after("fit")
+
+        tick = time.perf_counter()
+        final = ctx.ws.dataset(spec.pipeline, ctx.ds, ctx.key).local_path()
+        with local(final).new_folder() as new:
+            folder = new.local_path()
+            fitted.save(folder / "workflow")
+            plans = plan_files(counts, f.row_group_rows, f.min_row_groups)
+            if files is None:
+                written = write_dataset(fitted, rows.frame, plans, folder, folder / "workflow", engine_of(spec))
+            else:
+                written = write_encoded(fitted, files, plans, folder, folder / "workflow", spark)
+            vocabularies.wait()  # the dataset's codes are for ever before it is seen
+            complete(folder, written.files, counts)
+        after("write")
+        seconds = time.perf_counter() - tick
+        total = sum(counts.values())
+        _LOG.info("wrote %s rows in %.1f s (%s rows/s) to %s", f"{total:,}", seconds, f"{total / seconds:,.0f}", final)
+        statistics = count(ctx, fitted, rows, files, counts, final, engine_of(spec), spark)
+
+    return _result(ctx, fitted, vocabularies, rows, counts, written, final, statistics)
+
+
+def append_day(
+    ctx: Context, workflow: Workflow, rows: SplitRows, spark: SparkSession, count: CountStatistics, version: int
+) -> Result:
+    """`build` with files by day, those of unchanged days taken over from yesterday's dataset."""
+    spec, f = ctx.spec, ctx.spec.features
+    base = append.open_base(ctx, next((i for i in ctx.inputs if i.kind == "dataset"), None))
+    vocabularies = vocabularies_of(ctx, spark)
+    with day_files(ctx, workflow, rows) as files, vocabularies.in_background():
+        if files is None:
+            raise UserError(
+                f"features.append works on the lake's files, and the log of {events_output(ctx).name} no longer names "
+                f"those of version {events_output(ctx).version}; run ingest again, or set append: false"
+            )
+        tick = time.perf_counter()
+        learned = base.fitted if base is not None else None
+        counts, fitted = fit_files(workflow, files, rows, vocabularies, spark, spec.pipeline, learned)
+        _LOG.info("rows: %s", ", ".join(f"{rows.describe(s)} {n:,}" for s, n in counts.items()))
+        _LOG.info("fit took %.1f s", time.perf_counter() - tick)
+
+        tick = time.perf_counter()
+        assert rows.valid_range is not None
+        window = (f.window_days, f.split.valid_days)
+        plan = append.plan_days(base, files, ctx.ws.home, f.row_group_rows, f.min_row_groups, window)
+        final = ctx.ws.dataset(spec.pipeline, ctx.ds, ctx.key).local_path()
+        with local(final).new_folder() as new:
+            folder = new.local_path()
+            fitted.save(folder / "workflow")
+            kept = append.take_over(plan, folder, rows.valid_range[0])
+            made = WrittenDataset([], {})
+            if plan.plans:
+                made = write_encoded(fitted, plan.sources, plan.plans, folder, folder / "workflow", spark)
+            written = append.together(kept, made)
+            vocabularies.wait()  # the dataset's codes are for ever before it is seen
+            append.save_days(folder, plan, written, base.learned if base is not None else ctx.ds)
+            complete(folder, written.files, counts)
+        _LOG.info(
+            "took over %s rows of %d days, wrote %s rows of %d days in %.1f s to %s",
+            f"{sum(d.rows for d in plan.kept.values()):,}",
+            len(plan.kept),
+            f"{sum(x.rows for x in made.files):,}",
+            len(made.days),
+            time.perf_counter() - tick,
+            final,
+        )
+        statistics = count(ctx, fitted, rows, files, counts, final, "arrow", spark)
+    facts = {
+        "version": version,
+        "learned": base.learned if base is not None else ctx.ds,
+        "kept": sorted(plan.kept),
+        "written": sorted(made.days),
+    }
+    return _result(ctx, fitted, vocabularies, rows, counts, written, final, statistics, {"append": facts})
+
+
+def _result(
+    ctx: Context,
+    fitted: FittedWorkflow,
+    vocabularies: VocabularyTable,
+    rows: SplitRows,
+    counts: Mapping[str, int],
+    written: WrittenDataset,
+    final: Path,
+    statistics: tuple[Output, ...],
+    more: Mapping[str, Any] | None = None,
+) -> Result:
+    name, total = str(final.relative_to(ctx.ws.home)), sum(counts.values())
+    return Result(
+        outputs=(Output(kind="dataset", name=name, version=ctx.key, rows=total), *statistics),
+        rows=counts,
+        facts=facts_of(fitted, vocabularies, rows, counts, written) | dict(more or {}),
+        dataset_schema=fitted.schema,
+    )
+
+
+def events_output(ctx: Context) -> Output:
+    try:
+        return next(o for o in ctx.upstream["ingest"].outputs if o.kind == "delta" and o.name.endswith("/events"))
+    except StopIteration:
+        raise UserError(f"ingest's manifest of {ctx.ds} names no events table; run ingest again") from None
+
+
+def day_events(ctx: Context, workflow: Workflow, spark: SparkSession) -> DataFrame:
+    """The pinned events that a dataset of `ds` may see."""
+    spec, pinned = ctx.spec, events_output(ctx)
+    path = ctx.ws.home / pinned.name
+    events = spark.read.format("delta").option("versionAsOf", int(pinned.version)).load(str(path))
+    there = dict(events.dtypes)
+    wanted = {*workflow.input_columns, *workflow.carried_columns, f"{workflow.label_column}"}
+    for declared in spec.table.columns:
+        column, found = declared.name, there.get(declared.name, "no column at all")
+        # Table operators may look at any of them.
+        if (column in wanted or spec.features.prepare) and found != declared.type:
+            raise UserError(
+                f"column '{column}' is declared {declared.type}, but {pinned.name} (version {pinned.version}) has it "
+                f"as {found}; run ingest again"
+            )
+    if spec.source.daily:
+        events = events.where(F.col("ds") <= ctx.ds)
+        if spec.features.split.by == "time":
+            # An event lands on its day or later, never before.
+            events = events.where(F.col("ds") >= first_day(spec, ctx.ds))
+        return events
+    # Each run's day of a snapshot source holds all of it.
+    newest = events.where(F.col("ds") <= ctx.ds).agg(F.max("ds")).collect()[0][0]
+    return events.where(F.col("ds") == F.lit(newest))
+
+
+def day_files(ctx: Context, workflow: Workflow, rows: SplitRows) -> AbstractContextManager[LakeRows | None]:
+    """The pinned events as files, for the Arrow engine."""
+    if engine_of(ctx.spec) != "arrow":
+        return nullcontext()
+    pinned = events_output(ctx)
+    return files_of_day(ctx.spec, ctx.ws, ctx.ds, ctx.ws.home / pinned.name, int(pinned.version), workflow, rows)

@@ -1,0 +1,34 @@
+"""Spark expressions of columns as operators see them."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from headrace.features.types import ValueType
+
+
+def col(name: str) -> Column:
+    """A column by its exact name, dots and all."""
+    return F.col(f"`{name.replace('`', '``')}`")
+
+
+def enter(name: str, given: ValueType) -> Column:
+    """An input column as operators see it: NaN is null, a null list is empty."""
+    x = col(name)
+    real = given.element in ("float", "double")
+    if given.is_list:
+        x = F.coalesce(x, F.array().cast(f"array<{given.element}>"))
+        return F.transform(x, nan_to_null) if real else x
+    return nan_to_null(x) if real else x
+
+
+def is_missing(name: str, given: ValueType) -> Column:
+    """Boolean: no value (null, NaN, an empty list)."""
+    x = enter(name, given)
+    return F.size(x) == 0 if given.is_list else x.isNull()
+
+
+def nan_to_null(x: Column) -> Column:
+    """A floating-point number, null where it is NaN."""
+    return F.when(~F.isnan(x), x)

@@ -1,0 +1,206 @@
+"""A fitted workflow: all that it learned, and the transform of Arrow batches.
+
+    fitted.transform_batch(batch)     # in a process without Spark: what the dataset's writer wrote, bit for bit
+    fitted.save(folder); FittedWorkflow.load(folder)
+
+With Spark: headrace.features.engines.spark, which fits and transforms frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from headrace import __version__
+from headrace.errors import UserError
+from headrace.features.functions.arrays import doubles, to_numpy, with_elements
+from headrace.features.learn.statistics import IDENTITY
+from headrace.features.ops.base import State
+from headrace.features.types import ValueType
+from headrace.features.vocabulary.keyed_table import KeyedTable
+from headrace.features.vocabulary.lookup import Lookup
+from headrace.features.workflow import saved
+from headrace.features.workflow.schema import physical_schema
+from headrace.features.workflow.workflow import Workflow
+from headrace.schema import Feature, Kind
+
+
+class FittedWorkflow:
+    """A workflow and all that it learned: the same transform in the dataset's writer, in scoring, in serving."""
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        states: Sequence[Sequence[Mapping[str, State]]],
+        vocabularies: Mapping[str, Lookup],
+        tables: Mapping[str, KeyedTable] | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """Put together what was learned.
+
+        Args:
+            states: by chain, step and column.
+            tables: keyed tables as `CHAIN.STEP.NAME`.
+            folder: where it was loaded from.
+
+        Raises:
+            UserError: drop_low_cardinality leaves no feature.
+        """
+        self.workflow, self.states, self.vocabularies = workflow, tuple(tuple(s) for s in states), dict(vocabularies)
+        self.tables = dict(tables or {})
+        #: Where it was loaded from.
+        self.folder = folder
+        first = {name: rule.first_code for name, rule in workflow.rules.items()}
+        self.schema = workflow.schema_of(
+            {name: max(v.cardinality, first[name]) for name, v in self.vocabularies.items()},
+            {name: len(v) for name, v in self.vocabularies.items()},
+        )
+        if not self.features:
+            raise UserError(
+                "drop_low_cardinality leaves no feature at all: every vocabulary has fewer values than its "
+                "min_cardinality"
+            )
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        """Columns of the lake's table that the features are made of; the label is not among them."""
+        return self.workflow.input_columns
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """What the transforms make: the schema without label and carried columns."""
+        return tuple(f for f in self.schema.features if f.kind in (Kind.CONTINUOUS, Kind.CATEGORICAL))
+
+    @cached_property
+    def arrow_schema(self) -> pa.Schema:
+        """Of `transform_batch`: numbers float32, codes int32, raw ids int64, no nulls; in the schema's order."""
+        return physical_schema(self.features)
+
+    def transform_batch(
+        self, batch: pa.RecordBatch, keep: Sequence[str] = (), only: Collection[str] | None = None
+    ) -> pa.RecordBatch:
+        """Rows of the lake's table to physical columns, by the Arrow bodies. Needs no Spark.
+
+        Args:
+            batch: has the input columns, in the declared types or ones that cast to them without loss, and IDENTITY
+                where some rows are of the training range.
+            keep: further columns of the batch, taken along unchanged at the end.
+            only: names of features; the others are left out, and chains that make none of them are not computed, so
+                the batch need not have their columns.
+
+        Raises:
+            UserError: an input column is missing or has another type.
+        """
+        features = self.features if only is None else tuple(f for f in self.features if f.name in only)
+        wanted = {f.name for f in features}
+        arrays: dict[str, pa.Array] = {}
+        index = batch.schema.get_field_index(IDENTITY)
+        identity = batch.column(index) if index >= 0 else None
+        for i, (chain, states) in enumerate(zip(self.workflow.chains, self.states, strict=True)):
+            if wanted.isdisjoint(chain.ends):
+                continue
+            columns = {name: self._column(batch, name) for name in chain.columns}
+            for j, (step, state) in enumerate(zip(chain.steps, states, strict=True)):
+                columns = step.arrow(
+                    columns, state, self.vocabularies.__getitem__, partial(self._table, f"{i}.{j}"), identity
+                )
+            for name, end in chain.ends.items():
+                if name in wanted:
+                    arrays[name] = finished(columns[name], end)
+        out: list[pa.Array] = []
+        for feature in features:
+            array = arrays[feature.name]
+            if feature.is_list:
+                matrix = array.flatten().to_numpy().reshape(-1, feature.length)
+                out += [pa.array(matrix[:, i].copy()) for i in range(feature.length)]
+            else:
+                out.append(array)
+        schema = self.arrow_schema if only is None else physical_schema(features)
+        for name in keep:
+            schema = schema.append(batch.schema.field(name))
+            out.append(batch.column(name))
+        return pa.RecordBatch.from_arrays(out, schema=schema)
+
+    def _table(self, scope: str, name: str) -> KeyedTable:
+        return self.tables[f"{scope}.{name}"]
+
+    def missing(self, batch: pa.RecordBatch, column: str) -> NDArray[np.bool_]:
+        """Which rows of a raw batch have no value of an input column: null, NaN, or an empty list. bool [rows]."""
+        x = self._column(batch, column)
+        none = pc.equal(pc.list_value_length(x), 0) if self.workflow.input_type(column).is_list else x.is_null()
+        return np.asarray(none.to_numpy(zero_copy_only=False), np.bool_)
+
+    def save(self, folder: Path) -> None:
+        """Write it into `folder` (headrace.features.workflow.saved).
+
+        The folder is not remembered: callers fill one and rename it.
+        """
+        w = self.workflow
+        written = saved.SavedWorkflow(
+            headrace=__version__,
+            columns=w.declared,
+            label=w.label_column,
+            carried=w.carried_columns,
+            chains=w.spec_chains,
+            states=self.states,
+            vocabularies={name: len(v) for name, v in self.vocabularies.items()},
+            tables={name: len(t) for name, t in self.tables.items()},
+            dataset_schema=self.schema,
+        )
+        saved.write(folder, written, self.vocabularies, self.tables)
+
+    @staticmethod
+    def load(folder: Path, most_values: int | None = None) -> FittedWorkflow:
+        """What `save` wrote.
+
+        Args:
+            most_values: a vocabulary with more values stays in its file; None: none does.
+
+        Raises:
+            UserError: a file is missing or damaged.
+        """
+        found, vocabularies, tables = saved.read(folder, most_values)
+        where = str(saved.file_of(folder))
+        workflow = Workflow(found.chains, found.columns, found.label, found.carried, where=where)
+        return FittedWorkflow(workflow, found.states, vocabularies, tables, folder)
+
+    def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        """An input column in its declared type; NaN is null, a null list is empty."""
+        type_ = self.workflow.input_type(name)
+        index = batch.schema.get_field_index(name)
+        if index < 0:
+            raise UserError(f"column '{name}' ({type_}) is missing (there are: {', '.join(batch.schema.names)})")
+        array = batch.column(index)
+        if array.type != type_.arrow:
+            try:
+                array = array.cast(type_.arrow)
+            except pa.ArrowException as e:
+                raise UserError(f"column '{name}' is {array.type} and cannot be read as {type_}: {e}") from None
+        if type_.is_list:
+            if array.null_count:
+                array = pc.if_else(array.is_valid(), array, pa.scalar([], array.type))
+            if type_.element in ("float", "double"):
+                array = with_elements(array, _nan_to_null(array.flatten()))
+            return array
+        return _nan_to_null(array) if type_.element in ("float", "double") else array
+
+
+def finished(x: pa.Array, end: ValueType) -> pa.Array:
+    """Codes and raw ids as they are, numbers as float32. What is missing or not finite as float32 is 0."""
+    if end.is_categorical:
+        return x
+    flat = x.flatten() if end.is_list else x
+    with np.errstate(over="ignore"):
+        single = to_numpy(doubles(flat)).astype(np.float32)
+    out = pa.array(np.where(np.isfinite(single), single, np.float32(0)))
+    return pa.FixedSizeListArray.from_arrays(out, end.length) if end.is_list else out
+
+
+def _nan_to_null(x: pa.Array) -> pa.Array:
+    return pc.if_else(pc.is_nan(x), pa.scalar(None, x.type), x)

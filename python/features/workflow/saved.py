@@ -1,0 +1,116 @@
+"""A fitted workflow in a folder: `workflow.json`, `vocabulary/NAME.parquet` (value, code), `table/NAME.parquet`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from headrace import __version__
+from headrace.config import Chain
+from headrace.errors import UserError
+from headrace.features.vocabulary.keyed_table import KEY, KeyedTable
+from headrace.features.vocabulary.lookup import FileLookup, Lookup
+from headrace.schema import Column, DatasetSchema
+from headrace.storage import local
+
+
+class SavedWorkflow(BaseModel):
+    """`workflow.json`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: int = Field(default=1, ge=1, le=1)
+    headrace: str
+    columns: tuple[Column, ...]
+    label: str
+    carried: tuple[str, ...]
+    chains: tuple[Chain, ...]
+    #: By chain, step and column.
+    states: tuple[tuple[dict[str, dict[str, Any]], ...], ...]
+    #: How many values each vocabulary has, and how many keys each keyed table.
+    vocabularies: dict[str, int]
+    tables: dict[str, int] = Field(default_factory=dict)
+    dataset_schema: DatasetSchema
+
+
+def file_of(folder: Path) -> Path:
+    """`workflow.json` in the folder of a saved workflow."""
+    return folder / "workflow.json"
+
+
+def table_file(folder: Path, name: str) -> Path:
+    """Where a saved workflow keeps a keyed table."""
+    return folder / "table" / f"{quote(name, safe='')}.parquet"
+
+
+def vocabulary_file(folder: Path, name: str) -> Path:
+    """Where a saved workflow keeps a vocabulary."""
+    return folder / "vocabulary" / f"{quote(name, safe='')}.parquet"
+
+
+def write(
+    folder: Path, saved: SavedWorkflow, vocabularies: Mapping[str, Lookup], tables: Mapping[str, KeyedTable]
+) -> None:
+    """Fill a folder; `workflow.json` comes last."""
+    (folder / "vocabulary").mkdir(parents=True, exist_ok=True)
+    if tables:
+        (folder / "table").mkdir(exist_ok=True)
+    for name, keyed in tables.items():
+        pq.write_table(keyed.table, table_file(folder, name), compression="zstd")
+    for name, vocabulary in vocabularies.items():
+        pq.write_table(vocabulary.table, vocabulary_file(folder, name), compression="zstd")
+    local(file_of(folder)).put_text(json.dumps(saved.model_dump(mode="json"), indent=1) + "\n")
+
+
+def read(
+    folder: Path, most_values: int | None = None
+) -> tuple[SavedWorkflow, dict[str, Lookup], dict[str, KeyedTable]]:
+    """What `write` wrote.
+
+    Args:
+        most_values: a vocabulary with more values stays in its file; None: none does.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
+    path = file_of(folder)
+    try:
+        saved = SavedWorkflow.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"no saved workflow in {folder} (workflow.json is not there)") from None
+    except (ValidationError, UnicodeDecodeError) as e:
+        raise UserError(
+            f"{path} is not a workflow that headrace {__version__} reads: {' '.join(str(e).split())[:300]}"
+        ) from None
+    vocabularies: dict[str, Lookup] = {}
+    for name, rows in saved.vocabularies.items():
+        file = vocabulary_file(folder, name)
+        if most_values is not None and rows > most_values:
+            vocabularies[name] = FileLookup(file)
+            continue
+        table = _read(file)
+        if table.num_rows != rows or table.schema.names != ["value", "code"]:
+            raise UserError(f"{file} does not hold the {rows} values (value, code) that {path} says")
+        vocabularies[name] = Lookup(table)
+    tables = {}
+    for name, rows in saved.tables.items():
+        file = table_file(folder, name)
+        table = _read(file)
+        if table.num_rows != rows or KEY not in table.schema.names:
+            raise UserError(f"{file} does not hold the {rows} keys that {path} says")
+        tables[name] = KeyedTable(table)
+    return saved, vocabularies, tables
+
+
+def _read(file: Path) -> pa.Table:
+    try:
+        return pq.read_table(file)
+    except (OSError, pa.ArrowException) as e:
+        raise UserError(f"{file} cannot be read: {' '.join(str(e).split())[:300]}") from None
