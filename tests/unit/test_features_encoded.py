@@ -40,6 +40,7 @@ from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DataFile
 from headrace.schema import Column
+from headrace.storage import local
 from tests.dataset_support import read_padded
 
 COLUMNS = [
@@ -134,7 +135,7 @@ def land(events: pd.DataFrame, folder: Path, files: int, group: int = 40) -> lis
         arrays["_source_line"] = pa.array(list(part["_source_line"]), pa.int64())
         path = folder / f"part-{i}.parquet"
         pq.write_table(pa.table(arrays), path, row_group_size=group, use_deprecated_int96_timestamps=True)
-        out.append(DataFile(path, {"ds": "2026-01-01"}, len(part)))
+        out.append(DataFile(local(path), {"ds": "2026-01-01"}, len(part)))
     return out
 
 
@@ -353,7 +354,7 @@ def test_arrays_and_groups(tmp_path: Path) -> None:
 
 
 def test_the_files_of_a_day(tmp_path: Path) -> None:
-    files = [DataFile(tmp_path / ds, {"ds": ds}, 1) for ds in ("2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04")]
+    files = [DataFile(local(tmp_path / ds), {"ds": ds}, 1) for ds in ("2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04")]
 
     def seen(ds: str, **changes: Any) -> list[str]:
         data = load_spec("clicks").model_dump(mode="json", by_alias=True, exclude_none=True)
