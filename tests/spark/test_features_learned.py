@@ -364,7 +364,7 @@ def test_the_next_day(spark: SparkSession, tmp_path: Path) -> None:
     """Kept once, kept; codes stay, out-of-vocabulary buckets too; another number of buckets is refused."""
     path = tmp_path / "vocabulary"
 
-    def fit(ds: str, words: list[str], buckets: int = 2) -> FittedWorkflow:
+    def on_day(ds: str, words: list[str], buckets: int = 2) -> FittedWorkflow:
         chains: list[dict[str, Any]] = [
             {"columns": ["c"], "ops": [{"categorify": {"oov_buckets": buckets}}, {"drop_low_cardinality": {}}]},
             {"columns": ["n"], "ops": ["normalize"]},
@@ -372,18 +372,18 @@ def test_the_next_day(spark: SparkSession, tmp_path: Path) -> None:
         rows = [dict.fromkeys(c.name for c in COLUMNS) | {"c": word, "label": 0, "n": 1} for word in words]
         return fit(build(chains), as_frame(spark, as_batch(rows)), VocabularyTable(spark, path, ds))
 
-    first = fit("2026-01-01", ["a", "a"])
+    first = on_day("2026-01-01", ["a", "a"])
     assert [f.name for f in first.features] == ["n"]
-    assert fit("2026-01-01", ["a", "a"]).schema == first.schema
-    second = fit("2026-01-02", ["a", "b", "b"])
+    assert on_day("2026-01-01", ["a", "a"]).schema == first.schema
+    second = on_day("2026-01-02", ["a", "b", "b"])
     (feature,) = [f for f in second.features if f.name == "c"]
     assert (feature.cardinality, feature.oov_buckets, feature.first_code) == (5, 2, 3)
     assert second.vocabularies["c"].table.to_pydict() == {"value": ["a", "b"], "code": [3, 4]}
-    third = fit("2026-01-03", ["b", "b"])
+    third = on_day("2026-01-03", ["b", "b"])
     assert [f.name for f in third.features] == ["c", "n"]
     assert third.vocabularies["c"].table.to_pydict() == {"value": ["a", "b"], "code": [3, 4]}
     with pytest.raises(UserError, match=r"vocabulary 'c'.*oov_buckets"):
-        fit("2026-01-04", ["b"], buckets=3)
+        on_day("2026-01-04", ["b"], buckets=3)
 
 
 def test_statistics_of_spark_do_not_depend_on_partitioning(spark: SparkSession, tmp_path: Path) -> None:

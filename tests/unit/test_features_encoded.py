@@ -354,7 +354,8 @@ def test_arrays_and_groups(tmp_path: Path) -> None:
 
 
 def test_the_files_of_a_day(tmp_path: Path) -> None:
-    files = [DataFile(local(tmp_path / ds), {"ds": ds}, 1) for ds in ("2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04")]
+    days = ("2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04")
+    files = [DataFile(local(tmp_path / ds), {"ds": ds}, 1) for ds in days]
 
     def seen(ds: str, **changes: Any) -> list[str]:
         data = load_spec("clicks").model_dump(mode="json", by_alias=True, exclude_none=True)
