@@ -46,7 +46,7 @@ class Counting(ThreadCollective):
     """A thread that counts the bytes it sends to others."""
 
     def __init__(self, inner: ThreadCollective) -> None:
-        super().__init__(inner._meeting, inner.world.rank)
+        super().__init__(inner._rendezvous, inner.world.rank)
         self.sent = 0
 
     def all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> tuple[Tensor, list[int]]:

@@ -23,12 +23,12 @@ from bench.report import Figure
 from headrace.comm.base import Collective
 from headrace.comm.shared_memory import SharedCollective, shared
 from headrace.config import EmbeddingOptimizer, Sharding
-from headrace.embeddings.dynamic.memory import bytes_beside
+from headrace.embeddings.dynamic.memory import dynamic_table_bytes
 from headrace.embeddings.dynamic.rows import DynamicReport
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.kernels.id_map_cpu import mix
-from headrace.embeddings.planner.cost import Besides, Workload, plan_load
+from headrace.embeddings.planner.cost import OtherMemory, Workload, plan_load
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
 from headrace.workspace import checkout
@@ -117,7 +117,7 @@ def memory_figures(size: int = 2, rows: int = 10_000_000) -> list[Figure]:
     tables, lookups = (Table("t", rows, DIM),), (Lookup("t", "t", IDS, True),)
     plan = Plan(tables, lookups, tuple(blocks_for(tables[0], "row_wise", size)), size)
     work = Workload(tables, lookups, size, BATCH * size, OPTIMIZER.kind, Sharding(zipf=0.0))
-    load, alone = (plan_load(replace(work, besides=Besides(0.0, shares)), plan) for shares in (True, False))
+    load, alone = (plan_load(replace(work, other_memory=OtherMemory(0.0, shares)), plan) for shares in (True, False))
     planned, messages = load.memory + load.buffers, load.buffers - alone.buffers
     room = int(ROOM * planned.max())
     found = [f for f in peaks("row_wise", room, size, rows) if f is not None]
@@ -184,7 +184,7 @@ def _train_raw(spec: DynamicSpec, collective: Collective, batches: int, ids: int
 def raw_figures(size: int, mib: float = 384.0, batches: int = 60, ids: int = 32_768) -> list[Figure]:
     """Peak growth of processes whose part of a table of raw ids is filled to its limit, all ids distinct."""
     spec = DynamicSpec("t", DIM, memory_mib=mib)
-    planned = bytes_beside([spec], [1], ids * size, size, OPTIMIZER.kind)
+    planned = dynamic_table_bytes([spec], [1], ids * size, size, OPTIMIZER.kind)
     meeting = checkout() / "build" / "bench" / f"meeting-raw-{size}"
     meeting.unlink(missing_ok=True)
     context = multiprocessing.get_context("spawn")

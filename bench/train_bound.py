@@ -24,14 +24,14 @@ from headrace.embeddings.storage.huge_pages import empty_table
 class Nothing:
     """What a lookup of a constant has to say: nothing travels."""
 
-    in_place = False
+    zero_copy = False
 
     def __init__(self, samples: int, batch: int) -> None:
         self.samples, self.batch = samples, batch
 
     def start(self) -> None: ...
 
-    def fetch_ahead(self) -> None: ...
+    def prefetch(self) -> None: ...
 
     def drop(self) -> None: ...
 
@@ -48,7 +48,7 @@ class Constant(nn.Module):
         self._vectors = torch.randn(samples, width, like.plan.tables[0].dim) * 0.01
         self._numbers = {b.codes.ctypes.data: number for number, b in enumerate(batches)}
 
-    def prepare(self, codes: Tensor, in_place: bool = False) -> Nothing:
+    def prepare(self, codes: Tensor, zero_copy: bool = False) -> Nothing:
         return Nothing(codes.shape[0], self._numbers[codes.data_ptr()])
 
     def forward(self, prepared: Nothing) -> Tensor:

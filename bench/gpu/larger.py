@@ -11,7 +11,7 @@ from bench.gpu.data import DIM, EXPONENT, batches
 from headrace.embeddings.kernels import gpu
 from headrace.embeddings.kernels.duplicates import find_duplicates
 from headrace.embeddings.kernels.id_map_gpu import DeviceMap
-from headrace.embeddings.storage.host_cache import CachedRows
+from headrace.embeddings.storage.host_cache import RowCache
 
 #: Share of the rows that the card holds.
 HELD = 0.1
@@ -39,18 +39,18 @@ def cache_rows(clock: Clock, rows: int, batch: int) -> Iterator[Row]:
     """Lookups and steps under Zipf's law of a table in host memory, a tenth of it on the card."""
     host = torch.zeros(rows, DIM, pin_memory=clock.device == "cuda")
     sums = torch.zeros(rows, 1, pin_memory=clock.device == "cuda")
-    table = CachedRows([host, sums], max(64, int(HELD * rows)), clock.device)
+    table = RowCache([host, sums], max(64, int(HELD * rows)), clock.device)
     found = [b.addresses for b in batches("zipf", [rows], batch, 24, clock.device)]
     grad = torch.randn(batch, DIM, device=clock.device)
 
     def step(turn: int) -> None:
         distinct = find_duplicates(found[turn % len(found)])
-        vectors = table.look_up(distinct, stay=True)
+        vectors = table.look_up(distinct, admit=True)
         gpu.pool_sum(vectors, distinct.inverse(), batch)
-        opened = table.open(distinct.unique)
-        weight, state = opened.matrices
-        gpu.rowwise_adagrad(weight, state, opened.places, distinct.starts, distinct.order, grad, lr=0.01)
-        table.close(opened)
+        cached = table.acquire(distinct.unique)
+        weight, state = cached.matrices
+        gpu.rowwise_adagrad(weight, state, cached.slots, distinct.starts, distinct.order, grad, lr=0.01)
+        table.commit(cached)
 
     for turn in range(12 if clock.device == "cuda" else 1):
         step(turn)

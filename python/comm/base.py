@@ -65,7 +65,7 @@ class Collective(Protocol):
         ...
 
 
-class Delivered:
+class ReceivedMessage:
     """What the ranks sent here, where they wrote it. It may be read until `release`, which the end of this calls."""
 
     def __init__(self, parts: Sequence[Tensor | None], release: Callable[[], None]) -> None:
@@ -83,7 +83,7 @@ class Delivered:
         self.release()
 
 
-class Letter(Protocol):
+class Message(Protocol):
     """A message that is written where its receivers read it. No other message starts between its making and `send`."""
 
     @property
@@ -91,22 +91,22 @@ class Letter(Protocol):
         """Where the rows for each rank go; None: for this rank, whose rows are not sent."""
         ...
 
-    def send(self) -> Callable[[], Delivered]:
-        """Begin the all-to-all; what is returned waits for the others' letters."""
+    def send(self) -> Callable[[], ReceivedMessage]:
+        """Begin the all-to-all; what is returned waits for the others' messages."""
         ...
 
 
-class Post(Protocol):
+class MessageChannel(Protocol):
     """An all-to-all without copies, for ranks that share memory. To the others it is one like any other."""
 
-    def reserve(self, send_rows: Sequence[int], shape: Sequence[int], dtype: torch.dtype) -> Letter:
+    def reserve(self, send_rows: Sequence[int], shape: Sequence[int], dtype: torch.dtype) -> Message:
         """Memory for rows of a shape, so many for each rank."""
         ...
 
 
-def post_of(collective: object) -> Post | None:
+def channel_of(collective: object) -> MessageChannel | None:
     """The post of a collective; None: it has none."""
-    found: Post | None = getattr(collective, "post", None)
+    found: MessageChannel | None = getattr(collective, "post", None)
     return found
 
 

@@ -10,15 +10,15 @@ from headrace import native
 _UINT32 = 2**32 - 1
 
 
-def announce(word: NDArray[np.int64], value: int) -> None:
+def set_and_wake(word: NDArray[np.int64], value: int) -> None:
     """Set the lower half of a number in shared memory, after all that was written before, and wake who waits for it."""
     lib = native.library()
     assert lib is not None
     lib.headrace_announce(word.ctypes.data, value & _UINT32)
 
 
-def wait_for(word: NDArray[np.int64], value: int, microseconds: int) -> bool:
-    """Wait until `announce` has set a number to `value` or beyond (it may wrap around); False: it took too long."""
+def wait_until(word: NDArray[np.int64], value: int, microseconds: int) -> bool:
+    """Wait until `set_and_wake` has set a number to `value` or beyond (it may wrap around); False: it took too long."""
     lib = native.library()
     assert lib is not None
     return bool(lib.headrace_await(word.ctypes.data, value & _UINT32, microseconds))

@@ -7,7 +7,7 @@ has a board and some slots, files in memory without a name (memfd_create) that t
 is left behind by a process that is killed. A sender writes into a free slot, notes on its board for whom which rows
 are, and counts the message; a receiver waits for the count (a futex), reads its rows and notes that the slot may be
 used again. So a message is copied twice; or not at all, where its rows are made in the slot and are read there
-(`SharedCollective.post`). Sums run in rank order on every rank, so all hold the same bits.
+(`SharedCollective.channel`). Sums run in rank order on every rank, so all hold the same bits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch import Tensor
 
 from headrace import native
 from headrace.comm import futex
-from headrace.comm.base import Collective, Delivered, PeerLost, Post, check_send_rows, unflatten
+from headrace.comm.base import Collective, MessageChannel, PeerLost, ReceivedMessage, check_send_rows, unflatten
 from headrace.world import World
 
 log = logging.getLogger("headrace.embeddings")
@@ -41,7 +41,7 @@ _SLOTS = 16
 _ALIKE = 4
 #: Beyond so many ranks their sums would be read by too many.
 _MOST_RANKS = 8
-_PATIENCE_MICROSECONDS = 200_000
+_TIMEOUT_MICROSECONDS = 200_000
 _NAME = "headrace"
 
 
@@ -55,37 +55,37 @@ def shared(inner: Collective) -> Collective:
     world = inner.world
     if not may_share(world):
         return inner
-    mine: _Room | None = None
+    mine: _Segment | None = None
     if sys.platform == "linux" and native.library() is not None:
         with suppress(OSError):
-            mine = _Room.make(world.size)
-    addresses = inner.all_gather(torch.tensor([_Room.nowhere() if mine is None else mine.address]))
-    rooms: list[_Room] = []
+            mine = _Segment.make(world.size)
+    indices = inner.all_gather(torch.tensor([_Segment.no_address() if mine is None else mine.address]))
+    segments: list[_Segment] = []
     if mine is not None:
         with suppress(OSError, ValueError):
-            rooms = [
-                mine if rank == world.rank else _Room.of_peer(world.size, address)
-                for rank, address in enumerate(addresses.tolist())
+            segments = [
+                mine if rank == world.rank else _Segment.of_peer(world.size, address)
+                for rank, address in enumerate(indices.tolist())
             ]
-    votes = torch.tensor([len(rooms) == world.size], dtype=torch.int64)
+    votes = torch.tensor([len(segments) == world.size], dtype=torch.int64)
     inner.all_reduce_sum([votes])
     if int(votes) < world.size:
-        for room in [*rooms, *([] if mine is None else [mine])]:
-            room.close()
+        for segment in [*segments, *([] if mine is None else [mine])]:
+            segment.close()
         log.info("the ranks share no memory, though they say that they share a machine")
         return inner
-    return SharedCollective(inner, rooms)
+    return SharedCollective(inner, segments)
 
 
 class SharedCollective:
     """See the module; made by `shared`."""
 
-    def __init__(self, inner: Collective, rooms: Sequence[_Room]) -> None:
+    def __init__(self, inner: Collective, segments: Sequence[_Segment]) -> None:
         self._inner = inner
-        self._rooms = list(rooms)
+        self._segments = list(segments)
         self._me = inner.world.rank
-        self._mine = self._rooms[self._me]
-        self._others = [(r, room) for r, room in enumerate(self._rooms) if r != self._me]
+        self._mine = self._segments[self._me]
+        self._others = [(r, segment) for r, segment in enumerate(self._segments) if r != self._me]
         #: Messages so far, the same number on all ranks.
         self._count = 0
         #: Slots that are being written.
@@ -103,28 +103,28 @@ class SharedCollective:
             return self._inner.start_all_to_all(x, send_rows)
         check_send_rows(x, send_rows, self.world.size)
         rows = torch.split(x.detach(), list(send_rows))
-        letter = self.reserve(send_rows, x.shape[1:], x.dtype)
-        for part, given in zip(letter.parts, rows, strict=True):
+        message = self.reserve(send_rows, x.shape[1:], x.dtype)
+        for part, given in zip(message.parts, rows, strict=True):
             if part is not None:
                 part.copy_(given)
-        arrive = letter.send()
+        arrive = message.send()
 
         def wait() -> tuple[Tensor, list[int]]:
-            came = arrive()
+            received = arrive()
             # What a rank sends to itself stays where it is.
-            parts = [rows[self._me] if p is None else p for p in came.parts]
+            parts = [rows[self._me] if p is None else p for p in received.parts]
             out = torch.cat(parts)
-            came.release()
+            received.release()
             return out, [p.shape[0] for p in parts]
 
         return wait
 
     @property
-    def post(self) -> Post:
+    def channel(self) -> MessageChannel:
         """Messages that are made and read in the slots."""
         return self
 
-    def reserve(self, send_rows: Sequence[int], shape: Sequence[int], dtype: torch.dtype) -> _Letter:
+    def reserve(self, send_rows: Sequence[int], shape: Sequence[int], dtype: torch.dtype) -> _SlotMessage:
         """See headrace.comm.base.Post."""
         cuts = [0]
         for rank, rows in enumerate(send_rows):
@@ -132,31 +132,31 @@ class SharedCollective:
         size = cuts[-1] * dtype.itemsize * math.prod(shape)
         slot = self._free_slot(size)
         self._reserved.add(slot)
-        room = self._mine.slot(slot, size)[:size].view(dtype).view(cuts[-1], *shape)
-        parts = [None if r == self._me else room[cuts[r] : cuts[r + 1]] for r in range(self.world.size)]
+        segment = self._mine.slot(slot, size)[:size].view(dtype).view(cuts[-1], *shape)
+        parts = [None if r == self._me else segment[cuts[r] : cuts[r + 1]] for r in range(self.world.size)]
         kind = zlib.crc32(f"all_to_all {dtype} {list(shape)}".encode())
-        return _Letter(parts, lambda: self._send(slot, kind, cuts, shape, dtype))
+        return _SlotMessage(parts, lambda: self._send(slot, kind, cuts, shape, dtype))
 
     def _send(
         self, slot: int, kind: int, cuts: Sequence[int], shape: Sequence[int], dtype: torch.dtype
-    ) -> Callable[[], Delivered]:
+    ) -> Callable[[], ReceivedMessage]:
         self._reserved.discard(slot)
         number = self._publish(slot, kind, cuts)
         row = dtype.itemsize * math.prod(shape)
 
-        def wait() -> Delivered:
+        def wait() -> ReceivedMessage:
             places = [(r, peer, self._arrived(r, peer, number, kind)) for r, peer in self._others]
             parts: list[Tensor | None] = [None] * self.world.size
             for r, peer, place in places:
                 first, last = (int(n) for n in peer.cuts[place, self._me : self._me + 2])
-                room = peer.slot(place, last * row)[first * row : last * row]
-                parts[r] = room.view(dtype).view(last - first, *shape)
+                segment = peer.slot(place, last * row)[first * row : last * row]
+                parts[r] = segment.view(dtype).view(last - first, *shape)
 
             def release() -> None:
                 for r, _, place in places:
                     self._mine.acknowledge(r, place, number)
 
-            return Delivered(parts, release)
+            return ReceivedMessage(parts, release)
 
         return wait
 
@@ -199,8 +199,8 @@ class SharedCollective:
 
     def close(self) -> None:
         """Tell the others that this rank leaves: who waits for it raises PeerLost."""
-        for room in self._rooms:
-            room.close()
+        for segment in self._segments:
+            segment.close()
 
     @property
     def nbytes(self) -> int:
@@ -212,11 +212,11 @@ class SharedCollective:
 
         So small messages (ids) take no slot of large ones (vectors), and few slots become large.
         """
-        room = self._mine.sizes
+        segment = self._mine.sizes
 
         def dislike(slot: int) -> tuple[int, bool, int]:
-            is_alike = 0 < size <= _ALIKE * room[slot] <= _ALIKE**2 * size
-            return 0 if is_alike else 1 if not room[slot] else 2, room[slot] < size, abs(room[slot] - size)
+            is_alike = 0 < size <= _ALIKE * segment[slot] <= _ALIKE**2 * size
+            return 0 if is_alike else 1 if not segment[slot] else 2, segment[slot] < size, abs(segment[slot] - size)
 
         liked = sorted(range(_SLOTS), key=dislike)
         lost: int | None = None
@@ -233,17 +233,17 @@ class SharedCollective:
 
     def _is_read(self, slot: int) -> bool:
         number = int(self._mine.numbers[slot])
-        return all(int(room.read[self._me, slot]) == number for _, room in self._others)
+        return all(int(segment.read[self._me, slot]) == number for _, segment in self._others)
 
     def _publish(self, slot: int, kind: int, cuts: Sequence[int]) -> int:
         self._count += 1
         mine = self._mine
         mine.kinds[slot], mine.cuts[slot] = kind, cuts
         mine.numbers[slot] = self._count & 0xFFFFFFFF
-        mine.announce(self._count)
+        mine.set_and_wake(self._count)
         return self._count
 
-    def _arrived(self, rank: int, peer: _Room, number: int, kind: int) -> int:
+    def _arrived(self, rank: int, peer: _Segment, number: int, kind: int) -> int:
         """Wait until a rank has sent its message of this number; the slot that it is in.
 
         Raises:
@@ -262,58 +262,58 @@ class SharedCollective:
 
     def _lost(self) -> int | None:
         """A rank that has left or died."""
-        return next((rank for rank, room in self._others if room.is_left()), None)
+        return next((rank for rank, segment in self._others if segment.has_left()), None)
 
 
-class _Letter:
-    """See headrace.comm.base.Letter."""
+class _SlotMessage:
+    """See headrace.comm.base.Message."""
 
-    def __init__(self, parts: Sequence[Tensor | None], send: Callable[[], Callable[[], Delivered]]) -> None:
+    def __init__(self, parts: Sequence[Tensor | None], send: Callable[[], Callable[[], ReceivedMessage]]) -> None:
         self.parts, self.send = parts, send
 
 
-class _Room:
+class _Segment:
     """A rank's board and slots, seen by itself or by another."""
 
-    def __init__(self, world_size: int, pid: int, board: int, slots: Sequence[int], token: int) -> None:
-        self.pid, self._board_fd, self._fds, self._token = pid, board, list(slots), token
+    def __init__(self, world_size: int, pid: int, header: int, slots: Sequence[int], token: int) -> None:
+        self.pid, self._header_fd, self._fds, self._token = pid, header, list(slots), token
         numbers = 4 + _SLOTS * (3 + world_size) + world_size * _SLOTS
-        if os.fstat(board).st_size == 0:
-            os.ftruncate(board, 8 * numbers)
+        if os.fstat(header).st_size == 0:
+            os.ftruncate(header, 8 * numbers)
         #: uint32 [0]: messages so far, a futex; int64 [1]: whether the rank left; [2]: its token.
-        self._board = np.frombuffer(mmap.mmap(board, 8 * numbers), dtype=np.int64)
+        self._header = np.frombuffer(mmap.mmap(header, 8 * numbers), dtype=np.int64)
         at = 4
-        self.numbers = self._board[at : at + _SLOTS]
-        self.kinds = self._board[at + _SLOTS : at + 2 * _SLOTS]
+        self.numbers = self._header[at : at + _SLOTS]
+        self.kinds = self._header[at + _SLOTS : at + 2 * _SLOTS]
         at += 2 * _SLOTS
         #: Rows for rank r of a slot's message: from cuts[slot, r] to cuts[slot, r + 1].
-        self.cuts = self._board[at : at + _SLOTS * (world_size + 1)].reshape(_SLOTS, world_size + 1)
+        self.cuts = self._header[at : at + _SLOTS * (world_size + 1)].reshape(_SLOTS, world_size + 1)
         at += _SLOTS * (world_size + 1)
         #: By sender and slot: the number of the last message that this rank has read there.
-        self.read = self._board[at : at + world_size * _SLOTS].reshape(world_size, _SLOTS)
-        self._rooms = [torch.empty(0, dtype=torch.uint8) for _ in range(_SLOTS)]
+        self.read = self._header[at : at + world_size * _SLOTS].reshape(world_size, _SLOTS)
+        self._segments = [torch.empty(0, dtype=torch.uint8) for _ in range(_SLOTS)]
         self._pidfd = -1
         with suppress(OSError):
             self._pidfd = os.pidfd_open(pid)
 
     @staticmethod
-    def nowhere() -> list[int]:
+    def no_address() -> list[int]:
         return [-1] * (_SLOTS + 3)
 
     @property
     def address(self) -> list[int]:
-        return [self.pid, self._token, self._board_fd, *self._fds]
+        return [self.pid, self._token, self._header_fd, *self._fds]
 
     @staticmethod
-    def make(world_size: int) -> _Room:
+    def make(world_size: int) -> _Segment:
         """This process's."""
         files = [os.memfd_create(_NAME) for _ in range(_SLOTS + 1)]
-        room = _Room(world_size, os.getpid(), files[0], files[1:], secrets.randbits(62))
-        room._board[2] = room._token
-        return room
+        segment = _Segment(world_size, os.getpid(), files[0], files[1:], secrets.randbits(62))
+        segment._header[2] = segment._token
+        return segment
 
     @staticmethod
-    def of_peer(world_size: int, address: Sequence[int]) -> _Room:
+    def of_peer(world_size: int, address: Sequence[int]) -> _Segment:
         """Another process's.
 
         Raises:
@@ -329,48 +329,48 @@ class _Room:
                 if not str(path.readlink()).startswith(f"/memfd:{_NAME}"):
                     raise ValueError(f"{path} is another file")
                 files.append(os.open(path, os.O_RDWR))
-            room = _Room(world_size, pid, files[0], files[1:], token)
-            if int(room._board[2]) != token:
+            segment = _Segment(world_size, pid, files[0], files[1:], token)
+            if int(segment._header[2]) != token:
                 raise ValueError(f"process {pid} is another")
         except (OSError, ValueError):
             for fd in files:
                 os.close(fd)
             raise
-        return room
+        return segment
 
     def slot(self, number: int, size: int) -> Tensor:
         """A slot's bytes, at least so many."""
-        if self._rooms[number].numel() < size:
+        if self._segments[number].numel() < size:
             fd = self._fds[number]
             if os.fstat(fd).st_size < size:
                 os.ftruncate(fd, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
-            self._rooms[number] = torch.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size), dtype=torch.uint8)
-        return self._rooms[number]
+            self._segments[number] = torch.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size), dtype=torch.uint8)
+        return self._segments[number]
 
     @property
     def sizes(self) -> list[int]:
         """Bytes of each slot, as they are seen here."""
-        return [room.numel() for room in self._rooms]
+        return [segment.numel() for segment in self._segments]
 
     @property
     def nbytes(self) -> int:
         """Bytes of all slots."""
         return sum(self.sizes)
 
-    def announce(self, count: int) -> None:
-        futex.announce(self._board[0:1], count)
+    def set_and_wake(self, count: int) -> None:
+        futex.set_and_wake(self._header[0:1], count)
 
-    def has_counted(self, count: int, microseconds: int = _PATIENCE_MICROSECONDS) -> bool:
+    def has_counted(self, count: int, microseconds: int = _TIMEOUT_MICROSECONDS) -> bool:
         """Wait a little until the rank has sent so many messages; whether it has."""
-        return futex.wait_for(self._board[0:1], count, microseconds)
+        return futex.wait_until(self._header[0:1], count, microseconds)
 
     def acknowledge(self, sender: int, slot: int, number: int) -> None:
         """This rank has read that message."""
-        futex.announce(self.read[sender, slot : slot + 1], number)
+        futex.set_and_wake(self.read[sender, slot : slot + 1], number)
 
-    def is_left(self) -> bool:
+    def has_left(self) -> bool:
         """Whether the rank has left, or its process ended."""
-        if self._board[1]:
+        if self._header[1]:
             return True
         if self._pidfd >= 0:
             poll = select.poll()
@@ -380,8 +380,8 @@ class _Room:
 
     def close(self) -> None:
         if self.pid == os.getpid():
-            self._board[1] = 1
-        for fd in (self._board_fd, *self._fds, self._pidfd):
+            self._header[1] = 1
+        for fd in (self._header_fd, *self._fds, self._pidfd):
             if fd >= 0:
                 os.close(fd)
-        self._board_fd, self._fds, self._pidfd = -1, [], -1
+        self._header_fd, self._fds, self._pidfd = -1, [], -1

@@ -13,10 +13,10 @@ from headrace.comm.base import check_send_rows, flatten_by_dtype, unflatten
 from headrace.world import World
 
 T = TypeVar("T")
-_PATIENCE_SECONDS = 120.0
+_TIMEOUT_SECONDS = 120.0
 
 
-class _Meeting:
+class _Rendezvous:
     """Where the threads meet: each lays something down, all read, all leave."""
 
     def __init__(self, size: int) -> None:
@@ -26,9 +26,9 @@ class _Meeting:
 
     def exchange(self, rank: int, kind: str, item: Any) -> list[Any]:
         self.table[rank] = (kind, item)
-        self.barrier.wait(_PATIENCE_SECONDS)
+        self.barrier.wait(_TIMEOUT_SECONDS)
         found = list(self.table)
-        self.barrier.wait(_PATIENCE_SECONDS)
+        self.barrier.wait(_TIMEOUT_SECONDS)
         kinds = {k for k, _ in found}
         if len(kinds) > 1:
             raise RuntimeError(f"ranks are in different collectives: {sorted(kinds)}")
@@ -42,9 +42,9 @@ class ThreadCollective:
     all (threading.BrokenBarrierError) instead of hanging.
     """
 
-    def __init__(self, meeting: _Meeting, rank: int) -> None:
-        self._meeting = meeting
-        self._world = World(rank=rank, size=meeting.size, local_rank=rank, local_size=meeting.size)
+    def __init__(self, rendezvous: _Rendezvous, rank: int) -> None:
+        self._rendezvous = rendezvous
+        self._world = World(rank=rank, size=rendezvous.size, local_rank=rank, local_size=rendezvous.size)
 
     @property
     def world(self) -> World:
@@ -54,7 +54,7 @@ class ThreadCollective:
         check_send_rows(x, send_rows, self.world.size)
         parts = [p.clone() for p in torch.split(x.detach(), list(send_rows))]
         kind = f"all_to_all {x.dtype} {list(x.shape[1:])}"
-        mine = [sent[self.world.rank] for sent in self._meeting.exchange(self.world.rank, kind, parts)]
+        mine = [sent[self.world.rank] for sent in self._rendezvous.exchange(self.world.rank, kind, parts)]
         return torch.cat(mine), [p.shape[0] for p in mine]
 
     def start_all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> Callable[[], tuple[Tensor, list[int]]]:
@@ -64,7 +64,7 @@ class ThreadCollective:
     def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
         for members, flat in flatten_by_dtype(tensors):
             kind = f"all_reduce {flat.dtype} {flat.numel()}"
-            first, *rest = self._meeting.exchange(self.world.rank, kind, flat)
+            first, *rest = self._rendezvous.exchange(self.world.rank, kind, flat)
             total = first.clone()
             for other in rest:
                 total += other
@@ -72,15 +72,15 @@ class ThreadCollective:
 
     def all_gather(self, x: Tensor) -> Tensor:
         kind = f"all_gather {x.dtype} {list(x.shape[1:])}"
-        return torch.cat(self._meeting.exchange(self.world.rank, kind, x.detach().clone()))
+        return torch.cat(self._rendezvous.exchange(self.world.rank, kind, x.detach().clone()))
 
     def broadcast(self, tensors: Sequence[Tensor], root: int = 0) -> None:
         for members, flat in flatten_by_dtype(tensors):
             kind = f"broadcast {root} {flat.dtype} {flat.numel()}"
-            unflatten(members, self._meeting.exchange(self.world.rank, kind, flat)[root])
+            unflatten(members, self._rendezvous.exchange(self.world.rank, kind, flat)[root])
 
     def barrier(self) -> None:
-        self._meeting.exchange(self.world.rank, "barrier", None)
+        self._rendezvous.exchange(self.world.rank, "barrier", None)
 
 
 def run_ranks(size: int, rank_main: Callable[[ThreadCollective], T]) -> list[T]:
@@ -88,16 +88,16 @@ def run_ranks(size: int, rank_main: Callable[[ThreadCollective], T]) -> list[T]:
 
     The first rank's error is raised again here; the other ranks are then released from their barriers.
     """
-    meeting = _Meeting(size)
+    rendezvous = _Rendezvous(size)
     results: list[Any] = [None] * size
     errors: list[BaseException] = []
 
     def body(rank: int) -> None:
         try:
-            results[rank] = rank_main(ThreadCollective(meeting, rank))
+            results[rank] = rank_main(ThreadCollective(rendezvous, rank))
         except BaseException as e:
             errors.append(e)
-            meeting.barrier.abort()
+            rendezvous.barrier.abort()
 
     threads = [threading.Thread(target=body, args=(rank,), name=f"rank{rank}") for rank in range(size)]
     for t in threads:

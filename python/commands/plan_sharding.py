@@ -10,9 +10,9 @@ from rich.table import Table as Screen
 from headrace.comm.shared_memory import may_share
 from headrace.commands.screen import out, table
 from headrace.config import Sharding, load_spec
-from headrace.embeddings.dynamic.memory import bytes_beside, most_bytes
+from headrace.embeddings.dynamic.memory import dynamic_table_bytes, most_bytes
 from headrace.embeddings.dynamic.spec import DynamicSpec, dynamic_features, dynamic_specs
-from headrace.embeddings.planner.cost import GIB, Besides, load_of
+from headrace.embeddings.planner.cost import GIB, OtherMemory, load_of
 from headrace.embeddings.planner.declared import load_tables
 from headrace.embeddings.planner.popularity import Popularity
 from headrace.embeddings.planner.search import Planned, plan_tables
@@ -49,7 +49,7 @@ def sharding(
     if memory_gib is not None:
         settings = settings.model_copy(update={"memory_gib": memory_gib})
     popularity: dict[str, Popularity] = {}
-    besides = Besides()
+    other_memory = OtherMemory()
     raw: tuple[DynamicSpec, ...] = ()
     if declared is not None:
         given = load_tables(declared)
@@ -64,8 +64,8 @@ def sharding(
         batch, optimizer = spec.train.batch_size, spec.train.embeddings.kind
         lengths, saves_copies = [f.length for f in dynamic_features(schema)], spec.train.background_checkpoints
         near = World(size=world, local_size=min(world, settings.ranks_per_node))
-        besides = Besides(
-            bytes_beside(raw, lengths, batch, world, optimizer, 1 + saves_copies),
+        other_memory = OtherMemory(
+            dynamic_table_bytes(raw, lengths, batch, world, optimizer, 1 + saves_copies),
             spec.train.device == "cpu" and may_share(near),
             saves_copies,
         )
@@ -79,7 +79,7 @@ def sharding(
         optimizer=optimizer,
         settings=settings,
         popularity=popularity,
-        besides=besides,
+        other_memory=other_memory,
         card=spec is not None and spec.train.device == "cuda",
     )
     show(planned, source)
@@ -134,13 +134,13 @@ def show(planned: Planned, source: str) -> None:
         f"\nexpected time of a step's embeddings: {seconds.max() * 1e3:.3f} ms on the slowest rank; "
         f"imbalance, largest / mean: {', '.join(means)}"
     )
-    if work.besides.shares_memory:
+    if work.other_memory.shares_memory:
         out.print("messages go through memory that the ranks share; a step's GiB include those that a rank sends")
-    if work.besides.saves_copies:
+    if work.other_memory.saves_copies:
         out.print("tables are copied to be saved while training goes on; a step's GiB include the copy")
-    if planned.hops is not None:
-        ways = {"directly": planned.hops.direct, "by machines": planned.hops.by_machine}
-        chosen = "by machines" if planned.plan.hop > 1 else "directly"
+    if planned.traffic is not None:
+        ways = {"directly": planned.traffic.direct, "by machines": planned.traffic.by_machine}
+        chosen = "by machines" if planned.plan.ranks_per_node > 1 else "directly"
         out.print(
             f"messages go {chosen}; a rank sends, and the wires take: "
             + "; ".join(
@@ -190,8 +190,8 @@ def _ranks(planned: Planned) -> Screen:
     load = planned.load
     seconds = load.seconds(planned.work.settings)
     memory = {"tables": load.memory, "step": load.buffers}
-    if planned.work.besides.raw_ids:
-        memory["raw ids"] = np.full_like(load.memory, planned.work.besides.raw_ids)
+    if planned.work.other_memory.raw_ids:
+        memory["raw ids"] = np.full_like(load.memory, planned.work.other_memory.raw_ids)
     memory["all"] = sum(memory.values(), np.zeros_like(load.memory))
     # Of tables that GPUs hold in part: all of them in host memory, and what comes from there and goes back in a step.
     cached = [(">in host GiB", load.host / GIB), (">from host MB", load.carried / 1e6)] if load.host.any() else []

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from headrace.comm.base import Collective
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
-from headrace.embeddings.input.addressing import Batcher, Ragged, brought
-from headrace.embeddings.kernels.dispatch import placing
+from headrace.embeddings.input.addressing import BatchIndexer, KeyedJagged, batch_to_device
+from headrace.embeddings.kernels.dispatch import default_device
 from headrace.embeddings.lookup.autograd import Lookup
-from headrace.embeddings.lookup.handle import Prepared
+from headrace.embeddings.lookup.handle import LookupHandle
 from headrace.embeddings.lookup.local_tables import LocalTables
-from headrace.embeddings.lookup.zero_copy import Placed, can_place, is_placed
+from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors, is_zero_copy, supports_zero_copy
 from headrace.embeddings.sharding.plan import Plan
 from headrace.embeddings.storage.initialize import INIT_BOUND
 
@@ -22,8 +22,8 @@ from headrace.embeddings.storage.initialize import INIT_BOUND
 class ShardedEmbeddings(LocalTables):
     """The tables of a plan, this rank's blocks of them, looked up and trained together.
 
-    Forward: codes int64 [B, S], or a `Ragged` batch -> float32 [B, F, D] for F features of one width D (`features`
-    gives them apart, of any widths, and sequences too; `prepare(in_place=True)` says where in memory they are). B may
+    Forward: codes int64 [B, S], or a `KeyedJagged` batch -> float32 [B, F, D] for F features of one width D (`features`
+    gives them apart, of any widths, and sequences too; `prepare(zero_copy=True)` says where in memory they are). B may
     differ between ranks and be 0, but all ranks call forward, backward and step the same number of times: they exchange
     rows. The weights are no torch parameters:
     backward leaves the gradients of touched rows with their owners, summed over the ranks, and `step` applies them.
@@ -67,27 +67,27 @@ class ShardedEmbeddings(LocalTables):
         device: str | torch.device = "cpu",
     ) -> None:
         super().__init__(plan, collective, seed, init_bound=init_bound, dynamic=dynamic, device=device)
-        with placing(self.device):
-            self._batcher = Batcher(self.layout)
+        with default_device(self.device):
+            self._indexer = BatchIndexer(self.layout)
         #: The widths of the features' vectors.
         self._dims = {plan.by_name[x.table].dim for x in plan.lookups}
         self._is_uniform = len(self._dims) <= 1 and all(x.pooling != "none" for x in plan.lookups)
-        self._can_place = (
+        self._supports_zero_copy = (
             self.device.type == "cpu"
             and dynamic is None
             and self._is_uniform
             and bool(plan.lookups)
-            and can_place(self.layout)
+            and supports_zero_copy(self.layout)
         )
 
     def prepare(
         self,
-        batch: Tensor | Ragged,
+        batch: Tensor | KeyedJagged,
         weights: Tensor | None = None,
         raw: Sequence[Tensor] = (),
         *,
-        in_place: bool = False,
-    ) -> Prepared:
+        zero_copy: bool = False,
+    ) -> LookupHandle:
         """Begin a lookup: sort out the ids and send them to their owners, who answer later.
 
         Collective, and cheap to call ahead: while the dense part works on one batch, the ids of the next travel. No
@@ -98,7 +98,7 @@ class ShardedEmbeddings(LocalTables):
             while True:
                 following = embeddings.prepare(next_codes)   # ids travel during the forward pass
                 loss = loss_of(embeddings(prepared))
-                following.fetch_ahead()                      # rows this step leaves alone: during the backward pass
+                following.prefetch()                      # rows this step leaves alone: during the backward pass
                 loss.backward()
                 embeddings.step()
                 following.start()                            # the other rows: during what comes before the lookup
@@ -108,56 +108,58 @@ class ShardedEmbeddings(LocalTables):
             batch: codes int64 [B, S] or Ragged.
             weights: float32 [B, S], where a lookup of padded codes is weighted.
             raw: ids of each table of `dynamic`, int64 [N], any number of them.
-            in_place: let `forward` give a `Placed` where it can, in place of a tensor. No step may come between
-                the lookup's `start` and its backward pass.
+            zero_copy: let `forward` give a `ZeroCopyVectors` where it can, in place of a tensor. No step may come
+                between the lookup's `start` and its backward pass.
         """
         if self.device.type != "cpu":
-            with placing(self.device):
+            with default_device(self.device):
                 raw = [x.to(self.device, non_blocking=True) for x in raw]
-                return self._prepare(*brought(batch, weights, self.device), raw, False)
-        return self._prepare(batch, weights, raw, in_place)
+                return self._prepare(*batch_to_device(batch, weights, self.device), raw, False)
+        return self._prepare(batch, weights, raw, zero_copy)
 
     def _prepare(
-        self, batch: Tensor | Ragged, weights: Tensor | None, raw: Sequence[Tensor], in_place: bool
-    ) -> Prepared:
-        if isinstance(batch, Ragged):
-            occurrences, samples = self._batcher.ragged(batch), batch.lengths.shape[1]
+        self, batch: Tensor | KeyedJagged, weights: Tensor | None, raw: Sequence[Tensor], zero_copy: bool
+    ) -> LookupHandle:
+        if isinstance(batch, KeyedJagged):
+            jagged, samples = self._indexer.ragged(batch), batch.lengths.shape[1]
         else:
-            occurrences, samples = self._batcher.padded(batch, weights), batch.shape[0]
-        arenas = [self.layout.arenas[g.arena] for g in self.layout.groups]
-        in_place = in_place and self._can_place and all(map(is_placed, arenas, occurrences))
-        return Prepared(self, samples, occurrences, raw, in_place)
+            jagged, samples = self._indexer.padded(batch, weights), batch.shape[0]
+        fused_tables = [self.layout.fused_tables[g.fused] for g in self.layout.groups]
+        zero_copy = zero_copy and self._supports_zero_copy and all(map(is_zero_copy, fused_tables, jagged))
+        return LookupHandle(self, samples, jagged, raw, zero_copy)
 
-    def forward(self, batch: Tensor | Ragged | Prepared, weights: Tensor | None = None) -> Tensor | Placed:
+    def forward(
+        self, batch: Tensor | KeyedJagged | LookupHandle, weights: Tensor | None = None
+    ) -> Tensor | ZeroCopyVectors:
         if not self._is_uniform:
             raise ValueError("the features' vectors differ in width or are sequences: call features()")
-        if isinstance(batch, Prepared) and batch.in_place:
-            self._open_lookup(batch)
-            return Placed(self, batch)
+        if isinstance(batch, LookupHandle) and batch.zero_copy:
+            self._register_lookup(batch)
+            return ZeroCopyVectors(self, batch)
         out = self._look_up(batch, weights)
         return out.view(out.shape[0], len(self.plan.lookups), max(self._dims, default=0))
 
-    def features(self, batch: Tensor | Ragged | Prepared, weights: Tensor | None = None) -> list[Tensor]:
+    def features(self, batch: Tensor | KeyedJagged | LookupHandle, weights: Tensor | None = None) -> list[Tensor]:
         """The vectors of each lookup, in plan order: float32 [B, dim], or [B, length, dim] of a sequence.
 
         A sequence's padding is zeros.
         """
         return self.layout.split(self._look_up(batch, weights))
 
-    def _look_up(self, batch: Tensor | Ragged | Prepared, weights: Tensor | None) -> Tensor:
-        prepared = batch if isinstance(batch, Prepared) else self.prepare(batch, weights)
-        if not self.plan.lookups and not prepared.raw:
-            return torch.zeros(prepared.samples, 0, device=self.device)
-        self._open_lookup(prepared)
+    def _look_up(self, batch: Tensor | KeyedJagged | LookupHandle, weights: Tensor | None) -> Tensor:
+        handle = batch if isinstance(batch, LookupHandle) else self.prepare(batch, weights)
+        if not self.plan.lookups and not handle.raw:
+            return torch.zeros(handle.samples, 0, device=self.device)
+        self._register_lookup(handle)
         out: Tensor
-        with placing(self.device):
-            out, *raw = Lookup.apply(self.anchor, self, prepared)  # type: ignore[no-untyped-call]
-        prepared.found = list(zip(raw[: len(prepared.raw)], raw[len(prepared.raw) :], strict=True))
+        with default_device(self.device):
+            out, *raw = Lookup.apply(self.anchor, self, handle)  # type: ignore[no-untyped-call]
+        handle.found = list(zip(raw[: len(handle.raw)], raw[len(handle.raw) :], strict=True))
         return out
 
-    def _open_lookup(self, prepared: Prepared) -> None:
-        prepared.start()
+    def _register_lookup(self, handle: LookupHandle) -> None:
+        handle.start()
         if torch.is_grad_enabled():
-            self.opened += 1
-            if prepared.request is not None:
-                self.open_requests.append(prepared.request)
+            self.lookup_count += 1
+            if handle.request is not None:
+                self.open_requests.append(handle.request)

@@ -14,8 +14,8 @@ from headrace import config
 from headrace.comm.base import Collective
 from headrace.embeddings.dynamic.spec import dynamic_specs
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
-from headrace.embeddings.lookup.handle import Prepared
-from headrace.embeddings.lookup.zero_copy import Placed
+from headrace.embeddings.lookup.handle import LookupHandle
+from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table, row_wise, tables_of
 from headrace.errors import UserError
@@ -116,8 +116,8 @@ class DLRM(nn.Module):
         """Begin the lookups of codes int64 [B, S]; see ShardedEmbeddings.prepare. Collective."""
         slots = self._slots
         if not slots.dynamic:
-            in_place = not (self.training and self.precision == "bf16")  # the interaction's C++ is for fp32
-            return PendingLookups(self.embeddings.prepare(codes, in_place=in_place), codes.shape[0])
+            zero_copy = not (self.training and self.precision == "bf16")  # the interaction's C++ is for fp32
+            return PendingLookups(self.embeddings.prepare(codes, zero_copy=zero_copy), codes.shape[0])
         asked = [codes[:, s] if not f.is_list else codes[:, s : s + f.length] for f, s in slots.dynamic]
         there = [x != NULL_CODE if f.is_list else None for (f, _), x in zip(slots.dynamic, asked, strict=True)]
         ids = [x.contiguous() if t is None else x[t] for x, t in zip(asked, there, strict=True)]
@@ -128,8 +128,8 @@ class DLRM(nn.Module):
         begun = codes if isinstance(codes, PendingLookups) else self.prepare(codes)
         begun.start()  # rows travel while the bottom MLP works
         bottom = self._bottom(continuous.to(self.device), begun.samples)
-        if isinstance(begun.planned, Prepared):
-            begun.planned.in_place &= bottom.dtype is torch.float32
+        if isinstance(begun.planned, LookupHandle):
+            begun.planned.zero_copy &= bottom.dtype is torch.float32
         return self._top(bottom, self.vectors(begun) if self.features else None)
 
     def dense(self, continuous: Tensor, vectors: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ class DLRM(nn.Module):
             assert self.constant is not None
             return self.constant.expand(samples, -1)
 
-    def _top(self, bottom: Tensor, vectors: Tensor | Placed | None) -> Tensor:
+    def _top(self, bottom: Tensor, vectors: Tensor | ZeroCopyVectors | None) -> Tensor:
         with self._autocast(bottom):
             logits: Tensor = self.top(bottom if vectors is None else with_pairs(bottom, vectors)).squeeze(1)
         return logits.float()
@@ -163,10 +163,10 @@ class DLRM(nn.Module):
         """Categorical features, F."""
         return self._slots.features
 
-    def vectors(self, begun: PendingLookups) -> Tensor | Placed:
+    def vectors(self, begun: PendingLookups) -> Tensor | ZeroCopyVectors:
         """The features' vectors in the schema's order: [B, F, D]. Collective: the lookup ends."""
-        planned: Tensor | Placed = self.embeddings(begun.planned)
-        if self.absent is None or isinstance(planned, Placed):
+        planned: Tensor | ZeroCopyVectors = self.embeddings(begun.planned)
+        if self.absent is None or isinstance(planned, ZeroCopyVectors):
             return planned
         slots = self._slots
         parts = dict(zip(slots.planned_features, planned.unbind(1), strict=True))
@@ -207,22 +207,22 @@ class DLRM(nn.Module):
 class PendingLookups:
     """Lookups that have begun: `DLRM.prepare`."""
 
-    planned: Prepared
+    planned: LookupHandle
     #: Rows of the batch, B.
     samples: int
     #: By feature of raw ids: which places of its lists have an id, bool [B, length]; None: it is no list.
     there: Sequence[Tensor | None] = ()
 
-    def fetch_ahead(self) -> None:
-        """See Prepared.fetch_ahead."""
-        self.planned.fetch_ahead()
+    def prefetch(self) -> None:
+        """See LookupHandle.prefetch."""
+        self.planned.prefetch()
 
     def start(self) -> None:
-        """See Prepared.start."""
+        """See LookupHandle.start."""
         self.planned.start()
 
     def drop(self) -> None:
-        """See Prepared.drop."""
+        """See LookupHandle.drop."""
         self.planned.drop()
 
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from headrace.embeddings.kernels import cpu, dispatch
-from headrace.embeddings.lookup.zero_copy import Placed
+from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
 from headrace.models.mlp import pairwise_dots
 
 
-def with_pairs(bottom: Tensor, features: Tensor | Placed) -> Tensor:
+def with_pairs(bottom: Tensor, features: Tensor | ZeroCopyVectors) -> Tensor:
     """The top MLP's input: float32 [B, D], [B, F, D] -> [B, D + F (F + 1) / 2], on a GPU with zeros behind it.
 
     `bottom` itself, then the dot products of all pairs of the F + 1 vectors: pairs (i, j), j < i, by i; vector 0 is
@@ -21,8 +21,8 @@ def with_pairs(bottom: Tensor, features: Tensor | Placed) -> Tensor:
     kernel (headrace.models.feature_interaction_triton).
     """
     bottom = bottom.contiguous()
-    if isinstance(features, Placed):
-        return _placed_pairs(bottom, features)
+    if isinstance(features, ZeroCopyVectors):
+        return _zero_copy_pairs(bottom, features)
     features = features.contiguous()
     if dispatch.usable(bottom, features):
         from headrace.models import feature_interaction_triton as interaction  # brings Triton
@@ -35,12 +35,12 @@ def with_pairs(bottom: Tensor, features: Tensor | Placed) -> Tensor:
     return torch.cat([bottom, pairwise_dots(torch.cat([bottom.unsqueeze(1), features], dim=1))], dim=1)
 
 
-def _placed_pairs(bottom: Tensor, features: Placed) -> Tensor:
-    assert features.at is not None
-    wanted = (features.at.shape[0], features.width)
+def _zero_copy_pairs(bottom: Tensor, features: ZeroCopyVectors) -> Tensor:
+    assert features.pointers is not None
+    wanted = (features.pointers.shape[0], features.width)
     if not cpu.usable(bottom) or bottom.shape != wanted:
         raise ValueError(f"no float32 {list(wanted)}, but {bottom.dtype} {list(bottom.shape)}")
-    out: Tensor = _PlacedPairs.apply(features.anchor, bottom, features)  # type: ignore[no-untyped-call]
+    out: Tensor = _ZeroCopyPairs.apply(features.anchor, bottom, features)  # type: ignore[no-untyped-call]
     if not torch.is_grad_enabled():
         features.release()
     return out
@@ -62,29 +62,29 @@ class _Pairs(torch.autograd.Function):
         return of_bottom, of_features
 
 
-class _PlacedPairs(torch.autograd.Function):
+class _ZeroCopyPairs(torch.autograd.Function):
     """(anchor, bottom, features in place) -> the same; backward the features' gradients go where they are needed."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, bottom: Tensor, features: Placed) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, bottom: Tensor, features: ZeroCopyVectors) -> Tensor:
         ctx.save_for_backward(bottom)
         ctx.features = features
-        return cpu.interact(bottom, None, features.at)
+        return cpu.interact(bottom, None, features.pointers)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None]:
         (bottom,) = ctx.saved_tensors
-        features: Placed = ctx.features
+        features: ZeroCopyVectors = ctx.features
         features.check()
         if torch.get_num_threads() > 1:  # which would meet where samples have a row in common
-            of_bottom, of_features = cpu.interact_gradient(bottom, None, grads[0], features.at)
+            of_bottom, of_features = cpu.interact_gradient(bottom, None, grads[0], features.pointers)
             assert of_features is not None
-            with features.around():
-                features.take(of_features)
+            with features.span():
+                features.set_gradient(of_features)
             return None, of_bottom, None
-        with features.around():
-            to = features.open()
-        of_bottom, _ = cpu.interact_gradient(bottom, None, grads[0], features.at, to)
-        with features.around():
-            features.close()
+        with features.span():
+            to = features.gradient_pointers()
+        of_bottom, _ = cpu.interact_gradient(bottom, None, grads[0], features.pointers, to)
+        with features.span():
+            features.send_gradient()
         return None, of_bottom, None

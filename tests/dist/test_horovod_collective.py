@@ -23,7 +23,7 @@ from headrace.comm.threads import run_ranks
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
-from headrace.embeddings.lookup.handle import Prepared
+from headrace.embeddings.lookup.handle import LookupHandle
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.models.dlrm import DLRM
 from headrace.models.saved import load_dlrm, save_model
@@ -121,7 +121,7 @@ def mixed(c: Collective, kind: str) -> tuple[list[list[float]], list[list[float]
     embeddings.configure_optimizer(EmbeddingOptimizer(kind=kind, learning_rate=0.1, clip_norm=5.0))
     outs = []
 
-    def prepare(step: int) -> Prepared:
+    def prepare(step: int) -> LookupHandle:
         rng = np.random.default_rng([step, c.world.rank])
         sizes = np.array([t.rows for t in tables for _ in range(2)])
         codes = (rng.random(((step + c.world.rank) % 3, 8)) ** 2 * sizes).astype(np.int64)
@@ -131,7 +131,7 @@ def mixed(c: Collective, kind: str) -> tuple[list[list[float]], list[list[float]
     for step in range(STEPS):
         prepared, following = following, prepare(step + 1)
         outs = embeddings.features(prepared)
-        following.fetch_ahead()
+        following.prefetch()
         sum((out - 1).square().sum() for out in outs).backward()
         embeddings.step()
     following.start()
@@ -139,7 +139,7 @@ def mixed(c: Collective, kind: str) -> tuple[list[list[float]], list[list[float]
     return [w.float().flatten().tolist() for w in embeddings.weights], [o.flatten().tolist() for o in outs]
 
 
-def wide(c: Collective, hop: int) -> tuple[list[list[float]], list[dict[str, Any]], bool | None]:
+def wide(c: Collective, ranks_per_node: int) -> tuple[list[list[float]], list[dict[str, Any]], bool | None]:
     """Ten steps of four ranks: a table of several large pages on each, int8 rows, raw ids; direct or by machines.
 
     All answers, what the table of raw ids says, and whether the kernel was asked for large pages (None: it has none).
@@ -148,13 +148,13 @@ def wide(c: Collective, hop: int) -> tuple[list[list[float]], list[dict[str, Any
     lookups = (Lookup("large", "large", 2, True), Lookup("bytes", "bytes", 3, True, "mean"), Lookup("whole", "whole"))
     blocks = [b for t in tables for b in blocks_for(t, "table_wise" if t.name == "whole" else "row_wise", c.world.size)]
     raw = DynamicEmbeddings([DynamicSpec("raw", 4, admit_after=2, max_rows=8)], c, seed=1)
-    embeddings = ShardedEmbeddings(Plan(tables, lookups, tuple(blocks), c.world.size, "fp32", hop), c, 1, dynamic=raw)
+    embeddings = ShardedEmbeddings(Plan(tables, lookups, tuple(blocks), c.world.size, "fp32", ranks_per_node), c, 1, dynamic=raw)
     optimizer = EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.1)
     for x in (embeddings, raw):
         x.configure_optimizer(optimizer)
     answers: list[list[float]] = []
 
-    def prepare(step: int) -> Prepared:
+    def prepare(step: int) -> LookupHandle:
         rng = np.random.default_rng([step, c.world.rank])
         rows = (step + c.world.rank) % 4
         codes = (rng.random((rows, 6)) ** 2 * np.array([80_000, 80_000, 50, 50, 50, 9])).astype(np.int64)
@@ -165,7 +165,7 @@ def wide(c: Collective, hop: int) -> tuple[list[list[float]], list[dict[str, Any
     for step in range(STEPS):
         prepared, following = following, prepare(step + 1)
         outs = [*embeddings.features(prepared), prepared.found[0][0]]
-        following.fetch_ahead()
+        following.prefetch()
         sum((out - 1).square().sum() for out in outs).backward()
         embeddings.step()
         raw.step()
@@ -238,7 +238,7 @@ def horovod_reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Seq
             everybody = HorovodCollective()
             world = everybody.world
             report = {"machine": (world.rank, world.local_rank, world.local_size)}
-            report["wide"] = {hop: wide(everybody, hop) for hop in (1, 2)}
+            report["wide"] = {ranks_per_node: wide(everybody, ranks_per_node) for ranks_per_node in (1, 2)}
             if pair.included():
                 report |= rank_report(HorovodCollective(pair), folder)
             everybody.barrier()  # who leaves first takes Horovod along
@@ -258,21 +258,21 @@ def test_four_ranks_are_two_machines_of_two(horovod_reports: tuple[Path, Sequenc
     assert [r["machine"] for r in horovod_reports[1]] == [(0, 0, 2), (1, 1, 2), (2, 0, 2), (3, 1, 2)]
 
 
-@pytest.mark.parametrize("hop", [1, 2])
+@pytest.mark.parametrize("ranks_per_node", [1, 2])
 def test_int8_raw_ids_and_large_pages_are_as_between_threads(
-    horovod_reports: tuple[Path, Sequence[dict[str, Any]]], hop: int
+    horovod_reports: tuple[Path, Sequence[dict[str, Any]]], ranks_per_node: int
 ) -> None:
     """Bit for bit: all sums are in order of the ranks, directly and by machines."""
     _, reports = horovod_reports
-    for rank, (answers, told, pages) in enumerate(run_ranks(4, lambda c: wide(c, hop))):
-        got, got_told, got_pages = reports[rank]["wide"][hop]
+    for rank, (answers, told, pages) in enumerate(run_ranks(4, lambda c: wide(c, ranks_per_node))):
+        got, got_told, got_pages = reports[rank]["wide"][ranks_per_node]
         assert got == answers
         assert got_told == told
         assert told[0]["evicted"] > 0
         assert got_pages is pages
         assert pages in (True, None)
         # By machines sums run in another order; rows of fp32 tell that they are the same sums.
-        other = reports[rank]["wide"][3 - hop][0]
+        other = reports[rank]["wide"][3 - ranks_per_node][0]
         for step in range(STEPS):
             for lookup in (0, 3):
                 np.testing.assert_allclose(got[4 * step + lookup], other[4 * step + lookup], rtol=1e-4, atol=1e-6)

@@ -18,10 +18,10 @@ from headrace.embeddings.checkpoint.delta import apply_changes, save_changes
 from headrace.embeddings.checkpoint.shards import load_shards, save_shards, write_index
 from headrace.embeddings.kernels.duplicates import find_duplicates
 from headrace.embeddings.lookup.cache_use import cache_use
-from headrace.embeddings.planner.cost import FIND_BYTES, PLACE_BYTES
+from headrace.embeddings.planner.cost import CACHE_INDEX_BYTES, CACHE_SLOT_BYTES
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Table, row_wise
-from headrace.embeddings.storage.host_cache import CachedRows
+from headrace.embeddings.storage.host_cache import RowCache
 from tests.gpu.conftest import DEVICE
 
 ROWS, DIM = 400, 4
@@ -70,12 +70,12 @@ class Sets:
 @pytest.mark.parametrize("rule", ["lfu", "lru"])
 def test_hits_are_those_of_a_cache_of_sets(rule: Any) -> None:
     first = 30  # rows of two tables
-    rows = CachedRows([torch.zeros(ROWS, DIM)], 60, DEVICE, ends=[first, ROWS], evict=rule, evict_share=0.1)
+    rows = RowCache([torch.zeros(ROWS, DIM)], 60, DEVICE, ends=[first, ROWS], evict=rule, evict_share=0.1)
     expected, given, lookups, hits = Sets(60, rule, 0.1), zipf(25, 50, 3), 0, 0
     for ids in given:
         lookups += int((ids < first).sum())
         hits += sum(i < first and i in expected.seen for i in ids.tolist())
-        rows.look_up(find_duplicates(ids.to(DEVICE)), stay=True)
+        rows.look_up(find_duplicates(ids.to(DEVICE)), admit=True)
         expected.take(ids.tolist())
     assert rows.counts.tolist() == [[hits, expected.hits - hits], [lookups, 25 * 50 - lookups]]
     assert 0.3 < expected.hits / (25 * 50) < 0.95
@@ -86,13 +86,13 @@ def test_hits_are_those_of_a_cache_of_sets(rule: Any) -> None:
 def test_in_the_long_run_the_most_popular_rows_are_here() -> None:
     """Under Zipf's law no cache of C rows hits more than the share of the C most popular; lfu comes near it."""
     capacity, p = 80, 1 / (1.0 + np.arange(ROWS))
-    rows = CachedRows([torch.zeros(ROWS, 1)], capacity, DEVICE, evict_share=0.0)
+    rows = RowCache([torch.zeros(ROWS, 1)], capacity, DEVICE, evict_share=0.0)
     rng = np.random.default_rng(5)
 
     def take(count: int) -> None:
         for _ in range(count):
             ids = torch.from_numpy(rng.choice(ROWS, 16, p=p / p.sum())).to(DEVICE)
-            rows.look_up(find_duplicates(ids), stay=True)
+            rows.look_up(find_duplicates(ids), admit=True)
 
     take(400)
     rows.forget_hits()
@@ -103,11 +103,11 @@ def test_in_the_long_run_the_most_popular_rows_are_here() -> None:
 
 
 def test_it_takes_what_is_planned_for_it() -> None:
-    rows = CachedRows([torch.zeros(ROWS, 8), torch.zeros(ROWS, 1)], 100, DEVICE)
-    tensors = [rows._place_of, rows._row_at, rows._seen, rows._last, rows._changed, *rows.here]
-    assert sum(t.nbytes for t in tensors) == 100 * (8 * 4 + 4 + PLACE_BYTES) + ROWS * FIND_BYTES
+    rows = RowCache([torch.zeros(ROWS, 8), torch.zeros(ROWS, 1)], 100, DEVICE)
+    tensors = [rows._slot_of, rows._row_in_slot, rows._seen, rows._last, rows._dirty, *rows.on_device]
+    assert sum(t.nbytes for t in tensors) == 100 * (8 * 4 + 4 + CACHE_SLOT_BYTES) + ROWS * CACHE_INDEX_BYTES
     with pytest.raises(ValueError, match="a cache of 0 rows"):
-        CachedRows([torch.zeros(2, 2)], 0, DEVICE)
+        RowCache([torch.zeros(2, 2)], 0, DEVICE)
 
 
 # --- behind ShardedEmbeddings -----------------------------------------------------------------------------------------

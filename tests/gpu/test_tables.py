@@ -154,7 +154,7 @@ def test_no_tensor_is_on_the_wrong_device(
         assert save_changes(there, tmp_path / "changes")
         apply_changes(there, tmp_path / "changes")
         assert all(isinstance(w, Elsewhere) != cached for w in there.weights)
-        assert all(isinstance(x, Elsewhere) for c in there.caches if c is not None for x in c.here)
+        assert all(isinstance(x, Elsewhere) for c in there.caches if c is not None for x in c.on_device)
         if cached:  # int8 by the draws of CPUs
             here = trained(ShardedEmbeddings, 2, [replace(t, storage="int8") for t in TABLES], optimizer)
             again = trained(type("There", (OnDevice,), {"where": ELSEWHERE}), 2, tables, optimizer)

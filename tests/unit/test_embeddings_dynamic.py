@@ -22,7 +22,7 @@ from headrace.comm.threads import ThreadCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, TableOptimizer
 from headrace.embeddings.dynamic.memory import bytes_for, rows_within
 from headrace.embeddings.dynamic.rows import DynamicReport
-from headrace.embeddings.dynamic.rows_cpu import DynamicRows
+from headrace.embeddings.dynamic.rows_cpu import HostRows
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.kernels.id_map_cpu import IdMap, mix
@@ -138,7 +138,7 @@ class One(DynamicEmbeddings):
         self.lookups = (alone(self),)
 
     @property
-    def rows(self) -> DynamicRows:
+    def rows(self) -> HostRows:
         return self.tables[0]
 
     @property

@@ -15,7 +15,7 @@ from headrace.comm.base import Collective, LocalCollective
 from headrace.comm.shared_memory import SharedCollective, shared
 from headrace.comm.threads import run_ranks
 from headrace.config import EmbeddingOptimizer
-from headrace.embeddings.lookup.zero_copy import Placed
+from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
 from headrace.models.feature_interaction import with_pairs
@@ -36,7 +36,7 @@ class Case:
     seed: int
     threads: int = 1
 
-    def run(self, collective: Collective, in_place: bool) -> list[torch.Tensor]:
+    def run(self, collective: Collective, zero_copy: bool) -> list[torch.Tensor]:
         """Everything that a rank computes."""
         embeddings = ShardedEmbeddings(self.plan, collective, seed=self.seed, init_bound=1.0)
         embeddings.configure_optimizer(EmbeddingOptimizer(kind=self.kind, learning_rate=0.1, clip_norm=self.clip_norm))
@@ -48,15 +48,15 @@ class Case:
                 samples = int(torch.randint(0, 9, (1,), generator=generator))
                 codes = torch.stack([torch.randint(0, r, (samples,), generator=generator) for r in rows], dim=1)
                 bottom = torch.randn(samples, self.plan.tables[0].dim, generator=generator, requires_grad=True)
-                vectors = embeddings(embeddings.prepare(codes, in_place=in_place))
-                assert isinstance(vectors, Placed) == in_place
+                vectors = embeddings(embeddings.prepare(codes, zero_copy=zero_copy))
+                assert isinstance(vectors, ZeroCopyVectors) == zero_copy
                 out = with_pairs(bottom, vectors)
                 out.backward(torch.randn(out.shape, generator=generator))
                 assert bottom.grad is not None
                 found += [out.detach(), bottom.grad]
             embeddings.step()
             with torch.no_grad():  # looked up by nobody: what was reserved is given back
-                embeddings(embeddings.prepare(codes, in_place=in_place))
+                embeddings(embeddings.prepare(codes, zero_copy=zero_copy))
         return [*found, *embeddings.weights, *(s for states in embeddings.states for s in states.values())]
 
 
@@ -98,9 +98,9 @@ def through_memory(collective: Collective, run: Callable[[Collective], T]) -> T:
     return result
 
 
-def everywhere(case: Case, in_place: bool, shares: bool = False) -> list[list[torch.Tensor]]:
+def everywhere(case: Case, zero_copy: bool, shares: bool = False) -> list[list[torch.Tensor]]:
     def run(collective: Collective) -> list[torch.Tensor]:
-        return case.run(collective, in_place)
+        return case.run(collective, zero_copy)
 
     if case.plan.world_size == 1:
         return [run(LocalCollective())]
@@ -111,13 +111,13 @@ def everywhere(case: Case, in_place: bool, shares: bool = False) -> list[list[to
 @given(case=cases())
 def test_bits_are_those_of_vectors_side_by_side(case: Case) -> None:
     """Single ids by any plan, and lists whose owners sum them; through any collective; by one thread and by two."""
-    wanted = everywhere(case, in_place=False)
+    wanted = everywhere(case, zero_copy=False)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(case.threads)
-        ways = [everywhere(case, in_place=True)]
+        ways = [everywhere(case, zero_copy=True)]
         if case.plan.world_size > 1:
-            ways += [everywhere(case, in_place, shares=True) for in_place in (True, False)]
+            ways += [everywhere(case, zero_copy, shares=True) for zero_copy in (True, False)]
     finally:
         torch.set_num_threads(before)
     for way in ways:
@@ -137,11 +137,11 @@ def test_memory_of_lookups_that_nobody_uses_is_given_back() -> None:
     def run(collective: Collective) -> None:
         embeddings = ShardedEmbeddings(small(2), collective, seed=1)
         for _ in range(40):
-            vectors = embeddings(embeddings.prepare(torch.tensor([[1, 2], [3, 4]]), in_place=True))
-            assert isinstance(vectors, Placed)
+            vectors = embeddings(embeddings.prepare(torch.tensor([[1, 2], [3, 4]]), zero_copy=True))
+            assert isinstance(vectors, ZeroCopyVectors)
             del vectors
-        embeddings.prepare(torch.tensor([[1, 2]]), in_place=True).drop()
-        started = embeddings.prepare(torch.tensor([[1, 2]]), in_place=True)
+        embeddings.prepare(torch.tensor([[1, 2]]), zero_copy=True).drop()
+        started = embeddings.prepare(torch.tensor([[1, 2]]), zero_copy=True)
         started.start()
         started.drop()
 
@@ -153,7 +153,7 @@ def test_vectors_that_have_changed_are_refused() -> None:
     embeddings.configure_optimizer(EmbeddingOptimizer(kind="sgd", learning_rate=0.1))
 
     def look_up() -> torch.Tensor:
-        prepared = embeddings.prepare(torch.tensor([[1, 2]]), in_place=True)
+        prepared = embeddings.prepare(torch.tensor([[1, 2]]), zero_copy=True)
         return with_pairs(torch.ones(1, 16, requires_grad=True), embeddings(prepared)).sum()
 
     first, second = look_up(), look_up()
@@ -164,4 +164,4 @@ def test_vectors_that_have_changed_are_refused() -> None:
     with pytest.raises(RuntimeError, match="a step between"):
         second.backward()
     with pytest.raises(ValueError, match=r"no float32 \[1, 16\]"):
-        with_pairs(torch.ones(1, 16).double(), embeddings(embeddings.prepare(torch.tensor([[1, 2]]), in_place=True)))
+        with_pairs(torch.ones(1, 16).double(), embeddings(embeddings.prepare(torch.tensor([[1, 2]]), zero_copy=True)))

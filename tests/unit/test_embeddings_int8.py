@@ -94,8 +94,8 @@ def train(c: Collective, plan: Plan, optimizer: str = "sgd", steps: int = 6) -> 
 def table_of(ranks: list[ShardedEmbeddings]) -> Tensor:
     out = torch.full((37, 6), torch.nan)
     for e in ranks:
-        for arena, weight in zip(e.layout.arenas, e.weights, strict=True):
-            for _, rows, first in arena.held:
+        for fused, weight in zip(e.layout.fused_tables, e.weights, strict=True):
+            for _, rows, first in fused.local_blocks:
                 out[rows.start :: rows.step] = decode(weight[first : first + len(rows)])
     return out
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import native
-from headrace.embeddings.exchange.pooled import cut_bags
-from headrace.embeddings.input.addressing import Batcher
+from headrace.embeddings.exchange.pooled import bucketize_bags
+from headrace.embeddings.input.addressing import BatchIndexer
 from headrace.embeddings.kernels import cpu
 from headrace.embeddings.kernels.duplicates import find_duplicates
 from headrace.embeddings.optim.fused_step import fused_step
@@ -128,14 +128,14 @@ def batches(draw: st.DrawFn) -> tuple[Plan, torch.Tensor]:
 @given(batch=batches())
 def test_occurrences_are_those_of_torch(batch: tuple[Plan, torch.Tensor]) -> None:
     plan, codes = batch
-    batcher = Batcher(Layout(plan, plan.world_size - 1))
+    batcher = BatchIndexer(Layout(plan, plan.world_size - 1))
     got = batcher.padded(codes, None)
     with patch.object(native, "library", lambda: None):
         expected = batcher.padded(codes, None)
     assert len(got) == len(expected)
     for a, b in zip(got, expected, strict=True):
-        assert a.bags == b.bags
-        for name in ("addresses", "bag", "starts", "weights", "divisor"):
+        assert a.num_bags == b.num_bags
+        for name in ("indices", "bag_ids", "offsets", "weights", "divisor"):
             x, y = getattr(a, name), getattr(b, name)
             assert (x is None) == (y is None), name
             assert x is None or (torch.equal(x, y) and x.dtype == y.dtype), name
@@ -146,21 +146,21 @@ def test_occurrences_are_those_of_torch(batch: tuple[Plan, torch.Tensor]) -> Non
 def test_bags_are_cut_as_by_torch(batch: tuple[Plan, torch.Tensor], weighted: bool) -> None:
     plan, codes = batch
     layout = Layout(plan, 0)
-    for group, found in zip(layout.groups, Batcher(layout).padded(codes, None), strict=True):
-        if found.bag is None:
+    for group, found in zip(layout.groups, BatchIndexer(layout).padded(codes, None), strict=True):
+        if found.bag_ids is None:
             continue
-        weights = torch.rand(found.addresses.numel()) if weighted else None
-        cut, arena = replace(found, weights=weights), layout.arenas[group.arena]
-        got = cut_bags(arena, cut)
+        weights = torch.rand(found.indices.numel()) if weighted else None
+        cut, fused = replace(found, weights=weights), layout.fused_tables[group.fused]
+        got = bucketize_bags(fused, cut)
         with patch.object(native, "library", lambda: None):
-            expected = cut_bags(arena, cut)
-            vectors = torch.rand(expected.bag.numel(), 3)
-            sums = expected.sum(vectors, found.bags)
-        assert (got.ids, got.parts) == (expected.ids, expected.parts)
-        for name in ("addresses", "weights", "begins", "bag"):
+            expected = bucketize_bags(fused, cut)
+            vectors = torch.rand(expected.bag_ids.numel(), 3)
+            sums = expected.sum(vectors, found.num_bags)
+        assert (got.ids_per_rank, got.bags_per_rank) == (expected.ids_per_rank, expected.bags_per_rank)
+        for name in ("indices", "weights", "begins", "bag_ids"):
             x, y = getattr(got, name), getattr(expected, name)
             assert (x is None and y is None) or (torch.equal(x, y) and x.dtype == y.dtype), name
-        assert torch.equal(got.sum(vectors, found.bags), sums)
+        assert torch.equal(got.sum(vectors, found.num_bags), sums)
 
 
 @pytest.mark.parametrize("code", [-1, 30, 2**40, -(2**63)])
@@ -171,7 +171,7 @@ def test_a_code_outside_its_table_is_named(code: int) -> None:
         tuple(blocks_for(Table("t", 30, 2), "row_wise", 3)),
         3,
     )
-    batcher = Batcher(Layout(plan, 0))
+    batcher = BatchIndexer(Layout(plan, 0))
     codes = torch.ones(5, 3, dtype=torch.int64)
     codes[4, 2] = code
     with pytest.raises(UserError, match=rf"feature 'b': code {code} is outside its embedding table of 30 rows"):

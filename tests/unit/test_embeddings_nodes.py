@@ -20,10 +20,10 @@ from headrace.errors import UserError
 LOOKUPS = (Lookup("one", "a"), Lookup("list", "b", 3, True, "mean"), Lookup("max", "a", 2, True, "max"))
 
 
-def planned(kind: str, world: int, hop: int, storage: Storage = "fp32", wire: str = "fp32") -> Plan:
+def planned(kind: str, world: int, ranks_per_node: int, storage: Storage = "fp32", comm_dtype: str = "fp32") -> Plan:
     tables = (Table("a", 40, 6, storage), Table("b", 11, 6), Table("unused", 3, 5))
     blocks = [b for i, t in enumerate(tables) for b in blocks_for(t, kind, world, i % world)]  # type: ignore[arg-type]
-    return Plan(tables, LOOKUPS, tuple(blocks), world, wire, hop)  # type: ignore[arg-type]
+    return Plan(tables, LOOKUPS, tuple(blocks), world, comm_dtype, ranks_per_node)  # type: ignore[arg-type]
 
 
 def train(c: Collective, plan: Plan, whole: bool) -> tuple[list[Tensor], list[Tensor]]:
@@ -37,7 +37,7 @@ def train(c: Collective, plan: Plan, whole: bool) -> tuple[list[Tensor], list[Te
         rows = (step + 2 * c.world.rank) % 5
         codes = torch.from_numpy((rng.random((rows, 6)) ** 2 * sizes).astype(np.int64))
         prepared = embeddings.prepare(codes)
-        prepared.fetch_ahead()
+        prepared.prefetch()
         found = embeddings.features(prepared)
         outs += [f.detach() for f in found]
         loss = sum((f * torch.from_numpy(rng.integers(-3, 4, f.shape) * 6.0)).sum() for f in found)
@@ -49,11 +49,11 @@ def train(c: Collective, plan: Plan, whole: bool) -> tuple[list[Tensor], list[Te
 
 
 @pytest.mark.parametrize("kind", ["row_wise", "table_wise", "column_wise"])
-@pytest.mark.parametrize(("world", "hop"), [(4, 2), (6, 2), (6, 3)])
-def test_by_machines_is_as_directly(world: int, hop: int, kind: str) -> None:
+@pytest.mark.parametrize(("world", "ranks_per_node"), [(4, 2), (6, 2), (6, 3)])
+def test_by_machines_is_as_directly(world: int, ranks_per_node: int, kind: str) -> None:
     for whole in (True, False):
         direct = run_ranks(world, lambda c, w=whole: train(c, planned(kind, world, 1), w))
-        by_node = run_ranks(world, lambda c, w=whole: train(c, planned(kind, world, hop), w))
+        by_node = run_ranks(world, lambda c, w=whole: train(c, planned(kind, world, ranks_per_node), w))
         for (outs, weights), (got_outs, got_weights) in zip(direct, by_node, strict=True):
             for got, expected in zip([*got_outs, *got_weights], [*outs, *weights], strict=True):
                 torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
@@ -64,8 +64,8 @@ def test_by_machines_is_as_directly(world: int, hop: int, kind: str) -> None:
 def test_sums_that_are_exact_give_the_same_bits(storage: Storage) -> None:
     """Half and quarter steps of weights that are eighths: no sum is rounded, in whatever order."""
 
-    def rank_main(c: Collective, hop: int) -> tuple[list[Tensor], list[Tensor]]:
-        embeddings = ShardedEmbeddings(planned("row_wise", 4, hop, storage), c, seed=3)
+    def rank_main(c: Collective, ranks_per_node: int) -> tuple[list[Tensor], list[Tensor]]:
+        embeddings = ShardedEmbeddings(planned("row_wise", 4, ranks_per_node, storage), c, seed=3)
         for w in embeddings.weights:
             w.copy_((w.float() * 100).round() / 8)
         embeddings.configure_optimizer(EmbeddingOptimizer(kind="sgd", learning_rate=0.125))
@@ -89,7 +89,7 @@ class Crossing(ThreadCollective):
     """Counts bytes that leave the machine of two ranks."""
 
     def __init__(self, inner: ThreadCollective) -> None:
-        super().__init__(inner._meeting, inner.world.rank)
+        super().__init__(inner._rendezvous, inner.world.rank)
         self.crossed = self.inside = 0
 
     def all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> tuple[Tensor, list[int]]:
@@ -101,9 +101,9 @@ class Crossing(ThreadCollective):
 
 
 def test_what_two_ranks_of_a_machine_want_crosses_once() -> None:
-    def rank_main(c: ThreadCollective, hop: int) -> int:
+    def rank_main(c: ThreadCollective, ranks_per_node: int) -> int:
         crossing = Crossing(c)
-        embeddings = ShardedEmbeddings(planned("row_wise", 4, hop), crossing, seed=1)
+        embeddings = ShardedEmbeddings(planned("row_wise", 4, ranks_per_node), crossing, seed=1)
         codes = torch.ones(11, 6, dtype=torch.int64)
         codes[:, 0] = codes[:, 4] = codes[:, 1] = torch.arange(11)  # all ranks want the same
         loss = sum(f.sum() for f in embeddings.features(codes))
@@ -121,9 +121,9 @@ def test_bytes_between_machines_are_those_that_were_planned(exchange: str) -> No
     lookups = [Lookup("a", "a", 3, True), Lookup("b", "b")]
     settings = Sharding.model_validate({"kind": "row_wise", "ranks_per_node": 2, "exchange": exchange, "zipf": 0.0})
     planned = plan_tables(tables, lookups, 4, batch_size=4_000, optimizer="sgd", settings=settings)
-    assert planned.plan.hop == (2 if exchange == "by_machine" else 1)
-    assert planned.hops is not None
-    way = planned.hops.by_machine if exchange == "by_machine" else planned.hops.direct
+    assert planned.plan.ranks_per_node == (2 if exchange == "by_machine" else 1)
+    assert planned.traffic is not None
+    way = planned.traffic.by_machine if exchange == "by_machine" else planned.traffic.direct
 
     def rank_main(c: ThreadCollective) -> tuple[int, int]:
         crossing = Crossing(c)
@@ -141,10 +141,10 @@ def test_bytes_between_machines_are_those_that_were_planned(exchange: str) -> No
 def test_the_faster_way_is_planned() -> None:
     tables, lookups = [Table("a", 1_000_000, 64)], [Lookup("a", "a")]
     rule = {"a": TableSharding(kind="row_wise", pooled=False)}
-    for network, hop in [(1.0, 8), (2_000.0, 1)]:
+    for network, ranks_per_node in [(1.0, 8), (2_000.0, 1)]:
         settings = Sharding(kind="auto", tables=rule, ranks_per_node=8, node_gbps=200, network_gbps=network)
         planned = plan_tables(tables, lookups, 32, batch_size=32 * 8_192, optimizer="sgd", settings=settings)
-        assert planned.plan.hop == hop
+        assert planned.plan.ranks_per_node == ranks_per_node
     with pytest.raises(UserError, match="by_machine needs machines of several ranks"):
         plan_tables(
             tables,

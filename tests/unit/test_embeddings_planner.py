@@ -17,7 +17,7 @@ from headrace.comm.shared_memory import SharedCollective, shared
 from headrace.comm.threads import ThreadCollective, run_ranks
 from headrace.commands.plan_sharding import sharding, show
 from headrace.config import EmbeddingOptimizer, Sharding, TableSharding
-from headrace.embeddings.planner.cost import GIB, Besides, plan_load
+from headrace.embeddings.planner.cost import GIB, OtherMemory, plan_load
 from headrace.embeddings.planner.declared import load_tables
 from headrace.embeddings.planner.popularity import Popularity
 from headrace.embeddings.planner.search import Planned, plan_tables
@@ -34,7 +34,7 @@ def make(
     world: int,
     optimizer: str = "adagrad",
     batch: int = 256,
-    besides: Besides | None = None,
+    other_memory: OtherMemory | None = None,
     card: bool = False,
     **given: object,
 ) -> Planned:
@@ -46,7 +46,7 @@ def make(
         batch_size=batch,
         optimizer=optimizer,
         settings=Sharding(**{"kind": "auto", **given}),
-        besides=besides or Besides(),
+        other_memory=other_memory or OtherMemory(),
         card=card,
     )
 
@@ -150,7 +150,7 @@ def test_distinct_rows_are_those_of_a_draw(rows: int, exponent: float) -> None:
     draws = [np.unique(rng.choice(rows, 5_000, p=chance / chance.sum())) for _ in range(20)]
     assert popularity.distinct(5_000) == pytest.approx(np.mean([len(d) for d in draws]), rel=0.02, abs=0.3)
     for ranks in (1, 3, 8):
-        places = popularity.distinct_by_place(5_000, ranks)
+        places = popularity.distinct_by_shard(5_000, ranks)
         got = np.mean([np.bincount(d % ranks, minlength=ranks) for d in draws], axis=0)
         np.testing.assert_allclose(places, got, rtol=0.05, atol=1)
         assert places.sum() == pytest.approx(popularity.distinct(5_000))
@@ -173,7 +173,7 @@ class Counting(ThreadCollective):
     """Counts what leaves the rank, and what comes, without what it says to itself."""
 
     def __init__(self, inner: ThreadCollective) -> None:
-        super().__init__(inner._meeting, inner.world.rank)
+        super().__init__(inner._rendezvous, inner.world.rank)
         self.sent = self.received = 0
 
     def all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> tuple[Tensor, list[int]]:
@@ -244,7 +244,7 @@ def test_shared_memory_is_what_was_planned(kind: Any, pooled: bool) -> None:
             world,
             batch_size=batch * world,
             optimizer="sgd",
-            besides=Besides(0.0, shares),
+            other_memory=OtherMemory(0.0, shares),
             settings=Sharding(kind="auto", tables=rules, zipf=0.0),
         )
         for shares in (True, False)
@@ -286,12 +286,12 @@ def test_what_raw_ids_take_is_not_planned_again() -> None:
     with pytest.raises(
         UserError, match=r"does not fit.* on each of 4 rank\(s\) of 0\.2 GiB \(beside 0\.1 GiB for raw ids\)"
     ):
-        make(BIG, 4, "rowwise_adagrad", besides=Besides(0.1 * GIB), memory_gib=0.3)
+        make(BIG, 4, "rowwise_adagrad", other_memory=OtherMemory(0.1 * GIB), memory_gib=0.3)
     with pytest.raises(UserError, match=r"raw ids take up to 0\.4 GiB of each rank, which has 0\.3"):
-        make(BIG, 4, besides=Besides(0.4 * GIB), memory_gib=0.3)
+        make(BIG, 4, other_memory=OtherMemory(0.4 * GIB), memory_gib=0.3)
     with pytest.raises(UserError, match="does not fit"):
-        make(BIG, 4, "rowwise_adagrad", besides=Besides(saves_copies=True), memory_gib=0.3)
-    make(BIG, 4, "rowwise_adagrad", besides=Besides(saves_copies=True), memory_gib=0.55)
+        make(BIG, 4, "rowwise_adagrad", other_memory=OtherMemory(saves_copies=True), memory_gib=0.3)
+    make(BIG, 4, "rowwise_adagrad", other_memory=OtherMemory(saves_copies=True), memory_gib=0.55)
 
 
 def test_the_cheaper_of_rows_and_sums_is_planned() -> None:

@@ -22,7 +22,7 @@ from headrace.comm.threads import run_ranks
 from headrace.config import EmbeddingOptimizer, TableOptimizer
 from headrace.embeddings.checkpoint.delta import apply_changes, save_changes
 from headrace.embeddings.checkpoint.shards import load_shards, save_shards, shared_directory, write_index
-from headrace.embeddings.input.addressing import Ragged
+from headrace.embeddings.input.addressing import KeyedJagged
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Block, Lookup, Plan, Table, blocks_for, can_pool
 from headrace.embeddings.storage.dtypes import DTYPES
@@ -55,7 +55,7 @@ class Case:
         codes = np.where(rng.random(shape) < 0.1, sizes - 1, codes)
         return torch.from_numpy(codes), torch.from_numpy(rng.normal(size=shape).astype(np.float32))
 
-    def batch(self, step: int, rank: int) -> tuple[Tensor | Ragged, Tensor | None]:
+    def batch(self, step: int, rank: int) -> tuple[Tensor | KeyedJagged, Tensor | None]:
         """What a rank is given."""
         codes, weights = self.padded(step, rank)
         weighted = any(x.weighted for x in self.plan.lookups)
@@ -66,7 +66,9 @@ class Case:
         given = [w for feature in bags for bag in feature for _, w in bag]
         lengths = torch.tensor([[len(bag) for bag in feature] for feature in bags], dtype=torch.int64)
         lengths = lengths.view(len(self.plan.lookups), self.rows[step][rank])
-        return Ragged(torch.tensor(values, dtype=torch.int64), lengths, torch.tensor(given) if weighted else None), None
+        return KeyedJagged(
+            torch.tensor(values, dtype=torch.int64), lengths, torch.tensor(given) if weighted else None
+        ), None
 
     def bags(self, step: int, rank: int) -> list[list[list[tuple[int, float]]]]:
         """(code, weight) of each feature and sample; padding left out."""
@@ -190,8 +192,8 @@ def full_tables(
     """Put the tables together, every number from the rank that the plan says."""
     out = {t.name: torch.full((t.rows, t.dim), torch.nan) for t in plan.tables}
     for rank, embeddings in enumerate(ranks):
-        for arena, weight in zip(embeddings.layout.arenas, weights[rank], strict=True):
-            for block, rows, first in arena.held:
+        for fused, weight in zip(embeddings.layout.fused_tables, weights[rank], strict=True):
+            for block, rows, first in fused.local_blocks:
                 every, size = range(plan.by_name[block.table].rows), plan.world_size
                 mine = [r for r in every if block.ranks == 0 or (block.first_rank + r % block.ranks) % size == rank]
                 assert list(rows) == mine
@@ -223,7 +225,7 @@ def train(case: Case, collective: Collective, ahead: bool = False, rows_ahead: b
             prepared = embeddings.prepare(*case.batch(step + 1, rank)) if step + 1 < len(case.rows) else None
         loss = case.loss(found, step, rank)
         if prepared and rows_ahead:
-            prepared.fetch_ahead()
+            prepared.prefetch()
         loss.backward() if loss.requires_grad else None
         embeddings.step()
         if prepared and rows_ahead and step % 2:
@@ -445,12 +447,13 @@ def test_rows_that_the_step_leaves_alone_travel_before_it() -> None:
     def rank_main(c: Collective) -> tuple[list[int], Tensor, Tensor]:
         sent: list[int] = []
         inner = c.all_to_all
-        c.all_to_all = lambda x, n: (sent.append(x.numel() * x.element_size()), inner(x, n))[1]  # type: ignore[method-assign]
+        # type: ignore[method-assign]
+        c.all_to_all = lambda x, n: (sent.append(x.numel() * x.element_size()), inner(x, n))[1]
         embeddings = ShardedEmbeddings(plan, c, seed=1)
         embeddings.configure_optimizer(EmbeddingOptimizer(kind="sgd", learning_rate=1.0))
         first = embeddings(torch.arange(0, 20).view(-1, 1))
         following = embeddings.prepare(torch.arange(10, 40).view(-1, 1))
-        following.fetch_ahead()
+        following.prefetch()
         first.sum().backward()
         embeddings.step()
         sent.clear()
@@ -458,7 +461,7 @@ def test_rows_that_the_step_leaves_alone_travel_before_it() -> None:
         between = list(sent)
         # A lookup and step that were not known of: nothing early may be used.
         late = embeddings.prepare(torch.arange(0, 4).view(-1, 1))
-        late.fetch_ahead()
+        late.prefetch()
         embeddings(torch.arange(0, 4).view(-1, 1)).sum().backward()
         embeddings.step()
         return between, got, embeddings(late) - embeddings(torch.arange(0, 4).view(-1, 1))
@@ -491,7 +494,8 @@ def test_half_storage_halves_the_rows_and_the_message() -> None:
         def rank_main(c: Collective, plan: Plan = plan) -> tuple[int, int]:
             sent = []
             inner = c.all_to_all
-            c.all_to_all = lambda x, n: (sent.append(x.numel() * x.element_size()), inner(x, n))[1]  # type: ignore[method-assign]
+            # type: ignore[method-assign]
+            c.all_to_all = lambda x, n: (sent.append(x.numel() * x.element_size()), inner(x, n))[1]
             embeddings = ShardedEmbeddings(plan, c, seed=1)
             embeddings(torch.arange(50).view(50, 1))
             return embeddings.weight.element_size(), sent[-1]
@@ -532,13 +536,13 @@ def test_wrong_batches_are_refused() -> None:
         embeddings(codes, torch.ones(2, plan.slots))
     lengths = torch.zeros(8, 2, dtype=torch.int64)
     with pytest.raises(ValueError, match="lengths sum to 0"):
-        embeddings.features(Ragged(torch.tensor([1]), lengths, torch.ones(1)))
+        embeddings.features(KeyedJagged(torch.tensor([1]), lengths, torch.ones(1)))
     lengths[6, 0] = 3
     with pytest.raises(UserError, match="'sequence': a sequence of 3 codes, but its length is 2"):
-        embeddings.features(Ragged(torch.tensor([1, 1, 1]), lengths, torch.ones(3)))
+        embeddings.features(KeyedJagged(torch.tensor([1, 1, 1]), lengths, torch.ones(3)))
     lengths[6, 0], lengths[7, 1] = 0, 1
     with pytest.raises(UserError, match="'wide': code 7 is outside its embedding table of 7 rows"):
-        embeddings.features(Ragged(torch.tensor([7]), lengths, torch.ones(1)))
+        embeddings.features(KeyedJagged(torch.tensor([7]), lengths, torch.ones(1)))
 
 
 def test_rowwise_adagrad_of_a_table_cut_both_ways_is_refused() -> None:

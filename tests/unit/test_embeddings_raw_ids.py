@@ -18,8 +18,8 @@ from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.dynamic.rows import DynamicReport
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
-from headrace.embeddings.input.raw_ids import WantedIds, owners, pack, unpack
-from headrace.embeddings.lookup.handle import Prepared
+from headrace.embeddings.input.raw_ids import UniqueRawIds, owners, pack, unpack
+from headrace.embeddings.lookup.handle import LookupHandle
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
 from tests.unit.test_embeddings_dynamic import ANY_ID, alone, look_up
@@ -56,7 +56,7 @@ class Counting(ThreadCollective):
     """Counts messages."""
 
     def __init__(self, inner: ThreadCollective) -> None:
-        super().__init__(inner._meeting, inner.world.rank)
+        super().__init__(inner._rendezvous, inner.world.rank)
         self.messages = 0
 
     def all_to_all(self, x: Tensor, send_rows: Sequence[int]) -> tuple[Tensor, list[int]]:
@@ -64,7 +64,7 @@ class Counting(ThreadCollective):
         return super().all_to_all(x, send_rows)
 
 
-def plan_beside(world: int, kind: str, hop: int = 1) -> Plan:
+def plan_beside(world: int, kind: str, ranks_per_node: int = 1) -> Plan:
     """Planned tables, two widths and storages, that share a step with raw ids."""
     tables = (Table("p", 9, 4), Table("q", 30, 3, "bf16"))
     lookups = (Lookup("p", "p"), Lookup("q", "q", 2, True))
@@ -72,7 +72,7 @@ def plan_beside(world: int, kind: str, hop: int = 1) -> Plan:
     blocks = [
         b for t in tables for b in blocks_for(t, "row_wise" if pooled else kind, world, pooled=pooled and t.name == "q")
     ]  # type: ignore[arg-type]
-    return Plan(tables, lookups, tuple(blocks), world, "fp32", hop)
+    return Plan(tables, lookups, tuple(blocks), world, "fp32", ranks_per_node)
 
 
 def step_beside(
@@ -89,7 +89,7 @@ def step_beside(
         x.configure_optimizer(EmbeddingOptimizer(kind="sgd", learning_rate=0.25))
     outs: list[Tensor] = []
 
-    def prepare(step: int) -> tuple[Prepared, Prepared]:
+    def prepare(step: int) -> tuple[LookupHandle, LookupHandle]:
         rng = np.random.default_rng([step, c.world.rank])
         rows = (3 * step + c.world.rank) % 4  # none, on some ranks
         codes = torch.from_numpy((rng.random((rows, 3)) * np.array([9, 30, 30])).astype(np.int64))
@@ -106,7 +106,7 @@ def step_beside(
             lone(raw)
         found += [v for v, _ in raw.found]
         outs += [f.detach().clone() for f in found]
-        following[0].fetch_ahead()
+        following[0].prefetch()
         rng = np.random.default_rng([step, c.world.rank, 1])
         sum((f * torch.from_numpy(rng.integers(-3, 4, f.shape))).sum() for f in found).backward()
         planned.step()
@@ -134,7 +134,11 @@ def test_raw_ids_travel_with_planned_tables_to_the_same_bits(world: int, kind: s
 @pytest.mark.parametrize("kind", ["row_wise", "table_wise", "column_wise"])
 def test_raw_ids_go_by_machines_to_the_same_rows(kind: str) -> None:
     direct, by_node = (
-        run_ranks(4, lambda c, hop=hop: step_beside(c, plan_beside(4, kind, hop), SPECS, True)) for hop in (1, 2)
+        run_ranks(
+            4,
+            lambda c, ranks_per_node=ranks_per_node: step_beside(c, plan_beside(4, kind, ranks_per_node), SPECS, True),
+        )
+        for ranks_per_node in (1, 2)
     )
     for (outs, told), (got, got_told) in zip(direct, by_node, strict=True):
         assert got_told == told
@@ -143,12 +147,12 @@ def test_raw_ids_go_by_machines_to_the_same_rows(kind: str) -> None:
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("hop", "messages"), [(1, 3), (2, 6)])
-def test_all_tables_of_a_step_share_one_exchange_each_way(hop: int, messages: int) -> None:
+@pytest.mark.parametrize(("ranks_per_node", "messages"), [(1, 3), (2, 6)])
+def test_all_tables_of_a_step_share_one_exchange_each_way(ranks_per_node: int, messages: int) -> None:
     def rank_main(c: ThreadCollective) -> int:
         counting = Counting(c)
         tables = DynamicEmbeddings(SPECS, counting, seed=7)
-        embeddings = ShardedEmbeddings(plan_beside(4, "row_wise", hop), counting, 7, dynamic=tables)
+        embeddings = ShardedEmbeddings(plan_beside(4, "row_wise", ranks_per_node), counting, 7, dynamic=tables)
         for x in (embeddings, tables):
             x.configure_optimizer(EmbeddingOptimizer())
         prepared = embeddings.prepare(torch.ones(2, 3, dtype=torch.int64), raw=[torch.arange(5), torch.arange(3)])
@@ -164,9 +168,9 @@ def test_all_tables_of_a_step_share_one_exchange_each_way(hop: int, messages: in
 def test_bfloat16_on_the_wire_rounds_raw_ids_too() -> None:
     """A message of half the bytes; whether there is a row is exact."""
 
-    def rank_main(c: Collective, wire: str) -> list[tuple[Tensor, Tensor]]:
+    def rank_main(c: Collective, comm_dtype: str) -> list[tuple[Tensor, Tensor]]:
         tables = DynamicEmbeddings([DynamicSpec("t", 8, admit_after=2)], c, seed=7)
-        plan = Plan((), (), (), 2, wire)  # type: ignore[arg-type]
+        plan = Plan((), (), (), 2, comm_dtype)  # type: ignore[arg-type]
         embeddings = ShardedEmbeddings(plan, c, 7, dynamic=tables)
         return look_up(embeddings, [torch.tensor([1, 1, 2, 3, 3])])
 
@@ -183,7 +187,7 @@ def test_bfloat16_on_the_wire_rounds_raw_ids_too() -> None:
 )
 def test_what_is_asked_arrives(ranks: int, long: bool, tables: list[list[int]]) -> None:
     """Each id at its owner, with its count; what follows in a message stays as it is."""
-    wanted = [WantedIds.of(torch.tensor(ids, dtype=torch.int64), ranks) for ids in tables]
+    wanted = [UniqueRawIds.of(torch.tensor(ids, dtype=torch.int64), ranks) for ids in tables]
     for ids, w in zip(tables, wanted, strict=True):
         assert dict(zip(w.ids.tolist(), w.counts.tolist(), strict=True)) == Counter(ids)
         assert w.ids[w.duplicates.inverse()].tolist() == ids
@@ -197,5 +201,5 @@ def test_what_is_asked_arrives(ranks: int, long: bool, tables: list[list[int]]) 
     for w, a in zip(wanted, asked, strict=True):
         assert (a.ids.tolist(), a.counts.tolist(), a.of_rank) == (w.ids.tolist(), w.counts.tolist(), w.of_rank)
         # Asked by two, an id is wanted once, as often as both together.
-        again = WantedIds.of(torch.cat([a.ids, a.ids]), ranks, torch.cat([a.counts, a.counts + 1]))
+        again = UniqueRawIds.of(torch.cat([a.ids, a.ids]), ranks, torch.cat([a.counts, a.counts + 1]))
         assert (again.ids.tolist(), again.counts.tolist()) == (w.ids.tolist(), (2 * w.counts + 1).tolist())

@@ -368,7 +368,7 @@ def test_negatives_and_ranking(home: Workspace, features: Manifest) -> None:
 
 def first_of(embeddings: Any, table: str) -> int:
     """Where a table begins in the one matrix of one rank."""
-    return next(first for block, _, first in embeddings.layout.arenas[0].held if block.table == table)
+    return next(first for block, _, first in embeddings.layout.fused_tables[0].local_blocks if block.table == table)
 
 
 def test_warm_start_keeps_what_was_learned(

@@ -61,14 +61,14 @@ def save_changes(embeddings: LocalTables, folder: Path) -> int:
     rank = embeddings.collective.world.rank
     tensors: dict[str, Tensor] = {}
     count = 0
-    for arena, changed in zip(embeddings.layout.arenas, changes, strict=True):
-        for block, rows, first in arena.held:
+    for fused, changed in zip(embeddings.layout.fused_tables, changes, strict=True):
+        for block, rows, first in fused.local_blocks:
             if block.replicated and rank != 0:
                 continue
             here = changed[first : first + len(rows)].nonzero().flatten()
             key = f"{block.table}/{block.columns.start}"
             tensors[f"{key}/rows"] = rows.start + here * rows.step
-            tensors[f"{key}/values"] = embeddings.weights[arena.number].index_select(0, first + here)
+            tensors[f"{key}/values"] = embeddings.weights[fused.number].index_select(0, first + here)
             count += here.numel()
     for t in raw:
         found = t.take_changes()
@@ -93,7 +93,7 @@ def apply_changes(embeddings: LocalTables, folder: Path) -> int:
     """
     first = _read(folder, 0)
     records = [first, *(_read(folder, r) for r in range(1, first.world_size))]
-    embeddings.settle()
+    embeddings.invalidate()
     plan = embeddings.plan
     for name, (rows, dim) in first.tables.items():
         table = plan.by_name.get(name)
@@ -120,19 +120,19 @@ def apply_changes(embeddings: LocalTables, folder: Path) -> int:
 
 def _put(embeddings: LocalTables, table: str, column: int, rows: Tensor, values: Tensor) -> int:
     written = 0
-    for arena in embeddings.layout.arenas:
-        for block, held, first in arena.held:
+    for fused in embeddings.layout.fused_tables:
+        for block, held, first in fused.local_blocks:
             low, high = max(block.columns.start, column), min(block.columns.stop, column + numbers_of(values))
             if block.table != table or low >= high:
                 continue
             mine = rows % held.step == held.start % held.step
             place = first + torch.div(rows[mine] - held.start, held.step, rounding_mode="trunc")
-            target = embeddings.weights[arena.number]
+            target = embeddings.weights[fused.number]
             if target.dtype is torch.uint8:
-                if numbers_of(values) != arena.width:
+                if numbers_of(values) != fused.width:
                     raise UserError(f"table '{table}' was dumped by columns; int8 stores whole rows: dump it by rows")
                 target.index_copy_(0, place.to(target.device), convert(values[mine], target.dtype).to(target.device))
-                written += place.numel() * arena.width
+                written += place.numel() * fused.width
                 continue
             part = decode(values[mine])[:, low - column : high - column]
             target[place.to(target.device), low - block.columns.start : high - block.columns.start] = part.to(target)

@@ -44,7 +44,7 @@ def load_dynamic(embeddings: DynamicEmbeddings, folder: Path, with_optimizer: bo
 
 
 def save_rows(rows: Any, folder: Path) -> None:
-    """Write what this rank holds: DynamicRows or DeviceRows. Speaks to no other rank."""
+    """Write what this rank holds: HostRows or DeviceRows. Speaks to no other rank."""
     scoring, training = rows.dump()
     stem = _stem(rows.spec.name, rows.world.rank)
     meta = _Meta(

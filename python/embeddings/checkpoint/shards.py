@@ -193,7 +193,7 @@ def save_shards(embeddings: LocalTables, directory: Path, with_optimizer: bool) 
 
 
 def _matrices(embeddings: LocalTables, with_optimizer: bool) -> dict[str, list[Tensor]]:
-    """The weight and the optimizer states by name: this rank's matrix of each arena."""
+    """The weight and the optimizer states by name: this rank's matrix of each fused table."""
     found = {WEIGHT: list(embeddings.weights)}
     if with_optimizer and embeddings.optimizer is not None:
         for name in RULES[embeddings.optimizer.kind].state:
@@ -203,11 +203,11 @@ def _matrices(embeddings: LocalTables, with_optimizer: bool) -> dict[str, list[T
 
 @dataclass(frozen=True)
 class _Held:
-    """What a rank holds of one block, in its arena's matrix: rows `rows`, from matrix row `first` on."""
+    """What a rank holds of one block, in its fused table's matrix: rows `rows`, from matrix row `first` on."""
 
     table: str
     rows: range
-    arena: int
+    fused: int
     first: int
     #: First and last column of the table, where these are not all.
     columns: tuple[int, int] | None
@@ -219,16 +219,16 @@ def _held(embeddings: LocalTables, state: str) -> Iterator[_Held]:
     """What this rank holds of a weight or state, block by block."""
     plan = embeddings.plan
     by_row = state != WEIGHT and embeddings.optimizer is not None and RULES[embeddings.optimizer.kind].by_row
-    for arena in embeddings.layout.arenas:
-        for block, rows, first in arena.held:
+    for fused in embeddings.layout.fused_tables:
+        for block, rows, first in fused.local_blocks:
             whole = by_row or len(block.columns) == plan.by_name[block.table].dim
             yield _Held(
                 block.table,
                 rows,
-                arena.number,
+                fused.number,
                 first,
                 None if whole else (block.columns.start, block.columns.stop),
-                1 if by_row else arena.width,
+                1 if by_row else fused.width,
                 block.replicated,
             )
 
@@ -242,7 +242,7 @@ def _files_of(
     saved: set[tuple[str, int]] = set()
     room = FILE_BYTES
     for held in _held(embeddings, state):
-        source = sources[held.arena][held.first : held.first + len(held.rows)]
+        source = sources[held.fused][held.first : held.first + len(held.rows)]
         rows = held.rows
         if held.replicated:  # all have it: each saves a part
             rows, source = rows[world.rank :: world.size], source[world.rank :: world.size]
@@ -346,7 +346,7 @@ def load_shards(embeddings: LocalTables, directory: Path, with_optimizer: bool) 
     loaded = _compare(index, embeddings.plan, directory)
     if with_optimizer:
         _check_optimizer(index, embeddings, directory)
-    embeddings.settle()
+    embeddings.invalidate()
     targets = _matrices(embeddings, with_optimizer)
     for state, matrices in targets.items():
         if state != WEIGHT:
@@ -428,7 +428,7 @@ def _read_chunks(
             rows = torch.arange(c.start, c.stop, c.stride)
             mine = (rows % h.rows.step == h.rows.start % h.rows.step) & (rows < h.rows.stop) & (rows >= h.rows.start)
             place = h.first + torch.div(rows[mine] - h.rows.start, h.rows.step, rounding_mode="trunc")
-            values, target = tensors[c.key], targets[h.arena]
+            values, target = tensors[c.key], targets[h.fused]
             if (c.columns, h.columns) == (None, None):
                 stored = convert(values[mine], target.dtype)
                 target.index_copy_(0, place.to(target.device), stored.to(target.device))
@@ -442,10 +442,10 @@ def _read_chunks(
             values = decode(values) if values.dtype is torch.uint8 else values
             # Columns of the table: those of the chunk, those of the block, those of both.
             have = c.columns or (0, values.shape[1])
-            want = h.columns or (0, h.width)
-            both = max(have[0], want[0]), min(have[1], want[1])
+            unique_ids = h.columns or (0, h.width)
+            both = max(have[0], unique_ids[0]), min(have[1], unique_ids[1])
             part = values[:, both[0] - have[0] : both[1] - have[0]][mine]
-            target[place.to(target.device), both[0] - want[0] : both[1] - want[0]] = part.to(target)
+            target[place.to(target.device), both[0] - unique_ids[0] : both[1] - unique_ids[0]] = part.to(target)
             found += part.numel()
     return found
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.waiting_cpu import RECORD_BYTES, waiting_bytes
-from headrace.embeddings.kernels.id_map_cpu import PLACE_BYTES, places_for
+from headrace.embeddings.kernels.id_map_cpu import SLOT_BYTES, slots_for
 from headrace.embeddings.optim.rules import state_bytes_per_row
 
 _MIB = 2**20
@@ -15,7 +15,7 @@ _MIB = 2**20
 def bytes_for(rows: int, dim: int, optimizer: str | None) -> int:
     """Bytes of so many rows with all that belongs to them."""
     each = 4 * dim + RECORD_BYTES + (state_bytes_per_row(optimizer, dim) if optimizer else 0)
-    return rows * each + PLACE_BYTES * places_for(rows)
+    return rows * each + SLOT_BYTES * slots_for(rows)
 
 
 def rows_within(limit: float, dim: int, optimizer: str | None) -> int:
@@ -57,7 +57,7 @@ def step_bytes(ids: float, dim: int, world_size: int) -> float:
     return ids * (300 + 5 * 4 * dim)
 
 
-def bytes_beside(
+def dynamic_table_bytes(
     specs: Sequence[DynamicSpec], ids: Sequence[int], batch_size: int, world_size: int, optimizer: str, copies: int = 1
 ) -> float:
     """Bytes that tables of raw ids take of each rank, a step included; those without a limit count with the step alone.

@@ -15,7 +15,7 @@ from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.kernels.duplicates import find_duplicates
 from headrace.embeddings.kernels.id_map_cpu import Ids
 from headrace.embeddings.optim.fused_step import fused_step
-from headrace.embeddings.optim.rules import RULES, Touched
+from headrace.embeddings.optim.rules import RULES, RowUpdate
 from headrace.embeddings.storage.huge_pages import empty_table
 from headrace.errors import UserError
 from headrace.world import World
@@ -33,7 +33,7 @@ class Pending:
     ids: Tensor
     #: float32 [N, D].
     grad: Tensor
-    #: `LearnedRows.numbering` then.
+    #: `TrainableRows.numbering` then.
     numbering: int
 
 
@@ -63,7 +63,7 @@ class DynamicReport:
         return self.absent / self.asked if self.asked else None
 
 
-class LearnedRows:
+class TrainableRows:
     """Rows with all that training needs of them. Who has which row is the business of those who build on it."""
 
     #: Which id has which row, and who waits for one: of arrays, or of a GPU's tensors.
@@ -257,7 +257,9 @@ class LearnedRows:
         if decay:
             grad.add_(weight, alpha=decay)
         states = {name: full.index_select(0, rows) for name, full in self.states.items()}
-        RULES[common.kind].update(Touched(weight, grad, states, self.steps, grad.square().mean(1, keepdim=True)), rate)
+        RULES[common.kind].update(
+            RowUpdate(weight, grad, states, self.steps, grad.square().mean(1, keepdim=True)), rate
+        )
         self._weight.index_copy_(0, rows, weight)
         for name, full in self.states.items():
             full.index_copy_(0, rows, states[name])
@@ -276,13 +278,13 @@ class LearnedRows:
         """Count lookups outside training from 0."""
         self._absent = self._asked = 0
 
-    def check_settled(self) -> None:
+    def check_no_pending(self) -> None:
         """Raise RuntimeError where gradients wait for `step`: a save would lose them."""
         if self._pending:
             raise RuntimeError("gradients wait for step(): a save between backward and step would lose them")
 
 
-def with_room(old: Tensor, room: int) -> Tensor:
+def with_capacity(old: Tensor, room: int) -> Tensor:
     """The same rows, and room for more, which on a CPU takes memory once it is written."""
     new = empty_table(room, old.shape[1]) if old.device.type == "cpu" else old.new_zeros(room, old.shape[1])
     new[: len(old)] = old

@@ -9,9 +9,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace.embeddings.dynamic.rows import DRAW, LearnedRows, with_room
+from headrace.embeddings.dynamic.rows import DRAW, TrainableRows, with_capacity
 from headrace.embeddings.dynamic.spec import DynamicSpec
-from headrace.embeddings.dynamic.waiting_cpu import ID, LAST, RECORD_BYTES, SEEN, Waiting, by_half, with_records
+from headrace.embeddings.dynamic.waiting_cpu import (
+    FREQUENCY,
+    ID,
+    LAST_SEEN,
+    RECORD_BYTES,
+    AdmissionCounts,
+    grown_capacity,
+    grown_records,
+)
 from headrace.embeddings.kernels.duplicates import gather
 from headrace.embeddings.kernels.id_map_cpu import IdMap, Ids, mix
 from headrace.embeddings.storage.initialize import INIT_BOUND, initial_values
@@ -21,7 +29,7 @@ from headrace.world import World
 _AT_ONCE = 2**16
 
 
-class DynamicRows(LearnedRows):
+class HostRows(TrainableRows):
     """See the module. `headrace.embeddings.dynamic.tables` brings the ids of all ranks here.
 
     The order of rows means nothing and changes with evictions; nothing that is said depends on it.
@@ -31,10 +39,10 @@ class DynamicRows(LearnedRows):
         super().__init__(spec, world, seed, init_bound)
         self._map: IdMap = IdMap()
         #: By row: see headrace.embeddings.dynamic.waiting_cpu. More rows than ids, as are weights and states.
-        self._facts: Ids = np.zeros((0, 3), dtype=np.int64)
+        self._records: Ids = np.zeros((0, 3), dtype=np.int64)
         #: The most rows there ever were: so many were written to, and take memory.
-        self._most = 0
-        self._waiting: Waiting = Waiting(max(1, spec.max_waiting // world.size))
+        self._peak_rows = 0
+        self._waiting: AdmissionCounts = AdmissionCounts(max(1, spec.max_waiting // world.size))
         #: By row: whether it changed since `track`; and the ids whose rows went since then. None: not tracked.
         self._changed: NDArray[np.bool_] | None = None
         self._gone: list[Ids] = []
@@ -42,13 +50,13 @@ class DynamicRows(LearnedRows):
     @property
     def ids(self) -> Ids:
         """The id of each row: int64 [rows]."""
-        return self._facts[: len(self), ID]
+        return self._records[: len(self), ID]
 
     @property
     def nbytes(self) -> int:
         """Bytes of rows, states, counts (of as many as there ever were) and the hash table."""
         each = RECORD_BYTES + sum(t.shape[1] * t.element_size() for t in (self._weight, *self.states.values()))
-        return self._most * each + self._map.nbytes
+        return self._peak_rows * each + self._map.nbytes
 
     # --- lookups ---------------------------------------------------------------------------------------------------
 
@@ -68,9 +76,9 @@ class DynamicRows(LearnedRows):
         self.batches += 1
         rows = self._map.find(distinct)
         known = rows >= 0
-        self._facts[rows[known], SEEN] += times[known]
-        self._facts[rows[known], LAST] = self.batches
-        admitted, seen = self._sight(distinct[~known], times[~known])
+        self._records[rows[known], FREQUENCY] += times[known]
+        self._records[rows[known], LAST_SEEN] = self.batches
+        admitted, seen = self._count_new(distinct[~known], times[~known])
         if len(admitted):
             numbering = self.numbering
             self._admit(admitted, seen)
@@ -89,7 +97,7 @@ class DynamicRows(LearnedRows):
         absent = np.flatnonzero(rows < 0)
         return found.index_fill_(0, torch.from_numpy(absent), 0.0) if len(absent) else found
 
-    def _sight(self, ids: Ids, times: Ids) -> tuple[Ids, Ids]:
+    def _count_new(self, ids: Ids, times: Ids) -> tuple[Ids, Ids]:
         """Count distinct ids without a row; (ids, times seen) of those who get one now."""
         if self.spec.admit_after <= 1 and self.spec.admit_chance >= 1.0 and not len(self._waiting):
             return ids, times
@@ -114,8 +122,8 @@ class DynamicRows(LearnedRows):
             self._evict(min(len(self), least))
         first = len(self)
         self._map.add(ids)
-        self._make_room(len(self))
-        self._facts[first : len(self)] = np.stack([ids, seen, np.full(len(ids), self.batches)], axis=1)
+        self._reserve(len(self))
+        self._records[first : len(self)] = np.stack([ids, seen, np.full(len(ids), self.batches)], axis=1)
         values = initial_values(self.spec.name, ids.view(np.uint64), range(self.spec.dim), self._seed, self._bound)
         self._weight[first : len(self)] = torch.from_numpy(values)
         for full in self.states.values():
@@ -128,13 +136,13 @@ class DynamicRows(LearnedRows):
         """Let `count` rows go, by the spec's rule."""
         if not count:
             return
-        facts = self._facts[: len(self)]
-        rule, tie = (SEEN, LAST) if self.spec.evict == "lfu" else (LAST, SEEN)
+        records = self._records[: len(self)]
+        rule, tie = (FREQUENCY, LAST_SEEN) if self.spec.evict == "lfu" else (LAST_SEEN, FREQUENCY)
         self.counters[1] += count
-        going, near = [], np.arange(len(facts))
+        going, near = [], np.arange(len(records))
         # Where many are equal, the next column decides; at last ~id: from the largest id down, without overflow.
         for column, sign in ((rule, 0), (tie, 0), (ID, -1)):
-            values = facts[near, column] ^ sign
+            values = records[near, column] ^ sign
             edge = np.partition(values, count - 1)[count - 1]
             going.append(near[values < edge])
             count -= len(going[-1])
@@ -143,30 +151,30 @@ class DynamicRows(LearnedRows):
 
     def _remove(self, rows: Ids) -> None:
         """Let these rows go."""
-        facts = self._facts[: len(self)]
-        stay = np.ones(len(facts), dtype=bool)
+        records = self._records[: len(self)]
+        stay = np.ones(len(records), dtype=bool)
         stay[rows] = False
         # The last rows move into the holes: what stays is not copied as a whole.
-        left = len(facts) - len(rows)
+        left = len(records) - len(rows)
         holes, movers = np.flatnonzero(~stay[:left]), left + np.flatnonzero(stay[left:])
         if self._changed is not None:
-            self._gone.append(facts[rows, ID])
+            self._gone.append(records[rows, ID])
             self._changed[holes] = self._changed[movers]
-        facts[holes] = facts[movers]
+        records[holes] = records[movers]
         to, of = torch.from_numpy(holes), torch.from_numpy(movers)
         for full in (self._weight, *self.states.values()):
             for hole, mover in zip(torch.split(to, _AT_ONCE), torch.split(of, _AT_ONCE), strict=True):
                 full.index_copy_(0, hole, full.index_select(0, mover))
-        self._map.replace(facts[:left, ID].copy())
+        self._map.replace(records[:left, ID].copy())
         self.numbering += 1
 
-    def _make_room(self, rows: int) -> None:
+    def _reserve(self, rows: int) -> None:
         """To the limit at once: memory is taken by what is written alone, and nothing is ever there twice.
 
         By half where there is no limit, or more than the system lets have.
         """
-        self._most = max(self._most, rows)
-        room = len(self._facts)
+        self._peak_rows = max(self._peak_rows, rows)
+        room = len(self._records)
         if rows <= room:
             return
         if self._limit is not None:
@@ -174,14 +182,14 @@ class DynamicRows(LearnedRows):
                 return self._grow(max(rows, self._limit))
             except (MemoryError, RuntimeError):  # torch's is a RuntimeError
                 pass
-        self._grow(by_half(rows, room))
+        self._grow(grown_capacity(rows, room))
 
     def _grow(self, room: int) -> None:
-        facts, weight = with_records(self._facts, room), with_room(self._weight, room)
-        states = {name: with_room(full, room) for name, full in self.states.items()}
+        records, weight = grown_records(self._records, room), with_capacity(self._weight, room)
+        states = {name: with_capacity(full, room) for name, full in self.states.items()}
         if self._changed is not None:
             self._changed = np.append(self._changed, np.zeros(room - len(self._changed), dtype=bool))
-        self._facts, self._weight, self.states = facts, weight, states
+        self._records, self._weight, self.states = records, weight, states
 
     # --- learning --------------------------------------------------------------------------------------------------
 
@@ -196,13 +204,13 @@ class DynamicRows(LearnedRows):
 
     def track(self) -> None:
         """Forget which rows changed, came and went, and remember from now on."""
-        self._changed, self._gone = np.zeros(len(self._facts), dtype=bool), []
+        self._changed, self._gone = np.zeros(len(self._records), dtype=bool), []
 
     def take_changes(self) -> dict[str, Tensor]:
         """Ids and weights of rows that changed or came since the last call, and ids that are gone; begins anew."""
         if self._changed is None:
             raise RuntimeError("track_changes comes before take_changes")
-        self.check_settled()
+        self.check_no_pending()
         rows = np.flatnonzero(self._changed[: len(self)])
         gone = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *self._gone]))
         gone = gone[self._map.find(gone) < 0]  # some came again
@@ -218,35 +226,35 @@ class DynamicRows(LearnedRows):
         ids = changes["ids"].numpy()
         new, first = ids[self._map.find(ids) < 0], len(self)
         self._map.add(new)
-        self._make_room(len(self))
-        self._facts[first : len(self)] = 0
-        self._facts[first : len(self), ID] = new
+        self._reserve(len(self))
+        self._records[first : len(self)] = 0
+        self._records[first : len(self), ID] = new
         for full in self.states.values():
             full[first : len(self)] = 0.0
         self._weight.index_copy_(0, torch.from_numpy(self._map.find(ids)), changes["weight"])
 
     # --- as a whole ------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> DynamicRows:
+    def snapshot(self) -> HostRows:
         """A copy as of now, to be saved while this goes on."""
-        self.check_settled()
+        self.check_no_pending()
         twin = copy.copy(self)
-        twin._facts, twin._weight = self._facts[: len(self)].copy(), self.weight.clone()
+        twin._records, twin._weight = self._records[: len(self)].copy(), self.weight.clone()
         twin.states = {name: full[: len(self)].clone() for name, full in self.states.items()}
         twin._waiting = copy.deepcopy(self._waiting)
-        twin._map, twin._pending, twin.counters = IdMap(twin._facts[:, ID].copy()), [], self.counters.copy()
+        twin._map, twin._pending, twin.counters = IdMap(twin._records[:, ID].copy()), [], self.counters.copy()
         return twin
 
     def dump(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """(what scoring needs, what training needs besides), rows and who waits in order of their ids."""
-        self.check_settled()
+        self.check_no_pending()
         order = np.argsort(self.ids)
-        rows, facts = torch.from_numpy(order), torch.from_numpy(self._facts[: len(self)][order])
+        rows, records = torch.from_numpy(order), torch.from_numpy(self._records[: len(self)][order])
         waiting = self._waiting.state()
         waiting = waiting[np.argsort(waiting[:, ID])]
-        training = {"seen": facts[:, SEEN], "last": facts[:, LAST], "waiting": torch.from_numpy(waiting)}
+        training = {"seen": records[:, FREQUENCY], "last": records[:, LAST_SEEN], "waiting": torch.from_numpy(waiting)}
         training |= {f"state/{name}": full.index_select(0, rows) for name, full in self.states.items()}
-        return {"ids": facts[:, ID], "weight": self._weight.index_select(0, rows)}, training
+        return {"ids": records[:, ID], "weight": self._weight.index_select(0, rows)}, training
 
     def replace(self, scoring: dict[str, Tensor], training: dict[str, Tensor]) -> None:
         """Take over what `dump` gave (of ids that are this rank's); what `training` lacks starts at zero."""
@@ -254,7 +262,7 @@ class DynamicRows(LearnedRows):
         n = len(ids)
         none = torch.zeros(n, dtype=torch.int64)
         seen, last = (training.get(k, none).numpy() for k in ("seen", "last"))
-        self._facts = np.stack([ids, seen, last], axis=1)
+        self._records = np.stack([ids, seen, last], axis=1)
         self._weight = scoring["weight"]
         self.states = {k: training.get(f"state/{k}", torch.zeros(n, *v.shape[1:])) for k, v in self.states.items()}
         if "waiting" in training:
@@ -266,6 +274,6 @@ class DynamicRows(LearnedRows):
             self.track()
         if self._limit is not None and n > self._limit:
             self._evict(n - self._limit)
-            self._facts, self._weight = self._facts[: self._limit].copy(), self.weight.clone()
+            self._records, self._weight = self._records[: self._limit].copy(), self.weight.clone()
             self.states = {k: full[: self._limit].clone() for k, full in self.states.items()}
-        self._most = len(self)
+        self._peak_rows = len(self)

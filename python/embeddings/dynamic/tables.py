@@ -31,16 +31,16 @@ from torch import Tensor, nn
 
 from headrace.comm.base import Collective
 from headrace.config import EmbeddingOptimizer
-from headrace.embeddings.dynamic.rows import DynamicReport, LearnedRows
-from headrace.embeddings.dynamic.rows_cpu import DynamicRows
+from headrace.embeddings.dynamic.rows import DynamicReport, TrainableRows
+from headrace.embeddings.dynamic.rows_cpu import HostRows
 from headrace.embeddings.dynamic.spec import DynamicSpec
-from headrace.embeddings.input.raw_ids import AskedIds, WantedIds
+from headrace.embeddings.input.raw_ids import RawIdRequest, UniqueRawIds
 from headrace.embeddings.kernels import dispatch
 from headrace.embeddings.storage.initialize import INIT_BOUND
 
 
 @dataclass(frozen=True)
-class Answer:
+class DynamicLookup:
     """What one table answers in a lookup."""
 
     #: float32 [M, D]; zeros where there is no row.
@@ -49,7 +49,7 @@ class Answer:
     rows: Any
     #: Whose rows they are: int64 [M].
     ids: Tensor
-    #: `DynamicRows.numbering` then.
+    #: `HostRows.numbering` then.
     numbering: int
 
     @property
@@ -57,14 +57,14 @@ class Answer:
         """Which have a row: bool [M]."""
         return torch.as_tensor(self.rows >= 0)
 
-    def marked(self) -> Tensor:
+    def with_found_flags(self) -> Tensor:
         """As it travels: the vectors and, in one more column, 1 where there is a row: float32 [M, D + 1]."""
         return torch.cat([self.vectors, self.found.float().unsqueeze(1)], dim=1)
 
 
-def read_marked(told: Tensor) -> tuple[Tensor, Tensor]:
-    """What `Answer.marked` wrote, in any type of numbers: float32 [M, D], bool [M]."""
-    return told[:, :-1].float().contiguous(), told[:, -1] > 0
+def split_found_flags(answered: Tensor) -> tuple[Tensor, Tensor]:
+    """What `DynamicLookup.with_found_flags` wrote, in any type of numbers: float32 [M, D], bool [M]."""
+    return answered[:, :-1].float().contiguous(), answered[:, -1] > 0
 
 
 class DynamicEmbeddings(nn.Module):
@@ -87,14 +87,14 @@ class DynamicEmbeddings(nn.Module):
         self.collective = collective
         self.device = torch.device(device)
         dispatch.check(self.device)
-        #: DynamicRows, or DeviceRows, which take tensors where those take arrays.
+        #: HostRows, or DeviceRows, which take tensors where those take arrays.
         self.tables: list[Any] = [self._rows_of(s, seed, init_bound) for s in specs]
         #: Whether gradients are clipped by norm; whether those that wait are.
         self._clips = self._is_clipped = False
 
-    def _rows_of(self, spec: DynamicSpec, seed: int, init_bound: float) -> LearnedRows:
+    def _rows_of(self, spec: DynamicSpec, seed: int, init_bound: float) -> TrainableRows:
         if self.device.type == "cpu":
-            return DynamicRows(spec, self.collective.world, seed, init_bound=init_bound)
+            return HostRows(spec, self.collective.world, seed, init_bound=init_bound)
         from headrace.embeddings.dynamic.rows_gpu import DeviceRows  # and Triton with it
 
         return DeviceRows(spec, self.collective.world, seed, self.device, init_bound=init_bound)
@@ -114,25 +114,25 @@ class DynamicEmbeddings(nn.Module):
         for t in self.tables:
             t.configure_optimizer(optimizer)
 
-    def want(self, ids: Sequence[Tensor]) -> list[WantedIds]:
+    def unique_ids(self, ids: Sequence[Tensor]) -> list[UniqueRawIds]:
         """What a lookup asks of the owners: by table, int64 [N]."""
         if len(ids) != len(self.tables):
             raise ValueError(f"ids of {len(ids)} tables, not of {len(self.tables)}")
         for x in ids:
             if x.ndim != 1 or x.dtype != torch.int64:
                 raise ValueError(f"ids must be int64 [N], not {x.dtype} {list(x.shape)}")
-        return [WantedIds.of(x, self.collective.world.size) for x in ids]
+        return [UniqueRawIds.of(x, self.collective.world.size) for x in ids]
 
-    def answer(self, asked: Sequence[AskedIds]) -> list[Answer]:
+    def answer(self, asked: Sequence[RawIdRequest]) -> list[DynamicLookup]:
         """Look up, by table, what the ranks ask of this one; in training ids are counted and admitted."""
         found = []
         for t, ids in zip(self.tables, asked, strict=True):
             given = ids.ids, ids.counts
-            rows = t.look_up(*([x.numpy() for x in given] if isinstance(t, DynamicRows) else given), self.training)
-            found.append(Answer(t.rows_at(rows), rows, ids.ids, t.numbering))
+            rows = t.look_up(*([x.numpy() for x in given] if isinstance(t, HostRows) else given), self.training)
+            found.append(DynamicLookup(t.rows_at(rows), rows, ids.ids, t.numbering))
         return found
 
-    def add_gradients(self, answers: Sequence[Answer], grads: Sequence[Tensor]) -> None:
+    def add_gradients(self, answers: Sequence[DynamicLookup], grads: Sequence[Tensor]) -> None:
         """Keep the gradients float32 [M, D] of what was answered, by table, for `step`."""
         for t, given, grad in zip(self.tables, answers, grads, strict=True):
             t.add_gradient(torch.as_tensor(given.rows), given.ids, grad, given.numbering)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.embeddings.kernels.id_map_cpu import PLACE_BYTES, IdMap, Ids, places_for
+from headrace.embeddings.kernels.id_map_cpu import SLOT_BYTES, IdMap, Ids, slots_for
 
 #: Columns of a table of sightings: int64.
-ID, SEEN, LAST = 0, 1, 2
+ID, FREQUENCY, LAST_SEEN = 0, 1, 2
 #: Bytes of an id's record.
 RECORD_BYTES = 24
 #: So many dead are no reason to tidy up.
 _FEW = 1_024
 
 
-def by_half(rows: int, room: int) -> int:
+def grown_capacity(rows: int, room: int) -> int:
     """Room for `rows` rows at least, where there was `room`: half as much again."""
     return max(rows, room * 3 // 2, 64)
 
 
-def with_records(table: Ids, room: int) -> Ids:
+def grown_records(table: Ids, room: int) -> Ids:
     """The same numbers [M, 3] and zeros to `room` rows, which take memory once they are written."""
     out = np.zeros((room, 3), dtype=np.int64)
     out[: len(table)] = table
@@ -27,12 +27,12 @@ def with_records(table: Ids, room: int) -> Ids:
 
 
 def waiting_bytes(limit: int) -> int:
-    """The most that `Waiting` takes: as many dead as living, and the room of growth by half."""
+    """The most that `AdmissionCounts` takes: as many dead as living, and the room of growth by half."""
     most = 2 * limit + _FEW
-    return RECORD_BYTES * most * 3 // 2 + PLACE_BYTES * places_for(most)
+    return RECORD_BYTES * most * 3 // 2 + SLOT_BYTES * slots_for(most)
 
 
-class Waiting:
+class AdmissionCounts:
     """Ids that were seen and have no row yet. Where there are too many, those seen longest ago are forgotten.
 
     Who leaves stays in the map with a count of 0 until the dead outnumber the living: a map of open addressing cannot
@@ -57,19 +57,19 @@ class Waiting:
         """(number, times seen) of distinct ids [N]; (-1, 0) of those who were never here."""
         numbers = self._map.find(ids)
         seen = np.zeros(len(ids), dtype=np.int64)
-        seen[numbers >= 0] = self._table[numbers[numbers >= 0], SEEN]
+        seen[numbers >= 0] = self._table[numbers[numbers >= 0], FREQUENCY]
         return numbers, seen
 
     def put(self, ids: Ids, numbers: Ids, seen: Ids, batch: int) -> None:
         """Say of distinct ids, with the numbers that `find` gave, that they were seen so often, last in `batch`."""
         old = numbers >= 0
-        self._living += int((~old).sum()) + int((self._table[numbers[old], SEEN] == 0).sum())
-        self._table[numbers[old], SEEN] = seen[old]
-        self._table[numbers[old], LAST] = batch
+        self._living += int((~old).sum()) + int((self._table[numbers[old], FREQUENCY] == 0).sum())
+        self._table[numbers[old], FREQUENCY] = seen[old]
+        self._table[numbers[old], LAST_SEEN] = batch
         first = len(self._map)
         self._map.add(ids[~old])
         if len(self._map) > len(self._table):
-            self._table = with_records(self._table, by_half(len(self._map), len(self._table)))
+            self._table = grown_records(self._table, grown_capacity(len(self._map), len(self._table)))
         self._table[first : len(self._map)] = np.stack(
             [ids[~old], seen[~old], np.full((~old).sum(), batch, dtype=np.int64)], axis=1
         )
@@ -78,14 +78,14 @@ class Waiting:
     def leave(self, numbers: Ids) -> None:
         """Those with these numbers (-1: nobody) wait no more."""
         gone = numbers[numbers >= 0]
-        self._living -= int((self._table[gone, SEEN] > 0).sum())
-        self._table[gone, SEEN] = 0
+        self._living -= int((self._table[gone, FREQUENCY] > 0).sum())
+        self._table[gone, FREQUENCY] = 0
         self._tidy()
 
     def state(self) -> Ids:
         """Who waits: int64 [W, 3] of id, times seen, batch seen last."""
         held = self._table[: len(self._map)]
-        return held[held[:, SEEN] > 0]
+        return held[held[:, FREQUENCY] > 0]
 
     def load(self, state: Ids) -> None:
         """Take over what `state` gave, in any order."""
@@ -97,6 +97,6 @@ class Waiting:
             held = self.state()
             # A tenth at once: to choose costs a pass over all.
             stay = max(1, self._limit - self._limit // 10)
-            self.load(held[np.lexsort((held[:, ID], -held[:, SEEN], -held[:, LAST]))[:stay]])
+            self.load(held[np.lexsort((held[:, ID], -held[:, FREQUENCY], -held[:, LAST_SEEN]))[:stay]])
         elif len(self._map) > 2 * self._living + _FEW:
             self.load(self.state())

@@ -19,17 +19,17 @@ import torch
 from torch import Tensor
 
 from headrace.comm.base import Collective
-from headrace.embeddings.exchange.pooled import Parts
-from headrace.embeddings.exchange.row_exchange import Mail, Request
-from headrace.embeddings.input.raw_ids import AskedIds, WantedIds
+from headrace.embeddings.exchange.pooled import BagRequest
+from headrace.embeddings.exchange.row_exchange import RowExchange, RowRequest
+from headrace.embeddings.input.raw_ids import RawIdRequest, UniqueRawIds
 from headrace.embeddings.kernels.duplicates import Duplicates, find_duplicates
-from headrace.embeddings.sharding.layout import Arena
-from headrace.embeddings.sharding.plan import Wire
+from headrace.embeddings.sharding.layout import FusedTable
+from headrace.embeddings.sharding.plan import CommDtype
 from headrace.world import World
 
 
-class Members:
-    """Some ranks of a collective, as far as `Mail` needs one: all groups speak at the same time."""
+class SubgroupCollective:
+    """Some ranks of a collective, as far as `RowExchange` needs one: all groups speak at the same time."""
 
     def __init__(self, collective: Collective, ranks: Sequence[int]) -> None:
         self._collective = collective
@@ -51,118 +51,135 @@ class Members:
 
 
 @dataclass(frozen=True)
-class _Span:
-    """Addresses of an arena, dealt to the members of a group."""
+class _IndexRanges:
+    """Addresses of a fused table, dealt to the members of a group."""
 
     #: First address of each member, and the end: int64 [members + 1].
-    rank_starts: Tensor
+    rank_offsets: Tensor
     pooled: bool = False
 
 
 @dataclass(frozen=True)
-class NodeRequest(Request):
+class HierarchicalRequest(RowRequest):
     """What owners are asked for, and how this rank asked: its machine's rank at the owner's place, which asked on."""
 
     #: Inside the machine; its rows are places in what this rank fetches for its machine.
-    inside: Request = field(kw_only=True)
-    #: By arena, then table of raw ids: what the ranks of the machine asked this one for, sorted.
+    inside: RowRequest = field(kw_only=True)
+    #: By fused table, then table of raw ids: what the ranks of the machine asked this one for, sorted.
     found: list[Duplicates] = field(kw_only=True)
     #: The same: wanted vectors by owner, [W].
-    wanted: list[list[int]] = field(kw_only=True)
+    requests: list[list[int]] = field(kw_only=True)
 
 
-class NodeMail:
-    """`Mail` in two hops. Arenas whose bags are summed by their owners cannot go this way."""
+class HierarchicalRowExchange:
+    """`RowExchange` in two hops. Fused tables whose bags are summed by their owners cannot go this way."""
 
-    def __init__(self, arenas: Sequence[Arena], collective: Collective, places: int, wire: Wire = "fp32") -> None:
+    def __init__(
+        self,
+        fused_tables: Sequence[FusedTable],
+        collective: Collective,
+        ranks_per_node: int,
+        comm_dtype: CommDtype = "fp32",
+    ) -> None:
         """See the class.
 
         Args:
-            arenas: none of them `pooled`.
+            fused tables: none of them `pooled`.
             collective: of W ranks.
             places: ranks of a machine, L; a divisor of W.
-            wire: as `Mail`.
+            wire: as `RowExchange`.
         """
-        if any(a.pooled for a in arenas):
+        if any(a.pooled for a in fused_tables):
             raise ValueError("bags that owners sum do not travel by nodes")
         world = collective.world
-        self._arenas, self._places, nodes = list(arenas), places, world.size // places
-        node, place = divmod(world.rank, places)
+        self._fused_tables, self._ranks_per_node, nodes = (
+            list(fused_tables),
+            ranks_per_node,
+            world.size // ranks_per_node,
+        )
+        node, place = divmod(world.rank, ranks_per_node)
         # Addresses in another order: by place, then machine.
-        self._owners = [n * places + p for p in range(places) for n in range(nodes)]
+        self._owners = [n * ranks_per_node + p for p in range(ranks_per_node) for n in range(nodes)]
         #: The ranks at this one's place, by machine.
-        self._peers = range(place, world.size, places)
-        sizes = [a.rank_starts.diff()[self._owners].view(places, nodes) for a in arenas]
-        inside = [_Span(_starts(s.sum(1))) for s in sizes]
-        across = [_Span(_starts(s[place])) for s in sizes]
-        self._inside = Mail(inside, Members(collective, range(node * places, (node + 1) * places)), wire)
-        self._across = Mail(across, Members(collective, self._peers), wire)
-        #: By arena: first address of each owner in that order, less its own: [W], owners in that order.
+        self._peers = range(place, world.size, ranks_per_node)
+        sizes = [a.rank_offsets.diff()[self._owners].view(ranks_per_node, nodes) for a in fused_tables]
+        inside = [_IndexRanges(_starts(s.sum(1))) for s in sizes]
+        across = [_IndexRanges(_starts(s[place])) for s in sizes]
+        self._inside = RowExchange(
+            inside,
+            SubgroupCollective(collective, range(node * ranks_per_node, (node + 1) * ranks_per_node)),
+            comm_dtype,
+        )
+        self._across = RowExchange(across, SubgroupCollective(collective, self._peers), comm_dtype)
+        #: By fused table: first address of each owner in that order, less its own: [W], owners in that order.
         self._shift = [
-            _starts(s.flatten())[:-1] - a.rank_starts[:-1][self._owners] for s, a in zip(sizes, arenas, strict=True)
+            _starts(s.flatten())[:-1] - a.rank_offsets[:-1][self._owners]
+            for s, a in zip(sizes, fused_tables, strict=True)
         ]
 
-    def send_ids(self, wanted: Sequence[Tensor | Parts], raw: Sequence[AskedIds] = ()) -> Callable[[], NodeRequest]:
-        """See `Mail.send_ids`. The second hop begins when the first is waited for."""
+    def send_ids(
+        self, requests: Sequence[Tensor | BagRequest], raw: Sequence[RawIdRequest] = ()
+    ) -> Callable[[], HierarchicalRequest]:
+        """See `RowExchange.send_ids`. The second hop begins when the first is waited for."""
         counts, local = [], []
-        for arena, shift, unique in zip(self._arenas, self._shift, wanted, strict=True):
+        for fused, shift, unique in zip(self._fused_tables, self._shift, requests, strict=True):
             assert isinstance(unique, Tensor)
-            of_owner = torch.searchsorted(unique, arena.rank_starts.to(unique.dtype)).diff().tolist()
+            of_owner = torch.searchsorted(unique, fused.rank_offsets.to(unique.dtype)).diff().tolist()
             parts = torch.split(unique, of_owner)
             local.append(torch.cat([parts[o] + int(s) for o, s in zip(self._owners, shift, strict=True)]))
             counts.append(of_owner)
         counts += [r.of_rank for r in raw]
-        wait = self._inside.send_ids(local, [r.dealt(self._owners, self._places) for r in raw])
+        wait = self._inside.send_ids(local, [r.bucketized(self._owners, self._ranks_per_node) for r in raw])
 
-        def answer() -> NodeRequest:
-            asked = wait()
-            found = [find_duplicates(rows) for rows in asked.rows]
-            of_machine = [WantedIds.of(r.ids, len(self._owners), r.counts) for r in asked.raw]
+        def answer() -> HierarchicalRequest:
+            requested = wait()
+            found = [find_duplicates(rows) for rows in requested.rows]
+            of_machine = [UniqueRawIds.of(r.ids, len(self._owners), r.counts) for r in requested.raw]
             request = self._across.send_ids(
-                [f.unique for f in found], [r.dealt(self._peers, len(self._peers)) for r in of_machine]
+                [f.unique for f in found], [r.bucketized(self._peers, len(self._peers)) for r in of_machine]
             )()
             found += [r.duplicates for r in of_machine]
-            inside = Request(asked.sent, [f.inverse() for f in found], asked.received, [None] * len(found))
-            return NodeRequest(
+            inside = RowRequest(requested.sent, [f.inverse() for f in found], requested.received, [None] * len(found))
+            return HierarchicalRequest(
                 request.sent,
                 request.rows,
                 request.received,
-                request.asked,
+                request.requested,
                 request.raw,
                 inside=inside,
                 found=found,
-                wanted=counts,
+                requests=counts,
             )
 
         return answer
 
     def start_rows(
-        self, request: Request, weights: Sequence[Tensor], answers: Sequence[Tensor] = ()
+        self, request: RowRequest, weights: Sequence[Tensor], answers: Sequence[Tensor] = ()
     ) -> Callable[[], list[Tensor]]:
-        """See `Mail.start_rows`. The second hop, inside the machine, begins when the first is waited for."""
-        assert isinstance(request, NodeRequest)
+        """See `RowExchange.start_rows`. The second hop, inside the machine, begins when the first is waited for."""
+        assert isinstance(request, HierarchicalRequest)
         wait = self._across.start_rows(request, weights, answers)
 
         def answer() -> list[Tensor]:
             rows = self._inside.start_rows(request.inside, wait())()
-            return [self._from_places(r, n) for r, n in zip(rows, request.wanted, strict=True)]
+            return [self._from_local_rank_order(r, n) for r, n in zip(rows, request.requests, strict=True)]
 
         return answer
 
-    def return_gradients(self, request: Request, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """See `Mail.return_gradients`. Those of one row are summed in its machine before they go on."""
-        assert isinstance(request, NodeRequest)
-        sent = [self._to_places(g, n) for g, n in zip(gradients, request.wanted, strict=True)]
+    def return_gradients(self, request: RowRequest, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """See `RowExchange.return_gradients`. Those of one row are summed in its machine before they go on."""
+        assert isinstance(request, HierarchicalRequest)
+        sent = [self._to_local_rank_order(g, n) for g, n in zip(gradients, request.requests, strict=True)]
         arrived = self._inside.return_gradients(request.inside, sent)
         sums = [f.sum_rows(g) for f, g in zip(request.found, arrived, strict=True)]
         return self._across.return_gradients(request, sums)
 
-    def _to_places(self, vectors: Tensor, counts: list[int]) -> Tensor:
+    def _to_local_rank_order(self, vectors: Tensor, counts: list[int]) -> Tensor:
         """Vectors in order of owners, in that of places."""
         parts = torch.split(vectors, counts)
         return torch.cat([parts[o] for o in self._owners])
 
-    def _from_places(self, vectors: Tensor, counts: list[int]) -> Tensor:
+    def _from_local_rank_order(self, vectors: Tensor, counts: list[int]) -> Tensor:
         parts = torch.split(vectors, [counts[o] for o in self._owners])
         back = sorted(range(len(self._owners)), key=self._owners.__getitem__)
         return torch.cat([parts[i] for i in back])

@@ -14,80 +14,83 @@ import torch
 from torch import Tensor
 
 from headrace import native
-from headrace.embeddings.input.addressing import Occurrences
+from headrace.embeddings.input.addressing import JaggedIndices
 from headrace.embeddings.kernels import cpu
 from headrace.embeddings.kernels.duplicates import find_duplicates, sum_bags
-from headrace.embeddings.sharding.layout import Arena
+from headrace.embeddings.sharding.layout import FusedTable
 from headrace.embeddings.storage.dtypes import decode
 
 
 @dataclass(frozen=True)
-class Parts:
-    """A batch's bags of one arena, cut by owner, as the asking rank has them. N ids, P parts that are not empty."""
+class BagRequest:
+    """A batch's bags of one fused table, cut by owner, as the rank that asks has them.
 
-    #: Addresses by owner, then by bag, in each bag front to back: [N].
-    addresses: Tensor
+    N ids, P parts that are not empty.
+    """
+
+    #: Indices by owner, then by bag, in each bag front to back: [N].
+    indices: Tensor
     #: float32 [N], where a lookup is weighted.
     weights: Tensor | None
-    #: Which addresses begin a part: bool [N].
+    #: Which indices begin a part of a bag: bool [N].
     begins: Tensor
     #: Bag of each part: int64 [P].
-    bag: Tensor
-    #: Ids, and parts, for each owner: [W].
-    ids: list[int]
-    parts: list[int]
+    bag_ids: Tensor
+    #: Indices, and parts of bags, for each owner: [W].
+    ids_per_rank: list[int]
+    bags_per_rank: list[int]
 
     def sum(self, vectors: Tensor, bags: int) -> Tensor:
         """The bags' sums [bags, D] of their parts' vectors [P, D]; zeros for empty bags."""
         if cpu.usable(vectors):
-            return sum_bags(vectors, *cpu.group(self.bag, bags))
-        order = torch.argsort(self.bag, stable=True)
-        counts = torch.bincount(self.bag, minlength=bags)
+            return sum_bags(vectors, *cpu.group(self.bag_ids, bags))
+        order = torch.argsort(self.bag_ids, stable=True)
+        counts = torch.bincount(self.bag_ids, minlength=bags)
         return sum_bags(vectors, order, counts.cumsum(0) - counts)
 
 
-def cut_bags(arena: Arena, occurrences: Occurrences) -> Parts:
+def bucketize_bags(fused: FusedTable, jagged: JaggedIndices) -> BagRequest:
     """Sort a batch's occurrences by owner."""
-    world = len(arena.rank_starts) - 1
-    assert occurrences.bag is not None
-    if occurrences.addresses.device.type == "cpu" and native.library() is not None:
-        return Parts(*cpu.cut_bags(occurrences.addresses, occurrences.bag, occurrences.weights, arena.rank_starts))
-    ends = arena.rank_starts[1:].to(occurrences.addresses.dtype)
-    owner = torch.bucketize(occurrences.addresses, ends, right=True, out_int32=True)
+    world = len(fused.rank_offsets) - 1
+    assert jagged.bag_ids is not None
+    if jagged.indices.device.type == "cpu" and native.library() is not None:
+        return BagRequest(*cpu.bucketize_bags(jagged.indices, jagged.bag_ids, jagged.weights, fused.rank_offsets))
+    ends = fused.rank_offsets[1:].to(jagged.indices.dtype)
+    owner = torch.bucketize(jagged.indices, ends, right=True, out_int32=True)
     order = torch.argsort(owner, stable=True)
-    owner, bag = owner.index_select(0, order), occurrences.bag.index_select(0, order)
+    owner, bag = owner.index_select(0, order), jagged.bag_ids.index_select(0, order)
     begins = torch.ones(bag.numel(), dtype=torch.bool)
     torch.ne(bag[1:], bag[:-1], out=begins[1:])
     begins[1:] |= owner[1:] != owner[:-1]
-    return Parts(
-        addresses=occurrences.addresses.index_select(0, order),
-        weights=None if occurrences.weights is None else occurrences.weights.index_select(0, order),
+    return BagRequest(
+        indices=jagged.indices.index_select(0, order),
+        weights=None if jagged.weights is None else jagged.weights.index_select(0, order),
         begins=begins,
-        bag=bag[begins],
-        ids=torch.bincount(owner, minlength=world).tolist(),
-        parts=torch.bincount(owner[begins], minlength=world).tolist(),
+        bag_ids=bag[begins],
+        ids_per_rank=torch.bincount(owner, minlength=world).tolist(),
+        bags_per_rank=torch.bincount(owner[begins], minlength=world).tolist(),
     )
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the ranks ask of one arena here, where bags are summed by the owner; parts in order of the ranks."""
+class RequestedBags:
+    """What the ranks ask of one fused table here, where bags are summed by the owner; parts in order of the ranks."""
 
-    #: First id of each part: int64 [P].
-    starts: Tensor
-    #: Part of each id: int64 [N].
-    part: Tensor
+    #: First index of each part of a bag: int64 [P].
+    offsets: Tensor
+    #: Part of a bag of each index: int64 [N].
+    bag_ids: Tensor
     #: float32 [N], where a lookup is weighted.
     weights: Tensor | None
 
     @staticmethod
-    def of(begins: Tensor, weights: Tensor | None) -> Asked:
+    def of(begins: Tensor, weights: Tensor | None) -> RequestedBags:
         """From which ids begin a part: bool [N]."""
-        return Asked(begins.nonzero().view(-1), begins.cumsum(0) - 1, weights)
+        return RequestedBags(begins.nonzero().view(-1), begins.cumsum(0) - 1, weights)
 
     def sums_into(self, parts: Sequence[Tensor], weight: Tensor, rows: Tensor) -> None:
         """`sums` of a float32 matrix, by the C++ loop, in consecutive pieces of memory: float32 [P_r, D] each."""
-        starts, first = torch.split(self.starts, [len(p) for p in parts]), 0
+        starts, first = torch.split(self.offsets, [len(p) for p in parts]), 0
         for number, (part, of_part) in enumerate(zip(parts, starts, strict=True)):
             following = next((int(s[0]) for s in starts[number + 1 :] if len(s)), rows.numel())
             if len(part):
@@ -100,4 +103,4 @@ class Asked:
         if weight.dtype is not torch.float32:
             found = find_duplicates(rows)
             weight, rows = decode(weight.index_select(0, found.unique)), found.inverse()
-        return sum_bags(weight, rows, self.starts, self.weights)
+        return sum_bags(weight, rows, self.offsets, self.weights)

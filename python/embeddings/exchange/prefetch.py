@@ -13,19 +13,19 @@ import torch
 from torch import Tensor
 
 from headrace.comm.base import Collective
-from headrace.embeddings.exchange.remote_rows import Posted
-from headrace.embeddings.exchange.row_exchange import Mail, Request
+from headrace.embeddings.exchange.remote_rows import RemoteRows
+from headrace.embeddings.exchange.row_exchange import RowExchange, RowRequest
 from headrace.embeddings.kernels.duplicates import gather
 
 
-class Ahead:
-    """The early part of one lookup, begun by one all-to-all. A arenas, W ranks."""
+class RowPrefetch:
+    """The early part of one lookup, begun by one all-to-all. A fused tables, W ranks."""
 
     def __init__(
         self,
-        mail: Mail,
+        exchange: RowExchange,
         collective: Collective,
-        request: Request,
+        request: RowRequest,
         weights: Sequence[Tensor],
         touched: Sequence[Sequence[Tensor]],
     ) -> None:
@@ -36,45 +36,47 @@ class Ahead:
             collective: the ranks.
             request: what is looked up.
             weights: this rank's matrices.
-            touched: by arena, rows that the next step may change, each ascending.
+            touched: by fused table, rows that the next step may change, each ascending.
         """
-        self._mail, self._request = mail, request
+        self._exchange, self._request = exchange, request
         self._weights = weights
-        #: Arenas whose rows travel; sums of bags, the arenas after them, come late.
-        self._by_row = sum(asked is None for asked in request.asked)
+        #: Fused tables whose rows travel; sums of bags, the fused tables after them, come late.
+        self._by_row = sum(requested is None for requested in request.requested)
         rows = request.rows[: self._by_row]
-        #: By arena, of the rows that were asked for here: not sent early.
-        self._late = [_among(r, of_arena) for r, of_arena in zip(rows, touched, strict=False)]
-        early = [mail.on_wire(gather(w, r[~late])) for w, r, late in zip(weights, rows, self._late, strict=False)]
+        #: By fused table, of the rows that were asked for here: not sent early.
+        self._late = [_among(r, of_fused) for r, of_fused in zip(rows, touched, strict=False)]
+        early = [
+            exchange.to_comm_dtype(gather(w, r[~late])) for w, r, late in zip(weights, rows, self._late, strict=False)
+        ]
         marks = [torch.split(late, counts) for late, counts in zip(self._late, request.received, strict=False)]
         numbers = [
-            torch.split(_bytes(r), [int((~m).sum()) for m in of_arena])
-            for r, of_arena in zip(early, marks, strict=True)
+            torch.split(_bytes(r), [int((~m).sum()) for m in of_fused])
+            for r, of_fused in zip(early, marks, strict=True)
         ]
         message, sizes = [torch.empty(0, dtype=torch.uint8)], []
         for rank in range(collective.world.size):
-            parts = [torch.from_numpy(np.packbits(of_arena[rank].numpy())) for of_arena in marks]
-            parts += [of_arena[rank].reshape(-1) for of_arena in numbers]
+            parts = [torch.from_numpy(np.packbits(of_fused[rank].numpy())) for of_fused in marks]
+            parts += [of_fused[rank].reshape(-1) for of_fused in numbers]
             message += parts
             sizes.append(sum(p.numel() for p in parts))
         self._wait = collective.start_all_to_all(torch.cat(message), sizes)
 
     def start_rest(self, answers: Sequence[Tensor] = ()) -> Callable[[], list[Tensor]]:
-        """Begin to fetch the other rows; what waits for all of them gives them as `Mail.start_rows` does."""
+        """Begin to fetch the other rows; what waits for all of them gives them as `RowExchange.start_rows` does."""
         request, by_row = self._request, self._by_row
         late, early = self._read()
         sent = [_count(mask, counts) for mask, counts in zip(late, request.sent, strict=False)]
         rows = [r[mask] for r, mask in zip(request.rows, self._late, strict=False)]
         received = [_count(mask, counts) for mask, counts in zip(self._late, request.received, strict=False)]
-        rest = Request(
+        rest = RowRequest(
             sent + request.sent[by_row:],
             rows + request.rows[by_row:],
             received + request.received[by_row:],
-            request.asked,
+            request.requested,
         )
-        wait = self._mail.start_rows(rest, self._weights, answers)
-        if isinstance(wait, Posted):
-            wait.bring_own()
+        wait = self._exchange.start_rows(rest, self._weights, answers)
+        if isinstance(wait, RemoteRows):
+            wait.copy_local()
 
         def whole() -> list[Tensor]:
             found = wait()
@@ -91,26 +93,26 @@ class Ahead:
         self._wait()
 
     def _read(self) -> tuple[list[Tensor], list[Tensor]]:
-        """By arena: which of the rows that this rank wants come late, bool [U]; the others [K, D]."""
+        """By fused table: which of the rows that this rank wants come late, bool [U]; the others [K, D]."""
         got, counts = self._wait()
         sent = self._request.sent[: self._by_row]
-        kinds = [(self._mail.on_wire(w[:0]).dtype, w.shape[1]) for w in self._weights[: self._by_row]]
+        kinds = [(self._exchange.to_comm_dtype(w[:0]).dtype, w.shape[1]) for w in self._weights[: self._by_row]]
         masks: list[list[Tensor]] = [[] for _ in sent]
         rows: list[list[Tensor]] = [[] for _ in sent]
         for rank, part in enumerate(torch.split(got, counts)):
             at = 0
-            for arena, of_arena in enumerate(sent):
-                size = -(-of_arena[rank] // 8)
-                bits = np.unpackbits(part[at : at + size].numpy(), count=of_arena[rank])
-                masks[arena].append(torch.from_numpy(bits).bool())
+            for fused, of_fused in enumerate(sent):
+                size = -(-of_fused[rank] // 8)
+                bits = np.unpackbits(part[at : at + size].numpy(), count=of_fused[rank])
+                masks[fused].append(torch.from_numpy(bits).bool())
                 at += size
-            for arena, (dtype, width) in enumerate(kinds):
-                size = int((~masks[arena][rank]).sum()) * width * dtype.itemsize
-                rows[arena].append(part[at : at + size])
+            for fused, (dtype, width) in enumerate(kinds):
+                size = int((~masks[fused][rank]).sum()) * width * dtype.itemsize
+                rows[fused].append(part[at : at + size])
                 at += size
         early = [
-            torch.cat(of_arena).view(dtype).view(-1, width)
-            for of_arena, (dtype, width) in zip(rows, kinds, strict=True)
+            torch.cat(of_fused).view(dtype).view(-1, width)
+            for of_fused, (dtype, width) in zip(rows, kinds, strict=True)
         ]
         return [torch.cat(m) for m in masks], early
 

@@ -14,7 +14,7 @@ from headrace.errors import UserError
 
 
 @dataclass(frozen=True)
-class Ragged:
+class KeyedJagged:
     """Codes of any number for each sample and feature, without padding: code 0 is a row like any other.
 
     The form of TorchRec's KeyedJaggedTensor: feature by feature in the plan's order, sample by sample.
@@ -29,38 +29,42 @@ class Ragged:
 
 
 @dataclass(frozen=True)
-class Occurrences:
-    """What a group of output pieces is pooled from. Bags are the rows of [B * pieces, width], samples in order."""
+class JaggedIndices:
+    """What a group of output pieces is pooled from, in the form of embedding_bag.
 
-    #: Addresses in the arena, bag by bag: [N].
-    addresses: Tensor
-    bags: int
-    #: Bag of each occurrence, ascending: int64 [N]; None: occurrence i is bag i.
-    bag: Tensor | None = None
-    #: First occurrence of each bag: int64 [bags].
-    starts: Tensor | None = None
+    Bags are the rows of [B * pieces, width], samples in order.
+    """
+
+    #: Indices into the fused table, bag by bag: [N].
+    indices: Tensor
+    #: How many bags there are.
+    num_bags: int
+    #: Bag of each index, ascending: int64 [N]; None: index i is bag i.
+    bag_ids: Tensor | None = None
+    #: First index of each bag: int64 [bags].
+    offsets: Tensor | None = None
     #: float32 [N]: a weighted sum.
     weights: Tensor | None = None
     #: What each bag's sum is divided by: float32 [bags, 1]; None: nothing.
     divisor: Tensor | None = None
 
 
-def brought(
-    batch: Tensor | Ragged, weights: Tensor | None, device: torch.device
-) -> tuple[Tensor | Ragged, Tensor | None]:
+def batch_to_device(
+    batch: Tensor | KeyedJagged, weights: Tensor | None, device: torch.device
+) -> tuple[Tensor | KeyedJagged, Tensor | None]:
     """A batch on a device; from pinned memory without waiting."""
 
-    def bring(x: Tensor) -> Tensor:
+    def move(x: Tensor) -> Tensor:
         return x.to(device, non_blocking=True)
 
-    if isinstance(batch, Ragged):
-        given = None if batch.weights is None else bring(batch.weights)
-        return Ragged(bring(batch.values), bring(batch.lengths), given), None if weights is None else bring(weights)
-    return bring(batch), None if weights is None else bring(weights)
+    if isinstance(batch, KeyedJagged):
+        given = None if batch.weights is None else move(batch.weights)
+        return KeyedJagged(move(batch.values), move(batch.lengths), given), None if weights is None else move(weights)
+    return move(batch), None if weights is None else move(weights)
 
 
-class Batcher:
-    """Makes `Occurrences`, one a group of the layout."""
+class BatchIndexer:
+    """Makes `JaggedIndices`, one a group of the layout."""
 
     def __init__(self, layout: Layout) -> None:
         plan = layout.plan
@@ -72,7 +76,7 @@ class Batcher:
             [plan.by_name[x.table].rows for x in plan.lookups for _ in range(x.length)], dtype=torch.int64
         )
         self._weighted = any(x.weighted for x in plan.lookups)
-        self._groups = [_Padded(layout, g) for g in layout.groups]
+        self._groups = [_PaddedIndexer(layout, g) for g in layout.groups]
 
     def check_weights(self, weights: Tensor | None, codes: Tensor) -> None:
         """Raise ValueError unless there are weights of the codes' shape exactly where a lookup is weighted."""
@@ -81,7 +85,7 @@ class Batcher:
         if weights is not None and (weights.shape != codes.shape or weights.dtype != torch.float32):
             raise ValueError(f"weights must be float32 {list(codes.shape)}, not {weights.dtype} {list(weights.shape)}")
 
-    def padded(self, codes: Tensor, weights: Tensor | None) -> list[Occurrences]:
+    def padded(self, codes: Tensor, weights: Tensor | None) -> list[JaggedIndices]:
         """Occurrences of codes int64 [B, S].
 
         Raises:
@@ -99,9 +103,9 @@ class Batcher:
             if bool(wrong.any()):
                 row, slot = wrong.nonzero()[0].tolist()
                 raise _outside(self._features[slot], int(codes[row, slot]), int(self._rows[slot]), int(wrong.sum()))
-        return [g.occurrences(codes, weights) for g in self._groups]
+        return [g.jagged(codes, weights) for g in self._groups]
 
-    def ragged(self, batch: Ragged) -> list[Occurrences]:
+    def ragged(self, batch: KeyedJagged) -> list[JaggedIndices]:
         """Occurrences of a ragged batch.
 
         Raises:
@@ -126,9 +130,9 @@ class Batcher:
                 )
         return [self._ragged_group(g, batch, samples, [0, *ends]) for g in self._layout.groups]
 
-    def _ragged_group(self, group: Group, batch: Ragged, samples: list[Tensor], ends: list[int]) -> Occurrences:
-        arena = self._layout.arenas[group.arena]
-        addresses, bags, weights = [], [], []
+    def _ragged_group(self, group: Group, batch: KeyedJagged, samples: list[Tensor], ends: list[int]) -> JaggedIndices:
+        fused = self._layout.fused_tables[group.fused]
+        indices, bags, weights = [], [], []
         divisor = torch.ones(batch.lengths.shape[1], group.pieces)
         for e in group.entries:
             x = self._plan.lookups[e.lookup]
@@ -139,7 +143,7 @@ class Batcher:
                 piece += (torch.arange(sample.numel()) - (lengths.cumsum(0) - lengths)[sample]) * e.stride
             if x.pooling == "mean":
                 divisor[:, e.piece] = lengths.clamp(min=1)
-            addresses.append(arena.addresses(values, e.block))
+            indices.append(fused.indices(values, e.block))
             bags.append(sample * group.pieces + piece)
             if batch.weights is not None:
                 given = batch.weights[ends[e.lookup] : ends[e.lookup + 1]]
@@ -148,21 +152,21 @@ class Batcher:
         total = batch.lengths.shape[1] * group.pieces
         counts = torch.bincount(bag, minlength=total)
         lookups = [self._plan.lookups[e.lookup] for e in group.entries]
-        return Occurrences(
-            addresses=torch.cat(addresses)[order],
-            bags=total,
-            bag=bag,
-            starts=counts.cumsum(0) - counts,
+        return JaggedIndices(
+            indices=torch.cat(indices)[order],
+            num_bags=total,
+            bag_ids=bag,
+            offsets=counts.cumsum(0) - counts,
             weights=torch.cat(weights)[order] if any(x.weighted for x in lookups) else None,
             divisor=divisor.view(-1, 1) if any(x.pooling == "mean" for x in lookups) else None,
         )
 
 
-class _Padded:
+class _PaddedIndexer:
     """A group's columns of padded codes, worked out once."""
 
     def __init__(self, layout: Layout, group: Group) -> None:
-        self._arena = layout.arenas[group.arena]
+        self._arena = layout.fused_tables[group.fused]
         self._pieces = group.pieces
         lookups = layout.plan.lookups
         # (piece, slot, block, entry) of each column that is looked up, by piece: bags ascend along a row.
@@ -191,24 +195,24 @@ class _Padded:
             self._mean[e.piece] = lookups[e.lookup].pooling == "mean"
         self._has_mean = bool(self._mean.any())
 
-    def by_loop(self, codes: Tensor) -> Occurrences | None:
-        """`occurrences` in one pass of C++; None where a code is outside its table."""
+    def by_loop(self, codes: Tensor) -> JaggedIndices | None:
+        """`jagged` in one pass of C++; None where a code is outside its table."""
         has_bags = self._is_list is not None
-        arena, bags = self._arena, codes.shape[0] * self._pieces
-        found = cpu.occurrences(codes, self._columns, arena.shard_address, self._pieces, arena.index_dtype, has_bags)
+        fused, bags = self._arena, codes.shape[0] * self._pieces
+        found = cpu.jagged_indices(codes, self._columns, fused.shard_offsets, self._pieces, fused.index_dtype, has_bags)
         if found is None:
             return None
-        addresses, bag, starts = found
+        indices, bag, starts = found
         divisor = None
         if starts is not None and self._has_mean:
-            counts = torch.diff(starts, append=torch.tensor([addresses.numel()]))
+            counts = torch.diff(starts, append=torch.tensor([indices.numel()]))
             divisor = torch.where(self._mean, counts.view(-1, self._pieces).clamp(min=1), 1).float().view(-1, 1)
-        return Occurrences(addresses, bags, bag, starts, None, divisor)
+        return JaggedIndices(indices, bags, bag, starts, None, divisor)
 
-    def occurrences(self, codes: Tensor, weights: Tensor | None) -> Occurrences:
+    def jagged(self, codes: Tensor, weights: Tensor | None) -> JaggedIndices:
         if self._slots is not None:
             codes = codes.index_select(1, self._slots)
-        addresses = self._arena.addresses(codes, self._blocks)
+        indices = self._arena.indices(codes, self._blocks)
         bags = codes.shape[0] * self._pieces
         used = None
         if weights is not None and self._weighted is not None:
@@ -217,8 +221,8 @@ class _Padded:
         if self._is_list is None:
             # Scalars: one code a piece.
             everything = None if used is None else torch.arange(bags)
-            return Occurrences(
-                addresses.view(-1), bags, everything, everything, None if used is None else used.reshape(-1)
+            return JaggedIndices(
+                indices.view(-1), bags, everything, everything, None if used is None else used.reshape(-1)
             )
         kept = ~(self._is_list & (codes == 0))
         bag = (self._piece + torch.arange(codes.shape[0]).unsqueeze(1) * self._pieces)[kept]
@@ -226,8 +230,8 @@ class _Padded:
         divisor = None
         if self._has_mean:
             divisor = torch.where(self._mean, counts.view(-1, self._pieces).clamp(min=1), 1).float().view(-1, 1)
-        return Occurrences(
-            addresses[kept], bags, bag, counts.cumsum(0) - counts, None if used is None else used[kept], divisor
+        return JaggedIndices(
+            indices[kept], bags, bag, counts.cumsum(0) - counts, None if used is None else used[kept], divisor
         )
 
 

@@ -1,7 +1,7 @@
 """Raw ids on their way: which rank has an id, what ranks ask of each other, and how that is written into a message.
 
-Ids are dealt by even ranges of their hash, so sorting a batch's hashes both removes duplicates and sorts the mail, as
-sorting addresses does for planned tables (headrace.embeddings.sharding.layout).
+Ids are dealt by even ranges of their hash, so sorting a batch's hashes both removes duplicates and groups them by
+owner, as sorting addresses does for planned tables (headrace.embeddings.sharding.layout).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _range_starts(ranks: int) -> Ids:
 
 
 @dataclass(frozen=True)
-class AskedIds:
+class RawIdRequest:
     """Ids of one table that one side asks and the other answers, in order of the ranks of the other side."""
 
     #: int64 [N].
@@ -53,23 +53,23 @@ class AskedIds:
     #: How many are each rank's, [W].
     of_rank: list[int]
 
-    def dealt(self, ranks: Sequence[int], groups: int) -> AskedIds:
+    def bucketized(self, ranks: Sequence[int], groups: int) -> RawIdRequest:
         """The ids of some ranks, in that order; each so many of them in a row are a group, which stands for them."""
         ids, counts = torch.split(self.ids, self.of_rank), torch.split(self.counts, self.of_rank)
         each = len(ranks) // groups
         sizes = [sum(self.of_rank[r] for r in ranks[i * each : (i + 1) * each]) for i in range(groups)]
-        return AskedIds(torch.cat([ids[r] for r in ranks]), torch.cat([counts[r] for r in ranks]), sizes)
+        return RawIdRequest(torch.cat([ids[r] for r in ranks]), torch.cat([counts[r] for r in ranks]), sizes)
 
 
 @dataclass(frozen=True)
-class WantedIds(AskedIds):
+class UniqueRawIds(RawIdRequest):
     """Distinct ids that a rank asks their owners for."""
 
     #: Where each is among the ids that they were made from.
     duplicates: Duplicates
 
     @staticmethod
-    def of(ids: Tensor, ranks: int, counts: Tensor | None = None) -> WantedIds:
+    def of(ids: Tensor, ranks: int, counts: Tensor | None = None) -> UniqueRawIds:
         """From ids int64 [N] that may repeat.
 
         Args:
@@ -83,10 +83,10 @@ class WantedIds(AskedIds):
             times = torch.zeros_like(times).index_add_(0, found.group, counts.index_select(0, found.order))
         cuts = torch.searchsorted(found.unique, torch.from_numpy(_range_starts(ranks)[1:]).to(ids.device)).tolist()
         of_rank = [end - start for start, end in pairwise([0, *cuts, found.unique.numel()])]
-        return WantedIds(ids.index_select(0, found.order.index_select(0, found.starts)), times, of_rank, found)
+        return UniqueRawIds(ids.index_select(0, found.order.index_select(0, found.starts)), times, of_rank, found)
 
 
-def pack(tables: Sequence[AskedIds], dtype: torch.dtype) -> tuple[Tensor, list[int]]:
+def pack(tables: Sequence[RawIdRequest], dtype: torch.dtype) -> tuple[Tensor, list[int]]:
     """One vector of `dtype` (int32 or int64), and how much of it is for each rank.
 
     For each rank, how many ids of each table; then by table the ids, 64 bits each, and their counts.
@@ -103,7 +103,7 @@ def pack(tables: Sequence[AskedIds], dtype: torch.dtype) -> tuple[Tensor, list[i
     return torch.cat(pieces), lengths
 
 
-def unpack(message: Tensor, lengths: Sequence[int], tables: int) -> tuple[list[AskedIds], Tensor, list[int]]:
+def unpack(message: Tensor, lengths: Sequence[int], tables: int) -> tuple[list[RawIdRequest], Tensor, list[int]]:
     """What `pack` wrote, from each sender's part of a message.
 
     Args:
@@ -126,5 +126,5 @@ def unpack(message: Tensor, lengths: Sequence[int], tables: int) -> tuple[list[A
             sizes.append(n)
             at += n * (words + 1)
         rest.append(part[at:])
-    asked = [AskedIds(torch.cat(ids), torch.cat(counts), sizes) for ids, counts, sizes in found]
+    asked = [RawIdRequest(torch.cat(ids), torch.cat(counts), sizes) for ids, counts, sizes in found]
     return asked, torch.cat(rest), [p.numel() for p in rest]

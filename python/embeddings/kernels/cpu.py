@@ -58,7 +58,7 @@ def pool_sum(
     return out
 
 
-def sum_at(addresses: Tensor, width: int, starts: Tensor, weights: Tensor | None = None) -> Tensor:
+def sum_pointers(row_pointers: Tensor, width: int, starts: Tensor, weights: Tensor | None = None) -> Tensor:
     """`pool_sum` of the float32 rows at memory addresses int64 [N]: [bags, width]."""
     lib = native.library()
     assert lib is not None
@@ -66,9 +66,9 @@ def sum_at(addresses: Tensor, width: int, starts: Tensor, weights: Tensor | None
     lib.headrace_pool_sum(
         None,
         width,
-        addresses.data_ptr(),
+        row_pointers.data_ptr(),
         True,
-        addresses.numel(),
+        row_pointers.numel(),
         starts.data_ptr(),
         bags,
         _pointer(weights),
@@ -78,7 +78,7 @@ def sum_at(addresses: Tensor, width: int, starts: Tensor, weights: Tensor | None
     return out
 
 
-def addresses(matrix: Tensor, rows: Tensor | None, out: Tensor) -> None:
+def row_pointers(matrix: Tensor, rows: Tensor | None, out: Tensor) -> None:
     """Write the memory addresses of a matrix's rows, int32 or int64 [N], or of its first N ones, to int64 [N]."""
     lib = native.library()
     assert lib is not None
@@ -93,15 +93,15 @@ def addresses(matrix: Tensor, rows: Tensor | None, out: Tensor) -> None:
     )
 
 
-def places(rows: Tensor, index: Tensor, marked: bool = False) -> Tensor:
+def gather_pointers(rows: Tensor, index: Tensor, mark_first: bool = False) -> Tensor:
     """rows[index]: memory addresses int64 [N] of rows whose addresses are `rows` int64 [U].
 
-    `marked`: with 1 added where a row comes for the first time.
+    `mark_first`: with 1 added where a row comes for the first time.
     """
     lib = native.library()
     assert lib is not None
     out = torch.empty_like(index)
-    lib.headrace_places(rows.data_ptr(), rows.numel(), index.data_ptr(), index.numel(), marked, out.data_ptr())
+    lib.headrace_places(rows.data_ptr(), rows.numel(), index.data_ptr(), index.numel(), mark_first, out.data_ptr())
     return out
 
 
@@ -170,15 +170,15 @@ def update(
     )
 
 
-def occurrences(
-    codes: Tensor, columns: Tensor, shard_address: Tensor, pieces: int, dtype: torch.dtype, bags: bool
+def jagged_indices(
+    codes: Tensor, columns: Tensor, shard_offsets: Tensor, pieces: int, dtype: torch.dtype, bags: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
     """Addresses of the codes that are looked up, bag by bag; None where a code is outside its table.
 
     Args:
         codes: int64 [B, S].
         columns: int64 [E, 6]: slot, piece, whether code 0 is padding, rows, first shard and shards; pieces ascend.
-        shard_address: int64 [shards].
+        shard_offsets: int64 [shards].
         pieces: bags of a row of `codes`.
         dtype: of the addresses, int32 or int64.
         bags: whether bags and starts are wanted.
@@ -190,7 +190,7 @@ def occurrences(
     assert lib is not None
     batch, count = codes.shape[0], columns.shape[0]
     codes = codes.contiguous()
-    addresses = torch.empty(batch * count, dtype=dtype)
+    row_pointers = torch.empty(batch * count, dtype=dtype)
     bag = torch.empty(batch * count, dtype=torch.int64) if bags else None
     starts = torch.empty(batch * pieces, dtype=torch.int64) if bags else None
     n = lib.headrace_occurrences(
@@ -199,14 +199,14 @@ def occurrences(
         codes.shape[1],
         columns.data_ptr(),
         count,
-        shard_address.data_ptr(),
+        shard_offsets.data_ptr(),
         pieces,
-        addresses.data_ptr(),
+        row_pointers.data_ptr(),
         dtype is torch.int64,
         _pointer(bag),
         _pointer(starts),
     )
-    return None if n < 0 else (addresses[:n], None if bag is None else bag[:n], starts)
+    return None if n < 0 else (row_pointers[:n], None if bag is None else bag[:n], starts)
 
 
 def duplicates(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -252,8 +252,8 @@ def distinct(values: Tensor, ends: Tensor | None = None) -> tuple[Tensor, Tensor
     return None if count < 0 else (unique[:count], inverse)
 
 
-def cut_bags(
-    addresses: Tensor, bag: Tensor, weights: Tensor | None, rank_starts: Tensor
+def bucketize_bags(
+    row_pointers: Tensor, bag: Tensor, weights: Tensor | None, rank_offsets: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, list[int], list[int]]:
     """Addresses by owner, then in their order; the fields of headrace.embeddings.exchange.pooled.Parts.
 
@@ -261,36 +261,36 @@ def cut_bags(
         addresses: int32 or int64 [N].
         bag: int64 [N], ascending.
         weights: float32 [N].
-        rank_starts: int64 [W + 1].
+        rank_offsets: int64 [W + 1].
     """
     lib = native.library()
     assert lib is not None
-    n, world = addresses.numel(), rank_starts.numel() - 1
-    addresses, bag, rank_starts = addresses.contiguous(), bag.contiguous(), rank_starts.contiguous()
+    n, world = row_pointers.numel(), rank_offsets.numel() - 1
+    row_pointers, bag, rank_offsets = row_pointers.contiguous(), bag.contiguous(), rank_offsets.contiguous()
     weights = None if weights is None else weights.contiguous()
-    out, begins, part_bag = torch.empty_like(addresses), torch.empty(n, dtype=torch.bool), torch.empty_like(bag)
+    out, begins, part_bag = torch.empty_like(row_pointers), torch.empty(n, dtype=torch.bool), torch.empty_like(bag)
     out_weights = None if weights is None else torch.empty_like(weights)
-    ids, parts = torch.empty(world, dtype=torch.int64), torch.empty(world, dtype=torch.int64)
+    ids, decode_requests = torch.empty(world, dtype=torch.int64), torch.empty(world, dtype=torch.int64)
     total = lib.headrace_cut_bags(
-        addresses.data_ptr(),
-        addresses.dtype is torch.int64,
+        row_pointers.data_ptr(),
+        row_pointers.dtype is torch.int64,
         bag.data_ptr(),
         _pointer(weights),
         n,
-        rank_starts.data_ptr(),
+        rank_offsets.data_ptr(),
         world,
         out.data_ptr(),
         _pointer(out_weights),
         begins.data_ptr(),
         part_bag.data_ptr(),
         ids.data_ptr(),
-        parts.data_ptr(),
+        decode_requests.data_ptr(),
     )
-    return out, out_weights, begins, part_bag[:total], ids.tolist(), parts.tolist()
+    return out, out_weights, begins, part_bag[:total], ids.tolist(), decode_requests.tolist()
 
 
-def own_numbers(
-    addresses: Tensor, ids: Sequence[int], shift: Tensor, begins: Tensor | None, dtype: torch.dtype
+def encode_requests(
+    row_pointers: Tensor, ids: Sequence[int], shift: Tensor, begins: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
     """Addresses, owner by owner, in the owners' own numbering; one that begins a part, v, as -1 - v.
 
@@ -303,11 +303,11 @@ def own_numbers(
     """
     lib = native.library()
     assert lib is not None
-    counts, shift, addresses = torch.tensor(ids), shift.contiguous(), addresses.contiguous()
-    out = torch.empty(addresses.numel(), dtype=dtype)
+    counts, shift, row_pointers = torch.tensor(ids), shift.contiguous(), row_pointers.contiguous()
+    out = torch.empty(row_pointers.numel(), dtype=dtype)
     lib.headrace_numbers(
-        addresses.data_ptr(),
-        addresses.dtype is torch.int64,
+        row_pointers.data_ptr(),
+        row_pointers.dtype is torch.int64,
         counts.data_ptr(),
         shift.data_ptr(),
         counts.numel(),
@@ -318,8 +318,11 @@ def own_numbers(
     return out
 
 
-def parts(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What `own_numbers` marked, int32 or int64 [N]: rows [N], first of each part int64 [P], part of each int64 [N]."""
+def decode_requests(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What `encode_requests` marked, int32 or int64 [N].
+
+    Rows [N], first of each part int64 [P], part of each int64 [N].
+    """
     lib = native.library()
     assert lib is not None
     numbers, n = numbers.contiguous(), numbers.numel()
@@ -343,7 +346,7 @@ def group(keys: Tensor, groups: int, values: Tensor | None = None) -> tuple[Tens
     return order, starts
 
 
-def interact(bottom: Tensor, features: Tensor | None, at: Tensor | None = None) -> Tensor:
+def interact(bottom: Tensor, features: Tensor | None, pointers: Tensor | None = None) -> Tensor:
     """See headrace.models.feature_interaction: float32 [B, D], [B, F, D], contiguous -> [B, D + F (F + 1) / 2].
 
     Args:
@@ -354,12 +357,12 @@ def interact(bottom: Tensor, features: Tensor | None, at: Tensor | None = None) 
     lib = native.library()
     assert lib is not None
     batch, width = bottom.shape
-    count = _count(features, at)
+    count = _count(features, pointers)
     out = bottom.new_empty(batch, width + count * (count + 1) // 2)
     lib.headrace_interact(
         bottom.data_ptr(),
         _pointer(features),
-        _pointer(at),
+        _pointer(pointers),
         batch,
         count,
         width,
@@ -370,7 +373,7 @@ def interact(bottom: Tensor, features: Tensor | None, at: Tensor | None = None) 
 
 
 def interact_gradient(
-    bottom: Tensor, features: Tensor | None, grad: Tensor, at: Tensor | None = None, to: Tensor | None = None
+    bottom: Tensor, features: Tensor | None, grad: Tensor, pointers: Tensor | None = None, to: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """The gradients of both, from that of the output.
 
@@ -385,13 +388,13 @@ def interact_gradient(
     lib = native.library()
     assert lib is not None
     grad = grad.contiguous()
-    count, threads = _count(features, at), torch.get_num_threads() if to is None else 1
+    count, threads = _count(features, pointers), torch.get_num_threads() if to is None else 1
     of_bottom = torch.empty_like(bottom)
     of_features = bottom.new_empty(bottom.shape[0], count, bottom.shape[1]) if to is None else None
     lib.headrace_interact_gradient(
         bottom.data_ptr(),
         _pointer(features),
-        _pointer(at),
+        _pointer(pointers),
         grad.data_ptr(),
         bottom.shape[0],
         count,
@@ -404,8 +407,8 @@ def interact_gradient(
     return of_bottom, of_features
 
 
-def _count(features: Tensor | None, at: Tensor | None) -> int:
-    given = features if at is None else at
+def _count(features: Tensor | None, pointers: Tensor | None) -> int:
+    given = features if pointers is None else pointers
     assert given is not None
     return given.shape[1]
 

@@ -34,12 +34,12 @@ def usable(*tensors: Tensor) -> bool:
     return all(t.device.type == "cuda" and t.dtype in _TYPES and t.is_contiguous() for t in tensors)
 
 
-def by_address(table: Tensor) -> bool:
+def reads_directly(table: Tensor) -> bool:
     """Whether lookups read rows of a table where they are: those of 16 bits by the kernels alone."""
     return table.dtype is torch.float32 or usable(table)
 
 
-def placing(device: torch.device) -> AbstractContextManager[object]:
+def default_device(device: torch.device) -> AbstractContextManager[object]:
     """Makes what is made inside, and is not told where, be on a device. For the CPU nothing at all, at no cost.
 
     So code that says nothing of devices serves both. It is a thread's own: autograd's threads enter it anew.

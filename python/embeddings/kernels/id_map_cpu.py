@@ -22,7 +22,7 @@ _LEAST = 16
 #: Ids that are put into a map at a time: what that takes besides the map stays small.
 _AT_ONCE = 2**16
 #: Bytes of a place: an id and its number.
-PLACE_BYTES = 16
+SLOT_BYTES = 16
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -35,7 +35,7 @@ def mix(ids: Ids, salt: int = 0) -> NDArray[np.uint64]:
     return mixed
 
 
-def places_for(ids: int) -> int:
+def slots_for(ids: int) -> int:
     """Places of a map of so many ids: a power of two, at most half of them taken."""
     return max(_LEAST, 1 << (2 * ids - 1).bit_length())
 
@@ -52,7 +52,7 @@ def _loops() -> ctypes.CDLL | None:
     return found
 
 
-class Places:
+class SlotTable:
     """How full a map is, wherever its places are."""
 
     #: By place: its id.
@@ -70,10 +70,10 @@ class Places:
     @property
     def nbytes(self) -> int:
         """Bytes that it takes."""
-        return PLACE_BYTES * len(self._keys)
+        return SLOT_BYTES * len(self._keys)
 
 
-class IdMap(Places):
+class IdMap(SlotTable):
     """Ids and their numbers. Linear probing, at most half full, so that a few rounds over a batch find everything.
 
     Nothing is ever taken out alone: who evicts begins anew with those who stay.
@@ -99,23 +99,23 @@ class IdMap(Places):
             return out
         found = np.full(len(ids), -1, dtype=np.int64)
         mask = len(self._keys) - 1
-        place = (mix(ids) & np.uint64(mask)).astype(np.int64)
+        slot = (mix(ids) & np.uint64(mask)).astype(np.int64)
         open_ = np.arange(len(ids))
         while len(open_):
-            at = place[open_]
+            at = slot[open_]
             numbers = self._numbers[at]
             hit = (numbers >= 0) & (self._keys[at] == ids[open_])
             found[open_[hit]] = numbers[hit]
             open_ = open_[(numbers >= 0) & ~hit]
-            place[open_] = (place[open_] + 1) & mask
+            slot[open_] = (slot[open_] + 1) & mask
         return found
 
     def replace(self, ids: Ids) -> None:
         """Begin anew with distinct ids [N], numbered in their order. Never holds two maps."""
-        places = _LEAST if 2 * len(ids) <= _LEAST else places_for(len(ids))
-        if places != len(self._keys):
+        slots = _LEAST if 2 * len(ids) <= _LEAST else slots_for(len(ids))
+        if slots != len(self._keys):
             self._keys = self._numbers = np.zeros(0, dtype=np.int64)
-            self._keys, self._numbers = np.zeros(places, dtype=np.int64), np.empty(places, dtype=np.int64)
+            self._keys, self._numbers = np.zeros(slots, dtype=np.int64), np.empty(slots, dtype=np.int64)
         self._numbers.fill(-1)
         self._used = 0
         self.add(ids)
@@ -127,7 +127,7 @@ class IdMap(Places):
         if 2 * self._used > len(self._keys):
             held = self._numbers >= 0
             ids_before, numbers_before = self._keys[held], self._numbers[held]
-            size = places_for(self._used)
+            size = slots_for(self._used)
             self._keys, self._numbers = np.zeros(size, dtype=np.int64), np.full(size, -1, dtype=np.int64)
             self._put(ids_before, numbers_before)
         self._put(ids, numbers)
@@ -136,23 +136,21 @@ class IdMap(Places):
     def _put(self, ids: Ids, numbers: Ids) -> None:
         loops = _loops() if self._by_loops else None
         if loops is not None:
-            ids, places = np.ascontiguousarray(ids), len(self._keys)
-            loops.headrace_ids_put(
-                self._keys.ctypes, self._numbers.ctypes, places, ids.ctypes, numbers.ctypes, len(ids)
-            )
+            ids, slots = np.ascontiguousarray(ids), len(self._keys)
+            loops.headrace_ids_put(self._keys.ctypes, self._numbers.ctypes, slots, ids.ctypes, numbers.ctypes, len(ids))
             return
         for first in range(0, len(ids), _AT_ONCE):
             self._put_some(ids[first : first + _AT_ONCE], numbers[first : first + _AT_ONCE])
 
     def _put_some(self, ids: Ids, numbers: Ids) -> None:
         mask = len(self._keys) - 1
-        place = (mix(ids) & np.uint64(mask)).astype(np.int64)
+        slot = (mix(ids) & np.uint64(mask)).astype(np.int64)
         open_ = np.arange(len(ids))
         while len(open_):
-            at = place[open_]
+            at = slot[open_]
             free = self._numbers[at] < 0
             # Of several that want one free place the last gets it.
             self._keys[at[free]] = ids[open_[free]]
             self._numbers[at[free]] = numbers[open_[free]]
             open_ = open_[self._numbers[at] != numbers[open_]]
-            place[open_] = (place[open_] + 1) & mask
+            slot[open_] = (slot[open_] + 1) & mask

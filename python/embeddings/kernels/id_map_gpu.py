@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.embeddings.kernels.id_map_cpu import Places, places_for
+from headrace.embeddings.kernels.id_map_cpu import SlotTable, slots_for
 
 #: Ids of a program.
 _BLOCK = 256
@@ -63,7 +63,7 @@ def _put(keys, numbers, ids, given, n, last, BLOCK: tl.constexpr):
         place = (place + 1) & last
 
 
-class DeviceMap(Places):
+class DeviceMap(SlotTable):
     """Ids and their numbers. Linear probing, at most half full.
 
     Nothing is ever taken out alone: who evicts makes a new map of those who stay.
@@ -76,7 +76,7 @@ class DeviceMap(Places):
     def __init__(self, device: torch.device, ids: Tensor | None = None) -> None:
         self._device = device
         self._used = 0
-        self._make(places_for(1))
+        self._make(slots_for(1))
         if ids is not None:
             self.add(ids)
 
@@ -94,7 +94,7 @@ class DeviceMap(Places):
         if 2 * self._used > len(self._keys):
             held = self._numbers[:-1] >= 0
             before = self._keys[held], self._numbers[:-1][held]
-            self._make(places_for(self._used))
+            self._make(slots_for(self._used))
             self._put(*before)
         self._put(ids.contiguous(), numbers)
         return numbers

@@ -28,20 +28,20 @@ class CacheUse:
 
 def cache_use(embeddings: LocalTables) -> dict[str, CacheUse]:
     """By table that is cached. Collective where there is one; the same on all ranks."""
-    arenas = [a for a in embeddings.layout.arenas if a.cached]
-    names = sorted({b.table for a in arenas for b in a.blocks})
+    fused_tables = [a for a in embeddings.layout.fused_tables if a.cached]
+    names = sorted({b.table for a in fused_tables for b in a.blocks})
     if not names:
         return {}
-    told = torch.zeros(len(names), 2, dtype=torch.float64)
-    for arena in arenas:
-        cache = embeddings.caches[arena.number]
+    answered = torch.zeros(len(names), 2, dtype=torch.float64)
+    for fused in fused_tables:
+        cache = embeddings.caches[fused.number]
         assert cache is not None
-        for (block, _, _), (hits, lookups) in zip(arena.held, cache.counts.T.tolist(), strict=False):
-            told[names.index(block.table)] += torch.tensor([hits, lookups])
-    told = told.to(embeddings.device)
-    embeddings.collective.all_reduce_sum([told])
+        for (block, _, _), (hits, lookups) in zip(fused.local_blocks, cache.counts.T.tolist(), strict=False):
+            answered[names.index(block.table)] += torch.tensor([hits, lookups])
+    answered = answered.to(embeddings.device)
+    embeddings.collective.all_reduce_sum([answered])
     tables = embeddings.plan.by_name
     return {
         name: CacheUse(tables[name].rows, tables[name].cached, int(lookups), int(hits))
-        for name, (hits, lookups) in zip(names, told.tolist(), strict=True)
+        for name, (hits, lookups) in zip(names, answered.tolist(), strict=True)
     }

@@ -10,19 +10,19 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from headrace.comm.base import Collective, post_of
+from headrace.comm.base import Collective, channel_of
 from headrace.config import EmbeddingOptimizer, Optimizer
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
-from headrace.embeddings.exchange.hierarchical import NodeMail
-from headrace.embeddings.exchange.row_exchange import Mail, Request
+from headrace.embeddings.exchange.hierarchical import HierarchicalRowExchange
+from headrace.embeddings.exchange.row_exchange import RowExchange, RowRequest
 from headrace.embeddings.kernels import dispatch
-from headrace.embeddings.kernels.dispatch import placing
+from headrace.embeddings.kernels.dispatch import default_device
 from headrace.embeddings.optim.fused import Updater
 from headrace.embeddings.optim.gradients import Gradient
-from headrace.embeddings.sharding.layout import Arena, Layout
+from headrace.embeddings.sharding.layout import FusedTable, Layout
 from headrace.embeddings.sharding.plan import Plan
 from headrace.embeddings.storage.dtypes import encode
-from headrace.embeddings.storage.host_cache import CachedRows
+from headrace.embeddings.storage.host_cache import RowCache
 from headrace.embeddings.storage.huge_pages import empty_table
 from headrace.embeddings.storage.initialize import INIT_BOUND, initial_rows
 
@@ -49,10 +49,10 @@ class LocalTables(nn.Module):
         super().__init__()
         self.device = torch.device(device)
         dispatch.check(self.device)
-        with placing(self.device):
-            self._begin(plan, collective, seed, init_bound, dynamic)
+        with default_device(self.device):
+            self._build(plan, collective, seed, init_bound, dynamic)
 
-    def _begin(
+    def _build(
         self, plan: Plan, collective: Collective, seed: int, init_bound: float, dynamic: DynamicEmbeddings | None
     ) -> None:
         if dynamic is not None and dynamic.device != self.device:
@@ -63,54 +63,54 @@ class LocalTables(nn.Module):
         self.collective = collective
         self.dynamic = dynamic
         self.layout = Layout(plan, collective.world.rank)
-        #: This rank's matrix of each arena, [local rows, width]. Not in `state_dict`: storage knows ranges. Of a cached
-        #: arena it is in host memory, and up to date after `flush`.
-        self.weights = [_start(a, seed, init_bound) for a in self.layout.arenas]
-        #: By arena: which of its rows are on the device; None: it is not cached.
+        #: This rank's matrix of each fused table, [local rows, width]. Not in `state_dict`: storage knows ranges. Of a
+        #: cached fused table it is in host memory, and up to date after `flush`.
+        self.weights = [_start(a, seed, init_bound) for a in self.layout.fused_tables]
+        #: By fused table: which of its rows are on the device; None: it is not cached.
         self.caches = [
-            CachedRows([w], a.capacity, self.device, ends=[first + len(rows) for _, rows, first in a.held] or [0])
+            RowCache([w], a.capacity, self.device, ends=[first + len(rows) for _, rows, first in a.local_blocks] or [0])
             if a.cached
             else None
-            for a, w in zip(self.layout.arenas, self.weights, strict=True)
+            for a, w in zip(self.layout.fused_tables, self.weights, strict=True)
         ]
         self.optimizer: EmbeddingOptimizer | None = None
         self._updater: Updater | None = None
-        #: Arenas whose rows travel; those whose owners sum bags are last.
-        self.remote = sorted((a for a in self.layout.arenas if not a.local), key=lambda a: a.pooled)
+        #: Fused tables whose rows travel; those whose owners sum bags are last.
+        self.remote = sorted((a for a in self.layout.fused_tables if not a.is_local), key=lambda a: a.pooled)
         #: What brings messages; None: nothing is sent.
-        self.mail: Mail | NodeMail | None = None
+        self.exchange: RowExchange | HierarchicalRowExchange | None = None
         travels = plan.world_size > 1 and (bool(self.remote) or dynamic is not None)
-        if travels and 1 < plan.hop < plan.world_size:
-            self.mail = NodeMail(self.remote, collective, plan.hop, plan.wire)
+        if travels and 1 < plan.ranks_per_node < plan.world_size:
+            self.exchange = HierarchicalRowExchange(self.remote, collective, plan.ranks_per_node, plan.comm_dtype)
         elif travels:
-            self.mail = Mail(self.remote, collective, plan.wire)
-        #: By arena, one for each backward pass.
-        self._pending: list[list[Gradient]] = [[] for _ in self.layout.arenas]
+            self.exchange = RowExchange(self.remote, collective, plan.comm_dtype)
+        #: By fused table, one for each backward pass.
+        self._pending: list[list[Gradient]] = [[] for _ in self.layout.fused_tables]
         #: Receives gradients that are on their way; None: there are none.
-        self._arriving: Callable[[], None] | None = None
+        self._deferred: Callable[[], None] | None = None
         #: Lookups whose gradients may come: what they asked of this rank. Until the next step.
-        self.open_requests: list[Request] = []
+        self.open_requests: list[RowRequest] = []
         #: Lookups so far that may get gradients.
-        self.opened = 0
+        self.lookup_count = 0
         # Autograd follows a function only where some input asks for a gradient.
         self.anchor = torch.zeros((), requires_grad=True)
         #: Messages that are made and read in shared memory.
-        self.post = post_of(collective)
+        self.channel = channel_of(collective)
 
     @property
     def weight(self) -> Tensor:
-        """The rows of a plan that has one arena (or no table: [0, 0])."""
+        """The rows of a plan that has one fused table (or no table: [0, 0])."""
         return self.weights[0] if len(self.weights) == 1 else _no_single(self.weights)
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """The optimizer states of a plan that has one arena, by name: float32 [local rows, width or 1]."""
+        """The optimizer states of a plan that has one fused table, by name: float32 [local rows, width or 1]."""
         states = self.states
         return states[0] if len(states) == 1 else {}
 
     @property
     def states(self) -> list[dict[str, Tensor]]:
-        """The optimizer states of each arena."""
+        """The optimizer states of each fused table."""
         return [] if self._updater is None else self._updater.states
 
     @property
@@ -127,32 +127,34 @@ class LocalTables(nn.Module):
     @property
     def has_pending(self) -> bool:
         """Whether gradients wait for `step`."""
-        return self._arriving is not None or any(self._pending)
+        return self._deferred is not None or any(self._pending)
 
-    def runs(self, arena: Arena) -> Tensor | None:
+    def row_ranges(self, fused: FusedTable) -> Tensor | None:
         """How the distinct rows of a gradient must be sorted for `step`: see `find_duplicates`."""
-        return None if self._updater is None else self._updater.runs(arena)
+        return None if self._updater is None else self._updater.row_ranges(fused)
 
-    def add_gradient(self, arena: Arena, gradient: Gradient) -> None:
-        """Keep what a backward pass says of this rank's rows of an arena, for `step`."""
-        self._receive()
-        pending = self._pending[arena.number]
+    def add_gradient(self, fused: FusedTable, gradient: Gradient) -> None:
+        """Keep what a backward pass says of this rank's rows of a fused table, for `step`."""
+        self._receive_deferred()
+        pending = self._pending[fused.number]
         if pending:  # of several passes one alone may hold the memory of messages
-            pending[-1], gradient = pending[-1].settled(), gradient.settled()
+            pending[-1], gradient = pending[-1].materialized(), gradient.materialized()
         pending.append(gradient)
 
-    def expect(self, receive: Callable[[], None]) -> None:
+    def defer_gradients(self, receive: Callable[[], None]) -> None:
         """Keep what receives gradients that are on their way, until they are needed."""
-        self._receive()
-        self._arriving = receive
+        self._receive_deferred()
+        self._deferred = receive
 
-    def _receive(self) -> None:
-        receive, self._arriving = self._arriving, None
+    def _receive_deferred(self) -> None:
+        receive, self._deferred = self._deferred, None
         if receive is not None:
             receive()
 
-    def send_gradients(self, request: Request, vectors: Sequence[Tensor]) -> list[Tensor]:
-        """Send gradients of the vectors that were asked for, by remote arena and table of raw ids; keep those of rows.
+    def send_gradients(self, request: RowRequest, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """Send gradients of the vectors that were asked for, by remote fused table and table of raw ids.
+
+        Keep those of rows.
 
         Args:
             request: of the lookup.
@@ -161,12 +163,16 @@ class LocalTables(nn.Module):
         Returns:
             Those of raw ids that came.
         """
-        assert self.mail is not None
-        back = self.mail.return_gradients(request, vectors)
-        for i, (arena, grad) in enumerate(zip(self.remote, back, strict=False)):
-            found, asked = request.duplicates(i, self.runs(arena)), request.asked[i]
-            gradient = Gradient(found, grad) if asked is None else Gradient(found, grad, asked.part, asked.weights)
-            self.add_gradient(arena, gradient)
+        assert self.exchange is not None
+        back = self.exchange.return_gradients(request, vectors)
+        for i, (fused, grad) in enumerate(zip(self.remote, back, strict=False)):
+            found, requested = request.duplicates(i, self.row_ranges(fused)), request.requested[i]
+            gradient = (
+                Gradient(found, grad)
+                if requested is None
+                else Gradient(found, grad, requested.bag_ids, requested.weights)
+            )
+            self.add_gradient(fused, gradient)
         return back[len(self.remote) :]
 
     def configure_optimizer(self, optimizer: EmbeddingOptimizer | Optimizer) -> None:
@@ -174,7 +180,7 @@ class LocalTables(nn.Module):
         if isinstance(optimizer, Optimizer):
             optimizer = EmbeddingOptimizer.model_validate(optimizer.model_dump())
         self.optimizer = optimizer
-        with placing(self.device):
+        with default_device(self.device):
             self._updater = Updater(self.layout, self.weights, optimizer, self.collective, self.caches)
         self.drop_gradients()
 
@@ -190,10 +196,10 @@ class LocalTables(nn.Module):
         """
         if self._updater is None:
             raise RuntimeError("configure_optimizer comes before step")
-        self._receive()
-        pending, self._pending = self._pending, [[] for _ in self.layout.arenas]
+        self._receive_deferred()
+        pending, self._pending = self._pending, [[] for _ in self.layout.fused_tables]
         self.open_requests = []
-        with placing(self.device):
+        with default_device(self.device):
             self._updater.step(pending, lr, self.dynamic)
 
     def age_state(self, kept: float) -> None:
@@ -203,8 +209,8 @@ class LocalTables(nn.Module):
 
     def drop_gradients(self) -> None:
         """Forget the gradients since the last step."""
-        self._receive()
-        self._pending = [[] for _ in self.layout.arenas]
+        self._receive_deferred()
+        self._pending = [[] for _ in self.layout.fused_tables]
         self.open_requests = []
 
     def track_changes(self) -> None:
@@ -216,7 +222,10 @@ class LocalTables(nn.Module):
             t.track()
 
     def take_changes(self) -> tuple[list[Tensor], int]:
-        """By arena, which rows changed since the last call (bool [local rows]), and the step it was at; begins anew."""
+        """By fused table, which rows changed since the last call (bool [local rows]), and the step it was at.
+
+        Begins anew.
+        """
         if self._updater is None or self._updater.changed is None:
             raise RuntimeError("track_changes comes before take_changes")
         found = self._updater.changed, self._updater.changed_since
@@ -229,11 +238,11 @@ class LocalTables(nn.Module):
             if cache is not None:
                 cache.flush()
 
-    def settle(self) -> None:
+    def invalidate(self) -> None:
         """`flush`, and hold no cached row on the device: to be called before `weights` or `states` are written to."""
         for cache in self.caches:
             if cache is not None:
-                cache.settle()
+                cache.invalidate()
 
     def snapshot(self) -> Self:
         """A copy of this rank's rows and states as they are now, to be saved while this goes on. Twice the memory."""
@@ -249,13 +258,13 @@ class LocalTables(nn.Module):
         return twin
 
 
-def _start(arena: Arena, seed: int, bound: float) -> Tensor:
+def _start(fused: FusedTable, seed: int, bound: float) -> Tensor:
     def store(values: Tensor) -> Tensor:
-        return encode(values, arena.dtype)
+        return encode(values, fused.dtype)
 
-    with torch.device("cpu") if arena.cached else nullcontext():
-        weight = empty_table(arena.rows, arena.stored_width, arena.dtype)
-    for block, rows, first in arena.held:
+    with torch.device("cpu") if fused.cached else nullcontext():
+        weight = empty_table(fused.rows, fused.stored_width, fused.dtype)
+    for block, rows, first in fused.local_blocks:
         initial_rows(block.table, rows, block.columns, seed, bound, weight[first : first + len(rows)], store)
     return weight
 
@@ -263,4 +272,4 @@ def _start(arena: Arena, seed: int, bound: float) -> Tensor:
 def _no_single(weights: Sequence[Tensor]) -> Tensor:
     if not weights:
         return torch.empty(0, 0)
-    raise ValueError(f"the plan has {len(weights)} matrices, not one: see `weights` and `layout.arenas`")
+    raise ValueError(f"the plan has {len(weights)} matrices, not one: see `weights` and `layout.fused tables`")

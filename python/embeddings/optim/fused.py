@@ -1,4 +1,4 @@
-"""The step of an optimizer on the rows that a batch touched, arena by arena."""
+"""The step of an optimizer on the rows that a batch touched, fused table by fused table."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from headrace.embeddings.kernels import cpu
 from headrace.embeddings.optim.fused_step import FusedStep, fused_step
 from headrace.embeddings.optim.gradients import Gradient, merge
 from headrace.embeddings.optim.row_squares import Gradients, RowSquares
-from headrace.embeddings.optim.rules import RULES, Touched
-from headrace.embeddings.sharding.layout import Arena, Layout
+from headrace.embeddings.optim.rules import RULES, RowUpdate
+from headrace.embeddings.sharding.layout import FusedTable, Layout
 from headrace.embeddings.storage.dtypes import decode, encode, noise_for
-from headrace.embeddings.storage.host_cache import CachedRows, Opened
+from headrace.embeddings.storage.host_cache import CachedSlots, RowCache
 from headrace.embeddings.storage.huge_pages import empty_table
 
 
@@ -43,69 +43,69 @@ class Updater:
         weights: Sequence[Tensor],
         optimizer: EmbeddingOptimizer,
         collective: Collective,
-        caches: Sequence[CachedRows | None] = (),
+        caches: Sequence[RowCache | None] = (),
     ) -> None:
         unknown = sorted(optimizer.tables.keys() - layout.plan.by_name.keys())
         if unknown:
             raise ValueError(f"an optimizer for tables {unknown}, which are not planned")
         self._layout = layout
         self._weights = weights
-        #: By arena: where its rows are worked on, if not in its matrix.
-        self._caches = list(caches) or [None] * len(layout.arenas)
+        #: By fused table: where its rows are worked on, if not in its matrix.
+        self._caches = list(caches) or [None] * len(layout.fused_tables)
         self._optimizer = optimizer
         self._collective = collective
         self._rule = RULES[optimizer.kind]
-        #: By arena and name: float32 [local rows, width], or [local rows, 1] where the rule works by row.
-        self.states = [self._start(a) for a in layout.arenas]
+        #: By fused table and name: float32 [local rows, width], or [local rows, 1] where the rule works by row.
+        self.states = [self._start(a) for a in layout.fused_tables]
         for number, cache in enumerate(self._caches):
             if cache is not None:
-                cache.hold([weights[number], *self.states[number].values()])
+                cache.set_matrices([weights[number], *self.states[number].values()])
         self.steps = 0
-        #: By arena, bool [local rows]: rows that steps after `changed_since` touched; None: not tracked.
+        #: By fused table, bool [local rows]: rows that steps after `changed_since` touched; None: not tracked.
         self.changed: list[Tensor] | None = None
         self.changed_since = 0
-        self._segments = [_segments(a, optimizer) for a in layout.arenas]
+        self._segments = [_segments(a, optimizer) for a in layout.fused_tables]
         self._squares = RowSquares(layout, collective) if self._rule.by_row else None
         cut = {t.name for t in layout.plan.tables if len(layout.plan.blocks_of(t.name)) > 1}
-        #: By arena: the loop (C++) or kernel (a GPU) that does its step in one pass, where there is one and the step
-        #: needs nothing of other ranks or arenas. There or not alike on all ranks.
+        #: By fused table: the loop (C++) or kernel (a GPU) that does its step in one pass, where there is one and the
+        #: step needs nothing of other ranks or fused tables. There or not alike on all ranks.
         self._fused = [
             fused_step(optimizer.kind, self._matrix(a.number))
             if not a.replicated
             and optimizer.clip_norm is None
             and not (self._rule.by_row and any(b.table in cut for b in a.blocks))
             else None
-            for a in layout.arenas
+            for a in layout.fused_tables
         ]
 
-    def _start(self, arena: Arena) -> dict[str, Tensor]:
-        width = 1 if self._rule.by_row else arena.width
-        with self._weights[arena.number].device:  # of rows in host memory there too
-            return {name: empty_table(arena.rows, width).zero_() for name in self._rule.state}
+    def _start(self, fused: FusedTable) -> dict[str, Tensor]:
+        width = 1 if self._rule.by_row else fused.width
+        with self._weights[fused.number].device:  # of rows in host memory there too
+            return {name: empty_table(fused.rows, width).zero_() for name in self._rule.state}
 
     def _matrix(self, number: int) -> Tensor:
-        """What rows of an arena are worked on in."""
+        """What rows of a fused table are worked on in."""
         cache = self._caches[number]
-        return self._weights[number] if cache is None else cache.here[0]
+        return self._weights[number] if cache is None else cache.on_device[0]
 
-    def _open(self, number: int, rows: Tensor) -> Opened:
+    def _acquire(self, number: int, rows: Tensor) -> CachedSlots:
         cache = self._caches[number]
         return (
-            Opened(rows, [self._weights[number], *self.states[number].values()], rows)
+            CachedSlots(rows, [self._weights[number], *self.states[number].values()], rows)
             if cache is None
-            else (cache.open(rows))
+            else (cache.acquire(rows))
         )
 
-    def _close(self, number: int, opened: Opened) -> None:
+    def _commit(self, number: int, cached: CachedSlots) -> None:
         cache = self._caches[number]
         if cache is not None:
-            cache.close(opened)
+            cache.commit(cached)
 
     @torch.no_grad()
     def step(
-        self, pending: Sequence[Sequence[Gradient]], lr: float | None, beside: OtherGradients | None = None
+        self, pending: Sequence[Sequence[Gradient]], lr: float | None, others: OtherGradients | None = None
     ) -> None:
-        """Apply gradients: by arena, one for each backward pass.
+        """Apply gradients: by fused table, one for each backward pass.
 
         Args:
             pending: the gradients.
@@ -115,26 +115,26 @@ class Updater:
         self.steps += 1
         scale = 1.0 if lr is None else lr / self._optimizer.learning_rate
         slow = []
-        for arena, parts in zip(self._layout.arenas, pending, strict=True):
-            in_one_pass = self._fused[arena.number]
+        for fused, parts in zip(self._layout.fused_tables, pending, strict=True):
+            in_one_pass = self._fused[fused.number]
             if in_one_pass is None:
-                slow.append(arena)
+                slow.append(fused)
             elif parts:
-                self._by_loop(in_one_pass, arena.number, merge(parts), scale)
+                self._by_loop(in_one_pass, fused.number, merge(parts), scale)
         gradients = [self._merge(a, pending[a.number]) for a in slow]
-        if self._optimizer.clip_norm is not None:  # then no arena is updated in one pass
-            self._clip(slow, gradients, self._optimizer.clip_norm, beside)
+        if self._optimizer.clip_norm is not None:  # then no fused table is updated in one pass
+            self._clip(slow, gradients, self._optimizer.clip_norm, others)
         if slow:
             self._by_torch(slow, gradients, scale)
 
-    def runs(self, arena: Arena) -> Tensor | None:
-        """Ends of the runs of an arena's rows that must come one after the other in a gradient; None: all ascend.
+    def row_ranges(self, fused: FusedTable) -> Tensor | None:
+        """Ends of the runs of a fused table's rows that must come one after the other in a gradient; None: all ascend.
 
         Rows of bags' sums ascend: the gradients of bags are not read front to back in any order.
         """
-        if self._fused[arena.number] is None or arena.pooled:
+        if self._fused[fused.number] is None or fused.pooled:
             return None
-        return torch.tensor([end for _, end in self._segments[arena.number]])
+        return torch.tensor([end for _, end in self._segments[fused.number]])
 
     def track(self) -> None:
         """Forget which rows changed, and remember from now on."""
@@ -149,17 +149,19 @@ class Updater:
         """Sum and apply in one pass."""
         found = gradient.duplicates
         self._note(number, found.unique)
-        opened = self._open(number, found.unique)
+        cached = self._acquire(number, found.unique)
         is_plain = gradient.weights is None and gradient.divisor is None and not in_one_pass.on_gpu
         grad: Tensor | None = gradient.grad
-        if gradient.at is not None:
-            at = gradient.at if gradient.bag is None else cpu.places(gradient.at, gradient.bag)
-            (order, starts), bag, grad = found.in_order(at), None, None
+        if gradient.pointers is not None:
+            pointers = (
+                gradient.pointers if gradient.bag is None else cpu.gather_pointers(gradient.pointers, gradient.bag)
+            )
+            (order, starts), bag, grad = found.in_order(pointers), None, None
         elif gradient.bag is not None and is_plain:
             (order, starts), bag = found.in_order(gradient.bag), None
         else:
             order, starts, bag = found.order, found.starts, gradient.bag
-        table, *states = opened.matrices
+        table, *states = cached.matrices
         # Rounded as if they were in their own places.
         named = {"names": found.unique} if in_one_pass.on_gpu else {}
         for settings, start, end in _cuts(found.unique, self._segments[number]):
@@ -168,7 +170,7 @@ class Updater:
             in_one_pass(
                 table,
                 states,
-                opened.places[start:end],
+                cached.slots[start:end],
                 starts[start:end],
                 order,
                 last,
@@ -181,23 +183,25 @@ class Updater:
                 step=self.steps,
                 **{name: rows[start:end] for name, rows in named.items()},
             )
-        self._close(number, opened)
+        self._commit(number, cached)
 
-    def _by_torch(self, arenas: Sequence[Arena], gradients: Gradients, scale: float) -> None:
-        opened = [self._open(a.number, rows) for a, (rows, _) in zip(arenas, gradients, strict=True)]
-        touched = [decode(o.matrices[0].index_select(0, o.places)) for o in opened]
-        cuts = [_cuts(rows, self._segments[a.number]) for a, (rows, _) in zip(arenas, gradients, strict=True)]
+    def _by_torch(self, fused_tables: Sequence[FusedTable], gradients: Gradients, scale: float) -> None:
+        cached = [self._acquire(a.number, rows) for a, (rows, _) in zip(fused_tables, gradients, strict=True)]
+        touched = [decode(o.matrices[0].index_select(0, o.slots)) for o in cached]
+        cuts = [_cuts(rows, self._segments[a.number]) for a, (rows, _) in zip(fused_tables, gradients, strict=True)]
         for weight, (_, grad), parts in zip(touched, gradients, cuts, strict=True):
             for settings, start, end in parts:
                 if settings.weight_decay:
                     grad[start:end].add_(weight[start:end], alpha=settings.weight_decay)
-        squares = None if self._squares is None else self._squares.of(arenas, gradients)
-        for i, (arena, weight, (rows, grad), parts) in enumerate(zip(arenas, touched, gradients, cuts, strict=True)):
-            full_weight, *full_states = opened[i].matrices
-            places = opened[i].places
-            states = [full.index_select(0, places) for full in full_states]
+        squares = None if self._squares is None else self._squares.of(fused_tables, gradients)
+        for i, (fused, weight, (rows, grad), parts) in enumerate(
+            zip(fused_tables, touched, gradients, cuts, strict=True)
+        ):
+            full_weight, *full_states = cached[i].matrices
+            slots = cached[i].slots
+            states = [full.index_select(0, slots) for full in full_states]
             for settings, start, end in parts:
-                rows_of_table = Touched(
+                rows_of_table = RowUpdate(
                     weight[start:end],
                     grad[start:end],
                     {name: s[start:end] for name, s in zip(self._rule.state, states, strict=True)},
@@ -206,18 +210,18 @@ class Updater:
                 )
                 assert settings.learning_rate is not None
                 self._rule.update(rows_of_table, settings.learning_rate * scale)
-            self._note(arena.number, rows)
-            full_weight.index_copy_(0, places, encode(weight, full_weight.dtype, self._noise(arena, rows)))
+            self._note(fused.number, rows)
+            full_weight.index_copy_(0, slots, encode(weight, full_weight.dtype, self._noise(fused, rows)))
             for full, state in zip(full_states, states, strict=True):
-                full.index_copy_(0, places, state)
-            self._close(arena.number, opened[i])
+                full.index_copy_(0, slots, state)
+            self._commit(fused.number, cached[i])
 
-    def _noise(self, arena: Arena, rows: Tensor) -> Tensor | None:
+    def _noise(self, fused: FusedTable, rows: Tensor) -> Tensor | None:
         """What rounds int8 rows at this step; the same on all ranks that hold the same rows."""
-        if arena.dtype is not torch.uint8:
+        if fused.dtype is not torch.uint8:
             return None
-        first = 0 if arena.replicated else self._collective.world.rank << 40
-        return noise_for(rows + first + (arena.number << 54), arena.width, self.steps)
+        first = 0 if fused.replicated else self._collective.world.rank << 40
+        return noise_for(rows + first + (fused.number << 54), fused.width, self.steps)
 
     def snapshot(self) -> Updater:
         """A copy of the states and the count of steps as they are now."""
@@ -234,17 +238,20 @@ class Updater:
                 if name in self._rule.growing:
                     states[name].mul_(kept) if cache is None else cache.scale(1 + number, kept)
 
-    def _merge(self, arena: Arena, parts: Sequence[Gradient]) -> tuple[Tensor, Tensor]:
-        if arena.replicated:
-            return self._reduce(arena, parts)
+    def _merge(self, fused: FusedTable, parts: Sequence[Gradient]) -> tuple[Tensor, Tensor]:
+        if fused.replicated:
+            return self._reduce(fused, parts)
         if not parts:
-            return torch.empty(0, dtype=torch.int64), torch.empty(0, arena.width)
+            return torch.empty(0, dtype=torch.int64), torch.empty(0, fused.width)
         merged = merge(parts)
         return merged.rows.long(), merged.sums()
 
-    def _reduce(self, arena: Arena, parts: Sequence[Gradient]) -> tuple[Tensor, Tensor]:
-        """Sum a replicated arena's gradients over the ranks: all get the same bits. The last column counts touches."""
-        dense = torch.zeros(arena.rows, arena.width + 1)
+    def _reduce(self, fused: FusedTable, parts: Sequence[Gradient]) -> tuple[Tensor, Tensor]:
+        """Sum a replicated fused table's gradients over the ranks: all get the same bits.
+
+        The last column counts touches.
+        """
+        dense = torch.zeros(fused.rows, fused.width + 1)
         for part in parts:
             dense[:, :-1].index_add_(0, part.rows, part.sums())
             dense[:, -1].index_add_(0, part.rows, torch.ones(part.rows.numel()))
@@ -252,30 +259,34 @@ class Updater:
         rows = dense[:, -1].nonzero().flatten()
         return rows, dense.index_select(0, rows)[:, :-1].contiguous()
 
-    def _clip(self, arenas: Sequence[Arena], gradients: Gradients, limit: float, beside: OtherGradients | None) -> None:
+    def _clip(
+        self, fused_tables: Sequence[FusedTable], gradients: Gradients, limit: float, others: OtherGradients | None
+    ) -> None:
         """Scale all gradients so that their norm over all rows of all ranks is at most `limit`."""
         sharded, replicated = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-        for arena, (_, grad) in zip(arenas, gradients, strict=True):
-            (replicated if arena.replicated else sharded).add_(grad.double().square().sum())
-        if beside is not None:
-            sharded.add_(beside.squares())
+        for fused, (_, grad) in zip(fused_tables, gradients, strict=True):
+            (replicated if fused.replicated else sharded).add_(grad.double().square().sum())
+        if others is not None:
+            sharded.add_(others.squares())
         self._collective.all_reduce_sum([sharded])
         norm = float((sharded + replicated).sqrt())
         if norm > limit:
             for _, grad in gradients:
                 grad.mul_(limit / norm)
-            if beside is not None:
-                beside.scale_gradients(limit / norm)
+            if others is not None:
+                others.scale_gradients(limit / norm)
 
 
-def _segments(arena: Arena, optimizer: EmbeddingOptimizer) -> list[tuple[TableOptimizer, int]]:
-    """Runs of rows of an arena with the same settings: (settings, end), ascending."""
+def _segments(fused: FusedTable, optimizer: EmbeddingOptimizer) -> list[tuple[TableOptimizer, int]]:
+    """Runs of rows of a fused table with the same settings: (settings, end), ascending."""
     found: list[tuple[TableOptimizer, int]] = []
-    for block, rows, first in arena.held:
-        own = optimizer.tables.get(block.table, TableOptimizer())
+    for block, rows, first in fused.local_blocks:
+        settings_of_table = optimizer.tables.get(block.table, TableOptimizer())
         settings = TableOptimizer(
-            learning_rate=own.learning_rate or optimizer.learning_rate,
-            weight_decay=optimizer.weight_decay if own.weight_decay is None else own.weight_decay,
+            learning_rate=settings_of_table.learning_rate or optimizer.learning_rate,
+            weight_decay=optimizer.weight_decay
+            if settings_of_table.weight_decay is None
+            else settings_of_table.weight_decay,
         )
         if found and found[-1][0] == settings:
             found.pop()

@@ -8,20 +8,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.embeddings.input.addressing import Occurrences
+from headrace.embeddings.input.addressing import JaggedIndices
 from headrace.embeddings.kernels import cpu
 from headrace.embeddings.kernels.duplicates import Duplicates, find_duplicates
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """What one backward pass says of an arena's rows on this rank.
+    """What one backward pass says of a fused table's rows on this rank.
 
     The gradient of row `duplicates.unique[u]` is the sum, over its occurrences i in `duplicates`' order, of
     weights[i] * grad[bag[i]] / divisor[bag[i]] (None: 1, row i of `grad`, 1).
     """
 
-    #: Distinct rows of the arena's matrix (addresses, where nobody else has any).
+    #: Distinct rows of the fused table's matrix (addresses, where nobody else has any).
     duplicates: Duplicates
     #: float32 [M, D].
     grad: Tensor
@@ -29,14 +29,14 @@ class Gradient:
     weights: Tensor | None = None
     divisor: Tensor | None = None
     #: The memory addresses of `grad`'s rows, int64 [M], which are not in `grad` then: it is [0, D].
-    at: Tensor | None = None
+    pointers: Tensor | None = None
     #: What that memory belongs to.
-    kept: object = None
+    keep_alive: object = None
 
     @staticmethod
-    def of_bags(duplicates: Duplicates, grad: Tensor, occurrences: Occurrences) -> Gradient:
+    def of_bags(duplicates: Duplicates, grad: Tensor, jagged: JaggedIndices) -> Gradient:
         """Of a pooled sum."""
-        return Gradient(duplicates, grad, occurrences.bag, occurrences.weights, occurrences.divisor)
+        return Gradient(duplicates, grad, jagged.bag_ids, jagged.weights, jagged.divisor)
 
     @staticmethod
     def of_rows(rows: Tensor, grad: Tensor) -> Gradient:
@@ -56,17 +56,17 @@ class Gradient:
 
     def sums(self) -> Tensor:
         """The gradient of each distinct row: float32 [U, D]."""
-        if self.at is not None:
+        if self.pointers is not None:
             order = self.duplicates.order
             weights = None if self.weights is None else self.weights.index_select(0, order)
-            at = self.at.index_select(0, order if self.bag is None else self.bag.index_select(0, order))
-            return cpu.sum_at(at, self.grad.shape[1], self.duplicates.starts, weights)
+            pointers = self.pointers.index_select(0, order if self.bag is None else self.bag.index_select(0, order))
+            return cpu.sum_pointers(pointers, self.grad.shape[1], self.duplicates.starts, weights)
         grad = self.grad if self.divisor is None else self.grad / self.divisor
         return self.duplicates.sum_rows(grad, self.bag, self.weights)
 
-    def settled(self) -> Gradient:
+    def materialized(self) -> Gradient:
         """The same in memory of its own."""
-        return self if self.at is None else Gradient.of_sums(self.rows, self.sums())
+        return self if self.pointers is None else Gradient.of_sums(self.rows, self.sums())
 
 
 def merge(parts: Sequence[Gradient]) -> Gradient:

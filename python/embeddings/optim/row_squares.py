@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from headrace.comm.base import Collective
-from headrace.embeddings.sharding.layout import Arena, Layout
+from headrace.embeddings.sharding.layout import FusedTable, Layout
 
-#: By arena: (distinct rows int64 [U], their gradient float32 [U, width]).
+#: By fused table: (distinct rows int64 [U], their gradient float32 [U, width]).
 Gradients = list[tuple[Tensor, Tensor]]
 
 
@@ -34,16 +34,16 @@ class RowSquares:
             if any(b.ranks > 1 for b in plan.blocks_of(name)):
                 raise ValueError(f"rowwise_adagrad: table '{name}' is cut by columns and by rows; cut it one way")
 
-    def of(self, arenas: Sequence[Arena], gradients: Gradients) -> list[Tensor]:
-        """By arena: float32 [U, 1]. Collective where a table is in several blocks."""
+    def of(self, fused_tables: Sequence[FusedTable], gradients: Gradients) -> list[Tensor]:
+        """By fused table: float32 [U, 1]. Collective where a table is in several blocks."""
         means = []
-        #: Sums of this rank's blocks of cut tables, in order of their columns: (first column, arena, start, end).
+        #: Sums of this rank's blocks of cut tables, in order of their columns: (first column, fused table, start, end).
         mine: dict[str, list[tuple[int, int, int, int]]] = {name: [] for name in self._cut}
-        for i, (arena, (rows, grad)) in enumerate(zip(arenas, gradients, strict=True)):
+        for i, (fused, (rows, grad)) in enumerate(zip(fused_tables, gradients, strict=True)):
             means.append(grad.square().sum(1, keepdim=True))
-            ends = [first + len(r) for _, r, first in arena.held]
+            ends = [first + len(r) for _, r, first in fused.local_blocks]
             bounds = [0, *torch.searchsorted(rows, torch.tensor(ends, dtype=rows.dtype)).tolist()]
-            for (block, _, _), start, end in zip(arena.held, bounds, bounds[1:], strict=False):
+            for (block, _, _), start, end in zip(fused.local_blocks, bounds, bounds[1:], strict=False):
                 if block.table in mine:
                     mine[block.table].append((block.columns.start, i, start, end))
                 else:

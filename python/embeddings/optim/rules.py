@@ -25,7 +25,7 @@ ADAM_EPS = 1e-8
 
 
 @dataclass(frozen=True)
-class Touched:
+class RowUpdate:
     """The rows of a step, to be changed in place. All float32."""
 
     #: [U, D].
@@ -47,10 +47,10 @@ class Rule:
     #: Names of its float32 states, starting at zero.
     state: tuple[str, ...]
     #: (rows, learning rate): changes weight and states in place.
-    update: Callable[[Touched, float], None]
+    update: Callable[[RowUpdate, float], None]
     #: Those of the states that never shrink.
     growing: tuple[str, ...] = ()
-    #: Its states are one number a row, not one a weight, and it asks for `Touched.mean_square`.
+    #: Its states are one number a row, not one a weight, and it asks for `RowUpdate.mean_square`.
     by_row: bool = False
     #: Its number in the C++ loop of a step (native/cpp/embeddings.cpp); None: torch does its steps on CPUs.
     cpu_kernel: int | None = None
@@ -62,18 +62,18 @@ class Rule:
     step_size: Callable[[float, int], float] = lambda lr, step: lr
 
 
-def sgd(rows: Touched, lr: float) -> None:
+def sgd(rows: RowUpdate, lr: float) -> None:
     """w -= lr * g."""
     rows.weight.add_(rows.grad, alpha=-lr)
 
 
-def adagrad(rows: Touched, lr: float) -> None:
+def adagrad(rows: RowUpdate, lr: float) -> None:
     """s += g^2; w -= lr * g / (sqrt(s) + eps)."""
     total = rows.state["sum"].addcmul_(rows.grad, rows.grad)
     rows.weight.addcdiv_(rows.grad, total.sqrt().add_(ADAGRAD_EPS), value=-lr)
 
 
-def rowwise_adagrad(rows: Touched, lr: float) -> None:
+def rowwise_adagrad(rows: RowUpdate, lr: float) -> None:
     """s += mean(g^2); w -= lr * g / (sqrt(s) + eps), s one number a row."""
     assert rows.mean_square is not None
     total = rows.state["sum"].add_(rows.mean_square)
@@ -87,7 +87,7 @@ def adam_step_size(lr: float, step: int) -> float:
     return corrected
 
 
-def adam(rows: Touched, lr: float) -> None:
+def adam(rows: RowUpdate, lr: float) -> None:
     """Kingma and Ba (2015), on touched rows."""
     beta1, beta2 = ADAM_BETAS
     mean = rows.state["exp_avg"].lerp_(rows.grad, 1 - beta1)

@@ -24,11 +24,11 @@ Vector = NDArray[np.float64]
 GIB = 2**30
 #: What a cache of rows takes on the device besides the rows (headrace.embeddings.storage.host_cache): bytes of each
 #: row that is there, and of each row of the table.
-PLACE_BYTES, FIND_BYTES = 25, 4
+CACHE_SLOT_BYTES, CACHE_INDEX_BYTES = 25, 4
 
 
 @dataclass(frozen=True)
-class Besides:
+class OtherMemory:
     """What else takes a rank's memory, besides tables and what a step needs of them."""
 
     #: Bytes that no plan changes: tables of raw ids at their limits, and what a step takes of them.
@@ -53,7 +53,7 @@ class Workload:
     settings: Sharding
     #: Known popularities by table; the others are Zipf with `settings.zipf`.
     popularity: Mapping[str, Popularity] = field(default_factory=dict)
-    besides: Besides = Besides()
+    other_memory: OtherMemory = OtherMemory()
 
     @cached_property
     def by_name(self) -> dict[str, Table]:
@@ -88,8 +88,8 @@ class Workload:
     def _zipf(self) -> dict[str, Popularity]:
         return {t.name: Popularity.zipf(t.rows, self.settings.zipf) for t in self.tables}
 
-    def wire_bytes(self, table: Table, columns: int) -> int:
-        """Bytes of a table's row on its way; float32 numbers travel as `settings.wire`."""
+    def comm_bytes(self, table: Table, columns: int) -> int:
+        """Bytes of a table's row on its way; float32 numbers travel as `settings.comm_seconds`."""
         return columns * self.number_bytes if table.storage == "fp32" else row_bytes(table.storage, columns)
 
     @property
@@ -109,7 +109,7 @@ class Load:
 
     #: Weights and optimizer states; of cached tables what is on the GPU.
     memory: Vector
-    #: Most of what one step holds besides them, and of `Besides` what depends on the plan: messages that the rank
+    #: Most of what one step holds besides them, and of `OtherMemory` what depends on the plan: messages that the rank
     #: sends in shared memory, copies.
     buffers: Vector
     sent: Vector
@@ -141,10 +141,12 @@ class Load:
         near = min(settings.ranks_per_node, world) - 1
         inside = near / max(1, world - 1)
         moved = np.maximum(self.sent, self.received) + self.reduced
-        wire = np.maximum(moved * inside / settings.node_gbps, moved * (1 - inside) / settings.network_gbps) / 1e9
+        comm_seconds = (
+            np.maximum(moved * inside / settings.node_gbps, moved * (1 - inside) / settings.network_gbps) / 1e9
+        )
         messages = 3 * bool(self.sent.any()) + bool(self.reduced.any())
         moved_here = self.traffic / settings.memory_gbps + self.carried / settings.host_gbps
-        return wire + moved_here / 1e9 + messages * settings.latency_us * 1e-6
+        return comm_seconds + moved_here / 1e9 + messages * settings.latency_us * 1e-6
 
 
 def block_bytes(work: Workload, block: Block) -> int:
@@ -157,7 +159,7 @@ def block_bytes(work: Workload, block: Block) -> int:
 def resident_bytes(work: Workload, block: Block) -> float:
     """Bytes that a row of a block takes where it is computed: of a cached table a share of the row, and its place."""
     cached, row = work.by_name[block.table].cached, block_bytes(work, block)
-    return float(row) if cached == 1 or block.replicated else cached * (row + PLACE_BYTES) + FIND_BYTES
+    return float(row) if cached == 1 or block.replicated else cached * (row + CACHE_SLOT_BYTES) + CACHE_INDEX_BYTES
 
 
 def load_of(work: Workload, blocks: Sequence[Block]) -> Load:
@@ -182,24 +184,24 @@ def load_of(work: Workload, blocks: Sequence[Block]) -> Load:
             load.traffic += ids * numbers * 2
         if block.replicated:
             load.memory += table.rows * row
-            load.buffers += table.rows * row * work.besides.saves_copies
+            load.buffers += table.rows * row * work.other_memory.saves_copies
             touched = popularity.distinct(ids * world)
             dense = table.rows * (numbers + 4)
             load.buffers += 2 * dense + 4 * touched * numbers
             load.traffic += 4 * dense + 2 * touched * row
             load.reduced += 2 * dense * (world - 1) / world
-            if work.besides.shares_memory:
+            if work.other_memory.shares_memory:
                 load.buffers += dense
             continue
         holders = (block.first_rank + np.arange(block.ranks)) % world
         held = (table.rows - np.arange(block.ranks) + block.ranks - 1) // block.ranks
         load.memory[holders] += held * resident_bytes(work, block)
-        copies = held * row * work.besides.saves_copies
+        copies = held * row * work.other_memory.saves_copies
         (load.buffers if table.cached == 1 else load.host)[holders] += copies
         own = np.zeros(world)  # distinct rows that a rank asks of itself
-        own[holders] = popularity.distinct_by_place(ids, block.ranks)
+        own[holders] = popularity.distinct_by_shard(ids, block.ranks)
         touched_here = np.zeros(world)
-        touched_here[holders] = popularity.distinct_by_place(ids * world, block.ranks)
+        touched_here[holders] = popularity.distinct_by_shard(ids * world, block.ranks)
         if table.cached < 1:
             load.host[holders] += held * row
             beyond = popularity.distinct_beyond(ids * world, table.cached * table.rows)
@@ -210,10 +212,10 @@ def load_of(work: Workload, blocks: Sequence[Block]) -> Load:
             continue
         # Two sums of the same numbers in another order: without a tiny difference where a rank holds all.
         away, served = np.maximum(distinct - own, 0.0) if world > 1 else np.zeros(1), own * (world - 1)
-        sent_row, gradient_bytes = work.wire_bytes(table, width), width * work.number_bytes
+        sent_row, gradient_bytes = work.comm_bytes(table, width), width * work.number_bytes
         load.sent += away * (work.id_bytes + gradient_bytes) + served * sent_row
         load.received += away * sent_row + served * (work.id_bytes + gradient_bytes)
-        if work.besides.shares_memory:
+        if work.other_memory.shares_memory:
             # Ids are under way with rows, or with gradients.
             load.buffers += away * work.id_bytes + np.maximum(served * sent_row, away * gradient_bytes)
         asked = served + own
@@ -238,7 +240,7 @@ def _add_pooled(load: Load, work: Workload, block: Block, holders: NDArray[np.in
     table, popularity = work.by_name[block.table], work.popularity_of(block.table)
     numbers = 4 * width
     share = np.zeros(world)
-    share[holders] = popularity.share_by_place(block.ranks)
+    share[holders] = popularity.share_by_shard(block.ranks)
     ids, parts = np.zeros(world), np.zeros(world)  # of one asking rank, by owner
     id_bytes = np.zeros(world)
     for x in work.lookups:
@@ -250,7 +252,7 @@ def _add_pooled(load: Load, work: Workload, block: Block, holders: NDArray[np.in
     others = world - 1
     load.sent += id_bytes.sum() - id_bytes + (parts.sum() - parts) * vector + others * parts * vector
     load.received += others * id_bytes + others * parts * vector + (parts.sum() - parts) * vector
-    if work.besides.shares_memory:
+    if work.other_memory.shares_memory:
         load.buffers += id_bytes.sum() - id_bytes + np.maximum(others * parts, parts.sum() - parts) * vector
     # Here: vectors and their gradients; at the owner: rows and sorting of the ids of all, sums, gradients.
     load.buffers += 40 * ids.sum() + 2 * parts.sum() * numbers + world * (40 * ids + 2 * parts * numbers)

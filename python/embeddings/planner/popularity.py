@@ -57,36 +57,38 @@ class Popularity:
             return Popularity(seen, chance)
         return Popularity(np.append(seen, float(rest)), np.append(chance, unseen / rest))
 
-    def asked(self, lookups: float) -> NDArray[np.float64]:
+    def chance_of_lookup(self, lookups: float) -> NDArray[np.float64]:
         """The chance that at least one of so many lookups is of a row, by group: float64 [G]."""
         result: NDArray[np.float64] = -np.expm1(lookups * np.log1p(-np.minimum(self.chance, 1 - 1e-12)))
         return result
 
     def distinct(self, lookups: float) -> float:
         """Expected distinct rows among so many lookups."""
-        return float((self.rows * self.asked(lookups)).sum())
+        return float((self.rows * self.chance_of_lookup(lookups)).sum())
 
     def distinct_beyond(self, lookups: float, most: float) -> float:
         """Expected distinct rows among so many lookups that are not among the `most` popular ones."""
         left = np.clip(np.cumsum(self.rows) - most, 0.0, self.rows)
-        return float((left * self.asked(lookups)).sum())
+        return float((left * self.chance_of_lookup(lookups)).sum())
 
-    def distinct_by_place(self, lookups: float, ranks: int) -> NDArray[np.float64]:
+    def distinct_by_shard(self, lookups: float, ranks: int) -> NDArray[np.float64]:
         """Expected distinct rows at each of `ranks` places, row i at place i % ranks: float64 [ranks]."""
-        return self._by_place(self.asked(lookups), ranks)
+        return self._by_shard(self.chance_of_lookup(lookups), ranks)
 
-    def share_by_place(self, ranks: int) -> NDArray[np.float64]:
+    def share_by_shard(self, ranks: int) -> NDArray[np.float64]:
         """The chance that a lookup is at each of `ranks` places, row i at place i % ranks: float64 [ranks]."""
-        return self._by_place(self.chance, ranks)
+        return self._by_shard(self.chance, ranks)
 
-    def _by_place(self, asked: NDArray[np.float64], ranks: int) -> NDArray[np.float64]:
+    def _by_shard(self, chance_of_lookup: NDArray[np.float64], ranks: int) -> NDArray[np.float64]:
         """Sums over the rows at each place of a number by group."""
         single = int(np.argmin(self.rows == 1)) if (self.rows != 1).any() else len(self.rows)
-        places = np.bincount(np.arange(single) % ranks, weights=asked[:single], minlength=ranks).astype(np.float64)
+        shards = np.bincount(np.arange(single) % ranks, weights=chance_of_lookup[:single], minlength=ranks).astype(
+            np.float64
+        )
         total = float(self.rows.sum())
-        tail = float((self.rows[single:] * asked[single:]).sum())
+        tail = float((self.rows[single:] * chance_of_lookup[single:]).sum())
         if tail and total >= ranks:
-            places += tail / ranks
+            shards += tail / ranks
         elif tail:
-            places[: int(total)] += tail / total
-        return places
+            shards[: int(total)] += tail / total
+        return shards

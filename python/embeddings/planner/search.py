@@ -16,9 +16,9 @@ import numpy as np
 
 from headrace.config import Sharding, TableSharding
 from headrace.embeddings.optim.rules import state_bytes_per_row
-from headrace.embeddings.planner.cost import GIB, Besides, Load, Vector, Workload, load_of
+from headrace.embeddings.planner.cost import GIB, Load, OtherMemory, Vector, Workload, load_of
 from headrace.embeddings.planner.popularity import Popularity
-from headrace.embeddings.planner.traffic import Hops, choose
+from headrace.embeddings.planner.traffic import ExchangeTraffic, choose_exchange
 from headrace.embeddings.sharding.plan import Block, Lookup, Plan, ShardingKind, Table, blocks_for, can_pool
 from headrace.embeddings.storage.row_format import row_bytes
 from headrace.errors import UserError
@@ -38,13 +38,13 @@ _AS_GOOD = 1.02
 _CACHED = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001)
 #: Tables of a rank that take less than this need no balance.
 _SMALL = 2**30
-_NOTHING = Besides()
+_NOTHING = OtherMemory()
 
 #: How a table is cut: kind, number of parts, whether owners sum bags.
-Way = tuple[ShardingKind, int, bool]
+ShardingOption = tuple[ShardingKind, int, bool]
 
 
-class Misfit(UserError):
+class InsufficientMemory(UserError):
     """The tables do not fit the ranks' memory."""
 
 
@@ -57,7 +57,7 @@ class Planned:
     #: With direct messages.
     load: Load
     #: Direct messages beside those by machines; None where these are not possible.
-    hops: Hops | None = None
+    traffic: ExchangeTraffic | None = None
 
 
 def plan_tables(
@@ -69,7 +69,7 @@ def plan_tables(
     optimizer: str,
     settings: Sharding,
     popularity: Mapping[str, Popularity] | None = None,
-    besides: Besides = _NOTHING,
+    other_memory: OtherMemory = _NOTHING,
     card: bool = False,
 ) -> Planned:
     """Make the plan that `settings` asks for.
@@ -106,9 +106,9 @@ def plan_tables(
         replace(t, storage=rules[t.name].storage or settings.storage, cached=(rules[t.name].cached or 1) if card else 1)
         for t in tables
     )
-    if settings.memory_gib is not None and besides.raw_ids >= settings.memory_gib * GIB:
+    if settings.memory_gib is not None and other_memory.raw_ids >= settings.memory_gib * GIB:
         raise UserError(
-            f"tables of raw ids take up to {besides.raw_ids / GIB:.3g} GiB of each rank, which has "
+            f"tables of raw ids take up to {other_memory.raw_ids / GIB:.3g} GiB of each rank, which has "
             f"{settings.memory_gib:.3g} (train.sharding.memory_gib): lower max_rows or memory_mib of "
             f"train.embeddings.dynamic, or take more ranks"
         )
@@ -120,12 +120,12 @@ def plan_tables(
 
     def work_of(tables: Sequence[Table]) -> Workload:
         return Workload(
-            tuple(tables), tuple(lookups), world_size, batch_size, optimizer, settings, popularity or {}, besides
+            tuple(tables), tuple(lookups), world_size, batch_size, optimizer, settings, popularity or {}, other_memory
         )
 
     try:
         return _search(work_of(stored))
-    except Misfit:
+    except InsufficientMemory:
         free = [n for n, r in rules.items() if r.cached is None and r.kind != "data_parallel"]
         fitted = _cache_some(stored, free, work_of) if card else None
         if fitted is None:
@@ -146,7 +146,7 @@ def _cache_some(
     def fits(count: int, share: float) -> bool:
         try:
             Planner(cached(count, share)).plan()
-        except Misfit:
+        except InsufficientMemory:
             return False
         return True
 
@@ -171,7 +171,7 @@ def _search(work: Workload) -> Planned:
     for bound, share in product(_BOUNDS, _SHARES):
         try:
             found.append(planner.plan(bound * slowest, share))
-        except Misfit:
+        except InsufficientMemory:
             continue
     limit = _even(work)
     even = [p for p in found if _over(p.load, limit) == 0] or [min(found, key=lambda p: _over(p.load, limit))]
@@ -201,7 +201,7 @@ class Planner:
         self._work = work
         self._world = work.world_size
         limit = work.settings.memory_gib
-        self._limit = np.inf if limit is None else limit * GIB - work.besides.raw_ids
+        self._limit = np.inf if limit is None else limit * GIB - work.other_memory.raw_ids
         self._even = _even(work)
         self._total = Load.zero(self._world)
         #: By table: blocks, load, and seconds of each rank, [W].
@@ -235,14 +235,16 @@ class Planner:
             self._place(table, ways[table.name])
         self._improve()
         blocks = tuple(b for t in self._work.tables for b in self._chosen[t.name][0])
-        hop, hops = choose(self._work, blocks)
-        plan = Plan(self._work.tables, self._work.lookups, blocks, self._world, self._work.settings.wire, hop)
-        return Planned(plan, self._work, self._total, hops)
+        ranks_per_node, traffic = choose_exchange(self._work, blocks)
+        plan = Plan(
+            self._work.tables, self._work.lookups, blocks, self._world, self._work.settings.wire, ranks_per_node
+        )
+        return Planned(plan, self._work, self._total, traffic)
 
-    def _every_way(self, table: Table) -> list[Way]:
+    def _every_way(self, table: Table) -> list[ShardingOption]:
         return [(kind, parts, pooled) for kind, parts in self._options(table) for pooled in self._sums(table, kind)]
 
-    def _alone(self, table: Table, way: Way, bound: float) -> tuple[float, float, float, float]:
+    def _alone(self, table: Table, way: ShardingOption, bound: float) -> tuple[float, float, float, float]:
         """What is above the even share of memory and above the bound, the time of all ranks, and of the slowest."""
         kind, parts, pooled = way
         _, load = self._load(table, kind, 0, parts, pooled)
@@ -330,7 +332,9 @@ class Planner:
         seconds = both.seconds(self._work.settings)
         return _over(both, self._even), float(seconds.max()), float(seconds.sum())
 
-    def _best(self, table: Table, ways: Sequence[Way]) -> tuple[tuple[float, float, float], list[Block], Load] | None:
+    def _best(
+        self, table: Table, ways: Sequence[ShardingOption]
+    ) -> tuple[tuple[float, float, float], list[Block], Load] | None:
         best = None
         for kind, parts, pooled in ways:
             for first in self._starts(kind, min(parts, self._world)):
@@ -340,10 +344,10 @@ class Planner:
                     best = score, blocks, load
         return best
 
-    def _place(self, table: Table, ways: Sequence[Way]) -> None:
+    def _place(self, table: Table, ways: Sequence[ShardingOption]) -> None:
         best = self._best(table, ways)
         if best is None:
-            raise self._misfit(table)
+            raise self._insufficient_memory(table)
         self._total.add(best[2])
         self._choose(table, best[1], best[2])
 
@@ -376,21 +380,21 @@ class Planner:
             self._choose(table, blocks, load)
             self._total.add(load)
 
-    def _misfit(self, table: Table) -> Misfit:
+    def _insufficient_memory(self, table: Table) -> InsufficientMemory:
         """Why the tables do not fit, and what would make them."""
         work, world = self._work, self._world
         limit = float(self._limit)
         rule = self._rule(table)
         total = work.table_bytes
         largest = max(work.tables, key=lambda t: (work.bytes_of(t), t.name))
-        taken = f" (beside {work.besides.raw_ids / GIB:.3g} GiB for raw ids)" if work.besides.raw_ids else ""
+        taken = f" (beside {work.other_memory.raw_ids / GIB:.3g} GiB for raw ids)" if work.other_memory.raw_ids else ""
         room = f"{world} rank(s) of {limit / GIB:.3g} GiB{taken}"
         head = (
             f"table '{table.name}' ({table.rows:,} rows of {table.dim}, {work.bytes_of(table) / GIB:.3g} GiB with its "
             f"optimizer's states) does not fit"
         )
         if rule.kind in ("table_wise", "column_wise", "data_parallel") and work.bytes_of(table) <= limit * world:
-            return Misfit(
+            return InsufficientMemory(
                 f"{head} {room} as train.sharding.tables.{table.name}.kind={rule.kind} asks; leave the kind to the "
                 f"planner, or set it to row_wise"
             )
@@ -416,7 +420,7 @@ class Planner:
         if left > per_row:
             advice.append(f"'{largest.name}' hashed to {int(left / per_row):,} buckets (operator hash_bucket)")
         what = "; or ".join(advice) if advice else "more memory for each rank (train.sharding.memory_gib)"
-        return Misfit(
+        return InsufficientMemory(
             f"{head}: all tables need {total / GIB:.4g} GiB, and a step {step / GIB:.3g} GiB on each of {room}. It "
             f"would fit with {what}"
         )

@@ -16,7 +16,7 @@ from headrace.errors import UserError
 
 
 @dataclass(frozen=True)
-class Way:
+class RouteTraffic:
     """Bytes that a rank sends in a step, to ranks of its machine and to others, and the time of the wires."""
 
     inside: float
@@ -25,58 +25,58 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Hops:
-    """Both ways, with machines of `places` ranks."""
+class ExchangeTraffic:
+    """Both ways, with machines of `ranks_per_node` ranks."""
 
-    places: int
-    direct: Way
-    by_machine: Way
+    ranks_per_node: int
+    direct: RouteTraffic
+    by_machine: RouteTraffic
 
 
-def compare(work: Workload, blocks: Sequence[Block]) -> Hops | None:
+def compare_exchanges(work: Workload, blocks: Sequence[Block]) -> ExchangeTraffic | None:
     """Both ways of a plan; None where only one is possible: no machines of several ranks, or owners sum bags."""
     world, settings = work.world_size, work.settings
-    places = settings.ranks_per_node
+    ranks_per_node = settings.ranks_per_node
     remote = [b for b in blocks if not b.replicated]
-    if not (1 < places < world) or world % places or not remote or any(b.pooled for b in remote):
+    if not (1 < ranks_per_node < world) or world % ranks_per_node or not remote or any(b.pooled for b in remote):
         return None
-    machines = world // places
+    machines = world // ranks_per_node
     direct_inside = direct_across = inside = across = 0.0
     for block in remote:
         table, width = work.by_name[block.table], len(block.columns)
         # An id and a gradient one way, a row the other: means of what is sent.
-        each = work.id_bytes + width * work.number_bytes + work.wire_bytes(table, width)
+        each = work.id_bytes + width * work.number_bytes + work.comm_bytes(table, width)
         popularity, ids = work.popularity_of(block.table), work.local_batch * work.slots[block.table]
-        alone, together = popularity.distinct(ids), popularity.distinct(ids * places)
-        direct_inside += each * alone * (places - 1) / world
-        direct_across += each * alone * (world - places) / world
-        inside += each * alone * (1 - 1 / places)
-        across += each * together / places * (1 - 1 / machines)
-    return Hops(
-        places,
-        Way(direct_inside, direct_across, _seconds(settings, direct_inside, direct_across, together=True)),
-        Way(inside, across, _seconds(settings, inside, across, together=False)),
+        alone, together = popularity.distinct(ids), popularity.distinct(ids * ranks_per_node)
+        direct_inside += each * alone * (ranks_per_node - 1) / world
+        direct_across += each * alone * (world - ranks_per_node) / world
+        inside += each * alone * (1 - 1 / ranks_per_node)
+        across += each * together / ranks_per_node * (1 - 1 / machines)
+    return ExchangeTraffic(
+        ranks_per_node,
+        RouteTraffic(direct_inside, direct_across, _seconds(settings, direct_inside, direct_across, together=True)),
+        RouteTraffic(inside, across, _seconds(settings, inside, across, together=False)),
     )
 
 
-def choose(work: Workload, blocks: Sequence[Block]) -> tuple[int, Hops | None]:
-    """`Plan.hop`, and what it was chosen by.
+def choose_exchange(work: Workload, blocks: Sequence[Block]) -> tuple[int, ExchangeTraffic | None]:
+    """`Plan.ranks_per_node`, and what it was chosen by.
 
     Raises:
         UserError: machines are asked for and not possible.
     """
     wanted = work.settings.exchange
-    hops = compare(work, blocks)
-    if wanted == "by_machine" and hops is None and work.world_size > 1:
+    traffic = compare_exchanges(work, blocks)
+    if wanted == "by_machine" and traffic is None and work.world_size > 1:
         raise UserError(
             f"train.sharding.exchange=by_machine needs machines of several ranks that make up the world "
             f"(train.sharding.ranks_per_node={work.settings.ranks_per_node}, {work.world_size} ranks) and tables whose "
             f"bags are not summed by their owners (pooled)"
         )
-    if hops is None or wanted == "direct" or (wanted == "auto" and work.settings.kind != "auto"):
-        return 1, hops
-    faster = hops.by_machine.seconds < hops.direct.seconds
-    return (hops.places if wanted == "by_machine" or faster else 1), hops
+    if traffic is None or wanted == "direct" or (wanted == "auto" and work.settings.kind != "auto"):
+        return 1, traffic
+    faster = traffic.by_machine.seconds < traffic.direct.seconds
+    return (traffic.ranks_per_node if wanted == "by_machine" or faster else 1), traffic
 
 
 def _seconds(settings: Sharding, inside: float, across: float, *, together: bool) -> float:

@@ -1,10 +1,10 @@
-"""A plan as arithmetic: arenas, addresses, and which part of the output each looked-up row adds to.
+"""A plan as arithmetic: fused tables, addresses, and which part of the output each looked-up row adds to.
 
-An arena is one matrix on each rank: all blocks of one width, one storage, one reach (sharded or replicated), one way to
-travel (rows, or bags summed by the owner) and one memory (the device's, or the host's with a cache on it). A model
-whose tables have one width has one arena, or two where small tables are replicated. An address is `first address of the
-owner's rank + row in the owner's matrix`: addresses in ascending order are grouped by owner, so sorting a batch's
-addresses both removes duplicates and sorts the mail.
+A fused table is one matrix on each rank: all blocks of one width, one storage, one reach (sharded or replicated), one
+way to travel (rows, or bags summed by the owner) and one memory (the device's, or the host's with a cache on it). A
+model whose tables have one width has one fused table, or two where small tables are replicated. An address is `first
+address of the owner's rank + row in the owner's matrix`: addresses in ascending order are grouped by owner, so sorting
+a batch's addresses both removes duplicates and groups them by owner.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headrace.embeddings.storage.dtypes import DTYPES, stored_width
 _INT32_MAX = 2**31 - 1
 
 
-class Arena:
+class FusedTable:
     """The blocks that share one matrix on each rank, and the arithmetic from codes to its rows."""
 
     def __init__(self, plan: Plan, number: int, blocks: Sequence[Block], rank: int) -> None:
@@ -38,9 +38,9 @@ class Arena:
         self.cached = is_cached(plan, blocks[0])
         self.blocks = tuple(blocks)
         #: Whether lookups send no ids: everything is here.
-        self.local = self.replicated or plan.world_size == 1
+        self.is_local = self.replicated or plan.world_size == 1
         #: Whether owners sum bags.
-        self.pooled = blocks[0].pooled and not self.local
+        self.pooled = blocks[0].pooled and not self.is_local
         world = 1 if self.replicated else plan.world_size
         rank_rows = torch.zeros(world, dtype=torch.int64)
         shards = []
@@ -51,12 +51,12 @@ class Arena:
             shards.append((holder, rank_rows[holder]))
             rank_rows[holder] += (rows - place + ranks - 1) // ranks
         #: First address of each rank, and the end: int64 [W + 1].
-        self.rank_starts = torch.cat([torch.zeros(1, dtype=torch.int64), rank_rows.cumsum(0)])
+        self.rank_offsets = torch.cat([torch.zeros(1, dtype=torch.int64), rank_rows.cumsum(0)])
         #: Rows of this rank's matrix.
         self.rows = int(rank_rows[0 if self.replicated else rank])
         #: Addresses are int32 where there are fewer than 2^31: torch sorts those by radix, twice as fast.
-        self.index_dtype = torch.int32 if int(self.rank_starts[-1]) <= _INT32_MAX else torch.int64
-        self._shard_address = torch.cat([self.rank_starts[holder] + used for holder, used in shards])
+        self.index_dtype = torch.int32 if int(self.rank_offsets[-1]) <= _INT32_MAX else torch.int64
+        self._shard_offsets = torch.cat([self.rank_offsets[holder] + used for holder, used in shards])
         counts = torch.tensor([max(1, b.ranks) for b in blocks])
         #: By block: ranks that it is dealt to, its first shard.
         self._ranks = counts
@@ -66,35 +66,35 @@ class Arena:
         self._share = {b.table: plan.by_name[b.table].cached for b in blocks}
         #: By block: its first row in this rank's matrix (-1: none here) and the rows' range.
         me = 0 if self.replicated else rank
-        self.held: list[tuple[Block, range, int]] = []
+        self.local_blocks: list[tuple[Block, range, int]] = []
         for block, (holder, used) in zip(blocks, shards, strict=True):
             here = (holder == me).nonzero().flatten().tolist()
             rows_here = plan.rows_on(block, rank)
             if here and len(rows_here):
-                self.held.append((block, rows_here, int(used[here[0]])))
+                self.local_blocks.append((block, rows_here, int(used[here[0]])))
 
     @property
     def capacity(self) -> int:
-        """Rows on the device where the arena is cached: each block's share of those of this rank; 1 at least."""
-        return max(1, sum(math.ceil(self._share[b.table] * len(rows)) for b, rows, _ in self.held))
+        """Rows on the device where the fused table is cached: each block's share of those of this rank; 1 at least."""
+        return max(1, sum(math.ceil(self._share[b.table] * len(rows)) for b, rows, _ in self.local_blocks))
 
     def shards_of(self, block: int) -> tuple[int, int]:
-        """First shard of a block of the arena, and how many it has: see `shard_address`."""
+        """First shard of a block of the fused table, and how many it has: see `shard_offsets`."""
         return int(self._first_shard[block]), int(self._ranks[block])
 
     @property
-    def shard_address(self) -> Tensor:
+    def shard_offsets(self) -> Tensor:
         """First address of each shard: int64."""
-        return self._shard_address
+        return self._shard_offsets
 
-    def addresses(self, codes: Tensor, block: Tensor | int) -> Tensor:
-        """Addresses of codes (any shape, int64) of the blocks with these numbers in the arena (broadcastable)."""
+    def indices(self, codes: Tensor, block: Tensor | int) -> Tensor:
+        """Addresses of codes (any shape, int64) of the blocks with these numbers in the fused table (broadcastable)."""
         first = self._first_shard[block]
         if self.one_rank_each:
-            return (codes + self._shard_address[first]).to(self.index_dtype)
+            return (codes + self._shard_offsets[first]).to(self.index_dtype)
         ranks = self._ranks[block]
         quotient = torch.div(codes, ranks, rounding_mode="trunc")
-        return (self._shard_address[codes - quotient * ranks + first] + quotient).to(self.index_dtype)
+        return (self._shard_offsets[codes - quotient * ranks + first] + quotient).to(self.index_dtype)
 
 
 def is_cached(plan: Plan, block: Block) -> bool:
@@ -107,7 +107,7 @@ class Entry:
     """A feature's codes in one block: they add to the output pieces `piece`, `piece + stride`, ... (a sequence)."""
 
     lookup: int
-    #: Number of the block in its arena.
+    #: Number of the block in its fused table.
     block: int
     #: First slot of the feature in the padded codes.
     slot: int
@@ -118,9 +118,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Group:
-    """The output pieces that are pooled from one arena in one way: [B, pieces, width] of the output."""
+    """The output pieces that are pooled from one fused table in one way: [B, pieces, width] of the output."""
 
-    arena: int
+    fused: int
     mode: Literal["sum", "max"]
     entries: tuple[Entry, ...]
     #: First output column of each piece.
@@ -132,7 +132,7 @@ class Group:
 
 
 class Layout:
-    """Arenas, groups and output columns of a plan, seen from one rank."""
+    """Fused tables, groups and output columns of a plan, seen from one rank."""
 
     def __init__(self, plan: Plan, rank: int) -> None:
         self.plan = plan
@@ -141,8 +141,8 @@ class Layout:
             summed = b.pooled and plan.world_size > 1
             key = (len(b.columns), plan.by_name[b.table].storage, b.replicated, summed, is_cached(plan, b))
             by_key.setdefault(key, []).append(b)
-        self.arenas = [Arena(plan, i, blocks, rank) for i, blocks in enumerate(by_key.values())]
-        self._place = {b: (a.number, i) for a in self.arenas for i, b in enumerate(a.blocks)}
+        self.fused_tables = [FusedTable(plan, i, blocks, rank) for i, blocks in enumerate(by_key.values())]
+        self._place = {b: (a.number, i) for a in self.fused_tables for i, b in enumerate(a.blocks)}
         #: First output column of each lookup, and the end.
         self.columns = [0]
         for x in plan.lookups:
@@ -188,7 +188,7 @@ class Layout:
         return found
 
     def join(self, pooled: list[Tensor], samples: int) -> Tensor:
-        """The output [B, width] from the groups' bags, [B * pieces, arena's width] each."""
+        """The output [B, width] from the groups' bags, [B * pieces, fused table's width] each."""
         if len(self._runs) == 1 and self._runs[0][0][2] == 0 and len(self._runs[0]) == 1:
             return pooled[0].view(samples, self.width)
         out = pooled[0].new_empty(samples, self.width)
@@ -199,17 +199,17 @@ class Layout:
         return out
 
     def cut(self, out: Tensor) -> list[Tensor]:
-        """The reverse of `join`: contiguous matrices [B * pieces, arena's width] by group."""
+        """The reverse of `join`: contiguous matrices [B * pieces, fused table's width] by group."""
         found = []
         for runs, group in zip(self._runs, self.groups, strict=True):
             parts = [out[:, column : column + end - start] for start, end, column in runs]
             flat = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-            found.append(flat.reshape(-1, self.arenas[group.arena].width).contiguous())
+            found.append(flat.reshape(-1, self.fused_tables[group.fused].width).contiguous())
         return found
 
     def _find_runs(self, group: Group) -> list[tuple[int, int, int]]:
         """Pieces that lie side by side in the output: (start, end) among the group's columns, first output column."""
-        width = self.arenas[group.arena].width
+        width = self.fused_tables[group.fused].width
         runs: list[tuple[int, int, int]] = []
         for i, column in enumerate(group.columns):
             if runs and runs[-1][2] + runs[-1][1] - runs[-1][0] == column:

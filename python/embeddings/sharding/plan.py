@@ -27,7 +27,7 @@ from headrace.schema import DatasetSchema, Kind
 #: How the vectors of a list become one vector; `none`: they do not, the list is a sequence.
 Pooling = Literal["sum", "mean", "max", "none"]
 #: How float32 vectors and gradients travel between ranks: as they are, or rounded to the nearest bfloat16.
-Wire = Literal["fp32", "bf16"]
+CommDtype = Literal["fp32", "bf16"]
 ShardingKind = Literal["table_wise", "row_wise", "column_wise", "data_parallel"]
 
 
@@ -94,14 +94,14 @@ class Plan:
     lookups: tuple[Lookup, ...]
     blocks: tuple[Block, ...]
     world_size: int
-    wire: Wire = "fp32"
+    comm_dtype: CommDtype = "fp32"
     #: Ranks of a machine, where messages go inside machines first and then between them; 1: they go directly.
-    hop: int = 1
+    ranks_per_node: int = 1
 
     def __post_init__(self) -> None:
-        if self.hop < 1 or self.world_size % self.hop:
-            raise ValueError(f"machines of {self.hop} ranks do not make a world of {self.world_size}")
-        if self.hop > 1 and any(b.pooled for b in self.blocks):
+        if self.ranks_per_node < 1 or self.world_size % self.ranks_per_node:
+            raise ValueError(f"machines of {self.ranks_per_node} ranks do not make a world of {self.world_size}")
+        if self.ranks_per_node > 1 and any(b.pooled for b in self.blocks):
             raise ValueError("bags that owners sum do not travel by machines (hop > 1)")
         twice = [n for n, count in Counter(t.name for t in self.tables).items() if count > 1]
         if twice:

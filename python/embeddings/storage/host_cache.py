@@ -1,6 +1,6 @@
 """Rows of a table larger than a GPU's memory: all of them in host memory, the hot ones on the GPU as well.
 
-    rows = CachedRows([weight, sums], capacity=10_000_000, device="cuda")
+    rows = RowCache([weight, sums], capacity=10_000_000, device="cuda")
     vectors = rows.look_up(found, stay=True)    # the batch's rows are brought to the GPU where they are not there yet
     rows.counts                                 # hits and lookups: whose row was there before its batch
     opened = rows.open(found.unique)            # to be changed: matrices on the GPU, and the rows' places in them
@@ -30,7 +30,7 @@ from headrace.embeddings.kernels.hashing import lexsort
 
 
 @dataclass(frozen=True)
-class Opened:
+class CachedSlots:
     """Rows of a batch on the device. U distinct rows, ascending."""
 
     #: int64 [U].
@@ -38,12 +38,12 @@ class Opened:
     #: Weights, then the optimizer's states: [*, width] each.
     matrices: list[Tensor]
     #: Where in the matrices the rows are: int64 [U].
-    places: Tensor
+    slots: Tensor
     #: Whether the matrices are the batch's own, which nobody else sees.
-    own: bool = False
+    is_copy: bool = False
 
 
-class CachedRows:
+class RowCache:
     """See the module.
 
     Args:
@@ -73,26 +73,26 @@ class CachedRows:
         #: What is true of rows that are not on the device.
         self.host: list[Tensor] = []
         #: Matrices on the device, [C, *].
-        self.here: list[Tensor] = []
+        self.on_device: list[Tensor] = []
         #: By row its place on the device, or -1: int32 [N].
-        self._place_of = torch.full((count,), -1, dtype=torch.int32, device=self.device)
+        self._slot_of = torch.full((count,), -1, dtype=torch.int32, device=self.device)
         #: By place: the row (-1: none), how often and in which batch it was last seen, whether it changed.
-        self._row_at = torch.full((capacity,), -1, dtype=torch.int64, device=self.device)
+        self._row_in_slot = torch.full((capacity,), -1, dtype=torch.int64, device=self.device)
         self._seen = torch.zeros(capacity, dtype=torch.int64, device=self.device)
         self._last = torch.zeros(capacity, dtype=torch.int64, device=self.device)
-        self._changed = torch.zeros(capacity, dtype=torch.bool, device=self.device)
+        self._dirty = torch.zeros(capacity, dtype=torch.bool, device=self.device)
         self._batches = 0
         self._ends = torch.tensor([count] if ends is None else list(ends), dtype=torch.int64, device=self.device)
         #: By table, lookups whose row was there, and all; on the device, so that counting waits for nothing.
         self._hits = torch.zeros(2, len(self._ends), dtype=torch.int64, device=self.device)
-        self.hold(host)
+        self.set_matrices(host)
 
-    def hold(self, host: Sequence[Tensor]) -> None:
+    def set_matrices(self, host: Sequence[Tensor]) -> None:
         """Matrices that are kept from now on, the first of them as before; what changed on the device is written."""
-        self.settle()
+        self.invalidate()
         self.host = list(host)
-        kept = self.here[:1]
-        self.here = kept + [
+        kept = self.on_device[:1]
+        self.on_device = kept + [
             torch.zeros(self.capacity, full.shape[1], dtype=full.dtype, device=self.device)
             for full in self.host[len(kept) :]
         ]
@@ -100,7 +100,7 @@ class CachedRows:
     @property
     def capacity(self) -> int:
         """Rows that fit on the device."""
-        return len(self._row_at)
+        return len(self._row_in_slot)
 
     @property
     def counts(self) -> Tensor:
@@ -114,31 +114,31 @@ class CachedRows:
         """Count hits from 0."""
         self._hits.zero_()
 
-    def open(self, rows: Tensor) -> Opened:
-        """Bring distinct rows, int32 or int64 [U] on the device, to be changed there; then comes `close`."""
+    def acquire(self, rows: Tensor) -> CachedSlots:
+        """Bring distinct rows, int32 or int64 [U] on the device, to be changed there; then comes `commit`."""
         rows = rows.long()
         if len(rows) > self.capacity:
-            return Opened(rows, self.read(rows), torch.arange(len(rows), device=self.device), own=True)
-        return Opened(rows, self.here, self._bring(rows))
+            return CachedSlots(rows, self.read(rows), torch.arange(len(rows), device=self.device), is_copy=True)
+        return CachedSlots(rows, self.on_device, self._fetch_missing(rows))
 
-    def _bring(self, rows: Tensor, counts: Tensor | None = None) -> Tensor:
+    def _fetch_missing(self, rows: Tensor, counts: Tensor | None = None) -> Tensor:
         """Places of distinct rows int64 [U], at most as many as there is room for. `counts`: times looked up, [U]."""
-        places = self._place_of[rows].long()
-        there = places >= 0
+        slots = self._slot_of[rows].long()
+        present = slots >= 0
         self._batches += 1
         # Before anybody goes: the batch's own rows stay.
-        self._last[places[there]] = self._batches
+        self._last[slots[present]] = self._batches
         if counts is not None:
-            self._seen[places[there]] += counts[there]
-        missing = rows[~there]
+            self._seen[slots[present]] += counts[present]
+        missing = rows[~present]
         if len(missing):
-            places[~there] = self._fetch(missing, torch.ones_like(missing) if counts is None else counts[~there])
-        return places
+            slots[~present] = self._fetch(missing, torch.ones_like(missing) if counts is None else counts[~present])
+        return slots
 
-    def look_up(self, found: Duplicates, stay: bool) -> Tensor:
-        """The weights of a batch's distinct rows as stored, [U, *]. `stay`: they are counted, and stay here."""
+    def look_up(self, found: Duplicates, admit: bool) -> Tensor:
+        """The weights of a batch's distinct rows as stored, [U, *]. `admit`: they are counted, and stay here."""
         rows = found.unique.long()
-        if not stay:
+        if not admit:
             return self.read(rows, 1)[0]
         ends = torch.cat([found.starts[1:], found.starts.new_full((1,), found.order.numel())])
         counts = ends[: len(rows)] - found.starts
@@ -146,90 +146,90 @@ class CachedRows:
         if len(rows) > self.capacity:
             # Half of the room is for those looked up most in this batch, half for who was here.
             most = torch.argsort(counts, descending=True, stable=True)[: self.capacity // 2].sort().values
-            self._bring(rows[most], counts[most])
+            self._fetch_missing(rows[most], counts[most])
             return self.read(rows, 1)[0]
-        return self.here[0].index_select(0, self._bring(rows, counts))
+        return self.on_device[0].index_select(0, self._fetch_missing(rows, counts))
 
-    def close(self, opened: Opened) -> None:
+    def commit(self, cached: CachedSlots) -> None:
         """Say that all opened rows changed."""
-        if not opened.own:
-            self._changed[opened.places] = True
+        if not cached.is_copy:
+            self._dirty[cached.slots] = True
             return
-        places = self._place_of[opened.rows].long()
-        there = places >= 0
-        self._changed[places[there]] = True
-        gone = opened.rows[~there].cpu()
-        for full, here, given in zip(self.host, self.here, opened.matrices, strict=True):
-            here.index_copy_(0, places[there], given[there])
-            full.index_copy_(0, gone, given[~there].cpu())
+        slots = self._slot_of[cached.rows].long()
+        present = slots >= 0
+        self._dirty[slots[present]] = True
+        gone = cached.rows[~present].cpu()
+        for full, on_device, given in zip(self.host, self.on_device, cached.matrices, strict=True):
+            on_device.index_copy_(0, slots[present], given[present])
+            full.index_copy_(0, gone, given[~present].cpu())
 
     def read(self, rows: Tensor, matrices: int | None = None) -> list[Tensor]:
         """Copies of distinct rows int64 [U] on the device, [U, *] each; nobody moves. `matrices`: the first alone."""
-        places = self._place_of[rows].long()
-        there = places >= 0
-        missing = rows[~there].cpu()
+        slots = self._slot_of[rows].long()
+        present = slots >= 0
+        missing = rows[~present].cpu()
         found = []
-        for full, here in zip(self.host[:matrices], self.here[:matrices], strict=True):
-            out = here.new_empty(len(rows), here.shape[1])
-            out[there] = here.index_select(0, places[there])
-            out[~there] = self._carry(full, missing)
+        for full, on_device in zip(self.host[:matrices], self.on_device[:matrices], strict=True):
+            out = on_device.new_empty(len(rows), on_device.shape[1])
+            out[present] = on_device.index_select(0, slots[present])
+            out[~present] = self._to_device(full, missing)
             found.append(out)
         return found
 
     def flush(self) -> None:
         """Write back what changed; it stays on the device as well."""
-        self._write_back(self._changed.nonzero().view(-1))
+        self._write_back(self._dirty.nonzero().view(-1))
 
-    def settle(self) -> None:
+    def invalidate(self) -> None:
         """Write back what changed, and hold nothing on the device: what is written to the host is then true."""
         self.flush()
-        self._place_of.fill_(-1)
-        self._row_at.fill_(-1)
+        self._slot_of.fill_(-1)
+        self._row_in_slot.fill_(-1)
 
     def scale(self, matrix: int, by: float) -> None:
         """Multiply one of the matrices, wherever its rows are."""
         self.host[matrix].mul_(by)
-        self.here[matrix].mul_(by)
+        self.on_device[matrix].mul_(by)
 
     def _count(self, rows: Tensor, counts: Tensor) -> None:
         """Count hits of distinct rows, ascending, that are looked up so often."""
-        there = self._place_of[rows] >= 0
-        sums = torch.nn.functional.pad(torch.stack([counts * there, counts]).cumsum(1), (1, 0))
+        present = self._slot_of[rows] >= 0
+        sums = torch.nn.functional.pad(torch.stack([counts * present, counts]).cumsum(1), (1, 0))
         upto = sums[:, torch.searchsorted(rows, self._ends)]
         self._hits += torch.diff(upto, dim=1, prepend=torch.zeros_like(upto[:, :1]))
 
     def _fetch(self, rows: Tensor, counts: Tensor) -> Tensor:
-        free = (self._row_at < 0).nonzero().view(-1)
+        free = (self._row_in_slot < 0).nonzero().view(-1)
         if len(free) < len(rows):
-            free = torch.cat([free, self._make_room(len(rows) - len(free))])
-        places = free[: len(rows)]
+            free = torch.cat([free, self._evict(len(rows) - len(free))])
+        slots = free[: len(rows)]
         wanted = rows.cpu()
-        for full, here in zip(self.host, self.here, strict=True):
-            here.index_copy_(0, places, self._carry(full, wanted))
-        self._row_at[places], self._place_of[rows] = rows, places.to(torch.int32)
-        self._seen[places], self._last[places] = counts, self._batches
-        return places
+        for full, on_device in zip(self.host, self.on_device, strict=True):
+            on_device.index_copy_(0, slots, self._to_device(full, wanted))
+        self._row_in_slot[slots], self._slot_of[rows] = rows, slots.to(torch.int32)
+        self._seen[slots], self._last[slots] = counts, self._batches
+        return slots
 
-    def _make_room(self, needed: int) -> Tensor:
+    def _evict(self, needed: int) -> Tensor:
         """Let `needed` rows go at least: their places."""
-        going = ((self._row_at >= 0) & (self._last < self._batches)).nonzero().view(-1)
+        going = ((self._row_in_slot >= 0) & (self._last < self._batches)).nonzero().view(-1)
         first, then = (self._seen, self._last) if self._evict_rule == "lfu" else (self._last, self._seen)
         # Of equals in both the larger row goes.
-        order = lexsort(-self._row_at[going], then[going], first[going])
-        places = going[order[: max(needed, int(self._evict_share * self.capacity))]]
-        self._write_back(places[self._changed[places]])
-        self._place_of[self._row_at[places]] = -1
-        self._row_at[places] = -1
-        return places
+        order = lexsort(-self._row_in_slot[going], then[going], first[going])
+        slots = going[order[: max(needed, int(self._evict_share * self.capacity))]]
+        self._write_back(slots[self._dirty[slots]])
+        self._slot_of[self._row_in_slot[slots]] = -1
+        self._row_in_slot[slots] = -1
+        return slots
 
-    def _write_back(self, places: Tensor) -> None:
-        if len(places):
-            rows = self._row_at[places].cpu()
-            for full, here in zip(self.host, self.here, strict=True):
-                full.index_copy_(0, rows, here.index_select(0, places).cpu())
-            self._changed[places] = False
+    def _write_back(self, slots: Tensor) -> None:
+        if len(slots):
+            rows = self._row_in_slot[slots].cpu()
+            for full, on_device in zip(self.host, self.on_device, strict=True):
+                full.index_copy_(0, rows, on_device.index_select(0, slots).cpu())
+            self._dirty[slots] = False
 
-    def _carry(self, full: Tensor, rows: Tensor) -> Tensor:
+    def _to_device(self, full: Tensor, rows: Tensor) -> Tensor:
         """Rows of a matrix of the host, int64 [N] on the host, as they arrive on the device."""
         with torch.device("cpu"):  # whatever is around it
             found = gather(full, rows)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor
 
-from headrace.comm.base import Collective, Delivered, Letter, Post, post_of
+from headrace.comm.base import Collective, Message, MessageChannel, ReceivedMessage, channel_of
 from headrace.train.callbacks.tracing import Tracer
 from headrace.train.callbacks.watchdog import Watchdog
 from headrace.world import World
@@ -44,16 +44,16 @@ class InstrumentedCollective:
         return wait
 
     @property
-    def post(self) -> Post | None:
-        """See headrace.comm.base.post_of."""
-        return None if post_of(self._inner) is None else self
+    def channel(self) -> MessageChannel | None:
+        """See headrace.comm.base.channel_of."""
+        return None if channel_of(self._inner) is None else self
 
-    def reserve(self, send_rows: Sequence[int], shape: Sequence[int], dtype: torch.dtype) -> Letter:
-        """See headrace.comm.base.Post."""
-        post = post_of(self._inner)
-        assert post is not None
+    def reserve(self, send_rows: Sequence[int], shape: Sequence[int], dtype: torch.dtype) -> Message:
+        """See headrace.comm.base.MessageChannel."""
+        channel = channel_of(self._inner)
+        assert channel is not None
         with self._waits("all_to_all"):
-            return _InstrumentedLetter(post.reserve(send_rows, shape, dtype), self._waits)
+            return _InstrumentedMessage(channel.reserve(send_rows, shape, dtype), self._waits)
 
     def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
         with self._waits("all_reduce_sum"):
@@ -72,21 +72,21 @@ class InstrumentedCollective:
             self._inner.barrier()
 
 
-class _InstrumentedLetter:
-    """A letter whose waiting is noted."""
+class _InstrumentedMessage:
+    """A message whose waiting is noted."""
 
-    def __init__(self, inner: Letter, waits: Callable[[str], AbstractContextManager[None]]) -> None:
+    def __init__(self, inner: Message, waits: Callable[[str], AbstractContextManager[None]]) -> None:
         self._inner, self._waits = inner, waits
 
     @property
     def parts(self) -> Sequence[Tensor | None]:
         return self._inner.parts
 
-    def send(self) -> Callable[[], Delivered]:
+    def send(self) -> Callable[[], ReceivedMessage]:
         with self._waits("all_to_all"):
             finish = self._inner.send()
 
-        def wait() -> Delivered:
+        def wait() -> ReceivedMessage:
             with self._waits("all_to_all"):
                 return finish()
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from headrace.embeddings.lookup.zero_copy import Placed
+from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
 from headrace.train.callbacks.base import Callback
 
 T = TypeVar("T")
@@ -129,8 +129,8 @@ class Tracer(Callback):
 
     def _after_lookup(self, module: nn.Module, args: Any, out: Any) -> None:
         self.leave()
-        if isinstance(out, Placed):
-            out.around = lambda: self.span("lookup")
+        if isinstance(out, ZeroCopyVectors):
+            out.span = lambda: self.span("lookup")
             return
         node = out.grad_fn
         # The output may be a view of what the lookup's own function returned.

@@ -56,7 +56,7 @@ class GraphedForward:
                 self._reported.add(reason)
                 log.warning("train.cuda_graphs: the dense part runs without a graph: %s", reason)
             return self._eager(batch, lookups)
-        lookups.planned.in_place = False  # the graph reads them in memory of its own
+        lookups.planned.zero_copy = False  # the graph reads them in memory of its own
         lookups.start()
         vectors = self._model.vectors(lookups)
         assert isinstance(vectors, Tensor)

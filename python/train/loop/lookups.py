@@ -57,7 +57,7 @@ class LookupPipeline:
             if not of_next_step:
                 self._ahead[1].start()
             elif self._spans_machines:
-                self._ahead[1].fetch_ahead()
+                self._ahead[1].prefetch()
 
     def drop(self) -> None:
         """Receive what was asked for and is not wanted any more: no message may be under way when ranks part."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from headrace.comm.base import Collective
 from headrace.comm.shared_memory import may_share
-from headrace.embeddings.dynamic.memory import bytes_beside
+from headrace.embeddings.dynamic.memory import dynamic_table_bytes
 from headrace.embeddings.dynamic.spec import dynamic_features, dynamic_specs
-from headrace.embeddings.planner.cost import Besides
+from headrace.embeddings.planner.cost import OtherMemory
 from headrace.embeddings.planner.search import plan_tables
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table
 from headrace.models.dlrm import DLRM
@@ -38,7 +38,7 @@ def build_state(job: Job, schema: DatasetSchema, collective: Collective) -> Trai
     popularity = sampled_popularity(dataset, schema) if plans and collective.world.size > 1 else None
 
     raw = dynamic_features(schema)
-    beside = bytes_beside(
+    beside = dynamic_table_bytes(
         dynamic_specs(schema, job.model.embedding_dim, job.train.embeddings) if raw else (),
         [f.length for f in raw],
         job.train.batch_size,
@@ -61,7 +61,7 @@ def build_state(job: Job, schema: DatasetSchema, collective: Collective) -> Trai
             settings=settings,
             popularity=popularity,
             card=device.type == "cuda",
-            besides=Besides(beside, shares_memory, job.train.background_checkpoints),
+            other_memory=OtherMemory(beside, shares_memory, job.train.background_checkpoints),
         ).plan
 
     model = DLRM(schema, job.model, collective, job.train.seed, make_plan, job.train.embeddings, device)
