@@ -59,13 +59,13 @@ def shared(inner: Collective) -> Collective:
     if sys.platform == "linux" and native.library() is not None:
         with suppress(OSError):
             mine = _Segment.make(world.size)
-    indices = inner.all_gather(torch.tensor([_Segment.no_address() if mine is None else mine.address]))
+    addresses = inner.all_gather(torch.tensor([_Segment.no_address() if mine is None else mine.address]))
     segments: list[_Segment] = []
     if mine is not None:
         with suppress(OSError, ValueError):
             segments = [
                 mine if rank == world.rank else _Segment.of_peer(world.size, address)
-                for rank, address in enumerate(indices.tolist())
+                for rank, address in enumerate(addresses.tolist())
             ]
     votes = torch.tensor([len(segments) == world.size], dtype=torch.int64)
     inner.all_reduce_sum([votes])

@@ -442,10 +442,10 @@ def _read_chunks(
             values = decode(values) if values.dtype is torch.uint8 else values
             # Columns of the table: those of the chunk, those of the block, those of both.
             have = c.columns or (0, values.shape[1])
-            unique_ids = h.columns or (0, h.width)
-            both = max(have[0], unique_ids[0]), min(have[1], unique_ids[1])
+            want = h.columns or (0, h.width)
+            both = max(have[0], want[0]), min(have[1], want[1])
             part = values[:, both[0] - have[0] : both[1] - have[0]][mine]
-            target[place.to(target.device), both[0] - unique_ids[0] : both[1] - unique_ids[0]] = part.to(target)
+            target[place.to(target.device), both[0] - want[0] : both[1] - want[0]] = part.to(target)
             found += part.numel()
     return found
 

@@ -84,10 +84,10 @@ class HierarchicalRowExchange:
         """See the class.
 
         Args:
-            fused tables: none of them `pooled`.
+            fused_tables: none of them `pooled`.
             collective: of W ranks.
-            places: ranks of a machine, L; a divisor of W.
-            wire: as `RowExchange`.
+            ranks_per_node: ranks of a machine, L; a divisor of W.
+            comm_dtype: as `RowExchange`.
         """
         if any(a.pooled for a in fused_tables):
             raise ValueError("bags that owners sum do not travel by nodes")

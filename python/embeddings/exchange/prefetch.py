@@ -32,7 +32,7 @@ class RowPrefetch:
         """See the class.
 
         Args:
-            mail: of the lookup.
+            exchange: of the lookup.
             collective: the ranks.
             request: what is looked up.
             weights: this rank's matrices.

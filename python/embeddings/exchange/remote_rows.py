@@ -26,9 +26,9 @@ class RemoteRows:
         """See the class.
 
         Args:
-            arrive: waits for the other ranks' vectors.
+            receive: waits for the other ranks' vectors.
             matrix: where this rank's own are, float32 [rows, D].
-            own: which of its rows they are; None: all.
+            local_rows: which of its rows they are; None: all.
             counts: vectors from each rank, [W].
             rank: this one.
         """

@@ -1,6 +1,6 @@
 """The messages of a step: ids to their owners and rows back; gradients to the owners.
 
-Pure functions over a rank's addresses (sharding.layout) and a collective. All tables travel in one message
+Pure functions over a rank's indices (sharding.layout) and a collective. All tables travel in one message
 each way, whatever their widths and storage: each distinct row once, or, where the plan has bags summed by their owners
 (exchange.pooled), each id and one vector a bag. Tables of raw ids (input.raw_ids) travel along.
 """
@@ -111,7 +111,7 @@ class RowExchange:
         that the owner has nothing to decode; v that begins a part of a bag travels as -1 - v.
 
         Args:
-            wanted: by fused table, distinct addresses, owner by owner: [U_a]; or parts of bags.
+            requests: by fused table, distinct indices, owner by owner: [U_a]; or parts of bags.
             raw: by table, raw ids.
 
         Returns:

@@ -58,7 +58,7 @@ def pool_sum(
     return out
 
 
-def sum_pointers(row_pointers: Tensor, width: int, starts: Tensor, weights: Tensor | None = None) -> Tensor:
+def sum_pointers(pointers: Tensor, width: int, starts: Tensor, weights: Tensor | None = None) -> Tensor:
     """`pool_sum` of the float32 rows at memory addresses int64 [N]: [bags, width]."""
     lib = native.library()
     assert lib is not None
@@ -66,9 +66,9 @@ def sum_pointers(row_pointers: Tensor, width: int, starts: Tensor, weights: Tens
     lib.headrace_pool_sum(
         None,
         width,
-        row_pointers.data_ptr(),
+        pointers.data_ptr(),
         True,
-        row_pointers.numel(),
+        pointers.numel(),
         starts.data_ptr(),
         bags,
         _pointer(weights),
@@ -173,24 +173,24 @@ def update(
 def jagged_indices(
     codes: Tensor, columns: Tensor, shard_offsets: Tensor, pieces: int, dtype: torch.dtype, bags: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
-    """Addresses of the codes that are looked up, bag by bag; None where a code is outside its table.
+    """Indices of the codes that are looked up, bag by bag; None where a code is outside its table.
 
     Args:
         codes: int64 [B, S].
         columns: int64 [E, 6]: slot, piece, whether code 0 is padding, rows, first shard and shards; pieces ascend.
         shard_offsets: int64 [shards].
         pieces: bags of a row of `codes`.
-        dtype: of the addresses, int32 or int64.
+        dtype: of the indices, int32 or int64.
         bags: whether bags and starts are wanted.
 
     Returns:
-        Addresses [N], bag of each int64 [N], first occurrence of each bag int64 [B * pieces].
+        Indices [N], bag of each int64 [N], first occurrence of each bag int64 [B * pieces].
     """
     lib = native.library()
     assert lib is not None
     batch, count = codes.shape[0], columns.shape[0]
     codes = codes.contiguous()
-    row_pointers = torch.empty(batch * count, dtype=dtype)
+    indices = torch.empty(batch * count, dtype=dtype)
     bag = torch.empty(batch * count, dtype=torch.int64) if bags else None
     starts = torch.empty(batch * pieces, dtype=torch.int64) if bags else None
     n = lib.headrace_occurrences(
@@ -201,12 +201,12 @@ def jagged_indices(
         count,
         shard_offsets.data_ptr(),
         pieces,
-        row_pointers.data_ptr(),
+        indices.data_ptr(),
         dtype is torch.int64,
         _pointer(bag),
         _pointer(starts),
     )
-    return None if n < 0 else (row_pointers[:n], None if bag is None else bag[:n], starts)
+    return None if n < 0 else (indices[:n], None if bag is None else bag[:n], starts)
 
 
 def duplicates(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -253,27 +253,27 @@ def distinct(values: Tensor, ends: Tensor | None = None) -> tuple[Tensor, Tensor
 
 
 def bucketize_bags(
-    row_pointers: Tensor, bag: Tensor, weights: Tensor | None, rank_offsets: Tensor
+    indices: Tensor, bag: Tensor, weights: Tensor | None, rank_offsets: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, list[int], list[int]]:
-    """Addresses by owner, then in their order; the fields of headrace.embeddings.exchange.pooled.Parts.
+    """Indices by owner, then in their order; the fields of headrace.embeddings.exchange.pooled.Parts.
 
     Args:
-        addresses: int32 or int64 [N].
+        indices: int32 or int64 [N].
         bag: int64 [N], ascending.
         weights: float32 [N].
         rank_offsets: int64 [W + 1].
     """
     lib = native.library()
     assert lib is not None
-    n, world = row_pointers.numel(), rank_offsets.numel() - 1
-    row_pointers, bag, rank_offsets = row_pointers.contiguous(), bag.contiguous(), rank_offsets.contiguous()
+    n, world = indices.numel(), rank_offsets.numel() - 1
+    indices, bag, rank_offsets = indices.contiguous(), bag.contiguous(), rank_offsets.contiguous()
     weights = None if weights is None else weights.contiguous()
-    out, begins, part_bag = torch.empty_like(row_pointers), torch.empty(n, dtype=torch.bool), torch.empty_like(bag)
+    out, begins, part_bag = torch.empty_like(indices), torch.empty(n, dtype=torch.bool), torch.empty_like(bag)
     out_weights = None if weights is None else torch.empty_like(weights)
     ids, decode_requests = torch.empty(world, dtype=torch.int64), torch.empty(world, dtype=torch.int64)
     total = lib.headrace_cut_bags(
-        row_pointers.data_ptr(),
-        row_pointers.dtype is torch.int64,
+        indices.data_ptr(),
+        indices.dtype is torch.int64,
         bag.data_ptr(),
         _pointer(weights),
         n,
@@ -290,12 +290,12 @@ def bucketize_bags(
 
 
 def encode_requests(
-    row_pointers: Tensor, ids: Sequence[int], shift: Tensor, begins: Tensor | None, dtype: torch.dtype
+    indices: Tensor, ids: Sequence[int], shift: Tensor, begins: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """Addresses, owner by owner, in the owners' own numbering; one that begins a part, v, as -1 - v.
+    """Indices, owner by owner, in the owners' own numbering; one that begins a part, v, as -1 - v.
 
     Args:
-        addresses: int32 or int64 [N].
+        indices: int32 or int64 [N].
         ids: how many are each owner's, [W].
         shift: what is added to them, int64 [W].
         begins: bool [N]; None: there are no parts.
@@ -303,11 +303,11 @@ def encode_requests(
     """
     lib = native.library()
     assert lib is not None
-    counts, shift, row_pointers = torch.tensor(ids), shift.contiguous(), row_pointers.contiguous()
-    out = torch.empty(row_pointers.numel(), dtype=dtype)
+    counts, shift, indices = torch.tensor(ids), shift.contiguous(), indices.contiguous()
+    out = torch.empty(indices.numel(), dtype=dtype)
     lib.headrace_numbers(
-        row_pointers.data_ptr(),
-        row_pointers.dtype is torch.int64,
+        indices.data_ptr(),
+        indices.dtype is torch.int64,
         counts.data_ptr(),
         shift.data_ptr(),
         counts.numel(),
@@ -352,7 +352,7 @@ def interact(bottom: Tensor, features: Tensor | None, pointers: Tensor | None = 
     Args:
         bottom: vectors 0.
         features: the others.
-        at: their addresses in place of themselves, int64 [B, F].
+        pointers: their addresses in place of themselves, int64 [B, F].
     """
     lib = native.library()
     assert lib is not None
@@ -381,7 +381,7 @@ def interact_gradient(
         bottom: see `interact`.
         features: see `interact`.
         grad: of the output.
-        at: see `interact`.
+        pointers: see `interact`.
         to: addresses where the features' gradients go, int64 [B, F]; one that is odd, less 1, is stored to, else added
             to, sample by sample: for one thread. None: they are returned.
     """

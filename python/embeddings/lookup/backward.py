@@ -30,7 +30,7 @@ def route_gradients(
 
     Args:
         embeddings: this rank's tables.
-        prepared: of the lookup.
+    handle: of the lookup.
         of_vectors: float32 [B, width].
         of_raw: of the vectors of each table of raw ids.
         winners: what `pool_max` found, by group.

@@ -188,7 +188,7 @@ class ZeroCopyVectors:
         """Addresses by sample and feature, int64 [B, F].
 
         Args:
-            addresses: by fused table, of its distinct rows; of bags that owners sum, of each that is not empty; of
+            pointers: by fused table, of its distinct rows; of bags that owners sum, of each that is not empty; of
                 vectors in this rank's own matrices, of each occurrence.
             gradients: whether they are those of the vectors' gradients: see `gradient_pointers`.
         """

@@ -82,7 +82,7 @@ def plan_tables(
         optimizer: kind of the optimizer.
         settings: kinds, constraints, bandwidths.
         popularity: what is known of how often rows are looked up, by table; else Zipf with `settings.zipf`.
-        besides: what else takes memory of the ranks.
+        other_memory: what else takes memory of the ranks.
         card: ranks compute on GPUs, whose memory is `settings.memory_gib`. What does not fit there is cached: its rows
             are in host memory, as large a share of them as fits on the GPU too; the largest tables first, and no more
             of them than needed.
