@@ -79,7 +79,7 @@ def test_hits_are_those_of_a_cache_of_sets(rule: Any) -> None:
         expected.take(ids.tolist())
     assert rows.counts.tolist() == [[hits, expected.hits - hits], [lookups, 25 * 50 - lookups]]
     assert 0.3 < expected.hits / (25 * 50) < 0.95
-    held = rows._row_at[rows._row_at >= 0].tolist()
+    held = rows._row_in_slot[rows._row_in_slot >= 0].tolist()
     assert sorted(held) == sorted(expected.seen)
 
 

@@ -14,6 +14,7 @@ from headrace import native
 from headrace.commands import doctor
 from headrace.dataset import native as dataset
 from headrace.embeddings.kernels import cpu
+from headrace.embeddings.optim.fused_step import fused_step
 from headrace.models.feature_interaction import with_pairs
 from headrace.workspace import checkout
 
@@ -93,8 +94,9 @@ def results(file: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tens
         rows, order = torch.arange(300), torch.randint(0, 500, (2_000,))
         for kind in ("sgd", "adagrad", "rowwise_adagrad", "adam"):
             weight, states = table.clone(), [torch.rand(300, 1 if kind == "rowwise_adagrad" else width) for _ in "ab"]
-            cpu.update(
-                kind,
+            step = fused_step(kind, weight)
+            assert step is not None
+            step(
                 weight,
                 states,
                 rows,
@@ -102,9 +104,6 @@ def results(file: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tens
                 order,
                 2_000,
                 torch.randn(500, width),
-                bag=None,
-                weights=None,
-                divisor=None,
                 lr=0.1,
                 decay=0.01,
                 step=3,
