@@ -29,7 +29,7 @@ FORBIDDEN = {
 
 
 def flags(*words: str) -> str:
-    return f"processor\t: 0\nflags\t\t: {' '.join(words)}\nbugs\t\t:\n"
+    return f"processor\t: 0\nflags\t\t: {' '.join(sorted(words))}\nbugs\t\t:\n"
 
 
 NEW = native._LEVELS["x86-64-v4"] | native._LEVELS["x86-64-v3"]
@@ -62,6 +62,7 @@ def test_no_instruction_is_beyond_the_level(name: str, level: str) -> None:
         ("Features\t: fp asimd\n", []),
         (None, []),
     ],
+    ids=["new", "old", "mixed", "without fma", "oldest", "arm", "unknown"],
 )
 def test_levels_are_what_all_processors_run(tmp_path: Path, described: str | None, expected: list[str]) -> None:
     if described is not None:
