@@ -22,7 +22,8 @@ from bench.report import Figure
 from headrace.comm.threads import ThreadCollective, run_ranks
 from headrace.config import EmbeddingOptimizer, Sharding
 from headrace.embeddings.planner.cost import plan_load
-from headrace.embeddings.planner.search import Planned, plan_tables
+from headrace.embeddings.planner.greedy import Planned
+from headrace.embeddings.planner.search import plan_tables
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table
 from headrace.workspace import checkout

@@ -1,6 +1,6 @@
 """The C++ library of embedding tables and of messages between ranks (native/cpp), where `make native` has built it.
 
-Those who call its functions are headrace.embeddings.kernels.cpu, headrace.comm.futex and headrace.models.pairs.
+Its functions are called by headrace.embeddings.kernels, headrace.comm.futex and models.feature_interaction_cpu.
 """
 
 from __future__ import annotations

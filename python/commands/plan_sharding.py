@@ -14,8 +14,9 @@ from headrace.embeddings.dynamic.memory import dynamic_table_bytes, most_bytes
 from headrace.embeddings.dynamic.spec import DynamicSpec, dynamic_features, dynamic_specs
 from headrace.embeddings.planner.cost import GIB, OtherMemory, load_of
 from headrace.embeddings.planner.declared import load_tables
+from headrace.embeddings.planner.greedy import Planned
 from headrace.embeddings.planner.popularity import Popularity
-from headrace.embeddings.planner.search import Planned, plan_tables
+from headrace.embeddings.planner.search import plan_tables
 from headrace.embeddings.sharding.plan import Table, tables_of
 from headrace.errors import UserError
 from headrace.manifest import Manifest

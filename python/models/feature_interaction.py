@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headrace.embeddings.kernels import cpu, dispatch
 from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
+from headrace.models import feature_interaction_cpu
 from headrace.models.mlp import pairwise_dots
 
 
@@ -52,12 +53,12 @@ class _Pairs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, bottom: Tensor, features: Tensor) -> Tensor:
         ctx.save_for_backward(bottom, features)
-        return cpu.interact(bottom, features)
+        return feature_interaction_cpu.interact(bottom, features)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         bottom, features = ctx.saved_tensors
-        of_bottom, of_features = cpu.interact_gradient(bottom, features, grads[0])
+        of_bottom, of_features = feature_interaction_cpu.interact_gradient(bottom, features, grads[0])
         assert of_features is not None
         return of_bottom, of_features
 
@@ -69,7 +70,7 @@ class _ZeroCopyPairs(torch.autograd.Function):
     def forward(ctx: Any, anchor: Tensor, bottom: Tensor, features: ZeroCopyVectors) -> Tensor:
         ctx.save_for_backward(bottom)
         ctx.features = features
-        return cpu.interact(bottom, None, features.pointers)
+        return feature_interaction_cpu.interact(bottom, None, features.pointers)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None]:
@@ -77,14 +78,16 @@ class _ZeroCopyPairs(torch.autograd.Function):
         features: ZeroCopyVectors = ctx.features
         features.check()
         if torch.get_num_threads() > 1:  # which would meet where samples have a row in common
-            of_bottom, of_features = cpu.interact_gradient(bottom, None, grads[0], features.pointers)
+            of_bottom, of_features = feature_interaction_cpu.interact_gradient(
+                bottom, None, grads[0], features.pointers
+            )
             assert of_features is not None
             with features.span():
                 features.set_gradient(of_features)
             return None, of_bottom, None
         with features.span():
             to = features.gradient_pointers()
-        of_bottom, _ = cpu.interact_gradient(bottom, None, grads[0], features.pointers, to)
+        of_bottom, _ = feature_interaction_cpu.interact_gradient(bottom, None, grads[0], features.pointers, to)
         with features.span():
             features.send_gradient()
         return None, of_bottom, None

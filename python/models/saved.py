@@ -21,14 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from headrace import __version__, config
 from headrace.comm.base import Collective, LocalCollective
 from headrace.embeddings.checkpoint.dynamic import load_dynamic, save_dynamic
-from headrace.embeddings.checkpoint.shards import (
-    Loaded,
-    load_shards,
-    read_index,
-    save_shards,
-    shared_directory,
-    write_index,
-)
+from headrace.embeddings.checkpoint.index import read_index, write_index
+from headrace.embeddings.checkpoint.shards import Loaded, load_shards, save_shards
+from headrace.embeddings.checkpoint.shared_directory import shared_directory
 from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, read_checked, record_of, save_tensors
 from headrace.errors import UserError
 from headrace.models.dlrm import DLRM

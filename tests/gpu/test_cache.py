@@ -15,7 +15,8 @@ from headrace.comm.base import Collective, LocalCollective
 from headrace.comm.threads import run_ranks
 from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.checkpoint.delta import apply_changes, save_changes
-from headrace.embeddings.checkpoint.shards import load_shards, save_shards, write_index
+from headrace.embeddings.checkpoint.index import write_index
+from headrace.embeddings.checkpoint.shards import load_shards, save_shards
 from headrace.embeddings.kernels.duplicates import find_duplicates
 from headrace.embeddings.lookup.cache_use import cache_use
 from headrace.embeddings.planner.cost import CACHE_INDEX_BYTES, CACHE_SLOT_BYTES

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headrace.comm.base import Collective, LocalCollective
-from headrace.comm.shared_memory import _SLOTS, SharedCollective, shared
+from headrace.comm.segment import SLOTS, SharedCollective, shared
 from headrace.comm.threads import ThreadCollective, run_ranks
 
 WORLDS = [1, 2, 3, 4]
@@ -127,7 +127,7 @@ def test_a_slot_that_was_read_by_a_rank_that_then_left_is_free(monkeypatch: pyte
         c.start_all_to_all(torch.zeros(2, 1), [1, 1])
 
     def read(c: SharedCollective) -> None:
-        for _ in range(_SLOTS):
+        for _ in range(SLOTS):
             c.all_to_all(torch.zeros(2, 1), [1, 1])
 
-    at_the_last_moment(monkeypatch, lambda c: [send(c) for _ in range(_SLOTS + 1)], read)
+    at_the_last_moment(monkeypatch, lambda c: [send(c) for _ in range(SLOTS + 1)], read)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headrace import native
 from headrace.embeddings.exchange.pooled import bucketize_bags
 from headrace.embeddings.input.addressing import BatchIndexer
-from headrace.embeddings.kernels import cpu
+from headrace.embeddings.kernels import index_cpu
 from headrace.embeddings.kernels.duplicates import find_duplicates
 from headrace.embeddings.optim.fused_step import fused_step
 from headrace.embeddings.optim.rules import ADAGRAD_EPS
@@ -78,7 +78,7 @@ def test_a_step_of_rowwise_adagrad(width: int, decay: float) -> None:
         total = gradient[of == u].astype(np.float64).sum(0) + decay * expected[row]
         sums[row] += (total**2).mean()
         expected[row] -= 0.05 * total / (np.sqrt(sums[row]) + ADAGRAD_EPS)
-    order, starts = cpu.group(torch.from_numpy(of), touched)
+    order, starts = index_cpu.group(torch.from_numpy(of), touched)
     got, got_state = torch.from_numpy(table.copy()), torch.from_numpy(state.copy())
     rowwise = fused_step("rowwise_adagrad", got)
     assert rowwise is not None

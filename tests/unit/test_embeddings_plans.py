@@ -21,7 +21,9 @@ from headrace.comm.base import Collective, LocalCollective
 from headrace.comm.threads import run_ranks
 from headrace.config import EmbeddingOptimizer, TableOptimizer
 from headrace.embeddings.checkpoint.delta import apply_changes, save_changes
-from headrace.embeddings.checkpoint.shards import load_shards, save_shards, shared_directory, write_index
+from headrace.embeddings.checkpoint.index import write_index
+from headrace.embeddings.checkpoint.shards import load_shards, save_shards
+from headrace.embeddings.checkpoint.shared_directory import shared_directory
 from headrace.embeddings.input.addressing import KeyedJagged
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Block, Lookup, Plan, Table, blocks_for, can_pool

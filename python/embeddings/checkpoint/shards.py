@@ -15,22 +15,26 @@ number of ranks and by any plan.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 from torch import Tensor
 
-from headrace.comm.base import Collective
-from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, read_checked, save_tensors
+from headrace.embeddings.checkpoint.index import (
+    WEIGHT,
+    Chunk,
+    Index,
+    OptimizerRecord,
+    RankRecord,
+    TableRecord,
+    rank_file,
+    read_index,
+)
+from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, save_tensors
 from headrace.embeddings.lookup.local_tables import LocalTables
 from headrace.embeddings.optim.rules import RULES
 from headrace.embeddings.sharding.plan import Plan
@@ -40,88 +44,8 @@ from headrace.storage import local
 
 log = logging.getLogger("headrace.embeddings")
 
-R = TypeVar("R", bound=BaseModel)
-
-INDEX = "index.json"
-#: The name under which the rows themselves are stored, beside the names of optimizer states.
-WEIGHT = "weight"
 #: Bytes of a file at most (one row at least): what passes through memory at once.
 FILE_BYTES = 128 * 2**20
-#: Names the place that all ranks fill; one save at a time goes on in a folder.
-_TOKEN = "shared"
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class TableRecord(_Record):
-    """A saved table."""
-
-    name: str
-    rows: int
-    dim: int
-
-
-class Chunk(_Record):
-    """Rows `range(start, stop, stride)` of one table's weight or optimizer state: tensor `key` of `file`.
-
-    Of these rows the columns [first, end) of `columns`; None: all that there are (one, in a state by row).
-    """
-
-    table: str
-    state: str
-    start: int
-    stop: int
-    stride: int
-    file: str
-    key: str
-    columns: tuple[int, int] | None = None
-
-    @model_serializer(mode="wrap")
-    def _only_said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Checksums of indexes that know no columns stay what they were.
-        return {k: v for k, v in write(self).items() if k != "columns" or v is not None}
-
-    @property
-    def rows(self) -> range:
-        return range(self.start, self.stop, self.stride)
-
-
-class OptimizerRecord(_Record):
-    """The optimizer whose states were saved."""
-
-    kind: str
-    steps: int
-    states: tuple[str, ...]
-
-
-class RankRecord(_Record):
-    """What one rank wrote."""
-
-    format: Literal[1] = 1
-    rank: int
-    world_size: int
-    tables: tuple[TableRecord, ...]
-    optimizer: OptimizerRecord | None
-    files: tuple[FileRecord, ...]
-    chunks: tuple[Chunk, ...]
-
-
-class Index(_Record):
-    """What all ranks wrote."""
-
-    format: Literal[1] = 1
-    tables: tuple[TableRecord, ...]
-    optimizer: OptimizerRecord | None
-    files: tuple[FileRecord, ...]
-    chunks: tuple[Chunk, ...]
-    #: SHA-256 of this record with an empty checksum.
-    sha256: str = ""
-
-    def digest(self) -> str:
-        text = self.model_copy(update={"sha256": ""}).model_dump_json()
-        return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass
@@ -189,7 +113,7 @@ def save_shards(embeddings: LocalTables, directory: Path, with_optimizer: bool) 
         chunks=tuple(chunks),
         tables=tuple(TableRecord(name=t.name, rows=t.rows, dim=t.dim) for t in plan.tables),
     )
-    local(_rank_file(directory, world.rank)).put_text(record.model_dump_json(indent=1) + "\n")
+    local(rank_file(directory, world.rank)).put_text(record.model_dump_json(indent=1) + "\n")
 
 
 def _matrices(embeddings: LocalTables, with_optimizer: bool) -> dict[str, list[Tensor]]:
@@ -202,7 +126,7 @@ def _matrices(embeddings: LocalTables, with_optimizer: bool) -> dict[str, list[T
 
 
 @dataclass(frozen=True)
-class _Held:
+class LocalBlock:
     """What a rank holds of one block, in its fused table's matrix: rows `rows`, from matrix row `first` on."""
 
     table: str
@@ -215,14 +139,14 @@ class _Held:
     replicated: bool
 
 
-def _held(embeddings: LocalTables, state: str) -> Iterator[_Held]:
+def _local_blocks(embeddings: LocalTables, state: str) -> Iterator[LocalBlock]:
     """What this rank holds of a weight or state, block by block."""
     plan = embeddings.plan
     by_row = state != WEIGHT and embeddings.optimizer is not None and RULES[embeddings.optimizer.kind].by_row
     for fused in embeddings.layout.fused_tables:
         for block, rows, first in fused.local_blocks:
             whole = by_row or len(block.columns) == plan.by_name[block.table].dim
-            yield _Held(
+            yield LocalBlock(
                 block.table,
                 rows,
                 fused.number,
@@ -235,13 +159,13 @@ def _held(embeddings: LocalTables, state: str) -> Iterator[_Held]:
 
 def _files_of(
     embeddings: LocalTables, state: str, sources: list[Tensor]
-) -> Iterator[list[tuple[_Held, range, Tensor]]]:
+) -> Iterator[list[tuple[LocalBlock, range, Tensor]]]:
     """Cut what a rank saves of a weight or state into files: lists of (block, table rows, their numbers)."""
     world = embeddings.collective.world
-    pieces: list[tuple[_Held, range, Tensor]] = []
+    pieces: list[tuple[LocalBlock, range, Tensor]] = []
     saved: set[tuple[str, int]] = set()
     room = FILE_BYTES
-    for held in _held(embeddings, state):
+    for held in _local_blocks(embeddings, state):
         source = sources[held.fused][held.first : held.first + len(held.rows)]
         rows = held.rows
         if held.replicated:  # all have it: each saves a part
@@ -263,67 +187,6 @@ def _files_of(
                 pieces, room = [], FILE_BYTES
     if pieces:
         yield pieces
-
-
-def write_index(directory: Path) -> Index:
-    """Fold the ranks' records into the index. The chief's work, after a barrier that follows `save_shards`.
-
-    Raises:
-        UserError: a rank's record is missing or the ranks do not agree.
-    """
-    first = _read(_rank_file(directory, 0), RankRecord)
-    records = [first, *(_read(_rank_file(directory, r), RankRecord) for r in range(1, first.world_size))]
-    for record in records:
-        if (record.world_size, record.tables, record.optimizer) != (first.world_size, first.tables, first.optimizer):
-            raise UserError(f"{directory}: ranks 0 and {record.rank} did not save the same tables or step")
-    chunks = tuple(c for r in records for c in r.chunks)
-    for state in (WEIGHT, *(first.optimizer.states if first.optimizer else ())):
-        for table in first.tables:
-            mine = [c for c in chunks if c.table == table.name and c.state == state]
-            shares = (
-                len(c.rows)
-                * Fraction(
-                    1 if c.columns is None else c.columns[1] - c.columns[0], 1 if c.columns is None else table.dim
-                )
-                for c in mine
-            )
-            saved = sum(shares, Fraction(0))
-            if saved != table.rows:
-                raise UserError(
-                    f"{directory}: {float(saved):g} of the {table.rows} rows of table '{table.name}' were saved"
-                )
-    files = tuple(f for r in records for f in r.files)
-    index = Index(tables=first.tables, optimizer=first.optimizer, files=files, chunks=chunks)
-    index = index.model_copy(update={"sha256": index.digest()})
-    local(directory / INDEX).put_text(index.model_dump_json(indent=1) + "\n")
-    for record in records:
-        _rank_file(directory, record.rank).unlink()
-    return index
-
-
-def read_index(directory: Path) -> Index:
-    """The index of a saved folder.
-
-    Raises:
-        UserError: there is none (the save did not finish), or it was altered.
-    """
-    path = directory / INDEX
-    index = _read(path, Index)
-    if index.digest() != index.sha256:
-        raise UserError(f"{path} is damaged: its contents do not match its checksum")
-    return index
-
-
-def verify_shards(directory: Path) -> Index:
-    """Read every file of a saved folder and compare it with its checksum.
-
-    Raises:
-        UserError: naming the file that is missing or damaged.
-    """
-    index = read_index(directory)
-    for record in index.files:
-        read_checked(directory, record)
-    return index
 
 
 def load_shards(embeddings: LocalTables, directory: Path, with_optimizer: bool) -> Loaded:
@@ -353,7 +216,7 @@ def load_shards(embeddings: LocalTables, directory: Path, with_optimizer: bool) 
             for full in matrices:
                 full.zero_()
     for state, matrices in targets.items():
-        held = [h for h in _held(embeddings, state) if h.table in loaded.tables]
+        held = [h for h in _local_blocks(embeddings, state) if h.table in loaded.tables]
         wanted = [c for c in index.chunks if c.state == state]
         expected = sum(len(_saved_rows(h, loaded)) * h.width for h in held)
         found = _read_chunks(wanted, index, directory, held, matrices)
@@ -365,7 +228,7 @@ def load_shards(embeddings: LocalTables, directory: Path, with_optimizer: bool) 
     return loaded
 
 
-def _saved_rows(held: _Held, loaded: Loaded) -> range:
+def _saved_rows(held: LocalBlock, loaded: Loaded) -> range:
     return range(held.rows.start, min(held.rows.stop, loaded.tables[held.table]), held.rows.step)
 
 
@@ -409,13 +272,13 @@ def _check_optimizer(index: Index, embeddings: LocalTables, directory: Path) -> 
 
 
 def _read_chunks(
-    chunks: Iterable[Chunk], index: Index, directory: Path, held: list[_Held], targets: list[Tensor]
+    chunks: Iterable[Chunk], index: Index, directory: Path, held: list[LocalBlock], targets: list[Tensor]
 ) -> int:
     """Copy what is in both the chunks and the blocks held here into the targets; how many numbers."""
-    by_table: dict[str, list[_Held]] = {}
+    by_table: dict[str, list[LocalBlock]] = {}
     for h in held:
         by_table.setdefault(h.table, []).append(h)
-    by_file: dict[str, list[tuple[Chunk, _Held]]] = {}
+    by_file: dict[str, list[tuple[Chunk, LocalBlock]]] = {}
     for c in chunks:
         for h in by_table.get(c.table, ()):
             if _meet(c, h):
@@ -450,7 +313,7 @@ def _read_chunks(
     return found
 
 
-def _meet(chunk: Chunk, held: _Held) -> bool:
+def _meet(chunk: Chunk, held: LocalBlock) -> bool:
     """Whether a chunk may have numbers of a block.
 
     Two arithmetic progressions can meet only if gcd(strides) divides the gap.
@@ -460,35 +323,3 @@ def _meet(chunk: Chunk, held: _Held) -> bool:
     if chunk.columns is None or held.columns is None:
         return True
     return chunk.columns[0] < held.columns[1] and held.columns[0] < chunk.columns[1]
-
-
-@contextmanager
-def shared_directory(final: Path, collective: Collective) -> Iterator[Path]:
-    """A folder that all ranks fill and that appears as `final` in one step: `Location.new_folder` for many ranks.
-
-    Collective: every rank enters and leaves. The chief makes the folder and, when all ranks have left the block well,
-    flushes and renames it; an earlier `final` is replaced. What a killed attempt left behind is removed on entry.
-    The ranks must share a file system.
-    """
-    place = local(final)
-    if collective.world.is_chief:
-        place.begin(_TOKEN)
-    collective.barrier()
-    yield place.building(_TOKEN).local_path()
-    collective.barrier()
-    if collective.world.is_chief:
-        place.commit(_TOKEN)
-    collective.barrier()
-
-
-def _rank_file(directory: Path, rank: int) -> Path:
-    return directory / f"rank-{rank:05d}.json"
-
-
-def _read(path: Path, kind: type[R]) -> R:
-    try:
-        return kind.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing: the save of {path.parent} did not finish or was damaged") from None
-    except ValidationError as e:
-        raise UserError(f"{path} is damaged or of another version: {e.errors()[0]['msg']}") from None

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headrace import native
 from headrace.embeddings.input.addressing import JaggedIndices
-from headrace.embeddings.kernels import cpu
+from headrace.embeddings.kernels import cpu, index_cpu
 from headrace.embeddings.kernels.duplicates import find_duplicates, sum_bags
 from headrace.embeddings.sharding.layout import FusedTable
 from headrace.embeddings.storage.dtypes import decode
@@ -43,7 +43,7 @@ class BagRequest:
     def sum(self, vectors: Tensor, bags: int) -> Tensor:
         """The bags' sums [bags, D] of their parts' vectors [P, D]; zeros for empty bags."""
         if cpu.usable(vectors):
-            return sum_bags(vectors, *cpu.group(self.bag_ids, bags))
+            return sum_bags(vectors, *index_cpu.group(self.bag_ids, bags))
         order = torch.argsort(self.bag_ids, stable=True)
         counts = torch.bincount(self.bag_ids, minlength=bags)
         return sum_bags(vectors, order, counts.cumsum(0) - counts)
@@ -54,7 +54,7 @@ def bucketize_bags(fused: FusedTable, jagged: JaggedIndices) -> BagRequest:
     world = len(fused.rank_offsets) - 1
     assert jagged.bag_ids is not None
     if jagged.indices.device.type == "cpu" and native.library() is not None:
-        return BagRequest(*cpu.bucketize_bags(jagged.indices, jagged.bag_ids, jagged.weights, fused.rank_offsets))
+        return BagRequest(*index_cpu.bucketize_bags(jagged.indices, jagged.bag_ids, jagged.weights, fused.rank_offsets))
     ends = fused.rank_offsets[1:].to(jagged.indices.dtype)
     owner = torch.bucketize(jagged.indices, ends, right=True, out_int32=True)
     order = torch.argsort(owner, stable=True)

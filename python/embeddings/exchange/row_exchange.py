@@ -19,7 +19,7 @@ from headrace.comm.base import MessageChannel, channel_of
 from headrace.embeddings.exchange.pooled import BagRequest, RequestedBags
 from headrace.embeddings.exchange.remote_rows import RemoteRows
 from headrace.embeddings.input.raw_ids import RawIdRequest, pack, unpack
-from headrace.embeddings.kernels import cpu
+from headrace.embeddings.kernels import cpu, index_cpu
 from headrace.embeddings.kernels.duplicates import Duplicates, find_duplicates, gather
 from headrace.embeddings.sharding.plan import CommDtype
 from headrace.embeddings.storage.dtypes import DTYPES
@@ -156,7 +156,7 @@ class RowExchange:
                 raw_requests, numbers, lengths = unpack(numbers, lengths, len(raw))
             if self._by_row == 0 and len(self._fused_tables) == 1 and _loops(numbers):
                 weight = None if wait_for_weights is None else wait_for_weights()[0]
-                own, starts, part = cpu.decode_requests(numbers)
+                own, starts, part = index_cpu.decode_requests(numbers)
                 ends = torch.searchsorted(starts, torch.tensor([0, *lengths]).cumsum(0)).diff().tolist()
                 return RowRequest(
                     sent,
@@ -299,7 +299,7 @@ def _encode_requests(
 ) -> Tensor:
     """See cpu.encode_requests."""
     if _loops(indices):
-        return cpu.encode_requests(indices, counts, shift, begins, dtype)
+        return index_cpu.encode_requests(indices, counts, shift, begins, dtype)
     each = torch.repeat_interleave(shift, torch.tensor(counts, device=shift.device), output_size=indices.numel())
     rows = (indices + each).to(dtype)
     return rows if begins is None else torch.where(begins, -1 - rows, rows)

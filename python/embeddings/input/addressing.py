@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headrace import native
-from headrace.embeddings.kernels import cpu
+from headrace.embeddings.kernels import index_cpu
 from headrace.embeddings.sharding.layout import Group, Layout
 from headrace.errors import UserError
 
@@ -166,7 +166,7 @@ class _PaddedIndexer:
     """A group's columns of padded codes, worked out once."""
 
     def __init__(self, layout: Layout, group: Group) -> None:
-        self._arena = layout.fused_tables[group.fused]
+        self._fused = layout.fused_tables[group.fused]
         self._pieces = group.pieces
         lookups = layout.plan.lookups
         # (piece, slot, block, entry) of each column that is looked up, by piece: bags ascend along a row.
@@ -185,7 +185,7 @@ class _PaddedIndexer:
         self._weighted = torch.tensor([x.weighted for x in owners]) if any(x.weighted for x in owners) else None
         self._columns = torch.tensor(
             [
-                (slot, piece, int(x.is_list), layout.plan.by_name[x.table].rows, *self._arena.shards_of(block))
+                (slot, piece, int(x.is_list), layout.plan.by_name[x.table].rows, *self._fused.shards_of(block))
                 for (piece, slot, block, _), x in zip(columns, owners, strict=True)
             ],
             dtype=torch.int64,
@@ -198,8 +198,10 @@ class _PaddedIndexer:
     def by_loop(self, codes: Tensor) -> JaggedIndices | None:
         """`jagged` in one pass of C++; None where a code is outside its table."""
         has_bags = self._is_list is not None
-        fused, bags = self._arena, codes.shape[0] * self._pieces
-        found = cpu.jagged_indices(codes, self._columns, fused.shard_offsets, self._pieces, fused.index_dtype, has_bags)
+        fused, bags = self._fused, codes.shape[0] * self._pieces
+        found = index_cpu.jagged_indices(
+            codes, self._columns, fused.shard_offsets, self._pieces, fused.index_dtype, has_bags
+        )
         if found is None:
             return None
         indices, bag, starts = found
@@ -212,7 +214,7 @@ class _PaddedIndexer:
     def jagged(self, codes: Tensor, weights: Tensor | None) -> JaggedIndices:
         if self._slots is not None:
             codes = codes.index_select(1, self._slots)
-        indices = self._arena.indices(codes, self._blocks)
+        indices = self._fused.indices(codes, self._blocks)
         bags = codes.shape[0] * self._pieces
         used = None
         if weights is not None and self._weighted is not None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from headrace import native
-from headrace.embeddings.kernels import cpu, dispatch
+from headrace.embeddings.kernels import cpu, dispatch, index_cpu
 
 
 class Duplicates:
@@ -56,13 +56,13 @@ class Duplicates:
 
     def _sorted(self) -> tuple[Tensor, Tensor]:
         if self._order is None or self._starts is None:
-            self._order, self._starts = cpu.group(self.inverse(), self.unique.numel())
+            self._order, self._starts = index_cpu.group(self.inverse(), self.unique.numel())
         return self._order, self._starts
 
     def in_order(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Values int64 [N] in the order of `order`, and `starts`."""
         if self._order is None and self._inverse is not None:  # without a way through the places
-            return cpu.group(self._inverse, self.unique.numel(), values)
+            return index_cpu.group(self._inverse, self.unique.numel(), values)
         return values.index_select(0, self.order), self.starts
 
     def sum_rows(self, x: Tensor, row_of: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
@@ -89,8 +89,8 @@ def find_duplicates(x: Tensor, ends: Tensor | None = None) -> Duplicates:
             goes through the vector.
     """
     if x.dtype is torch.int32 and x.device.type == "cpu" and native.library() is not None:
-        found = cpu.distinct(x, ends)
-        return Duplicates(*cpu.duplicates(x)) if found is None else Duplicates(found[0], inverse=found[1])
+        found = index_cpu.distinct(x, ends)
+        return Duplicates(*index_cpu.duplicates(x)) if found is None else Duplicates(found[0], inverse=found[1])
     values, order = torch.sort(x, stable=True)
     is_first = torch.ones_like(values, dtype=torch.bool)
     torch.ne(values[1:], values[:-1], out=is_first[1:])

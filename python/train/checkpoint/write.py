@@ -11,7 +11,9 @@ from pathlib import Path
 
 from headrace.comm.base import Collective
 from headrace.embeddings.checkpoint.dynamic import save_dynamic
-from headrace.embeddings.checkpoint.shards import save_shards, shared_directory, write_index
+from headrace.embeddings.checkpoint.index import write_index
+from headrace.embeddings.checkpoint.shards import save_shards
+from headrace.embeddings.checkpoint.shared_directory import shared_directory
 from headrace.embeddings.checkpoint.tensors import FileRecord, save_tensors
 from headrace.storage import local
 from headrace.train.checkpoint.folders import list_steps, step_name

@@ -1,0 +1,168 @@
+"""What a save of shards says of itself: records of the ranks, folded into one index with a checksum."""
+
+from __future__ import annotations
+
+import hashlib
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
+
+from headrace.embeddings.checkpoint.tensors import FileRecord, read_checked
+from headrace.errors import UserError
+from headrace.storage import local
+
+R = TypeVar("R", bound=BaseModel)
+
+INDEX = "index.json"
+#: The name under which the rows themselves are stored, beside the names of optimizer states.
+WEIGHT = "weight"
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TableRecord(_Record):
+    """A saved table."""
+
+    name: str
+    rows: int
+    dim: int
+
+
+class Chunk(_Record):
+    """Rows `range(start, stop, stride)` of one table's weight or optimizer state: tensor `key` of `file`.
+
+    Of these rows the columns [first, end) of `columns`; None: all that there are (one, in a state by row).
+    """
+
+    table: str
+    state: str
+    start: int
+    stop: int
+    stride: int
+    file: str
+    key: str
+    columns: tuple[int, int] | None = None
+
+    @model_serializer(mode="wrap")
+    def _only_said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Checksums of indexes that know no columns stay what they were.
+        return {k: v for k, v in write(self).items() if k != "columns" or v is not None}
+
+    @property
+    def rows(self) -> range:
+        return range(self.start, self.stop, self.stride)
+
+
+class OptimizerRecord(_Record):
+    """The optimizer whose states were saved."""
+
+    kind: str
+    steps: int
+    states: tuple[str, ...]
+
+
+class RankRecord(_Record):
+    """What one rank wrote."""
+
+    format: Literal[1] = 1
+    rank: int
+    world_size: int
+    tables: tuple[TableRecord, ...]
+    optimizer: OptimizerRecord | None
+    files: tuple[FileRecord, ...]
+    chunks: tuple[Chunk, ...]
+
+
+class Index(_Record):
+    """What all ranks wrote."""
+
+    format: Literal[1] = 1
+    tables: tuple[TableRecord, ...]
+    optimizer: OptimizerRecord | None
+    files: tuple[FileRecord, ...]
+    chunks: tuple[Chunk, ...]
+    #: SHA-256 of this record with an empty checksum.
+    sha256: str = ""
+
+    def digest(self) -> str:
+        text = self.model_copy(update={"sha256": ""}).model_dump_json()
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_index(directory: Path) -> Index:
+    """Fold the ranks' records into the index. The chief's work, after a barrier that follows `save_shards`.
+
+    Raises:
+        UserError: a rank's record is missing or the ranks do not agree.
+    """
+    first = _read(rank_file(directory, 0), RankRecord)
+    records = [first, *(_read(rank_file(directory, r), RankRecord) for r in range(1, first.world_size))]
+    for record in records:
+        if (record.world_size, record.tables, record.optimizer) != (first.world_size, first.tables, first.optimizer):
+            raise UserError(f"{directory}: ranks 0 and {record.rank} did not save the same tables or step")
+    chunks = tuple(c for r in records for c in r.chunks)
+    for state in (WEIGHT, *(first.optimizer.states if first.optimizer else ())):
+        for table in first.tables:
+            mine = [c for c in chunks if c.table == table.name and c.state == state]
+            shares = (
+                len(c.rows)
+                * Fraction(
+                    1 if c.columns is None else c.columns[1] - c.columns[0], 1 if c.columns is None else table.dim
+                )
+                for c in mine
+            )
+            saved = sum(shares, Fraction(0))
+            if saved != table.rows:
+                raise UserError(
+                    f"{directory}: {float(saved):g} of the {table.rows} rows of table '{table.name}' were saved"
+                )
+    files = tuple(f for r in records for f in r.files)
+    index = Index(tables=first.tables, optimizer=first.optimizer, files=files, chunks=chunks)
+    index = index.model_copy(update={"sha256": index.digest()})
+    local(directory / INDEX).put_text(index.model_dump_json(indent=1) + "\n")
+    for record in records:
+        rank_file(directory, record.rank).unlink()
+    return index
+
+
+def read_index(directory: Path) -> Index:
+    """The index of a saved folder.
+
+    Raises:
+        UserError: there is none (the save did not finish), or it was altered.
+    """
+    path = directory / INDEX
+    index = _read(path, Index)
+    if index.digest() != index.sha256:
+        raise UserError(f"{path} is damaged: its contents do not match its checksum")
+    return index
+
+
+def verify_shards(directory: Path) -> Index:
+    """Read every file of a saved folder and compare it with its checksum.
+
+    Raises:
+        UserError: naming the file that is missing or damaged.
+    """
+    index = read_index(directory)
+    for record in index.files:
+        read_checked(directory, record)
+    return index
+
+
+def rank_file(directory: Path, rank: int) -> Path:
+    """What one rank wrote, until the index is there."""
+    return directory / f"rank-{rank:05d}.json"
+
+
+def _read(path: Path, kind: type[R]) -> R:
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing: the save of {path.parent} did not finish or was damaged") from None
+    except ValidationError as e:
+        raise UserError(f"{path} is damaged or of another version: {e.errors()[0]['msg']}") from None
