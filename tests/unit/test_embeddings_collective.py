@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from headrace.comm.base import Collective, LocalCollective
-from headrace.comm.segment import SLOTS, SharedCollective, shared
+from headrace.comm.segment import SLOTS
+from headrace.comm.shared_memory import SharedCollective, shared
 from headrace.comm.threads import ThreadCollective, run_ranks
 
 WORLDS = [1, 2, 3, 4]
