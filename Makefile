@@ -35,7 +35,7 @@ HOROVOD ?= $(or $(patsubst $(STAMPS)/horovod.%,%,$(firstword $(wildcard $(STAMPS
 # Who asks for a flavour gets that one or an error; who does not gets gloo where the other cannot be built.
 HOROVOD_ELSE := $(if $(filter file,$(origin HOROVOD)),gloo)
 
-.PHONY: demo test lint bench bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars rapids gpu-check lock format
+.PHONY: demo test setup-test downloads lint bench bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars rapids gpu-check lock format
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -119,7 +119,7 @@ demo: env
 doctor: env
 	@$(HEADRACE) doctor
 
-lint: env
+lint: $(STAMPS)/package
 	@$(STEP) "ruff check" .venv/bin/ruff check -q .
 	@$(STEP) "ruff format" .venv/bin/ruff format -q --check .
 	@$(STEP) "mypy --strict" .venv/bin/mypy -p headrace
@@ -128,10 +128,26 @@ lint: env
 gpu-check: env rapids
 	@$(STEP) "what leaves the GPU" $(HEADRACE) plan --gpu
 
-# Two processes: most tests wait for one JVM or another most of the time.
+# What compiles beside what loads: the compiler of Horovod has the cores, the rest the network. Gradle is run by one
+# process at a time. The class archive is written by one core, mypy takes the other.
+downloads: $(STAMPS)/tools
+	@$(MAKE) rapids
+	@$(MAKE) jars
+	@$(MAKE) airflow
+setup-test:
+	@$(MAKE) -j2 $(STAMPS)/package downloads
+	@$(MAKE) native-cuda
+	@$(MAKE) -j2 $(STAMPS)/classes lint
+
+# Two processes, and the GPU-plan gate as a third at first: most tests wait for one JVM or another most of the time.
 TEST_PROCESSES ?= 2
-test: native-cuda lint airflow gpu-check
-	@$(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder --durations 25 $(PYTEST_ARGS)
+test: setup-test
+	@$(STEP) "what leaves the GPU" $(HEADRACE) plan --gpu & gate=$$!
+	trap 'kill $$gate 2>/dev/null || true' EXIT
+	code=0
+	$(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder --durations 25 $(PYTEST_ARGS) || code=$$?
+	wait $$gate || { echo "the GPU-plan gate failed, see above" >&2; code=1; }
+	exit $$code
 
 $(STAMPS)/bench-peers: requirements/fbgemm.txt requirements/torchrec.txt $(STAMPS)/package
 	@$(STEP) "install FBGEMM for the CPU, and TorchRec" bash -c 'for peer in fbgemm torchrec; do rm -rf build/peers/$$peer; $(UV) pip install -q --python $(PYTHON) --target build/peers/$$peer --no-deps -r requirements/$$peer.txt; done'

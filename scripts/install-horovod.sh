@@ -12,7 +12,7 @@ uv=$1 stamps=$2 cuda=$3 flavour=$4 other=${5:-}
 build() {
   if [ "$1" = nccl ]; then
     # By make, so that the compilers are fetched once, whoever wants them.
-    make "$stamps/cuda" >&2 || return
+    MAKEFLAGS= make "$stamps/cuda" >&2 || return
   fi
   scripts/build-horovod.sh .venv "$1" "$cuda"
 }
