@@ -10,6 +10,11 @@ from pydantic import Field, model_validator
 from headrace.config.search import Search
 from headrace.config.section import Section
 
+#: How embedding rows learn: see headrace.embeddings.optim.rules.
+EmbeddingOptimizerKind = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
+#: How an embedding table is cut: see headrace.embeddings.sharding.plan.
+ShardingKind = Literal["table_wise", "row_wise", "column_wise", "data_parallel"]
+
 
 class Schedule(Section):
     """The learning rate by step (headrace.train.optim.schedule): a linear rise over `warmup_steps`, then a curve."""
@@ -68,7 +73,7 @@ class DynamicTable(Section):
 class EmbeddingOptimizer(Section):
     """The optimizer of embedding rows. `rowwise_adagrad` keeps one number a row where adagrad keeps one a weight."""
 
-    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "adagrad"
+    kind: EmbeddingOptimizerKind = "adagrad"
     learning_rate: float = Field(default=0.05, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     schedule: Schedule = Schedule()
@@ -83,7 +88,7 @@ class EmbeddingOptimizer(Section):
 class TableSharding(Section):
     """What is decided about one table before the planner decides the rest."""
 
-    kind: Literal["table_wise", "row_wise", "column_wise", "data_parallel"] | None = None
+    kind: ShardingKind | None = None
     #: Ranks that the rows, or blocks of columns, are dealt to; None: the planner's choice.
     parts: int | None = Field(default=None, ge=1)
     #: How rows are stored; arithmetic is float32.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from headrace.config import EmbeddingOptimizerKind
 from headrace.embeddings.sharding.plan import Lookup, Pooling, Table
 from headrace.errors import UserError
 from headrace.workspace import checkout
@@ -37,7 +37,7 @@ class DeclaredTables(BaseModel):
     embedding_dim: int = Field(ge=1)
     #: Rows of a step over all ranks.
     batch_size: int = Field(ge=1)
-    optimizer: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
+    optimizer: EmbeddingOptimizerKind
     tables: tuple[DeclaredTable, ...] = Field(min_length=1)
 
     def planned(self) -> tuple[tuple[Table, ...], tuple[Lookup, ...]]:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from headrace.config import ShardingKind
 from headrace.embeddings.planner.cost import GIB, Load, Vector, Workload, load_of
 from headrace.embeddings.planner.memory import insufficient_memory
 from headrace.embeddings.planner.options import ShardingOption, rule_of, sharding_options
 from headrace.embeddings.planner.traffic import ExchangeTraffic, choose_exchange
-from headrace.embeddings.sharding.plan import Block, Plan, ShardingKind, Table, blocks_for
+from headrace.embeddings.sharding.plan import Block, Plan, Table, blocks_for
 
 _MOVES = 400
 #: Tables of a rank that take less than this need no balance.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headrace.config import TableSharding
+from headrace.config import ShardingKind, TableSharding
 from headrace.embeddings.planner.cost import Workload
-from headrace.embeddings.sharding.plan import ShardingKind, Table, can_pool
+from headrace.embeddings.sharding.plan import Table, can_pool
 
 #: Narrower blocks of columns cost more in ids than they win.
 _MIN_COLUMNS = 16

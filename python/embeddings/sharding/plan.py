@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from headrace.config import ShardingKind
 from headrace.embeddings.storage.row_format import Storage
 from headrace.errors import UserError
 from headrace.schema import DatasetSchema, Kind
@@ -28,7 +29,6 @@ from headrace.schema import DatasetSchema, Kind
 Pooling = Literal["sum", "mean", "max", "none"]
 #: How float32 vectors and gradients travel between ranks: as they are, or rounded to the nearest bfloat16.
 CommDtype = Literal["fp32", "bf16"]
-ShardingKind = Literal["table_wise", "row_wise", "column_wise", "data_parallel"]
 
 
 @dataclass(frozen=True)
