@@ -1,4 +1,4 @@
-"""Numbers in memory that processes share: set by one, waited for by others (native/cpp/mailbox.cpp)."""
+"""Numbers in memory that processes share: set by one, waited for by others (native/cpp/futex.cpp)."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, save_tensors
+from headrace.embeddings.dynamic.admission_cpu import ID
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
-from headrace.embeddings.dynamic.waiting_cpu import ID
 from headrace.embeddings.input.raw_ids import owners
 from headrace.errors import UserError
 from headrace.storage import local

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headrace.embeddings.dynamic.admission_cpu import RECORD_BYTES, waiting_bytes
 from headrace.embeddings.dynamic.spec import DynamicSpec
-from headrace.embeddings.dynamic.waiting_cpu import RECORD_BYTES, waiting_bytes
 from headrace.embeddings.kernels.id_map_cpu import SLOT_BYTES, slots_for
 from headrace.embeddings.optim.rules import state_bytes_per_row
 

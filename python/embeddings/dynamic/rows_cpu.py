@@ -9,9 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headrace.embeddings.dynamic.rows import DRAW, TrainableRows, with_capacity
-from headrace.embeddings.dynamic.spec import DynamicSpec
-from headrace.embeddings.dynamic.waiting_cpu import (
+from headrace.embeddings.dynamic.admission_cpu import (
     FREQUENCY,
     ID,
     LAST_SEEN,
@@ -20,6 +18,8 @@ from headrace.embeddings.dynamic.waiting_cpu import (
     grown_capacity,
     grown_records,
 )
+from headrace.embeddings.dynamic.rows import DRAW, TrainableRows, with_capacity
+from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.kernels.duplicates import gather
 from headrace.embeddings.kernels.id_map_cpu import IdMap, Ids, mix
 from headrace.embeddings.storage.initialize import INIT_BOUND, initial_values
@@ -38,7 +38,7 @@ class HostRows(TrainableRows):
     def __init__(self, spec: DynamicSpec, world: World, seed: int, *, init_bound: float = INIT_BOUND) -> None:
         super().__init__(spec, world, seed, init_bound)
         self._map: IdMap = IdMap()
-        #: By row: see headrace.embeddings.dynamic.waiting_cpu. More rows than ids, as are weights and states.
+        #: By row: see headrace.embeddings.dynamic.admission_cpu. More rows than ids, as are weights and states.
         self._records: Ids = np.zeros((0, 3), dtype=np.int64)
         #: The most rows there ever were: so many were written to, and take memory.
         self._peak_rows = 0

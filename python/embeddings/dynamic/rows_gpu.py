@@ -11,10 +11,10 @@ import copy
 import torch
 from torch import Tensor
 
+from headrace.embeddings.dynamic.admission_cpu import FREQUENCY, ID, LAST_SEEN
+from headrace.embeddings.dynamic.admission_gpu import DeviceAdmissionCounts, grown_table
 from headrace.embeddings.dynamic.rows import DRAW, TrainableRows, with_capacity
 from headrace.embeddings.dynamic.spec import DynamicSpec
-from headrace.embeddings.dynamic.waiting_cpu import FREQUENCY, ID, LAST_SEEN
-from headrace.embeddings.dynamic.waiting_gpu import DeviceAdmissionCounts, grown_table
 from headrace.embeddings.kernels.duplicates import gather
 from headrace.embeddings.kernels.hashing import initial_values, lexsort, mix, uniform
 from headrace.embeddings.kernels.id_map_gpu import DeviceMap

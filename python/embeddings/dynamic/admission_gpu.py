@@ -1,11 +1,11 @@
-"""Ids that wait for a row, on a GPU: headrace.embeddings.dynamic.waiting_cpu with tensors in place of arrays."""
+"""Ids that wait for a row, on a GPU: headrace.embeddings.dynamic.admission_cpu with tensors in place of arrays."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from headrace.embeddings.dynamic.waiting_cpu import FREQUENCY, ID, LAST_SEEN
+from headrace.embeddings.dynamic.admission_cpu import FREQUENCY, ID, LAST_SEEN
 from headrace.embeddings.kernels.hashing import lexsort
 from headrace.embeddings.kernels.id_map_gpu import DeviceMap
 
@@ -21,7 +21,10 @@ def grown_table(table: Tensor, rows: int, limit: int | None = None) -> Tensor:
 
 
 class DeviceAdmissionCounts:
-    """See headrace.embeddings.dynamic.waiting_cpu.Waiting: the same methods on tensors, the same ids are forgotten."""
+    """See headrace.embeddings.dynamic.admission_cpu.Waiting.
+
+    The same methods on tensors, the same ids are forgotten.
+    """
 
     def __init__(self, limit: int, device: torch.device) -> None:
         self._limit, self._device = limit, device
