@@ -3,61 +3,72 @@
 from __future__ import annotations
 
 import math
-import sys
+import threading
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-#: What refers to a block that is not in use: the list, the loop's name for it, the argument of `getrefcount`.
-_IDLE = 3
-#: Blocks that are looked at before a new one is made.
+#: Idle blocks that are looked at before a new one is made.
 _LOOKS = 64
 
 
-class Buffers:
-    """Arrays out of blocks that nobody refers to any more. One thread asks; the arrays may go anywhere.
+class BufferPool:
+    """Arrays out of blocks of memory that go back to the pool when their last user lets go. For any threads.
 
-        x = buffers.empty((26, 8192), np.int64)
+        x = pool.empty((26, 8192), np.int64)
 
-    An array, a view of it, a tensor or an Arrow buffer over it: each holds a reference to its block, so a block is
-    given out again when the last of them is gone, and never before.
+    Each array has an owner, which holds its block. The array, its views, tensors and Arrow buffers over it keep the
+    owner alive; its end, in whichever thread, gives the block back.
 
     Args:
-        keep: blocks that are remembered, at most.
+        keep: idle blocks that are kept, at most.
     """
 
     def __init__(self, keep: int = 32) -> None:
         self._keep = keep
-        self._blocks: list[npt.NDArray[np.uint8]] = []
-        #: Where the search begins: blocks become idle in the order in which they were given out, more or less.
-        self._at = 0
+        #: The last one came last: it is most likely still in a cache.
+        self._idle: list[_Block] = []
+        # An owner may end in a thread that holds the lock: an allocation can run the garbage collector.
+        self._lock = threading.RLock()
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """An array of undefined values, C order."""
         kind = np.dtype(dtype)
         size = math.prod(shape) * kind.itemsize
-        block = self._idle(size)
+        block = self._take(size)
         if block is None:
             # A little more than is asked for: row groups of a dataset are about as large as each other.
-            block = np.empty(size + (size >> 4) + 64, np.uint8)
-            if len(self._blocks) < self._keep:
-                self._blocks.insert(self._at, block)
-                self._at += 1
-        return block[:size].view(kind).reshape(shape)
+            block = np.empty(size + (size >> 4) + 64, np.uint8).view(_Block)
+        owner = block.view(_Owner)
+        owner.pool, owner.block = self, block
+        return np.ndarray(shape, kind, buffer=owner)
 
-    def _idle(self, size: int) -> npt.NDArray[np.uint8] | None:
-        """An idle block that is large enough, and not much larger. Without one, another idle one makes place."""
-        unfit, count = None, len(self._blocks)
-        for turn in range(min(count, _LOOKS)):
-            i = (self._at + turn) % count
-            block: npt.NDArray[np.uint8] = self._blocks[i]
-            if sys.getrefcount(block) == _IDLE:
-                if size <= block.nbytes <= 4 * size + 4096:
-                    self._at = i + 1
-                    return block
-                unfit = i
-        if unfit is not None and len(self._blocks) == self._keep:
-            del self._blocks[unfit]
-            self._at = min(self._at, len(self._blocks))
+    def give_back(self, block: _Block) -> None:
+        """Of an owner that ends. Where there is no room for it, the block that was idle longest goes."""
+        with self._lock:
+            self._idle.append(block)
+            if len(self._idle) > self._keep:
+                del self._idle[0]
+
+    def _take(self, size: int) -> _Block | None:
+        """An idle block that is large enough, and not much larger."""
+        with self._lock:
+            for i in range(len(self._idle) - 1, max(-1, len(self._idle) - 1 - _LOOKS), -1):
+                if size <= self._idle[i].nbytes <= 4 * size + 4096:
+                    return self._idle.pop(i)
         return None
+
+
+class _Block(np.ndarray[Any, np.dtype[np.uint8]]):
+    """Memory that is given out many times. A type of its own, so that NumPy does not take it for its owner's base."""
+
+
+class _Owner(np.ndarray[Any, np.dtype[np.uint8]]):
+    """Holds a block for as long as an array over it is used."""
+
+    pool: BufferPool
+    block: _Block
+
+    def __del__(self) -> None:
+        self.pool.give_back(self.block)

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Spec, build_spec, load_spec
-from headrace.dataset.buffers import Buffers
+from headrace.dataset.buffers import BufferPool
 from headrace.dataset.parquet.row_group import StoredRowGroup
 from headrace.drift.count_day import count_day
 from headrace.errors import UserError
@@ -466,7 +466,7 @@ def test_what_spark_writes_is_read_without_arrows_decoder(spark: SparkSession, t
     rows.write.options(**_OPTIONS).parquet(str(tmp_path / "rows"))
     (path,) = (tmp_path / "rows").glob("*.parquet")
     expected = pq.read_table(path)
-    with StoredRowGroup(str(path), 0, list("abcde"), Buffers()) as stored:
+    with StoredRowGroup(str(path), 0, list("abcde"), BufferPool()) as stored:
         for name in "abcd":
             found = stored.column(name)
             assert isinstance(found, pa.Array), name  # else Arrow decoded it

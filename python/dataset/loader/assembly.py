@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headrace.dataset.buffers import Buffers
+from headrace.dataset.buffers import BufferPool
 from headrace.dataset.loader.batch import Batch
 from headrace.dataset.native import Array
 
@@ -73,7 +73,7 @@ class Assembly:
         self.rows_each, self._totals, self._streams = rows_each, totals, streams
         self._next, self._ahead = first, ahead
         self._drafts: dict[int, Draft] = {}
-        self._buffers = Buffers(keep=4_096)
+        self._buffers = BufferPool(keep=4_096)
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
         self._closed = False

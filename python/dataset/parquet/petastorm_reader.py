@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from headrace.dataset.buffers import Buffers
+from headrace.dataset.buffers import BufferPool
 from headrace.dataset.parquet.layout import SplitLayout
 from headrace.dataset.parquet.row_group import StoredRowGroup
 
@@ -118,7 +118,7 @@ class _RowGroupWorker(ArrowReaderWorker):  # type: ignore[misc]
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._buffers = Buffers()
+        self._buffers = BufferPool()
 
     @staticmethod
     def new_results_queue_reader() -> Any:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.dataset import native
-from headrace.dataset.buffers import Buffers
+from headrace.dataset.buffers import BufferPool
 from headrace.errors import UserError
 
 #: Parquet's physical types whose PLAIN values are Arrow's, where no logical type says otherwise.
@@ -42,7 +42,7 @@ class StoredRowGroup:
         UserError: the file is damaged or gone.
     """
 
-    def __init__(self, path: str, index: int, columns: Sequence[str], buffers: Buffers) -> None:
+    def __init__(self, path: str, index: int, columns: Sequence[str], buffers: BufferPool) -> None:
         self._path, self._index, self._buffers = path, index, buffers
         try:
             self._file = pq.ParquetFile(path)
