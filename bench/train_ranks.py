@@ -79,7 +79,7 @@ class Result:
 class TorchDLRM(DLRM):
     """The same dense part with nothing of ours in it."""
 
-    def _top(self, bottom: Tensor, vectors: Any) -> Tensor:
+    def _top(self, bottom: Tensor, vectors: Any, watches: bool = True) -> Tensor:
         stacked = torch.cat([bottom.unsqueeze(1), vectors], dim=1)
         logits: Tensor = self.top(torch.cat([bottom, pairwise_dots(stacked)], dim=1)).squeeze(1)
         return logits

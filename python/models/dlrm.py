@@ -90,6 +90,7 @@ class DLRM(nn.Module):
             device=self.device,
         )
         self._slots = _Slots(schema, model.pooling)
+        self._gradient_sum: Tensor | None = None
         generator = torch.Generator().manual_seed(seed)
         width = model.embedding_dim
         self.bottom: MLP | None = None
@@ -133,8 +134,11 @@ class DLRM(nn.Module):
         return self._top(bottom, self.vectors(begun) if self.features else None)
 
     def dense(self, continuous: Tensor, vectors: Tensor) -> Tensor:
-        """The logits float32 [B] of continuous float32 [B, C] and the features' vectors [B, F, D], on the device."""
-        return self._top(self._bottom(continuous, len(vectors)), vectors)
+        """The logits float32 [B] of continuous float32 [B, C] and the features' vectors [B, F, D], on the device.
+
+        Nothing else happens in it, so that it can be captured: the vectors' gradient is for the caller to look at.
+        """
+        return self._top(self._bottom(continuous, len(vectors)), vectors, watches=False)
 
     def _bottom(self, continuous: Tensor, samples: int) -> Tensor:
         with self._autocast(continuous):
@@ -144,10 +148,29 @@ class DLRM(nn.Module):
             assert self.constant is not None
             return self.constant.expand(samples, -1)
 
-    def _top(self, bottom: Tensor, vectors: Tensor | ZeroCopyVectors | None) -> Tensor:
+    def _top(self, bottom: Tensor, vectors: Tensor | ZeroCopyVectors | None, watches: bool = True) -> Tensor:
         with self._autocast(bottom):
-            logits: Tensor = self.top(bottom if vectors is None else with_pairs(bottom, vectors)).squeeze(1)
+            inputs = bottom if vectors is None else with_pairs(bottom, vectors)
+            # Zero-copy vectors have no gradient of their own that could be looked at: it is made of the inputs'.
+            watched = vectors if isinstance(vectors, Tensor) else inputs
+            if watches and self.training and watched.requires_grad:
+                watched.register_hook(self.add_gradient_sum)  # type: ignore[no-untyped-call]
+            logits: Tensor = self.top(inputs).squeeze(1)
         return logits.float()
+
+    def add_gradient_sum(self, gradient: Tensor) -> None:
+        """Note a gradient of vectors, of any shape, for `take_gradient_sum`."""
+        total = gradient.sum(dtype=torch.float32)
+        self._gradient_sum = total if self._gradient_sum is None else self._gradient_sum + total
+
+    def take_gradient_sum(self) -> Tensor | None:
+        """The sum of the vectors' gradients since the last call, float32 []: NaN or infinite where one of them is.
+
+        Of vectors that are read in place it is that of the top MLP's inputs, of which the interaction makes theirs.
+        None: there was no backward pass, or none that is looked at.
+        """
+        found, self._gradient_sum = self._gradient_sum, None
+        return found
 
     def _autocast(self, x: Tensor) -> torch.autocast:
         return torch.autocast(x.device.type, torch.bfloat16, enabled=self.training and self.precision == "bf16")

@@ -133,6 +133,11 @@ class LocalTables(nn.Module):
         """How the distinct rows of a gradient must be sorted for `step`: see `find_duplicates`."""
         return None if self._updater is None else self._updater.row_ranges(fused)
 
+    def waiting_gradients(self) -> list[list[Gradient]]:
+        """By fused table, those since the last step. Receives what is on its way, so all ranks call it."""
+        self._receive_deferred()
+        return self._pending
+
     def add_gradient(self, fused: FusedTable, gradient: Gradient) -> None:
         """Keep what a backward pass says of this rank's rows of a fused table, for `step`."""
         self._receive_deferred()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -13,7 +14,7 @@ from headrace.comm.base import Collective
 from headrace.config import EmbeddingOptimizer, TableOptimizer
 from headrace.embeddings.kernels import cpu
 from headrace.embeddings.optim.fused_step import FusedStep, fused_step
-from headrace.embeddings.optim.gradients import Gradient, merge
+from headrace.embeddings.optim.gradients import Gradient, NonFiniteGradient, merge, non_finite_tables
 from headrace.embeddings.optim.row_squares import Gradients, RowSquares
 from headrace.embeddings.optim.rules import RULES, RowUpdate
 from headrace.embeddings.sharding.layout import FusedTable, Layout
@@ -262,7 +263,11 @@ class Updater:
     def _clip(
         self, fused_tables: Sequence[FusedTable], gradients: Gradients, limit: float, others: OtherGradients | None
     ) -> None:
-        """Scale all gradients so that their norm over all rows of all ranks is at most `limit`."""
+        """Scale all gradients so that their norm over all rows of all ranks is at most `limit`.
+
+        Raises:
+            NonFiniteGradient: there is no norm.
+        """
         sharded, replicated = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
         for fused, (_, grad) in zip(fused_tables, gradients, strict=True):
             (replicated if fused.replicated else sharded).add_(grad.double().square().sum())
@@ -270,6 +275,9 @@ class Updater:
             sharded.add_(others.squares())
         self._collective.all_reduce_sum([sharded])
         norm = float((sharded + replicated).sqrt())
+        if not math.isfinite(norm):  # on all ranks alike
+            found = [non_finite_tables(t, rows, grad) for t, (rows, grad) in zip(fused_tables, gradients, strict=True)]
+            raise NonFiniteGradient(sorted(set().union(*found)))
         if norm > limit:
             for _, grad in gradients:
                 grad.mul_(limit / norm)

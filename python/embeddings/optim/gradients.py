@@ -11,6 +11,7 @@ from torch import Tensor
 from headrace.embeddings.input.addressing import JaggedIndices
 from headrace.embeddings.kernels import cpu
 from headrace.embeddings.kernels.duplicates import Duplicates, find_duplicates
+from headrace.embeddings.sharding.layout import FusedTable
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,22 @@ class Gradient:
     def materialized(self) -> Gradient:
         """The same in memory of its own."""
         return self if self.pointers is None else Gradient.of_sums(self.rows, self.sums())
+
+
+class NonFiniteGradient(ArithmeticError):
+    """A gradient is NaN or infinite on some rank; nothing was changed. `tables`: whose it is on this rank."""
+
+    def __init__(self, tables: Sequence[str]) -> None:
+        super().__init__(f"the gradient is not finite (tables here: {', '.join(tables) or 'none'})")
+        self.tables = list(tables)
+
+
+def non_finite_tables(fused: FusedTable, rows: Tensor, grad: Tensor) -> set[str]:
+    """Tables of a fused table with a NaN or infinite number in the gradient float32 [U, D] of its rows [U]."""
+    bad = rows[~grad.isfinite().all(dim=1)]
+    return {
+        b.table for b, held, first in fused.local_blocks if bool(((bad >= first) & (bad < first + len(held))).any())
+    }
 
 
 def merge(parts: Sequence[Gradient]) -> Gradient:

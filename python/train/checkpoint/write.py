@@ -9,17 +9,21 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from headrace.comm.base import Collective
 from headrace.embeddings.checkpoint.dynamic import save_dynamic
 from headrace.embeddings.checkpoint.index import write_index
 from headrace.embeddings.checkpoint.shards import save_shards
 from headrace.embeddings.checkpoint.shared_directory import shared_directory
 from headrace.embeddings.checkpoint.tensors import FileRecord, save_tensors
+from headrace.embeddings.lookup.finite import bad_rows
 from headrace.storage import local
 from headrace.train.checkpoint.folders import list_steps, step_name
 from headrace.train.checkpoint.progress import Progress
 from headrace.train.checkpoint.record import DENSE, DYNAMIC, EMBEDDINGS, RECORD, CheckpointRecord, Model
 from headrace.train.optim.dense import DenseOptimizer
+from headrace.train.result import Diverged
 
 
 class CheckpointWriter:
@@ -57,8 +61,13 @@ class CheckpointWriter:
         self._pending: _Pending | None = None
 
     def save(self, model: Model, dense: DenseOptimizer, progress: Progress, keep_step: int | None = None) -> None:
-        """Begin the checkpoint of `progress.step`, after finishing the one before. `keep_step` outlives the others."""
+        """Begin the checkpoint of `progress.step`, after finishing the one before. `keep_step` outlives the others.
+
+        Raises:
+            Diverged: what would be saved is NaN or infinite somewhere; all ranks raise it, and nothing is written.
+        """
         self.finish()
+        self._check_finite(model, dense, progress.step)
         final = self._folder / step_name(progress.step)
         tensors = {f"model/{k}": v for k, v in model.state_dict().items()}
         tensors |= {f"optimizer/{k}": v for k, v in dense.state().items()}
@@ -79,6 +88,17 @@ class CheckpointWriter:
         self._pending = _Pending(stack, partial, progress, keep_step, _Write(write, self._background))
         if not self._background:
             self.finish()
+
+    def _check_finite(self, model: Model, dense: DenseOptimizer, step: int) -> None:
+        """Raise Diverged, on all ranks, where a number that would be saved is NaN or infinite on one of them."""
+        bad = [f"table '{t}'" for t in bad_rows(model.embeddings)]
+        tensors = {**model.state_dict(), **{f"optimizer state {k}": v for k, v in dense.state().items()}}
+        bad += [f"'{name}'" for name, x in tensors.items() if x.is_floating_point() and not bool(x.sum().isfinite())]
+        found = torch.tensor([float(len(bad))])
+        self._collective.all_reduce_sum([found])
+        if float(found):
+            here = ", ".join(bad) or "a table of another rank"
+            raise Diverged(f"training diverged: {here} holds NaN or infinite numbers after step {step}", step)
 
     def poll(self, step: int) -> None:
         """Finish what was begun `lag` steps ago."""

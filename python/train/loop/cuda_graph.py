@@ -65,12 +65,15 @@ class GraphedForward:
             self._labels.copy_(batch.labels)
             self._vectors.copy_(vectors)
         self._replay()
-        return Forward(self._loss, lambda: torch.autograd.backward(vectors, self._gradient()))
 
-    def _gradient(self) -> Tensor | None:
-        """The vectors' gradient. Tables keep it as it is until the step, which may come after further replays."""
-        grad = self._vectors.grad
-        return grad.clone() if grad is not None and self._accumulates else grad
+        def backward() -> None:
+            grad = self._vectors.grad
+            assert grad is not None
+            self._model.add_gradient_sum(grad)
+            # Tables keep it as it is until the step, which may come after further replays.
+            torch.autograd.backward(vectors, grad.clone() if self._accumulates else grad)
+
+        return Forward(self._loss, backward)
 
     def _shape_mismatch(self, batch: MicroBatch) -> str:
         rows, captured = len(batch.labels), len(self._labels)

@@ -17,6 +17,7 @@ import torch
 
 from headrace.comm.base import Collective
 from headrace.dataset.loader.source import TrainSource
+from headrace.embeddings.optim.gradients import NonFiniteGradient
 from headrace.train.callbacks.base import Callback, CallbackList, StepEnd
 from headrace.train.checkpoint.progress import Progress
 from headrace.train.checkpoint.write import CheckpointWriter
@@ -24,11 +25,12 @@ from headrace.train.evaluation.metrics import show_metrics
 from headrace.train.evaluation.predict import Evaluation
 from headrace.train.job import Job
 from headrace.train.loop.cuda_graph import GraphedForward
+from headrace.train.loop.divergence import bad_step
 from headrace.train.loop.forward_backward import EagerForward, ForwardBackward
 from headrace.train.loop.lookups import LookupPipeline, micro_batches
 from headrace.train.loop.prefetch import prefetch_to_device
 from headrace.train.optim.schedule import learning_rate
-from headrace.train.result import Diverged, Stopped
+from headrace.train.result import Stopped
 from headrace.train.setup.state import TrainState
 
 log = logging.getLogger("headrace.train")
@@ -87,7 +89,7 @@ class Trainer:
         """Take the steps. Returns the last evaluation, where it is of the last step.
 
         Raises:
-            Diverged: the loss is not finite.
+            Diverged: the loss or a gradient is not finite; the step is not taken. Or weights that are to be saved.
             Stopped: a rank was asked to stop; a checkpoint of the last step was written.
         """
         train, progress, phase = self._job.train, self._progress, self._callbacks.phase
@@ -145,19 +147,19 @@ class Trainer:
                 self.lookups.fetch_rows(of_next_step=is_last)
             with phase("dense backward"):
                 forward.backward()
-        loss, stop = state.dense.reduce(local_loss, self._stop_requested())
-        if not math.isfinite(loss):
-            # Every rank sees the same sum, so every rank leaves here.
+        finite = state.model.take_gradient_sum()
+        loss, stop = state.dense.reduce(local_loss, self._stop_requested(), finite)
+        # Every rank sees the same sums, so every rank leaves here, or none.
+        if not (math.isfinite(loss) and state.dense.has_finite_gradients()):
             self.lookups.drop()
-            raise Diverged(
-                f"training diverged: the loss is {loss} at step {step}. Lower train.embeddings.learning_rate "
-                f"({train.embeddings.learning_rate}) or train.dense.learning_rate ({train.dense.learning_rate}), or "
-                f"tame extreme values of continuous features with clip, log and normalize in features.workflow",
-                step,
-            )
+            raise bad_step(step, local_loss, state, self._collective, train)
         with phase("optimizer"):
+            try:
+                state.model.step_embeddings(rates["embeddings_rate"])  # first: clipping may find that there is no norm
+            except NonFiniteGradient as e:
+                self.lookups.drop()
+                raise bad_step(step, local_loss, state, self._collective, train, e.tables) from e
             state.dense.step(rates["dense_rate"])
-            state.model.step_embeddings(rates["embeddings_rate"])
         return loss, stop
 
     def _learning_rates(self, step: int) -> dict[str, float]:

@@ -28,19 +28,32 @@ class DenseOptimizer:
         _leave_compiler_out()
         self._optimizer = _make(self._parameters, conf)
 
-    def reduce(self, loss: float, flag: bool = False) -> tuple[float, bool]:
+    def reduce(self, loss: float, flag: bool = False, finite: Tensor | None = None) -> tuple[float, bool]:
         """Sum the gradients over the ranks, in place.
+
+        Args:
+            loss: this rank's.
+            flag: this rank's.
+            finite: a number [] that, where it is NaN or infinite, makes the global loss NaN: so all ranks hear of it
+                without a message more.
 
         Returns:
             The global loss, which is the sum of the ranks' local ones, and whether any rank raised its flag: both the
             same on all ranks.
         """
         total = torch.tensor([loss, float(flag)], device=self._parameters[0].device if self._parameters else None)
+        if finite is not None:
+            total[0] += 0.0 * finite.to(total.device)
         for p in self._parameters:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
         self._collective.all_reduce_sum([total, *(p.grad for p in self._parameters if p.grad is not None)])
         return float(total[0]), bool(total[1] > 0)
+
+    def has_finite_gradients(self) -> bool:
+        """Whether all elements are: after `reduce` the same on all ranks."""
+        sums = [p.grad.sum() for p in self._parameters if p.grad is not None]
+        return not sums or bool(torch.stack(sums).sum().isfinite())
 
     def step(self, lr: float | None = None) -> None:
         """Apply the (summed) gradients and forget them.
