@@ -114,9 +114,12 @@ class Sharding(Section):
     #: Exceptions by table (a vocabulary's name, else the feature's).
     tables: Mapping[str, TableSharding] = Field(default_factory=dict)
     #: GiB of each rank for tables, optimizer states and what a step needs of them; None: not limited. With
-    #: `train.device: cuda` it is the GPU's memory that is meant, None is nine tenths of what is free there, and tables
-    #: that do not fit are kept in host memory, their hot rows on the GPU too.
+    #: `train.device: cuda` it is the GPU's memory that is meant, None is nine tenths of what is free there without
+    #: `reserve_gib`, and tables that do not fit are kept in host memory, their hot rows on the GPU too.
     memory_gib: float | None = Field(default=None, gt=0)
+    #: With `train.device: cuda`: GiB of each GPU for the dense part, its activations and CUDA graphs; None: an estimate
+    #: from the model's shapes and the rows of a step.
+    reserve_gib: float | None = Field(default=None, ge=0)
     #: Most weights and states of a rank, in means over the ranks, where there is a way (below 1 GiB no matter what);
     #: None: what is fastest, however uneven.
     memory_imbalance: float | None = Field(default=2.0, ge=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from headrace.comm.base import Collective
 from headrace.errors import UserError
 from headrace.world import World
 
@@ -33,13 +32,3 @@ def place(kind: str, world: World) -> torch.device:
     device = torch.device("cuda", world.local_rank if count > 1 else 0)
     torch.cuda.set_device(device)
     return device
-
-
-def free_gib(device: torch.device, collective: Collective) -> float:
-    """GiB that tables may take on the GPU of every rank: nine tenths of what is free where there is least. Collective.
-
-    The rest is for the dense part, CUDA's own and what is in pieces.
-    """
-    torch.cuda.empty_cache()  # of a model that was here before
-    mine = torch.tensor([torch.cuda.mem_get_info(device)[0] / 2**30], device=device)
-    return 0.9 * float(collective.all_gather(mine).min())

@@ -16,7 +16,8 @@ from headrace.models.dlrm import DLRM
 from headrace.schema import DatasetSchema
 from headrace.train.job import Job
 from headrace.train.optim.dense import DenseOptimizer
-from headrace.train.setup.device import free_gib, place
+from headrace.train.setup.device import place
+from headrace.train.setup.memory import reserved_gib, tables_gib
 from headrace.train.setup.popularity import sampled_popularity
 
 
@@ -49,7 +50,8 @@ def build_state(job: Job, schema: DatasetSchema, collective: Collective) -> Trai
     shares_memory = job.train.device == "cpu" and may_share(collective.world)
     device, settings = place(job.train.device, collective.world), job.train.sharding
     if device.type == "cuda" and settings.memory_gib is None:
-        settings = settings.model_copy(update={"memory_gib": free_gib(device, collective)})
+        reserved = reserved_gib(schema, job.model, job.train, collective.world)
+        settings = settings.model_copy(update={"memory_gib": tables_gib(device, collective, reserved)})
 
     def make_plan(tables: Sequence[Table], lookups: Sequence[Lookup], world_size: int) -> Plan:
         return plan_tables(
