@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from bench.report import Figure, publish
 from headrace.config import Train
-from headrace.dataset.loader.source import TrainSource
+from headrace.dataset.loader.loaders import TrainLoader
 from headrace.dataset.parquet import lists
 from headrace.dataset.parquet.layout import open_split
 from headrace.schema import DatasetSchema, Feature, Kind
@@ -71,7 +71,7 @@ def write(folder: Path, mean: float, as_lists: bool) -> DatasetSchema:
 
 def rate(folder: Path, schema: DatasetSchema) -> float:
     """Rows a second over one epoch of a rank alone."""
-    with TrainSource(open_split(folder, "train", schema), schema, TRAIN) as source:
+    with TrainLoader(open_split(folder, "train", schema), schema, TRAIN) as source:
         next(source)
         tick = time.perf_counter()
         for _ in range(source.steps_per_epoch - 1):

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from bench.peers.torchrec_step import Step
 from bench.report import Figure
 from bench.train_ranks import MALLOC, schema_of, step_of, train_of
-from headrace.dataset.loader.source import EvalSource, TrainSource
+from headrace.dataset.loader.loaders import EvalLoader, TrainLoader
 from headrace.dataset.parquet.layout import SplitLayout, open_split, stored_columns
 from headrace.workspace import checkout
 
@@ -56,7 +56,7 @@ def load_seconds(layout: SplitLayout, step: Step, batch: int, streams: int) -> f
     After an epoch to begin with, the mean of three: in the middle of a run as many row groups are decoded as are used.
     """
     train = train_of(step, batch_size=batch, streams=streams, ranks=1)
-    with TrainSource(layout, schema_of(step), train) as source:
+    with TrainLoader(layout, schema_of(step), train) as source:
         for _ in range(source.steps_per_epoch):
             next(source)
         began = time.perf_counter()
@@ -69,7 +69,7 @@ def load_seconds(layout: SplitLayout, step: Step, batch: int, streams: int) -> f
 def pass_seconds(layout: SplitLayout, step: Step, batch: int, streams: int) -> float:
     """Seconds of an evaluation's pass over the same rows: checked, in stored order. Opening the files counts."""
     began = time.perf_counter()
-    with EvalSource(layout, schema_of(step), batch_size=batch, streams=streams) as source:
+    with EvalLoader(layout, schema_of(step), batch_size=batch, streams=streams) as source:
         for _ in source:
             pass
     return time.perf_counter() - began

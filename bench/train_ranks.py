@@ -33,7 +33,7 @@ from headrace.comm.shared_memory import shared
 from headrace.comm.torch_dist import TorchCollective
 from headrace.config import EmbeddingOptimizer, Model, Optimizer, Schedule, Sharding, Train
 from headrace.dataset.loader.batch import Batch
-from headrace.dataset.loader.source import TrainSource
+from headrace.dataset.loader.loaders import TrainLoader
 from headrace.dataset.parquet.layout import open_split
 from headrace.embeddings.planner.search import plan_tables
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table
@@ -261,7 +261,7 @@ def _rank_main(step: Step, rank: int, folder: Path, turns: int, profile: bool, d
             states["bound"] = replaced(state_of(step, collective), touched)
     else:
         layout = open_split(dataset, "train", schema_of(step))
-        sources["ours"] = TrainSource(layout, schema_of(step), train_of(step, streams=4), collective.world)
+        sources["ours"] = TrainLoader(layout, schema_of(step), train_of(step, streams=4), collective.world)
     tracer.attach(ours.model.embeddings)
     seconds: dict[str, list[float]] = {name: [] for name in _NAMES}
     for turn in range(turns):

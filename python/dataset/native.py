@@ -88,7 +88,7 @@ def permutation(generator: np.random.Generator, n: int) -> Order:
     return out
 
 
-class Targets:
+class OutputColumns:
     """Where a row group's rows are written to: parts of several matrices, one after the other.
 
     Args:
@@ -102,13 +102,13 @@ class Targets:
         self.strides = np.array([v.strides[0] for v in views], np.int64)
 
 
-def gather(source: Array, order: Order, out: Targets, column: int) -> int:
+def gather(source: Array, order: Order, out: OutputColumns, column: int) -> int:
     """Row i of column `column` of the targets becomes source[order[i]], as their dtype.
 
     Args:
         source: [N].
         order: int32, contiguous, within `source`; as many as the targets have rows.
-        out: see Targets.
+        out: see OutputColumns.
         column: of them all.
 
     Returns:
@@ -133,7 +133,7 @@ def gather(source: Array, order: Order, out: Targets, column: int) -> int:
     return found
 
 
-def _gather(source: Array, order: Order, out: Targets, column: int) -> int:
+def _gather(source: Array, order: Order, out: OutputColumns, column: int) -> int:
     taken = source.take(order)
     start = 0
     for view, end in zip(out.views, out.ends, strict=True):

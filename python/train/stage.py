@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace import registry
 from headrace.config import Spark, Spec
-from headrace.dataset.loader.negatives import NegativePlan
+from headrace.dataset.loader.negatives import NegativeSampler
 from headrace.dataset.parquet.layout import check_streams, open_split
 from headrace.embeddings.dynamic.spec import dynamic_specs
 from headrace.errors import UserError
@@ -155,7 +155,7 @@ def check_dataset(job: Job) -> None:
     if not (dataset / "workflow").is_dir():
         raise UserError(f"dataset {dataset} has no folder 'workflow'; run the features stage again")
     check_streams(open_split(dataset, "train", schema), job.train.streams)
-    NegativePlan.of(schema, job.train.negatives)
+    NegativeSampler.of(schema, job.train.negatives)
     dynamic_specs(schema, job.model.embedding_dim, job.train.embeddings)
     if open_split(dataset, "valid", schema).rows == 0:
         raise UserError(f"{dataset / 'valid'} holds no rows to evaluate on: widen features.split")

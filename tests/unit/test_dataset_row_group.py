@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from headrace.config import Train
 from headrace.dataset import native
 from headrace.dataset.buffers import BufferPool
-from headrace.dataset.loader.source import TrainSource
+from headrace.dataset.loader.loaders import TrainLoader
 from headrace.dataset.parquet.layout import split_of
 from headrace.dataset.parquet.row_group import StoredRowGroup
 from headrace.errors import UserError
@@ -145,7 +145,7 @@ def test_gather(kind: type, to: type, built: bool, monkeypatch: pytest.MonkeyPat
     order = rng.integers(0, 1_000, 777).astype(np.int32)
     for values in (source[:1_000], source[::2]):
         matrices = [np.zeros((3, n + 5), to) for n in (1, 400, 16, 360)]
-        targets = native.Targets([m[:, 2:-3] for m in matrices])
+        targets = native.OutputColumns([m[:, 2:-3] for m in matrices])
         largest = native.gather(values, order, targets, 1)
         assert (np.concatenate([m[1, 2:-3] for m in matrices]) == values[order].astype(to)).all()
         for m in matrices:  # and nothing else is written
@@ -166,7 +166,7 @@ def test_without_the_library_batches_are_the_same(
     for missing in (False, True):
         if missing:
             monkeypatch.setattr(native, "library", lambda: None)
-        with TrainSource(*split, train, carried=["row"]) as source:
+        with TrainLoader(*split, train, carried=["row"]) as source:
             found.append([next(source) for _ in range(25)])
     for a, b in zip(*found, strict=True):
         for x, y in zip(
@@ -225,7 +225,7 @@ def test_portions_need_no_more_memory_than_their_rows(ws: Workspace, make_datase
     """Epoch after epoch the same blocks are used."""
     manifest = make_dataset(ws, train=1_000, groups=4)
     split = split_of(manifest, ws, "train")
-    with TrainSource(*split, Train(batch_size=50, streams=2, ranks=1)) as source:
+    with TrainLoader(*split, Train(batch_size=50, streams=2, ranks=1)) as source:
         places = set()
         for _ in range(400):  # twenty epochs
             places.add(next(source).codes.__array_interface__["data"][0])

@@ -16,7 +16,7 @@ from headrace.comm.base import Collective, LocalCollective
 from headrace.comm.threads import run_ranks
 from headrace.commands.plan_sharding import sharding
 from headrace.config import DynamicTable, EmbeddingOptimizer, Model, Negatives, Optimizer, Spec, Train
-from headrace.dataset.loader.negatives import NegativePlan
+from headrace.dataset.loader.negatives import NegativeSampler
 from headrace.embeddings.dynamic.memory import bytes_for
 from headrace.embeddings.dynamic.rows import DynamicReport
 from headrace.errors import UserError
@@ -294,7 +294,7 @@ def test_what_cannot_be_is_said(home: Workspace, coded: Manifest) -> None:
     with pytest.raises(UserError, match=r"train\.embeddings\.dynamic: 'usr' is not .*did you mean 'user'"):
         model(dynamic={"usr": DynamicTable()})
     with pytest.raises(UserError, match=r"'user' has raw ids, and so no vocabulary .*method to in_batch"):
-        NegativePlan.of(some, Negatives(column="user"))
+        NegativeSampler.of(some, Negatives(column="user"))
     assert "user" not in matrix_columns(some)
     assert "item" in matrix_columns(some)
 

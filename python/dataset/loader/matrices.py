@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from headrace.dataset import native
-from headrace.dataset.native import Array, Order, Targets
+from headrace.dataset.native import Array, Order, OutputColumns
 from headrace.dataset.parquet import lists
 from headrace.dataset.parquet.row_group import StoredRowGroup
 from headrace.errors import UserError
@@ -22,9 +22,9 @@ def write_features(
     stored: StoredRowGroup,
     schema: DatasetSchema,
     order: Order,
-    continuous: Targets,
-    codes: Targets,
-    labels: Targets,
+    continuous: OutputColumns,
+    codes: OutputColumns,
+    labels: OutputColumns,
     *,
     where: str,
 ) -> None:

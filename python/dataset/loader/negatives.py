@@ -21,7 +21,7 @@ from headrace.schema import FIRST_CODE, NULL_CODE, DatasetSchema, Kind
 
 
 @dataclass(frozen=True)
-class NegativePlan:
+class NegativeSampler:
     """`per_positive` copies of each positive row, with another code in physical column `column` of `codes`."""
 
     column: int
@@ -35,7 +35,7 @@ class NegativePlan:
     raw: bool = False
 
     @staticmethod
-    def of(schema: DatasetSchema, negatives: config.Negatives | None) -> NegativePlan | None:
+    def of(schema: DatasetSchema, negatives: config.Negatives | None) -> NegativeSampler | None:
         """The plan for a dataset; None where none are asked for.
 
         Raises:
@@ -68,7 +68,7 @@ class NegativePlan:
             )
         column = columns_of(categorical).index(negatives.column)
         if found[0].dynamic:
-            return NegativePlan(column, 0, negatives.per_positive, in_batch=True, raw=True)
+            return NegativeSampler(column, 0, negatives.per_positive, in_batch=True, raw=True)
         cardinality = found[0].cardinality or 0
         first = found[0].first_code
         known = max(cardinality - first, 0)
@@ -76,7 +76,7 @@ class NegativePlan:
             raise UserError(
                 f"train.negatives.column: '{negatives.column}' has {known} known values; drawing another one needs 2"
             )
-        return NegativePlan(column, cardinality, negatives.per_positive, first, in_batch=in_batch)
+        return NegativeSampler(column, cardinality, negatives.per_positive, first, in_batch=in_batch)
 
     def copies(self, labels: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
         """Rows that each row [N] becomes, itself included: [N]."""
@@ -113,7 +113,7 @@ class NegativePlan:
         return np.where(others > 0, drawn, NULL_CODE)
 
 
-def expanded_sizes(groups: Sequence[RowGroup], schema: DatasetSchema, plan: NegativePlan | None) -> tuple[int, ...]:
+def expanded_sizes(groups: Sequence[RowGroup], schema: DatasetSchema, plan: NegativeSampler | None) -> tuple[int, ...]:
     """Rows that each row group gives with its negatives; reads the label column alone, and only with a plan."""
     if plan is None:
         return tuple(g.rows for g in groups)

@@ -19,7 +19,7 @@ _MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
-class Visit:
+class RowGroupRead:
     """One reading of a row group: which of the stream's groups, in which epoch, and how many rows to pass over."""
 
     epoch: int
@@ -27,7 +27,9 @@ class Visit:
     skip: int
 
 
-def visits(seed: int, stream: int, sizes: Sequence[int], start: int = 0, shuffle: bool = True) -> Iterator[Visit]:
+def row_group_reads(
+    seed: int, stream: int, sizes: Sequence[int], start: int = 0, shuffle: bool = True
+) -> Iterator[RowGroupRead]:
     """All readings from row `start` of the endless stream on. Whole row groups before it are never visited.
 
     Args:
@@ -40,7 +42,7 @@ def visits(seed: int, stream: int, sizes: Sequence[int], start: int = 0, shuffle
             if skip >= sizes[group]:
                 skip -= sizes[group]
                 continue
-            yield Visit(epoch, int(group), skip)
+            yield RowGroupRead(epoch, int(group), skip)
             skip = 0
         epoch += 1
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from headrace.dataset.loader.assembly import Assembly, Share
+from headrace.dataset.loader.assembler import BatchAssembler, BatchSlice
 from headrace.dataset.loader.matrices import write_features
-from headrace.dataset.loader.negatives import NegativePlan, expanded_sizes
-from headrace.dataset.loader.order import Visit, negatives_generator, row_order, visits
-from headrace.dataset.native import Array, Order, Targets
+from headrace.dataset.loader.negatives import NegativeSampler, expanded_sizes
+from headrace.dataset.loader.order import RowGroupRead, negatives_generator, row_group_reads, row_order
+from headrace.dataset.native import Array, Order, OutputColumns
 from headrace.dataset.parquet.layout import RowGroup, SplitLayout, columns_of, stored_columns
 from headrace.dataset.parquet.petastorm_reader import RowGroupReader
 from headrace.dataset.parquet.row_group import StoredRowGroup
@@ -32,7 +32,7 @@ class Stream:
         carried: carried columns to read along.
         start: rows already given, over all epochs.
         shuffle: an order of each epoch's own, without end; else one pass in stored order.
-        assembly: where rows are written to.
+        assembler: where rows are written to.
         place: the stream's number there.
     """
 
@@ -43,24 +43,24 @@ class Stream:
         seed: int,
         stream: int,
         streams: int,
-        plan: NegativePlan | None,
+        plan: NegativeSampler | None,
         carried: Sequence[str],
         start: int,
         *,
         shuffle: bool,
-        assembly: Assembly,
+        assembler: BatchAssembler,
         place: int,
     ) -> None:
         self._groups = layout.stream(stream, streams)
         self._schema, self._carried = schema, tuple(carried)
         self._seed, self._stream, self._plan, self._shuffle = seed, stream, plan, shuffle
-        self._assembly, self._place = assembly, place
+        self._assembler, self._place = assembler, place
         self._row = start
-        self._visits: deque[Visit] = deque()
+        self._reads: deque[RowGroupRead] = deque()
         self._reader: RowGroupReader | None = None
         if self._groups:
             sizes = expanded_sizes(self._groups, schema, plan)
-            order = visits(seed, stream, sizes, start, shuffle)
+            order = row_group_reads(seed, stream, sizes, start, shuffle)
             if not shuffle:
                 order = itertools.islice(order, len(sizes))
             mine, pieces = layout.alone(self._groups)
@@ -69,50 +69,50 @@ class Stream:
     @property
     def step(self) -> int:
         """The step that the next row belongs to."""
-        return self._row // self._assembly.rows_each
+        return self._row // self._assembler.rows_each
 
-    def _pieces(self, order: Iterator[Visit], pieces: Sequence[int]) -> Iterator[int]:
-        for visit in order:
-            self._visits.append(visit)
-            yield pieces[visit.group]
+    def _pieces(self, order: Iterator[RowGroupRead], pieces: Sequence[int]) -> Iterator[int]:
+        for read in order:
+            self._reads.append(read)
+            yield pieces[read.group]
 
     def __iter__(self) -> Iterator[int]:
         for stored in self._reader or ():
-            visit = self._visits.popleft()
+            read = self._reads.popleft()
             with stored:
-                self._write(stored, visit, self._groups[visit.group])
+                self._write(stored, read, self._groups[read.group])
             yield self.step
 
-    def _write(self, stored: StoredRowGroup, visit: Visit, group: RowGroup) -> None:
+    def _write(self, stored: StoredRowGroup, read: RowGroupRead, group: RowGroup) -> None:
         n = stored.num_rows
         order = np.arange(n, dtype=np.int32)
         if self._shuffle:
-            order = row_order(self._seed, visit.epoch, self._stream, visit.group, n)
-        copies = None if self._plan is None else _Copies(stored, self._schema, order, self._plan)
-        places = (order if copies is None else copies.order)[visit.skip :]
-        shares = self._assembly.shares(self._place, self._row, len(places))
+            order = row_order(self._seed, read.epoch, self._stream, read.group, n)
+        copies = None if self._plan is None else _WithNegatives(stored, self._schema, order, self._plan)
+        places = (order if copies is None else copies.order)[read.skip :]
+        slices = self._assembler.slices(self._place, self._row, len(places))
         targets = [
-            Targets([m[:, s.rows] for m, s in zip(matrices, shares, strict=True)])
+            OutputColumns([m[:, s.rows] for m, s in zip(matrices, slices, strict=True)])
             for matrices in (
-                [s.draft.continuous for s in shares],
-                [s.draft.codes for s in shares],
-                [s.draft.labels for s in shares],
+                [s.batch.continuous for s in slices],
+                [s.batch.codes for s in slices],
+                [s.batch.labels for s in slices],
             )
         ]
         write_features(stored, self._schema, places, *targets, where=f"{group.path}, row group {group.index}")
         if copies is not None:
-            generator = negatives_generator(self._seed, visit.epoch, self._stream, visit.group)
-            copies.draw(generator, visit.skip, targets[1], targets[2])
+            generator = negatives_generator(self._seed, read.epoch, self._stream, read.group)
+            copies.draw(generator, read.skip, targets[1], targets[2])
         for name in self._carried:
-            self._write_carried(name, stored.values(name)[places], shares)
+            self._write_carried(name, stored.values(name)[places], slices)
         self._row += len(places)
-        self._assembly.written(shares)
+        self._assembler.mark_written(slices)
 
-    def _write_carried(self, name: str, values: Array, shares: list[Share]) -> None:
+    def _write_carried(self, name: str, values: Array, slices: list[BatchSlice]) -> None:
         at = 0
-        for share in shares:
-            end = at + share.rows.stop - share.rows.start
-            share.draft.carried.setdefault(name, {}).setdefault(self._place, []).append(values[at:end])
+        for part in slices:
+            end = at + part.rows.stop - part.rows.start
+            part.batch.carried.setdefault(name, {}).setdefault(self._place, []).append(values[at:end])
             at = end
 
     def close(self) -> None:
@@ -120,10 +120,10 @@ class Stream:
             self._reader.close()
 
 
-class _Copies:
+class _WithNegatives:
     """The rows of a row group with their negatives right after each positive."""
 
-    def __init__(self, stored: StoredRowGroup, schema: DatasetSchema, order: Order, plan: NegativePlan) -> None:
+    def __init__(self, stored: StoredRowGroup, schema: DatasetSchema, order: Order, plan: NegativeSampler) -> None:
         self._plan = plan
         labels = stored.values(schema.label.name)[order]
         copies = plan.copies(labels)
@@ -134,7 +134,7 @@ class _Copies:
         name = columns_of(schema.of(Kind.CATEGORICAL))[plan.column]  # a scalar: stored under that name
         self._own = stored.values(name)[order[labels > 0]].astype(np.int64)
 
-    def draw(self, generator: np.random.Generator, skip: int, codes: Targets, labels: Targets) -> None:
+    def draw(self, generator: np.random.Generator, skip: int, codes: OutputColumns, labels: OutputColumns) -> None:
         """Give the copies, from row `skip` on, other codes and the label 0."""
         drawn = np.empty(len(self.order), np.int64)
         drawn[self._is_copy] = self._plan.draw(self._own, generator).reshape(-1)

@@ -70,7 +70,7 @@ class RowGroupReader:
         self._reader.join()
 
 
-class _Given(Ventilator):  # type: ignore[misc]
+class _OrderedVentilator(Ventilator):  # type: ignore[misc]
     """Hands out row groups in the given order, one ahead, without a thread of its own."""
 
     def __init__(self, ventilate: Any, pieces: Iterator[int]) -> None:
@@ -107,7 +107,7 @@ class _OrderedReader(Reader):  # type: ignore[misc]
         super().__init__(filesystem, paths, **kwargs)
 
     def _create_ventilator(self, *args: Any, **kwargs: Any) -> Ventilator:
-        return _Given(self._workers_pool.ventilate, self._pieces)
+        return _OrderedVentilator(self._workers_pool.ventilate, self._pieces)
 
 
 class _RowGroupWorker(ArrowReaderWorker):  # type: ignore[misc]
@@ -122,14 +122,14 @@ class _RowGroupWorker(ArrowReaderWorker):  # type: ignore[misc]
 
     @staticmethod
     def new_results_queue_reader() -> Any:
-        return _RowGroups()
+        return _ResultsQueueReader()
 
     def process(self, piece_index: int, worker_predicate: None, shuffle_row_drop_partition: tuple[int, int]) -> None:
         piece = self._split_pieces[piece_index]
         self.publish_func(StoredRowGroup(piece.path, piece.row_group, list(self._schema.fields), self._buffers))
 
 
-class _RowGroups:
+class _ResultsQueueReader:
     batched_output = True
 
     def read_next(self, workers_pool: Any, schema: Any, ngram: Any) -> StoredRowGroup:

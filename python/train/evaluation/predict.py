@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headrace.comm.base import Collective
-from headrace.dataset.loader.source import EvalSource
+from headrace.dataset.loader.loaders import EvalLoader
 from headrace.dataset.parquet.layout import SplitLayout
 from headrace.schema import DatasetSchema
 from headrace.train.evaluation.metrics import calibration_bins, click_metrics, ranking_metrics, sigmoid
@@ -61,7 +61,7 @@ def predict_split(
     """
     logits, labels, groups = [], [], []
     carried = [group] if group else []
-    with EvalSource(
+    with EvalLoader(
         layout, schema, collective.world, batch_size=batch_size, streams=streams, carried=carried
     ) as source:
         with torch.no_grad():  # not inference_mode: its tensors cannot be sent by Horovod's thread

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from headrace.comm.base import Collective, LocalCollective
-from headrace.dataset.loader.source import TrainSource
+from headrace.dataset.loader.loaders import TrainLoader
 from headrace.dataset.parquet.layout import SplitLayout, open_split
 from headrace.models import saved
 from headrace.schema import DatasetSchema
@@ -63,7 +63,7 @@ def train(
         batch_size, streams = job.train.batch_size, job.train.streams
         return predict_split(model, split, schema, collective, batch_size=batch_size, streams=streams, group=group)
 
-    with TrainSource(
+    with TrainLoader(
         layout, schema, job.train, collective.world, start_step=progress.step, timed=tracer.timed
     ) as source:
         total = source.steps_per_epoch * job.train.epochs

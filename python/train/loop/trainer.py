@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from headrace.comm.base import Collective
-from headrace.dataset.loader.source import TrainSource
+from headrace.dataset.loader.loaders import TrainLoader
 from headrace.embeddings.optim.gradients import NonFiniteGradient
 from headrace.train.callbacks.base import Callback, CallbackList, StepEnd
 from headrace.train.checkpoint.progress import Progress
@@ -55,7 +55,7 @@ class Trainer:
         self,
         job: Job,
         state: TrainState,
-        source: TrainSource,
+        source: TrainLoader,
         progress: Progress,
         total_steps: int,
         collective: Collective,

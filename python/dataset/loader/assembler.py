@@ -21,7 +21,7 @@ _ALIGNMENT = 64
 
 
 @dataclass
-class Draft:
+class PartialBatch:
     """A batch that is being put together: continuous float32 [C, B], codes int64 [S, B], labels float32 [1, B]."""
 
     continuous: Array
@@ -34,15 +34,15 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class Share:
-    """Where some consecutive rows of a stream belong: columns `rows` of a draft's matrices."""
+class BatchSlice:
+    """Where some consecutive rows of a stream belong: columns `rows` of a batch's matrices."""
 
     step: int
-    draft: Draft
+    batch: PartialBatch
     rows: slice
 
 
-class Assembly:
+class BatchAssembler:
     """The batches that are under way, and those that wait to be taken.
 
     Streams begin what is at most `ahead` steps before the step that is taken next.
@@ -72,7 +72,7 @@ class Assembly:
         self._continuous, self._codes, self._carried = continuous, codes, tuple(carried)
         self.rows_each, self._totals, self._streams = rows_each, totals, streams
         self._next, self._ahead = first, ahead
-        self._drafts: dict[int, Draft] = {}
+        self._partial: dict[int, PartialBatch] = {}
         self._buffers = BufferPool(keep=4_096)
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
@@ -86,7 +86,7 @@ class Assembly:
             self._changed.wait_for(lambda: self._closed or step < self._next + self._ahead)
             return not self._closed
 
-    def shares(self, stream: int, row: int, rows: int) -> list[Share]:
+    def slices(self, stream: int, row: int, rows: int) -> list[BatchSlice]:
         """Where rows [row, row + rows) of a stream belong, in order. They are the stream's alone to write."""
         found = []
         with self._changed:
@@ -94,19 +94,19 @@ class Assembly:
             while row < end:
                 step, within = divmod(row, self.rows_each)
                 n = min(end - row, self.rows_each - within)
-                draft = self._drafts.get(step)
-                if draft is None:
-                    draft = self._drafts[step] = self._draft(step)
+                batch = self._partial.get(step)
+                if batch is None:
+                    batch = self._partial[step] = self._new_batch(step)
                 at = sum(self._rows(s, step) for s in range(stream)) + within
-                found.append(Share(step, draft, slice(at, at + n)))
+                found.append(BatchSlice(step, batch, slice(at, at + n)))
                 row += n
         return found
 
-    def written(self, shares: Sequence[Share]) -> None:
-        """The rows of these shares are there."""
+    def mark_written(self, slices: Sequence[BatchSlice]) -> None:
+        """The rows of these slices are there."""
         with self._changed:
-            for share in shares:
-                share.draft.missing -= share.rows.stop - share.rows.start
+            for part in slices:
+                part.batch.missing -= part.rows.stop - part.rows.start
             self._changed.notify_all()
 
     def fail(self, e: BaseException) -> None:
@@ -128,11 +128,11 @@ class Assembly:
             if not self._is_ready():
                 assert self._failure is not None
                 raise self._failure
-            draft = self._drafts.pop(self._next, None) or self._draft(self._next)
+            batch = self._partial.pop(self._next, None) or self._new_batch(self._next)
             self._next += 1
             self._changed.notify_all()
-        carried = {name: _joined(draft.carried.get(name, {})) for name in self._carried}
-        return Batch(draft.continuous.T, draft.codes.T, draft.labels[0], carried)
+        carried = {name: _joined(batch.carried.get(name, {})) for name in self._carried}
+        return Batch(batch.continuous.T, batch.codes.T, batch.labels[0], carried)
 
     def close(self) -> None:
         """Let streams end."""
@@ -141,8 +141,8 @@ class Assembly:
             self._changed.notify_all()
 
     def _is_ready(self) -> bool:
-        draft = self._drafts.get(self._next)
-        return draft.missing == 0 if draft is not None else self._rows_of(self._next) == 0
+        batch = self._partial.get(self._next)
+        return batch.missing == 0 if batch is not None else self._rows_of(self._next) == 0
 
     def _rows(self, stream: int, step: int) -> int:
         """Rows of a stream in a step."""
@@ -153,13 +153,13 @@ class Assembly:
     def _rows_of(self, step: int) -> int:
         return sum(self._rows(s, step) for s in range(self._streams))
 
-    def _draft(self, step: int) -> Draft:
+    def _new_batch(self, step: int) -> PartialBatch:
         """Its three matrices are one block of memory."""
         rows = self._rows_of(step)
         first = -(-self._continuous * rows * 4 // _ALIGNMENT) * _ALIGNMENT
         second = first + self._codes * rows * 8
         block = self._buffers.empty((second + rows * 4,), np.uint8)
-        return Draft(
+        return PartialBatch(
             block[: self._continuous * rows * 4].view(np.float32).reshape(self._continuous, rows),
             block[first:second].view(np.int64).reshape(self._codes, rows),
             block[second:].view(np.float32).reshape(1, rows),
@@ -168,7 +168,7 @@ class Assembly:
 
 
 def run_streams(
-    assembly: Assembly,
+    assembler: BatchAssembler,
     writers: Sequence[Iterator[int]],
     firsts: Sequence[int],
     timed: Callable[[str, Iterator[int]], Iterator[int]],
@@ -176,7 +176,7 @@ def run_streams(
     """A thread for each stream: writes row group after row group, where there is room.
 
     Args:
-        assembly: what is written to.
+        assembler: what is written to.
         writers: each writes a row group when it is asked, and gives the step that comes next.
         firsts: the step that each begins with.
         timed: is given each stream's work, to note how long it takes.
@@ -185,13 +185,13 @@ def run_streams(
     def run(writer: Iterator[int], step: int) -> None:
         try:
             work = timed("decode", writer)
-            while assembly.wait_for_room(step):
+            while assembler.wait_for_room(step):
                 found = next(work, None)
                 if found is None:
                     return
                 step = found
         except BaseException as e:
-            assembly.fail(e)
+            assembler.fail(e)
 
     threads = [
         threading.Thread(target=run, args=given, name=f"stream {i}", daemon=True)

@@ -17,8 +17,8 @@ import pytest
 
 from headrace.config import Negatives, Train
 from headrace.dataset.loader.batch import Batch
-from headrace.dataset.loader.negatives import NegativePlan
-from headrace.dataset.loader.source import EvalSource, TrainSource
+from headrace.dataset.loader.loaders import EvalLoader, TrainLoader
+from headrace.dataset.loader.negatives import NegativeSampler
 from headrace.dataset.parquet.layout import LISTING, SplitLayout, open_split, split_of
 from headrace.dataset.parquet.petastorm_reader import RowGroupReader
 from headrace.dataset.parquet.row_group import StoredRowGroup
@@ -57,7 +57,7 @@ def steps(split: Split, n: int, *, world: int = 1, start: int = 0, train: Train 
     """`n` steps of each rank: [rank][step]."""
     found = []
     for rank in range(world):
-        with TrainSource(*split, train, World(rank, world), start_step=start, carried=["row"]) as source:
+        with TrainLoader(*split, train, World(rank, world), start_step=start, carried=["row"]) as source:
             found.append(list(itertools.islice(source, n)))
     return found
 
@@ -164,7 +164,7 @@ def test_skipping_decodes_no_earlier_row_group(split: Split, monkeypatch: pytest
         original(stored, *args, **more)
 
     monkeypatch.setattr(module, "write_features", counted)
-    with TrainSource(*split, TRAIN, start_step=1000, depth=1) as source:
+    with TrainLoader(*split, TRAIN, start_step=1000, depth=1) as source:
         next(source)
         source.close()
     assert len(decoded) <= 4 * 3  # of some 640: the one under way, the next, and the one that is being read
@@ -177,10 +177,10 @@ def test_seed_changes_the_order_and_nothing_else(split: Split) -> None:
 
 
 def test_steps_per_epoch(manifest: Manifest, home: Workspace, split: Split) -> None:
-    with TrainSource.from_manifest(manifest, home, TRAIN) as source:
+    with TrainLoader.from_manifest(manifest, home, TRAIN) as source:
         assert (source.rows, source.steps_per_epoch) == (1003, 1003 // 64)
         assert next(source).carried == {}
-    with TrainSource(*split, TRAIN.model_copy(update={"batch_size": 2048})) as source:
+    with TrainLoader(*split, TRAIN.model_copy(update={"batch_size": 2048})) as source:
         assert source.steps_per_epoch == 1
         assert next(source).rows == 2048  # a batch above an epoch wraps
 
@@ -194,7 +194,7 @@ def test_evaluation_gives_each_row_once_in_equal_steps(
     seen: list[Batch] = []
     counts = set()
     for rank in range(world):
-        with EvalSource(layout, schema, World(rank, world), batch_size=32, streams=streams, carried=["row"]) as source:
+        with EvalLoader(layout, schema, World(rank, world), batch_size=32, streams=streams, carried=["row"]) as source:
             batches = list(source)
             counts.add(len(batches))
             assert len(batches) == source.steps
@@ -212,7 +212,7 @@ def test_negatives_are_other_known_values_and_the_same_for_any_world(split: Spli
     for step, expected in enumerate(alone):
         assert expected.rows == 64
         assert_equal(side_by_side([ranks[step] for ranks in pairs]), expected)
-    with TrainSource(*split, train) as source:
+    with TrainLoader(*split, train) as source:
         stored = pa.concat_tables([pq.read_table(f) for f in split[0].files]).to_pandas().set_index("row")
         assert source.rows == len(stored) + 3 * int(stored["click"].sum())
     # Stream 0 of the first epoch, row by row: an original, then its three copies where it is a positive.
@@ -245,7 +245,7 @@ def test_too_few_row_groups_names_the_setting(tmp_path: Path, make_dataset: Call
     with pytest.raises(
         UserError, match=r"2 row groups .100 rows., fewer than train.streams .4.: set features.min_row_g"
     ):
-        TrainSource.from_manifest(manifest, ws, TRAIN)
+        TrainLoader.from_manifest(manifest, ws, TRAIN)
 
 
 def test_damaged_files_are_named(tmp_path: Path, make_dataset: Callable[..., Manifest]) -> None:
@@ -327,18 +327,18 @@ def test_bad_values_are_named(
     table = pq.read_table(part)
     pq.write_table(table.set_column(table.schema.get_field_index(column), column, values), part)
     with pytest.raises(UserError, match=message):
-        TrainSource.from_manifest(manifest, ws, Train(batch_size=4, streams=2, ranks=1)).__next__()
+        TrainLoader.from_manifest(manifest, ws, Train(batch_size=4, streams=2, ranks=1)).__next__()
 
 
 @pytest.mark.parametrize(("column", "message"), [("tags", "one value a row"), ("colour", "there are: user, item")])
 def test_negatives_of_a_wrong_column(split: Split, column: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        TrainSource(*split, TRAIN.model_copy(update={"negatives": Negatives(column=column)}))
+        TrainLoader(*split, TRAIN.model_copy(update={"negatives": Negatives(column=column)}))
 
 
 def test_negatives_of_the_batch() -> None:
     """Values of the batch as often as they are there, never the row's own, and any other where it is the only one."""
-    plan = NegativePlan(column=0, cardinality=50, per_positive=40, first=2, in_batch=True)
+    plan = NegativeSampler(column=0, cardinality=50, per_positive=40, first=2, in_batch=True)
     own = np.array([7] * 100 + [8] * 300 + [9] * 600 + [1, 0], np.int64)
     drawn = plan.draw(own, np.random.default_rng(0))
     assert (drawn != own[:, None]).all()
@@ -352,7 +352,7 @@ def test_negatives_of_the_batch() -> None:
 
 
 def test_negatives_of_raw_ids_are_those_of_the_batch() -> None:
-    plan = NegativePlan(column=0, cardinality=0, per_positive=40, in_batch=True, raw=True)
+    plan = NegativeSampler(column=0, cardinality=0, per_positive=40, in_batch=True, raw=True)
     low, high = -(2**63), 2**63 - 1
     own = np.array([low] * 100 + [5] * 300 + [high] * 600 + [0] * 50, np.int64)
     drawn = plan.draw(own, np.random.default_rng(0))
@@ -374,11 +374,13 @@ def test_negatives_of_a_column_that_another_feature_is_made_of_are_refused() -> 
         return Feature(name=name, kind=Kind.CATEGORICAL, dtype="int32", cardinality=9, sources=sources)
 
     item, user = feature("item", "item"), feature("user", "user")
-    plan = NegativePlan.of(DatasetSchema(features=(user, item)), Negatives(column="item"))
+    plan = NegativeSampler.of(DatasetSchema(features=(user, item)), Negatives(column="item"))
     assert plan is not None
     assert plan.column == 1
     with pytest.raises(UserError, match="pair is made of item too"):
-        NegativePlan.of(DatasetSchema(features=(user, item, feature("pair", "user", "item"))), Negatives(column="item"))
+        NegativeSampler.of(
+            DatasetSchema(features=(user, item, feature("pair", "user", "item"))), Negatives(column="item")
+        )
 
 
 def test_row_groups_come_in_the_order_asked_for(split: Split) -> None:
@@ -406,7 +408,7 @@ def test_a_failing_stream_is_heard_where_its_rows_are_missing(split: Split, monk
         original(*args, **more)
 
     monkeypatch.setattr(module, "write_features", failing)
-    with TrainSource(*split, TRAIN) as source:
+    with TrainLoader(*split, TRAIN) as source:
         given: list[Batch] = []
         with pytest.raises(UserError, match="no more"):
             given.extend(source)
@@ -428,7 +430,7 @@ def test_streams_stay_near_what_is_taken(split: Split, monkeypatch: pytest.Monke
 
     taken = 0
     monkeypatch.setattr(module.Stream, "_write", noted)
-    with TrainSource(*split, TRAIN) as source:
+    with TrainLoader(*split, TRAIN) as source:
         for _ in range(100):
             taken += 1  # before it is given: streams may be ahead of what was taken, not of what is asked for
             next(source)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 from headrace import config
-from headrace.dataset.loader.assembly import Assembly, run_streams
+from headrace.dataset.loader.assembler import BatchAssembler, run_streams
 from headrace.dataset.loader.batch import Batch
-from headrace.dataset.loader.negatives import NegativePlan, expanded_sizes
+from headrace.dataset.loader.negatives import NegativeSampler, expanded_sizes
 from headrace.dataset.loader.stream import Stream
 from headrace.dataset.parquet.layout import SplitLayout, check_streams, columns_of, split_of
 from headrace.manifest import Manifest
@@ -25,7 +25,7 @@ _ALONE = World()
 Timed = Callable[[str, Iterator[int]], Iterator[int]]
 
 
-class _Source:
+class _Loader:
     """Batches from a rank's streams, each with a thread of its own."""
 
     def __init__(
@@ -37,7 +37,7 @@ class _Source:
         *,
         rows_each: int,
         streams: int,
-        plan: NegativePlan | None,
+        plan: NegativeSampler | None,
         carried: Sequence[str],
         start_step: int,
         shuffle: bool,
@@ -48,7 +48,7 @@ class _Source:
         sizes = [[g.rows for g in layout.stream(i, streams)] for i in mine]
         largest = max((rows for groups in sizes for rows in groups), default=1)
         continuous, codes = (len(columns_of(schema.of(k))) for k in (Kind.CONTINUOUS, Kind.CATEGORICAL))
-        self._assembly = Assembly(
+        self._assembler = BatchAssembler(
             continuous,
             codes,
             carried,
@@ -70,32 +70,32 @@ class _Source:
                 carried,
                 start_step * rows_each,
                 shuffle=shuffle,
-                assembly=self._assembly,
+                assembler=self._assembler,
                 place=place,
             )
             for place, number in enumerate(mine)
         ]
         self._threads = run_streams(
-            self._assembly, [iter(s) for s in self._streams], [s.step for s in self._streams], timed
+            self._assembler, [iter(s) for s in self._streams], [s.step for s in self._streams], timed
         )
 
     @property
     def wait_seconds(self) -> float:
         """Seconds for which the loop waited for data."""
-        return self._assembly.wait_seconds
+        return self._assembler.wait_seconds
 
     def close(self) -> None:
-        self._assembly.close()
+        self._assembler.close()
         for thread in self._threads:
             thread.join()
         for stream in self._streams:
             stream.close()
 
 
-class TrainSource(_Source):
+class TrainLoader(_Loader):
     """An endless iterator of this rank's part of each step's batch; wraps from epoch to epoch.
 
-        with TrainSource.from_manifest(manifest, ws, spec.train, world) as source:
+        with TrainLoader.from_manifest(manifest, ws, spec.train, world) as source:
             for step, batch in zip(range(source.steps_per_epoch), source): ...
 
     Args:
@@ -122,7 +122,7 @@ class TrainSource(_Source):
         timed: Timed = lambda name, items: items,
     ) -> None:
         check_streams(layout, train.streams)
-        plan = NegativePlan.of(schema, train.negatives)
+        plan = NegativeSampler.of(schema, train.negatives)
         #: Rows of an epoch, negatives included.
         self.rows = sum(expanded_sizes(layout.row_groups, schema, plan))
         #: An epoch is this many whole batches; what is left over comes first in the next one's.
@@ -145,25 +145,25 @@ class TrainSource(_Source):
     @staticmethod
     def from_manifest(
         manifest: Manifest, ws: Workspace, train: config.Train, world: World = _ALONE, *, start_step: int = 0
-    ) -> TrainSource:
+    ) -> TrainLoader:
         """The `train` split of the dataset that a features manifest names."""
         layout, schema = split_of(manifest, ws, "train")
-        return TrainSource(layout, schema, train, world, start_step=start_step)
+        return TrainLoader(layout, schema, train, world, start_step=start_step)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
-        return self._assembly.take()
+        return self._assembler.take()
 
-    def __enter__(self) -> TrainSource:
+    def __enter__(self) -> TrainLoader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
 
-class EvalSource(_Source):
+class EvalLoader(_Loader):
     """One pass over a split: every row exactly once over all ranks, in stored order inside each stream.
 
     All ranks make `steps` steps, as collectives need; a rank whose streams have ended gives batches of 0 rows. A split
@@ -174,7 +174,7 @@ class EvalSource(_Source):
         carried: carried columns to read along.
 
     Raises:
-        UserError: as TrainSource, except for the number of row groups.
+        UserError: as TrainLoader, except for the number of row groups.
     """
 
     def __init__(
@@ -215,9 +215,9 @@ class EvalSource(_Source):
         if self._left == 0:
             raise StopIteration
         self._left -= 1
-        return self._assembly.take()
+        return self._assembler.take()
 
-    def __enter__(self) -> EvalSource:
+    def __enter__(self) -> EvalLoader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
