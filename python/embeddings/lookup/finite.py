@@ -36,7 +36,7 @@ def bad_rows(embeddings: LocalTables) -> list[str]:
             if not all(_is_finite(x[first : first + len(rows)]) for x in (weight, *own.values())):
                 found.add(block.table)
     for t in () if embeddings.dynamic is None else embeddings.dynamic.tables:
-        if not all(_is_finite(x) for x in (t.weight, *t.states.values())):
+        if not all(_is_finite(x) for x in (t.weight, *(s[: len(t)] for s in t.states.values()))):
             found.add(t.spec.name)
     return sorted(found)
 
