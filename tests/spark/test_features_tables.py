@@ -29,6 +29,7 @@ from headrace.schema import Column
 from headrace.score.candidates import Active
 from headrace.stage import Context, Result, check_stage, run_stage
 from headrace.workspace import Workspace
+from tests.arrow_table_ops import by_arrow
 from tests.tables_support import (
     DAY,
     HOUR,
@@ -110,10 +111,10 @@ def as_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
 def both(spark: SparkSession, p: Preparation, rows: list[Row], home: Path, train: TrainRows | None = None) -> pa.Table:
     """The rows by the Arrow body, after the Spark body has made the same."""
     reader, table = external(home), as_table(rows, probe=any("__probe" in r for r in rows))
-    by_arrow = p.arrow(table, reader, train)
+    expected = by_arrow(p, table, reader, train)
     by_spark = p.spark(as_frame(spark, table), reader, train).toArrow()
-    assert_rows(by_spark.select(by_arrow.schema.names), by_arrow)
-    return by_arrow
+    assert_rows(by_spark.select(expected.schema.names), expected)
+    return expected
 
 
 @settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
@@ -202,11 +203,11 @@ def test_external_tables(spark: SparkSession, tmp_path: Path) -> None:
     )
     old = prepare({"join_external": {"path": "tables/shops", "keys": ["item"], "add": {"v": "bigint"}}})
     pinned = Reader(tmp_path, dict.fromkeys(old.externals, "0"))
-    by_both = (old.arrow(as_table(events), pinned), old.spark(as_frame(spark, as_table(events)), pinned).toArrow())
+    by_both = (by_arrow(old, as_table(events), pinned), old.spark(as_frame(spark, as_table(events)), pinned).toArrow())
     for table in by_both:
         assert sorted(table.column("v").to_pylist(), key=str) == [1, None, None]
     for run in (
-        lambda: old.arrow(as_table(events), reader),
+        lambda: by_arrow(old, as_table(events), reader),
         lambda: old.spark(as_frame(spark, as_table(events)), reader),
     ):
         with pytest.raises(UserError, match=r"tables/shops 2 values of item have more than one row \(4 rows\)"):

@@ -25,6 +25,9 @@ from headrace.features.table_ops.predicate import Predicate
 from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.types import declared
 from headrace.score.sides import check_columns
+from tests.arrow_table_ops import by_arrow
+from tests.arrow_table_ops.external import read
+from tests.arrow_table_ops.predicate import predicate
 from tests.tables_support import (
     COLUMNS,
     DAY,
@@ -56,7 +59,7 @@ PROBES = st.lists(st.sampled_from([None, None, None, "asks"]), min_size=40, max_
 @given(ROWS, PROBES)
 def test_the_past_is_what_a_loop_over_all_rows_finds(rows: list[Row], probes: list[str | None]) -> None:
     rows = [{**r, "__probe": p} for r, p in zip(number(rows), probes, strict=False)]
-    found = by_identity(prepare(*PAST).arrow(as_table(rows, probe=True), NOWHERE))
+    found = by_identity(by_arrow(prepare(*PAST), as_table(rows, probe=True), NOWHERE))
     wanted = expected_past(rows)
     assert found.keys() == wanted.keys()
     for key, row in wanted.items():
@@ -85,7 +88,7 @@ def test_lag_and_history_against_pandas() -> None:
     lags = [{"lag": {"keys": ["user"], "values": ["n"], "since": "minutes", "shift": s}} for s in (1, 2, 150)]
     rows = number(frame.to_dict("records"))
     p = prepare(*lags, {"history": {"keys": ["user"], "values": ["n"], "length": 150}})
-    found = by_identity(p.arrow(as_table(rows), NOWHERE))
+    found = by_identity(by_arrow(p, as_table(rows), NOWHERE))
     users = frame.groupby("user")
     for s, suffix in ((1, ""), (2, "_2"), (150, "_150")):
         wanted = (frame.n - users.n.shift(s)).astype(object)
@@ -148,16 +151,16 @@ def test_no_future_row_changes_a_past_row(reader: Reader, rows: list[Row], other
     at = START + quarter * DAY / 4
     p = prepare(*JOINS, *PAST)
     now, then = perturbed(rows, others, at)
-    assert_same_rows(past_of(p.arrow(as_table(now), reader), at), past_of(p.arrow(as_table(then), reader), at))
+    assert_same_rows(past_of(by_arrow(p, as_table(now), reader), at), past_of(by_arrow(p, as_table(then), reader), at))
 
 
 @settings(max_examples=40, deadline=None)
 @given(ROWS)
 def test_joins_are_what_a_loop_finds(reader: Reader, rows: list[Row]) -> None:
     rows = number(rows)
-    items = reader.arrow(prepare(JOINS[1]).externals[0]).to_pylist()
-    prices = reader.arrow(prepare(JOINS[2]).externals[0]).to_pylist()
-    found = by_identity(prepare(*JOINS[1:4]).arrow(as_table(rows), reader))
+    items = read(reader, prepare(JOINS[1]).externals[0]).to_pylist()
+    prices = read(reader, prepare(JOINS[2]).externals[0]).to_pylist()
+    found = by_identity(by_arrow(prepare(*JOINS[1:4]), as_table(rows), reader))
     assert len(found) == len(rows)
     for r in rows:
         f = found[(r["_source_file"], r["_source_line"])]
@@ -178,7 +181,7 @@ def test_joins_are_what_a_loop_finds(reader: Reader, rows: list[Row]) -> None:
 def test_dropna_and_rename(rows: list[Row], how: str) -> None:
     rows = number(rows)
     p = prepare({"dropna": {"subset": ["price", "tags"], "how": how}}, {"rename": {"to": {"n": "big", "big": "n"}}})
-    found = by_identity(p.arrow(as_table(rows), NOWHERE))
+    found = by_identity(by_arrow(p, as_table(rows), NOWHERE))
     join = any if how == "any" else all
     kept = [r for r in rows if not join([r["price"] is None or math.isnan(r["price"]), not r["tags"]])]
     assert {k: (r["n"], r["big"]) for k, r in found.items()} == {
@@ -238,7 +241,7 @@ def test_conditions_are_sql(rows: list[Row], where: str) -> None:
             db.execute("insert into t values (?, ?, ?, ?, ?, ?, ?, ?)", values)
         wanted = {place for (place,) in db.execute(f"select place from t where {where}")}
     db.close()
-    found = prepare({"filter": {"where": where}}).arrow(as_table(rows), NOWHERE)
+    found = by_arrow(prepare({"filter": {"where": where}}), as_table(rows), NOWHERE)
     assert {f"{f}:{n}" for f, n in by_identity(found)} == wanted
 
 
@@ -251,7 +254,7 @@ def test_conditions_on_times_and_odd_names() -> None:
         ("`odd.na``me` > 1", [0]),
         ("day <> '2025-12-31' or n=2", [0, 1]),
     ):
-        keep = Predicate(where, {c.name: declared(c) for c in COLUMNS}).arrow(as_table(rows)).to_pylist()
+        keep = predicate(Predicate(where, {c.name: declared(c) for c in COLUMNS}), as_table(rows)).to_pylist()
         assert [i for i, k in enumerate(keep) if k] == wanted, where
 
 
@@ -283,7 +286,7 @@ def test_negatives_keep_what_they_promise(rows: list[Row], exclude_seen: bool, d
     }
     range_ = (START + DAY / 2, START + 3 * DAY)
     p = prepare({"negatives": params}, {"trailing": {"keys": ["item"], "windows": [2]}})
-    check_negatives(p.arrow(as_table(rows), NOWHERE, TrainRows(*map(micros, range_))), rows, params, range_)
+    check_negatives(by_arrow(p, as_table(rows), NOWHERE, TrainRows(*map(micros, range_))), rows, params, range_)
 
 
 def _many(n: int) -> list[Row]:
@@ -300,14 +303,14 @@ def test_negatives_are_drawn_as_often_as_their_weights_say() -> None:
         ({"method": "popularity", "alpha": 1.0}, [4, 9, 16, 25]),
     ):
         p = prepare({"negatives": {"item": "item", "per_positive": 2, "tries": 8, **more}})
-        found = p.arrow(as_table(rows), NOWHERE, train)
+        found = by_arrow(p, as_table(rows), NOWHERE, train)
         drawn = Counter(r["item"] for r in found.to_pylist() if r["__probe"] is not None)
         assert sum(drawn.values()) > 7950
         for i, weight in enumerate(weights, 1):
             # Five standard deviations of a draw of 8,000; the draws are hashes, so this passes always or never.
             share = weight / sum(weights)
             assert abs(drawn[f"i{i}"] / 8000 - share) < 5 * math.sqrt(share * (1 - share) / 8000), (more, drawn)
-        assert p.arrow(as_table(rows[::-1]), NOWHERE, train).num_rows == found.num_rows
+        assert by_arrow(p, as_table(rows[::-1]), NOWHERE, train).num_rows == found.num_rows
 
 
 def test_negatives_of_the_batch_are_items_of_its_positives() -> None:
@@ -318,7 +321,7 @@ def test_negatives_of_the_batch_are_items_of_its_positives() -> None:
     rows, train = number([*clicked, *shown, *later]), TrainRows(micros(START), micros(START + DAY))
     for batch, batches in ((400, 1), (4, 100)):
         params = {"item": "item", "per_positive": 2, "tries": 8, "method": "in_batch", "batch": batch}
-        found = prepare({"negatives": params}).arrow(as_table(rows), NOWHERE, train).to_pylist()
+        found = by_arrow(prepare({"negatives": params}), as_table(rows), NOWHERE, train).to_pylist()
         pools: dict[int, Counter[str]] = {}
         for r in rows:
             if r["click"] == 1 and r["ts"] == START:
@@ -347,7 +350,7 @@ def test_negatives_of_another_seed_are_others() -> None:
     drawn = []
     for seed in (0, 0, 1):
         p = prepare({"negatives": {"item": "item", "per_positive": 2, "seed": seed}})
-        found = by_identity(p.arrow(as_table(rows), NOWHERE, train))
+        found = by_identity(by_arrow(p, as_table(rows), NOWHERE, train))
         drawn.append([r["item"] for _, r in sorted(found.items()) if r["__probe"] is not None])
     assert drawn[0] == drawn[1] != drawn[2]
 
@@ -360,7 +363,7 @@ def test_negatives_before_the_range_ends_do_not_know_what_follows() -> None:
     params = {"item": "item", "item_columns": ["price"], "user": "user", "exclude_seen": True, "method": "popularity"}
     p, train = prepare({"negatives": params}), TrainRows(micros(START), micros(end))
     now, then = perturbed(rows, others, end)
-    a, b = (past_of(p.arrow(as_table(r), NOWHERE, train), end) for r in (now, then))
+    a, b = (past_of(by_arrow(p, as_table(r), NOWHERE, train), end) for r in (now, then))
     assert sum(r["__probe"] is not None for r in a.values()) > 20
     assert_same_rows(a, b)
 
@@ -506,5 +509,5 @@ def test_files_that_changed_after_they_were_pinned_are_refused(tmp_path: Path) -
 def test_external_files_are_missing(tmp_path: Path) -> None:
     p = prepare({"join_external": {"path": "tables/none", "keys": ["item"], "add": {"x": "int"}}})
     with pytest.raises(UserError, match="there is no delta table"):
-        p.arrow(as_table([]), Reader(tmp_path))
+        by_arrow(p, as_table([]), Reader(tmp_path))
     assert isinstance(as_table([]), pa.Table)

@@ -1,10 +1,11 @@
-"""What a table operator is: parameters, the columns that it leaves, and two bodies that make the same rows.
+"""What a table operator is: parameters, the columns that it leaves, and a Spark body that makes the rows.
 
 Row operators (headrace.features.ops) see one row; table operators see all events: they filter and join, and tell each
 row what was before it. They run before the chains, which then use their columns as if the table had them. In a spec
 they are the list `features.prepare`, applied in order.
 
-To add one, write a class in a file of headrace.features.table_ops and name it in that package's registry.
+To add one, write a class in a file of headrace.features.table_ops and name it in that package's registry; and, for the
+tests, the same over Arrow tables in tests/arrow_table_ops.
 
 Time. *Before* a row means: events at a strictly earlier instant (microsecond; a day where `table.event_time` is a
 date). Neither the row itself nor another one at the same instant is before it, so the order of rows within an instant
@@ -20,7 +21,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
 from headrace.features.types import OpError, ValueType
@@ -121,15 +121,6 @@ class TableSpark:
     once: Callable[[DataFrame], DataFrame] = field(default=lambda frame: frame)
 
 
-@dataclass(frozen=True)
-class TableArrow:
-    """What the Arrow body is given besides the rows."""
-
-    given: Given
-    read: Callable[[External], pa.Table]
-    train: TrainRows | None = None
-
-
 class TableOp(BaseModel):
     """An operator over a whole table. Its fields are its parameters; unknown ones are refused."""
 
@@ -147,10 +138,6 @@ class TableOp(BaseModel):
 
     def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
         """Rows with META: expressions, joins and windows; no Python function."""
-        raise NotImplementedError
-
-    def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
-        """The same rows, in any order, by pyarrow and NumPy."""
         raise NotImplementedError
 
     def external(self, given: Given) -> External | None:
@@ -171,11 +158,6 @@ def with_probe(frame: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     return frame if PROBE in frame.columns else frame.withColumn(PROBE, F.lit(None).cast("string"))
-
-
-def with_probe_arrow(table: pa.Table) -> pa.Table:
-    """As `with_probe`."""
-    return table if PROBE in table.schema.names else table.append_column(PROBE, pa.nulls(table.num_rows, pa.string()))
 
 
 def scalar(given: Given, column: str, elements: tuple[str, ...], what: str) -> ValueType:

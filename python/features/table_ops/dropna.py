@@ -5,12 +5,9 @@ from __future__ import annotations
 from functools import reduce
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import Field
 
-from headrace.features.table_ops.arrow_windows import nan_to_null, one
-from headrace.features.table_ops.base import PROBE, Given, TableArrow, TableOp, TableSpark
+from headrace.features.table_ops.base import PROBE, Given, TableOp, TableSpark
 from headrace.features.types import ValueType
 
 if TYPE_CHECKING:
@@ -42,14 +39,3 @@ class Dropna(TableOp):
         missing = [is_missing(c, place.given.types[c]) for c in self.subset]
         drop = reduce(lambda a, b: a | b if self.how == "any" else a & b, missing)
         return frame.where(F.col(PROBE).isNotNull() | ~drop)
-
-    def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
-        missing = []
-        for column in self.subset:
-            x = one(table, column)
-            if place.given.types[column].is_list:
-                missing.append(pc.equal(pc.fill_null(pc.list_value_length(x), 0), 0))
-            else:
-                missing.append(pc.is_null(nan_to_null(x)))
-        drop = reduce(pc.or_ if self.how == "any" else pc.and_, missing)
-        return table.filter(pc.or_(pc.invert(drop), one(table, PROBE).is_valid()))

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-import pyarrow as pa
 from pydantic import Field
 
-from headrace.features.table_ops.arrow_windows import Bits, Past
-from headrace.features.table_ops.base import HOUR, KEYS, Given, TableArrow, TableOp, TableSpark, refuse
+from headrace.features.table_ops.base import HOUR, KEYS, Given, TableOp, TableSpark, refuse
 from headrace.features.table_ops.predicate import Predicate
 
 if TYPE_CHECKING:
@@ -31,11 +28,6 @@ class OfPast(TableOp):
         refuse(len(set(self.keys)) < len(self.keys), "a key is given twice")
         for key in self.keys:
             given.key(key, also)
-
-    def past(self, table: pa.Table, place: TableArrow) -> Past:
-        """The table's events by key."""
-        time = place.given.needs_time()
-        return Past(table, self.keys, time, place.given.types[time])
 
 
 class OfDelayedPast(OfPast):
@@ -66,10 +58,3 @@ class OfChosenPast(OfDelayedPast):
         from pyspark.sql import functions as F
 
         return F.lit(True) if self.where is None else Predicate(self.where, place.given.types).spark()
-
-    def arrow_chosen(self, table: pa.Table, place: TableArrow) -> Bits:
-        """As `spark_chosen`: bool [n]."""
-        if self.where is None:
-            return np.ones(table.num_rows, np.bool_)
-        found: Bits = Predicate(self.where, place.given.types).arrow(table).to_numpy(zero_copy_only=False)
-        return found

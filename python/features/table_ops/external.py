@@ -7,16 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv as pacsv
-import pyarrow.dataset as pads
-import pyarrow.parquet as pq
 from pydantic import Field, field_validator
 
 from headrace.config.section import PathText
 from headrace.errors import UserError
-from headrace.features.table_ops.arrow_windows import one
 from headrace.features.table_ops.base import External, Given, TableOp
 from headrace.features.types import OpError, ValueType, declared
 from headrace.lake.delta.log import DeltaLog
@@ -129,38 +123,6 @@ class Reader:
             _check_type(table, name, type_, there.get(name), list(there))
         return frame.select(*[col(n).cast(str(t)).alias(n) for n, t in table.columns.items()])
 
-    def arrow(self, table: External) -> pa.Table:
-        """As `spark`, without it."""
-        path = self.path(table)
-        self._check(table)
-        if table.format == "delta":
-            log = DeltaLog(local(path))
-            version = int(self._pinned[table]) if table in self._pinned else log.version
-            files = log.files(version) if version is not None else None
-            if files is None:
-                raise UserError(f"{path}: version {version} of this Delta table is not there any more")
-            if any(f.partition for f in files):
-                raise UserError(f"{path}: a partitioned Delta table needs Spark to be read")
-            found = pa.concat_tables([pq.read_table(f.path) for f in files], promote_options="default")
-        elif table.format == "csv":
-            strings = pacsv.ConvertOptions(
-                column_types={n: pa.string() for n in table.columns}, strings_can_be_null=True, null_values=[""]
-            )
-            paths = sorted(path.glob("*.csv")) if path.is_dir() else [path]
-            found = pa.concat_tables([pacsv.read_csv(p, convert_options=strings) for p in paths])
-        else:
-            found = pads.dataset(path, format="parquet").to_table()
-        arrays = []
-        for name, type_ in table.columns.items():
-            there = found.schema.names
-            _check_type(table, name, type_, str(type_) if name in there else None, there)
-            x = found.column(name)
-            try:
-                arrays.append(_parsed(x, type_) if table.format == "csv" else x.cast(type_.arrow))
-            except pa.ArrowException as e:
-                raise UserError(f"{path}: column '{name}' cannot be read as {type_}: {e}") from None
-        return pa.table(arrays, list(table.columns))
-
 
 def pin(home: Path, tables: Sequence[External]) -> tuple[Input, ...]:
     """What identifies the tables as they are now: a Delta table's version; of others a digest of names, sizes, times.
@@ -203,18 +165,6 @@ def _check_type(table: External, name: str, wanted: ValueType, there: str | None
         raise UserError(f"{where}: column '{name}' is {there}, but {wanted} is wanted; change the spec or the table")
 
 
-def _parsed(x: Any, type_: ValueType) -> Any:
-    """Texts as Spark casts them."""
-    if type_.element == "timestamp":
-        return (
-            pc.strptime(x, format="%Y-%m-%d %H:%M:%S", unit="us")
-            .cast(pa.timestamp("us"))
-            .cast(pa.int64())
-            .cast(type_.arrow)
-        )
-    return x.cast(type_.arrow)
-
-
 def refuse_duplicates(path: str, what: str, keys: int, rows: int) -> None:
     """Raises:
     UserError: some of the external table's keys have several rows.
@@ -235,8 +185,3 @@ def duplicates_spark(frame: DataFrame, keys: Sequence[str]) -> tuple[int, int]:
     counted = frame.groupBy(*[col(k) for k in keys]).agg(F.count(F.lit(1)).alias("n")).where(F.col("n") > 1)
     row = counted.agg(F.count(F.lit(1)), F.coalesce(F.sum("n"), F.lit(0))).collect()[0]
     return int(row[0]), int(row[1])
-
-
-def column(table: pa.Table, name: str) -> pa.Array:
-    """A column of an external table as one array."""
-    return one(table, name)

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from headrace.features.table_ops.arrow_windows import one
-from headrace.features.table_ops.base import PROBE, Given, TableArrow, TableOp, TableSpark
+from headrace.features.table_ops.base import PROBE, Given, TableOp, TableSpark
 from headrace.features.table_ops.predicate import Predicate
 from headrace.features.types import ValueType
 
@@ -35,7 +31,3 @@ class Filter(TableOp):
         from pyspark.sql import functions as F
 
         return frame.where(F.col(PROBE).isNotNull() | Predicate(self.where, place.given.types).spark())
-
-    def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
-        keep = Predicate(self.where, place.given.types).arrow(table)
-        return table.filter(pc.or_(keep, one(table, PROBE).is_valid()))

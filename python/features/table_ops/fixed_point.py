@@ -1,4 +1,4 @@
-"""Sums over events that come out the same whatever the order, in both bodies: integers in two halves.
+"""Sums over events that come out the same whatever the order: integers in two halves.
 
 An integer is summed as it is. A real number is taken on a grid of 2**-20 (about a millionth), at most 2**42 (4.4e12)
 from zero; what is no finite number is no value. Each is cut into q = high * 2**32 + low; both halves of a thousand
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from headrace.features.types import ValueType
 
@@ -56,25 +55,3 @@ def joined(high: Column, low: Column, given: ValueType) -> Column:
 
     total = high.cast("double") * F.lit(float(2**32)) + low.cast("double")
     return total * F.lit(1 / _GRID) if _is_real(given) else total
-
-
-def whole_arrow(x: pa.Array, given: ValueType) -> tuple[I64, npt.NDArray[np.bool_]]:
-    """As `whole`: int64 [n], and where there is a value, bool [n]."""
-    if not _is_real(given):
-        there = x.is_valid().to_numpy(zero_copy_only=False)
-        return x.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False), there
-    values = x.cast(pa.float64()).to_numpy(zero_copy_only=False)
-    there = np.isfinite(values)
-    clipped = np.clip(np.where(there, values, 0.0), -_MOST, _MOST)
-    return np.rint(clipped * _GRID).astype(np.int64), there
-
-
-def halves_arrow(q: I64) -> tuple[I64, I64]:
-    """As `halves`."""
-    return q >> 32, q & _LOW
-
-
-def joined_arrow(high: I64, low: I64, given: ValueType) -> npt.NDArray[np.float64]:
-    """As `joined`."""
-    total = high.astype(np.float64) * float(2**32) + low.astype(np.float64)
-    return total * (1 / _GRID) if _is_real(given) else total

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
-import pyarrow as pa
 from pydantic import Field, field_validator
 
-from headrace.features.table_ops.arrow_windows import nan_to_null, one, replaced
-from headrace.features.table_ops.base import LINE, Given, TableArrow, TableSpark, scalar
+from headrace.features.table_ops.base import LINE, Given, TableSpark, scalar
 from headrace.features.table_ops.earlier_events import OfChosenPast
 from headrace.features.types import ValueType
 
@@ -105,25 +102,6 @@ class History(OfChosenPast):
             past = F.reverse(past) if self.newest == "first" else past
             found.append(past.alias(f"{value}_{self.suffix}"))
         return rows.where(F.col(KIND) == 0).select(*through(rows, columns), *found)
-
-    def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
-        past = self.past(table, place)
-        ok = self.arrow_chosen(table, place)
-        out = table
-        for value in self.values:
-            x = nan_to_null(one(table, value))
-            events = past.of(ok & x.is_valid().to_numpy(zero_copy_only=False))
-            end = np.where(past.known, events.before(self.delay), 0)
-            start = np.maximum(np.where(past.known, events.start, 0), end - self.length)
-            lengths = end - start
-            offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-            place_ = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-            forward, backward = np.repeat(start, lengths) + place_, np.repeat(end, lengths) - 1 - place_
-            at = forward if self.newest == "last" else backward
-            elements = x.take(pa.array(events.rows[at]))
-            lists = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), elements)
-            out = replaced(out, f"{value}_{self.suffix}", lists)
-        return out
 
 
 def _with_last(rows: DataFrame, column: str, length: int, order: WindowSpec, empty: Column) -> DataFrame:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
-import pyarrow as pa
 from pydantic import Field
 
-from headrace.features.table_ops.arrow_windows import codes_of, micros_of, newest_at, one, replaced, take
-from headrace.features.table_ops.base import DAY, External, Given, TableArrow, TableSpark, refuse
+from headrace.features.table_ops.base import DAY, External, Given, TableSpark, refuse
 from headrace.features.table_ops.external import ReadsExternal, duplicates_spark, refuse_duplicates
 from headrace.features.types import ValueType
 
@@ -80,31 +77,3 @@ class JoinAsof(ReadsExternal):
         return rows.select(
             *through(rows, frame.columns), *[version[str(i)].alias(n) for i, n in enumerate(self._added(), 1)]
         )
-
-    def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
-        given = place.given
-        time = given.needs_time()
-        external = self.external(given)
-        other, needed = place.read(external), [*self.keys.values(), self.valid_from]
-        n, m = table.num_rows, other.num_rows
-        both = [pa.concat_arrays([one(table, a), one(other, b).cast(one(table, a).type)]) for a, b in self.keys.items()]
-        codes = codes_of(both, n + m)
-        t, timed = micros_of(one(table, time), given.types[time])
-        since, valid = micros_of(one(other, self.valid_from), external.columns[self.valid_from])
-        group, its = np.where(timed, codes[:n], -1), codes[n:]
-        rows = np.flatnonzero((its >= 0) & valid)
-        rows = rows[np.lexsort((since[rows], its[rows]))]
-        g, s = its[rows], since[rows]
-        _, counts = np.unique(np.stack([g, s]), axis=1, return_counts=True)
-        refuse_duplicates(self.path, ", ".join(needed), int((counts > 1).sum()), int(counts[counts > 1].sum()))
-        at = newest_at(group, t, g, s, self.at == "upto")
-        if self._tolerance is not None and len(s):
-            at = np.where((at >= 0) & (s[np.maximum(at, 0)] > t - self._tolerance), at, -1)
-        out = table
-        for added, name in zip(self._added(), self.add, strict=True):
-            x = one(other, name)
-            if not len(rows):
-                out = replaced(out, added, pa.nulls(n, x.type))
-            else:
-                out = replaced(out, added, take(x, rows[np.maximum(at, 0)], at >= 0))
-        return out

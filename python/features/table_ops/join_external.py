@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import model_validator
 
-from headrace.features.table_ops.arrow_windows import I64, codes_of, one, replaced, take
-from headrace.features.table_ops.base import External, Given, TableArrow, TableSpark, refuse
+from headrace.features.table_ops.base import External, Given, TableSpark, refuse
 from headrace.features.table_ops.external import ReadsExternal, duplicates_spark, refuse_duplicates
 from headrace.features.types import ValueType
 
@@ -82,45 +78,3 @@ class JoinExternal(ReadsExternal):
         return frame.join(side, on, "left").select(
             *[col(c) for c in frame.columns], *[F.col(f"__e{i}").alias(n) for i, n in enumerate(self._added())]
         )
-
-    def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
-        theirs, other = list(self.keys.values()), place.read(self.external(place.given))
-        n, m = table.num_rows, other.num_rows
-        both = [_together(one(table, a), one(other, b)) for a, b in self.keys.items()]
-        codes = codes_of(both, n + m)
-        ours, its = codes[:n], codes[n:]
-        rows = np.flatnonzero(its >= 0)
-        if self.on_duplicate == "first":
-            ranks = [_rank(one(other, name.removeprefix("-")), name.startswith("-")) for name in self.order]
-            rows = rows[np.lexsort((*(r[rows] for r in reversed(ranks)), its[rows]))]
-            first = np.concatenate([np.ones(min(1, len(rows)), bool), its[rows][1:] != its[rows][:-1]])
-            leader = rows[np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))] if len(rows) else rows
-            rows = rows[np.all([r[rows] == r[leader] for r in ranks], axis=0)] if len(rows) else rows
-        _, counts = np.unique(its[rows], return_counts=True)
-        refuse_duplicates(self.path, ", ".join(theirs), int((counts > 1).sum()), int(counts[counts > 1].sum()))
-        where = np.full(int(max(codes.max(initial=-1), 0)) + 1, -1, np.int64)
-        where[its[rows]] = rows
-        found = np.where(ours >= 0, where[np.maximum(ours, 0)], -1)
-        out = table
-        for added, name in zip(self._added(), self.add, strict=True):
-            values_ = one(other, name)
-            if not m:
-                out = replaced(out, added, pa.nulls(n, values_.type))
-            else:
-                out = replaced(out, added, take(values_, found, found >= 0))
-        return out
-
-
-def _together(a: pa.Array, b: pa.Array) -> pa.Array:
-    return pa.concat_arrays([a, b.cast(a.type)])
-
-
-def _rank(x: pa.Array, descending: bool) -> I64:
-    """Numbers that sort like the values, nulls as the smallest."""
-    encoded = x.dictionary_encode()
-    order = pc.sort_indices(encoded.dictionary).to_numpy()
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
-    codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    out = np.where(codes < 0, -1, rank[np.maximum(codes, 0)]) if len(order) else np.full(len(x), -1, np.int64)
-    return -out if descending else out

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
-import pyarrow as pa
 from pydantic import Field, model_validator
 
-from headrace.features.functions.arrays import doubles
-from headrace.features.table_ops.arrow_windows import nan_to_null, nulled, one, replaced, take
-from headrace.features.table_ops.base import DAY, HOUR, LINE, NUMBERS, Given, TableArrow, TableSpark, scalar
+from headrace.features.table_ops.base import DAY, HOUR, LINE, NUMBERS, Given, TableSpark, scalar
 from headrace.features.table_ops.earlier_events import OfPast
 from headrace.features.types import ValueType
 
@@ -105,22 +101,3 @@ class Lag(OfPast):
             unit = F.lit(float(_UNITS[self.since]))
             out.append(((F.col(T) - before["t"]).cast("double") / unit).alias(self._name("since")))
         return rows.select(*through(rows, columns), *out)
-
-    def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
-        past = self.past(table, place)
-        end = past.all.before()
-        there = past.known & (end - self.shift >= past.all.start)
-        last = np.zeros(table.num_rows, np.int64)
-        last[there] = past.rows[end[there] - self.shift]
-        out = table
-        for v in self.values:
-            x = doubles(nan_to_null(one(table, v)))
-            before = take(x, last, there)
-            both = x.is_valid().to_numpy(zero_copy_only=False) & before.is_valid().to_numpy(zero_copy_only=False)
-            with np.errstate(all="ignore"):
-                difference = x.to_numpy(zero_copy_only=False) - before.to_numpy(zero_copy_only=False)
-            out = replaced(out, self._name(f"{v}_difference"), nulled(difference, both, pa.float64()))
-        if self.since is not None:
-            passed = (past.time - past.time[last]).astype(np.float64) / float(_UNITS[self.since])
-            out = replaced(out, self._name("since"), nulled(passed, there, pa.float64()))
-        return out

@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.errors import UserError
-from headrace.features.table_ops.base import Given, TableArrow, TableOp, TableSpark
+from headrace.features.table_ops.base import Given, TableOp, TableSpark
 from headrace.features.types import OpError, ValueType, declared
 from headrace.schema import Column, ColumnType
 
@@ -70,9 +69,8 @@ class Lambda(TableOp):
         lambda: {add: {price_per_day: {expression: "item_price / (1 + item_age_days)", type: double}}}
 
     Expressions do not see each other's columns; use two operators. Refused: the label, functions that another run would
-    answer otherwise (`rand`, `current_date`), aggregates, windows, subqueries, Python functions. It has no Arrow body:
-    serving without Spark has to compute such columns itself. Whether an expression runs on GPUs, `headrace plan --gpu`
-    says. Source: NVTabular's LambdaOp.
+    answer otherwise (`rand`, `current_date`), aggregates, windows, subqueries, Python functions. Whether an expression
+    runs on GPUs, `headrace plan --gpu` says. Source: NVTabular's LambdaOp.
     """
 
     name: ClassVar[str] = "lambda"
@@ -110,9 +108,6 @@ class Lambda(TableOp):
             except PySparkException as e:
                 raise UserError(f"features.prepare (lambda): '{name}': {' '.join(str(e).split())[:400]}") from None
         return frame.select("*", *[F.expr(m.expression).cast(m.type).alias(n) for n, m in self.add.items()])
-
-    def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
-        raise UserError("lambda is an expression of Spark's SQL; it cannot be computed without Spark")
 
 
 def _words(expression: str) -> Iterator[tuple[str, bool]]:

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import Field, field_validator, model_validator
 
-from headrace.features.table_ops.arrow_windows import (
-    I64,
-    Past,
-    codes_of,
-    hashes,
-    newest_at,
-    one,
-    places,
-    replaced,
-    take,
-)
-from headrace.features.table_ops.base import FILE, LINE, PROBE, Given, TableArrow, TableOp, TableSpark, refuse
-from headrace.features.table_ops.negatives_in_batch import ArrowBatches, spark_batches
+from headrace.features.table_ops.base import FILE, LINE, PROBE, Given, TableOp, TableSpark, refuse
+from headrace.features.table_ops.negatives_in_batch import spark_batches
 from headrace.features.types import ValueType
 
 if TYPE_CHECKING:
@@ -221,99 +206,6 @@ class Negatives(TableOp):
         c = count.cast("double")
         power = {1.0: c, 0.5: F.sqrt(c), 0.25: F.sqrt(F.sqrt(c)), 0.75: F.sqrt(c) * F.sqrt(F.sqrt(c))}[self.alpha]
         return F.rint(power * F.lit(float(_WEIGHT_OF_ONE))).cast("bigint")
-
-    def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
-        given, train = place.given, place.train
-        assert train is not None
-        time = given.needs_time()
-        past = Past(table, [self.item], time, given.types[time])
-        items = one(table, self.item)
-        label = one(table, given.label).cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False)
-        positive = past.event & (label == 1.0)
-        if train.column is not None:
-            split = pc.equal(one(table, train.column).cast(pa.string()), "train")
-            inside = pc.fill_null(split, False).to_numpy(zero_copy_only=False)
-        else:
-            inside = (past.time >= train.start) & (past.time < train.end)
-        inside = inside & past.event
-
-        # The items of the training range: one row of each, their number, their first time.
-        codes, first, count = np.unique(past.group[inside], return_index=True, return_counts=True)
-        of = np.flatnonzero(inside)[first]
-        since = np.full(len(codes), np.iinfo(np.int64).max)
-        np.minimum.at(since, np.searchsorted(codes, past.group[inside]), past.time[inside])
-        if self.method == "in_batch":
-            batches = ArrowBatches(table, np.flatnonzero(inside & positive), self.batch, self.seed)
-            rows = np.flatnonzero(positive)
-            rows = rows[batches.sizes(rows) > 0]
-            row, slot = self._slots(table, rows, lambda row: batches.sizes(row))
-            pick = np.searchsorted(codes, past.group[batches.at(row, slot)])
-        else:
-            weight = self._weights(count)
-            order = self._order(items, of)
-            of, codes, since, weight = of[order], codes[order], since[order], weight[order]
-            total = int(weight.sum())
-            size = min(total, SLOTS)
-            rows = np.flatnonzero(positive) if size else np.zeros(0, np.int64)
-            row, slot = self._slots(table, rows, lambda row: max(size, 1))
-            to = np.cumsum(weight)
-            ends = (2 * to * size - total + 2 * total - 1) // max(2 * total, 1)
-            pick = np.searchsorted(ends, slot, "right")
-        good = (codes[pick] != past.group[row]) & (since[pick] < past.time[row]) if len(row) else np.zeros(0, bool)
-        if self.exclude_seen:
-            assert self.user is not None
-            user = codes_of([one(table, self.user)], table.num_rows)
-            width = int(past.group.max(initial=0)) + 1
-            clicked = inside & positive & (user >= 0)
-            seen = np.unique(user[clicked] * width + past.group[clicked])
-            if len(row):
-                good &= ~((user[row] >= 0) & np.isin(user[row] * width + codes[pick], seen))
-        matrix = good.reshape(-1, self._draws)
-        number = np.cumsum(matrix, axis=1)
-        chosen = (matrix & (number <= self.per_positive)).ravel()
-        row, pick, number = row[chosen], pick[chosen], number.ravel()[chosen]
-
-        found = table.take(pa.array(row))
-        found = replaced(found, self.item, items.take(pa.array(of[pick])))
-        zero = pa.array(np.zeros(len(row), np.int8)).cast(given.types[given.label].arrow)
-        found = replaced(found, given.label, zero)
-        mark = pa.array(number).cast(pa.string())
-        found = replaced(found, FILE, pc.binary_join_element_wise(one(found, FILE), pa.scalar(_MARK), mark, ""))
-        found = replaced(found, PROBE, pa.array([KIND] * len(row), pa.string()))
-        if self.item_columns:
-            events = past.rows
-            at = newest_at(codes[pick], past.time[row], past.group[events], past.time[events], inclusive=False)
-            for c in self.item_columns:
-                values = one(table, c)
-                then = take(values, events[np.maximum(at, 0)], at >= 0) if len(row) else values.slice(0, 0)
-                found = replaced(found, c, then)
-        return pa.concat_tables([table, found])
-
-    def _slots(self, table: pa.Table, rows: I64, size: Callable[[I64], I64 | int]) -> tuple[I64, I64]:
-        """All draws of rows: the row of each, and the slot of so many that it falls on."""
-        row = np.repeat(rows, self._draws)
-        j = np.tile(np.arange(self._draws), len(rows))
-        files, lines = one(table, FILE).take(pa.array(row)), one(table, LINE).take(pa.array(row)).cast(pa.string())
-        name = pc.binary_join_element_wise(files, lines, pa.array(j).cast(pa.string()), pa.scalar(str(self.seed)), ":")
-        found: I64 = hashes(name) % size(row)
-        return row, found
-
-    def _order(self, items: pa.Array, of: I64) -> I64:
-        """The items of the rows `of` in the order in which they take slots: by hash."""
-        mine = items.take(pa.array(of))
-        text = pc.binary_join_element_wise(mine.cast(pa.string()), pa.scalar(str(self.seed)), ":")
-        value, _ = places(len(of), mine, pa.array(np.zeros(len(of), np.int64)))
-        found: I64 = np.lexsort((value, hashes(text)))
-        return found
-
-    def _weights(self, count: I64) -> I64:
-        """As `_weight`."""
-        if self.method == "uniform":
-            return np.ones(len(count), np.int64)
-        c = count.astype(np.float64)
-        power = {1.0: c, 0.5: np.sqrt(c), 0.25: np.sqrt(np.sqrt(c)), 0.75: np.sqrt(c) * np.sqrt(np.sqrt(c))}[self.alpha]
-        found: I64 = np.rint(power * float(_WEIGHT_OF_ONE)).astype(np.int64)
-        return found
 
 
 def _slot(weight: Column, size: Column, total: Column) -> Column:

@@ -1,4 +1,4 @@
-"""Conditions on a row, written as in SQL's WHERE, with a body for Spark and one for Arrow.
+"""Conditions on a row, written as in SQL's WHERE, as Spark expressions.
 
     clicked = 1 and (device in ('phone', 'web') or item_price is not null) and not user_age between 0 and 17
 
@@ -15,9 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
-
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.features.types import OpError, ValueType
 
@@ -56,7 +53,7 @@ class _Value:
 
 @dataclass(frozen=True)
 class _Node:
-    """`does` is a comparison of Arrow's name, and, or, not, null, or true (a boolean column)."""
+    """`does` is a value of _COMPARE, and, or, not, null, or true (a boolean column)."""
 
     does: str
     of: tuple[Any, ...]
@@ -84,16 +81,6 @@ class Predicate:
         from pyspark.sql import functions as F
 
         return F.coalesce(self._spark(self._root), F.lit(False))
-
-    def arrow(self, table: pa.Table) -> pa.Array:
-        """bool [n], never null."""
-        from headrace.features.table_ops.arrow_windows import one
-
-        def column(name: str) -> pa.Array:
-            x = one(table, name)
-            return pc.if_else(pc.is_nan(x), pa.scalar(None, x.type), x) if pa.types.is_floating(x.type) else x
-
-        return pc.fill_null(_arrow(self._root, column), False)
 
     # Parsing: or > and > not > comparison.
 
@@ -274,37 +261,6 @@ class Predicate:
         x = col(name.column)
         real = self._types[name.column] in (ValueType("float"), ValueType("double"))
         return F.when(~F.isnan(x), x) if real else x
-
-
-def _arrow(node: _Node, column: Callable[[str], pa.Array]) -> pa.Array:
-    if node.does in ("and", "or"):
-        a, b = (_arrow(x, column) for x in node.of)
-        return pc.and_kleene(a, b) if node.does == "and" else pc.or_kleene(a, b)
-    if node.does == "not":
-        return pc.invert(_arrow(node.of[0], column))
-    if node.does in ("null", "true"):
-        x = column(node.of[0].column)
-        return pc.is_null(x) if node.does == "null" else x
-    left, right, kind = node.of
-    types = {
-        "bigint": pa.int64(),
-        "double": pa.float64(),
-        "string": pa.string(),
-        "boolean": pa.bool_(),
-        "timestamp": pa.timestamp("us", tz="UTC"),
-        "date": pa.date32(),
-    }
-
-    def value(x: _Name | _Value) -> Any:
-        if isinstance(x, _Name):
-            return column(x.column).cast(types[kind], safe=False)
-        if kind == "timestamp":
-            return pa.scalar(datetime.fromisoformat(str(x.value)), types[kind])
-        if kind == "date":
-            return pa.scalar(date.fromisoformat(str(x.value)), types[kind])
-        return pa.scalar(float(x.value) if kind == "double" else x.value, types[kind])
-
-    return getattr(pc, node.does)(value(left), value(right))
 
 
 def _moment(text: str, kind: str, of: Predicate) -> str:

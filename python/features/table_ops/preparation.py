@@ -1,9 +1,8 @@
-"""The list `features.prepare` of a spec: its operators checked, one after the other, and run by either body.
+"""The list `features.prepare` of a spec: its operators checked, one after the other, and run by Spark.
 
 prepared = Preparation.from_spec(spec)
 prepared.columns                                # as if table.columns had them
 prepared.spark(events, reader, train)           # DataFrame -> DataFrame
-prepared.arrow(table, reader, train)            # pa.Table -> pa.Table
 """
 
 from __future__ import annotations
@@ -13,30 +12,24 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from headrace.config import OpSpec, Spec
 from headrace.errors import UserError, nearest
 from headrace.features.registry import build
 from headrace.features.table_ops import TABLE_OPS
-from headrace.features.table_ops.arrow_windows import one
 from headrace.features.table_ops.base import (
     DAY,
-    PROBE,
     External,
     Given,
-    TableArrow,
     TableOp,
     TableSpark,
     TrainRows,
     with_probe,
-    with_probe_arrow,
     with_types,
 )
 from headrace.features.table_ops.external import Reader
 from headrace.features.table_ops.negatives import Negatives
 from headrace.features.table_ops.rename import Rename
-from headrace.features.types import OpError, ValueType, declared
+from headrace.features.types import OpError, declared
 from headrace.schema import Column
 
 if TYPE_CHECKING:
@@ -166,13 +159,6 @@ class Preparation:
             frame = stand.op.spark(frame, place)
         return without_helpers(frame)
 
-    def arrow(self, table: pa.Table, reader: Reader, train: TrainRows | None = None) -> pa.Table:
-        """The same rows, in any order, by pyarrow and NumPy. Raises UserError where an operator has no Arrow body."""
-        table = with_probe_arrow(table)
-        for stand in self.stands:
-            table = stand.op.arrow(table, TableArrow(stand.given, reader.arrow, train))
-        return table
-
 
 def prepared_columns(spec: Spec) -> tuple[Column, ...]:
     """The columns that chains, label, split, carried columns and scoring may name.
@@ -213,13 +199,3 @@ def midnight(day: str, later: int = 0) -> int:
     """The first microsecond of a day (UTC), or of one `later` days on."""
     at = date.fromisoformat(day) + timedelta(days=later)
     return int(datetime(at.year, at.month, at.day, tzinfo=UTC).timestamp()) * 1_000_000
-
-
-def events_only(table: pa.Table) -> pa.Table:
-    """The rows that are no probes."""
-    return table.filter(one(table, PROBE).is_null())
-
-
-def types_of(columns: Sequence[Column]) -> dict[str, ValueType]:
-    """By name."""
-    return {c.name: declared(c) for c in columns}

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-import pyarrow as pa
 from pydantic import Field
 
-from headrace.features.table_ops.base import Given, TableArrow, TableOp, TableSpark, refuse, reserved
+from headrace.features.table_ops.base import Given, TableOp, TableSpark, refuse, reserved
 from headrace.features.types import ValueType
 
 if TYPE_CHECKING:
@@ -48,6 +47,3 @@ class Rename(TableOp):
 
         frame = without_helpers(frame)
         return frame.select(*[col(c).alias(self.to.get(c, c)) for c in frame.columns])
-
-    def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
-        return table.rename_columns([self.to.get(c, c) for c in table.schema.names])

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import Field
 
-from headrace.features.table_ops.arrow_windows import hashes, nulled, one, replaced
-from headrace.features.table_ops.base import Given, TableArrow, TableSpark
+from headrace.features.table_ops.base import Given, TableSpark
 from headrace.features.table_ops.earlier_events import OfPast
 from headrace.features.types import ValueType
 
@@ -100,31 +96,3 @@ class Sessions(OfPast):
             F.when(there & ~F.col("__new"), passed).otherwise(zero).alias(f"{p}_position"),
             F.when(there, (F.col(T) - start).cast("double") / F.lit(1e6)).alias(f"{p}_age"),
         )
-
-    def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
-        past = self.past(table, place)
-        events = past.all
-        # Sessions of the events, in their order: the time before is that of the instant before.
-        t = past.time[events.rows]
-        end = events.before()
-        has = past.known & (end > events.start)
-        before = np.zeros(table.num_rows, np.int64)
-        before[has] = past.time[events.rows[end[has] - 1]]
-        new = ~has | (past.time - before > self._gap)
-        begins = new[events.rows]
-        # The place of the newest beginning at or before each event (an instant's events all begin, or none does).
-        firsts = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))
-        inside = past.known & ~new
-        start = past.time.copy()
-        start[inside] = t[firsts[end[inside] - 1]]
-        # An instant at which several events begin a session is one beginning: count from its first event.
-        position = np.zeros(table.num_rows, np.int64)
-        position[inside] = (end - events.at(past.group, start))[inside]
-        text = [part for k in self.keys for part in (one(table, k).cast(pa.string()), pa.scalar(_BETWEEN))]
-        joined = pc.binary_join_element_wise(*text, pa.array(start).cast(pa.string()), "")
-        ids = hashes(joined)
-        p = self.prefix
-        out = replaced(table, f"{p}_id", nulled(ids, past.known, pa.int64()))
-        out = replaced(out, f"{p}_position", pa.array(position, pa.int64()))
-        age = (past.time - start).astype(np.float64) / 1e6
-        return replaced(out, f"{p}_age", nulled(age, past.known, pa.float64()))

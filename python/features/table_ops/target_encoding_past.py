@@ -5,14 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-import pyarrow as pa
 from pydantic import Field, field_validator
 
-from headrace.features.functions.kernels import F64
 from headrace.features.table_ops import fixed_point
-from headrace.features.table_ops.arrow_windows import I64, Bits, micros_of, one, replaced
-from headrace.features.table_ops.base import DAY, NUMBERS, PROBE, Given, TableArrow, TableSpark, scalar
+from headrace.features.table_ops.base import DAY, NUMBERS, PROBE, Given, TableSpark, scalar
 from headrace.features.table_ops.earlier_events import OfDelayedPast
 from headrace.features.types import ValueType
 
@@ -132,43 +128,3 @@ class TargetEncodingPast(OfDelayedPast):
         days = days.select("__day", F.when(F.col("__n") > 0, y / F.col("__n").cast("double")).alias("__prior"))
         rows = rows.withColumn("__day", day(t))
         return rows.join(F.broadcast(days), "__day", "left")
-
-    def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
-        types = place.given.types
-        target = self.target or place.given.label
-        past = self.past(table, place)
-        q, there = fixed_point.whole_arrow(one(table, target), types[target])
-        high, low = fixed_point.halves_arrow(np.where(there, q, 0))
-        events = past.all
-        end, start = events.before(self.delay), events.start
-        n = events.sums(there.astype(np.int64), start, end).astype(np.float64)
-        y = fixed_point.joined_arrow(events.sums(high, start, end), events.sums(low, start, end), types[target])
-        m = float(self.smoothing)
-        if self.prior is None:
-            prior = self._prior(table, place, there, high, low)
-        else:
-            prior = np.full(table.num_rows, float(self.prior))
-        with np.errstate(all="ignore"):
-            smooth = np.where(n + m > 0, (y + m * prior) / (n + m), np.nan)
-            alone = np.where(n > 0, y / n, np.nan)
-        found = np.where(np.isnan(prior), alone, smooth)
-        return replaced(table, self._name, pa.array(found, pa.float64(), from_pandas=True))
-
-    def _prior(self, table: pa.Table, place: TableArrow, there: Bits, high: I64, low: I64) -> F64:
-        """As `_with_prior`; NaN where there is none."""
-        time = place.given.needs_time()
-        t, timed = micros_of(one(table, time), place.given.types[time])
-        event = timed & there & ~one(table, PROBE).is_valid().to_numpy(zero_copy_only=False)
-        known = (t[event] + self.delay) // DAY
-        order = np.argsort(known, kind="stable")
-        before = np.searchsorted(known[order], t // DAY)
-
-        def total(values: I64) -> I64:
-            sums: I64 = np.concatenate([np.zeros(1, np.int64), np.cumsum(values[event][order])])
-            return np.asarray(sums[before])
-
-        target = self.target or place.given.label
-        y = fixed_point.joined_arrow(total(high), total(low), place.given.types[target])
-        with np.errstate(all="ignore"):
-            found: F64 = np.where((before > 0) & timed, y / before.astype(np.float64), np.nan)
-        return found

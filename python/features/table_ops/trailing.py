@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
-import pyarrow as pa
 from pydantic import Field, field_validator, model_validator
 
 from headrace.features.table_ops import fixed_point
-from headrace.features.table_ops.arrow_windows import one, replaced
-from headrace.features.table_ops.base import DAY, NUMBERS, Given, TableArrow, TableSpark, refuse, scalar
+from headrace.features.table_ops.base import DAY, NUMBERS, Given, TableSpark, refuse, scalar
 from headrace.features.table_ops.earlier_events import OfChosenPast
 from headrace.features.types import ValueType
 
@@ -148,37 +145,3 @@ class Trailing(OfChosenPast):
                         x = F.when(at("n") > 0, x / at("n").cast("double"))
                     out.append(x.alias(self._name(stat, value, w)))
         return rows.select(*through(rows, frame.columns), *out)
-
-    def arrow(self, table: pa.Table, place: TableArrow) -> pa.Table:
-        types = place.given.types
-        past = self.past(table, place)
-        ok = self.arrow_chosen(table, place)
-        events = past.of(ok)
-        numbers = {v: fixed_point.whole_arrow(one(table, v), types[v]) for v in self.values}
-        out = table
-        for w, length in enumerate(self._micros):
-            end = events.before(self.delay)
-            start = events.start if length is None else events.before(self.delay + length)
-            if "count" in self.stats:
-                count = np.where(past.known, end - start, 0)
-                out = replaced(out, self._name("count", None, w), pa.array(count, pa.int64()))
-            for value in self.values:
-                q, there = numbers[value]
-                n = events.sums(there.astype(np.int64), start, end)
-                for stat in self.stats:
-                    if stat == "count":
-                        continue
-                    if stat == "rate":
-                        one_ = 1 << 20 if types[value].element in ("float", "double") else 1
-                        x = events.sums((there & (q == one_)).astype(np.int64), start, end).astype(np.float64)
-                    else:
-                        high, low = fixed_point.halves_arrow(np.where(there, q, 0))
-                        x = fixed_point.joined_arrow(
-                            events.sums(high, start, end), events.sums(low, start, end), types[value]
-                        )
-                    if stat != "sum":
-                        with np.errstate(all="ignore"):
-                            x = x / n.astype(np.float64)
-                    found = pa.array(x, pa.float64(), mask=(n == 0) if stat != "sum" else None)
-                    out = replaced(out, self._name(stat, value, w), found)
-        return out

@@ -1,0 +1,207 @@
+"""Operators that drop, rename and look back, over Arrow tables."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.features.functions.arrays import doubles
+from headrace.features.table_ops.base import DAY, PROBE
+from headrace.features.table_ops.dropna import Dropna
+from headrace.features.table_ops.earlier_events import OfChosenPast, OfPast
+from headrace.features.table_ops.filter import Filter
+from headrace.features.table_ops.history import History
+from headrace.features.table_ops.lag import _UNITS, Lag
+from headrace.features.table_ops.predicate import Predicate
+from headrace.features.table_ops.rename import Rename
+from headrace.features.table_ops.sessions import _BETWEEN, Sessions
+from headrace.features.table_ops.target_encoding_past import TargetEncodingPast
+from headrace.features.table_ops.trailing import Trailing
+from tests.arrow_table_ops.place import Place
+from tests.arrow_table_ops.predicate import predicate
+from tests.arrow_table_ops.sums import halves, joined, whole
+from tests.arrow_table_ops.windows import I64, Bits, Past, hashes, micros_of, nan_to_null, nulled, one, replaced, take
+
+F64 = npt.NDArray[np.float64]
+
+
+def past_of(op: OfPast, table: pa.Table, place: Place) -> Past:
+    """The table's events by key."""
+    time = place.given.needs_time()
+    return Past(table, op.keys, time, place.given.types[time])
+
+
+def chosen(op: OfChosenPast, table: pa.Table, place: Place) -> Bits:
+    """As `spark_chosen`: bool [n]."""
+    if op.where is None:
+        return np.ones(table.num_rows, np.bool_)
+    found: Bits = predicate(Predicate(op.where, place.given.types), table).to_numpy(zero_copy_only=False)
+    return found
+
+
+def dropna(op: Dropna, table: pa.Table, place: Place) -> pa.Table:
+    missing = []
+    for column in op.subset:
+        x = one(table, column)
+        if place.given.types[column].is_list:
+            missing.append(pc.equal(pc.fill_null(pc.list_value_length(x), 0), 0))
+        else:
+            missing.append(pc.is_null(nan_to_null(x)))
+    drop = reduce(pc.or_ if op.how == "any" else pc.and_, missing)
+    return table.filter(pc.or_(pc.invert(drop), one(table, PROBE).is_valid()))
+
+
+def filter_(op: Filter, table: pa.Table, place: Place) -> pa.Table:
+    keep = predicate(Predicate(op.where, place.given.types), table)
+    return table.filter(pc.or_(keep, one(table, PROBE).is_valid()))
+
+
+def rename(op: Rename, table: pa.Table, place: Place) -> pa.Table:
+    return table.rename_columns([op.to.get(c, c) for c in table.schema.names])
+
+
+def history(op: History, table: pa.Table, place: Place) -> pa.Table:
+    past = past_of(op, table, place)
+    ok = chosen(op, table, place)
+    out = table
+    for value in op.values:
+        x = nan_to_null(one(table, value))
+        events = past.of(ok & x.is_valid().to_numpy(zero_copy_only=False))
+        end = np.where(past.known, events.before(op.delay), 0)
+        start = np.maximum(np.where(past.known, events.start, 0), end - op.length)
+        lengths = end - start
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        place_ = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+        forward, backward = np.repeat(start, lengths) + place_, np.repeat(end, lengths) - 1 - place_
+        at = forward if op.newest == "last" else backward
+        elements = x.take(pa.array(events.rows[at]))
+        lists = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), elements)
+        out = replaced(out, f"{value}_{op.suffix}", lists)
+    return out
+
+
+def lag(op: Lag, table: pa.Table, place: Place) -> pa.Table:
+    past = past_of(op, table, place)
+    end = past.all.before()
+    there = past.known & (end - op.shift >= past.all.start)
+    last = np.zeros(table.num_rows, np.int64)
+    last[there] = past.rows[end[there] - op.shift]
+    out = table
+    for v in op.values:
+        x = doubles(nan_to_null(one(table, v)))
+        before = take(x, last, there)
+        both = x.is_valid().to_numpy(zero_copy_only=False) & before.is_valid().to_numpy(zero_copy_only=False)
+        with np.errstate(all="ignore"):
+            difference = x.to_numpy(zero_copy_only=False) - before.to_numpy(zero_copy_only=False)
+        out = replaced(out, op._name(f"{v}_difference"), nulled(difference, both, pa.float64()))
+    if op.since is not None:
+        passed = (past.time - past.time[last]).astype(np.float64) / float(_UNITS[op.since])
+        out = replaced(out, op._name("since"), nulled(passed, there, pa.float64()))
+    return out
+
+
+def sessions(op: Sessions, table: pa.Table, place: Place) -> pa.Table:
+    past = past_of(op, table, place)
+    events = past.all
+    # Sessions of the events, in their order: the time before is that of the instant before.
+    t = past.time[events.rows]
+    end = events.before()
+    has = past.known & (end > events.start)
+    before = np.zeros(table.num_rows, np.int64)
+    before[has] = past.time[events.rows[end[has] - 1]]
+    new = ~has | (past.time - before > op._gap)
+    begins = new[events.rows]
+    # The place of the newest beginning at or before each event (an instant's events all begin, or none does).
+    firsts = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))
+    inside = past.known & ~new
+    start = past.time.copy()
+    start[inside] = t[firsts[end[inside] - 1]]
+    # An instant at which several events begin a session is one beginning: count from its first event.
+    position = np.zeros(table.num_rows, np.int64)
+    position[inside] = (end - events.at(past.group, start))[inside]
+    text = [part for k in op.keys for part in (one(table, k).cast(pa.string()), pa.scalar(_BETWEEN))]
+    joined = pc.binary_join_element_wise(*text, pa.array(start).cast(pa.string()), "")
+    ids = hashes(joined)
+    p = op.prefix
+    out = replaced(table, f"{p}_id", nulled(ids, past.known, pa.int64()))
+    out = replaced(out, f"{p}_position", pa.array(position, pa.int64()))
+    age = (past.time - start).astype(np.float64) / 1e6
+    return replaced(out, f"{p}_age", nulled(age, past.known, pa.float64()))
+
+
+def trailing(op: Trailing, table: pa.Table, place: Place) -> pa.Table:
+    types = place.given.types
+    past = past_of(op, table, place)
+    ok = chosen(op, table, place)
+    events = past.of(ok)
+    numbers = {v: whole(one(table, v), types[v]) for v in op.values}
+    out = table
+    for w, length in enumerate(op._micros):
+        end = events.before(op.delay)
+        start = events.start if length is None else events.before(op.delay + length)
+        if "count" in op.stats:
+            count = np.where(past.known, end - start, 0)
+            out = replaced(out, op._name("count", None, w), pa.array(count, pa.int64()))
+        for value in op.values:
+            q, there = numbers[value]
+            n = events.sums(there.astype(np.int64), start, end)
+            for stat in op.stats:
+                if stat == "count":
+                    continue
+                if stat == "rate":
+                    one_ = 1 << 20 if types[value].element in ("float", "double") else 1
+                    x = events.sums((there & (q == one_)).astype(np.int64), start, end).astype(np.float64)
+                else:
+                    high, low = halves(np.where(there, q, 0))
+                    x = joined(events.sums(high, start, end), events.sums(low, start, end), types[value])
+                if stat != "sum":
+                    with np.errstate(all="ignore"):
+                        x = x / n.astype(np.float64)
+                found = pa.array(x, pa.float64(), mask=(n == 0) if stat != "sum" else None)
+                out = replaced(out, op._name(stat, value, w), found)
+    return out
+
+
+def target_encoding_past(op: TargetEncodingPast, table: pa.Table, place: Place) -> pa.Table:
+    types = place.given.types
+    target = op.target or place.given.label
+    past = past_of(op, table, place)
+    q, there = whole(one(table, target), types[target])
+    high, low = halves(np.where(there, q, 0))
+    events = past.all
+    end, start = events.before(op.delay), events.start
+    n = events.sums(there.astype(np.int64), start, end).astype(np.float64)
+    y = joined(events.sums(high, start, end), events.sums(low, start, end), types[target])
+    m = float(op.smoothing)
+    prior: F64 = np.full(table.num_rows, np.nan if op.prior is None else float(op.prior))
+    if op.prior is None:
+        prior = _prior(op, table, place, there, high, low)
+    with np.errstate(all="ignore"):
+        smooth = np.where(n + m > 0, (y + m * prior) / (n + m), np.nan)
+        alone = np.where(n > 0, y / n, np.nan)
+    found = np.where(np.isnan(prior), alone, smooth)
+    return replaced(table, op._name, pa.array(found, pa.float64(), from_pandas=True))
+
+
+def _prior(op: TargetEncodingPast, table: pa.Table, place: Place, there: Bits, high: I64, low: I64) -> F64:
+    """As `_with_prior`; NaN where there is none."""
+    time = place.given.needs_time()
+    t, timed = micros_of(one(table, time), place.given.types[time])
+    event = timed & there & ~one(table, PROBE).is_valid().to_numpy(zero_copy_only=False)
+    known = (t[event] + op.delay) // DAY
+    order = np.argsort(known, kind="stable")
+    before = np.searchsorted(known[order], t // DAY)
+
+    def total(values: I64) -> I64:
+        sums: I64 = np.concatenate([np.zeros(1, np.int64), np.cumsum(values[event][order])])
+        return np.asarray(sums[before])
+
+    target = op.target or place.given.label
+    y = joined(total(high), total(low), place.given.types[target])
+    with np.errstate(all="ignore"):
+        found: F64 = np.where((before > 0) & timed, y / before.astype(np.float64), np.nan)
+    return found

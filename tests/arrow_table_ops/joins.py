@@ -1,0 +1,85 @@
+"""Joins with external tables, over Arrow tables."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.features.table_ops.external import refuse_duplicates
+from headrace.features.table_ops.join_asof import JoinAsof
+from headrace.features.table_ops.join_external import JoinExternal
+from tests.arrow_table_ops.place import Place
+from tests.arrow_table_ops.windows import I64, codes_of, micros_of, newest_at, one, replaced, take
+
+
+def join_external(op: JoinExternal, table: pa.Table, place: Place) -> pa.Table:
+    theirs, other = list(op.keys.values()), place.read(op.external(place.given))
+    n, m = table.num_rows, other.num_rows
+    both = [_together(one(table, a), one(other, b)) for a, b in op.keys.items()]
+    codes = codes_of(both, n + m)
+    ours, its = codes[:n], codes[n:]
+    rows = np.flatnonzero(its >= 0)
+    if op.on_duplicate == "first":
+        ranks = [_rank(one(other, name.removeprefix("-")), name.startswith("-")) for name in op.order]
+        rows = rows[np.lexsort((*(r[rows] for r in reversed(ranks)), its[rows]))]
+        first = np.concatenate([np.ones(min(1, len(rows)), bool), its[rows][1:] != its[rows][:-1]])
+        leader = rows[np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))] if len(rows) else rows
+        rows = rows[np.all([r[rows] == r[leader] for r in ranks], axis=0)] if len(rows) else rows
+    _, counts = np.unique(its[rows], return_counts=True)
+    refuse_duplicates(op.path, ", ".join(theirs), int((counts > 1).sum()), int(counts[counts > 1].sum()))
+    where = np.full(int(max(codes.max(initial=-1), 0)) + 1, -1, np.int64)
+    where[its[rows]] = rows
+    found = np.where(ours >= 0, where[np.maximum(ours, 0)], -1)
+    out = table
+    for added, name in zip(op._added(), op.add, strict=True):
+        values_ = one(other, name)
+        if not m:
+            out = replaced(out, added, pa.nulls(n, values_.type))
+        else:
+            out = replaced(out, added, take(values_, found, found >= 0))
+    return out
+
+
+def join_asof(op: JoinAsof, table: pa.Table, place: Place) -> pa.Table:
+    given = place.given
+    time = given.needs_time()
+    external = op.external(given)
+    other, needed = place.read(external), [*op.keys.values(), op.valid_from]
+    n, m = table.num_rows, other.num_rows
+    both = [pa.concat_arrays([one(table, a), one(other, b).cast(one(table, a).type)]) for a, b in op.keys.items()]
+    codes = codes_of(both, n + m)
+    t, timed = micros_of(one(table, time), given.types[time])
+    since, valid = micros_of(one(other, op.valid_from), external.columns[op.valid_from])
+    group, its = np.where(timed, codes[:n], -1), codes[n:]
+    rows = np.flatnonzero((its >= 0) & valid)
+    rows = rows[np.lexsort((since[rows], its[rows]))]
+    g, s = its[rows], since[rows]
+    _, counts = np.unique(np.stack([g, s]), axis=1, return_counts=True)
+    refuse_duplicates(op.path, ", ".join(needed), int((counts > 1).sum()), int(counts[counts > 1].sum()))
+    at = newest_at(group, t, g, s, op.at == "upto")
+    if op._tolerance is not None and len(s):
+        at = np.where((at >= 0) & (s[np.maximum(at, 0)] > t - op._tolerance), at, -1)
+    out = table
+    for added, name in zip(op._added(), op.add, strict=True):
+        x = one(other, name)
+        if not len(rows):
+            out = replaced(out, added, pa.nulls(n, x.type))
+        else:
+            out = replaced(out, added, take(x, rows[np.maximum(at, 0)], at >= 0))
+    return out
+
+
+def _together(a: pa.Array, b: pa.Array) -> pa.Array:
+    return pa.concat_arrays([a, b.cast(a.type)])
+
+
+def _rank(x: pa.Array, descending: bool) -> I64:
+    """Numbers that sort like the values, nulls as the smallest."""
+    encoded = x.dictionary_encode()
+    order = pc.sort_indices(encoded.dictionary).to_numpy()
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    out = np.where(codes < 0, -1, rank[np.maximum(codes, 0)]) if len(order) else np.full(len(x), -1, np.int64)
+    return -out if descending else out
