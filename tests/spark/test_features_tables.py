@@ -336,7 +336,7 @@ def land(spark: SparkSession, ws: Workspace, rows: list[Row]) -> None:
         outputs=(Output(kind="delta", name="lake/shop/events", version="0"),),
     ).save(ws.manifest("shop", DS, "ingest"))
     brands = pa.table({"item": [f"é{i}" for i in range(9)], "brand": [f"b{i % 4}" for i in range(9)]})
-    commit_delta((ws.home / "tables" / "brands").local_path(), brands)
+    commit_delta(ws.home / "tables" / "brands", brands)
 
 
 def dataset(ws: Workspace, manifest: Manifest, split: str) -> pa.Table:
@@ -388,7 +388,7 @@ def test_the_day(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
         assert i["brand"] == (f"b{number_ % 4}" if number_ < 9 else None)
 
     # By Spark's expressions: the same, although the table of brands gets a commit between the key and the work.
-    brands = (ws.home / "tables" / "brands").local_path()
+    brands = ws.home / "tables" / "brands"
 
     class Overtaken(BuildFeatures):
         def run(self, ctx: Context) -> Result:
