@@ -105,8 +105,8 @@ class MessageChannel(Protocol):
 
 
 def channel_of(collective: object) -> MessageChannel | None:
-    """The post of a collective; None: it has none."""
-    found: MessageChannel | None = getattr(collective, "post", None)
+    """The message channel of a collective; None: it has none."""
+    found: MessageChannel | None = getattr(collective, "channel", None)
     return found
 
 

@@ -3,10 +3,10 @@
     collective = shared(HorovodCollective())   # or TorchCollective; itself, where its ranks do not share a machine
 
 The all-to-alls and all-reduces of a step go this way, the rare rest through the collective that is wrapped. Each rank
-has a board and some slots, files in memory without a name (memfd_create) that the others open through /proc, so nothing
-is left behind by a process that is killed. A sender writes into a free slot, notes on its board for whom which rows
-are, and counts the message; a receiver waits for the count (a futex), reads its rows and notes that the slot may be
-used again. So a message is copied twice; or not at all, where its rows are made in the slot and are read there
+has a header and some slots, files in memory without a name (memfd_create) that the others open through /proc, so
+nothing is left behind by a process that is killed. A sender writes into a free slot, notes in its header for whom which
+rows are, and counts the message; a receiver waits for the count (a futex), reads its rows and notes that the slot may
+be used again. So a message is copied twice; or not at all, where its rows are made in the slot and are read there
 (`SharedCollective.channel`). Sums run in rank order on every rank, so all hold the same bits.
 """
 

@@ -17,7 +17,7 @@ _TIMEOUT_SECONDS = 120.0
 
 
 class _Rendezvous:
-    """Where the threads meet: each lays something down, all read, all leave."""
+    """Where the threads meet: each gives something, all read, all go on."""
 
     def __init__(self, size: int) -> None:
         self.size = size

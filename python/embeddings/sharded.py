@@ -39,7 +39,7 @@ class ShardedEmbeddings(LocalTables):
     Bits: the same ranks give the same bits again. A lookup gives the same bits on any number of ranks and by any plan.
     Gradients are summed in the order rank by rank, so weights after a step differ between worlds by rounding alone.
 
-    With `device="cuda"` the tables live on the GPU, and so do batches (they are brought there), vectors and gradients;
+    With `device="cuda"` the tables live on the GPU, and so do batches (they are copied there), vectors and gradients;
     the kernels of headrace.embeddings.kernels look up and step. Rows of 16 bits are then rounded by chance in a step.
     Tables that the plan says are `cached` are in host memory, their hot rows on the GPU as well; results are the same,
     bit for bit.

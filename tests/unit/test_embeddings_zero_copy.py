@@ -165,3 +165,18 @@ def test_vectors_that_have_changed_are_refused() -> None:
         second.backward()
     with pytest.raises(ValueError, match=r"no float32 \[1, 16\]"):
         with_pairs(torch.ones(1, 16).double(), embeddings(embeddings.prepare(torch.tensor([[1, 2]]), zero_copy=True)))
+
+
+def test_rows_of_other_ranks_are_read_where_they_were_written() -> None:
+    """Ranks that share memory have a message channel, watched or not, and lookups use it."""
+
+    def run(collective: Collective) -> bool:
+        embeddings = ShardedEmbeddings(small(2), collective, seed=1)
+        handle = embeddings.prepare(torch.tensor([[1, 2], [3, 4]]), zero_copy=True)
+        handle.start()
+        found = handle.remote_rows is not None
+        handle.drop()
+        return found
+
+    assert run_ranks(2, lambda c: through_memory(c, run)) == [True, True]
+    assert run_ranks(2, run) == [False, False]

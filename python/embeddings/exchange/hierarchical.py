@@ -1,9 +1,9 @@
 """Messages in two hops where machines have several ranks: inside the machine, then between machines.
 
-Rank r is place r % L of machine r // L. What a rank wants from the owners at place p of any machine it asks of its own
-machine's rank at place p; that one asks the owners, once for each distinct row that its machine wants. So a row that
-several ranks of a machine want crosses the network once, and so does its gradient, already summed. Each rank talks to
-L + W / L others in place of W.
+Rank r has local rank r % L on machine r // L. What a rank needs of the owners with local rank p on any machine it asks
+of its own machine's local rank p; that one asks the owners, once for each distinct row that its machine needs. So a row
+that several ranks of a machine need crosses the network once, and so does its gradient, already summed. Each rank talks
+to L + W / L others in place of W.
 
 Lookups are those of the direct exchange, bit for bit. Gradients are summed machine by machine, so weights differ by the
 rounding of sums in another order. Sub-groups are all-to-alls with nothing for those outside: no more is asked of a
@@ -52,22 +52,25 @@ class SubgroupCollective:
 
 @dataclass(frozen=True)
 class _IndexRanges:
-    """Addresses of a fused table, dealt to the members of a group."""
+    """Indices of a fused table, divided among the members of a group."""
 
-    #: First address of each member, and the end: int64 [members + 1].
+    #: First index of each member, and the end: int64 [members + 1].
     rank_offsets: Tensor
     pooled: bool = False
 
 
 @dataclass(frozen=True)
 class HierarchicalRequest(RowRequest):
-    """What owners are asked for, and how this rank asked: its machine's rank at the owner's place, which asked on."""
+    """What owners are asked for, and how this rank asked.
 
-    #: Inside the machine; its rows are places in what this rank fetches for its machine.
+    Its machine's rank of the owner's local rank, which asked on.
+    """
+
+    #: Inside the machine; its rows are positions in what this rank fetches for its machine.
     inside: RowRequest = field(kw_only=True)
     #: By fused table, then table of raw ids: what the ranks of the machine asked this one for, sorted.
     found: list[Duplicates] = field(kw_only=True)
-    #: The same: wanted vectors by owner, [W].
+    #: The same: needed vectors by owner, [W].
     requests: list[list[int]] = field(kw_only=True)
 
 
@@ -111,7 +114,7 @@ class HierarchicalRowExchange:
             comm_dtype,
         )
         self._across = RowExchange(across, SubgroupCollective(collective, self._peers), comm_dtype)
-        #: By fused table: first address of each owner in that order, less its own: [W], owners in that order.
+        #: By fused table: first index of each owner in that order, less its own: [W], owners in that order.
         self._shift = [
             _starts(s.flatten())[:-1] - a.rank_offsets[:-1][self._owners]
             for s, a in zip(sizes, fused_tables, strict=True)

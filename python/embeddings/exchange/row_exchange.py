@@ -63,7 +63,7 @@ class PartitionedTable(Protocol):
 
     @property
     def rank_offsets(self) -> Tensor:
-        """First address of each rank, and the end: int64 [W + 1]."""
+        """First index of each rank, and the end: int64 [W + 1]."""
         ...
 
     @property
@@ -105,7 +105,7 @@ class RowExchange:
     def send_ids(
         self, requests: Sequence[Tensor | BagRequest], raw: Sequence[RawIdRequest] = ()
     ) -> Callable[[], RowRequest]:
-        """Tell the owners which rows are wanted; learn which are wanted from here.
+        """Tell the owners which rows this rank needs; learn which others need from here.
 
         One all-to-all, and one more where bags that owners sum are weighted. The owner's own row numbers travel, so
         that the owner has nothing to decode; v that begins a part of a bag travels as -1 - v.

@@ -40,7 +40,9 @@ def reads_directly(table: Tensor) -> bool:
 
 
 def default_device(device: torch.device) -> AbstractContextManager[object]:
-    """Makes what is made inside, and is not told where, be on a device. For the CPU nothing at all, at no cost.
+    """Makes tensors that are created inside, without a device of their own, be on a device.
+
+    For the CPU nothing at all, at no cost.
 
     So code that says nothing of devices serves both. It is a thread's own: autograd's threads enter it anew.
     """

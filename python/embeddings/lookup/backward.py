@@ -78,7 +78,7 @@ def row_gradient(
             continue
         winner = winners[number]
         if fused.is_local and not fused.cached and dispatch.reads_directly(embeddings.weights[fused.number]):
-            # Looked up by address, not by distinct row.
+            # Looked up by index, not by distinct row.
             winner = torch.where(winner < 0, winner, torch.searchsorted(found.unique, winner.to(found.unique.dtype)))
         total += max_gradient(by_group[number], winner, found.unique.numel())
     return Gradient.of_sums(found.unique, total)

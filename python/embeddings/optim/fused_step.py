@@ -80,7 +80,7 @@ class FusedStep:
             )
             return
         if grad is None:
-            raise ValueError("gradients at addresses are for tables on the CPU")
+            raise ValueError("gradients at memory addresses are for tables on the CPU")
         dispatch.kernels().rowwise_adagrad(
             table,
             states[0],

@@ -22,7 +22,7 @@ class Gradient:
     weights[i] * grad[bag[i]] / divisor[bag[i]] (None: 1, row i of `grad`, 1).
     """
 
-    #: Distinct rows of the fused table's matrix (addresses, where nobody else has any).
+    #: Distinct rows of the fused table's matrix (indices, where no other rank has any).
     duplicates: Duplicates
     #: float32 [M, D].
     grad: Tensor

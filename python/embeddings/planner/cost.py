@@ -176,7 +176,7 @@ def load_of(work: Workload, blocks: Sequence[Block]) -> Load:
         popularity = work.popularity_of(block.table)
         distinct = popularity.distinct(ids)
         row = block_bytes(work, block)
-        # Everywhere: codes, addresses and their sort (about 40 bytes an id), output and its gradient, summed gradient.
+        # Everywhere: codes, indices and their sort (about 40 bytes an id), output and its gradient, summed gradient.
         load.buffers += 40 * ids + 2 * pieces * numbers
         load.traffic += 40 * ids + 3 * pieces * numbers
         if not block.pooled or world == 1:  # pooled here, from rows

@@ -66,7 +66,7 @@ class Planner:
         Args:
             bound: None: the largest table first, each cut as is best for the slowest rank. Else tables are cut first,
                 each as costs all ranks together least, among the options that take no rank longer than so many seconds;
-                then the longest are placed first. (Turek, Wolf and Yu, "Approximate algorithms for scheduling
+                then the longest are assigned first. (Turek, Wolf and Yu, "Approximate algorithms for scheduling
                 parallelizable tasks", 1992, choose widths and then a schedule in this way.)
             share: of the imbalance of memory that the settings allow.
 

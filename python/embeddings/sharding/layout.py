@@ -1,10 +1,10 @@
-"""A plan as arithmetic: fused tables, addresses, and which part of the output each looked-up row adds to.
+"""A plan as arithmetic: fused tables, indices, and which part of the output each looked-up row adds to.
 
 A fused table is one matrix on each rank: all blocks of one width, one storage, one reach (sharded or replicated), one
 way to travel (rows, or bags summed by the owner) and one memory (the device's, or the host's with a cache on it). A
-model whose tables have one width has one fused table, or two where small tables are replicated. An address is `first
-address of the owner's rank + row in the owner's matrix`: addresses in ascending order are grouped by owner, so sorting
-a batch's addresses both removes duplicates and groups them by owner.
+model whose tables have one width has one fused table, or two where small tables are replicated. An index is `first
+index of the owner's rank + row in the owner's matrix`: indices in ascending order are grouped by owner, so sorting
+a batch's indices both removes duplicates and groups them by owner.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FusedTable:
             holder = (block.first_rank + place) % world
             shards.append((holder, rank_rows[holder]))
             rank_rows[holder] += (rows - place + ranks - 1) // ranks
-        #: First address of each rank, and the end: int64 [W + 1].
+        #: First index of each rank, and the end: int64 [W + 1].
         self.rank_offsets = torch.cat([torch.zeros(1, dtype=torch.int64), rank_rows.cumsum(0)])
         #: Rows of this rank's matrix.
         self.rows = int(rank_rows[0 if self.replicated else rank])
@@ -84,7 +84,7 @@ class FusedTable:
 
     @property
     def shard_offsets(self) -> Tensor:
-        """First address of each shard: int64."""
+        """First index of each shard: int64."""
         return self._shard_offsets
 
     def indices(self, codes: Tensor, block: Tensor | int) -> Tensor:

@@ -1,10 +1,10 @@
 """Rows of a table larger than a GPU's memory: all of them in host memory, the hot ones on the GPU as well.
 
     rows = RowCache([weight, sums], capacity=10_000_000, device="cuda")
-    vectors = rows.look_up(found, stay=True)    # the batch's rows are brought to the GPU where they are not there yet
+    vectors = rows.look_up(found, admit=True)   # the batch's rows are copied to the GPU where they are not there yet
     rows.counts                                 # hits and lookups: whose row was there before its batch
-    opened = rows.open(found.unique)            # to be changed: matrices on the GPU, and the rows' places in them
-    rows.close(opened)                          # they were changed
+    cached = rows.acquire(found.unique)         # to be changed: matrices on the GPU, and the rows' slots in them
+    rows.commit(cached)                         # they were changed
     rows.flush()                                # host memory holds everything again
 
 Where room is needed, rows seen least often (lfu; of equals those seen longest ago) or longest ago (lru) go back to the
@@ -12,8 +12,8 @@ host, never one of the batch's own. A row's count begins anew when it comes agai
 there is room for brings those it looks up most, and works on a copy of its own. Four bytes a row say where it is on the
 GPU, so finding it takes one read.
 
-The ways of others: FBGEMM's TBE caches rows in sets of 32 places under unified virtual memory (LFU or LRU in a set);
-HugeCTR's embedding cache likewise. Here any row may be in any place, and what moves does so in two copies a batch.
+The ways of others: FBGEMM's TBE caches rows in sets of 32 slots under unified virtual memory (LFU or LRU in a set);
+HugeCTR's embedding cache likewise. Here any row may be in any slot, and what moves does so in two copies a batch.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class RowCache:
         self.host: list[Tensor] = []
         #: Matrices on the device, [C, *].
         self.on_device: list[Tensor] = []
-        #: By row its place on the device, or -1: int32 [N].
+        #: By row its slot on the device, or -1: int32 [N].
         self._slot_of = torch.full((count,), -1, dtype=torch.int32, device=self.device)
-        #: By place: the row (-1: none), how often and in which batch it was last seen, whether it changed.
+        #: By slot: the row (-1: none), how often and in which batch it was last seen, whether it changed.
         self._row_in_slot = torch.full((capacity,), -1, dtype=torch.int64, device=self.device)
         self._seen = torch.zeros(capacity, dtype=torch.int64, device=self.device)
         self._last = torch.zeros(capacity, dtype=torch.int64, device=self.device)
@@ -122,7 +122,7 @@ class RowCache:
         return CachedSlots(rows, self.on_device, self._fetch_missing(rows))
 
     def _fetch_missing(self, rows: Tensor, counts: Tensor | None = None) -> Tensor:
-        """Places of distinct rows int64 [U], at most as many as there is room for. `counts`: times looked up, [U]."""
+        """Slots of distinct rows int64 [U], at most as many as there is room for. `counts`: times looked up, [U]."""
         slots = self._slot_of[rows].long()
         present = slots >= 0
         self._batches += 1
