@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 from headrace.config import Warehouse
 from headrace.manifest import Manifest
-from headrace.publish.warehouse import connect
+from headrace.publish.postgres.server import connect
 from headrace.stages import ORDER
 from headrace.workspace import Workspace
 from tests.dataset_support import padded

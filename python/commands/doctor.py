@@ -311,8 +311,8 @@ def gpu() -> Iterator[Finding]:
 
 def warehouse(ws: Workspace, pipeline: str | None) -> Iterator[Finding]:
     """The embedded server's programs, or an answer from the pipeline's own server."""
-    from headrace.publish import postgres_processes
-    from headrace.publish import warehouse as house
+    from headrace.publish.embedded import processes, server
+    from headrace.publish.postgres.server import connect
 
     spec = load_spec(pipeline) if pipeline else None
     place = spec.publish.warehouse if spec and spec.publish else None
@@ -320,17 +320,17 @@ def warehouse(ws: Workspace, pipeline: str | None) -> Iterator[Finding]:
         yield Finding("warehouse", "optional", f"pipeline '{spec.pipeline}' publishes nothing")
     elif place and place.kind == "postgres":
         try:
-            with house.connect(place, ws) as conn:
+            with connect(place, ws) as conn:
                 row = conn.execute("SHOW server_version").fetchone()
             yield Finding("warehouse", "ok", f"PostgreSQL {row[0] if row else '?'} at {place.host}")
         except UserError as e:
             yield Finding("warehouse", "missing", str(e), "see publish.warehouse in the pipeline's file")
     else:
         try:
-            program = postgres_processes.program("postgres")
+            program = processes.program("postgres")
         except UserError as e:
             yield Finding("warehouse", "missing", str(e), "`make env`, or name a server in publish.warehouse")
             return
-        running = house.status(ws)
+        running = server.status(ws)
         state = f"runs on port {running.port}" if running.running else "starts when needed"
         yield Finding("warehouse", "ok", f"embedded PostgreSQL, {state} ({program})")

@@ -72,7 +72,7 @@ def quality_lines(manifests: Mapping[str, Manifest], ceiling: float | None) -> l
 
 
 def _show_sample(publish: Manifest) -> None:
-    from headrace.publish.sample import psql_table
+    from headrace.publish.psql_text import psql_table
 
     sample = facts.records(publish.facts.get("sample"))[:_SAMPLE_ROWS]
     where = publish.facts.get("table", "scores")

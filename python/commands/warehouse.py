@@ -19,35 +19,37 @@ def start(ws: Workspace, pipeline: str | None) -> None:
     Raises:
         UserError: the pipeline publishes to a server of the user's, or it cannot start.
     """
-    from headrace.publish import warehouse
+    from headrace.publish.embedded import server
+    from headrace.publish.postgres.server import psql_info
 
     place = _embedded(pipeline)
-    found = warehouse.start(ws, place)
+    found = server.start(ws, place.port, place.database, place.user)
     out.print(f"PostgreSQL runs on 127.0.0.1:{found.port} (process {found.pid}); data: {found.data}", soft_wrap=True)
-    out.print(f"open it:  {warehouse.psql_info(place, ws)}", markup=False, soft_wrap=True)
+    out.print(f"open it:  {psql_info(place, ws)}", markup=False, soft_wrap=True)
     out.print("stop it:  headrace warehouse stop")
 
 
 def stop(ws: Workspace) -> None:
     """Stop the embedded server, or leave it to its last user."""
-    from headrace.publish import warehouse
+    from headrace.publish.embedded import server
 
-    found = warehouse.stop(ws)
+    found = server.stop(ws)
     out.print("PostgreSQL is in use and stops with its last user" if found.running else "PostgreSQL is stopped")
 
 
 def status(ws: Workspace, pipeline: str | None) -> None:
     """Say what the embedded server does and how to open it."""
-    from headrace.publish import warehouse
+    from headrace.publish.embedded import server
+    from headrace.publish.postgres.server import psql_info
 
     place = _embedded(pipeline)
-    found = warehouse.status(ws)
+    found = server.status(ws)
     if not found.running:
         out.print(f"PostgreSQL does not run (data: {found.data}). Start it: headrace warehouse start", soft_wrap=True)
         return
     until = "until `headrace warehouse stop`" if found.kept else "until its last user is done"
     out.print(f"PostgreSQL runs on 127.0.0.1:{found.port} (process {found.pid}) {until}")
-    out.print(f"open it:  {warehouse.psql_info(place, ws)}", markup=False, soft_wrap=True)
+    out.print(f"open it:  {psql_info(place, ws)}", markup=False, soft_wrap=True)
 
 
 def sample(ws: Workspace, pipeline: str, ds: str | None, rows: int) -> None:
@@ -56,27 +58,23 @@ def sample(ws: Workspace, pipeline: str, ds: str | None, rows: int) -> None:
     Raises:
         UserError: the pipeline publishes nothing, nothing is published, or the warehouse cannot be reached.
     """
-    import psycopg
-
-    from headrace.publish import sample as look
-    from headrace.publish import warehouse
-    from headrace.publish.stage import table_name
+    from headrace.publish.psql_text import psql_table
+    from headrace.publish.warehouses import open_target
 
     spec = load_spec(pipeline)
     if spec.publish is None:
         raise UserError(f"pipeline '{spec.pipeline}' has no 'publish' section, so it publishes nothing")
     day = parse_ds(ds) if ds else _newest(ws, spec)
-    place = spec.publish.warehouse
-    table = f"{place.schema_name}.{table_name(spec)}"
-    with warehouse.connect(place, ws) as conn:
+    again = f"Run: headrace run {pipeline} --ds {day}"
+    with open_target(spec, ws) as target:
         try:
-            found = look.sample(conn, place.schema_name, table_name(spec), day, rows)
-        except psycopg.errors.UndefinedTable:
-            raise UserError(f"there is no table {table} yet. Run: headrace run {pipeline} --ds {day}") from None
+            found = target.sample(day, rows)
+        except UserError as e:
+            raise UserError(f"{e}. {again}") from None
     if not found:
-        raise UserError(f"{table} has no scores of {day}. Run: headrace run {pipeline} --ds {day}")
-    out.print(f"SELECT * FROM {table} WHERE ds = '{day}' LIMIT {rows};", markup=False)
-    out.print(look.psql_table(found), markup=False, soft_wrap=True)
+        raise UserError(f"{target.label} has no scores of {day}. {again}")
+    out.print(f"SELECT * FROM {target.label} WHERE ds = '{day}' LIMIT {rows};", markup=False)
+    out.print(psql_table(found), markup=False, soft_wrap=True)
 
 
 def _newest(ws: Workspace, spec: Spec) -> str:

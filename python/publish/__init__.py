@@ -1,1 +1,1 @@
-"""Write, audit, publish: a day's scores to a PostgreSQL warehouse and to a Delta table."""
+"""Write, audit, publish: a day's scores to a warehouse and to a Delta table."""

@@ -1,26 +1,21 @@
-"""The stage `publish`: write, audit, publish the day's scores, to PostgreSQL and to a Delta table."""
+"""The stage `publish`: write, audit, publish the day's scores, to a warehouse and to a Delta table."""
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import psycopg
-
 from headrace.config import Publish as PublishSpec
-from headrace.config import Score, Spec, Warehouse
+from headrace.config import Score, Spec
 from headrace.errors import UserError
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output
-from headrace.publish import audit, sample, staging, swap, tables, warehouse
+from headrace.publish.target import Limits, Target, table_name
+from headrace.publish.warehouses import open_target
 from headrace.stage import Context, Result, Stage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-log = logging.getLogger("headrace.publish")
 
 _SAMPLE_ROWS = 10
 
@@ -58,11 +53,10 @@ class Publish(Stage):
         Raises:
             UserError: the warehouse cannot be asked.
         """
-        place, name = _place(ctx.spec), table_name(ctx.spec)
         if not (ctx.ws.table(ctx.spec.pipeline, "published") / "_delta_log").is_dir():
             return "the Delta table of published scores is gone"
-        with warehouse.connect(place, ctx.ws) as conn:
-            return _missing(conn, place.schema_name, name, ctx.ds, manifest.key)
+        with open_target(ctx.spec, ctx.ws) as target:
+            return target.missing(ctx.ds, manifest.key)
 
     def run(self, ctx: Context) -> Result:
         """Publish the day; the tables are left as they were unless every check holds.
@@ -70,82 +64,47 @@ class Publish(Stage):
         Raises:
             UserError: the audit failed (names each failed check), or the warehouse cannot be reached or written.
         """
-        place = _place(ctx.spec)
-        with warehouse.serve(place, ctx.ws) as server, warehouse.dial(server, place) as conn:
-            with session(ctx.spec.spark, ctx.ws, "headrace publish") as spark:
-                try:
-                    return _publish(ctx, server, conn, spark)
-                except psycopg.Error as e:
-                    raise UserError(
-                        f"publishing {ctx.spec.pipeline} for {ctx.ds} to {server} failed: {warehouse.reason_of(e)}; "
-                        f"the table holds what it held before. Run the same command again once that is mended"
-                    ) from e
+        with open_target(ctx.spec, ctx.ws) as target, session(ctx.spec.spark, ctx.ws, "headrace publish") as spark:
+            return _publish(ctx, target, spark)
 
 
-def table_name(spec: Spec) -> str:
-    """The warehouse's table of a pipeline's scores."""
-    publish, _ = _sections(spec)
-    return publish.table or f"{spec.pipeline}_scores"
-
-
-def _publish(ctx: Context, server: warehouse.Server, conn: warehouse.Connection, spark: SparkSession) -> Result:
+def _publish(ctx: Context, target: Target, spark: SparkSession) -> Result:
     publish, score = _sections(ctx.spec)
     scores = ctx.upstream["score"].output("delta")
     df = _read(ctx, spark, scores)
-    table = tables.scores_table(
-        publish.warehouse.schema_name, table_name(ctx.spec), score.user.key, score.item.key, df.dtypes
-    )
-    tables.create_tables(conn, table)
+    target.create(df.dtypes)
     source = f"{scores.name}@{scores.version}"
-    # A run that was killed between the transaction and the manifest left the warehouse done.
-    if _missing(conn, table.schema, table.name, ctx.ds, ctx.key) is not None:
+    # A run that was killed between the swap and the manifest left the warehouse done.
+    if target.missing(ctx.ds, ctx.key) is not None:
         expected = scores.rows if scores.rows is not None else ctx.upstream["score"].rows["scores"]
-        limits = audit.Limits(expected, publish.min_rows, score.top_k, publish.max_row_change)
-        _write_audit_publish(ctx, server, conn, table, df, limits, source)
-    done = tables.published(conn, table.schema, table.name, ctx.ds)
-    assert done is not None, "written just now, under the pipeline's lock"
-    rows = done.rows
-    version = _write_delta(ctx, df)
-    shown = sample.sample(conn, table.schema, table.name, ctx.ds, _SAMPLE_ROWS)
-    return Result(
-        outputs=(
-            Output(kind="postgres", name=table.label, version=ctx.key, rows=rows),
-            Output(kind="delta", name=f"lake/{ctx.spec.pipeline}/published", version=str(version), rows=rows),
-        ),
-        rows={"published": rows},
-        facts={
-            "warehouse": f"{server.user}@{server}" if publish.warehouse.kind == "postgres" else "embedded",
-            "table": table.label,
-            "source": source,
-            "audit": done.audit,
-            "sample": [{k: v if isinstance(v, (int, float)) else str(v) for k, v in row.items()} for row in shown],
-        },
-    )
-
-
-def _write_audit_publish(
-    ctx: Context,
-    server: warehouse.Server,
-    conn: warehouse.Connection,
-    table: tables.ScoresTable,
-    df: DataFrame,
-    limits: audit.Limits,
-    source: str,
-) -> None:
-    with staging.staging_table(conn, table, ctx.ds) as staged:
-        tick = time.perf_counter()
-        sent = staging.copy_scores(df, server, staged, table)
-        log.info("staged %s rows in %.1f s", f"{sent:,}", time.perf_counter() - tick)
-        checks = audit.audit(conn, staged, table, ctx.ds, limits)
+        limits = Limits(expected, publish.min_rows, score.top_k, publish.max_row_change)
+        checks = target.publish(df, ctx.ds, ctx.key, source, limits)
         failed = [check for check in checks if not check.ok]
         if failed:
             raise UserError(
                 f"the scores of {ctx.spec.pipeline} for {ctx.ds} failed {len(failed)} of {len(checks)} checks and were "
-                f"not published; {table.label} is as it was. The rows are in {source}, to look at:\n"
+                f"not published; {target.label} is as it was. The rows are in {source}, to look at:\n"
                 + "\n".join(f"  {check}" for check in failed)
             )
-        rows = swap.swap(conn, staged, table, ctx.ds, ctx.key, source, checks)
-    log.info("published %s rows to %s for %s (%d checks held)", f"{rows:,}", table.label, ctx.ds, len(checks))
+    done = target.published(ctx.ds)
+    assert done is not None, "written just now, under the pipeline's lock"
+    rows = done.rows
+    version = _write_delta(ctx, df)
+    sample = target.sample(ctx.ds, _SAMPLE_ROWS)
+    return Result(
+        outputs=(
+            Output(kind=target.kind, name=target.label, version=ctx.key, rows=rows),
+            Output(kind="delta", name=f"lake/{ctx.spec.pipeline}/published", version=str(version), rows=rows),
+        ),
+        rows={"published": rows},
+        facts={
+            "warehouse": target.address,
+            "table": target.label,
+            "source": source,
+            "audit": done.audit,
+            "sample": [{k: v if isinstance(v, (int, float)) else str(v) for k, v in row.items()} for row in sample],
+        },
+    )
 
 
 def _read(ctx: Context, spark: SparkSession, scores: Output) -> DataFrame:
@@ -191,24 +150,7 @@ def _write_delta(ctx: Context, df: DataFrame) -> int:
     return newest()[0]
 
 
-def _missing(conn: warehouse.Connection, schema: str, name: str, ds: str, key: str) -> str | None:
-    """Why the warehouse's rows of the day are not those of the run `key`, or None."""
-    found = tables.published(conn, schema, name, ds)
-    if found is None:
-        return f"{schema}.{name} has no publication for {ds}"
-    if found.key != key:
-        return f"{schema}.{name} holds another run's rows for {ds}"
-    rows = tables.count_day(conn, schema, name, ds)
-    if rows != found.rows:
-        return f"{schema}.{name} has {rows:,} rows for {ds}, and {found.rows:,} were published"
-    return None
-
-
-def _place(spec: Spec) -> Warehouse:
-    return _sections(spec)[0].warehouse
-
-
 def _sections(spec: Spec) -> tuple[PublishSpec, Score]:
-    assert spec.publish is not None, "a stage runs only where `applies` holds"
+    assert spec.publish is not None, "headrace.stages: no stage without the section"
     assert spec.score is not None, "config refuses publish without score"
     return spec.publish, spec.score

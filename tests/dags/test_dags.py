@@ -17,7 +17,7 @@ import yaml
 from headrace.config import load_spec
 from headrace.jobs.submit import PROGRAM, spark_home
 from headrace.manifest import Manifest
-from headrace.publish import warehouse
+from headrace.publish.postgres import server as warehouse
 from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace, checkout, pipeline_file
 

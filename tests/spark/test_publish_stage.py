@@ -17,8 +17,10 @@ from pyspark.sql import SparkSession
 from headrace.config import Spec, load_spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest, Output
-from headrace.publish import embedded, staging, swap, tables, warehouse
 from headrace.publish import stage as publish_stage
+from headrace.publish.embedded import server as embedded
+from headrace.publish.postgres import audit, staging, swap, tables
+from headrace.publish.postgres import server as warehouse
 from headrace.publish.stage import Publish
 from headrace.stage import Outcome, run_stage
 from headrace.workspace import Workspace
@@ -218,11 +220,9 @@ def test_killed_anywhere_then_run_again(
     old = in_warehouse(fresh)
     land(spark, fresh, scores(31, 6))
 
-    module, name = {
-        "audited": (publish_stage.audit, "audit"),
-        "swapped": (swap, "swap"),
-        "delta": (publish_stage, "_write_delta"),
-    }[where]
+    module, name = {"audited": (audit, "audit"), "swapped": (swap, "swap"), "delta": (publish_stage, "_write_delta")}[
+        where
+    ]
     real = getattr(module, name)
 
     def dies(*args: Any) -> None:
@@ -281,7 +281,7 @@ def test_executors_that_cannot_reach_the_server_say_so(spark: SparkSession, fres
     df = spark.read.format("delta").load(str(fresh.table("clicks", "scores"))).where(f"ds = '{DS}'")
     place = SPEC.publish.warehouse  # type: ignore[union-attr]
     table = tables.scores_table("public", "clicks_scores", "user_id", "item_id", df.dtypes)
-    with warehouse.serve(place, fresh) as server, warehouse.dial(server, place) as conn:
+    with warehouse.serve(place, fresh) as server, warehouse.connect_to(server, place) as conn:
         tables.create_tables(conn, table)
         with staging.staging_table(conn, table, DS) as staged, socket.socket() as s:
             s.bind(("127.0.0.1", 0))

@@ -18,8 +18,11 @@ from psycopg import sql
 
 from headrace.config import Warehouse
 from headrace.errors import UserError
-from headrace.publish import sample, staging, swap, tables, warehouse
-from headrace.publish.audit import Check, Limits, audit
+from headrace.publish.postgres import sample, staging, swap, tables
+from headrace.publish.postgres import server as warehouse
+from headrace.publish.postgres.audit import audit
+from headrace.publish.psql_text import psql_table
+from headrace.publish.target import Check, Limits
 from headrace.workspace import Workspace
 
 DS = "2026-01-10"
@@ -330,6 +333,6 @@ def test_the_sample_reads_as_psql_prints_it(
         command = f"{warehouse.psql_info(Warehouse(), server[1])} -X -c {shlex.quote(f'{query} {n}')}"
         shown = subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
         assert "item_id" in shown
-        mine = sample.psql_table(sample.sample(conn, "public", "clicks_scores", DS, n))
+        mine = psql_table(sample.sample(conn, "public", "clicks_scores", DS, n))
         assert [line.rstrip() for line in shown.rstrip().splitlines()] == mine.splitlines()
-    assert sample.psql_table([]) == "(0 rows)"
+    assert psql_table([]) == "(0 rows)"

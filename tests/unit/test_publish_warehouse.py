@@ -29,7 +29,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from headrace.config import Warehouse
 from headrace.errors import UserError
-from headrace.publish import embedded, postgres_processes, warehouse
+from headrace.publish.embedded import processes as postgres_processes
+from headrace.publish.embedded import roles
+from headrace.publish.embedded import server as embedded
+from headrace.publish.postgres import server as warehouse
 from headrace.workspace import Workspace
 
 
@@ -90,7 +93,7 @@ def test_the_server_listens_on_loopback_only_and_runs_as_no_root(home: Workspace
 
 def test_a_killed_user_leaves_a_server_that_the_next_one_uses_and_stops(home: Workspace) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from headrace.publish import embedded; "
+        "import sys, time; from pathlib import Path; from headrace.publish.embedded import server as embedded; "
         "from headrace.workspace import Workspace\n"
         "with embedded.lease(Workspace(Path(sys.argv[1]))): print('ready', flush=True); time.sleep(600)"
     )
@@ -111,15 +114,15 @@ def test_a_killed_user_leaves_a_server_that_the_next_one_uses_and_stops(home: Wo
 
 
 def test_start_keeps_the_server_until_stop(home: Workspace) -> None:
-    started = warehouse.start(home)
+    started = embedded.start(home)
     assert started.running
     assert started.kept
     with embedded.lease(home):
         pass
     assert embedded.status(home).pid == started.pid
-    assert not warehouse.stop(home).running
-    assert warehouse.start(home).port == started.port, "the port that people noted should stay"
-    assert not warehouse.stop(home).running
+    assert not embedded.stop(home).running
+    assert embedded.start(home).port == started.port, "the port that people noted should stay"
+    assert not embedded.stop(home).running
 
 
 def test_a_killed_server_whose_number_another_process_has_starts_again_with_its_rows(home: Workspace) -> None:
@@ -194,11 +197,11 @@ def test_the_password_is_in_no_command_line_log_or_repr(ws: Workspace, caplog: p
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        with warehouse.serve(Warehouse(), ws) as server, warehouse.dial(server, Warehouse()) as conn:
+        with warehouse.serve(Warehouse(), ws) as server, warehouse.connect_to(server, Warehouse()) as conn:
             conn.execute("SELECT 1")
             with (
                 pytest.raises(UserError) as refused,
-                warehouse.dial(
+                warehouse.connect_to(
                     warehouse.Server(server.host, server.port, "nowhere", server.user, server.password, server.ssl),
                     Warehouse(),
                 ),
@@ -207,7 +210,7 @@ def test_the_password_is_in_no_command_line_log_or_repr(ws: Workspace, caplog: p
     finally:
         stop = True
         thread.join()
-    secret, superuser = embedded.password(ws), (ws.postgres / "superuser").read_text().strip()
+    secret, superuser = roles.password(ws), (ws.postgres / "superuser").read_text().strip()
     assert secret != superuser
     assert len(secret) >= 24
     assert any(b"initdb" in text for text in seen), "the watcher saw nothing"
@@ -235,10 +238,10 @@ def test_a_password_of_the_superuser_opens_nothing_else_and_no_other_opens_it(ho
                 enter(port, role, name)
     # A cluster of the time when all roles had one password.
     with embedded.lease(home) as port:
-        with embedded._superuser_connection(home.postgres, port) as conn:
+        with roles.superuser_connection(home.postgres, port) as conn:
             conn.execute(
                 psycopg.sql.SQL("ALTER ROLE postgres PASSWORD {}").format(
-                    embedded._verifier(conn, "postgres", embedded.password(home))
+                    roles.verifier(conn, "postgres", roles.password(home))
                 )
             )
         (home.postgres / "superuser").unlink()
@@ -253,7 +256,7 @@ def test_psql_info_opens_the_warehouse_without_showing_the_password(home: Worksp
         warehouse.psql_info(Warehouse(), home)
     with embedded.lease(home):
         command = warehouse.psql_info(Warehouse(), home)
-        assert embedded.password(home) not in command
+        assert roles.password(home) not in command
         shown = subprocess.run(f"{command} -Atc 'SELECT 6 * 7'", shell=True, capture_output=True, text=True, check=True)
         assert shown.stdout == "42\n"
 
@@ -264,7 +267,7 @@ def test_a_server_of_ones_own_with_the_password_from_a_file_or_a_variable(
     with embedded.lease(home):
         with warehouse.connect(own_server(home), home) as conn:
             assert conn.execute("SELECT current_user").fetchone() == ("headrace",)
-        monkeypatch.setenv("SCORES_PASSWORD", embedded.password(home))
+        monkeypatch.setenv("SCORES_PASSWORD", roles.password(home))
         place = own_server(home, password_file=None, password_env="SCORES_PASSWORD")
         with warehouse.connect(place, home) as conn:
             assert conn.execute("SELECT current_user").fetchone() == ("headrace",)

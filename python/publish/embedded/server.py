@@ -4,7 +4,7 @@ Everything is below `Workspace.postgres`, a folder of mode 0700:
 
     data/       the database cluster, owned by the account that runs the server; data/server.log is its log
     password    the password of the roles that publish, mode 0600        pgpass    the same, for psql (`PGPASSFILE`)
-    superuser   the superuser's password, mode 0600: only this module uses it, to make roles and databases
+    superuser   the superuser's password, mode 0600: headrace.publish.embedded.roles makes the others by it
     port        the port of the last start, tried first by the next one, so that a noted address stays good
     lock        held (flock) while the server is started or stopped
     leases      held shared (flock) by each process that uses the server: the last one to leave stops it
@@ -24,7 +24,6 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import secrets
 import shutil
 import socket
 import tempfile
@@ -34,13 +33,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import psycopg
-from psycopg import sql
 
 from headrace.errors import UserError
-from headrace.publish.postgres_processes import (
+from headrace.publish.embedded.processes import (
     account_of,
     last_line,
     log_since,
@@ -51,13 +46,12 @@ from headrace.publish.postgres_processes import (
     server_account,
     telling_line,
 )
+from headrace.publish.embedded.roles import HOST, SUPERUSER, ensure_database, make_passwords
 from headrace.storage import local
 from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.publish")
 
-HOST = "127.0.0.1"
-SUPERUSER = "postgres"
 _START_SECONDS = 90
 _PORT_TRIES = 5
 
@@ -138,15 +132,6 @@ def lease(ws: Workspace, port: int = 0, database: str = "headrace", user: str = 
                 _stop_if_unused(folder)
 
 
-def password(ws: Workspace) -> str:
-    """The password of the embedded server's roles, the superuser excepted.
-
-    Raises:
-        UserError: its file is gone.
-    """
-    return _read_password(ws.postgres, "password")
-
-
 def _folder(ws: Workspace) -> Path:
     ws.postgres.mkdir(parents=True, exist_ok=True)
     try:
@@ -196,7 +181,7 @@ def _start(folder: Path, wanted_port: int, database: str, user: str) -> int:
         _initialise(folder)
     found = _settled(data)
     port = found[1] if found else _launch(folder, wanted_port)
-    _ensure_database(folder, port, database, user)
+    ensure_database(folder, port, database, user)
     return port
 
 
@@ -208,13 +193,7 @@ def _initialise(folder: Path) -> None:
     account = server_account()
     for leftover in folder.glob(".data.*.partial"):
         shutil.rmtree(leftover)
-    secret, superuser = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
-    for name, text in (
-        ("password", f"{secret}\n"),
-        ("pgpass", f"{HOST}:*:*:*:{secret}\n"),
-        ("superuser", f"{superuser}\n"),
-    ):
-        _write_secret(folder / name, text)
+    superuser = make_passwords(folder)
     partial = folder / f".data.{uuid.uuid4().hex[:8]}.partial"
     partial.mkdir(mode=0o700)
     if account.is_other:
@@ -248,28 +227,6 @@ def _initialise(folder: Path) -> None:
         raise UserError(f"the embedded PostgreSQL could not be set up in {folder}: {last_line(done.stdout)}")
     os.replace(partial, data)
     log.info("made a PostgreSQL cluster in %s", data)
-
-
-def _write_secret(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.unlink(missing_ok=True)
-    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "w", encoding="ascii") as f:
-        f.write(text)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(partial, path)
-
-
-def _read_password(folder: Path, name: str) -> str:
-    path = folder / name
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except FileNotFoundError:
-        raise UserError(
-            f"{path}, a password of the embedded PostgreSQL, is gone: put it back, or move {folder / 'data'} away "
-            f"and publish again (the scores are in the lake)"
-        ) from None
 
 
 def _settled(data: Path) -> tuple[int, int] | None:
@@ -348,63 +305,3 @@ def _ports(folder: Path, wanted: int) -> Iterator[int]:
             s.bind((HOST, 0))
             free = int(s.getsockname()[1])
         yield free
-
-
-def _ensure_database(folder: Path, port: int, database: str, user: str) -> None:
-    secret = _read_password(folder, "password")
-    with _superuser_connection(folder, port) as conn:
-        if conn.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [user]).fetchone() is None:
-            conn.execute(
-                sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(sql.Identifier(user), _verifier(conn, user, secret))
-            )
-        if conn.execute("SELECT 1 FROM pg_database WHERE datname = %s", [database]).fetchone() is None:
-            conn.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(sql.Identifier(database), sql.Identifier(user)))
-
-
-def _superuser_connection(folder: Path, port: int) -> psycopg.Connection[tuple[Any, ...]]:
-    """A connection as the superuser, by a password that no other role has.
-
-    A cluster that was made with one password for all roles gets a second one here.
-
-    Raises:
-        UserError: the password is not the server's.
-    """
-
-    def connect(secret: str) -> psycopg.Connection[tuple[Any, ...]]:
-        return psycopg.connect(
-            host=HOST,
-            port=port,
-            user=SUPERUSER,
-            password=secret,
-            dbname="postgres",
-            autocommit=True,
-            connect_timeout=30,
-        )
-
-    path = folder / "superuser"
-    if not path.is_file():
-        # Written before the server is told: whoever is killed in between leaves the next start to tell it.
-        _write_secret(path, f"{secrets.token_urlsafe(24)}\n")
-    secret = _read_password(folder, "superuser")
-    try:
-        return connect(secret)
-    except psycopg.OperationalError as e:
-        if "password authentication" not in str(e):
-            raise
-    try:
-        conn = connect(_read_password(folder, "password"))
-    except psycopg.OperationalError:
-        raise UserError(
-            f"{path} does not hold the password of the embedded PostgreSQL's superuser: put the right one back, or "
-            f"move {folder / 'data'} away and publish again (the scores are in the lake)"
-        ) from None
-    conn.execute(
-        sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(SUPERUSER), _verifier(conn, SUPERUSER, secret))
-    )
-    log.info("gave the superuser of the embedded PostgreSQL a password of its own")
-    return conn
-
-
-def _verifier(conn: psycopg.Connection[Any], role: str, secret: str) -> sql.Literal:
-    """A password as the server keeps it: only this travels, so no log of statements can hold the password."""
-    return sql.Literal(conn.pgconn.encrypt_password(secret.encode(), role.encode(), b"scram-sha-256").decode())

@@ -116,7 +116,7 @@ def server_account() -> Account:
 
 
 def seen(data: Path, account: Account | None = None) -> str:
-    """How the server names its data folder; see headrace.publish.embedded."""
+    """How the server names its data folder; see headrace.publish.embedded.server."""
     return "/proc/self/cwd" if (account or account_of(data)).is_other else str(data)
 
 

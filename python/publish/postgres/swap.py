@@ -8,9 +8,9 @@ from dataclasses import asdict
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from headrace.publish.audit import Check
-from headrace.publish.tables import PUBLICATIONS, ScoresTable
-from headrace.publish.warehouse import Connection
+from headrace.publish.postgres.server import Connection
+from headrace.publish.postgres.tables import PUBLICATIONS, ScoresTable
+from headrace.publish.target import Check
 
 
 def swap(

@@ -10,7 +10,8 @@ from typing import Any
 from psycopg import sql
 
 from headrace.errors import UserError
-from headrace.publish.warehouse import Connection
+from headrace.publish.postgres.server import Connection
+from headrace.publish.target import Publication
 
 #: One row for each (table, ds): which run made the day's rows, from what.
 PUBLICATIONS = "headrace_publications"
@@ -148,16 +149,6 @@ def columns_of(conn: Connection, schema: str, name: str) -> dict[str, str]:
         [schema, name],
     ).fetchall()
     return {str(n): str(t) for n, t in rows}
-
-
-@dataclass(frozen=True)
-class Publication:
-    """A row of `headrace_publications`."""
-
-    key: str
-    rows: int
-    #: The checks that held, as JSON values.
-    audit: list[dict[str, Any]]
 
 
 def published(conn: Connection, schema: str, name: str, ds: str) -> Publication | None:

@@ -1,30 +1,10 @@
-"""Looking at what was published, the way psql shows it."""
+"""Rows as text, the way psql shows them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from typing import Any
-
-from psycopg import sql
-
-from headrace.publish.warehouse import Connection
-
-
-def sample(conn: Connection, schema: str, name: str, ds: str, n: int = 10) -> list[dict[str, Any]]:
-    """The first rows of a day, by primary key: column -> value, in the table's order of columns.
-
-    Args:
-        conn: the warehouse.
-        schema: the table's schema; any text, dots included.
-        name: the table.
-        ds: the day.
-        n: rows.
-    """
-    table = sql.Identifier(schema, name)
-    cursor = conn.execute(sql.SQL("SELECT * FROM {} WHERE ds = %s ORDER BY 1, 2, 4 LIMIT %s").format(table), [ds, n])
-    columns = [c.name for c in cursor.description or ()]
-    return [dict(zip(columns, row, strict=True)) for row in cursor]
 
 
 def psql_table(rows: Sequence[Mapping[str, Any]]) -> str:

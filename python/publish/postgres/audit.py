@@ -2,39 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from psycopg import sql
 
-from headrace.publish.tables import PUBLICATIONS, ScoresTable
-from headrace.publish.warehouse import Connection
-
-
-@dataclass(frozen=True)
-class Check:
-    """One finding. `value` and `limit` as shown to people; `detail` names offenders where it failed."""
-
-    name: str
-    value: float
-    limit: str
-    ok: bool
-    detail: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.value:g}, must be {self.limit}{f' ({self.detail})' if self.detail else ''}"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What to hold the day's scores against."""
-
-    #: Rows that the scores' manifest states.
-    expected_rows: int
-    min_rows: int
-    top_k: int
-    #: Largest relative difference from the last published day's rows; None: not checked.
-    max_row_change: float | None
+from headrace.publish.postgres.server import Connection
+from headrace.publish.postgres.tables import PUBLICATIONS, ScoresTable
+from headrace.publish.target import Check, Limits
 
 
 def audit(conn: Connection, staging: sql.Identifier, table: ScoresTable, ds: str, limits: Limits) -> list[Check]:

@@ -21,8 +21,9 @@ import psycopg
 
 from headrace.config import Warehouse
 from headrace.errors import UserError
-from headrace.publish import embedded
-from headrace.publish.postgres_processes import program
+from headrace.publish.embedded import server as embedded
+from headrace.publish.embedded.processes import program
+from headrace.publish.embedded.roles import HOST, password
 from headrace.workspace import Workspace
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -76,7 +77,7 @@ def serve(warehouse: Warehouse, ws: Workspace) -> Iterator[Server]:
     """
     if warehouse.kind == "embedded":
         with embedded.lease(ws, warehouse.port, warehouse.database, warehouse.user) as port:
-            yield Server(embedded.HOST, port, warehouse.database, warehouse.user, embedded.password(ws), warehouse.ssl)
+            yield Server(HOST, port, warehouse.database, warehouse.user, password(ws), warehouse.ssl)
     else:
         yield Server(
             warehouse.host,
@@ -95,12 +96,12 @@ def connect(warehouse: Warehouse, ws: Workspace) -> Iterator[Connection]:
     Raises:
         UserError: as for `serve`, or it cannot be reached: says where, as whom, why and what to do.
     """
-    with serve(warehouse, ws) as server, dial(server, warehouse) as conn:
+    with serve(warehouse, ws) as server, connect_to(server, warehouse) as conn:
         yield conn
 
 
 @contextmanager
-def dial(server: Server, warehouse: Warehouse) -> Iterator[Connection]:
+def connect_to(server: Server, warehouse: Warehouse) -> Iterator[Connection]:
     """A connection to a server of `serve`, closed at the end. Raises UserError where it cannot be reached."""
     try:
         conn = server.connect()
@@ -128,7 +129,7 @@ def psql_info(warehouse: Warehouse, ws: Workspace) -> str:
         port = embedded.status(ws).port or warehouse.port
         if not port:
             raise UserError("the embedded PostgreSQL is not running: headrace warehouse start")
-        host, secret = embedded.HOST, f"PGPASSFILE={shlex.quote(str(ws.postgres / 'pgpass'))} "
+        host, secret = HOST, f"PGPASSFILE={shlex.quote(str(ws.postgres / 'pgpass'))} "
         psql = str(program("psql"))
     else:
         host, port, psql = warehouse.host, warehouse.port or 5432, "psql"
@@ -140,22 +141,6 @@ def psql_info(warehouse: Warehouse, ws: Workspace) -> str:
         secret += "".join(f"PG{name.upper()}={shlex.quote(value)} " for name, value in warehouse.ssl.items())
     where = ["-h", host, "-p", str(port), "-U", warehouse.user, "-d", warehouse.database]
     return secret + shlex.join([psql, *where])
-
-
-def start(ws: Workspace, warehouse: Warehouse | None = None) -> embedded.Status:
-    """Start the embedded server and let it run until `stop`. Raises UserError as `embedded.start` does."""
-    w = warehouse or Warehouse()
-    return embedded.start(ws, w.port, w.database, w.user)
-
-
-def stop(ws: Workspace) -> embedded.Status:
-    """Stop the embedded server, or let its last user do so."""
-    return embedded.stop(ws)
-
-
-def status(ws: Workspace) -> embedded.Status:
-    """What the embedded server is doing."""
-    return embedded.status(ws)
 
 
 def _password(warehouse: Warehouse) -> str | None:

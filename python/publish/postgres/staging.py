@@ -23,8 +23,8 @@ import psycopg
 from psycopg import sql
 
 from headrace.errors import UserError
-from headrace.publish.tables import PARTITION, STAGING_PREFIX, ScoresTable
-from headrace.publish.warehouse import Connection, Server, reason_of
+from headrace.publish.postgres.server import Connection, Server, reason_of
+from headrace.publish.postgres.tables import PARTITION, STAGING_PREFIX, ScoresTable
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,0 +1,1 @@
+"""The PostgreSQL that comes as a wheel: its processes, its roles, and who uses it."""

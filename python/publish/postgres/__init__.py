@@ -1,0 +1,1 @@
+"""PostgreSQL as a warehouse: the connection, staging, audit and swap."""

@@ -1,0 +1,90 @@
+"""PostgreSQL as the target of a day's scores: staging, audit, and a swap in one transaction."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from headrace.config import Score, Spec
+from headrace.errors import UserError
+from headrace.publish.postgres import audit, sample, staging, swap, tables
+from headrace.publish.postgres.server import Connection, Server, connect_to, reason_of, serve
+from headrace.publish.target import Check, Limits, Publication, Target, table_name
+from headrace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+log = logging.getLogger("headrace.publish")
+
+
+@contextmanager
+def open_postgres(spec: Spec, ws: Workspace) -> Iterator[Target]:
+    """See `headrace.publish.warehouses.open_target`."""
+    assert spec.publish is not None
+    assert spec.score is not None, "config refuses publish without score"
+    place = spec.publish.warehouse
+    with serve(place, ws) as server, connect_to(server, place) as conn:
+        address = "embedded" if place.kind == "embedded" else f"{server.user}@{server}"
+        try:
+            yield PostgresTarget(server, conn, address, place.schema_name, table_name(spec), spec.score)
+        except psycopg.Error as e:
+            raise UserError(
+                f"the warehouse {server} of {spec.pipeline} failed: {reason_of(e)}; {place.schema_name}."
+                f"{table_name(spec)} holds what it held before. Run the same command again once that is mended"
+            ) from e
+
+
+class PostgresTarget(Target):
+    """A scores table in PostgreSQL."""
+
+    kind = "postgres"
+
+    def __init__(self, server: Server, conn: Connection, address: str, schema: str, name: str, score: Score) -> None:
+        self.address = address
+        self.label = f"{schema}.{name}"
+        self._server, self._conn = server, conn
+        self._schema, self._name, self._score = schema, name, score
+        self._table: tables.ScoresTable | None = None
+
+    def create(self, spark_types: Sequence[tuple[str, str]]) -> None:
+        self._table = tables.scores_table(
+            self._schema, self._name, self._score.user.key, self._score.item.key, spark_types
+        )
+        tables.create_tables(self._conn, self._table)
+
+    def publish(self, df: DataFrame, ds: str, key: str, source: str, limits: Limits) -> list[Check]:
+        assert self._table is not None, "create() comes first"
+        with staging.staging_table(self._conn, self._table, ds) as staged:
+            tick = time.perf_counter()
+            sent = staging.copy_scores(df, self._server, staged, self._table)
+            log.info("staged %s rows in %.1f s", f"{sent:,}", time.perf_counter() - tick)
+            checks = audit.audit(self._conn, staged, self._table, ds, limits)
+            if all(check.ok for check in checks):
+                rows = swap.swap(self._conn, staged, self._table, ds, key, source, checks)
+                log.info("published %s rows to %s for %s (%d checks held)", f"{rows:,}", self.label, ds, len(checks))
+        return checks
+
+    def published(self, ds: str) -> Publication | None:
+        return tables.published(self._conn, self._schema, self._name, ds)
+
+    def missing(self, ds: str, key: str) -> str | None:
+        found = self.published(ds)
+        if found is None:
+            return f"{self.label} has no publication for {ds}"
+        if found.key != key:
+            return f"{self.label} holds another run's rows for {ds}"
+        rows = tables.count_day(self._conn, self._schema, self._name, ds)
+        if rows != found.rows:
+            return f"{self.label} has {rows:,} rows for {ds}, and {found.rows:,} were published"
+        return None
+
+    def sample(self, ds: str, rows: int) -> list[dict[str, Any]]:
+        if not tables.columns_of(self._conn, self._schema, self._name):
+            raise UserError(f"there is no table {self.label} yet")
+        return sample.sample(self._conn, self._schema, self._name, ds, rows)
