@@ -1,4 +1,4 @@
-"""`headrace ...` for people. Each verb imports what it needs when it is called, so that help answers at once."""
+"""`headrace ...` for people. Each imports what it needs when it is called, so that help answers at once."""
 
 from __future__ import annotations
 
@@ -147,12 +147,12 @@ def generate(
     home: Home = VAR,
 ) -> None:
     """Write days of a click log as landing files, with the best AUC that any model could reach on them."""
-    from headrace.commands import generate as verb
+    from headrace.commands import generate as command
     from headrace.config import load_spec
 
     overrides = [*(sets or []), *([f"generate.rows_per_day={rows_per_day}"] if rows_per_day is not None else [])]
     spec = load_spec(pipeline, overrides)
-    verb.generate(spec, Workspace(home), verb.wanted_days(spec, days, start, until), force, spark)
+    command.generate(spec, Workspace(home), command.wanted_days(spec, days, start, until), force, spark)
 
 
 @app.command(
@@ -176,18 +176,20 @@ def run(
     Each stage is a Spark application of its own. One that is done with the same inputs is left alone, so a run that
     was stopped goes on with the same command, and a second run changes nothing.
     """
-    from headrace.commands.run import run as verb
+    from headrace.commands.run import run as command
 
-    raise typer.Exit(verb(pipeline, Workspace(home), ds, _overrides(overlays, sets), first, last))
+    raise typer.Exit(command(pipeline, Workspace(home), ds, _overrides(overlays, sets), first, last))
 
 
-def _stage_verb(stage: str) -> Callable[..., None]:
-    def verb(pipeline: Pipeline, ds: Ds = None, overlays: Overlays = None, sets: Sets = None, home: Home = VAR) -> None:
+def _stage_command(stage: str) -> Callable[..., None]:
+    def command(
+        pipeline: Pipeline, ds: Ds = None, overlays: Overlays = None, sets: Sets = None, home: Home = VAR
+    ) -> None:
         from headrace.commands.run import run as run_stages
 
         raise typer.Exit(run_stages(pipeline, Workspace(home), ds, _overrides(overlays, sets), stage, stage))
 
-    return verb
+    return command
 
 
 for _name, _help in ((entry.name, entry.help) for entry in STAGES.values()):
@@ -199,7 +201,7 @@ for _name, _help in ((entry.name, entry.help) for entry in STAGES.values()):
         help=f"{_help} The same as `run --from {_name} --to {_name}`.",
         epilog=_examples(f"headrace {_name} clicks --ds 2026-01-08"),
         rich_help_panel="Stages, in the day's order",
-    )(_stage_verb(_name))
+    )(_stage_command(_name))
 
 features_app = typer.Typer(
     cls=_Stage,
@@ -213,7 +215,7 @@ features_app.command(
     "build",
     help=f"{STAGES['features'].help} The same as `run --from features --to features`.",
     epilog=_examples("headrace features build clicks --ds 2026-01-08"),
-)(_stage_verb("features"))
+)(_stage_command("features"))
 
 
 class GraphFormat(StrEnum):
@@ -237,10 +239,10 @@ def explain(
     sets: Sets = None,
 ) -> None:
     """Show what is made of which columns: operators, types, vocabularies, tags. Needs no data."""
-    from headrace.commands.features import explain as verb
+    from headrace.commands.features import explain as command
     from headrace.config import load_spec
 
-    verb(load_spec(pipeline, sets or []), form.value)
+    command(load_spec(pipeline, sets or []), form.value)
 
 
 @app.command(epilog=_examples("headrace status", "headrace status clicks --last 7", "headrace status clicks --verify"))
@@ -253,9 +255,9 @@ def status(
     home: Home = VAR,
 ) -> None:
     """Show what is done, stale or missing, with rows and times."""
-    from headrace.commands.status import status as verb
+    from headrace.commands.status import status as command
 
-    verb(Workspace(home), pipeline, ds, last, verify, sets or [])
+    command(Workspace(home), pipeline, ds, last, verify, sets or [])
 
 
 @app.command(
@@ -271,9 +273,9 @@ def lineage(
     home: Home = VAR,
 ) -> None:
     """Walk from a table or a model back to the landing files that it came from."""
-    from headrace.commands.lineage import lineage as verb
+    from headrace.commands.lineage import lineage as command
 
-    verb(Workspace(home), name, ds)
+    command(Workspace(home), name, ds)
 
 
 @app.command(
@@ -317,17 +319,17 @@ def plan(
     rank, bytes by step, expected time, imbalance; or why it cannot fit and what would make it.
     """
     if sharding:
-        from headrace.commands.plan_sharding import sharding as sharding_verb
+        from headrace.commands.plan_sharding import sharding as sharding_command
 
-        sharding_verb(Workspace(home), pipeline, tables, ds, world, memory, sets or [])
+        sharding_command(Workspace(home), pipeline, tables, ds, world, memory, sets or [])
         return
-    from headrace.commands.plan import gpu as verb
+    from headrace.commands.plan import gpu as command
 
     if not gpu:
         raise UserError("say what to plan: --gpu or --sharding")
     if pipeline and operators:
         raise UserError("name a pipeline or operators, not both")
-    raise typer.Exit(verb(pipeline, sets or [], operators or []))
+    raise typer.Exit(command(pipeline, sets or [], operators or []))
 
 
 @app.command(
@@ -352,9 +354,9 @@ def tune(
 
     What is tried is the section train.search of the spec. A search that was stopped goes on with the same command.
     """
-    from headrace.commands.tune import tune as verb
+    from headrace.commands.tune import tune as command
 
-    verb(pipeline, Workspace(home), ds, _overrides(overlays, sets), trials, target)
+    command(pipeline, Workspace(home), ds, _overrides(overlays, sets), trials, target)
 
 
 @app.command(epilog=_examples("headrace doctor", "headrace doctor clicks"))
@@ -363,9 +365,9 @@ def doctor(pipeline: MaybePipeline = None, home: Home = VAR) -> None:
 
     With a pipeline its warehouse is tried, too.
     """
-    from headrace.commands.doctor import doctor as verb
+    from headrace.commands.doctor import doctor as command
 
-    raise typer.Exit(verb(Workspace(home), pipeline))
+    raise typer.Exit(command(Workspace(home), pipeline))
 
 
 @app.command(

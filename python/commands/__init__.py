@@ -1,1 +1,1 @@
-"""What the verbs of the command line do. One file a verb; imported when its verb is called."""
+"""What the commands of the command line do: one file each, imported when it is called."""

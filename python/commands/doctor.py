@@ -315,14 +315,14 @@ def warehouse(ws: Workspace, pipeline: str | None) -> Iterator[Finding]:
     from headrace.publish.postgres.server import connect
 
     spec = load_spec(pipeline) if pipeline else None
-    place = spec.publish.warehouse if spec and spec.publish else None
-    if spec and place is None:
+    conf = spec.publish.warehouse if spec and spec.publish else None
+    if spec and conf is None:
         yield Finding("warehouse", "optional", f"pipeline '{spec.pipeline}' publishes nothing")
-    elif place and place.kind == "postgres":
+    elif conf and conf.kind == "postgres":
         try:
-            with connect(place, ws) as conn:
+            with connect(conf, ws) as conn:
                 row = conn.execute("SHOW server_version").fetchone()
-            yield Finding("warehouse", "ok", f"PostgreSQL {row[0] if row else '?'} at {place.host}")
+            yield Finding("warehouse", "ok", f"PostgreSQL {row[0] if row else '?'} at {conf.host}")
         except UserError as e:
             yield Finding("warehouse", "missing", str(e), "see publish.warehouse in the pipeline's file")
     else:

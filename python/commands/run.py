@@ -39,7 +39,7 @@ def run(
     overrides: Sequence[str] = (),
     first: str = ORDER[0],
     last: str = ORDER[-1],
-    finale: bool = True,
+    show_results: bool = True,
 ) -> int:
     """Bring the stages from `first` to `last` up to date, in order; stop at the first that fails.
 
@@ -52,7 +52,7 @@ def run(
         overrides: `key=value` for the spec.
         first: the first stage.
         last: the last stage.
-        finale: show the day's results at the end.
+        show_results: show the day's results at the end.
 
     Returns:
         the exit code.
@@ -83,7 +83,7 @@ def run(
             _explain_failure(stage.name, code, ws.log(spec.pipeline, day, stage.name))
             return code if code in (EXIT_USER_ERROR, EXIT_BUSY) else EXIT_FAILURE
         states[stage.name] = "done"
-    if finale:
+    if show_results:
         summary.show(spec, ws, day, states)
     return EXIT_DONE
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.commands.screen import out, table
-from headrace.commands.summary import manifests_of, telling_rows
+from headrace.commands.summary import main_counts, manifests_of
 from headrace.config import Spec, load_spec, parse_ds
 from headrace.errors import UserError
 from headrace.manifest import Manifest
@@ -71,7 +71,7 @@ def _add_day(shown: Table, ws: Workspace, name: str, spec: Spec | None, ds: str,
         if manifest is not None:
             seconds = f"{manifest.seconds:,.1f}"
             ended = facts.when(manifest.started + timedelta(seconds=manifest.seconds))
-        shown.add_row(name, ds, stage_name, cell, telling_rows(manifest), seconds, ended)
+        shown.add_row(name, ds, stage_name, cell, main_counts(manifest), seconds, ended)
     shown.add_section()
 
 

@@ -38,7 +38,7 @@ def show(spec: Spec, ws: Workspace, ds: str, states: Mapping[str, str]) -> None:
         _show_sample(publish)
 
 
-def telling_rows(manifest: Manifest | None) -> str:
+def main_counts(manifest: Manifest | None) -> str:
     """The counts that say most about what a stage made."""
     if manifest is None or not manifest.rows:
         return "–"
@@ -50,7 +50,7 @@ def _numbers(manifest: Manifest | None) -> tuple[str, str, str]:
     if manifest is None:
         return "–", "–", "–"
     peak = max(manifest.peak_memory_mib.values(), default=None)
-    return telling_rows(manifest), facts.duration(manifest.seconds), facts.memory(peak)
+    return main_counts(manifest), facts.duration(manifest.seconds), facts.memory(peak)
 
 
 def quality_lines(manifests: Mapping[str, Manifest], ceiling: float | None) -> list[str]:

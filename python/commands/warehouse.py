@@ -8,7 +8,7 @@ from headrace.errors import UserError
 from headrace.workspace import Workspace
 
 
-def _place(pipeline: str | None) -> Warehouse:
+def _warehouse_of(pipeline: str | None) -> Warehouse:
     spec = load_spec(pipeline) if pipeline else None
     return spec.publish.warehouse if spec and spec.publish else Warehouse()
 
@@ -22,10 +22,10 @@ def start(ws: Workspace, pipeline: str | None) -> None:
     from headrace.publish.embedded import server
     from headrace.publish.postgres.server import psql_info
 
-    place = _embedded(pipeline)
-    found = server.start(ws, place.port, place.database, place.user)
+    conf = _embedded(pipeline)
+    found = server.start(ws, conf.port, conf.database, conf.user)
     out.print(f"PostgreSQL runs on 127.0.0.1:{found.port} (process {found.pid}); data: {found.data}", soft_wrap=True)
-    out.print(f"open it:  {psql_info(place, ws)}", markup=False, soft_wrap=True)
+    out.print(f"open it:  {psql_info(conf, ws)}", markup=False, soft_wrap=True)
     out.print("stop it:  headrace warehouse stop")
 
 
@@ -42,14 +42,14 @@ def status(ws: Workspace, pipeline: str | None) -> None:
     from headrace.publish.embedded import server
     from headrace.publish.postgres.server import psql_info
 
-    place = _embedded(pipeline)
+    conf = _embedded(pipeline)
     found = server.status(ws)
     if not found.running:
         out.print(f"PostgreSQL does not run (data: {found.data}). Start it: headrace warehouse start", soft_wrap=True)
         return
     until = "until `headrace warehouse stop`" if found.kept else "until its last user is done"
     out.print(f"PostgreSQL runs on 127.0.0.1:{found.port} (process {found.pid}) {until}")
-    out.print(f"open it:  {psql_info(place, ws)}", markup=False, soft_wrap=True)
+    out.print(f"open it:  {psql_info(conf, ws)}", markup=False, soft_wrap=True)
 
 
 def sample(ws: Workspace, pipeline: str, ds: str | None, rows: int) -> None:
@@ -85,9 +85,9 @@ def _newest(ws: Workspace, spec: Spec) -> str:
 
 
 def _embedded(pipeline: str | None) -> Warehouse:
-    place = _place(pipeline)
-    if place.kind != "embedded":
+    conf = _warehouse_of(pipeline)
+    if conf.kind != "embedded":
         raise UserError(
-            f"pipeline '{pipeline}' publishes to the PostgreSQL at {place.host}, which is yours to start and stop"
+            f"pipeline '{pipeline}' publishes to the PostgreSQL at {conf.host}, which is yours to start and stop"
         )
-    return place
+    return conf

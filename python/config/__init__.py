@@ -11,7 +11,7 @@ from headrace.config.features import Chain, Features, OpSpec, Split
 from headrace.config.generate import Generate
 from headrace.config.load import build_spec, load_overlay, load_spec
 from headrace.config.model import Baseline, Model
-from headrace.config.publish import Publish, Score, Side, Warehouse
+from headrace.config.publish import Entity, Publish, Score, Warehouse
 from headrace.config.search import Parameter, Search
 from headrace.config.section import Section, parse_ds
 from headrace.config.spark import LOOPBACK, Spark, is_secret, spark_profile
@@ -40,6 +40,7 @@ __all__ = [
     "DynamicTable",
     "EmbeddingOptimizer",
     "EmbeddingOptimizerKind",
+    "Entity",
     "Expectations",
     "Features",
     "Generate",
@@ -55,7 +56,6 @@ __all__ = [
     "Section",
     "Sharding",
     "ShardingKind",
-    "Side",
     "Source",
     "Spark",
     "Spec",

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from headrace.config.section import NAME, Section
 
 
-class Side(Section):
+class Entity(Section):
     """One side of a score: its key and the columns that travel with it, taken from its newest event."""
 
     key: str
@@ -23,8 +23,8 @@ class Side(Section):
 class Score(Section):
     """Batch scoring of users x candidate items."""
 
-    user: Side
-    item: Side
+    user: Entity
+    item: Entity
     #: Scores kept for each user.
     top_k: int = Field(default=10, ge=1)
     #: The other columns that the features read: constants.

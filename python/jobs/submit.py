@@ -194,7 +194,7 @@ def run_logged(line: Sequence[str], env: Mapping[str, str], sink: BinaryIO, echo
                 _tee(pipe.fileno(), sink, echo)
             code = process.wait()
         except BaseException:
-            stop_family(process)
+            stop_process_tree(process)
             raise
     # Killed by a signal: the shell's convention, never a small code that means something else.
     return code if code >= 0 else 128 - code
@@ -260,7 +260,7 @@ def _signals_raise() -> Iterator[None]:
             signal.signal(signum, handler)
 
 
-def stop_family(process: subprocess.Popen[bytes]) -> None:
+def stop_process_tree(process: subprocess.Popen[bytes]) -> None:
     """Stop a process, its group, and its descendants in other groups (Horovod's ranks lead groups of their own).
 
     Asks first (SIGTERM), kills what is left after a grace period. Returns when all of them are gone. The Python program

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from headrace import __version__
-from headrace.monitor import sections
-from headrace.monitor.sections import Day
+from headrace.monitor.blocks import Section
+from headrace.monitor.sections import data, drift, overview, publication, quality
+from headrace.monitor.sections.day import Day
 
-__all__ = ["Day", "page"]
+#: The sections of the page, in order. One that is added is a function in headrace.monitor.sections and a line here.
+SECTIONS: tuple[Callable[[Day], Section], ...] = (
+    quality.quality,
+    quality.learning,
+    overview.flow,
+    data.data_quality,
+    drift.drift,
+    data.features,
+    publication.publication,
+    overview.stages,
+    overview.cost,
+    publication.lineage_of,
+    publication.settings,
+)
 
 
 def page(day: Day, written: datetime | None = None) -> str:
@@ -28,26 +43,13 @@ def page(day: Day, written: datetime | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    parts = [
-        sections.quality(day),
-        sections.learning(day),
-        sections.flow(day),
-        sections.data_quality(day),
-        sections.drift(day),
-        sections.features(day),
-        sections.publication(day),
-        sections.stages(day),
-        sections.cost(day),
-        sections.lineage_of(day),
-        sections.settings(day),
-    ]
     return environment.get_template("report.html.j2").render(
         pipeline=day.spec.pipeline,
         description=day.spec.description,
         ds=day.ds,
-        chips=sections.chips(day),
-        cards=sections.cards(day),
-        sections=parts,
+        chips=overview.chips(day),
+        cards=overview.cards(day),
+        sections=[section(day) for section in SECTIONS],
         version=__version__,
         written=f"{written or datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     )

@@ -46,7 +46,8 @@ class Report(Stage):
 
     def run(self, ctx: Context) -> Result:
         from headrace.monitor.lineage import load_runs
-        from headrace.monitor.report import Day, page
+        from headrace.monitor.report import page
+        from headrace.monitor.sections.day import Day
 
         runs = load_runs(ctx.ws, ctx.spec.pipeline)
         text = page(

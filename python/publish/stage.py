@@ -30,12 +30,12 @@ class Publish(Stage):
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
         """Where the rows go and what they must pass. Not how we log in, nor an embedded server's port."""
         publish, score = _sections(spec)
-        place = publish.warehouse.model_dump(include={"kind", "database", "schema_name"})
+        target = publish.warehouse.model_dump(include={"kind", "database", "schema_name"})
         if publish.warehouse.kind == "postgres":
-            place |= {"host": publish.warehouse.host, "port": publish.warehouse.port}
+            target |= {"host": publish.warehouse.host, "port": publish.warehouse.port}
         return {
             "table": table_name(spec),
-            "warehouse": place,
+            "warehouse": target,
             "min_rows": publish.min_rows,
             "max_row_change": publish.max_row_change,
             "user": score.user.key,

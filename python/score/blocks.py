@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from headrace.errors import UserError
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.models.predictor import Predictor, load_predictor
-from headrace.score.sides import Columns, Sides, gather
+from headrace.score.pair_features import Columns, PairFeatures, gather
 from headrace.score.top_k import top_k
 
 #: Pairs that are in memory at a time, whatever the number of users and items. Small enough for a DLRM's activations to
@@ -26,7 +26,7 @@ SEEN = "__seen"
 
 
 @dataclass(frozen=True)
-class Job:
+class TaskInputs:
     """What all tasks are told; small, but for the items."""
 
     #: The saved model's folder, visible on every executor.
@@ -38,21 +38,21 @@ class Job:
     item_keys: pa.Array
     item_columns: Columns
     user_columns: tuple[str, ...]
-    #: Everything that `Sides` needs besides the fitted workflow, which each process loads from the model.
+    #: Everything that `PairFeatures` needs besides the fitted workflow, which each process loads from the model.
     item_names: tuple[str, ...]
     context: dict[str, pa.Scalar]
-    #: The items' columns that features of pairs are made of (`Sides.item_parts`), in order of the key; None: no such.
+    #: The items' columns that features of pairs are made of (`PairFeatures.item_parts`), in order of the key, or None.
     item_parts: pa.RecordBatch | None = None
     block_pairs: int = BLOCK_PAIRS
 
 
 def score_batches(
-    job: Job, batches: Iterable[pa.RecordBatch], count: Callable[[int], None]
+    task: TaskInputs, batches: Iterable[pa.RecordBatch], count: Callable[[int], None]
 ) -> Iterator[pa.RecordBatch]:
     """Users to their best items.
 
     Args:
-        job: the candidates and the model.
+        task: the candidates and the model.
         batches: users: the key, the user's columns and perhaps `__seen`.
         count: is called with the number of pairs of each finished block.
 
@@ -62,24 +62,24 @@ def score_batches(
     Raises:
         UserError: the model is damaged, or gives scores that are no numbers.
     """
-    predictor, fitted = _model(job.model, job.threads)
-    sides = Sides(job.user_columns, job.item_names, job.context, fitted)
-    n_items = len(job.item_keys)
-    users_a_block = max(1, job.block_pairs // n_items)
+    predictor, fitted = _model(task.model, task.threads)
+    features = PairFeatures(task.user_columns, task.item_names, task.context, fitted)
+    n_items = len(task.item_keys)
+    users_a_block = max(1, task.block_pairs // n_items)
     for batch in batches:
-        columns = sides.user_columns(batch)
+        columns = features.user_columns(batch)
         for start in range(0, batch.num_rows, users_a_block):
             users = range(start, min(start + users_a_block, batch.num_rows))
             part = batch.slice(users.start, len(users))
-            scores = _score(job, predictor, sides, columns, users, part)
+            scores = _score(task, predictor, features, columns, users, part)
             if SEEN in batch.schema.names:
-                _leave_out(scores, part.column(SEEN), job.item_keys)
-            yield _best(scores, part.column(job.user_key), job)
+                _leave_out(scores, part.column(SEEN), task.item_keys)
+            yield _best(scores, part.column(task.user_key), task)
             count(len(users) * n_items)
 
 
 def _score(
-    job: Job, predictor: Predictor, sides: Sides, columns: Columns, users: range, raw: pa.RecordBatch
+    task: TaskInputs, predictor: Predictor, features: PairFeatures, columns: Columns, users: range, raw: pa.RecordBatch
 ) -> NDArray[np.float32]:
     """Probabilities of all items for some users: float32 [users, items], predicted in blocks of bounded size.
 
@@ -88,17 +88,17 @@ def _score(
         users: the rows of them that are meant.
         raw: those users' own columns.
     """
-    n_items = len(job.item_keys)
+    n_items = len(task.item_keys)
     scores = np.empty((len(users), n_items), dtype=np.float32)
-    width = min(n_items, job.block_pairs)
+    width = min(n_items, task.block_pairs)
     for start in range(0, n_items, width):
         items = range(start, min(start + width, n_items))
-        pairs = gather(columns, job.item_columns, users, items)
-        if job.item_parts is not None:
-            pairs |= sides.cross_columns(raw, job.item_parts.slice(items.start, len(items)))
+        pairs = gather(columns, task.item_columns, users, items)
+        if task.item_parts is not None:
+            pairs |= features.cross_columns(raw, task.item_parts.slice(items.start, len(items)))
         scores[:, items.start : items.stop] = predictor.predict(pairs).reshape(len(users), len(items))
     if not np.isfinite(scores).all():
-        raise UserError(f"the model in {job.model} gives scores that are no numbers; train it again (a lower rate?)")
+        raise UserError(f"the model in {task.model} gives scores that are no numbers; train it again (a lower rate?)")
     return scores
 
 
@@ -111,14 +111,14 @@ def _leave_out(scores: NDArray[np.float32], seen: pa.ListArray, item_keys: pa.Ar
     scores[rows[candidate], places.drop_null().to_numpy()] = -np.inf
 
 
-def _best(scores: NDArray[np.float32], users: pa.Array, job: Job) -> pa.RecordBatch:
-    best = top_k(scores, job.top_k)
+def _best(scores: NDArray[np.float32], users: pa.Array, task: TaskInputs) -> pa.RecordBatch:
+    best = top_k(scores, task.top_k)
     values = np.take_along_axis(scores, best, axis=1)
     row, place = np.nonzero(values > -np.inf)
     return pa.RecordBatch.from_arrays(
         [
             users.take(pa.array(row)),
-            job.item_keys.take(pa.array(best[row, place])),
+            task.item_keys.take(pa.array(best[row, place])),
             pa.array((place + 1).astype(np.int32)),
             pa.array(values[row, place]),
         ],

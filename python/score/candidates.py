@@ -11,7 +11,7 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headrace.config import Side, Spec
+from headrace.config import Entity, Spec
 from headrace.errors import UserError
 from headrace.features.build.prepared_rows import first_day, within
 from headrace.features.functions.spark_expressions import col
@@ -70,7 +70,7 @@ class Active:
         return Active(ctx, split_rows(spec, events, ctx.ds).frame, past, rest, reader)
 
     @contextmanager
-    def sides(self, user: Side, item: Side) -> Iterator[tuple[DataFrame, DataFrame]]:
+    def entities(self, user: Entity, item: Entity) -> Iterator[tuple[DataFrame, DataFrame]]:
         """(users, items): see `newest`; columns of table operators that look at the past as of the end of the day.
 
         What those operators say is computed once and kept until the end of the context.
@@ -81,36 +81,37 @@ class Active:
             return
         types = dict(self.rest.stands[0].given.types)
         kinds = {"user": user, "item": item}
-        asks = [self._probes(kind, side, types) for kind, side in kinds.items()]
+        lookups = [self._lookup_rows(kind, entity, types) for kind, entity in kinds.items()]
         columns = [*types, FILE, LINE]
         rows = self.past.select(*[col(c) for c in columns], F.lit(None).cast("string").alias(PROBE))
-        for probes in asks:
-            rows = rows.unionByName(probes)
-        wanted = {kind: list(dict.fromkeys((side.key, *side.columns))) for kind, side in kinds.items()}
-        told = self.rest.spark(rows, self.reader).where(F.col(PROBE).isNotNull())
-        told = told.select(PROBE, *[col(c) for c in dict.fromkeys([*wanted["user"], *wanted["item"]])])
-        told = told.persist(StorageLevel.MEMORY_AND_DISK)
+        for added in lookups:
+            rows = rows.unionByName(added)
+        wanted = {kind: list(dict.fromkeys((entity.key, *entity.columns))) for kind, entity in kinds.items()}
+        values = self.rest.spark(rows, self.reader).where(F.col(PROBE).isNotNull())
+        values = values.select(PROBE, *[col(c) for c in dict.fromkeys([*wanted["user"], *wanted["item"]])])
+        values = values.persist(StorageLevel.MEMORY_AND_DISK)
         try:
             users, items = (
-                told.where(F.col(PROBE) == kind).select(*[col(c) for c in columns]) for kind, columns in wanted.items()
+                values.where(F.col(PROBE) == kind).select(*[col(c) for c in columns])
+                for kind, columns in wanted.items()
             )
             yield users, items
         finally:
-            told.unpersist()
+            values.unpersist()
 
-    def _probes(self, kind: str, side: Side, types: Mapping[str, ValueType]) -> DataFrame:
+    def _lookup_rows(self, kind: str, entity: Entity, types: Mapping[str, ValueType]) -> DataFrame:
         """One row for each key, that of its newest event but at the end of the day and without a label."""
         spec = self.ctx.spec
         time = spec.table.event_time
         assert time is not None
-        found = newest(spec, self.events, replace_columns(side, tuple(types)))
+        found = newest(spec, self.events, replace_columns(entity, tuple(types)))
         micros = self._end(types[time])
         at = F.timestamp_micros(F.lit(micros)) if types[time].element == "timestamp" else _date(micros)
         changed: dict[str, Column] = {time: at, spec.features.label: F.lit(None).cast(str(types[spec.features.label]))}
         return found.select(
             *[changed.get(c, col(c)).alias(c) for c in types],
             F.lit(f"#{kind}").alias(FILE),
-            F.xxhash64(col(side.key)).alias(LINE),
+            F.xxhash64(col(entity.key)).alias(LINE),
             F.lit(kind).alias(PROBE),
         )
 
@@ -129,33 +130,33 @@ def _date(micros: int) -> Column:
     return F.lit(day.date().isoformat()).cast("date")
 
 
-def replace_columns(side: Side, columns: tuple[str, ...]) -> Side:
-    """The same side with other columns."""
-    return side.model_copy(update={"columns": columns})
+def replace_columns(entity: Entity, columns: tuple[str, ...]) -> Entity:
+    """The same entity with other columns."""
+    return entity.model_copy(update={"columns": columns})
 
 
-def newest(spec: Spec, events: DataFrame, side: Side) -> DataFrame:
-    """One row for each key that has an event in the training rows: the key and the side's columns.
+def newest(spec: Spec, events: DataFrame, entity: Entity) -> DataFrame:
+    """One row for each key that has an event in the training rows: the key and the entity's columns.
 
     The columns are those of the key's newest event up to ds (validation days included: it is what is known on that
     day), by event time, then by place in the source. With a limit: the keys with the most events in the training rows,
     of equally many the lower key.
     """
-    columns = [c for c in dict.fromkeys(side.columns) if c != side.key]
+    columns = [c for c in dict.fromkeys(entity.columns) if c != entity.key]
     # Without a time, the place in the source is the order of the events.
     age: list[Column] = [col(spec.table.event_time)] if spec.table.event_time else []
     order = F.struct(*age, F.col("_source_file"), F.col("_source_line"))
     values = F.struct(F.lit(0).alias("0"), *(col(c).alias(str(i)) for i, c in enumerate(columns, 1)))
     found = (
-        events.where(col(side.key).isNotNull())
-        .groupBy(col(side.key).alias("key"))
+        events.where(col(entity.key).isNotNull())
+        .groupBy(col(entity.key).alias("key"))
         .agg(F.count(F.when(F.col(SPLIT) == "train", 1)).alias("events"), F.max_by(values, order).alias("newest"))
         .where(F.col("events") > 0)
     )
-    if side.limit is not None:
-        found = found.orderBy(F.desc("events"), F.asc("key")).limit(side.limit)
+    if entity.limit is not None:
+        found = found.orderBy(F.desc("events"), F.asc("key")).limit(entity.limit)
     return found.select(
-        F.col("key").alias(side.key), *(F.col(f"newest.{i}").alias(c) for i, c in enumerate(columns, 1))
+        F.col("key").alias(entity.key), *(F.col(f"newest.{i}").alias(c) for i, c in enumerate(columns, 1))
     )
 
 

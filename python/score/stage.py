@@ -29,9 +29,9 @@ from headrace.lake.session import session
 from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
 from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import read_meta
-from headrace.score.blocks import SEEN, Job, score_batches
+from headrace.score.blocks import SEEN, TaskInputs, score_batches
 from headrace.score.candidates import Active, events_output, seen
-from headrace.score.sides import Sides, check_columns, check_sides, context_scalars
+from headrace.score.pair_features import PairFeatures, check_columns, check_pair_features, context_scalars
 from headrace.stage import Context, Result, Stage
 from headrace.storage import Location
 
@@ -46,7 +46,7 @@ _SQL_TYPES = {"int": "integer", "bigint": "long"}
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ScoringModel:
     """The model that scores."""
 
     stage: str
@@ -72,7 +72,7 @@ class ScoreCandidates(Stage):
         """The events at ingest's version, and the model. Raises UserError where columns or the model are missing."""
         assert ctx.spec.score is not None
         check_columns(ctx.spec, ctx.spec.score)
-        events, model = events_output(ctx), choose(ctx).output
+        events, model = events_output(ctx), scoring_model(ctx).output
         return (
             Input(kind="delta", name=events.name, version=events.version),
             Input(kind="model", name=model.name, version=model.version),
@@ -95,14 +95,14 @@ class ScoreCandidates(Stage):
 
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError for what the spec, the data or the model lack."""
-        chosen = choose(ctx)
+        chosen = scoring_model(ctx)
         read_meta(ctx.ws.locate(chosen.output.name).local_path())
         _check_table(ctx)
         with session(ctx.spec.spark, ctx.ws, f"score {ctx.spec.pipeline} {ctx.ds}") as spark:
             return _run(ctx, chosen, spark)
 
 
-def choose(ctx: Context) -> Chosen:
+def scoring_model(ctx: Context) -> ScoringModel:
     """The model that `score.model` asks for.
 
     Raises:
@@ -110,7 +110,7 @@ def choose(ctx: Context) -> Chosen:
     """
     spec = ctx.spec
     assert spec.score is not None
-    neural = _chosen(ctx, "train")
+    neural = _model_of(ctx, "train")
     has_baseline = spec.baseline is not None and "baseline" in ctx.upstream
     if spec.score.model == "neural" or (spec.score.model == "best" and not has_baseline):
         return neural
@@ -120,7 +120,7 @@ def choose(ctx: Context) -> Chosen:
             f"score.model is 'baseline', but pipeline '{spec.pipeline}' {why}; run: "
             f"headrace run {spec.pipeline} --ds {ctx.ds} --from baseline, or set score.model=neural"
         )
-    baseline = _chosen(ctx, "baseline")
+    baseline = _model_of(ctx, "baseline")
     if spec.score.model == "baseline":
         return baseline
     # Where a day has one class only, no AUC is defined: the neural model stays.
@@ -128,9 +128,9 @@ def choose(ctx: Context) -> Chosen:
     return baseline if auc["baseline"] > auc["train"] else neural
 
 
-def _chosen(ctx: Context, stage: str) -> Chosen:
+def _model_of(ctx: Context, stage: str) -> ScoringModel:
     manifest = ctx.upstream[stage]
-    return Chosen(stage, manifest.output("model"), manifest.facts)
+    return ScoringModel(stage, manifest.output("model"), manifest.facts)
 
 
 def _check_table(ctx: Context) -> None:
@@ -155,24 +155,24 @@ def _check_table(ctx: Context) -> None:
         )
 
 
-def _run(ctx: Context, chosen: Chosen, spark: SparkSession) -> Result:
+def _run(ctx: Context, chosen: ScoringModel, spark: SparkSession) -> Result:
     spec, score = ctx.spec, ctx.spec.score
     assert score is not None
     folder = ctx.ws.locate(chosen.output.name).local_path()
-    sides = Sides(
+    features = PairFeatures(
         (score.user.key, *score.user.columns),
         (score.item.key, *score.item.columns),
         context_scalars(spec, score),
         FittedWorkflow.load(folder / "workflow"),
     )
     active = Active.of(ctx, spark)
-    with _asked(active, score) as (users, items):
+    with _users_and_items(active, score) as (users, items):
         n_users, n_items = users.count(), items.num_rows
         active.reader.check_unchanged()
         if not n_users or not n_items:
             empty = score.user.key if not n_users else score.item.key
             raise UserError(f"no event in the training window of {ctx.ds} has a '{empty}': there is nothing to score")
-        _check_sides(sides, users, items)
+        _check_pair_features(features, users, items)
         log.info(
             "score: %s users x %s items = %s pairs with the %s model",
             f"{n_users:,}",
@@ -181,21 +181,21 @@ def _run(ctx: Context, chosen: Chosen, spark: SparkSession) -> Result:
             _kind(chosen),
         )
         threads = int(spark.sparkContext.getConf().get("spark.task.cpus") or 1)
-        job = Job(
+        task = TaskInputs(
             model=str(folder),
             threads=threads,
             top_k=score.top_k,
             user_key=score.user.key,
             item_keys=items.column(score.item.key),
-            item_columns=sides.item_columns(items),
-            user_columns=sides.user,
-            item_names=sides.item,
-            context=dict(sides.context),
-            item_parts=items.select(list(sides.item_parts)) if sides.of_pair else None,
+            item_columns=features.item_columns(items),
+            user_columns=features.user,
+            item_names=features.item,
+            context=dict(features.context),
+            item_parts=items.select(list(features.item_parts)) if features.of_pair else None,
         )
         tick = time.perf_counter()
         peak = worker_peak_memory(spark.sparkContext)
-        version = _write(ctx, spark, job, users, n_users * n_items, chosen.output.version, peak)
+        version = _write(ctx, spark, task, users, n_users * n_items, chosen.output.version, peak)
         seconds = time.perf_counter() - tick
     pairs = n_users * n_items
     log.info("score: %s pairs in %.1f s (%s pairs/s)", f"{pairs:,}", seconds, f"{pairs / seconds:,.0f}")
@@ -224,9 +224,9 @@ def _run(ctx: Context, chosen: Chosen, spark: SparkSession) -> Result:
 
 
 @contextmanager
-def _asked(active: Active, score: Score) -> Iterator[tuple[DataFrame, pa.RecordBatch]]:
+def _users_and_items(active: Active, score: Score) -> Iterator[tuple[DataFrame, pa.RecordBatch]]:
     """(users, items): the users, perhaps with what they have seen, are computed once and kept to the context's end."""
-    with active.sides(score.user, score.item) as (users, found):
+    with active.entities(score.user, score.item) as (users, found):
         items = _in_key_order(found.toArrow(), score.item.key)
         if score.exclude_seen:
             clicked = seen(active.ctx.spec, active.events, score.user.key, score.item.key)
@@ -239,7 +239,7 @@ def _asked(active: Active, score: Score) -> Iterator[tuple[DataFrame, pa.RecordB
             users.unpersist()
 
 
-def _kind(chosen: Chosen) -> str:
+def _kind(chosen: ScoringModel) -> str:
     return {"train": "neural", "baseline": "baseline"}[chosen.stage]
 
 
@@ -250,33 +250,41 @@ def _in_key_order(table: pa.Table, key: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, table.schema.names)
 
 
-def _check_sides(sides: Sides, users: DataFrame, items: pa.RecordBatch) -> None:
+def _check_pair_features(features: PairFeatures, users: DataFrame, items: pa.RecordBatch) -> None:
     """The shortcut's proof, on a few pairs of this very run."""
     few = users.drop(SEEN).limit(8).toArrow().combine_chunks()
     batch = pa.RecordBatch.from_arrays([c.chunk(0) for c in few.columns], few.schema.names)
-    check_sides(sides, batch, items.slice(0, 8))
+    check_pair_features(features, batch, items.slice(0, 8))
 
 
 def _write(
-    ctx: Context, spark: SparkSession, job: Job, users: DataFrame, pairs: int, model: str, peak: Accumulator[float]
+    ctx: Context,
+    spark: SparkSession,
+    task: TaskInputs,
+    users: DataFrame,
+    pairs: int,
+    model: str,
+    peak: Accumulator[float],
 ) -> int:
     """Score and commit; the version of the commit.
 
-    Users are dealt to tasks by a hash of their key: the one exchange, of users; pairs never leave their task.
+    Users are partitioned to tasks by a hash of their key: the one exchange, of users; pairs never leave their task.
     """
     spec, score = ctx.spec, ctx.spec.score
     assert score is not None
-    n_users = pairs // len(job.item_keys)
+    n_users = pairs // len(task.item_keys)
     tasks = min(n_users, max(_TASKS_A_CORE * spark.sparkContext.defaultParallelism, -(-pairs // _TASK_PAIRS)))
-    dealt = users.repartition(tasks, col(score.user.key)).sortWithinPartitions(col(score.user.key))
-    shared, counter = spark.sparkContext.broadcast(job), spark.sparkContext.accumulator(0)
+    partitioned = users.repartition(tasks, col(score.user.key)).sortWithinPartitions(col(score.user.key))
+    shared, counter = spark.sparkContext.broadcast(task), spark.sparkContext.accumulator(0)
 
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from score_batches(shared.value, batches, counter.add)
         report_peak_memory(peak)
 
     types = {c.name: c.type for c in prepared_columns(spec)}
-    best = dealt.mapInArrow(work, f"user {types[score.user.key]}, item {types[score.item.key]}, rank int, score float")
+    best = partitioned.mapInArrow(
+        work, f"user {types[score.user.key]}, item {types[score.item.key]}, rank int, score float"
+    )
     frame = best.select(
         F.lit(ctx.ds).alias("ds"),
         F.col("user").alias(score.user.key),
@@ -286,7 +294,7 @@ def _write(
         F.lit(model).alias("model_version"),
     )
     # Names the run in the table's history; the newest commit that has it is this one.
-    said = json.dumps({"stage": "score", "ds": ctx.ds, "key": ctx.key})
+    metadata = json.dumps({"stage": "score", "ds": ctx.ds, "key": ctx.key})
     table = ctx.ws.table(spec.pipeline, "scores")
     with _progress(counter, pairs), _worker_errors():
         (
@@ -294,11 +302,11 @@ def _write(
             .mode("overwrite")
             .partitionBy("ds")
             .option("replaceWhere", f"ds = '{ctx.ds}'")
-            .option("userMetadata", said)
+            .option("userMetadata", metadata)
             .save(str(table))
         )
     shared.unpersist()
-    return next(version for version, text in DeltaLog(table).user_metadata() if text == said)
+    return next(version for version, text in DeltaLog(table).user_metadata() if text == metadata)
 
 
 @contextmanager
@@ -338,10 +346,10 @@ def _worker_errors() -> Iterator[None]:
     try:
         yield
     except PySparkException as e:
-        said = re.search(r"headrace\.errors\.UserError: ([^\n]+)", str(e))
-        if said is None:
+        found = re.search(r"headrace\.errors\.UserError: ([^\n]+)", str(e))
+        if found is None:
             raise
-        raise UserError(said[1]) from None
+        raise UserError(found[1]) from None
 
 
 def _sample(ctx: Context, spark: SparkSession, table: Location, version: int) -> list[dict[str, Any]]:

@@ -370,7 +370,7 @@ def test_the_day(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
     active = Active.of(Context(shop(), ws, DS, {"ingest": ingest, "features": manifest}), spark)
     score = shop().score
     assert score is not None
-    with active.sides(score.user, score.item) as sides:
+    with active.entities(score.user, score.item) as sides:
         users, items = (side.toArrow().to_pylist() for side in sides)
     end = START + 8 * DAY
     in_train = [r for r in known if START + 5 * DAY <= r["ts"] < START + 7 * DAY]

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 from headrace import __version__
 from headrace.cli import app
-from headrace.commands import doctor as doctor_verb
-from headrace.commands import screen
+from headrace.commands import doctor, screen
 from headrace.commands.generate import wanted_days
 from headrace.commands.summary import quality_lines
 from headrace.config import Spec, load_spec
@@ -294,7 +293,7 @@ def test_version() -> None:
 
 
 @pytest.mark.parametrize(
-    "verb",
+    "words",
     [
         [],
         ["generate"],
@@ -307,12 +306,12 @@ def test_version() -> None:
         *([s] for s in ORDER),
     ],
 )
-def test_every_verb_has_help_with_an_example(verb: list[str]) -> None:
-    result = CliRunner().invoke(app, [*verb, "--help"])
+def test_every_command_has_help_with_an_example(words: list[str]) -> None:
+    result = CliRunner().invoke(app, [*words, "--help"])
     assert result.exit_code == 0
     assert "Usage: " in result.output
-    if verb != ["warehouse"]:
-        assert f"headrace {' '.join(verb)}".strip() in result.output.split("Options")[-1]
+    if words != ["warehouse"]:
+        assert f"headrace {' '.join(words)}".strip() in result.output.split("Options")[-1]
 
 
 def test_help_and_misspelt_keys_load_no_stack() -> None:
@@ -478,27 +477,22 @@ def test_spark_properties_are_written_where_asked(yard: Yard, tmp_path: Path) ->
     ],
 )
 def test_the_major_version_of_java(text: str, major: int | None) -> None:
-    assert doctor_verb.java_major(text) == major
+    assert doctor.java_major(text) == major
 
 
 def test_what_build_gradle_and_the_requirements_ask_for(tmp_path: Path) -> None:
     gradle = tmp_path / "build.gradle"
     gradle.write_text("dependencies {\n    sparkJars 'io.delta:delta-spark_2.13:4.0.1'\n    rapidsJars 'a:b:1'\n}\n")
-    assert doctor_verb.jars(gradle, "sparkJars") == ["delta-spark_2.13-4.0.1.jar"]
-    assert doctor_verb.jars(tmp_path / "none", "sparkJars") == []
+    assert doctor.jars(gradle, "sparkJars") == ["delta-spark_2.13-4.0.1.jar"]
+    assert doctor.jars(tmp_path / "none", "sparkJars") == []
     wanted = tmp_path / "x.in"
     wanted.write_text("# why\nnumpy==1.26.4\npsycopg[binary]==3.3.9  # driver\nsetuptools<81\nrich\n")
-    assert doctor_verb.requirements(wanted) == {
-        "numpy": "==1.26.4",
-        "psycopg": "==3.3.9",
-        "setuptools": "<81",
-        "rich": "",
-    }
-    assert doctor_verb.requirements(tmp_path / "none") is None
+    assert doctor.requirements(wanted) == {"numpy": "==1.26.4", "psycopg": "==3.3.9", "setuptools": "<81", "rich": ""}
+    assert doctor.requirements(tmp_path / "none") is None
 
 
 def test_pins_and_jars_of_this_installation_hold() -> None:
-    found = [*doctor_verb.pins(), *doctor_verb.spark(), *doctor_verb.python()]
+    found = [*doctor.pins(), *doctor.spark(), *doctor.python()]
     assert [f for f in found if f.state != "ok"] == []
     assert {"numpy", "pyarrow", "torch", "petastorm", "jars", "spark-submit"} <= {f.what for f in found}
 
@@ -509,10 +503,10 @@ def test_a_broken_pin_a_missing_jar_and_a_missing_java_are_missing(
     (tmp_path / "requirements").mkdir()
     (tmp_path / "requirements" / "headrace.in").write_text("numpy==1.0\nno-such-package-here==1\nrich\n")
     (tmp_path / "build.gradle").write_text("    sparkJars 'a:b:1'\n")
-    monkeypatch.setattr(doctor_verb, "checkout", lambda: tmp_path)
-    monkeypatch.setattr(doctor_verb, "jars_dir", lambda: tmp_path / "jars")
+    monkeypatch.setattr(doctor, "checkout", lambda: tmp_path)
+    monkeypatch.setattr(doctor, "jars_dir", lambda: tmp_path / "jars")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    found = {f.what: f for f in [*doctor_verb.pins(), *doctor_verb.spark(), *doctor_verb.java()]}
+    found = {f.what: f for f in [*doctor.pins(), *doctor.spark(), *doctor.java()]}
     for what, text in (
         ("numpy", "1.26"),
         ("other pins", "no-such-package-here not installed"),
@@ -528,8 +522,8 @@ def test_a_broken_pin_a_missing_jar_and_a_missing_java_are_missing(
 def test_doctor_fails_only_for_what_is_needed(
     yard: Yard, monkeypatch: pytest.MonkeyPatch, state: Any, code: int
 ) -> None:
-    findings = [doctor_verb.Finding("Python", "ok", "3.11"), doctor_verb.Finding("this", state, "was found", "do that")]
-    monkeypatch.setattr(doctor_verb, "examine", lambda ws, pipeline: iter(findings))
+    findings = [doctor.Finding("Python", "ok", "3.11"), doctor.Finding("this", state, "was found", "do that")]
+    monkeypatch.setattr(doctor, "examine", lambda ws, pipeline: iter(findings))
     result = yard("doctor")
     assert result.exit_code == code
     assert "do that" in result.output
@@ -540,6 +534,6 @@ def test_doctor_tries_the_warehouse_of_a_pipeline(ws: Workspace, tmp_path: Path)
     text = (checkout() / "conf" / "pipelines" / "clicks.yaml").read_text()
     path = tmp_path / "own.yaml"
     path.write_text(text.replace("publish: {}", "publish: {warehouse: {kind: postgres, host: 127.0.0.1, port: 1}}"))
-    (finding,) = doctor_verb.warehouse(ws, str(path))
+    (finding,) = doctor.warehouse(ws, str(path))
     assert finding.state == "missing"
     assert "127.0.0.1:1" in finding.found

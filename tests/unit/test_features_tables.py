@@ -24,7 +24,7 @@ from headrace.features.table_ops.external import Reader, pin
 from headrace.features.table_ops.predicate import Predicate
 from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.types import declared
-from headrace.score.sides import check_columns
+from headrace.score.pair_features import check_columns
 from tests.arrow_table_ops import by_arrow
 from tests.arrow_table_ops.external import read
 from tests.arrow_table_ops.predicate import predicate

@@ -20,7 +20,8 @@ from headrace.config import Spec, load_spec
 from headrace.errors import UserError
 from headrace.manifest import Input, Manifest, Output
 from headrace.monitor import facts, lineage, plots
-from headrace.monitor.report import Day, page
+from headrace.monitor.report import page
+from headrace.monitor.sections.day import Day
 from headrace.monitor.stage import Report, truth_file
 from headrace.stage import identity, run_stage
 from headrace.stages import ORDER

@@ -19,8 +19,8 @@ from headrace.features.workflow.workflow import Workflow
 from headrace.models import xgboost_model
 from headrace.models.predictor import load_predictor
 from headrace.schema import Column
-from headrace.score.blocks import SEEN, Job, score_batches
-from headrace.score.sides import Sides, check_columns, check_sides, context_scalars
+from headrace.score.blocks import SEEN, TaskInputs, score_batches
+from headrace.score.pair_features import PairFeatures, check_columns, check_pair_features, context_scalars
 
 COLUMNS = [
     {"name": "user", "type": "string"},
@@ -108,13 +108,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model"
 
 
-def sides() -> Sides:
+def sides() -> PairFeatures:
     s = spec()
     assert s.score is not None
-    return Sides(USER, ITEM, context_scalars(s, s.score), fitted())
+    return PairFeatures(USER, ITEM, context_scalars(s, s.score), fitted())
 
 
-def make_job(model: Path, candidates: pa.RecordBatch, **changes: Any) -> Job:
+def make_job(model: Path, candidates: pa.RecordBatch, **changes: Any) -> TaskInputs:
     s = sides()
     given = {
         "model": str(model),
@@ -128,7 +128,7 @@ def make_job(model: Path, candidates: pa.RecordBatch, **changes: Any) -> Job:
         "context": dict(s.context),
         "item_parts": candidates.select(list(s.item_parts)),
     }
-    return Job(**(given | changes))
+    return TaskInputs(**(given | changes))
 
 
 def plain(
@@ -156,8 +156,8 @@ def rows_of(batches: list[pa.RecordBatch]) -> list[tuple[Any, ...]]:
 def test_equals_a_loop_over_pairs(model: Path, block_pairs: int) -> None:
     people, things = users(23), items(17)
     counted: list[int] = []
-    job = make_job(model, things, block_pairs=block_pairs)
-    found = rows_of(list(score_batches(job, iter([people.slice(0, 11), people.slice(11)]), counted.append)))
+    task = make_job(model, things, block_pairs=block_pairs)
+    found = rows_of(list(score_batches(task, iter([people.slice(0, 11), people.slice(11)]), counted.append)))
     expected = plain(model, people, things, k=3)
     assert found == expected
     assert sum(counted) == 23 * 17
@@ -186,7 +186,7 @@ def test_seen_items_are_left_out(model: Path) -> None:
 
 
 def test_features_by_side_are_those_of_whole_pairs() -> None:
-    check_sides(sides(), users(9), items(6))
+    check_pair_features(sides(), users(9), items(6))
 
 
 def test_features_belong_to_the_side_that_they_are_made_of() -> None:
@@ -211,10 +211,10 @@ def test_a_feature_that_says_too_few_sources_would_be_noticed() -> None:
     lying = replace(whole.workflow.chains[place], sources={"pair": ("user",)})
     whole.workflow.chains = (*whole.workflow.chains[:place], lying, *whole.workflow.chains[place + 1 :])
     s = sides()
-    lied = Sides(s.user, s.item, s.context, FittedWorkflow(whole.workflow, whole.states, whole.vocabularies))
+    lied = PairFeatures(s.user, s.item, s.context, FittedWorkflow(whole.workflow, whole.states, whole.vocabularies))
     assert "pair" in lied.of_user
     with pytest.raises(RuntimeError, match="'pair'"):
-        check_sides(lied, users(9), items(6))
+        check_pair_features(lied, users(9), items(6))
 
 
 def test_an_operator_across_columns_would_be_noticed() -> None:
@@ -233,7 +233,7 @@ def test_an_operator_across_columns_would_be_noticed() -> None:
     crossed = Crossed(whole.workflow, whole.states, whole.vocabularies)
     s = sides()
     with pytest.raises(RuntimeError, match="'price'"):
-        check_sides(Sides(s.user, s.item, s.context, crossed), users(9), items(6))
+        check_pair_features(PairFeatures(s.user, s.item, s.context, crossed), users(9), items(6))
 
 
 def test_scores_that_are_no_numbers_are_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,14 +56,14 @@ def program(name: str) -> Path:
 def postgres_in(data: Path) -> list[int]:
     """Processes of PostgreSQL that work in `data` (each of them has it as its working directory), oldest first."""
     try:
-        place = data.stat()
+        folder = data.stat()
     except FileNotFoundError:
         return []
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if os.path.samestat((entry / "cwd").stat(), place) and (entry / "comm").read_text() == "postgres\n":
+                if os.path.samestat((entry / "cwd").stat(), folder) and (entry / "comm").read_text() == "postgres\n":
                     found.append(int(entry.name))
             except OSError:  # ended meanwhile, or another account's
                 continue
@@ -115,7 +115,7 @@ def server_account() -> Account:
     return Account(entry.pw_uid, entry.pw_gid)
 
 
-def seen(data: Path, account: Account | None = None) -> str:
+def path_for_server(data: Path, account: Account | None = None) -> str:
     """How the server names its data folder; see headrace.publish.embedded.server."""
     return "/proc/self/cwd" if (account or account_of(data)).is_other else str(data)
 
@@ -146,7 +146,7 @@ def run(
 
 
 def _reachable(found: Path, account: Account) -> Path:
-    """The program, or its copy at a place that everybody can reach where the account cannot reach the wheel."""
+    """The program, or its copy at a path that everybody can reach where the account cannot reach the wheel."""
     if not account.is_other or all(
         p.stat().st_mode & stat.S_IXOTH for p in (found.resolve(), *found.resolve().parents)
     ):
@@ -195,14 +195,14 @@ def log_since(path: Path, offset: int) -> str:
         return ""
 
 
-def telling_line(text: str) -> str:
+def error_line(text: str) -> str:
     """The line of a log that says what was wrong."""
     lines = text.splitlines()
     # pg_ctl breaks its own messages over lines.
     return next((line for line in lines if "FATAL" in line or "error" in line.lower()), " ".join(lines))
 
 
-def last_line(text: str) -> str:
+def first_error(text: str) -> str:
     """The first error of an output, else its end."""
     lines = [line for line in text.strip().splitlines() if line.strip()]
     return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "no message")

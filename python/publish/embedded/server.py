@@ -37,14 +37,14 @@ from pathlib import Path
 from headrace.errors import UserError
 from headrace.publish.embedded.processes import (
     account_of,
-    last_line,
+    error_line,
+    first_error,
     log_since,
+    path_for_server,
     postgres_in,
     run,
     running,
-    seen,
     server_account,
-    telling_line,
 )
 from headrace.publish.embedded.roles import HOST, SUPERUSER, ensure_database, make_passwords
 from headrace.storage import local
@@ -167,7 +167,17 @@ def _stop_if_unused(folder: Path) -> None:
     if (folder / "keep").exists() or _in_use(folder) or not postgres_in(data):
         return
     done = run(
-        data, account_of(data), "pg_ctl", "stop", "-w", "-m", "fast", "-t", str(_START_SECONDS), "-D", seen(data)
+        data,
+        account_of(data),
+        "pg_ctl",
+        "stop",
+        "-w",
+        "-m",
+        "fast",
+        "-t",
+        str(_START_SECONDS),
+        "-D",
+        path_for_server(data),
     )
     if done.returncode:
         log.warning("the embedded PostgreSQL did not stop: %s", done.stdout.strip())
@@ -179,14 +189,14 @@ def _start(folder: Path, wanted_port: int, database: str, user: str) -> int:
     data = folder / "data"
     if not (data / "PG_VERSION").is_file():
         _initialise(folder)
-    found = _settled(data)
+    found = _wait_until_ready(data)
     port = found[1] if found else _launch(folder, wanted_port)
     ensure_database(folder, port, database, user)
     return port
 
 
 def _initialise(folder: Path) -> None:
-    """Make the cluster beside its place, then rename: `data` is whole or not there."""
+    """Make the cluster beside its path, then rename: `data` is whole or not there."""
     data = folder / "data"
     if data.exists():
         raise UserError(f"{data} is there but holds no PostgreSQL cluster (no PG_VERSION): move it away")
@@ -210,7 +220,7 @@ def _initialise(folder: Path) -> None:
             account,
             "initdb",
             "-D",
-            seen(partial, account),
+            path_for_server(partial, account),
             "-U",
             SUPERUSER,
             "-A",
@@ -224,12 +234,12 @@ def _initialise(folder: Path) -> None:
         )
     if done.returncode:
         shutil.rmtree(partial, ignore_errors=True)
-        raise UserError(f"the embedded PostgreSQL could not be set up in {folder}: {last_line(done.stdout)}")
+        raise UserError(f"the embedded PostgreSQL could not be set up in {folder}: {first_error(done.stdout)}")
     os.replace(partial, data)
     log.info("made a PostgreSQL cluster in %s", data)
 
 
-def _settled(data: Path) -> tuple[int, int] | None:
+def _wait_until_ready(data: Path) -> tuple[int, int] | None:
     """(pid, port) of the running server, waiting while one is starting or ending; None: none runs."""
     give_up = time.monotonic() + _START_SECONDS
     while postgres_in(data):
@@ -262,9 +272,9 @@ def _launch(folder: Path, wanted_port: int) -> int:
             "-t",
             str(_START_SECONDS),
             "-D",
-            seen(data),
+            path_for_server(data),
             "-l",
-            f"{seen(data)}/server.log",
+            f"{path_for_server(data)}/server.log",
             "-o",
             options,
         )
@@ -274,7 +284,7 @@ def _launch(folder: Path, wanted_port: int) -> int:
             return port
         reason = log_since(data / "server.log", written) or done.stdout.strip()
         if "could not bind" not in reason and "in use" not in reason:
-            raise UserError(f"the embedded PostgreSQL did not start: {telling_line(reason)}; see {data / 'server.log'}")
+            raise UserError(f"the embedded PostgreSQL did not start: {error_line(reason)}; see {data / 'server.log'}")
     hint = f"port {wanted_port} is taken: set publish.warehouse.port to 0 or to a free one" if wanted_port else reason
     raise UserError(f"the embedded PostgreSQL found no port to listen on: {hint}")
 
@@ -283,7 +293,7 @@ def _forget_reused_pid(data: Path) -> None:
     """Remove the mark of a dead server whose process number now belongs to another program.
 
     PostgreSQL would take that program for a running server and refuse to start. Other stale marks it clears itself,
-    with more checks than we can make. No process of PostgreSQL works in the folder (`_settled`).
+    with more checks than we can make. No process of PostgreSQL works in the folder (`_wait_until_ready`).
     """
     mark = data / "postmaster.pid"
     try:

@@ -179,8 +179,8 @@ def _advice(reason: str, warehouse: Warehouse) -> str:
             f"without a look at who answers"
         )
     if "password" in reason or "authentication" in reason or "pg_hba" in reason:
-        place = warehouse.password_env or warehouse.password_file or "publish.warehouse.password_env or password_file"
-        return f"check publish.warehouse.user and the password in {place}"
+        source = warehouse.password_env or warehouse.password_file or "publish.warehouse.password_env or password_file"
+        return f"check publish.warehouse.user and the password in {source}"
     if "does not exist" in reason:
         return "create it, or correct publish.warehouse.database and user"
     return "start the server, or correct publish.warehouse.host and port"

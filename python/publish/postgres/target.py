@@ -28,14 +28,14 @@ def open_postgres(spec: Spec, ws: Workspace) -> Iterator[Target]:
     """See `headrace.publish.warehouses.open_target`."""
     assert spec.publish is not None
     assert spec.score is not None, "config refuses publish without score"
-    place = spec.publish.warehouse
-    with serve(place, ws) as server, connect_to(server, place) as conn:
-        address = "embedded" if place.kind == "embedded" else f"{server.user}@{server}"
+    conf = spec.publish.warehouse
+    with serve(conf, ws) as server, connect_to(server, conf) as conn:
+        address = "embedded" if conf.kind == "embedded" else f"{server.user}@{server}"
         try:
-            yield PostgresTarget(server, conn, address, place.schema_name, table_name(spec), spec.score)
+            yield PostgresTarget(server, conn, address, conf.schema_name, table_name(spec), spec.score)
         except psycopg.Error as e:
             raise UserError(
-                f"the warehouse {server} of {spec.pipeline} failed: {reason_of(e)}; {place.schema_name}."
+                f"the warehouse {server} of {spec.pipeline} failed: {reason_of(e)}; {conf.schema_name}."
                 f"{table_name(spec)} holds what it held before. Run the same command again once that is mended"
             ) from e
 

@@ -3,7 +3,7 @@
 A feature says which columns it is made of. One that is made of the user's alone (and of constants) is computed once for
 each user, not once for each candidate, and so is an item's: for 3,000 users and 200 items that is 3,200 rows to
 transform in place of 600,000. Only features of both, such as a cross of user and item, are computed for each pair.
-`check_sides` compares with the features of whole pairs.
+`check_pair_features` compares with the features of whole pairs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Columns = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Sides:
+class PairFeatures:
     """Where each column that the features read comes from."""
 
     user: tuple[str, ...]
@@ -185,17 +185,17 @@ def gather(users: Columns, items: Columns, user_rows: range, item_rows: range) -
     return out | {name: np.tile(v[i], len(user_rows)) for name, v in items.items()}
 
 
-def check_sides(sides: Sides, users: pa.RecordBatch, items: pa.RecordBatch) -> None:
+def check_pair_features(features: PairFeatures, users: pa.RecordBatch, items: pa.RecordBatch) -> None:
     """Compare features computed by side with those of whole pairs, to the bit, for all pairs of a few rows.
 
     Raises:
         RuntimeError: they differ: an operator looks at more columns than it says.
     """
     n, m = users.num_rows, items.num_rows
-    by_side = gather(sides.user_columns(users), sides.item_columns(items), range(n), range(m))
-    by_side |= sides.cross_columns(users, items.select(list(sides.item_parts)))
+    by_side = gather(features.user_columns(users), features.item_columns(items), range(n), range(m))
+    by_side |= features.cross_columns(users, items.select(list(features.item_parts)))
     i, j = np.repeat(np.arange(n), m), np.tile(np.arange(m), n)
-    whole = sides.pair_columns(_take(users, i), _take(items, j))
+    whole = features.pair_columns(_take(users, i), _take(items, j))
     for name, values in whole.items():
         if by_side[name].tobytes() != values.tobytes():
             raise RuntimeError(f"feature '{name}' of a pair is not what its side alone gives: no pairs were scored")
