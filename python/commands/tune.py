@@ -41,7 +41,7 @@ def tune(
     # Late: Optuna and torch; a misspelt key should be told at once.
     from headrace.train.callbacks.progress import ProgressBar, ProgressEvent
     from headrace.train.search.space import overrides_of
-    from headrace.train.search.tuner import Trial, Tuner, show_worth
+    from headrace.train.search.tuner import Trial, Tuner, show_value
 
     log_to_screen()
     bar = ProgressBar() if sys.stderr.isatty() else None
@@ -57,7 +57,7 @@ def tune(
         if bar is not None:
             bar.end()
         name = "as it is" if trial.number is None else f"trial {trial.number + 1}/{search.trials}"
-        what = f"{search.objective} {show_worth(trial.worth)}" + (f", {trial.reason}" if trial.reason else "")
+        what = f"{search.objective} {show_value(trial.value)}" + (f", {trial.reason}" if trial.reason else "")
         out.print(f"{name}: {what}  {_settings(trial.values)}  {trial.seconds:.1f} s", markup=False)
 
     tuner = Tuner(spec, spec_of, ws, day, on_trial=on_trial, on_progress=show_progress)
@@ -75,7 +75,7 @@ def tune(
     out.print()
     out.print(_shown(found.trials, found.best, search))
     out.print()
-    first = show_worth(found.trials[0].worth)
+    first = show_value(found.trials[0].value)
     if found.best is None:
         out.print(f"No trial was better than the settings as they are ({search.objective} {first}).")
         return
@@ -84,7 +84,7 @@ def tune(
         shutil.copyfile(path, target)
         path = target
     out.print(
-        f"The best: trial {(found.best.number or 0) + 1}, {search.objective} {show_worth(found.best.worth)} "
+        f"The best: trial {(found.best.number or 0) + 1}, {search.objective} {show_value(found.best.value)} "
         f"(as it is: {first}). Its settings: {path}\n"
         f"headrace run {pipeline} --ds {day} --from train --overlay {path}",
         markup=False,
@@ -93,14 +93,14 @@ def tune(
 
 
 def _shown(trials: Sequence[Any], best: Any, search: Search) -> Table:
-    from headrace.train.search.tuner import show_worth
+    from headrace.train.search.tuner import show_value
 
     shown = table("trial", f">{search.objective}", ">steps", ">seconds", *search.parameters, "")
     for t in trials:
         name = "as it is" if t.number is None else str(t.number + 1)
         note = "best" if best is not None and t.number == best.number else t.reason or t.state * (t.state == "pruned")
         values = [flow(t.values[p]) if p in t.values else "" for p in search.parameters]
-        shown.add_row(name, show_worth(t.worth), f"{t.steps:,}", f"{t.seconds:.1f}", *map(escape, values), escape(note))
+        shown.add_row(name, show_value(t.value), f"{t.steps:,}", f"{t.seconds:.1f}", *map(escape, values), escape(note))
     return shown
 
 

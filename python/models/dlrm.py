@@ -19,7 +19,7 @@ from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table, row_wise, tables_of
 from headrace.errors import UserError
-from headrace.models.feature_interaction import with_pairs
+from headrace.models.feature_interaction import dot_interaction
 from headrace.models.mlp import MLP
 from headrace.schema import NULL_CODE, DatasetSchema, Feature, Kind
 
@@ -89,7 +89,7 @@ class DLRM(nn.Module):
             dynamic=DynamicEmbeddings(dynamic, collective, seed, device=self.device) if dynamic else None,
             device=self.device,
         )
-        self._slots = _Slots(schema, model.pooling)
+        self._columns = _CodeColumns(schema, model.pooling)
         self._gradient_sum: Tensor | None = None
         generator = torch.Generator().manual_seed(seed)
         width = model.embedding_dim
@@ -115,23 +115,23 @@ class DLRM(nn.Module):
 
     def prepare(self, codes: Tensor) -> PendingLookups:
         """Begin the lookups of codes int64 [B, S]; see ShardedEmbeddings.prepare. Collective."""
-        slots = self._slots
-        if not slots.dynamic:
+        columns = self._columns
+        if not columns.dynamic:
             zero_copy = not (self.training and self.precision == "bf16")  # the interaction's C++ is for fp32
             return PendingLookups(self.embeddings.prepare(codes, zero_copy=zero_copy), codes.shape[0])
-        asked = [codes[:, s] if not f.is_list else codes[:, s : s + f.length] for f, s in slots.dynamic]
-        there = [x != NULL_CODE if f.is_list else None for (f, _), x in zip(slots.dynamic, asked, strict=True)]
-        ids = [x.contiguous() if t is None else x[t] for x, t in zip(asked, there, strict=True)]
-        planned = self.embeddings.prepare(codes.index_select(1, slots.planned), raw=ids)
-        return PendingLookups(planned, codes.shape[0], [t if t is None else t.to(self.device) for t in there])
+        by_feature = [codes[:, s] if not f.is_list else codes[:, s : s + f.length] for f, s in columns.dynamic]
+        present = [x != NULL_CODE if f.is_list else None for (f, _), x in zip(columns.dynamic, by_feature, strict=True)]
+        ids = [x.contiguous() if t is None else x[t] for x, t in zip(by_feature, present, strict=True)]
+        planned = self.embeddings.prepare(codes.index_select(1, columns.planned), raw=ids)
+        return PendingLookups(planned, codes.shape[0], [t if t is None else t.to(self.device) for t in present])
 
     def forward(self, continuous: Tensor, codes: Tensor | PendingLookups) -> Tensor:
-        begun = codes if isinstance(codes, PendingLookups) else self.prepare(codes)
-        begun.start()  # rows travel while the bottom MLP works
-        bottom = self._bottom(continuous.to(self.device), begun.samples)
-        if isinstance(begun.planned, LookupHandle):
-            begun.planned.zero_copy &= bottom.dtype is torch.float32
-        return self._top(bottom, self.vectors(begun) if self.features else None)
+        lookups = codes if isinstance(codes, PendingLookups) else self.prepare(codes)
+        lookups.start()  # rows travel while the bottom MLP works
+        bottom = self._bottom(continuous.to(self.device), lookups.samples)
+        if isinstance(lookups.planned, LookupHandle):
+            lookups.planned.zero_copy &= bottom.dtype is torch.float32
+        return self._top(bottom, self.vectors(lookups) if self.features else None)
 
     def dense(self, continuous: Tensor, vectors: Tensor) -> Tensor:
         """The logits float32 [B] of continuous float32 [B, C] and the features' vectors [B, F, D], on the device.
@@ -150,7 +150,7 @@ class DLRM(nn.Module):
 
     def _top(self, bottom: Tensor, vectors: Tensor | ZeroCopyVectors | None, watches: bool = True) -> Tensor:
         with self._autocast(bottom):
-            inputs = bottom if vectors is None else with_pairs(bottom, vectors)
+            inputs = bottom if vectors is None else dot_interaction(bottom, vectors)
             # Zero-copy vectors have no gradient of their own that could be looked at: it is made of the inputs'.
             watched = vectors if isinstance(vectors, Tensor) else inputs
             if watches and self.training and watched.requires_grad:
@@ -184,19 +184,19 @@ class DLRM(nn.Module):
     @property
     def features(self) -> int:
         """Categorical features, F."""
-        return self._slots.features
+        return self._columns.features
 
-    def vectors(self, begun: PendingLookups) -> Tensor | ZeroCopyVectors:
+    def vectors(self, lookups: PendingLookups) -> Tensor | ZeroCopyVectors:
         """The features' vectors in the schema's order: [B, F, D]. Collective: the lookup ends."""
-        planned: Tensor | ZeroCopyVectors = self.embeddings(begun.planned)
+        planned: Tensor | ZeroCopyVectors = self.embeddings(lookups.planned)
         if self.absent is None or isinstance(planned, ZeroCopyVectors):
             return planned
-        slots = self._slots
-        parts = dict(zip(slots.planned_features, planned.unbind(1), strict=True))
-        for i, ((vectors, has_row), mask) in enumerate(zip(begun.planned.found, begun.there, strict=True)):
+        columns = self._columns
+        parts = dict(zip(columns.planned_features, planned.unbind(1), strict=True))
+        for i, ((vectors, has_row), mask) in enumerate(zip(lookups.planned.found, lookups.present, strict=True)):
             known = torch.where(has_row.unsqueeze(1), vectors, self.absent[i])
-            parts[slots.dynamic_features[i]] = known if mask is None else _pool(known, mask, slots.pooling)
-        return torch.stack([parts[i] for i in range(slots.features)], dim=1)
+            parts[columns.dynamic_features[i]] = known if mask is None else _pool(known, mask, columns.pooling)
+        return torch.stack([parts[i] for i in range(columns.features)], dim=1)
 
     def configure_optimizer(self, optimizer: config.EmbeddingOptimizer | config.Optimizer) -> None:
         """Choose the optimizer of all tables; see ShardedEmbeddings.configure_optimizer."""
@@ -234,7 +234,7 @@ class PendingLookups:
     #: Rows of the batch, B.
     samples: int
     #: By feature of raw ids: which places of its lists have an id, bool [B, length]; None: it is no list.
-    there: Sequence[Tensor | None] = ()
+    present: Sequence[Tensor | None] = ()
 
     def prefetch(self) -> None:
         """See LookupHandle.prefetch."""
@@ -255,8 +255,8 @@ def _of_embeddings(given: config.EmbeddingOptimizer | config.Optimizer) -> confi
     return config.EmbeddingOptimizer.model_validate(given.model_dump())
 
 
-class _Slots:
-    """Which columns of the codes are whose."""
+class _CodeColumns:
+    """Which columns of the codes belong to which feature."""
 
     def __init__(self, schema: DatasetSchema, pooling: str) -> None:
         categorical = schema.of(Kind.CATEGORICAL)

@@ -13,7 +13,7 @@ from headrace.models import feature_interaction_cpu
 from headrace.models.mlp import pairwise_dots
 
 
-def with_pairs(bottom: Tensor, features: Tensor | ZeroCopyVectors) -> Tensor:
+def dot_interaction(bottom: Tensor, features: Tensor | ZeroCopyVectors) -> Tensor:
     """The top MLP's input: float32 [B, D], [B, F, D] -> [B, D + F (F + 1) / 2], on a GPU with zeros behind it.
 
     `bottom` itself, then the dot products of all pairs of the F + 1 vectors: pairs (i, j), j < i, by i; vector 0 is
@@ -31,7 +31,7 @@ def with_pairs(bottom: Tensor, features: Tensor | ZeroCopyVectors) -> Tensor:
         if interaction.fits(*features.shape[1:]):
             return interaction.interact(bottom, features)
     if cpu.usable(bottom, features):
-        out: Tensor = _Pairs.apply(bottom, features)  # type: ignore[no-untyped-call]
+        out: Tensor = _DotInteraction.apply(bottom, features)  # type: ignore[no-untyped-call]
         return out
     return torch.cat([bottom, pairwise_dots(torch.cat([bottom.unsqueeze(1), features], dim=1))], dim=1)
 
@@ -47,7 +47,7 @@ def _zero_copy_pairs(bottom: Tensor, features: ZeroCopyVectors) -> Tensor:
     return out
 
 
-class _Pairs(torch.autograd.Function):
+class _DotInteraction(torch.autograd.Function):
     """(bottom, features) -> the top MLP's input. Both gradients come from one pass, whoever wants them."""
 
     @staticmethod

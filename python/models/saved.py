@@ -37,7 +37,7 @@ DYNAMIC = "dynamic"
 WORKFLOW = "workflow"
 
 
-class Card(BaseModel):
+class ModelCard(BaseModel):
     """model.json of a DLRM."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, protected_namespaces=())
@@ -98,7 +98,7 @@ def save_model(
             shutil.copytree(workflow, folder / WORKFLOW)
             copied = sorted(p.relative_to(folder) for p in (folder / WORKFLOW).rglob("*") if p.is_file())
             dense = save_tensors(folder / DENSE, model.state_dict())
-            card = Card(
+            card = ModelCard(
                 pipeline=pipeline,
                 ds=ds,
                 key=key,
@@ -111,7 +111,7 @@ def save_model(
             local(folder / META).put_text(card.model_dump_json(by_alias=True, indent=1) + "\n")
 
 
-def read_card(folder: Path) -> Card:
+def read_card(folder: Path) -> ModelCard:
     """model.json of a saved DLRM.
 
     Raises:
@@ -119,7 +119,7 @@ def read_card(folder: Path) -> Card:
     """
     path = folder / META
     try:
-        return Card.model_validate_json(path.read_bytes())
+        return ModelCard.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise UserError(f"{folder} is not a saved model: {META} is missing") from None
     except ValidationError as e:

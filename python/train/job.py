@@ -1,4 +1,4 @@
-"""What a rank is told, and what it answers: JSON values only, so that nothing is pickled but text."""
+"""What a rank is given, and where the run's files are: JSON values only, so that nothing is pickled but text."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ class Job(BaseModel):
 
     @property
     def progress_file(self) -> Path:
-        """Where the chief says how far it is (headrace.train.callbacks.progress); a file for each launch."""
+        """Where rank 0 writes its progress (headrace.train.callbacks.progress); a file for each launch."""
         return self.folder / f"progress-{self.token}.jsonl"
 
     @property
     def error_file(self) -> Path:
-        """Where a rank leaves a message for the user."""
-        return self.folder / "complaint.json"
+        """Where a rank leaves an error for the user."""
+        return self.folder / "rank-error.json"
 
     @property
     def ranks_folder(self) -> Path:
-        """Where each rank says how far it is (headrace.train.callbacks.watchdog); a folder for each launch."""
+        """Where each rank writes its heartbeat (headrace.train.callbacks.watchdog); a folder for each launch."""
         return self.folder / f"ranks-{self.token}"
 
     @property

@@ -35,13 +35,13 @@ class Report(BaseModel):
     data_wait_seconds: float
     #: Profile mode: milliseconds of a step by part, and `step`, their sum.
     profile: dict[str, float] = Field(default_factory=dict)
-    #: Seconds of each part of the start of the try that finished, and `total` (headrace.train.launch.startup).
+    #: Seconds of each part of the start of the attempt that finished, and `total` (headrace.train.launch.startup).
     startup_seconds: dict[str, float] = Field(default_factory=dict)
     peak_memory_mib: dict[str, float] = Field(default_factory=dict)
 
 
 class RankError(BaseModel):
-    """What a rank that ends has to say to the user."""
+    """An error that a rank reports to the user."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -50,8 +50,8 @@ class RankError(BaseModel):
     diverged_at: int | None = None
     full_disk: bool = False
 
-    def error(self) -> UserError:
-        """As what the driver raises it."""
+    def exception(self) -> UserError:
+        """As the driver raises it."""
         if self.diverged_at is not None:
             return Diverged(self.message, self.diverged_at)
         return DiskFull(self.message) if self.full_disk else UserError(self.message)
@@ -63,17 +63,17 @@ class RankResult(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     report: Report | None = None
-    complaint: RankError | None = None
+    error: RankError | None = None
     #: Asked to stop: after which step, of how many.
     stopped: tuple[int, int] | None = None
-    #: Another rank was gone; what Horovod said of it.
+    #: Another rank was lost: Horovod's message.
     lost: str = ""
     #: When which part of the start was over (headrace.train.launch.startup).
     marks: dict[str, float] = Field(default_factory=dict)
 
 
 class DiskFull(UserError):
-    """There is no room for what must be written. Another try may find some."""
+    """There is no room for what must be written. Another attempt may find some."""
 
 
 def is_full(e: OSError) -> bool:
@@ -82,7 +82,7 @@ def is_full(e: OSError) -> bool:
 
 
 class Diverged(UserError):
-    """The loss is no number any more at `step`."""
+    """The loss, a gradient or a weight is NaN or infinite at `step`."""
 
     def __init__(self, message: str, step: int) -> None:
         super().__init__(message)

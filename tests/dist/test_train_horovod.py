@@ -97,11 +97,11 @@ def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
         run_stage(module.Train(), spec, ws, DS)
     assert left.value.code == 128 + signal.SIGTERM
     assert faults == []
-    assert re.search(r"rank 1 \(process \d+ on .*try 2 of 3 goes on from step", caplog.text)
+    assert re.search(r"rank 1 \(process \d+ on .*attempt 2 of 3 resumes from step", caplog.text)
     assert re.search(
         # Where it was when it was stopped, in a step, an evaluation or a checkpoint, is chance.
         r"rank 0 waited \d+ s at step \d+ in .*missing: rank 1 \(process \d+ on \S+\) was at step \d+ \(\w+\), and "
-        r"has not reported for .*try 3 of 3 goes on from step", caplog.text,
+        r"has not reported for .*attempt 3 of 3 resumes from step", caplog.text,
     )
     stopped = re.search(r"asked to stop: training stopped after step (\d+) of 400 with a checkpoint", caplog.text)
     assert stopped is not None

@@ -59,7 +59,7 @@ def test_a_lost_executor_costs_no_more_than_the_steps_since_the_checkpoint(
     killed = json.loads(out.read_text())["killed"]
     print(killed["seconds"], killed["done"], *killed["lines"], sep="\n")
     assert len(killed["done"]) == 2
-    again = [line for line in killed["lines"] if "try 2 of 2 goes on from step" in line]
+    again = [line for line in killed["lines"] if "attempt 2 of 2 resumes from step" in line]
     assert len(again) == 1, killed["lines"]
     resumed = killed["report"]["resumed_from_step"]
     # The last checkpoint's, or a later one: the lost executor's rank may have been asked to stop, and all left one.

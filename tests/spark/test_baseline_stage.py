@@ -22,7 +22,7 @@ from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
 from headrace.stage import run_stage
 from headrace.train.baseline.stage import TrainBaseline
-from headrace.train.baseline.xgboost_spark import check_slots, shares
+from headrace.train.baseline.xgboost_spark import check_slots, sample_row_groups
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
 
@@ -113,7 +113,7 @@ def test_a_day(
     assert sampled.rows == {"train": 777, "valid": 900}
     assert "a sample of 777 of 4,000 rows" in caplog.text
     shutil.copytree(ws.home / features.output("dataset").name, tmp_path / "copy")
-    assert [s.take for s in shares(tmp_path / "copy", "train", _schema(features), 777)] == [97] * 7 + [98]
+    assert [s.take for s in sample_row_groups(tmp_path / "copy", "train", _schema(features), 777)] == [97] * 7 + [98]
 
 
 def test_what_cannot_work_is_said_first(

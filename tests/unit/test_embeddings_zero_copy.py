@@ -18,7 +18,7 @@ from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
-from headrace.models.feature_interaction import with_pairs
+from headrace.models.feature_interaction import dot_interaction
 from headrace.train.callbacks.collective import InstrumentedCollective
 from headrace.train.callbacks.tracing import NoOpTracer
 from headrace.train.callbacks.watchdog import Watchdog
@@ -50,7 +50,7 @@ class Case:
                 bottom = torch.randn(samples, self.plan.tables[0].dim, generator=generator, requires_grad=True)
                 vectors = embeddings(embeddings.prepare(codes, zero_copy=zero_copy))
                 assert isinstance(vectors, ZeroCopyVectors) == zero_copy
-                out = with_pairs(bottom, vectors)
+                out = dot_interaction(bottom, vectors)
                 out.backward(torch.randn(out.shape, generator=generator))
                 assert bottom.grad is not None
                 found += [out.detach(), bottom.grad]
@@ -154,7 +154,7 @@ def test_vectors_that_have_changed_are_refused() -> None:
 
     def look_up() -> torch.Tensor:
         prepared = embeddings.prepare(torch.tensor([[1, 2]]), zero_copy=True)
-        return with_pairs(torch.ones(1, 16, requires_grad=True), embeddings(prepared)).sum()
+        return dot_interaction(torch.ones(1, 16, requires_grad=True), embeddings(prepared)).sum()
 
     first, second = look_up(), look_up()
     first.backward(retain_graph=True)
@@ -164,7 +164,9 @@ def test_vectors_that_have_changed_are_refused() -> None:
     with pytest.raises(RuntimeError, match="a step between"):
         second.backward()
     with pytest.raises(ValueError, match=r"no float32 \[1, 16\]"):
-        with_pairs(torch.ones(1, 16).double(), embeddings(embeddings.prepare(torch.tensor([[1, 2]]), zero_copy=True)))
+        dot_interaction(
+            torch.ones(1, 16).double(), embeddings(embeddings.prepare(torch.tensor([[1, 2]]), zero_copy=True))
+        )
 
 
 def test_rows_of_other_ranks_are_read_where_they_were_written() -> None:

@@ -15,7 +15,7 @@ from headrace.comm.threads import run_ranks
 from headrace.config import Model, Optimizer
 from headrace.errors import UserError
 from headrace.models.dlrm import DLRM
-from headrace.models.feature_interaction import with_pairs
+from headrace.models.feature_interaction import dot_interaction
 from headrace.models.mlp import pairwise_dots
 from headrace.models.saved import load_dlrm, read_card, restore, save_model
 from headrace.schema import DatasetSchema, Feature, Kind
@@ -104,20 +104,20 @@ def test_the_loop_of_the_interaction_is_that_of_torch(batch: int, count: int, wi
     generator = torch.Generator().manual_seed(batch + count)
     bottom = torch.randn(batch, width, generator=generator, requires_grad=True)
     features = torch.randn(batch, count, width, generator=generator, requires_grad=True)
-    got = with_pairs(bottom, features)
+    got = dot_interaction(bottom, features)
     gradient = torch.randn(got.shape, generator=generator)
     found = torch.autograd.grad(got, [bottom, features], gradient)
     assert got.grad_fn is not None
-    assert "Pairs" in got.grad_fn.name()
+    assert "DotInteraction" in got.grad_fn.name()
     wide = [x.detach().double().requires_grad_() for x in (bottom, features)]
-    expected = with_pairs(*wide)
+    expected = dot_interaction(*wide)
     torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
     for a, b in zip(found, torch.autograd.grad(expected, wide, gradient.double()), strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4)
-    again = with_pairs(bottom, features)
+    again = dot_interaction(bottom, features)
     assert torch.equal(got, again)
     if batch > 1:  # a sample's bits are its own
-        assert torch.equal(with_pairs(bottom[1:], features[1:]), got[1:])
+        assert torch.equal(dot_interaction(bottom[1:], features[1:]), got[1:])
 
 
 def test_no_features_is_refused() -> None:

@@ -83,11 +83,11 @@ def test_it_finds_a_better_rate_than_a_bad_default(home: Workspace, tmp_path: Pa
     assert len(others) == 6
     assert tuple(heard) == found.trials
     assert found.best is not None
-    assert found.best.worth is not None
-    assert first.worth is not None
-    assert found.best.worth > first.worth + 0.02
-    assert found.best.worth == max(t.worth or 0 for t in others if t.state == "finished")
-    assert found.best.worth == found.best.metrics["auc"]
+    assert found.best.value is not None
+    assert first.value is not None
+    assert found.best.value > first.value + 0.02
+    assert found.best.value == max(t.value or 0 for t in others if t.state == "finished")
+    assert found.best.value == found.best.metrics["auc"]
     assert found.best.steps == 40
     assert 0.0001 <= found.best.values[RATE] <= 0.5
     assert not (found.folder / "models").exists()
@@ -135,7 +135,7 @@ def test_a_stopped_search_goes_on_as_if_it_had_not_stopped(
     assert not left.exists()
     healed = tuner(home, search).run()
     assert [t.values for t in healed.trials] == [t.values for t in whole.trials]
-    assert [t.worth for t in healed.trials] == [t.worth for t in whole.trials]
+    assert [t.value for t in healed.trials] == [t.value for t in whole.trials]
     assert len({t.values[RATE] for t in healed.trials[1:]}) == 5
     assert len(runs) == 1 + 5 + 1
     again = tuner(home, search).run()
@@ -158,8 +158,8 @@ def test_what_is_worse_than_the_median_ends_early(home: Workspace, monkeypatch: 
     assert any("below the median" in r for r in reasons), reasons
     assert all(t.steps < 60 for t in found.trials if t.state == "pruned")
     assert found.best is None or found.best.values["train.dense.learning_rate"] == 0.01
-    worths = [t.worth for t in found.trials if t.state == "finished" and t.worth is not None]
-    assert (found.best or found.trials[0]).worth == min(worths)
+    values = [t.value for t in found.trials if t.state == "finished" and t.value is not None]
+    assert (found.best or found.trials[0]).value == min(values)
 
 
 def test_ndcg_is_of_the_split_rank_and_settings_that_are_best_stay(home: Workspace) -> None:
@@ -169,7 +169,7 @@ def test_ndcg_is_of_the_split_rank_and_settings_that_are_best_stay(home: Workspa
         return spec_with(search, {"train.rank_group": "query", "train.rank_k": 3, RATE: 0.1, **values})
 
     found = Tuner(spec_of({}), spec_of, home, DS).run()
-    assert [t.worth for t in found.trials] == [t.metrics["ndcg_at_k"] for t in found.trials]
+    assert [t.value for t in found.trials] == [t.metrics["ndcg_at_k"] for t in found.trials]
     assert found.best is None
     assert not found.overlay.exists()
 

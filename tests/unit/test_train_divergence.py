@@ -113,7 +113,7 @@ def test_a_bad_gradient_of_one_table_on_one_rank_stops_all_ranks_and_is_named(
     """bf16: the vectors are a tensor. Their gradient alone is bad: the dense part's are as they should be."""
     embeddings = TRAIN.embeddings.model_copy(update={"clip_norm": clip})
     job = make_job(f"table-{clip}", precision="bf16", embeddings=embeddings)
-    real, calls = dlrm.with_pairs, []
+    real, calls = dlrm.dot_interaction, []
     number = [f.name for f in job.features.dataset_schema.features if f.cardinality].index("item")  # type: ignore[union-attr]
 
     def spoil(grad: Tensor) -> None:
@@ -124,7 +124,7 @@ def test_a_bad_gradient_of_one_table_on_one_rank_stops_all_ranks_and_is_named(
     def pairs(bottom: Tensor, vectors: Any) -> Tensor:
         return real(bottom, Spoiled.apply(vectors, spoil) if vectors.requires_grad else vectors)  # type: ignore[no-untyped-call]
 
-    monkeypatch.setattr(dlrm, "with_pairs", pairs)
+    monkeypatch.setattr(dlrm, "dot_interaction", pairs)
     raised: list[Diverged] = []
 
     def rank(collective: Any) -> None:

@@ -85,7 +85,7 @@ def run(job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixt
     return make
 
 
-FULL = RankResult(complaint=RankError(rank=1, message="the checkpoint of step 5 could not be written", full_disk=True))
+FULL = RankResult(error=RankError(rank=1, message="the checkpoint of step 5 could not be written", full_disk=True))
 LOST = RankResult(lost="Horovod has been shut down")
 
 
@@ -95,7 +95,7 @@ def test_a_full_disk_is_tried_again_with_the_room_that_the_half_checkpoint_took(
     ranks = run([LOST, FULL], [RankResult(report=REPORT, marks={"ranks": time.time()}), RankResult(report=REPORT)])
     report = launch(job, SPARK, ranks=2, retries=1)
     assert ranks.launches == 2
-    assert "the checkpoint of step 5 could not be written; try 2 of 2 goes on from the start" in caplog.text
+    assert "the checkpoint of step 5 could not be written; attempt 2 of 2 resumes from the start" in caplog.text
     assert report.startup_seconds.keys() == {"ranks", "total"}
 
 
@@ -111,7 +111,7 @@ def test_a_loss_that_is_no_number_twice_at_one_step_is_not_tried_a_third_time(
     job: Job, run: Callable[..., Ranks]
 ) -> None:
     def at(step: int) -> list[RankResult]:
-        return [RankResult(complaint=RankError(rank=0, message="the loss is nan", diverged_at=step)), LOST]
+        return [RankResult(error=RankError(rank=0, message="the loss is nan", diverged_at=step)), LOST]
 
     ranks = run(at(5), at(5), at(5))
     with pytest.raises(Diverged, match="the loss is nan"):
@@ -124,7 +124,7 @@ def test_a_loss_that_is_no_number_twice_at_one_step_is_not_tried_a_third_time(
 
 
 def test_what_a_user_did_wrong_is_not_tried_again(job: Job, run: Callable[..., Ranks]) -> None:
-    ranks = run([LOST, RankResult(complaint=RankError(rank=1, message="part-0001.parquet is damaged"))])
+    ranks = run([LOST, RankResult(error=RankError(rank=1, message="part-0001.parquet is damaged"))])
     with pytest.raises(UserError, match=r"part-0001\.parquet is damaged"):
         launch(job, SPARK, ranks=2, retries=3)
     assert ranks.launches == 1
@@ -239,10 +239,10 @@ def test_a_rank_that_finds_no_room_says_so(job: Job, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     answer = RankResult.model_validate_json(done.stdout.splitlines()[-1])
     assert "set()" in done.stderr
-    assert answer.complaint is not None
-    assert answer.complaint.full_disk
-    assert "the checkpoint of step 5 could not be written (File too large" in answer.complaint.message
-    assert f"Make room below {job.folder}, or lower train.keep (2)" in answer.complaint.message
-    assert isinstance(answer.complaint.error(), DiskFull)
-    assert RankError.model_validate_json(job.error_file.read_text()) == answer.complaint
+    assert answer.error is not None
+    assert answer.error.full_disk
+    assert "the checkpoint of step 5 could not be written (File too large" in answer.error.message
+    assert f"Make room below {job.folder}, or lower train.keep (2)" in answer.error.message
+    assert isinstance(answer.error.exception(), DiskFull)
+    assert RankError.model_validate_json(job.error_file.read_text()) == answer.error
     assert list(answer.marks) == ["ranks", "imports", "horovod", "first_step", "model"]

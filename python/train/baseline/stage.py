@@ -77,8 +77,8 @@ class TrainBaseline(Stage):
                 )
             log.info("baseline: without %s: trees do not see raw ids", ", ".join(left_out))
         dataset = ctx.ws.home / ctx.upstream["features"].output("dataset").name
-        train = xgboost_spark.shares(dataset, "train", schema, conf.max_rows)
-        valid = xgboost_spark.shares(dataset, "valid", schema)
+        train = xgboost_spark.sample_row_groups(dataset, "train", schema, conf.max_rows)
+        valid = xgboost_spark.sample_row_groups(dataset, "valid", schema)
         rows = {"train": sum(s.take for s in train), "valid": sum(s.take for s in valid)}
         for split, number in rows.items():
             if not number:

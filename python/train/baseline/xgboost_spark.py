@@ -39,7 +39,7 @@ _LABEL = "label"
 
 
 @dataclass(frozen=True)
-class Share:
+class RowGroupSample:
     """What is wanted of one row group: all of it, or a sample."""
 
     path: str
@@ -50,7 +50,9 @@ class Share:
     take: int
 
 
-def shares(dataset: Path, split: str, schema: DatasetSchema, max_rows: int | None = None) -> list[Share]:
+def sample_row_groups(
+    dataset: Path, split: str, schema: DatasetSchema, max_rows: int | None = None
+) -> list[RowGroupSample]:
     """The row groups of a split, in order; with `max_rows`, exactly that many rows spread evenly over them.
 
     Raises:
@@ -65,7 +67,7 @@ def shares(dataset: Path, split: str, schema: DatasetSchema, max_rows: int | Non
         take = (seen + g.rows) * wanted // total - seen * wanted // total
         seen += g.rows
         if take:
-            found.append(Share(str(g.path), g.index, g.piece, g.rows, take))
+            found.append(RowGroupSample(str(g.path), g.index, g.piece, g.rows, take))
     return found
 
 
@@ -88,7 +90,7 @@ def check_slots(spark: SparkSession, workers: int) -> None:
 
 
 def fit(
-    spark: SparkSession, groups: Sequence[Share], schema: DatasetSchema, conf: Baseline, seed: int
+    spark: SparkSession, groups: Sequence[RowGroupSample], schema: DatasetSchema, conf: Baseline, seed: int
 ) -> tuple[xgb.Booster, list[float]]:
     """Train `conf.rounds` trees on `conf.workers` Spark tasks.
 
@@ -132,7 +134,7 @@ def fit(
 
 
 def predict(
-    spark: SparkSession, booster: xgb.Booster, groups: Sequence[Share], schema: DatasetSchema, workers: int
+    spark: SparkSession, booster: xgb.Booster, groups: Sequence[RowGroupSample], schema: DatasetSchema, workers: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
     """Probabilities and labels of the rows of a split, in order of the tasks: float32 [n] each.
 
@@ -153,7 +155,9 @@ def predict(
     return table["score"].to_numpy(), table[_LABEL].to_numpy(), peak.value
 
 
-def _frame(spark: SparkSession, groups: Sequence[Share], schema: DatasetSchema, workers: int, seed: int) -> DataFrame:
+def _frame(
+    spark: SparkSession, groups: Sequence[RowGroupSample], schema: DatasetSchema, workers: int, seed: int
+) -> DataFrame:
     """The matrix of `groups` as a DataFrame of exactly `workers` partitions: f0, f1, ..., label, all float."""
     names = [f"f{i}" for i in range(len(matrix_columns(schema)))]
 
@@ -168,7 +172,7 @@ def _frame(spark: SparkSession, groups: Sequence[Share], schema: DatasetSchema, 
 
 
 def _read(
-    batches: Iterable[pa.RecordBatch], groups: Sequence[Share], schema: DatasetSchema, workers: int, seed: int
+    batches: Iterable[pa.RecordBatch], groups: Sequence[RowGroupSample], schema: DatasetSchema, workers: int, seed: int
 ) -> Iterator[tuple[Mapping[str, NDArray[Any]], NDArray[np.float32]]]:
     """The physical columns and labels of this task's row groups, a batch at a time. `batches` says which task it is."""
     features, label = matrix_features(schema), schema.label.name

@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.25
 
 @dataclass(frozen=True)
 class ProgressEvent:
-    """How far the run is, as rank 0 says it."""
+    """How far the run is, as rank 0 reports it."""
 
     #: evaluated: in mid-training, on the split `valid`, with `metrics`; evaluate: at the end of training.
     phase: Literal["train", "evaluated", "evaluate", "save"]

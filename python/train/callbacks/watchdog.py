@@ -70,7 +70,7 @@ class Watchdog(Callback):
         self._closed = threading.Event()
         self._beats = 0
         self._interval = min(_HEARTBEAT_SECONDS, deadline / 5)
-        #: By rank, what its file last said, and when that was new to this rank.
+        #: By rank, its last heartbeat, and when that was new to this rank.
         self._heartbeats: dict[int, tuple[str, float]] = {}
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         if folder is not None:
@@ -159,9 +159,9 @@ class Watchdog(Callback):
         assert self._folder is not None
         for rank in range(self._world.size):
             with suppress(OSError):
-                said = heartbeat_file(self._folder, rank).read_text()
-                if self._heartbeats.get(rank, ("", 0.0))[0] != said:
-                    self._heartbeats[rank] = said, time.monotonic()
+                content = heartbeat_file(self._folder, rank).read_text()
+                if self._heartbeats.get(rank, ("", 0.0))[0] != content:
+                    self._heartbeats[rank] = content, time.monotonic()
 
     def _stall_message(self, message: str, waited: float) -> str:
         assert self._folder is not None
@@ -169,14 +169,14 @@ class Watchdog(Callback):
         for rank in range(self._world.size):
             if rank == self._world.rank:
                 continue
-            said, heard = self._heartbeats.get(rank, ("", 0.0))
+            content, heard = self._heartbeats.get(rank, ("", 0.0))
             silent = time.monotonic() - heard
-            if not said:
+            if not content:
                 missing.append(f"rank {rank} never reported")
             elif silent > _SILENT_BEATS * self._interval:
-                missing.append(f"{describe(json.loads(said))}, and has not reported for {silent:.0f} s")
-            elif json.loads(said)["waiting"] is None:
-                missing.append(f"{describe(json.loads(said))}, and is at work there")
+                missing.append(f"{describe(json.loads(content))}, and has not reported for {silent:.0f} s")
+            elif json.loads(content)["waiting"] is None:
+                missing.append(f"{describe(json.loads(content))}, and is at work there")
         everybody = "all other ranks wait as well: the network between them, or a bug"
         return (
             f"rank {self._world.rank} waited {waited:.0f} s at step {self.step} in {message} "

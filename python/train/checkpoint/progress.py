@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Progress(BaseModel):
-    """Where the loop is and what it has said so far."""
+    """Where the loop is, and its history."""
 
     model_config = ConfigDict(extra="forbid")
 

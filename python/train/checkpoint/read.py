@@ -42,10 +42,10 @@ def restore(
     steps = _from_chief(list_steps(folder), collective)
     for step in steps:
         path = folder / step_name(step)
-        progress, problem = _try(path, model, dense, collective, config)
+        progress, problem = _try_load(path, model, dense, collective, config)
         if progress is not None:
             return progress
-        if isinstance(problem, _OtherConfig):
+        if isinstance(problem, _ConfigMismatch):
             raise problem
         if problem is not None:
             log.warning("checkpoint %s is refused (%s); trying the one before", path.name, problem)
@@ -61,15 +61,15 @@ def restore_step(
         UserError: it is damaged, here or on another rank.
     """
     path = folder / step_name(step)
-    progress, problem = _try(path, model, dense, collective, config)
+    progress, problem = _try_load(path, model, dense, collective, config)
     if progress is None:
         raise problem or UserError(f"checkpoint {path} cannot be read on another rank; see that rank's message")
 
 
-def _try(
+def _try_load(
     path: Path, model: Model, dense: DenseOptimizer, collective: Collective, config: str
 ) -> tuple[Progress | None, UserError | None]:
-    """Load a checkpoint: its progress where all ranks could; else None, and what this rank stumbled over, if it did."""
+    """Load a checkpoint: its progress where all ranks could; else None, and this rank's error, if it had one."""
     problem: UserError | None = None
     progress = None
     try:
@@ -81,7 +81,7 @@ def _try(
     return (progress if float(failures) == 0 else None), problem
 
 
-class _OtherConfig(UserError):
+class _ConfigMismatch(UserError):
     pass
 
 
@@ -100,7 +100,7 @@ def _load(path: Path, model: Model, dense: DenseOptimizer, config: str) -> Progr
     if record.digest() != record.sha256:
         raise UserError(f"{path / RECORD} is damaged: its contents do not match its checksum")
     if record.config != config:
-        raise _OtherConfig(
+        raise _ConfigMismatch(
             f"{path} was written with another model, training or dataset configuration; "
             f"delete {path.parent} to train from the start"
         )

@@ -37,7 +37,7 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is said about a model: metrics by name, and the calibration plot's points."""
+    """The metrics of a model by name, and the calibration plot's points."""
 
     rows: int
     metrics: dict[str, float | None]

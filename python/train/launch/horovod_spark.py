@@ -60,24 +60,24 @@ def launch(
     on_progress: Callable[[ProgressEvent], None] = lambda tick: None,
     marks: Mapping[str, float] | None = None,
 ) -> Report:
-    """Train on `ranks` Horovod ranks in tasks of this Spark session; a launch that fails is tried again.
+    """Train on `ranks` Horovod ranks in tasks of this Spark session; a launch that fails is attempted again.
 
-    A further try goes on from the last checkpoint. What a try was writing when it failed is removed.
+    A further attempt resumes from the last checkpoint. What an attempt was writing when it failed is removed.
 
     Args:
-        job: what the ranks are told.
+        job: the run's settings and folders.
         spark: the session.
         ranks: how many; each takes a task slot.
-        retries: tries after the first.
+        retries: attempts after the first.
         on_progress: called with the chief's progress.
-        marks: when which part of the start was over (headrace.train.launch.startup).
+        marks: when each part of the start was over (headrace.train.launch.startup).
 
     Raises:
         UserError: what a rank has to say to the user (not tried again), or fewer slots than ranks.
-        DiskFull: no room for a checkpoint or the model, in the last try.
-        Diverged: the loss is no number, in the last try or twice at the same step: it would be a third time.
+        DiskFull: no room for a checkpoint or the model, in the last attempt.
+        Diverged: a loss or gradient is not finite, in the last attempt or twice at the same step.
         SystemExit, KeyboardInterrupt: this process was asked to stop; the ranks have left a checkpoint, if they could.
-        RuntimeError: all tries failed.
+        RuntimeError: all attempts failed.
     """
     _check_cores(spark, ranks)
     diverged_at: set[int] = set()
@@ -88,7 +88,7 @@ def launch(
             if attempt == retries or e.step in diverged_at:
                 raise
             diverged_at.add(e.step)
-            reason = f"the loss was no number at step {e.step}"
+            reason = f"training diverged at step {e.step}"
         except (RuntimeError, Stopped, DiskFull) as e:
             if attempt == retries:
                 raise
@@ -97,7 +97,11 @@ def launch(
         steps = list_steps(job.checkpoints)
         where = f"step {steps[0]}" if steps else "the start"
         log.warning(
-            "%s; try %d of %d goes on from %s", reason.removesuffix(", which ends:"), attempt + 2, retries + 1, where
+            "%s; attempt %d of %d resumes from %s",
+            reason.removesuffix(", which ends:"),
+            attempt + 2,
+            retries + 1,
+            where,
         )
     raise AssertionError("unreachable")
 
@@ -121,7 +125,7 @@ def _launch(
     tick = time.perf_counter()
     first: list[float] = []
 
-    def ticked(t: ProgressEvent) -> None:
+    def on_event(t: ProgressEvent) -> None:
         if not first:
             first.append(time.perf_counter())
             log.info("%d rank(s) started in %.1f s", ranks, first[0] - tick)
@@ -129,14 +133,14 @@ def _launch(
 
     with (
         open(job.folder / "ranks.log", "a", encoding="utf-8") as file,
-        ProgressReader(job.progress_file, ProgressBar(), ticked),
+        ProgressReader(job.progress_file, ProgressBar(), on_event),
         _gloo_is_built(),
-        _quiet_thread(),
+        _silence_cancelled_job(),
         _signals(job) as received,
-        _no_halves(job),
+        _clean_partial_files(job),
         watch_slots(lambda: count_slots(spark), ranks, job.train.start_seconds, lambda: bool(first)) as slots,
     ):
-        tail = _Tail(file)
+        tail = _LogTail(file)
         try:
             texts: list[str] = horovod.spark.run(
                 rank_main,
@@ -146,7 +150,7 @@ def _launch(
                 use_mpi=False,
                 use_gloo=True,
                 nics={"lo"} if local else None,
-                env={**_ENVIRONMENT, **_limits(job.train.deadline_seconds)},
+                env={**_ENVIRONMENT, **_horovod_timeouts(job.train.deadline_seconds)},
                 stdout=tail,
                 stderr=tail,
                 verbose=0,
@@ -161,34 +165,34 @@ def _launch(
                 f"training on {ranks} ranks failed ({' '.join(str(e).split())}{f'; {known}' if known else ''}); "
                 f"see {job.folder / 'ranks.log'}, which ends:\n{tail.text()}"
             ) from e
-        answers = [RankResult.model_validate_json(text) for text in texts]
-        stopped = next((a.stopped for a in answers if a.stopped), None)
+        results = [RankResult.model_validate_json(text) for text in texts]
+        stopped = next((a.stopped for a in results if a.stopped), None)
         if stopped:
             log.warning(
-                "asked to stop: training stopped after step %d of %d with a checkpoint; the same command goes on there",
+                "asked to stop: training stopped after step %d of %d with a checkpoint; the same command resumes there",
                 *stopped,
             )
         received.raise_again()
-        for answer in answers:
-            if answer.complaint is not None:
-                raise answer.complaint.error()
+        for result in results:
+            if result.error is not None:
+                raise result.error.exception()
         if stopped:
             raise Stopped(*stopped)
-        lost = next((a.lost for a in answers if a.lost), None)
+        lost = next((a.lost for a in results if a.lost), None)
         if lost is not None:
             raise RuntimeError(f"training on {ranks} ranks failed ({lost}; {describe_failure(job.ranks_folder)})")
     job.progress_file.unlink(missing_ok=True)
     shutil.rmtree(job.ranks_folder, ignore_errors=True)
-    reports = [a.report for a in answers if a.report is not None]
+    reports = [a.report for a in results if a.report is not None]
     peaks = {name: mib for r in reports for name, mib in r.peak_memory_mib.items()}
-    startup = seconds_of({**marks, **answers[0].marks})
+    startup = seconds_of({**marks, **results[0].marks})
     log.info("%s", show(startup))
     return reports[0].model_copy(update={"peak_memory_mib": peaks, "startup_seconds": startup})
 
 
 @contextmanager
-def _no_halves(job: Job) -> Iterator[None]:
-    """Remove what the ranks of a try that failed were writing: it takes the room that the next one needs."""
+def _clean_partial_files(job: Job) -> Iterator[None]:
+    """Remove what the ranks of an attempt that failed were writing: it takes the room that the next one needs."""
     try:
         yield
     except BaseException:
@@ -197,7 +201,7 @@ def _no_halves(job: Job) -> Iterator[None]:
         raise
 
 
-def _limits(deadline: float) -> dict[str, str]:
+def _horovod_timeouts(deadline: float) -> dict[str, str]:
     """Horovod's own deadlines, behind that of headrace.train.callbacks.watchdog: for what hangs below Python."""
     behind = deadline + 2 * max(5.0, deadline / 10)
     return {
@@ -229,10 +233,10 @@ def raise_rank_error(path: Path) -> None:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return
-    raise RankError.model_validate_json(text).error()
+    raise RankError.model_validate_json(text).exception()
 
 
-class _Tail:
+class _LogTail:
     """What the ranks print: all of it to a file, the last lines kept."""
 
     def __init__(self, file: TextIO) -> None:
@@ -269,7 +273,7 @@ def _gloo_is_built() -> Iterator[None]:
 
 
 @contextmanager
-def _quiet_thread() -> Iterator[None]:
+def _silence_cancelled_job() -> Iterator[None]:
     """Horovod runs the Spark job in a thread, and cancels the job where ranks fail: that one trace says nothing new."""
     before = threading.excepthook
 
@@ -286,7 +290,7 @@ def _quiet_thread() -> Iterator[None]:
         threading.excepthook = before
 
 
-class _Received:
+class _ReceivedSignals:
     def __init__(self, reader: socket.socket) -> None:
         self._reader = reader
 
@@ -307,7 +311,7 @@ class _Received:
 
 
 @contextmanager
-def _signals(job: Job) -> Iterator[_Received]:
+def _signals(job: Job) -> Iterator[_ReceivedSignals]:
     """Note signals, and give back the handlers of SIGINT and SIGTERM, which Horovod replaces for good.
 
     Horovod's handlers kill the ranks. Ours ask them to stop after the step they are in, and to leave a checkpoint; a
@@ -349,7 +353,7 @@ def _signals(job: Job) -> Iterator[_Received]:
     before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
     fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     try:
-        yield _Received(reader)
+        yield _ReceivedSignals(reader)
     finally:
         signal.set_wakeup_fd(fd)
         over.set()

@@ -72,21 +72,21 @@ def rank_main(job_json: str) -> str:
         result.stopped = e.step, e.total
     except UserError as e:
         at = e.step if isinstance(e, Diverged) else None
-        result.complaint = RankError(rank=collective.world.rank, message=str(e), diverged_at=at)
+        result.error = RankError(rank=collective.world.rank, message=str(e), diverged_at=at)
     except OSError as e:
         if not is_full(e):
             raise
         where = f": {e.filename}" if e.filename else ""
         message = f"{e.strerror}{where}. Make room below {job.folder}, or lower train.keep ({job.train.keep})"
-        result.complaint = RankError(rank=collective.world.rank, message=message, full_disk=True)
+        result.error = RankError(rank=collective.world.rank, message=message, full_disk=True)
     except (HorovodInternalError, PeerLost) as e:
         # Another rank is gone. It says why before it goes, unless it was killed: then its exit code does.
         result.lost = str(e)
         print(f"rank {collective.world.rank}: {e}", file=sys.stderr)
     finally:
-        if result.complaint is not None:
+        if result.error is not None:
             with suppress(OSError):  # the result has it, too
-                local(job.error_file).put_text(result.complaint.model_dump_json())
+                local(job.error_file).put_text(result.error.model_dump_json())
         if isinstance(collective, SharedCollective):
             collective.close()
         hvd.shutdown()

@@ -13,7 +13,7 @@ log = logging.getLogger("headrace.train")
 
 
 def dynamic_report(model: DLRM, collective: Collective) -> dict[str, dict[str, float | None]]:
-    """What the report says of tables of raw ids; `oov_share` is of the split `valid`. Collective."""
+    """The report on tables of raw ids; `oov_share` is of the split `valid`. Collective."""
     if model.dynamic is None:
         return {}
     found = model.dynamic.report()
@@ -45,7 +45,7 @@ def dynamic_report(model: DLRM, collective: Collective) -> dict[str, dict[str, f
 
 
 def cache_report(model: DLRM, collective: Collective) -> dict[str, dict[str, float | None]]:
-    """What the report says of tables in host memory with hot rows on GPUs. Collective."""
+    """The report on tables in host memory with hot rows on GPUs. Collective."""
     found = cache_use(model.embeddings)
     if collective.world.is_chief:
         for name, use in found.items():

@@ -1,4 +1,4 @@
-"""What a search may try: spec fields as Optuna's distributions, and values as overrides of the spec."""
+"""The search space: spec fields as Optuna's distributions, and values as overrides of the spec."""
 
 from __future__ import annotations
 

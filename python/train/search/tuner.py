@@ -2,11 +2,11 @@
 
     search/<pipeline>/<ds>/<key>/
         dataset/      the sample (headrace.train.search.sample)
-        study.db      Optuna's study, SQLite: every trial with its parameters and what it was worth
+        study.db      Optuna's study, SQLite: every trial with its parameters and its value
         models/       the run of the trial at work; gone when the trial is over
         best.yaml     the best settings as an overlay of the spec
 
-The key is of all that a trial's worth depends on, so the same search goes on where it was stopped, and another one
+The key is of all that a trial's value depends on, so the same search goes on where it was stopped, and another one
 begins anew. Parameters are drawn by TPE (Bergstra et al., 2011) with a generator that is a function of the number of
 finished trials: a search that was stopped and went on draws what one that was never stopped draws.
 """
@@ -53,7 +53,7 @@ class Trial:
     state: Literal["finished", "pruned"]
     values: Mapping[str, Any]
     #: The objective, at the last evaluation; None where there was none.
-    worth: float | None
+    value: float | None
     metrics: Mapping[str, float | None]
     steps: int
     seconds: float
@@ -62,8 +62,8 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a search came to."""
+class SearchResult:
+    """The result of a search."""
 
     folder: Path
     #: The settings as they are, then the trials in order.
@@ -121,7 +121,7 @@ class Tuner:
         check_dataset(self._job(spec, features, ws.home, "look"))
         self.folder = ws.search(spec.pipeline, ds, self._key()).local_path()
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         """Make the trials that are missing.
 
         Raises:
@@ -141,12 +141,12 @@ class Tuner:
             )
             study = self._study()
             if "as_it_is" not in study.user_attrs:
-                first = self._try(self._spec, None, {}, None)
+                first = self._run_trial(self._spec, None, {}, None)
                 study.set_user_attr("as_it_is", _packed(first))
                 self._on_trial(first)
             while (number := len(study.get_trials(deepcopy=False, states=_OVER))) < search.trials:
                 self._next(study, number)
-            return self._found(study)
+            return self._result(study)
 
     def _key(self) -> str:
         spec, search = self._spec, self.search
@@ -190,36 +190,38 @@ class Tuner:
         except UserError as e:
             made = Trial(number, "pruned", values, None, {}, 0, 0.0, f"the spec refuses it: {e}")
         else:
-            made = self._try(spec, number, values, open_trial)
+            made = self._run_trial(spec, number, values, open_trial)
         for key, value in _packed(made).items():
             open_trial.set_user_attr(key, value)
         if made.state == "pruned":
             study.tell(open_trial, state=TrialState.PRUNED)
         else:
-            study.tell(open_trial, made.worth)
+            study.tell(open_trial, made.value)
         self._on_trial(made)
 
-    def _try(self, spec: Spec, number: int | None, values: Mapping[str, Any], trial: optuna.Trial | None) -> Trial:
+    def _run_trial(
+        self, spec: Spec, number: int | None, values: Mapping[str, Any], trial: optuna.Trial | None
+    ) -> Trial:
         """One short run."""
         search = self.search
-        meter = _Meter(search, trial, self._on_progress)
+        meter = _TrialProgress(search, trial, self._on_progress)
         job = self._job(spec, self.dataset, self.folder, f"trial-{'as-it-is' if number is None else number}")
         try:
             report = train_local(job, meter.on_progress)
             meter.metrics, meter.step = report.metrics, report.steps
-        except _Enough as e:
+        except _StopTrial as e:
             meter.reason = e.reason
         except Diverged as e:
             meter.reason = str(e).split(". ")[0]
         finally:
             shutil.rmtree(self.folder / "models", ignore_errors=True)
-        worth = meter.metrics.get(_METRIC[search.objective])
-        over = worth is not None and not meter.reason
+        value = meter.metrics.get(_METRIC[search.objective])
+        over = value is not None and not meter.reason
         return Trial(
             number,
             "finished" if over else "pruned",
             values,
-            worth,
+            value,
             meter.metrics,
             meter.step,
             round(time.perf_counter() - meter.began, 2),
@@ -259,15 +261,15 @@ class Tuner:
             threads=train.threads,
         )
 
-    def _found(self, study: optuna.Study) -> Found:
+    def _result(self, study: optuna.Study) -> SearchResult:
         trials = [_unpacked(None, {}, study.user_attrs["as_it_is"])]
         for number, t in enumerate(study.get_trials(states=_OVER)):
             trials.append(_unpacked(number, values_of(self.search, t.params), t.user_attrs))
-        finished = [t for t in trials if t.state == "finished" and t.worth is not None]
+        finished = [t for t in trials if t.state == "finished" and t.value is not None]
         sign = 1 if self.search.objective == "log_loss" else -1
         # The first of equals; the settings as they are come first.
-        best = min(finished, key=lambda t: sign * (t.worth or 0.0), default=None)
-        found = Found(self.folder, tuple(trials), None if best is None or best.number is None else best)
+        best = min(finished, key=lambda t: sign * (t.value or 0.0), default=None)
+        found = SearchResult(self.folder, tuple(trials), None if best is None or best.number is None else best)
         if found.best is None:
             found.overlay.unlink(missing_ok=True)
         else:
@@ -275,21 +277,21 @@ class Tuner:
         return found
 
 
-def write_overlay(path: Path, found: Found, search: Search, of: str) -> None:
+def write_overlay(path: Path, found: SearchResult, search: Search, of: str) -> None:
     """Write the best trial's settings as a file for `--overlay`."""
     best, first = found.best, found.trials[0]
     assert best is not None
-    head = f"# The best of {len(found.trials) - 1} trials on {of}: {search.objective} {show_worth(best.worth)}, "
-    head += f"as it was {show_worth(first.worth)}.\n"
+    head = f"# The best of {len(found.trials) - 1} trials on {of}: {search.objective} {show_value(best.value)}, "
+    head += f"as it was {show_value(first.value)}.\n"
     local(path).put_text(head + overlay_of(best.values))
 
 
-def show_worth(worth: float | None) -> str:
+def show_value(value: float | None) -> str:
     """An objective's value as people read it."""
-    return "-" if worth is None else f"{worth:.5f}"
+    return "-" if value is None else f"{value:.5f}"
 
 
-class _Enough(Exception):
+class _StopTrial(Exception):
     """A trial need not go on: it has what it is judged by, or (`reason`) is not worth it."""
 
     def __init__(self, reason: str = "") -> None:
@@ -298,8 +300,8 @@ class _Enough(Exception):
 
 
 @dataclass
-class _Meter:
-    """Hears a trial's progress, keeps its last evaluation and says when it has had enough."""
+class _TrialProgress:
+    """Follows a trial's progress, keeps its last evaluation and stops it when that is enough."""
 
     search: Search
     trial: optuna.Trial | None
@@ -311,10 +313,10 @@ class _Meter:
     evaluations: int = 0
 
     def on_progress(self, event: ProgressEvent) -> None:
-        """Hear it.
+        """Take a progress event.
 
         Raises:
-            _Enough: see there.
+            _StopTrial: the trial has what it is judged by, or is pruned.
         """
         self.forward(event)
         if event.phase == "train":
@@ -329,16 +331,16 @@ class _Meter:
         if self.trial is not None and seen is not None and not last:
             self.trial.report(seen, self.evaluations)
             if self.trial.should_prune():
-                raise _Enough(f"below the median at step {event.step} of {event.total}")
+                raise _StopTrial(f"below the median at step {event.step} of {event.total}")
         late = self.search.seconds is not None and time.perf_counter() - self.began >= self.search.seconds
         if (last or late) and not at_the_end:
-            raise _Enough
+            raise _StopTrial
 
 
 def _packed(trial: Trial) -> dict[str, Any]:
     return {
         "state": trial.state,
-        "worth": trial.worth,
+        "worth": trial.value,
         "metrics": dict(trial.metrics),
         "steps": trial.steps,
         "seconds": trial.seconds,
