@@ -23,7 +23,7 @@ _NAME = "headrace"
 
 
 class Segment:
-    """A rank's board and slots, seen by itself or by another."""
+    """A rank's header and slots, seen by itself or by another."""
 
     def __init__(self, world_size: int, pid: int, header: int, slots: Sequence[int], token: int) -> None:
         self.pid, self._header_fd, self._fds, self._token = pid, header, list(slots), token

@@ -136,16 +136,16 @@ class SharedCollective:
         row = dtype.itemsize * math.prod(shape)
 
         def wait() -> ReceivedMessage:
-            places = [(r, peer, self._arrived(r, peer, number, kind)) for r, peer in self._others]
+            arrived = [(r, peer, self._arrived(r, peer, number, kind)) for r, peer in self._others]
             parts: list[Tensor | None] = [None] * self.world.size
-            for r, peer, place in places:
-                first, last = (int(n) for n in peer.cuts[place, self._me : self._me + 2])
-                segment = peer.slot(place, last * row)[first * row : last * row]
+            for r, peer, slot_number in arrived:
+                first, last = (int(n) for n in peer.cuts[slot_number, self._me : self._me + 2])
+                segment = peer.slot(slot_number, last * row)[first * row : last * row]
                 parts[r] = segment.view(dtype).view(last - first, *shape)
 
             def release() -> None:
-                for r, _, place in places:
-                    self._mine.acknowledge(r, place, number)
+                for r, _, slot_number in arrived:
+                    self._mine.acknowledge(r, slot_number, number)
 
             return ReceivedMessage(parts, release)
 
@@ -169,14 +169,14 @@ class SharedCollective:
         parts[self._me] = self._mine.slot(slot, size)[:size].view(dtype)
         torch.cat([t.detach().reshape(-1) for t in members], out=parts[self._me])
         number = self._publish(slot, kind, [numbers] * (self.world.size + 1))
-        places = [(r, peer, self._arrived(r, peer, number, kind)) for r, peer in self._others]
-        for r, peer, place in places:
-            parts[r] = peer.slot(place, size)[:size].view(dtype)
+        arrived = [(r, peer, self._arrived(r, peer, number, kind)) for r, peer in self._others]
+        for r, peer, slot_number in arrived:
+            parts[r] = peer.slot(slot_number, size)[:size].view(dtype)
         total = parts[0] + parts[1]
         for part in parts[2:]:
             total += part
-        for r, _, place in places:
-            self._mine.acknowledge(r, place, number)
+        for r, _, slot_number in arrived:
+            self._mine.acknowledge(r, slot_number, number)
         unflatten(members, total)
 
     def all_gather(self, x: Tensor) -> Tensor:

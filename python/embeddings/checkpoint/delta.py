@@ -126,16 +126,20 @@ def _put(embeddings: LocalTables, table: str, column: int, rows: Tensor, values:
             if block.table != table or low >= high:
                 continue
             mine = rows % held.step == held.start % held.step
-            place = first + torch.div(rows[mine] - held.start, held.step, rounding_mode="trunc")
+            positions = first + torch.div(rows[mine] - held.start, held.step, rounding_mode="trunc")
             target = embeddings.weights[fused.number]
             if target.dtype is torch.uint8:
                 if numbers_of(values) != fused.width:
                     raise UserError(f"table '{table}' was dumped by columns; int8 stores whole rows: dump it by rows")
-                target.index_copy_(0, place.to(target.device), convert(values[mine], target.dtype).to(target.device))
-                written += place.numel() * fused.width
+                target.index_copy_(
+                    0, positions.to(target.device), convert(values[mine], target.dtype).to(target.device)
+                )
+                written += positions.numel() * fused.width
                 continue
             part = decode(values[mine])[:, low - column : high - column]
-            target[place.to(target.device), low - block.columns.start : high - block.columns.start] = part.to(target)
+            target[positions.to(target.device), low - block.columns.start : high - block.columns.start] = part.to(
+                target
+            )
             written += part.numel()
     return written
 

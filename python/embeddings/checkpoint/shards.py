@@ -290,12 +290,12 @@ def _read_chunks(
         for c, h in pairs:
             rows = torch.arange(c.start, c.stop, c.stride)
             mine = (rows % h.rows.step == h.rows.start % h.rows.step) & (rows < h.rows.stop) & (rows >= h.rows.start)
-            place = h.first + torch.div(rows[mine] - h.rows.start, h.rows.step, rounding_mode="trunc")
+            positions = h.first + torch.div(rows[mine] - h.rows.start, h.rows.step, rounding_mode="trunc")
             values, target = tensors[c.key], targets[h.fused]
             if (c.columns, h.columns) == (None, None):
                 stored = convert(values[mine], target.dtype)
-                target.index_copy_(0, place.to(target.device), stored.to(target.device))
-                found += place.numel() * h.width
+                target.index_copy_(0, positions.to(target.device), stored.to(target.device))
+                found += positions.numel() * h.width
                 continue
             if target.dtype is torch.uint8:
                 raise UserError(
@@ -308,7 +308,7 @@ def _read_chunks(
             want = h.columns or (0, h.width)
             both = max(have[0], want[0]), min(have[1], want[1])
             part = values[:, both[0] - have[0] : both[1] - have[0]][mine]
-            target[place.to(target.device), both[0] - want[0] : both[1] - want[0]] = part.to(target)
+            target[positions.to(target.device), both[0] - want[0] : both[1] - want[0]] = part.to(target)
             found += part.numel()
     return found
 

@@ -43,7 +43,7 @@ class DynamicReport:
 
     rows: int
     waiting: int
-    #: Share of the hash table's places that are taken.
+    #: Share of the hash table's slots that are taken.
     load: float
     #: Since the table began, days before included.
     admitted: int

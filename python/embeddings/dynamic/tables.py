@@ -7,7 +7,7 @@
     embeddings(prepared)
     ((vectors, found),) = prepared.found                # float32 [N, D], bool [N]
 
-Ids are dealt to the ranks by their hash, so any world holds the same rows. An id gets a row when it has been seen
+Ids are divided among the ranks by their hash, so any world holds the same rows. An id gets a row when it has been seen
 `admit_after` times in training (or, each time, with a probability); until then, and in scoring when it is unknown, its
 vector is zeros, learns nothing, and `found` says so. Where rows run out, those seen least often (or longest ago) make
 room. A row starts where its id says, so a row that was evicted and comes again starts as it started before.

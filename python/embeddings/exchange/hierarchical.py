@@ -100,14 +100,14 @@ class HierarchicalRowExchange:
             ranks_per_node,
             world.size // ranks_per_node,
         )
-        node, place = divmod(world.rank, ranks_per_node)
-        # Addresses in another order: by place, then machine.
+        node, local_rank = divmod(world.rank, ranks_per_node)
+        # Indices in another order: by local rank, then machine.
         self._owners = [n * ranks_per_node + p for p in range(ranks_per_node) for n in range(nodes)]
-        #: The ranks at this one's place, by machine.
-        self._peers = range(place, world.size, ranks_per_node)
+        #: The ranks of this one's local rank, by machine.
+        self._peers = range(local_rank, world.size, ranks_per_node)
         sizes = [a.rank_offsets.diff()[self._owners].view(ranks_per_node, nodes) for a in fused_tables]
         inside = [_IndexRanges(_starts(s.sum(1))) for s in sizes]
-        across = [_IndexRanges(_starts(s[place])) for s in sizes]
+        across = [_IndexRanges(_starts(s[local_rank])) for s in sizes]
         self._inside = RowExchange(
             inside,
             SubgroupCollective(collective, range(node * ranks_per_node, (node + 1) * ranks_per_node)),
@@ -178,7 +178,7 @@ class HierarchicalRowExchange:
         return self._across.return_gradients(request, sums)
 
     def _to_local_rank_order(self, vectors: Tensor, counts: list[int]) -> Tensor:
-        """Vectors in order of owners, in that of places."""
+        """Vectors in order of owners, in that of local ranks."""
         parts = torch.split(vectors, counts)
         return torch.cat([parts[o] for o in self._owners])
 

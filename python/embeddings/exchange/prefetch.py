@@ -122,8 +122,8 @@ def _among(rows: Tensor, sets: Sequence[Tensor]) -> Tensor:
     found = torch.zeros(rows.numel(), dtype=torch.bool)
     for each in sets:
         if each.numel():
-            place = torch.searchsorted(each, rows.to(each.dtype)).clamp_(max=each.numel() - 1)
-            found |= each.index_select(0, place) == rows
+            position = torch.searchsorted(each, rows.to(each.dtype)).clamp_(max=each.numel() - 1)
+            found |= each.index_select(0, position) == rows
     return found
 
 

@@ -1,6 +1,6 @@
 """Raw ids on their way: which rank has an id, what ranks ask of each other, and how a message holds that.
 
-Ids are dealt by even ranges of their hash, so sorting a batch's hashes both removes duplicates and groups them by
+Ids are divided by even ranges of their hash, so sorting a batch's hashes both removes duplicates and groups them by
 owner, as sorting indices does for planned tables (headrace.embeddings.sharding.layout).
 """
 

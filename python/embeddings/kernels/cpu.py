@@ -129,7 +129,7 @@ def update(
         states: float32 [local rows, D], or [local rows, 1] where the rule works by row.
         rows: distinct rows of the table, int32 or int64 [U].
         starts: where each row's occurrences start in `order`, int64 [U].
-        order: occurrences by row, int64; the last row's end at place `n`.
+        order: occurrences by row, int64; the last row's end at position `n`.
         n: see `order`.
         grad: float32 [M, D]; occurrence i has row bag[i] of it (None: row i). None: `order` has the addresses of the
             occurrences' gradients, and there is nothing else to them.

@@ -43,7 +43,7 @@ class Duplicates:
 
     @property
     def group(self) -> Tensor:
-        """Index into `unique` by place in `order`: int64 [N]."""
+        """Index into `unique` by position in `order`: int64 [N]."""
         if self._group is None:
             self._group = self.inverse().index_select(0, self.order)
         return self._group
@@ -61,7 +61,7 @@ class Duplicates:
 
     def in_order(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Values int64 [N] in the order of `order`, and `starts`."""
-        if self._order is None and self._inverse is not None:  # without a way through the places
+        if self._order is None and self._inverse is not None:  # without a way through the positions
             return index_cpu.group(self._inverse, self.unique.numel(), values)
         return values.index_select(0, self.order), self.starts
 

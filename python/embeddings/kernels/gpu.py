@@ -67,7 +67,7 @@ def _gradient(
     WEIGHTED: tl.constexpr,
     DIVIDED: tl.constexpr,
 ):
-    """What the occurrence in place i of `order` adds to its row's gradient."""
+    """What the occurrence at position i of `order` adds to its row's gradient."""
     occurrence = tl.load(order + i)
     of = occurrence
     if BAGS:
@@ -259,7 +259,7 @@ def rowwise_adagrad(
             than half of a number's last place are not lost but come true on average (Gupta et al., Deep Learning with
             Limited Numerical Precision, 2015). None: to nearest.
         end: where the last row's occurrences end in `order`; None: with it.
-        names: what a row's rounding is drawn by, int32 or int64 [U]; None: `rows`, its places in this table.
+        names: what a row's rounding is drawn by, int32 or int64 [U]; None: `rows`.
 
     Raises:
         ValueError: a seed for a table of float32.

@@ -1,6 +1,6 @@
 """A hash table from 64-bit ids to small numbers: open addressing, whole batches at a time.
 
-By the loops of native/cpp/id_map.cpp, where `make native` has built them, else in NumPy. The two may place ids
+By the loops of native/cpp/id_map.cpp, where `make native` has built them, else in NumPy. The two may put ids
 otherwise; what is found does not depend on it.
 """
 
@@ -21,7 +21,7 @@ Ids = NDArray[np.int64]
 _LEAST = 16
 #: Ids that are put into a map at a time: what that takes besides the map stays small.
 _AT_ONCE = 2**16
-#: Bytes of a place: an id and its number.
+#: Bytes of a slot: an id and its number.
 SLOT_BYTES = 16
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -53,9 +53,9 @@ def _loops() -> ctypes.CDLL | None:
 
 
 class SlotTable:
-    """How full a map is, wherever its places are."""
+    """How full a map is, wherever its slots are."""
 
-    #: By place: its id.
+    #: By slot: its id.
     _keys: Any
     _used: int
 
@@ -64,7 +64,7 @@ class SlotTable:
 
     @property
     def load(self) -> float:
-        """Share of places that are taken."""
+        """Share of slots that are taken."""
         return self._used / len(self._keys)
 
     @property
@@ -81,7 +81,7 @@ class IdMap(SlotTable):
 
     def __init__(self, ids: Ids | None = None) -> None:
         self._keys: Ids = np.zeros(_LEAST, dtype=np.int64)
-        #: -1: the place is free.
+        #: -1: the slot is free.
         self._numbers: Ids = np.full(_LEAST, -1, dtype=np.int64)
         self._used = 0
         #: Not the loops themselves: maps are copied.
@@ -149,7 +149,7 @@ class IdMap(SlotTable):
         while len(open_):
             at = slot[open_]
             free = self._numbers[at] < 0
-            # Of several that want one free place the last gets it.
+            # Of several that want one free slot the last gets it.
             self._keys[at[free]] = ids[open_[free]]
             self._numbers[at[free]] = numbers[open_[free]]
             open_ = open_[self._numbers[at] != numbers[open_]]

@@ -1,7 +1,7 @@
 """A hash table from 64-bit ids to small numbers on a GPU, in Triton: open addressing, whole batches at a time.
 
 The same functions as kernels.id_map_cpu.IdMap has on CPUs, with the same answers. Whoever puts an id claims a
-free place by compare-and-swap; which of two that want one gets it is left to the GPU, and no answer depends on it.
+free slot by compare-and-swap; which of two that want one gets it is left to the GPU, and no answer depends on it.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
@@ -30,19 +30,19 @@ def _hash(ids):
 # What changes from batch to batch is kept out of what Triton compiles a kernel anew for: see kernels.
 @triton.jit(do_not_specialize=["n", "last"], do_not_specialize_on_alignment=["ids", "out"])
 def _find(keys, numbers, ids, out, n, last, BLOCK: tl.constexpr):
-    """out[i] = the number of ids[i], or -1. `last`: the places' number less one, a mask."""
+    """out[i] = the number of ids[i], or -1. `last`: the slots' number less one, a mask."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     looks = at < n
     wanted = tl.load(ids + at, mask=looks, other=0)
-    place = _hash(wanted) & last
+    slot = _hash(wanted) & last
     found = tl.full((BLOCK,), -1, tl.int64)
     while tl.max(looks.to(tl.int32), 0) > 0:
-        number = tl.load(numbers + place, mask=looks, other=-1)
-        key = tl.load(keys + place, mask=looks, other=0)
+        number = tl.load(numbers + slot, mask=looks, other=-1)
+        key = tl.load(keys + slot, mask=looks, other=0)
         looks = looks & (number >= 0)
         found = tl.where(looks & (key == wanted), number, found)
         looks = looks & (key != wanted)
-        place = (place + 1) & last
+        slot = (slot + 1) & last
     tl.store(out + at, found, mask=at < n)
 
 
@@ -54,13 +54,13 @@ def _put(keys, numbers, ids, given, n, last, BLOCK: tl.constexpr):
     new = tl.load(ids + at, mask=looks, other=0)
     number = tl.load(given + at, mask=looks, other=0)
     free = tl.full((BLOCK,), -1, tl.int64)
-    place = _hash(new) & last
+    slot = _hash(new) & last
     while tl.max(looks.to(tl.int32), 0) > 0:
-        # There is no mask for it: lanes that are done ask the cell behind the last place, which is never free.
-        before = tl.atomic_cas(numbers + tl.where(looks, place, last + 1), free, number)
-        tl.store(keys + place, new, mask=looks & (before < 0))
+        # There is no mask for it: lanes that are done ask the cell behind the last slot, which is never free.
+        before = tl.atomic_cas(numbers + tl.where(looks, slot, last + 1), free, number)
+        tl.store(keys + slot, new, mask=looks & (before < 0))
         looks = looks & (before >= 0)
-        place = (place + 1) & last
+        slot = (slot + 1) & last
 
 
 class DeviceMap(SlotTable):
@@ -99,10 +99,10 @@ class DeviceMap(SlotTable):
         self._put(ids.contiguous(), numbers)
         return numbers
 
-    def _make(self, places: int) -> None:
-        self._keys = torch.zeros(places, dtype=torch.int64, device=self._device)
-        #: -1: the place is free. One cell more than places: see `_put`.
-        self._numbers = torch.full((places + 1,), -1, dtype=torch.int64, device=self._device)
+    def _make(self, slots: int) -> None:
+        self._keys = torch.zeros(slots, dtype=torch.int64, device=self._device)
+        #: -1: the slot is free. One cell more than slots: see `_put`.
+        self._numbers = torch.full((slots + 1,), -1, dtype=torch.int64, device=self._device)
         self._numbers[-1] = 0
 
     def _put(self, ids: Tensor, numbers: Tensor) -> None:

@@ -68,7 +68,7 @@ def duplicates(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def distinct(values: Tensor, ends: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-    """Distinct values of an int32 vector [N], none negative, and the place of each element among them, int64 [N].
+    """Distinct values of an int32 vector [N], none negative, and the position of each element among them, int64 [N].
 
     Args:
         values: the vector.
@@ -175,9 +175,9 @@ def decode_requests(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def group(keys: Tensor, groups: int, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Places of int64 keys [N] in [0, groups), equal ones together in their order [N]; where each begins [groups].
+    """Positions of int64 keys [N] in [0, groups), equal ones together in their order [N]; where each begins [groups].
 
-    With `values` int64 [N] the values of those places.
+    With `values` int64 [N] the values at those positions.
     """
     lib = native.library()
     assert lib is not None

@@ -108,7 +108,7 @@ class LookupHandle:
 
     @property
     def remote_rows(self) -> RemoteRows | None:
-        """The rows of a lookup in place, where they come through shared memory. After `start`."""
+        """The rows of a lookup without copies, where they come through shared memory. After `start`."""
         return self._rows if self.zero_copy and isinstance(self._rows, RemoteRows) else None
 
     def _answer(self) -> Callable[[], list[Tensor]]:
@@ -129,7 +129,10 @@ class LookupHandle:
         return exchange.start_rows(*self._requested_rows(request), answers)
 
     def rows(self) -> list[Tensor]:
-        """Rows by remote fused table, as stored, and behind them marked vectors by table of raw ids. After `start`."""
+        """Rows by remote fused table, as stored, and behind them vectors with a flag by table of raw ids.
+
+        After `start`.
+        """
         return [] if self._rows is None else self._rows()
 
     def drop(self) -> None:

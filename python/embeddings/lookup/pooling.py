@@ -43,10 +43,10 @@ def max_gradient(grad: Tensor, winner: Tensor, rows: int) -> Tensor:
     """The gradient of each distinct row [rows, D]: each bag's goes to its winner [bags, D], by column."""
     width = grad.shape[1]
     taken = winner >= 0
-    place = (winner * width + torch.arange(width))[taken]
+    position = (winner * width + torch.arange(width))[taken]
     if dispatch.usable(grad):  # where `index_add_` would add in any order
-        found = find_duplicates(place)
+        found = find_duplicates(position)
         sums = found.sum_rows(grad[taken].unsqueeze(1)).squeeze(1)
         return grad.new_zeros(rows * width).index_copy_(0, found.unique, sums).view(rows, width)
-    # One serial pass over a vector: repeated places are summed in order.
-    return grad.new_zeros(rows * width).index_add_(0, place, grad[taken]).view(rows, width)
+    # One serial pass over a vector: repeated positions are summed in order.
+    return grad.new_zeros(rows * width).index_add_(0, position, grad[taken]).view(rows, width)

@@ -29,7 +29,7 @@ from headrace.embeddings.storage.dtypes import decode
 
 
 def supports_zero_copy(layout: Layout) -> bool:
-    """Whether lookups by a layout can be read in place: vectors of one width, each from one row or from one owner."""
+    """Whether lookups by a layout need no copies: vectors of one width, each from one row or from one owner."""
     widths = {a.width for a in layout.fused_tables}
     return (
         native.library() is not None
@@ -164,7 +164,7 @@ class ZeroCopyVectors:
         if self.pointers is None:
             raise RuntimeError("a second backward pass of one lookup: its vectors are gone")
         if self._handle.started_at_step != self._embeddings.steps:
-            raise RuntimeError("a step between start and backward of a lookup in place: its vectors have changed")
+            raise RuntimeError("a step between start and backward of a lookup without copies: its vectors have changed")
 
     def _vector_pointers(self, number: int) -> Tensor:
         """Where the vectors of a fused table's distinct rows are; of local fused tables those of each occurrence."""

@@ -163,7 +163,7 @@ class Updater:
         else:
             order, starts, bag = found.order, found.starts, gradient.bag
         table, *states = cached.matrices
-        # Rounded as if they were in their own places.
+        # Rounded as if they were in the table itself.
         named = {"names": found.unique} if in_one_pass.on_gpu else {}
         for settings, start, end in _cuts(found.unique, self._segments[number]):
             assert settings.learning_rate is not None

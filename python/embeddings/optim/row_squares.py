@@ -66,15 +66,15 @@ class RowSquares:
             message += parts
             counts.append(sum(p.numel() for p in parts))
         received, back = self._collective.all_to_all(torch.cat(message), counts)
-        #: (block's place among the table's, its sums), by table.
+        #: (block's number among the table's, its sums), by table.
         found: dict[str, list[tuple[int, Tensor]]] = {name: [] for name in self._cut if mine[name]}
         # A sender's message: tables in plan order, its blocks by column.
         for rank, sent in enumerate(torch.split(received, back)):
             at = 0
             for name in found:
                 length = mine[name][0][3] - mine[name][0][2]
-                for place in (p for p, r in enumerate(self._cut[name]) if r == rank):
-                    found[name].append((place, sent[at : at + length]))
+                for number in (p for p, r in enumerate(self._cut[name]) if r == rank):
+                    found[name].append((number, sent[at : at + length]))
                     at += length
         for name, parts_of_table in found.items():
             by_column = [part for _, part in sorted(parts_of_table, key=lambda x: x[0])]

@@ -157,7 +157,7 @@ def block_bytes(work: Workload, block: Block) -> int:
 
 
 def resident_bytes(work: Workload, block: Block) -> float:
-    """Bytes that a row of a block takes where it is computed: of a cached table a share of the row, and its place."""
+    """Bytes that a row of a block takes where it is computed: of a cached table a share of the row, and its slot."""
     cached, row = work.by_name[block.table].cached, block_bytes(work, block)
     return float(row) if cached == 1 or block.replicated else cached * (row + CACHE_SLOT_BYTES) + CACHE_INDEX_BYTES
 

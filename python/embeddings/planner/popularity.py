@@ -72,15 +72,15 @@ class Popularity:
         return float((left * self.chance_of_lookup(lookups)).sum())
 
     def distinct_by_shard(self, lookups: float, ranks: int) -> NDArray[np.float64]:
-        """Expected distinct rows at each of `ranks` places, row i at place i % ranks: float64 [ranks]."""
+        """Expected distinct rows on each of `ranks` shards, row i on shard i % ranks: float64 [ranks]."""
         return self._by_shard(self.chance_of_lookup(lookups), ranks)
 
     def share_by_shard(self, ranks: int) -> NDArray[np.float64]:
-        """The chance that a lookup is at each of `ranks` places, row i at place i % ranks: float64 [ranks]."""
+        """The chance that a lookup is on each of `ranks` shards, row i on shard i % ranks: float64 [ranks]."""
         return self._by_shard(self.chance, ranks)
 
     def _by_shard(self, chance_of_lookup: NDArray[np.float64], ranks: int) -> NDArray[np.float64]:
-        """Sums over the rows at each place of a number by group."""
+        """Sums over the rows of each shard of a number by group."""
         single = int(np.argmin(self.rows == 1)) if (self.rows != 1).any() else len(self.rows)
         shards = np.bincount(np.arange(single) % ranks, weights=chance_of_lookup[:single], minlength=ranks).astype(
             np.float64

@@ -122,8 +122,8 @@ def _cache_some(
     if not fits(len(order), _CACHED[-1]):
         return None
     count = bisect_left(range(1, len(order)), True, key=lambda n: fits(n, _CACHED[-1])) + 1
-    place = bisect_left(_CACHED[:-1], True, key=lambda share: fits(count, share))
-    return cached(count, _CACHED[place])
+    number = bisect_left(_CACHED[:-1], True, key=lambda share: fits(count, share))
+    return cached(count, _CACHED[number])
 
 
 def _search(work: Workload) -> Planned:

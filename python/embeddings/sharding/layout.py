@@ -46,10 +46,10 @@ class FusedTable:
         shards = []
         for block in blocks:
             rows, ranks = plan.by_name[block.table].rows, max(1, block.ranks)
-            place = torch.arange(ranks)
-            holder = (block.first_rank + place) % world
+            shard = torch.arange(ranks)
+            holder = (block.first_rank + shard) % world
             shards.append((holder, rank_rows[holder]))
-            rank_rows[holder] += (rows - place + ranks - 1) // ranks
+            rank_rows[holder] += (rows - shard + ranks - 1) // ranks
         #: First index of each rank, and the end: int64 [W + 1].
         self.rank_offsets = torch.cat([torch.zeros(1, dtype=torch.int64), rank_rows.cumsum(0)])
         #: Rows of this rank's matrix.

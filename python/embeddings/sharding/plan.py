@@ -165,8 +165,8 @@ class Plan:
         rows = self.by_name[block.table].rows
         if block.replicated:
             return range(rows)
-        place = (rank - block.first_rank) % self.world_size
-        return range(place, rows, block.ranks) if place < block.ranks else range(0)
+        shard = (rank - block.first_rank) % self.world_size
+        return range(shard, rows, block.ranks) if shard < block.ranks else range(0)
 
     @property
     def slots(self) -> int:

@@ -52,8 +52,8 @@ def encode(rows: Tensor, dtype: torch.dtype, noise: Tensor | None = None) -> Ten
     low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
     scale = (high - low) / 255
     # A row of equal numbers: all codes 0. Its scale is said to be 0.
-    place = (rows - low) / torch.where(scale > 0, scale, 1.0)
-    codes = (place + (0.5 if noise is None else noise)).floor_().clamp_(0, 255)
+    scaled = (rows - low) / torch.where(scale > 0, scale, 1.0)
+    codes = (scaled + (0.5 if noise is None else noise)).floor_().clamp_(0, 255)
     stored[:, :-_TAIL] = codes.to(torch.uint8)
     stored[:, -_TAIL:] = torch.cat([scale, low], dim=1).view(torch.uint8)
     return stored

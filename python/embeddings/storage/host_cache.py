@@ -136,7 +136,10 @@ class RowCache:
         return slots
 
     def look_up(self, found: Duplicates, admit: bool) -> Tensor:
-        """The weights of a batch's distinct rows as stored, [U, *]. `admit`: they are counted, and stay here."""
+        """The weights of a batch's distinct rows as stored, [U, *]. `admit`.
+
+        They are counted, and are on the device from now on.
+        """
         rows = found.unique.long()
         if not admit:
             return self.read(rows, 1)[0]
@@ -211,7 +214,7 @@ class RowCache:
         return slots
 
     def _evict(self, needed: int) -> Tensor:
-        """Let `needed` rows go at least: their places."""
+        """Let `needed` rows go at least: their slots."""
         going = ((self._row_in_slot >= 0) & (self._last < self._batches)).nonzero().view(-1)
         first, then = (self._seen, self._last) if self._evict_rule == "lfu" else (self._last, self._seen)
         # Of equals in both the larger row goes.
