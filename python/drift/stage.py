@@ -234,7 +234,7 @@ def read_statistics(ctx: Context) -> list[dict[str, Any]]:
     """
     made = _statistics(ctx)
     again = f"make it again: headrace run {ctx.spec.pipeline} --ds {ctx.ds} --from features --to drift"
-    files = DeltaLog(ctx.ws.locate(made.name)).files(int(made.version))
+    files = DeltaLog(ctx.ws.locate(made.name)).plain_files(int(made.version))
     mine = [f.path for f in files or () if f.partition.get("ds") == ctx.ds]
     if not mine:
         raise UserError(f"{made.name} has no version {made.version} with {ctx.ds} any more; {again}")

@@ -1,17 +1,19 @@
-"""A Delta log read without Spark, and the load history in it. Logs are written by hand, to the protocol's document."""
+"""A Delta log read without Spark. Logs are written by hand, to the protocol's document."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
+from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.ingest import load_history
-from headrace.lake.landing import LandingDay, LandingFile
+from headrace.lake.ingest.load_history import row_counts
 from headrace.storage import local
 
 SCHEMA = json.dumps(
@@ -43,6 +45,12 @@ def add(folder: Path, path: str, ds: str, rows: int) -> dict[str, Any]:
     return {"add": {"path": path, "partitionValues": {"ds": ds}, "stats": json.dumps({"numRecords": rows})}}
 
 
+def remove(path: str, ds: str | None, changes: bool = True) -> dict[str, Any]:
+    """A `remove` action; without its partition's values where `ds` is None."""
+    values = {} if ds is None else {"partitionValues": {"ds": ds}}
+    return {"remove": {"path": path, "dataChange": changes, **values}}
+
+
 def paths(log: DeltaLog, version: int) -> list[str] | None:
     files = log.files(version)
     return None if files is None else sorted(f.path.below(log.folder) for f in files)
@@ -55,6 +63,8 @@ def test_no_table(tmp_path: Path) -> None:
     assert list(log.user_metadata()) == []
     assert log.columns() == {}
     assert log.files(0) is None
+    assert list(log.commits()) == []
+    log.check()
 
 
 def test_replay(tmp_path: Path) -> None:
@@ -96,10 +106,133 @@ def test_checkpoint_stands_for_commits_that_are_gone(tmp_path: Path) -> None:
     assert log.columns()["a"] == "long"
     assert not log.has(2)
     assert paths(log, 1) is None
-    assert load_history.row_counts(log, 3, {"d1", "d2", "d3"}) == {"d1": 3, "d2": 4}
+    assert row_counts(log, 3, {"d1", "d2", "d3"}) == {"d1": 3, "d2": 4}
     (tmp_path / "ds=d1/a.parquet").unlink()
-    assert load_history.row_counts(log, 3, {"d1"}) is None
-    assert load_history.row_counts(log, 3, {"d2"}) == {"d2": 4}
+    assert row_counts(log, 3, {"d1"}) is None
+    assert row_counts(log, 3, {"d2"}) == {"d2": 4}
+
+
+VECTOR = {"storageType": "u", "pathOrInlineDv": "ab^-aqEH.-t@S}K{vb[*k^", "offset": 4, "sizeInBytes": 40}
+
+
+def test_rows_that_a_deletion_vector_marks_are_not_counted(tmp_path: Path) -> None:
+    commit(tmp_path, 0, add(tmp_path, "a.parquet", "d1", 9), add(tmp_path, "b.parquet", "d1", 4))
+    marked = add(tmp_path, "a.parquet", "d1", 9)
+    marked["add"]["deletionVector"] = VECTOR | {"cardinality": 2}
+    # In either order: a file and its vector are one key of the log.
+    commit(tmp_path, 1, marked, {"remove": {"path": "a.parquet"}})
+    more = add(tmp_path, "a.parquet", "d1", 9)
+    more["add"]["deletionVector"] = VECTOR | {"offset": 44, "cardinality": 5}
+    commit(tmp_path, 2, {"remove": {"path": "a.parquet", "deletionVector": VECTOR | {"cardinality": 2}}}, more)
+    log = DeltaLog(local(tmp_path))
+    for version, rows in ((0, 9), (1, 7), (2, 4)):
+        files = log.files(version)
+        assert files is not None
+        assert sorted((f.path.name, f.rows, f.deleted) for f in files) == [
+            ("a.parquet", rows, 9 - rows),
+            ("b.parquet", 4, 0),
+        ]
+    assert log.plain_files(0) is not None
+    assert log.plain_files(1) is None
+    assert row_counts(log, 2, {"d1"}) == {"d1": 8}
+    assert [(c.version, len(c.adds), len(c.removes)) for c in log.commits(after=0)] == [(2, 1, 1), (1, 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "configuration", "message"),
+    [
+        ({"minReaderVersion": 4}, {}, "asks for reader version 4"),
+        (
+            {"minReaderVersion": 3, "readerFeatures": ["deletionVectors", "variantType", "typeWidening"]},
+            {},
+            "features that headrace does not read: typeWidening, variantType; drop them",
+        ),
+        ({"minReaderVersion": 2}, {"delta.columnMapping.mode": "name"}, "delta.columnMapping.mode = name"),
+        (
+            {"minReaderVersion": 3, "readerFeatures": ["columnMapping"]},
+            {"delta.columnMapping.mode": "id"},
+            "delta.columnMapping.mode = id",
+        ),
+    ],
+)
+def test_tables_that_would_be_read_wrongly_are_refused(
+    tmp_path: Path, protocol: dict[str, Any], configuration: dict[str, str], message: str
+) -> None:
+    commit(tmp_path, 0, {"protocol": {"minReaderVersion": 1}}, {"metaData": {"schemaString": SCHEMA}})
+    commit(tmp_path, 1, add(tmp_path, "a.parquet", "d1", 1))
+    log = DeltaLog(local(tmp_path))
+    log.check()
+    commit(tmp_path, 2, {"protocol": protocol}, {"metaData": {"schemaString": SCHEMA, "configuration": configuration}})
+    for read in (log.check, log.columns, lambda: log.files(2), lambda: log.plain_files(2)):
+        with pytest.raises(UserError, match=re.escape(message)):
+            read()
+    assert paths(log, 1) == ["a.parquet"]
+
+
+def test_known_features_are_read(tmp_path: Path) -> None:
+    features = ["columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"]
+    commit(
+        tmp_path,
+        0,
+        {"protocol": {"minReaderVersion": 3, "readerFeatures": features}},
+        {"metaData": {"schemaString": SCHEMA, "configuration": {"delta.columnMapping.mode": "none"}}},
+        add(tmp_path, "a.parquet", "d1", 1),
+    )
+    assert paths(DeltaLog(local(tmp_path)), 0) == ["a.parquet"]
+
+
+def test_data_files_elsewhere(tmp_path: Path) -> None:
+    there = tmp_path / "there" / "a b.parquet"
+    commit(tmp_path, 0, {"add": {"path": f"file://{str(there).replace(' ', '%20')}", "partitionValues": {}}})
+    files = DeltaLog(local(tmp_path)).files(0)
+    assert files is not None
+    assert [f.path for f in files] == [local(there)]
+    commit(tmp_path, 1, {"add": {"path": "s3://bucket/a.parquet", "partitionValues": {}}})
+    with pytest.raises(UserError, match=r"has a data file at s3://bucket/a\.parquet"):
+        DeltaLog(local(tmp_path)).files(1)
+
+
+def test_checkpoints_in_parts_and_with_sidecars(tmp_path: Path) -> None:
+    log, folder = DeltaLog(local(tmp_path)), tmp_path / "_delta_log"
+    commit(tmp_path, 2, add(tmp_path, "c.parquet", "d1", 4))
+    adds = [add(tmp_path, f"{name}.parquet", "d1", 3)["add"] for name in "ab"]
+    kind = pa.struct(
+        [("path", pa.string()), ("partitionValues", pa.map_(pa.string(), pa.string())), ("stats", pa.string())]
+    )
+    rows = [a | {"partitionValues": list(a["partitionValues"].items())} for a in adds]
+    for part, row in enumerate(rows, 1):
+        if part == 2:  # half of it is none at all
+            assert log.files(2) is None
+        pq.write_table(
+            pa.table({"add": pa.array([row], kind)}), folder / f"{1:020d}.checkpoint.{part:010d}.{2:010d}.parquet"
+        )
+    assert paths(log, 2) == ["a.parquet", "b.parquet", "c.parquet"]
+    for part in (1, 2):
+        (folder / f"{1:020d}.checkpoint.{part:010d}.{2:010d}.parquet").unlink()
+    # Statistics as a struct, as some writers have them.
+    parsed = pa.struct(
+        [kind.field(0), kind.field(1), pa.field("stats_parsed", pa.struct([("numRecords", pa.int64())]))]
+    )
+    row = {k: v for k, v in rows[0].items() if k != "stats"} | {"stats_parsed": {"numRecords": 7}}
+    path = folder / f"{1:020d}.checkpoint.parquet"
+    pq.write_table(pa.table({"add": pa.array([row, None], parsed)}), path)
+    files = log.files(1)
+    assert files is not None
+    assert [(f.path.name, f.rows) for f in files] == [("a.parquet", 7)]
+    path.unlink()
+    # V2: actions in a JSON file, data files in a sidecar.
+    (folder / "_sidecars").mkdir()
+    pq.write_table(pa.table({"add": pa.array(rows, kind)}), folder / "_sidecars" / "x.parquet")
+    top = [
+        {"checkpointMetadata": {"version": 1}},
+        {"metaData": {"schemaString": SCHEMA}},
+        {"protocol": {"minReaderVersion": 3, "readerFeatures": ["v2Checkpoint"]}},
+        {"sidecar": {"path": "x.parquet", "sizeInBytes": 1, "modificationTime": 1}},
+    ]
+    name = f"{1:020d}.checkpoint.80a083e8-7026-4e79-81be-64bd76c43a11"
+    (folder / f"{name}.json").write_text("".join(json.dumps(a) + "\n" for a in top))
+    assert paths(log, 2) == ["a.parquet", "b.parquet", "c.parquet"]
+    assert log.columns()["a"] == "long"
 
 
 def test_what_an_application_wrote_last(tmp_path: Path) -> None:
@@ -114,60 +247,3 @@ def test_what_an_application_wrote_last(tmp_path: Path) -> None:
     table = pa.table({"txn": pa.array([{"appId": "c", "version": 7}, None], kind)})
     pq.write_table(table, tmp_path / "_delta_log" / f"{1:020d}.checkpoint.parquet")
     assert [log.application_version("c", version) for version in (0, 4)] == [None, 7]
-
-
-def entry(ds: str, **more: Any) -> load_history.LoadRecord:
-    return load_history.LoadRecord(
-        **(
-            {"ds": ds, "key": "k", "declared": "D", "judged": "J", "files": [[f"{ds}.gz", 1, 2]], "rows": {"kept": 5}}
-            | more
-        )
-    )
-
-
-def day(ds: str, mtime: int = 2) -> LandingDay:
-    return LandingDay(ds, (LandingFile(f"{ds}.gz", Path(f"/{ds}.gz"), 1, mtime),))
-
-
-def loaded(folder: Path, *entries: load_history.LoadRecord) -> DeltaLog:
-    for version, e in enumerate(entries):
-        commit(
-            folder,
-            version,
-            {"commitInfo": {"userMetadata": e.metadata()}},
-            add(folder, f"ds={e.ds}/{version}.parquet", e.ds, e.rows["kept"]),
-            *({"remove": {"path": f"ds={e.ds}/{v}.parquet"}} for v in range(version) if entries[v].ds == e.ds),
-        )
-    return DeltaLog(local(folder))
-
-
-def todo(log: DeltaLog, *days: LandingDay, declared: str = "D", judged: str = "J") -> tuple[list[str], set[str]]:
-    found, owed = load_history.pending(days, load_history.read(log), declared, judged, log)
-    return [d.ds for d in found], owed
-
-
-def test_load_history_newest_record_counts_and_others_commits_are_ignored(tmp_path: Path) -> None:
-    log = loaded(tmp_path, entry("d1"), entry("d2"), entry("d1", key="k2", rows={"kept": 7}))
-    commit(tmp_path, 3, {"commitInfo": {"userMetadata": "not ours"}})
-    commit(tmp_path, 4, {"commitInfo": {"userMetadata": '{"theirs": 1}'}})
-    found = load_history.read(log)
-    assert {ds: (e.key, e.version) for ds, e in found.items()} == {"d1": ("k2", 2), "d2": ("k", 1)}
-    assert found["d1"] == entry("d1", key="k2", rows={"kept": 7}, version=2)
-
-
-def test_pending(tmp_path: Path) -> None:
-    log = loaded(tmp_path, entry("d1"), entry("d2"))
-    assert todo(log, day("d1"), day("d2")) == ([], set())
-    assert todo(log, day("d1"), day("d3")) == (["d3"], set())
-    assert todo(log, day("d1", mtime=3), day("d2")) == (["d1"], set())
-    assert todo(log, day("d1"), day("d2"), declared="E") == (["d1", "d2"], set())
-    # Expectations that only stop a day are asked of the run's own day alone.
-    assert todo(log, day("d1"), day("d2"), judged="K") == (["d2"], set())
-    (tmp_path / "ds=d1/0.parquet").unlink()
-    assert todo(log, day("d1"), day("d2")) == (["d1"], set())
-
-
-def test_pending_after_a_kill_between_a_replaced_day_and_those_it_owes(tmp_path: Path) -> None:
-    log = loaded(tmp_path, entry("d1"), entry("d2"), entry("d3"), entry("d1", then=["d2", "d3"]), entry("d2"))
-    assert todo(log, day("d1")) == ([], {"d3"})
-    assert todo(log, day("d1"), day("d3")) == (["d3"], set())

@@ -28,10 +28,10 @@ def files_of_day(
 ) -> Iterator[LakeRows | None]:
     """The lake's files that hold the events of a dataset of `ds`, pinned; None where the rows must come from a frame.
 
-    That is where table operators make them, or where the
-    table's log no longer names the version's files.
+    That is where table operators make them, where the table's log no longer names the version's files, or where
+    deletion vectors mark rows of them as deleted.
     """
-    files = None if spec.features.prepare else DeltaLog(local(events)).files(version)
+    files = None if spec.features.prepare else DeltaLog(local(events)).plain_files(version)
     if files is None:
         yield None
         return

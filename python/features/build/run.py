@@ -147,7 +147,9 @@ def append_day(
         if files is None:
             raise UserError(
                 f"features.append works on the lake's files, and the log of {events_output(ctx).name} no longer names "
-                f"those of version {events_output(ctx).version}; run ingest again, or set append: false"
+                f"those of version {events_output(ctx).version}, or deletion vectors mark rows of them as deleted; run "
+                f"ingest again, or write the files anew (REORG TABLE delta.`...` APPLY (PURGE)) and run ingest again, "
+                f"or set append: false"
             )
         tick = time.perf_counter()
         learned = base.fitted if base is not None else None

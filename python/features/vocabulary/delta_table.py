@@ -194,7 +194,7 @@ class VocabularyTable:
             return _ROWS.empty_table()
         written = log.application_version(_APPLICATION, self.version)
         self._written = -1 if written is None else written
-        files = log.files(self.version)
+        files = log.plain_files(self.version)
         if files is not None:
             # Without a Spark job: a day's fit is short.
             tables = [pq.ParquetFile(f.path).read(_ROWS.names).cast(_ROWS) for f in files]

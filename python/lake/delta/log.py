@@ -1,26 +1,30 @@
 """A Delta table's log, read without Spark: versions, what commits said of themselves, and the files of a version.
 
-Enough to look before a session (9 s) is started. Written to Delta's protocol document (PROTOCOL.md of delta-io/delta):
-JSON commits and classic (single- or multi-part) Parquet checkpoints; no deletion vectors, which our tables do not have.
+Enough to look before a session (9 s) is started. Written to Delta's protocol document (PROTOCOL.md of delta-io/delta).
+A table that would be read wrongly is refused (headrace.lake.delta.protocol).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-import pyarrow.parquet as pq
-
-from headrace.storage import Location
+from headrace.errors import UserError
+from headrace.lake.delta.checkpoint import newest_checkpoint
+from headrace.lake.delta.protocol import check_readable
+from headrace.storage import Location, local
 
 #: For tables whose old versions are read again: their log is kept.
 LOG_RETENTION = "interval 3650 days"
 _COMMIT = re.compile(r"(\d{20})\.json")
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
+_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):/")
+
+#: Identifies a data file in a log: its path, and its deletion vector's id (empty without one).
+FileKey = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -28,9 +32,63 @@ class DataFile:
     """One live data file."""
 
     path: Location
-    partition: dict[str, str | None]
-    #: None where the writer kept no statistics.
+    partition: Mapping[str, str | None]
+    #: Live rows; None where the writer kept no statistics.
     rows: int | None
+    #: Rows of the Parquet file that a deletion vector marks as deleted: who reads the file itself must leave them out.
+    deleted: int = 0
+
+
+@dataclass(frozen=True)
+class FileAction:
+    """An `add` or `remove` action."""
+
+    key: FileKey
+    path: Location
+    #: None where a `remove` does not say.
+    partition: Mapping[str, str | None] | None
+    #: Live rows; None where the writer kept no statistics.
+    rows: int | None
+    #: Whether rows come or go: not where files are only rewritten (OPTIMIZE).
+    data_change: bool
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One commit: what it says of itself, and the `add` and `remove` actions in it."""
+
+    version: int
+    #: DELETE, WRITE, OPTIMIZE, RESTORE, ...
+    operation: str
+    user_metadata: str | None
+    adds: tuple[FileAction, ...]
+    removes: tuple[FileAction, ...]
+
+
+@dataclass
+class _Snapshot:
+    """The state of a version."""
+
+    adds: dict[FileKey, Mapping[str, Any]] = field(default_factory=dict)
+    metadata: Mapping[str, Any] | None = None
+    protocol: Mapping[str, Any] | None = None
+
+    def apply(self, action: Mapping[str, Any]) -> None:
+        """Replay one action."""
+        if add := action.get("add"):
+            self.adds[_key(add)] = add
+        elif remove := action.get("remove"):
+            self.adds.pop(_key(remove), None)
+        elif metadata := action.get("metaData"):
+            self.metadata = metadata
+        elif protocol := action.get("protocol"):
+            self.protocol = protocol
+
+    def check(self, folder: Location) -> None:
+        """Raises UserError where the table would be read wrongly."""
+        # A Parquet map reads as a list of pairs.
+        configuration = dict((self.metadata or {}).get("configuration") or {})
+        check_readable(folder, self.protocol, configuration)
 
 
 class DeltaLog:
@@ -43,15 +101,26 @@ class DeltaLog:
     @property
     def version(self) -> int | None:
         """The newest version; None where there is no table."""
-        return max(self._commits(), default=None)
+        return max(self._versions(), default=None)
 
     def has(self, version: int) -> bool:
         """Whether the commit of `version` is still in the log."""
-        return version in self._commits()
+        return (self._log / f"{version:020d}.json").is_file()
+
+    def committed_ns(self, version: int) -> int:
+        """When the commit of `version` was written, nanoseconds since the epoch."""
+        return (self._log / f"{version:020d}.json").info().modified_ns
+
+    def check(self) -> None:
+        """Raises UserError for a table that headrace does not read."""
+        version = self.version
+        found = self._replay(version, "metaData", "protocol") if version is not None else None
+        if found is not None:
+            found.check(self.folder)
 
     def user_metadata(self) -> Iterator[tuple[int, str]]:
         """(version, userMetadata) of the commits that have one, newest first."""
-        for version in sorted(self._commits(), reverse=True):
+        for version in sorted(self._versions(), reverse=True):
             for action in self._actions(version):
                 text = action.get("commitInfo", {}).get("userMetadata")
                 if text is not None:
@@ -62,82 +131,136 @@ class DeltaLog:
 
         None where it has written none, or so long ago that the log does not say.
         """
-        for at in sorted((v for v in self._commits() if v <= version), reverse=True):
+        for at in sorted((v for v in self._versions() if v <= version), reverse=True):
             for action in self._actions(at):
                 if (txn := action.get("txn")) and txn["appId"] == application:
                     return int(txn["version"])
-        found = (a["txn"] for a in self._checkpoint_before(version)[1] if a.get("txn"))
+        checkpoint = newest_checkpoint(self._log, version)
+        found = (a["txn"] for a in checkpoint.actions("txn")) if checkpoint is not None else ()
         return max((int(txn["version"]) for txn in found if txn["appId"] == application), default=None)
 
+    def commits(self, after: int = -1) -> Iterator[Commit]:
+        """The commits after a version that are still in the log, newest first."""
+        for version in sorted(self._versions(), reverse=True):
+            if version <= after:
+                return
+            actions = list(self._actions(version))
+            info: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
+            yield Commit(
+                version,
+                str(info.get("operation", "unknown")),
+                info.get("userMetadata"),
+                tuple(_file_action(self.folder, a["add"]) for a in actions if "add" in a),
+                tuple(_file_action(self.folder, a["remove"]) for a in actions if "remove" in a),
+            )
+
     def columns(self) -> dict[str, str]:
-        """Column name -> type (as the schema JSON has it; nested ones as JSON text) of the newest version."""
+        """Column name -> type (as the schema JSON has it; nested ones as JSON text) of the newest version.
+
+        Raises:
+            UserError: a table that headrace does not read.
+        """
         version = self.version
-        if version is None:
+        found = self._replay(version, "metaData", "protocol") if version is not None else None
+        if found is None or found.metadata is None:
             return {}
-        metadata = None
-        for at in sorted(self._commits(), reverse=True):
-            metadata = next((a["metaData"] for a in self._actions(at) if "metaData" in a), None)
-            if metadata is not None:
-                break
-        if metadata is None:
-            metadata = next((a["metaData"] for a in self._checkpoint_before(version)[1] if a.get("metaData")), None)
-        if metadata is None:
-            return {}
-        fields = json.loads(metadata["schemaString"])["fields"]
+        found.check(self.folder)
+        fields = json.loads(found.metadata["schemaString"])["fields"]
         return {f["name"]: f["type"] if isinstance(f["type"], str) else json.dumps(f["type"]) for f in fields}
 
     def files(self, version: int) -> list[DataFile] | None:
-        """The live data files at `version`; None where the log no longer reaches back that far."""
-        start, actions = self._checkpoint_before(version)
-        live: dict[str, dict[str, Any]] = {}
-        for action in actions:
-            _replay(live, action)
-        commits = self._commits()
-        for at in range(start + 1, version + 1):
-            if at not in commits:
-                return None
-            for action in self._actions(at):
-                _replay(live, action)
-        return [_data_file(self.folder, add) for add in live.values()]
+        """The live data files at `version`; None where the log no longer reaches back that far.
 
-    def _commits(self) -> set[int]:
+        To count and to look whether they are there. Whoever reads them asks for `plain_files`.
+
+        Raises:
+            UserError: a table that headrace does not read.
+        """
+        found = self._replay(version, "add", "metaData", "protocol")
+        if found is None:
+            return None
+        found.check(self.folder)
+        return [_data_file(self.folder, add) for add in found.adds.values()]
+
+    def plain_files(self, version: int) -> list[DataFile] | None:
+        """The live data files at `version`, every row of which is live: a reader of Parquet may take them as they are.
+
+        Returns:
+            None where Spark must read the table: the log no longer reaches back that far, or rows are marked as
+            deleted by deletion vectors.
+
+        Raises:
+            UserError: a table that headrace does not read.
+        """
+        files = self.files(version)
+        return None if files is None or any(f.deleted for f in files) else files
+
+    def _versions(self) -> set[int]:
         return {int(m.group(1)) for p in self._log.entries() if (m := _COMMIT.fullmatch(p.name))}
 
     def _actions(self, version: int) -> Iterator[dict[str, Any]]:
         with (self._log / f"{version:020d}.json").open() as f:
             for line in f:
-                yield json.loads(line)
+                if line.strip():
+                    yield json.loads(line)
 
-    def _checkpoint_before(self, version: int) -> tuple[int, list[dict[str, Any]]]:
-        """The newest complete checkpoint at or before `version`: its version and actions; (-1, []) without one."""
-        parts: dict[int, list[Location]] = {}
-        wanted: dict[int, int] = {}
-        for path in self._log.entries():
-            if m := _CHECKPOINT.fullmatch(path.name):
-                at = int(m.group(1))
-                if at <= version:
-                    parts.setdefault(at, []).append(path)
-                    wanted[at] = int(m.group(3) or 1)
-        complete = [at for at, paths in parts.items() if len(paths) >= wanted[at]]
-        if not complete:
-            return -1, []
-        newest = max(complete)
-        actions: list[dict[str, Any]] = []
-        for path in sorted(parts[newest]):
-            names = [n for n in ("add", "metaData", "txn") if n in pq.read_schema(path).names]
-            actions += pq.read_table(path, columns=names).to_pylist() if names else []
-        return newest, actions
+    def _replay(self, version: int, *kinds: str) -> _Snapshot | None:
+        """The state at `version`, of some kinds of actions; None where a commit is missing."""
+        found = _Snapshot()
+        checkpoint = newest_checkpoint(self._log, version)
+        if checkpoint is not None:
+            for action in checkpoint.actions(*kinds):
+                found.apply(action)
+        versions = self._versions()
+        for at in range(0 if checkpoint is None else checkpoint.version + 1, version + 1):
+            if at not in versions:
+                return None
+            for action in self._actions(at):
+                found.apply(action)
+        return found
 
 
-def _replay(live: dict[str, dict[str, Any]], action: dict[str, Any]) -> None:
-    if add := action.get("add"):
-        live[add["path"]] = add
-    elif remove := action.get("remove"):
-        live.pop(remove["path"], None)
+def _key(action: Mapping[str, Any]) -> FileKey:
+    vector = action.get("deletionVector")
+    if not vector:
+        return (action["path"], "")
+    offset = vector.get("offset")
+    return (action["path"], f"{vector['storageType']}{vector['pathOrInlineDv']}@{'' if offset is None else offset}")
 
 
-def _data_file(folder: Location, add: dict[str, Any]) -> DataFile:
+def _live_rows(add: Mapping[str, Any]) -> int | None:
+    stats = json.loads(add["stats"]) if add.get("stats") else add.get("stats_parsed") or {}
+    rows = stats.get("numRecords")
+    return None if rows is None else rows - _deleted(add)
+
+
+def _deleted(add: Mapping[str, Any]) -> int:
+    return (add.get("deletionVector") or {}).get("cardinality") or 0
+
+
+def _data_file(folder: Location, add: Mapping[str, Any]) -> DataFile:
     # A Parquet map reads as a list of pairs.
-    partition = dict(add["partitionValues"] or {})
-    stats = json.loads(add["stats"]) if add.get("stats") else {}
-    return DataFile(folder / unquote(add["path"]), partition, stats.get("numRecords"))
+    return DataFile(_path(folder, add["path"]), dict(add["partitionValues"] or {}), _live_rows(add), _deleted(add))
+
+
+def _file_action(folder: Location, action: Mapping[str, Any]) -> FileAction:
+    return FileAction(
+        _key(action),
+        _path(folder, action["path"]),
+        action.get("partitionValues"),
+        _live_rows(action),
+        action.get("dataChange", True),
+    )
+
+
+def _path(folder: Location, encoded: str) -> Location:
+    path = unquote(encoded)
+    scheme = _SCHEME.match(path)
+    if scheme is None:
+        return folder / path
+    if scheme.group(1) != "file":
+        raise UserError(
+            f"{folder}: this Delta table has a data file at {path} (a shallow clone?), and headrace reads files of the "
+            f"local file system alone; write its rows to a table of its own"
+        )
+    return local("/" + path.removeprefix("file:").lstrip("/"))

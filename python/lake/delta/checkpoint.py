@@ -1,0 +1,97 @@
+"""Checkpoints of a Delta table's log: the state of a version in Parquet (or JSON) files.
+
+Three kinds, by PROTOCOL.md of delta-io/delta: classic (`N.checkpoint.parquet`), multi-part
+(`N.checkpoint.PART.PARTS.parquet`), and V2 (`N.checkpoint.UUID.parquet|json`, or named as a classic one), whose `add`
+actions may be in sidecar files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from headrace.storage import Location, local
+
+_NAME = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-fA-F-]{36})?\.(parquet|json)")
+_SIDECARS = "_sidecars"
+#: What is read of each action, where a file has it. Statistics may be text, a struct, or both.
+_FIELDS = {
+    "add": ("path", "partitionValues", "stats", "deletionVector", "stats_parsed.numRecords"),
+    "metaData": ("schemaString", "configuration"),
+    "protocol": ("minReaderVersion", "readerFeatures"),
+    "txn": ("appId", "version"),
+    "sidecar": ("path",),
+}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint."""
+
+    version: int
+    files: tuple[Location, ...]
+
+    def actions(self, *kinds: str) -> Iterator[dict[str, Any]]:
+        """The actions of some kinds (`add`, `metaData`, `protocol`, `txn`), each as {kind: fields}."""
+        for file in self.files:
+            for action in _read(file, (*kinds, "sidecar")):
+                sidecar = action.get("sidecar")
+                if sidecar is None:
+                    yield action
+                elif "add" in kinds:
+                    yield from _read(_sidecar(file.parent, sidecar["path"]), ("add",))
+
+
+def newest_checkpoint(log: Location, at_most: int) -> Checkpoint | None:
+    """The newest complete checkpoint of a version up to `at_most`, of the log in this folder."""
+    # By version and number of parts: (0 for a checkpoint that is one file).
+    found: dict[tuple[int, int], list[Location]] = {}
+    for path in log.entries():
+        match = _NAME.fullmatch(path.name)
+        if match is not None and int(match.group(1)) <= at_most:
+            parts = int(match.group(3) or 0)
+            found.setdefault((int(match.group(1)), parts), []).append(path)
+    complete = [(version, parts) for (version, parts), files in found.items() if not parts or len(files) == parts]
+    if not complete:
+        return None
+    version, parts = max(complete)
+    files = found[version, parts]
+    # Several of one version are alternatives, each of them whole.
+    return Checkpoint(version, tuple(files) if parts else (files[0],))
+
+
+def _sidecar(log: Location, path: str) -> Location:
+    name = unquote(path)
+    return log / _SIDECARS / name if "/" not in name else local("/" + name.removeprefix("file:").lstrip("/"))
+
+
+def _read(path: Location, kinds: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    if path.suffix == ".json":
+        for line in path.read_text().splitlines():
+            action = json.loads(line)
+            yield from ({kind: action[kind]} for kind in kinds if action.get(kind))
+        return
+    file = pq.ParquetFile(path)
+    columns = [f"{kind}.{field}" for kind in kinds for field in _FIELDS[kind] if _has(file.schema_arrow, kind, field)]
+    if not columns:
+        return
+    for row in file.read(columns=columns).to_pylist():
+        yield from ({kind: row[kind]} for kind in kinds if row.get(kind))
+
+
+def _has(schema: pa.Schema, kind: str, field: str) -> bool:
+    if kind not in schema.names:
+        return False
+    found = schema.field(kind).type
+    for part in field.split("."):
+        if not pa.types.is_struct(found) or found.get_field_index(part) < 0:
+            return False
+        found = found.field(part).type
+    return True
