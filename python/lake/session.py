@@ -16,6 +16,8 @@ from headrace.errors import UserError
 from headrace.udfs.spark import udf_jars
 from headrace.workspace import Workspace, class_archive, jars_dir, rapids_dir
 
+#: Casts between texts, dates and timestamps obey it.
+_TIME_ZONE = "spark.sql.session.timeZone"
 _PLUGIN = "com.nvidia.spark.SQLPlugin"
 #: Of local masters, below a profile's own: a cluster has an address that its executors reach, a disk of its own on each
 #: machine, and more cores than these partitions.
@@ -60,7 +62,13 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
         if conf.is_local:
             # A local executor is the driver: it takes the first GPU, and has none to hand out to tasks.
             props = {k: v for k, v in props.items() if ".resource.gpu." not in k}
-    return props | dict(conf.properties)
+    props |= {_TIME_ZONE: "UTC"} | dict(conf.properties)
+    if props[_TIME_ZONE] != "UTC":
+        raise UserError(
+            f"spark.properties: {_TIME_ZONE} is '{props[_TIME_ZONE]}', and the lake's timestamps and days are of UTC: "
+            f"leave it out. The time zone of landing files is source.timezone"
+        )
+    return props
 
 
 def rapids_jars() -> list[Path]:
@@ -103,14 +111,16 @@ def read_properties(path: Path) -> dict[str, str]:
 
 @contextmanager
 def session(conf: Spark, ws: Workspace, name: str) -> Iterator[SparkSession]:
-    """A session for one stage, stopped at the end; one that is already active is used as it is and left running.
+    """A session for one stage, stopped at the end; one that is already active is used and left running, in UTC until
+    the stage is done.
 
     Under spark-submit the JVM is already there with these properties (the submitter wrote them to its properties
     file); started from Python, they take effect here.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
-        yield active
+        with spark_settings(active, {_TIME_ZONE: "UTC"}):
+            yield active
         return
     (ws.spark_local / "local").make_dir()
     # Workers must run this very interpreter, whatever `python3` is on PATH.
