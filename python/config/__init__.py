@@ -16,7 +16,7 @@ from headrace.config.search import Parameter, Search
 from headrace.config.section import Section, parse_ds
 from headrace.config.spark import LOOPBACK, Spark, is_secret, spark_profile
 from headrace.config.spec import Spec
-from headrace.config.table import Expectations, Source, Table
+from headrace.config.table import EpochUnit, Expectations, Source, Table
 from headrace.config.train import (
     DynamicTable,
     EmbeddingOptimizer,
@@ -41,6 +41,7 @@ __all__ = [
     "EmbeddingOptimizer",
     "EmbeddingOptimizerKind",
     "Entity",
+    "EpochUnit",
     "Expectations",
     "Features",
     "Generate",

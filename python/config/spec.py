@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import date, timedelta
 from typing import Any
 
 from pydantic import field_validator, model_validator
@@ -72,6 +73,13 @@ class Spec(Section):
                 if column not in names and not self.features.prepare:
                     hint = nearest(column, names)
                     raise ValueError(f"{where}: column '{column}' is not declared in table.columns{hint}")
+        types = {c.name: c.type for c in self.table.columns}
+        for column in self.source.timestamps:
+            if types.get(column) != "timestamp":
+                found = f"is {types[column]}" if column in types else "is not declared in table.columns"
+                raise ValueError(f"source.timestamps: column '{column}' {found}; declare it timestamp")
+        if self.source.timestamps and self.source.format.startswith("movielens"):
+            raise ValueError(f"source.timestamps: format '{self.source.format}' has times of its own; leave it out")
         if self.features.split.by == "time" and not self.table.event_time:
             raise ValueError("features.split.by is 'time', but table.event_time is not set")
         if self.features.append is not None and not self.source.daily:
@@ -86,6 +94,15 @@ class Spec(Section):
         if self.train.search:
             _check_search(self.train.search, self.train.rank_group)
         return self
+
+    def first_landing_day(self, day: str) -> str:
+        """The first landing day on which an event of the UTC day `day`, or of a later one, can have landed.
+
+        That day itself, unless landing days end later than UTC's: west of Greenwich, or for clocks that are ahead.
+        """
+        if self.source.timezone == "UTC" and not self.table.clock_skew_seconds:
+            return day
+        return (date.fromisoformat(day) - timedelta(days=1)).isoformat()
 
 
 def _check_search(search: Search, rank_group: str | None) -> None:

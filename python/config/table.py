@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from headrace.config.section import PathText, Section
 from headrace.errors import nearest
 from headrace.schema import Column
+
+EpochUnit = Literal["epoch_seconds", "epoch_milliseconds"]
 
 
 class Source(Section):
@@ -30,6 +33,21 @@ class Source(Section):
     null_value: str | None = None
     #: Days before the run's ds whose unloaded landing files are loaded too.
     catch_up_days: int = Field(default=30, ge=0)
+    #: The source's time zone (IANA name): a landing day lasts from midnight to midnight in it (23 or 25 hours where the
+    #: clocks change), and times without an offset are of it. The lake has UTC.
+    timezone: str = "UTC"
+    #: Timestamp columns that the files spell as numbers since 1970 (UTC), not as ISO 8601.
+    timestamps: Mapping[str, EpochUnit] = Field(default_factory=dict)
+
+    @field_validator("timezone")
+    @classmethod
+    def _zone_exists(cls, value: str) -> str:
+        try:
+            ZoneInfo(value)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            hint = nearest(value, available_timezones())
+            raise ValueError(f"'{value}' is no IANA time zone such as Europe/Berlin{hint}") from None
+        return value
 
     @property
     def daily(self) -> bool:
@@ -47,7 +65,7 @@ class Expectations(Section):
     null_rate: Mapping[str, float] = Field(default_factory=dict)
     #: Column -> [low, high], inclusive. Rows outside go to quarantine.
     ranges: Mapping[str, tuple[float | None, float | None]] = Field(default_factory=dict)
-    #: The newest event may be at most this many hours before the end of the day (UTC); None: not checked.
+    #: The newest event may be at most this many hours before the end of the landing day; None: not checked.
     freshness_hours: float | None = None
 
 
@@ -61,6 +79,8 @@ class Table(Section):
     event_time: str | None = None
     #: An event may arrive this many days late; later ones go to quarantine, as do events from after the day.
     late_days: int = Field(default=3, ge=0)
+    #: An event's time may be this many seconds after the end of its landing day: clocks of senders differ.
+    clock_skew_seconds: int = Field(default=0, ge=0, le=86_400)
     #: A column that the declaration lacks: report it and go on, add it to the table as text, or stop.
     new_columns: Literal["report", "accept", "refuse"] = "report"
     expectations: Expectations = Expectations()

@@ -63,7 +63,7 @@ def write_file(day: DayPlan, file: int, folder: Location) -> Tally:
     """Make file number `file` of a day in `folder`.
 
     Its bytes depend on (day, file) alone, so a task that runs twice does no harm. Good rows, duplicates and malformed
-    lines are each dealt out to the files in ranges, and stand in random order within a file.
+    lines are each divided among the files in ranges, and are shuffled within a file.
     """
     model, fmt = day.model, day.format(file)
     row = _share(day.rows, file, day.files)
@@ -133,7 +133,7 @@ def publish_truth(landing: Location, truth: DayTruth) -> None:
 def stale_reason(
     landing: Location, ds: str, key: str, parameters: dict[str, object]
 ) -> tuple[str | None, DayTruth | None]:
-    """Why a day must be made, or None where it stands as these parameters make it; and its truth file, if any."""
+    """Why a day must be made, or None where it is up to date with these parameters; and its truth file, if any."""
     folder = landing / ds
     truth = DayTruth.load(truth_path(landing, ds))
     if not folder.is_dir():

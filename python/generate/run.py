@@ -100,10 +100,10 @@ def generate(
         write: Writer | None = None
         rows_done = 0
         for done, day in enumerate(wanted):
-            reason, there = stale_reason(landing, day.ds, key, parameters)
-            if reason is None and there is not None and not force:
-                log.info("%s: %s rows are there already; nothing to do", day.ds, f"{there.rows:,}")
-                found[day.ds] = there
+            reason, truth = stale_reason(landing, day.ds, key, parameters)
+            if reason is None and truth is not None and not force:
+                log.info("%s: %s rows exist already; nothing to do", day.ds, f"{truth.rows:,}")
+                found[day.ds] = truth
             else:
                 if write is None:
                     _check_disk(ws, [d for d in wanted if d.ds not in found])
@@ -111,7 +111,7 @@ def generate(
                 log.info(
                     "%s: %s; writing %s rows to %d files%s",
                     day.ds,
-                    reason or "there, but asked for again",
+                    reason or "exists, but is made again (force)",
                     f"{day.rows:,}",
                     day.files,
                     " with Spark" if by_spark else "",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headrace.generate")
 
-#: Makes all files of a day in a folder, telling how many are there so far; returns the sum of their tallies.
+#: Makes all files of a day in a folder, reporting how many exist so far; returns the sum of their tallies.
 Writer = Callable[[DayPlan, Location, Callable[[int], None]], Tally]
 
 #: NumPy, Arrow and zlib let go of Python's lock, so threads share the cores; more of them hold more files in memory.

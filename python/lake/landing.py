@@ -1,17 +1,18 @@
-"""Landing files: which there are for a day, and what identifies one."""
+"""Landing files: which there are for a day."""
 
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 from headrace.config import Source
 from headrace.errors import UserError
-from headrace.manifest import fingerprint
 from headrace.storage import Location, local
 from headrace.workspace import Workspace, checkout
 
@@ -24,7 +25,7 @@ _TRUTH = "truth"
 
 @dataclass(frozen=True)
 class LandingFile:
-    """One file as it was when it was listed. Two files with equal `identity` hold the same bytes, as far as we look."""
+    """One file as it was when it was listed."""
 
     #: Relative to the workspace's home where it lies below it, else absolute.
     name: str
@@ -34,13 +35,19 @@ class LandingFile:
     #: Modification time, nanoseconds since the epoch.
     mtime_ns: int
 
-    @property
-    def identity(self) -> tuple[str, int, int]:
-        """What the ledger keeps."""
-        return (self.name, self.size, self.mtime_ns)
+    def sha256(self) -> str:
+        """SHA-256 of the content, hexadecimal. Reads the file, once a process.
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        try:
+            return _sha256(self.path, self.size, self.mtime_ns)
+        except OSError as e:
+            raise UserError(f"landing file {self.name} cannot be read: {e.strerror}") from None
 
     def unchanged(self) -> bool:
-        """Whether the file on disk is still the one that was listed."""
+        """Whether nobody has written to the file since it was listed."""
         try:
             now = self.path.info()
         except OSError:
@@ -59,11 +66,6 @@ class LandingDay:
     def size(self) -> int:
         """Bytes on disk."""
         return sum(f.size for f in self.files)
-
-    @property
-    def version(self) -> str:
-        """A fingerprint of all identities: another one as soon as a file comes, goes or changes."""
-        return fingerprint({"files": [f.identity for f in self.files]})
 
 
 def patterns(source: Source, ws: Workspace, ds: str) -> tuple[str, ...]:
@@ -87,32 +89,31 @@ def find(source: Source, ws: Workspace, ds: str) -> LandingDay:
     return LandingDay(ds, ())
 
 
-def days(source: Source, ws: Workspace, ds: str) -> tuple[LandingDay, ...]:
-    """The days that a run for `ds` covers, oldest first: of the `catch_up_days` before it those with files, and it.
-
-    Raises:
-        UserError: there are no files for `ds` itself; names the glob.
-    """
-    today = find(source, ws, ds)
-    if not today.files:
-        tried = " nor ".join(patterns(source, ws, ds))
-        what = f"for {ds} " if source.daily else ""
-        raise UserError(
-            f"no landing files {what}match {tried}; put them there, or change source.path "
-            f"(for example --set source.path=/data/*.gz)"
-        )
-    if not source.daily:
-        return (today,)
-    last = date.fromisoformat(ds)
-    earlier = (
-        find(source, ws, (last - timedelta(days=back)).isoformat()) for back in range(source.catch_up_days, 0, -1)
-    )
-    return (*(day for day in earlier if day.files), today)
+def covered(source: Source, ds: str) -> list[str]:
+    """The days that a run for `ds` covers, oldest first: the `catch_up_days` before it of a daily source, and it."""
+    back = source.catch_up_days if source.daily else 0
+    return [following(ds, -k) for k in range(back, -1, -1)]
 
 
-def same_files(files: Sequence[LandingFile], ledger: Mapping[str, object]) -> bool:
-    """Whether a ledger entry lists exactly these files."""
-    return [list(f.identity) for f in files] == ledger.get("files")
+def midnight(source: Source, ds: str) -> datetime:
+    """When a landing day begins in the source's time zone, in UTC."""
+    day = date.fromisoformat(ds)
+    return datetime(day.year, day.month, day.day, tzinfo=ZoneInfo(source.timezone)).astimezone(UTC)
+
+
+def following(ds: str, days: int = 1) -> str:
+    """The day so many days after (or before) another."""
+    return (date.fromisoformat(ds) + timedelta(days=days)).isoformat()
+
+
+@lru_cache(maxsize=1 << 16)
+def _sha256(path: Location, size: int, mtime_ns: int) -> str:
+    """Of the file as it was with this size and time."""
+    digest = hashlib.sha256()
+    with path.open() as f:
+        while block := f.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _matches(pattern: str, ws: Workspace) -> tuple[LandingFile, ...]:

@@ -58,8 +58,7 @@ class Active:
             newest = events.agg(F.max("ds")).collect()[0][0]
             events = events.where(F.col("ds") == F.lit(newest))
         elif spec.features.split.by == "time":
-            # An event lands on its day or later, never before.
-            events = events.where(F.col("ds") >= first_day(spec, ctx.ds))
+            events = events.where(F.col("ds") >= spec.first_landing_day(first_day(spec, ctx.ds)))
         leading, rest = Preparation.from_spec(spec).split(serving=True)
         # The tables that the dataset was made with, not those of today.
         tables = (*leading.externals, *rest.externals)

@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
 from pathlib import Path
@@ -19,97 +19,29 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.config import Spec, build_spec
+from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.ingest import load, stage
-from headrace.lake.ingest.stage import Ingest
+from headrace.lake.ingest import load
 from headrace.manifest import Manifest
-from headrace.stage import Outcome, run_stage
 from headrace.workspace import Workspace
-
-D1, D2, D3, D4 = "2026-03-01", "2026-03-02", "2026-03-03", "2026-03-04"
-COLUMNS = [
-    {"name": "id", "type": "string", "required": True},
-    {"name": "ts", "type": "timestamp", "required": True},
-    {"name": "user", "type": "bigint", "required": True},
-    {"name": "price", "type": "double"},
-    {"name": "hour", "type": "int"},
-    {"name": "tags", "type": "array<string>"},
-    {"name": "sizes", "type": "array<int>"},
-    {"name": "note", "type": "string"},
-]
-NAMES = [str(c["name"]) for c in COLUMNS]
-POSITION = ("_source_file", "_source_line")
-
-
-def make_spec(source: Mapping[str, Any] | None = None, **table: Any) -> Spec:
-    defaults: dict[str, Any] = {
-        "columns": COLUMNS,
-        "keys": ["id"],
-        "event_time": "ts",
-        "late_days": 1,
-        "expectations": {"max_bad_rate": 1, "ranges": {"hour": [0, 23]}},
-    }
-    return build_spec(
-        {
-            "pipeline": "shop",
-            "source": {"format": "clicks", "path": "in/{ds}/*", **(source or {})},
-            "table": defaults | table,
-            "features": {"label": "hour", "workflow": [], "split": {"by": "position"}},
-        }
-    )
-
-
-def event(number: int, ds: str, **changes: Any) -> dict[str, Any]:
-    row = {
-        "id": f"e{number}",
-        "ts": f"{ds}T{number % 24:02d}:30:00.500Z",
-        "user": 2**53 + number,
-        "price": number / 4,
-        "hour": number % 24,
-        "tags": ["a", f"t{number}"],
-        "sizes": [number, None],
-        "note": f'it\'s "{number}", é',
-    }
-    return row | changes
-
-
-def jsonl(rows: Sequence[Mapping[str, Any] | str]) -> bytes:
-    lines = (row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows)
-    return "".join(f"{line}\n" for line in lines).encode()
-
-
-def put(ws: Workspace, name: str, body: bytes) -> Path:
-    path = ws.home / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(body) if name.endswith(".gz") else body)
-    return path
-
-
-def run(spec: Spec, ws: Workspace, ds: str) -> Outcome:
-    return run_stage(Ingest(), spec, ws, ds)
-
-
-def table(spark: SparkSession, ws: Workspace, name: str, version: int | None = None) -> list[dict[str, Any]]:
-    """All rows of a table, in the order of the source."""
-    reader = spark.read.format("delta")
-    if version is not None:
-        reader = reader.option("versionAsOf", version)
-    rows = [r.asDict() for r in reader.load(str(ws.table("shop", name))).collect()]
-    return sorted(rows, key=lambda r: (r["ds"], r["_source_file"], r["_source_line"]))
-
-
-def ids(spark: SparkSession, ws: Workspace, version: int | None = None) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for row in table(spark, ws, "events", version):
-        found.setdefault(row["ds"], []).append(row["id"])
-    return found
-
-
-def version(ws: Workspace) -> int | None:
-    return DeltaLog(ws.table("shop", "events")).version
-
+from tests.ingest_support import (
+    COLUMNS,
+    D1,
+    D2,
+    D3,
+    D4,
+    NAMES,
+    POSITION,
+    event,
+    ids,
+    jsonl,
+    make_spec,
+    put,
+    run,
+    table,
+    version,
+)
 
 # --- an independent reading, without Spark ---------------------------------------------------------------------------
 
@@ -387,150 +319,11 @@ def test_a_second_run_does_nothing_and_damage_is_noticed(
     files = log.files(int(manifest.output("delta").version))
     assert files is not None
     lost = next(f for f in files if f.partition["ds"] == D2)
-    lost.path.unlink()
+    lost.path.remove()
     outcome = run(spec, ws, D2)
     assert "rows of version" in outcome.reason
     assert log.version == int(manifest.output("delta").version) + 1
     assert table(spark, ws, "events") == before
-
-
-# --- runs, reruns, kills ---------------------------------------------------------------------------------------------
-
-
-def test_changed_file_replaces_its_day_and_never_doubles(spark: SparkSession, ws: Workspace) -> None:
-    spec = make_spec()
-    put(ws, f"in/{D1}/a.json.gz", jsonl([event(1, D1), event(2, D1), "broken"]))
-    put(ws, f"in/{D1}/b.json.gz", jsonl([event(3, D1)]))
-    put(ws, f"in/{D2}/a.json.gz", jsonl([event(4, D2), event(2, D2, ts=f"{D1}T01:00:00Z")]))
-    first = run(spec, ws, D2)
-    assert ids(spark, ws) == {D1: ["e1", "e2", "e3"], D2: ["e4"]}
-    # D1 is delivered again without e2, whose copy on D2 had been dropped as a duplicate: no event may be lost.
-    put(ws, f"in/{D1}/a.json.gz", jsonl([event(1, D1), event(5, D1)]))
-    second = run(spec, ws, D2)
-    assert not second.skipped
-    assert "changed" in second.reason
-    assert ids(spark, ws) == {D1: ["e1", "e5", "e3"], D2: ["e4", "e2"]}
-    assert table(spark, ws, "quarantine") == []
-    assert second.manifest.facts["days"] == [D1, D2]
-    # The first manifest's version still reads as it did.
-    assert ids(spark, ws, int(first.manifest.output("delta").version)) == {D1: ["e1", "e2", "e3"], D2: ["e4"]}
-    assert run(spec, ws, D2).skipped
-
-
-def test_days_arriving_out_of_order(spark: SparkSession, ws: Workspace) -> None:
-    """A day that comes after the next one is loaded without doubling what that one has."""
-    spec = make_spec()
-    put(ws, f"in/{D2}/a.json.gz", jsonl([event(1, D1), event(2, D2)]))
-    run(spec, ws, D2)
-    put(ws, f"in/{D1}/a.json.gz", jsonl([event(1, D1), event(3, D1)]))
-    put(ws, f"in/{D4}/a.json.gz", jsonl([event(2, D4), event(4, D4)]))
-    manifest = run(spec, ws, D4).manifest
-    # e2 of D4 is two days after D2's, beyond late_days: another event as far as anybody can tell.
-    assert ids(spark, ws) == {D1: ["e3"], D2: ["e1", "e2"], D4: ["e2", "e4"]}
-    assert manifest.facts["days"] == [D1, D4]
-    assert manifest.rows == {"read": 4, "kept": 3, "quarantined": 0, "duplicates": 1}
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing catches it."""
-
-
-@pytest.mark.parametrize("place", ["between the two commits", "between the days", "before the manifest"])
-def test_killed_run_heals(spark: SparkSession, ws: Workspace, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    spec = make_spec()
-    days = {D1: [event(1, D1), event(2, D1), "bad", event(1, D1)], D2: [event(2, D1), event(3, D2), "bad too"]}
-    for ds, rows in days.items():
-        put(ws, f"in/{ds}/a.json.gz", jsonl(rows))
-    replace, calls = load.replace_days, 0
-
-    def dying(*args: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls > {"between the two commits": 1, "between the days": 2, "before the manifest": 9}[place]:
-            raise Killed
-        replace(*args)
-
-    def no_result(self: Any) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(load, "replace_days", dying)
-        if place == "before the manifest":
-            patch.setattr(stage, "result", no_result)
-        with pytest.raises(Killed):
-            run(spec, ws, D2)
-    assert Manifest.load(ws.manifest("shop", D2, "ingest")) is None
-    expected = {"between the two commits": {}, "between the days": {D1: ["e1", "e2"]}}
-    assert ids(spark, ws) == expected.get(place, {D1: ["e1", "e2"], D2: ["e3"]})
-    manifest = run(spec, ws, D2).manifest
-    assert ids(spark, ws) == {D1: ["e1", "e2"], D2: ["e3"]}
-    bad = [(r["ds"], r["_source_line"], r["_raw"]) for r in table(spark, ws, "quarantine")]
-    assert bad == [(D1, 3, "bad"), (D2, 3, "bad too")]
-    # Exactly what an undisturbed run says.
-    assert manifest.facts["days"] == [D1, D2]
-    assert manifest.rows == {"read": 7, "kept": 3, "quarantined": 2, "duplicates": 2}
-    assert manifest.facts["reasons"] == {"not a JSON object": 2}
-    assert run(spec, ws, D2).skipped
-
-
-def test_kill_after_a_replaced_day_still_reloads_those_that_follow(
-    spark: SparkSession, ws: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = make_spec()
-    put(ws, f"in/{D1}/a.json.gz", jsonl([event(1, D1), event(2, D1)]))
-    put(ws, f"in/{D2}/a.json.gz", jsonl([event(2, D1), event(3, D2)]))
-    run(spec, ws, D2)
-    put(ws, f"in/{D1}/a.json.gz", jsonl([event(1, D1)]))
-    replace, calls = load.replace_days, 0
-
-    def dying(*args: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise Killed
-        replace(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(load, "replace_days", dying)
-        with pytest.raises(Killed):
-            run(spec, ws, D2)
-    assert ids(spark, ws) == {D1: ["e1"], D2: ["e3"]}
-    # Even a run for the earlier day alone owes the later one its event.
-    run(spec, ws, D1)
-    assert ids(spark, ws) == {D1: ["e1"], D2: ["e2", "e3"]}
-
-
-def test_snapshot_is_loaded_as_the_runs_day(spark: SparkSession, ws: Workspace) -> None:
-    spec = make_spec({"path": "in/*.json"})
-    put(ws, "in/a.json", jsonl([event(1, "2020-01-01"), event(1, "2020-01-01"), event(2, D2), event(3, D3)]))
-    first = run(spec, ws, D2).manifest
-    second = run(spec, ws, D3).manifest
-    # Old rows are no late ones, rows from after the day are not known yet; days of a snapshot do not share events.
-    assert ids(spark, ws) == {D2: ["e1", "e2"], D3: ["e1", "e2", "e3"]}
-    assert first.rows == {"read": 4, "kept": 2, "quarantined": 1, "duplicates": 1}
-    assert second.rows == {"read": 4, "kept": 3, "quarantined": 0, "duplicates": 1}
-
-
-def test_plain_files_larger_than_a_split_keep_their_line_numbers(spark: SparkSession, ws: Workspace) -> None:
-    rows = [event(n, D1) if n % 7 else "bad" for n in range(500)]
-    for name in ("a", "b"):
-        put(
-            ws,
-            f"in/{D1}/{name}.json",
-            jsonl([r | {"id": f"{name}-{r['id']}"} if isinstance(r, dict) else r for r in rows]),
-        )
-    key = "spark.sql.files.maxPartitionBytes"
-    before = spark.conf.get(key)
-    spark.conf.set(key, "4096")
-    try:
-        run(make_spec(), ws, D1)
-        assert spark.conf.get(key) == "4096"
-    finally:
-        spark.conf.set(key, before)
-    kept = [(r["id"], r["_source_line"]) for r in table(spark, ws, "events")]
-    assert kept == [(f"{name}-e{n}", n + 1) for name in "ab" for n in range(500) if n % 7]
-    bad = [(r["_source_file"], r["_source_line"]) for r in table(spark, ws, "quarantine")]
-    assert bad == [(f"in/{D1}/{name}.json", n + 1) for name in "ab" for n in range(0, 500, 7)]
 
 
 # --- what stops a day ------------------------------------------------------------------------------------------------

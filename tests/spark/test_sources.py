@@ -39,11 +39,11 @@ def read(spark: SparkSession, ws: Workspace, spec: Spec, files: Mapping[str, str
         data = body if isinstance(body, bytes) else body.encode()
         path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     source = spec.source.model_copy(update={"path": "in/*"})
-    batch = LandingBatch(spark, source, spec.table, landing.days(source, ws, str(spec.ds)))
+    batch = LandingBatch(spark, source, spec.table, (landing.find(source, ws, str(spec.ds)),))
     chosen = FORMATS[source.format]
     staged = ws.home / "staged"
     with one_file_a_task(spark):
-        frames = [typed(frame, spec.table) for frame in chosen.read(batch)]
+        frames = [typed(frame, source, spec.table) for frame in chosen.read(batch)]
         reduce(DataFrame.unionByName, frames).write.parquet(str(staged))
     rows = spark.read.parquet(str(staged))
     found = (rows if chosen.finish is None else chosen.finish(rows, batch)).collect()

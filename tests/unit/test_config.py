@@ -36,6 +36,12 @@ def test_there_are_shipped_pipelines() -> None:
         ("features.label=click", "did you mean 'clicked'?"),
         ('publish.table="x; drop table y"', "table name 'x; drop table y' must match"),
         ("publish.warehouse.password=hunter2", "unknown key 'publish.warehouse.password'"),
+        ("source.timezone=Europe/Berln", "'Europe/Berln' is no IANA time zone such as Europe/Berlin; did you mean"),
+        ("source.timezone=../etc/passwd", "is no IANA time zone"),
+        ("source.timestamps={t: epoch_seconds}", "source.timestamps: column 't' is not declared in table.columns"),
+        ("source.timestamps={hour: epoch_seconds}", "column 'hour' is int; declare it timestamp"),
+        ("source.timestamps={ts: seconds}", "source.timestamps.ts: Input should be 'epoch_seconds' or 'epoch_milli"),
+        ("table.clock_skew_seconds=-1", "table.clock_skew_seconds: Input should be greater than or equal to 0"),
         ("nonsense=1", "unknown key 'nonsense'"),
         ("pipeline=Clicks!", "'Clicks!' must match"),
         ('pipeline="clicks\\n"', "must match"),
@@ -142,6 +148,13 @@ def test_malformed_overrides(override: str) -> None:
 
 def test_overrides_make_missing_sections() -> None:
     assert load_spec("clicks", ["train.negatives.column=item_id"]).train.negatives is not None
+
+
+def test_the_first_landing_day_of_an_event() -> None:
+    """West of Greenwich, or with clocks that are ahead, an event may land on the day before its UTC day."""
+    assert load_spec("clicks").first_landing_day("2026-03-01") == "2026-03-01"
+    for override in ("source.timezone=America/New_York", "table.clock_skew_seconds=1"):
+        assert load_spec("clicks", [override]).first_landing_day("2026-03-01") == "2026-02-28"
 
 
 @pytest.mark.parametrize(("text", "message"), [("a: [", "is not YAML"), ("- 1", "a pipeline is a mapping")])

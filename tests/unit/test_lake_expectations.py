@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from headrace.lake.ingest.profile import FileProfile, Unreadable
 from headrace.lake.ingest.typed_rows import check_table
 
 DS = "2026-01-02"
+END = datetime.fromisoformat(DS).replace(tzinfo=UTC) + timedelta(days=1)
 TABLE = Table.model_validate(
     {"columns": [{"name": "id", "type": "bigint", "required": True}, {"name": "price", "type": "double"}]}
 )
@@ -49,7 +50,7 @@ def test_each_expectation_at_its_edge(wanted: dict[str, Any], value: float, ok: 
         profile(good=45, bad=5, read=50, nulls={"price": 20}, newest=datetime(2026, 1, 2, 12, tzinfo=UTC)),
         profile(good=45, bad=5, read=50, nulls={"price": 25}, newest=datetime(2026, 1, 2, 18, tzinfo=UTC)),
     ]
-    checks = expectations.check(DS, files, 2, limits)
+    checks = expectations.check(DS, END, files, 2, limits)
     (name,) = (k for k in wanted)
     (found,) = (c for c in checks if c.name.split(".")[0] == name)
     assert (found.value, found.ok) == (value, ok)
@@ -64,7 +65,8 @@ def test_each_expectation_at_its_edge(wanted: dict[str, Any], value: float, ok: 
 
 
 def test_no_event_at_all_is_not_fresh() -> None:
-    (fresh,) = (c for c in expectations.check(DS, [profile()], 0, Expectations(freshness_hours=1)) if "fresh" in c.name)
+    checks = expectations.check(DS, END, [profile()], 0, Expectations(freshness_hours=1))
+    (fresh,) = (c for c in checks if "fresh" in c.name)
     assert not fresh.ok
     with pytest.raises(UserError, match="the newest event is none hours"):
         expectations.enforce([fresh], [], {})
@@ -75,7 +77,7 @@ def test_all_breaches_are_told_at_once_with_what_explains_them() -> None:
     wanted = Expectations(min_rows=1000, max_bad_rate=0.01, null_rate={"price": 0.5})
     drift = expectations.drift(files, TABLE, frozenset())
     with pytest.raises(UserError) as e:
-        expectations.enforce(expectations.check(DS, files, 0, wanted), drift, {"b: rare": 1, "a: common": 9})
+        expectations.enforce(expectations.check(DS, END, files, 0, wanted), drift, {"b: rare": 1, "a: common": 9})
     lines = str(e.value).splitlines()
     assert lines[0].startswith(f"{DS} breaks 3 of its expectations")
     assert [line.split(":")[0].strip() for line in lines[1:4]] == ["min_rows", "max_bad_rate", "null_rate.price"]

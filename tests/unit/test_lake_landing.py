@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from datetime import datetime
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from headrace.config import Source
 from headrace.errors import UserError
 from headrace.lake import landing
+from headrace.lake.sources.formats import FORMATS
 from headrace.storage import local
 from headrace.workspace import Workspace, checkout
 
@@ -71,43 +75,51 @@ def test_absolute_and_checkout_paths(ws: Workspace, tmp_path: Path) -> None:
     assert names(landing.find(source("pyproject.tom?"), ws, "2026-01-01")) == ["pyproject.toml"]
 
 
-def test_days_catch_up_oldest_first(ws: Workspace) -> None:
-    put(ws, *(f"in/{ds}/a.gz" for ds in ("2025-12-30", "2026-01-01", "2026-01-03", "2026-01-04")))
-    found = landing.days(source("in/{ds}/*.gz", catch_up_days=3), ws, "2026-01-03")
-    assert [d.ds for d in found] == ["2026-01-01", "2026-01-03"]
-    found = landing.days(source("in/{ds}/*.gz", catch_up_days=0), ws, "2026-01-03")
-    assert [d.ds for d in found] == ["2026-01-03"]
+def test_days_covered_oldest_first() -> None:
+    assert landing.covered(source("in/{ds}/*.gz", catch_up_days=2), "2026-01-01") == [
+        "2025-12-30",
+        "2025-12-31",
+        "2026-01-01",
+    ]
+    assert landing.covered(source("in/{ds}/*.gz", catch_up_days=0), "2026-01-03") == ["2026-01-03"]
+    assert landing.covered(source("in/*.csv"), "2026-01-03") == ["2026-01-03"]
 
 
-def test_snapshot_is_one_day(ws: Workspace) -> None:
-    put(ws, "in/a.csv", "in/b.csv")
-    (day,) = landing.days(source("in/*.csv"), ws, "2026-01-03")
-    assert (day.ds, names(day)) == ("2026-01-03", ["in/a.csv", "in/b.csv"])
-
-
-def test_no_files_names_the_glob(ws: Workspace) -> None:
-    put(ws, "in/2026-01-01/a.gz")
-    with pytest.raises(UserError) as e:
-        landing.days(source("in/{ds}/*.gz"), ws, "2026-01-02")
-    assert str(e.value).startswith(f"no landing files for 2026-01-02 match {ws.home}/in/2026-01-02/*.gz nor ")
-    with pytest.raises(UserError, match=r"no landing files match /nowhere/\*\.csv; put them there"):
-        landing.days(source("/nowhere/*.csv"), ws, "2026-01-02")
-
-
-def test_version_follows_every_part_of_the_identity(ws: Workspace) -> None:
+def test_checksum_is_of_the_content(ws: Workspace) -> None:
     put(ws, "in/a.gz")
-    spec, path = source("in/*.gz"), ws.home / "in/a.gz"
-    first = landing.find(spec, ws, "2026-01-01")
-    assert landing.find(spec, ws, "2026-01-01").version == first.version
-    assert first.files[0].unchanged()
-    assert landing.same_files(first.files, {"files": [list(first.files[0].identity)]})
-    os.utime(path, ns=(0, first.files[0].mtime_ns + 1))
-    touched = landing.find(spec, ws, "2026-01-01")
-    assert not first.files[0].unchanged()
-    assert not landing.same_files(touched.files, {"files": [list(first.files[0].identity)]})
-    path.rename(ws.home / "in/b.gz")
-    renamed = landing.find(spec, ws, "2026-01-01")
-    assert not touched.files[0].unchanged()
-    put(ws, "in/c.gz")
-    more = landing.find(spec, ws, "2026-01-01")
-    assert len({first.version, touched.version, renamed.version, more.version}) == 4
+    path = ws.home / "in/a.gz"
+    (first,) = landing.find(source("in/*.gz"), ws, "2026-01-01").files
+    assert first.sha256() == hashlib.sha256(b"x").hexdigest()
+    os.utime(path, ns=(0, first.mtime_ns + 1))
+    assert not first.unchanged()
+    (touched,) = landing.find(source("in/*.gz"), ws, "2026-01-01").files
+    assert touched.sha256() == first.sha256()
+    path.write_bytes(b"y")
+    os.utime(path, ns=(0, first.mtime_ns + 2))
+    (written,) = landing.find(source("in/*.gz"), ws, "2026-01-01").files
+    assert written.sha256() != first.sha256()
+    path.unlink()
+    with pytest.raises(UserError, match=r"landing file in/a\.gz cannot be read: No such file"):
+        landing.LandingFile("in/a.gz", local(path), 1, 5).sha256()
+
+
+@pytest.mark.parametrize(
+    ("zone", "ds", "begin", "hours"),
+    [
+        ("UTC", "2026-03-29", "2026-03-29T00:00+00:00", 24),
+        ("Europe/Berlin", "2026-03-29", "2026-03-28T23:00+00:00", 23),
+        ("Europe/Berlin", "2026-10-25", "2026-10-24T22:00+00:00", 25),
+        ("America/Los_Angeles", "2026-01-01", "2026-01-01T08:00+00:00", 24),
+        # At midnight the clock goes to one: the day begins at one.
+        ("Asia/Beirut", "2026-03-29", "2026-03-28T22:00+00:00", 23),
+    ],
+)
+def test_landing_days_of_a_time_zone(zone: str, ds: str, begin: str, hours: int) -> None:
+    spec = source("in/{ds}/*", timezone=zone)
+    first, last = landing.midnight(spec, ds), landing.midnight(spec, landing.following(ds))
+    assert first == datetime.fromisoformat(begin)
+    assert (last - first).total_seconds() == hours * 3600
+
+
+def test_every_format_has_a_reader() -> None:
+    assert set(FORMATS) == set(get_args(Source.model_fields["format"].annotation))

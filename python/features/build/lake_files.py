@@ -49,8 +49,8 @@ def of_day(spec: Spec, ds: str, files: list[DataFile]) -> list[DataFile]:
     if not spec.source.daily:
         seen = {max(seen, default="")}
     elif spec.features.split.by == "time":
-        # An event lands on its day or later, never before.
-        seen = {d for d in seen if d >= time_ranges(spec.features, ds)[0][0]}
+        first = spec.first_landing_day(time_ranges(spec.features, ds)[0][0])
+        seen = {d for d in seen if d >= first}
     return [f for f in files if f.partition["ds"] in seen]
 
 

@@ -237,8 +237,7 @@ def day_events(ctx: Context, workflow: Workflow, spark: SparkSession) -> DataFra
     if spec.source.daily:
         events = events.where(F.col("ds") <= ctx.ds)
         if spec.features.split.by == "time":
-            # An event lands on its day or later, never before.
-            events = events.where(F.col("ds") >= first_day(spec, ctx.ds))
+            events = events.where(F.col("ds") >= spec.first_landing_day(first_day(spec, ctx.ds)))
         return events
     # Each run's day of a snapshot source holds all of it.
     newest = events.where(F.col("ds") <= ctx.ds).agg(F.max("ds")).collect()[0][0]

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from headrace.errors import UserError
 from headrace.lake import landing
 from headrace.lake.ingest import expectations
+from headrace.lake.ingest.day_files import DayFiles
 from headrace.lake.ingest.load_history import LoadRecord
 from headrace.lake.ingest.plan import LoadPlan, loaded_after
 from headrace.lake.ingest.profile import FileProfile
-from headrace.lake.landing import LandingDay
 from headrace.stage import Context
 
 _LOG = logging.getLogger("headrace.lake")
@@ -23,9 +23,10 @@ _NOT_IN_NAMES = set(" ,;{}()\n\t=")
 def assess_day(
     ctx: Context,
     plan: LoadPlan,
-    day: LandingDay,
+    day: DayFiles,
     files: Sequence[FileProfile],
     duplicates: int,
+    deleted: int,
     existing: Mapping[str, str],
 ) -> tuple[LoadRecord, list[str]]:
     """Check a day that has been read.
@@ -36,6 +37,7 @@ def assess_day(
         day: its landing files.
         files: what was found in them.
         duplicates: rows that repeat others.
+        deleted: rows that stay out because others have deleted them.
         existing: columns of the events' table.
 
     Returns:
@@ -62,10 +64,13 @@ def assess_day(
     if table.new_columns == "accept":
         extra += _acceptable([d.column for d in drift if d.change == "new"], existing)
     reasons = summed(f.reasons for f in files)
-    checks = expectations.check(day.ds, files, duplicates, table.expectations)
+    end = landing.midnight(ctx.spec.source, landing.following(day.ds))
+    checks = expectations.check(day.ds, end, files, duplicates, table.expectations)
     expectations.enforce(checks, drift, reasons, duplicates)
     good, bad = sum(f.good for f in files), sum(f.bad for f in files)
-    rows = {"read": read, "kept": good - duplicates, "quarantined": bad, "duplicates": duplicates}
+    rows = {"read": read, "kept": good - duplicates - deleted, "quarantined": bad, "duplicates": duplicates}
+    if deleted:
+        rows["deleted"] = deleted
     if expanded:
         rows["expanded"] = expanded
     reloads = day.ds in plan.records and table.keys and ctx.spec.source.daily
@@ -74,7 +79,9 @@ def assess_day(
         key=ctx.key,
         declared=plan.declared,
         judged=plan.judged,
-        files=[list(f.identity) for f in day.files],
+        files=list(day.identities),
+        modified={f.name: f.mtime_ns for f in day.day.files},
+        erased=day.ds in plan.erased,
         rows=rows,
         then=loaded_after(day.ds, plan.records, table.late_days) if reloads else [],
         drift=expectations.as_facts(drift),

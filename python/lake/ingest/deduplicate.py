@@ -18,12 +18,12 @@ _NEVER = -(1 << 30)
 _DAYS = "struct<last:int,dropped:array<int>>"
 
 
-def duplicates(rows: DataFrame, there: DataFrame | None, table: Table) -> DataFrame:
+def duplicates(rows: DataFrame, loaded: DataFrame | None, table: Table) -> DataFrame:
     """The good rows to drop.
 
     Args:
         rows: rows to load (headrace.lake.ingest.typed_rows).
-        there: the keys and `ds` of rows that are in the table already and stay, from the days within `late_days` of
+        loaded: the keys and `ds` of rows that are in the table already and stay, from the days within `late_days` of
             those of `rows`; None: days are not compared with each other (snapshots).
         table: keys and late_days.
 
@@ -36,10 +36,10 @@ def duplicates(rows: DataFrame, there: DataFrame | None, table: Table) -> DataFr
     position = ["_ds", "_file", "_line", "_copy"]
     mine = rows.where(F.col("_state") == GOOD).select(*named, day, F.lit(False).alias("kept"), *position)
     everything = mine
-    if there is not None:
+    if loaded is not None:
         then = F.datediff(F.col("ds").cast("date"), F.lit("1970-01-01").cast("date")).alias("day")
         nothing = [F.lit(None).cast(dict(mine.dtypes)[c]).alias(c) for c in position]
-        everything = mine.unionByName(there.select(*named, then, F.lit(True).alias("kept"), *nothing))
+        everything = mine.unionByName(loaded.select(*named, then, F.lit(True).alias("kept"), *nothing))
     k = [f"k{i}" for i in range(len(keys))]
     everything = everything.dropna(subset=k).withColumn("hash", F.xxhash64(*k))
     # Most keys are there once: only 8 bytes of each row are shuffled to find those that are not.
@@ -48,7 +48,7 @@ def duplicates(rows: DataFrame, there: DataFrame | None, table: Table) -> DataFr
     in_order = Window.partitionBy(*k, "day").orderBy(F.desc("kept"), "_file", "_line", "_copy")
     suspects = suspects.select("*", F.row_number().over(in_order).alias("nth"))
     repeat = (F.col("nth") > 1) & ~F.col("kept")
-    if there is not None and table.late_days:
+    if loaded is not None and table.late_days:
         of_key = Window.partitionBy(*k)
         first = F.when(F.col("nth") == 1, F.struct("day", "kept"))
         suspects = suspects.select("*", F.sort_array(F.collect_list(first).over(of_key)).alias("days"))

@@ -1,10 +1,10 @@
-"""What must hold for a day, and what its columns say of its declaration: judged before anything is committed."""
+"""What must hold for a day, and what its columns say of its declaration: checked before anything is committed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, Literal
 
 from headrace.config import Expectations, Table
@@ -98,8 +98,8 @@ def refuse(files: Sequence[FileProfile], table: Table, drifts: Sequence[Drift]) 
         )
 
 
-def check(ds: str, files: Sequence[FileProfile], duplicates: int, wanted: Expectations) -> list[Check]:
-    """Every expectation of a day: those that hold, too."""
+def check(ds: str, end: datetime, files: Sequence[FileProfile], duplicates: int, wanted: Expectations) -> list[Check]:
+    """Every expectation of a day, which ends at `end`: those that hold, too."""
     read = sum(f.read + f.expanded for f in files)
     good, bad = sum(f.good for f in files), sum(f.bad for f in files)
     kept = good - duplicates
@@ -113,7 +113,6 @@ def check(ds: str, files: Sequence[FileProfile], duplicates: int, wanted: Expect
         found.append(Check(ds, f"null_rate.{column}", round(nulls, 6), limit, nulls <= limit))
     if wanted.freshness_hours is not None:
         newest = max((f.newest for f in files if f.newest), default=None)
-        end = datetime.fromisoformat(ds).replace(tzinfo=UTC) + timedelta(days=1)
         age = None if newest is None else (end - newest).total_seconds() / 3600
         ok = age is not None and age <= wanted.freshness_hours
         found.append(Check(ds, "freshness_hours", None if age is None else round(age, 3), wanted.freshness_hours, ok))

@@ -14,8 +14,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import date, timedelta
+from dataclasses import dataclass, replace
 from functools import reduce
 
 from pyspark.sql import DataFrame, SparkSession
@@ -25,12 +24,14 @@ from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.ingest import deduplicate
 from headrace.lake.ingest.assess import assess_day
+from headrace.lake.ingest.day_files import DayFiles
 from headrace.lake.ingest.load_history import LoadRecord
 from headrace.lake.ingest.plan import LoadPlan
 from headrace.lake.ingest.profile import FileProfile, profiles
 from headrace.lake.ingest.tables import may_have_rows, replace_days
 from headrace.lake.ingest.typed_rows import typed
-from headrace.lake.landing import LandingDay
+from headrace.lake.ingest.withhold import withheld_rows
+from headrace.lake.landing import LandingDay, following
 from headrace.lake.sources.formats import FORMATS, SourceFormat
 from headrace.lake.sources.frame import BAD, GOOD, quoted
 from headrace.lake.sources.lines import FileDamaged, LandingBatch, damaged_file_named, one_file_a_task
@@ -48,6 +49,29 @@ class _CheckedDay:
     record: LoadRecord
     #: Undeclared columns that the table has or gets.
     extra: list[str]
+
+
+@dataclass(frozen=True)
+class _Dropped:
+    """Rows that are not loaded: their positions, and how many of each day."""
+
+    rows: DataFrame | None
+    counts: Mapping[str, int]
+
+    @staticmethod
+    def stage(rows: DataFrame | None, folder: Location) -> _Dropped:
+        """Compute them once. `rows`: `_ds`, `_file`, `_line`, `_copy`; None: there are none."""
+        if rows is None:
+            return _Dropped(None, {})
+        staged = _stage(rows.sparkSession, rows, folder)
+        return _Dropped(staged, {r["_ds"]: r["count"] for r in staged.groupBy("_ds").count().collect()})
+
+    def without(self, rows: DataFrame, ds: str | None = None) -> DataFrame:
+        """The others of `rows`, which are of the day `ds` (None: of all days)."""
+        if self.rows is None or not (sum(self.counts.values()) if ds is None else self.counts.get(ds)):
+            return rows
+        mine = self.rows if ds is None else self.rows.where(F.col("_ds") == ds)
+        return rows.join(mine.drop("_ds"), ["_file", "_line", "_copy"], "left_anti")
 
 
 @dataclass(frozen=True)
@@ -69,10 +93,10 @@ class Load:
         for days in self.plan.batches():
             self._load(days)
 
-    def _load(self, days: list[LandingDay]) -> None:
-        batch = LandingBatch(self.spark, self.ctx.spec.source, self.ctx.spec.table, tuple(days))
+    def _load(self, days: list[DayFiles]) -> None:
+        batch = LandingBatch(self.spark, self.ctx.spec.source, self.ctx.spec.table, tuple(d.day for d in days))
         try:
-            self._load_batch(batch)
+            self._load_batch(batch, days)
         except FileDamaged as e:
             damaged = e
         else:
@@ -85,16 +109,14 @@ class Load:
             f"deliver the file again"
         )
 
-    def _load_batch(self, batch: LandingBatch) -> None:
+    def _load_batch(self, batch: LandingBatch, days: list[DayFiles]) -> None:
         tick = time.perf_counter()
         with self._staging() as staging:
             rows = self._read(batch, staging / "rows")
             files = profiles(rows, batch.table, batch)
-            counts: dict[str, int] = {}
-            duplicates = self._duplicates(rows, batch.days)
-            if duplicates is not None:
-                duplicates = _stage(self.spark, duplicates, staging / "duplicates")
-                counts = {r["_ds"]: r["count"] for r in duplicates.groupBy("_ds").count().collect()}
+            deleted = _Dropped.stage(withheld_rows(self.ctx, self.plan, rows, days), staging / "deleted")
+            remaining = deleted.without(rows)
+            duplicates = _Dropped.stage(self._duplicates(remaining, batch.days), staging / "duplicates")
             read = sum(f.read for f in files)
             seconds = time.perf_counter() - tick
             _LOG.info(
@@ -104,17 +126,18 @@ class Load:
                 seconds,
                 f"{read / max(seconds, 1e-9):,.0f}",
             )
-            checked, stopped = self._check_days(batch.days, files, counts)
+            checked, stopped = self._check_days(days, files, duplicates, deleted)
             if checked:
                 any_bad = any(c.record.rows["quarantined"] for c in checked)
                 self._commit_quarantine(rows, [c.day for c in checked], any_bad)
             for c in checked:
-                self._commit_events(rows, duplicates if counts.get(c.day.ds) else None, c)
+                of_day = remaining if deleted.counts.get(c.day.ds) else rows
+                self._commit_events(duplicates.without(of_day, c.day.ds), c)
             if stopped is not None:
                 raise stopped
 
     def _check_days(
-        self, days: tuple[LandingDay, ...], files: list[FileProfile], duplicates: Mapping[str, int]
+        self, days: list[DayFiles], files: list[FileProfile], duplicates: _Dropped, deleted: _Dropped
     ) -> tuple[list[_CheckedDay], UserError | None]:
         """The days up to the first that may not be loaded, and why not."""
         checked: list[_CheckedDay] = []
@@ -122,10 +145,11 @@ class Load:
         for day in days:
             try:
                 of_day = [f for f in files if f.ds == day.ds]
-                record, extra = assess_day(self.ctx, self.plan, day, of_day, duplicates.get(day.ds, 0), existing)
+                counts = duplicates.counts.get(day.ds, 0), deleted.counts.get(day.ds, 0)
+                record, extra = assess_day(self.ctx, self.plan, day, of_day, *counts, existing)
             except UserError as e:
                 return checked, e
-            checked.append(_CheckedDay(day, record, extra))
+            checked.append(_CheckedDay(day.day, record, extra))
             existing |= dict.fromkeys(extra, "string")
         return checked, None
 
@@ -147,7 +171,7 @@ class Load:
         """
         source = _source_format(batch)
         with one_file_a_task(self.spark), damaged_file_named(batch):
-            frames = [typed(frame, batch.table) for frame in source.read(batch)]
+            frames = [typed(frame, batch.source, batch.table) for frame in source.read(batch)]
             rows = _stage(self.spark, reduce(DataFrame.unionByName, frames), folder / "lines")
         return rows if source.finish is None else _stage(self.spark, source.finish(rows, batch), folder / "finished")
 
@@ -157,10 +181,9 @@ class Load:
             return None
         loaded = None
         if spec.source.daily:
-            late = timedelta(days=spec.table.late_days)
-            low, high = date.fromisoformat(days[0].ds) - late, date.fromisoformat(days[-1].ds) + late
+            late = spec.table.late_days
             near = self.spark.read.format("delta").load(str(self.events))
-            near = near.where(F.col("ds").between(low.isoformat(), high.isoformat()))
+            near = near.where(F.col("ds").between(following(days[0].ds, -late), following(days[-1].ds, late)))
             # Days that are loaded and stay: those still to be loaded again are compared when their turn comes.
             pending = {d.ds for d in self.plan.days if d.ds >= days[0].ds}
             near = near.where(~F.col("ds").isin(sorted(pending)))
@@ -179,15 +202,11 @@ class Load:
         bad = bad.select("_source_file", line, "_raw", "_reason", F.col("_ds").alias("ds"))
         replace_days(bad, self.quarantine, names, "")
 
-    def _commit_events(self, rows: DataFrame, duplicates: DataFrame | None, checked: _CheckedDay) -> None:
+    def _commit_events(self, rows: DataFrame, checked: _CheckedDay) -> None:
         tick = time.perf_counter()
         day = checked.day
         _check_unchanged(day)
         good = rows.where((F.col("_ds") == day.ds) & (F.col("_state") == GOOD))
-        if duplicates is not None:
-            good = good.join(
-                duplicates.where(F.col("_ds") == day.ds).drop("_ds"), ["_file", "_line", "_copy"], "left_anti"
-            )
         good = good.select(
             *quoted([c.name for c in self.ctx.spec.table.columns]),
             *(F.try_element_at("_extra", F.lit(name)).alias(name) for name in checked.extra),
@@ -195,9 +214,16 @@ class Load:
             F.col("_line").alias("_source_line"),
             F.col("_ds").alias("ds"),
         )
-        replace_days(good, self.events, [day.ds], checked.record.metadata())
-        counts = ", ".join(f"{name} {n:,}" for name, n in checked.record.rows.items())
+        record = replace(checked.record, quarantine=_newest(self.quarantine))
+        replace_days(good, self.events, [day.ds], record.metadata())
+        counts = ", ".join(f"{name} {n:,}" for name, n in record.rows.items())
         _LOG.info("%s: %s; committed in %.1f s", day.ds, counts, time.perf_counter() - tick)
+
+
+def _newest(table: Location) -> int:
+    version = DeltaLog(table).version
+    assert version is not None
+    return version
 
 
 def _source_format(batch: LandingBatch) -> SourceFormat:

@@ -2,19 +2,27 @@
 
 Read from the table's log without Spark. Where the log no longer reaches back (log retention is set to ten years), a
 day counts as not loaded, and loading it again replaces it.
+
+Others may change loaded days: a person is erased by `DELETE`, files are compacted by `OPTIMIZE`. What they removed
+stays removed: `LoadHistory.state` tells it from damage, which loading again repairs.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any
 
-from headrace.lake.delta.log import DeltaLog
-from headrace.lake.landing import LandingDay, same_files
+import pyarrow.parquet as pq
+
+from headrace.lake.delta.log import Commit, DeltaLog, FileAction, FileKey
+from headrace.storage import Location
 
 _MARK = "headrace.ingest"
+_PARTITION = re.compile(r"(?:^|/)ds=([^/]+)/")
 
 
 @dataclass(frozen=True)
@@ -28,14 +36,23 @@ class LoadRecord:
     declared: str
     #: Fingerprint of the declaration with all its expectations.
     judged: str
-    #: [name, size, mtime_ns] of each file.
+    #: [name, size, SHA-256] of each file (a time in nanoseconds in place of the SHA-256: of an older release).
     files: list[list[Any]]
+    #: read, kept, quarantined, duplicates; where there are such: expanded, deleted (left out:
+    #: headrace.lake.ingest.withhold).
     rows: dict[str, int]
     #: Days that must be loaded again after this load: their duplicates were found by what it replaced.
     then: list[str] = field(default_factory=list)
     drift: list[dict[str, Any]] = field(default_factory=list)
     expectations: list[dict[str, Any]] = field(default_factory=list)
     reasons: dict[str, int] = field(default_factory=dict)
+    #: Modification time of each file, nanoseconds since the epoch: one with the same size and time is not read again
+    #: to know that it is the same.
+    modified: dict[str, int] = field(default_factory=dict)
+    #: Version of the quarantine table that has the bad rows of this load; -1: not known.
+    quarantine: int = -1
+    #: Whether others have deleted rows of the day, before this load or an earlier one.
+    erased: bool = False
     #: Of the commit; not stored in it.
     version: int = -1
 
@@ -46,18 +63,87 @@ class LoadRecord:
         return json.dumps({_MARK: stored}, separators=(",", ":"), ensure_ascii=False)
 
 
-def read(log: DeltaLog) -> dict[str, LoadRecord]:
-    """The newest record of each day."""
-    found: dict[str, LoadRecord] = {}
-    for version, text in log.user_metadata():
-        try:
-            stored = json.loads(text)
-        except ValueError:
-            continue  # somebody else's commit
-        if isinstance(stored, dict) and _MARK in stored:
-            record = LoadRecord(**stored[_MARK], version=version)
-            found.setdefault(record.ds, record)
-    return found
+@dataclass(frozen=True)
+class DayState:
+    """What is left of a load."""
+
+    #: Rows there are now.
+    rows: int
+    #: Commits of others that removed or changed rows, as `DELETE at version 7`.
+    changed_by: tuple[str, ...] = ()
+    #: Why the day must be loaded again: files are gone, rows were added, or the load was undone by RESTORE.
+    damage: str | None = None
+
+
+class LoadHistory:
+    """The loads that the log of the events' table tells of."""
+
+    def __init__(self, log: DeltaLog) -> None:
+        self.log = log
+        self._commits = _commits(log)
+        #: The newest record of each day.
+        self.records: dict[str, LoadRecord] = {}
+        for commit in self._commits:
+            record = _record(commit)
+            if record is not None:
+                self.records.setdefault(record.ds, record)
+
+    def state(self, ds: str) -> DayState:
+        """What became of a loaded day since its load."""
+        record = self.records[ds]
+        live: dict[FileKey, FileAction] = {}
+        changes: list[tuple[Commit, bool]] = []
+        #: Files and changes after each commit.
+        past: list[tuple[frozenset[FileKey], list[tuple[Commit, bool]]]] = []
+        for commit in reversed(self._commits):
+            if commit.version < record.version:
+                continue
+            adds = [a for a in commit.adds if _partition(a) == ds]
+            removes = [r for r in commit.removes if r.key in live]
+            for action in removes:
+                del live[action.key]
+            live |= {a.key: a for a in adds}
+            if commit.version > record.version and (adds or removes):
+                if commit.operation == "RESTORE":
+                    back = next((c for files, c in reversed(past) if files == frozenset(live)), None)
+                    if back is None:
+                        return DayState(0, damage=f"the load was undone by RESTORE at version {commit.version}")
+                    changes = back
+                elif any(a.data_change for a in (*adds, *removes)):
+                    changes = [*changes, (commit, bool(removes))]
+            past.append((frozenset(live), changes))
+        removed = tuple(_describe(c) for c, is_removal in changes if is_removal)
+        counts = [a.rows for a in live.values()]
+        rows = sum(n or 0 for n in counts)
+        lost = [a.path for a in live.values() if not a.path.is_file()]
+        damage = None
+        if lost:
+            damage = f"{lost[0]} is gone"
+        elif not removed and changes:
+            damage = f"rows were added by {_describe(changes[0][0])}"
+        elif None in counts or (not removed and rows != record.rows["kept"]):
+            damage = f"its files hold {rows:,} rows, not {record.rows['kept']:,}"
+        return DayState(rows, removed, damage)
+
+    def last_change(self, ds: str) -> int:
+        """The version that last changed a landing day up to `ds`: what came later is of later days alone."""
+        return _last_change(self._commits, ds)
+
+    def removed_by_others(self, after: int, ds: str) -> str | None:
+        """The first commit after a version by which others removed or changed rows of days up to `ds`."""
+        found = None
+        for commit in self._commits:
+            if commit.version <= after:
+                break
+            removes = [r for r in commit.removes if r.data_change and (_partition(r) or "") <= ds]
+            if removes and _record(commit) is None:
+                found = _describe(commit)
+        return found
+
+
+def last_change(log: DeltaLog, ds: str) -> int:
+    """As `LoadHistory.last_change`, of a table that is partitioned by `ds`."""
+    return _last_change(_commits(log), ds)
 
 
 def row_counts(log: DeltaLog, version: int, days: set[str]) -> dict[str, int] | None:
@@ -71,39 +157,63 @@ def row_counts(log: DeltaLog, version: int, days: set[str]) -> dict[str, int] | 
     for file in files:
         ds = file.partition.get("ds")
         if ds in days:
-            if not file.path.is_file() or file.rows is None:
+            if not file.path.is_file():
                 return None
-            found[str(ds)] = found.get(str(ds), 0) + file.rows
+            rows = file.rows
+            if rows is None:  # a writer without statistics
+                rows = pq.read_metadata(file.path).num_rows - file.deleted
+            found[str(ds)] = found.get(str(ds), 0) + rows
     return found
 
 
-def pending(
-    days: tuple[LandingDay, ...], records: Mapping[str, LoadRecord], declared: str, judged: str, log: DeltaLog
-) -> tuple[list[LandingDay], set[str]]:
-    """What a run has to load.
-
-    Args:
-        days: days with landing files that it covers; the last is the run's own.
-        records: what is loaded.
-        declared: fingerprint of the declaration.
-        judged: the same with all expectations: what the run's own day must have met; days before are not judged anew.
-        log: the log of the events.
-
-    Returns:
-        those of `days` that are not loaded, or from other files, or by another declaration, or are damaged; and other
-        days that are still to be reloaded after an earlier run that was killed (`then`).
-    """
+def _commits(log: DeltaLog) -> tuple[Commit, ...]:
+    """All commits, newest first."""
     version = log.version
-    reloads = {d for e in records.values() for d in e.then if d in records and records[d].version < e.version}
-    todo = []
-    for day in days:
-        record = records.get(day.ds)
-        done = record is not None and same_files(day.files, asdict(record)) and record.declared == declared
-        if day == days[-1] and done and record is not None:
-            done = record.judged == judged
-        if done and record is not None and version is not None:
-            there = row_counts(log, version, {day.ds})
-            done = there is not None and there.get(day.ds, 0) == record.rows["kept"]
-        if not done or day.ds in reloads:
-            todo.append(day)
-    return todo, reloads - {d.ds for d in todo}
+    if version is None:
+        return ()
+    log.check()
+    # Commits never change; another table in the same place has other times.
+    return _read_commits(log.folder, version, log.committed_ns(version))
+
+
+@lru_cache(maxsize=4)
+def _read_commits(folder: Location, version: int, committed_ns: int) -> tuple[Commit, ...]:
+    return tuple(DeltaLog(folder).commits())
+
+
+def _last_change(commits: tuple[Commit, ...], ds: str) -> int:
+    for commit in commits:
+        record = _record(commit)
+        days = {record.ds} if record is not None else set(_days(commit))
+        if any(day <= ds for day in days):
+            return commit.version
+    return commits[-1].version
+
+
+def _record(commit: Commit) -> LoadRecord | None:
+    """The record in a commit; None in somebody else's."""
+    if commit.user_metadata is None:
+        return None
+    try:
+        stored = json.loads(commit.user_metadata)
+    except ValueError:
+        return None
+    if not isinstance(stored, dict) or _MARK not in stored:
+        return None
+    return LoadRecord(**stored[_MARK], version=commit.version)
+
+
+def _days(commit: Commit) -> Iterator[str]:
+    return (_partition(action) or "" for action in (*commit.adds, *commit.removes))
+
+
+def _partition(action: FileAction) -> str | None:
+    """The landing day of a data file; a `remove` may tell it by its path alone."""
+    if action.partition:
+        return action.partition.get("ds")
+    match = _PARTITION.search(str(action.path))
+    return None if match is None else match.group(1)
+
+
+def _describe(commit: Commit) -> str:
+    return f"{commit.operation} at version {commit.version}"

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
+from typing import Any
 
-from headrace.config import Spec
+from headrace.config import Section, Spec
+from headrace.errors import UserError
 from headrace.lake import landing
-from headrace.lake.delta.log import DeltaLog
-from headrace.lake.ingest import load_history
-from headrace.lake.ingest.load_history import LoadRecord
+from headrace.lake.ingest.day_files import DayFiles, day_files
+from headrace.lake.ingest.load_history import LoadHistory, LoadRecord
 from headrace.lake.landing import LandingDay
 from headrace.manifest import fingerprint
 from headrace.stage import Context
@@ -27,60 +27,158 @@ class LoadPlan:
     """The days to load and what is known of those that are loaded."""
 
     #: Oldest first.
-    days: tuple[LandingDay, ...]
+    files: tuple[DayFiles, ...]
     #: The newest record of each day that is loaded.
     records: Mapping[str, LoadRecord]
     #: Fingerprints of the declaration, see LoadRecord.
     declared: str
     judged: str
+    #: Days to load of which others have deleted rows since they were first loaded.
+    erased: frozenset[str]
+    #: Days to load of whose files, where they are unchanged, rows that are not in the table must stay out: others have
+    #: deleted them, or what they repeat on a day nearby.
+    withhold: frozenset[str]
 
-    def batches(self) -> Iterator[list[LandingDay]]:
+    @property
+    def days(self) -> tuple[LandingDay, ...]:
+        """The days to load, oldest first."""
+        return tuple(f.day for f in self.files)
+
+    def batches(self) -> Iterator[list[DayFiles]]:
         """The days in groups of at most BATCH_BYTES, or of one day."""
-        batch: list[LandingDay] = []
-        for day in self.days:
-            if batch and sum(d.size for d in batch) + day.size > BATCH_BYTES:
+        batch: list[DayFiles] = []
+        for files in self.files:
+            if batch and sum(f.day.size for f in batch) + files.day.size > BATCH_BYTES:
                 yield batch
                 batch = []
-            batch.append(day)
+            batch.append(files)
         if batch:
             yield batch
 
 
-def plan_load(ctx: Context, version: int) -> LoadPlan:
+def plan_load(ctx: Context, history: LoadHistory, covered: Sequence[DayFiles], version: int) -> LoadPlan:
     """Compare the landing files with the load history.
 
     Args:
         ctx: of the run.
+        history: of the events' table.
+        covered: the days that the run covers, its own last.
         version: of the stage ingest.
+
+    Raises:
+        UserError: a day must be loaded again and cannot be: its files are gone, or others have deleted rows of it that
+            cannot be known any more.
     """
-    spec = ctx.spec
-    log = DeltaLog(ctx.ws.table(spec.pipeline, "events"))
-    records = load_history.read(log)
-    covered = landing.days(spec.source, ctx.ws, ctx.ds)
-    declared, judged = _declared(spec, version), fingerprint(spec.table.model_dump(mode="json"))
-    pending, reloads = load_history.pending(covered, records, declared, judged, log)
-    names = {d.ds for d in pending}
+    spec, records = ctx.spec, history.records
+    declared, judged = declaration(spec, version), fingerprint(declared_table(spec))
+    reload = {d for r in records.values() for d in r.then if d in records and records[d].version < r.version}
+    found: dict[str, DayFiles] = {}
+    for files in covered:
+        own = files.ds == ctx.ds
+        why = _why_load(files, history, declared, judged if own else None)
+        if why is not None and _can_load(files, why, own):
+            found[files.ds] = files
     if spec.source.daily and spec.table.keys:
-        reloads |= {x for d in names if d in records for x in loaded_after(d, records, spec.table.late_days)} - names
-    for ds in sorted(reloads):
-        day = landing.find(spec.source, ctx.ws, ds)
-        if day.files:
-            pending.append(day)
-        else:
-            _LOG.warning("%s should be loaded again after an earlier day changed, but its landing files are gone", ds)
-    return LoadPlan(tuple(sorted(pending, key=lambda d: d.ds)), records, declared, judged)
+        reload |= {x for d in found if d in records for x in loaded_after(d, records, spec.table.late_days)}
+    for ds in sorted(reload - set(found)):
+        files = day_files(landing.find(spec.source, ctx.ws, ds), records[ds])
+        if _can_load(files, "an earlier day changed", own=False):
+            found[ds] = files
+    days = tuple(found[ds] for ds in sorted(found))
+    erased = frozenset(ds for ds in found if _is_erased(history, ds))
+    withhold = frozenset(f.ds for f in days if f.unchanged and any(_is_erased(history, d) for d in _near(spec, f.ds)))
+    return LoadPlan(days, records, declared, judged, erased, withhold)
 
 
 def loaded_after(ds: str, records: Mapping[str, LoadRecord], late_days: int) -> list[str]:
     """Loaded days within `late_days` after `ds`."""
-    first = date.fromisoformat(ds)
-    near = ((first + timedelta(days=k)).isoformat() for k in range(1, late_days + 1))
-    return [d for d in near if d in records]
+    return [d for d in (landing.following(ds, k) for k in range(1, late_days + 1)) if d in records]
 
 
-def _declared(spec: Spec, version: int) -> str:
+def declaration(spec: Spec, version: int) -> str:
     """All that decides what becomes of a row; not what only stops a day."""
-    table = spec.table.model_dump(mode="json")
+    table, source = declared_table(spec), declared_source(spec)
     table["expectations"] = {"ranges": table["expectations"]["ranges"]}
-    source = spec.source.model_dump(mode="json", exclude={"path", "catch_up_days"})
+    for key in ("path", "catch_up_days"):
+        del source[key]
     return fingerprint({"version": version, "table": table, "source": source})
+
+
+def declared_source(spec: Spec) -> dict[str, Any]:
+    """The section `source` for fingerprints."""
+    return _without_defaults(spec.source, ("timezone", "timestamps"))
+
+
+def declared_table(spec: Spec) -> dict[str, Any]:
+    """The section `table` for fingerprints."""
+    return _without_defaults(spec.table, ("clock_skew_seconds",))
+
+
+def _without_defaults(section: Section, keys: Sequence[str]) -> dict[str, Any]:
+    """Keys that lakes of older releases know nothing of are left out where they change nothing: else every day would be
+    loaded again.
+    """
+    dumped, new = section.model_dump(mode="json"), section.model_dump(include=set(keys), exclude_defaults=True)
+    return {k: v for k, v in dumped.items() if k not in keys or k in new}
+
+
+def _why_load(files: DayFiles, history: LoadHistory, declared: str, judged: str | None) -> str | None:
+    """Why a day is loaded (again), or None. `judged`: of the run's own day; days before are not checked anew.
+
+    Raises:
+        UserError: the table has lost files of a day of which others have deleted rows.
+    """
+    record = files.record
+    if record is None:
+        return "it is not loaded"
+    if files.is_new:
+        if files.gone:
+            _LOG.warning("%s: landing files %s are gone, so their rows go, too", files.ds, ", ".join(files.gone))
+        return "its landing files changed"
+    state = history.state(files.ds)
+    if state.damage is not None:
+        if state.changed_by:
+            raise UserError(
+                f"{files.ds} of {history.log.folder} is damaged ({state.damage}), and rows of it were deleted before "
+                f"({', '.join(state.changed_by)}): loading it again would bring them back. RESTORE the table to a "
+                f"version that is whole, or deliver the day's landing files again without those rows"
+            )
+        _LOG.warning("%s: %s", files.ds, state.damage)
+        return state.damage
+    if state.changed_by:
+        _LOG.warning(
+            "%s: others have changed its rows (%s): %s now, %s when it was loaded; it stays as it is",
+            files.ds,
+            ", ".join(state.changed_by),
+            f"{state.rows:,}",
+            f"{record.rows['kept']:,}",
+        )
+    if record.declared != declared or (judged is not None and record.judged != judged):
+        return "its declaration changed"
+    return None
+
+
+def _can_load(files: DayFiles, why: str, own: bool) -> bool:
+    """Whether the files are there that the day would be loaded from.
+
+    Raises:
+        UserError: they are not, and the day is the run's own.
+    """
+    if files.is_new or not files.gone:
+        return bool(files.day.files)
+    message = f"{files.ds} must be loaded again ({why}), but of its landing files {', '.join(files.gone)} are gone"
+    if own:
+        raise UserError(f"{message}; put them back, or undo the change")
+    _LOG.warning("%s; it stays as it was loaded", message)
+    return False
+
+
+def _is_erased(history: LoadHistory, ds: str) -> bool:
+    """Whether others have deleted rows of a loaded day."""
+    return ds in history.records and (history.records[ds].erased or bool(history.state(ds).changed_by))
+
+
+def _near(spec: Spec, ds: str) -> list[str]:
+    """A day and those on which its duplicates may have been kept."""
+    late = spec.table.late_days if spec.table.keys and spec.source.daily else 0
+    return [landing.following(ds, k) for k in range(-late, late + 1)]

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from headrace.config import Table
-from headrace.lake.ingest.typed_rows import kind_unreadable
+from headrace.config import Source, Table
+from headrace.lake.ingest.typed_rows import event_time, kind_unreadable
 from headrace.lake.sources.frame import BAD, GOOD, LINE_FAULTS, MASK_BITS, SKIPPED, mask_names, quoted
 from headrace.lake.sources.lines import LandingBatch
 
@@ -57,7 +57,7 @@ def profiles(rows: DataFrame, table: Table, batch: LandingBatch) -> list[FilePro
         RuntimeError: lines were lost or not numbered one by one; nothing may be committed then.
     """
     found = [FileProfile(ds, file.name) for ds, file in batch.files]
-    extras = _count(rows, table, found)
+    extras = _count(rows, table, batch.source, found)
     if any(f.bad for f in found):
         _reasons(rows, table, found)
     if not extras:
@@ -69,7 +69,7 @@ def profiles(rows: DataFrame, table: Table, batch: LandingBatch) -> list[FilePro
     return found
 
 
-def _count(rows: DataFrame, table: Table, found: list[FileProfile]) -> int:
+def _count(rows: DataFrame, table: Table, source: Source, found: list[FileProfile]) -> int:
     """Fill in all that one aggregate gives; the number of rows with undeclared columns."""
     extras = 0
     state, columns = F.col("_state"), [c.name for c in table.columns]
@@ -88,7 +88,7 @@ def _count(rows: DataFrame, table: Table, found: list[FileProfile]) -> int:
         *(F.count(q).alias(f"c{i}") for i, q in enumerate(quoted(columns))),
     ]
     if table.event_time:
-        time = F.col(quoted([table.event_time])[0]).cast("timestamp")
+        time = event_time(table.event_time, source)
         aggregates.append(F.max(F.when(good, F.unix_micros(time))).alias("newest"))
     for row in rows.groupBy("_file").agg(*aggregates).collect():
         if row["_file"] is None or row["lines"] != row["last"]:

@@ -7,7 +7,9 @@ nothing raises (Spark 4's ANSI casts would). What counts as readable is narrower
   int, bigint      an optional sign and decimal digits, within the type's range
   float, double    decimal or scientific notation, finite
   boolean          true, false, t, f, yes, no, y, n, 1, 0
-  timestamp        ISO 8601 date, or date and time (`T` or a blank between), fraction and offset optional; UTC without
+  timestamp        ISO 8601 date, or date and time (`T` or a blank between), fraction and offset optional; without an
+                   offset in `source.timezone`. A column of `source.timestamps`: seconds or milliseconds since 1970, as
+                   decimal or scientific notation, of the years 1 to 9999
   date             yyyy-MM-dd
   array<...>       each element by its type; null elements stay
 """
@@ -19,12 +21,16 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from headrace.config import Table
+from headrace.config import EpochUnit, Source, Table
 from headrace.errors import UserError
 from headrace.lake.sources.frame import BAD, GOOD, SKIPPED, mask_names, quoted
 from headrace.schema import Column as Declared
 
 _TIMESTAMP = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.]\d{1,9})?)?( ?(Z|[+-]\d{2}(:?\d{2})?))?)?$"
+_NO_OFFSET = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.]\d{1,9})?)?)?$"
+_EPOCH = r"^[+-]?\d+([.]\d+)?([eE][+]?\d{1,2})?$"
+#: Microseconds since 1970 at the beginning of year 1 and the end of year 9999.
+_FIRST_MICROS, _LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
 _DATE = r"^\d{4}-\d{2}-\d{2}$"
 #: Java reads `1d`, `1f`, `0x1p3` and `NaN`.
 _NO_NUMBER = "[A-DF-Za-df-z]"
@@ -39,7 +45,7 @@ def kind_unreadable(column: Declared) -> str:
 
 
 def check_table(table: Table) -> None:
-    """Refuse declarations that rows cannot be judged by.
+    """Refuse declarations that rows cannot be checked by.
 
     Raises:
         UserError: a reserved name, a range of a column that has no order, an event time that is no time.
@@ -57,8 +63,8 @@ def check_table(table: Table) -> None:
         )
 
 
-def typed(frame: DataFrame, table: Table) -> DataFrame:
-    """A reader's frame with its columns typed and each row judged.
+def typed(frame: DataFrame, source: Source, table: Table) -> DataFrame:
+    """A reader's frame with its columns typed and the state of each row.
 
     Returns:
         `_file`, `_ds`, `_source_file`, `_line`, `_copy`; `_state` int (GOOD, BAD, SKIPPED); the declared columns;
@@ -66,9 +72,9 @@ def typed(frame: DataFrame, table: Table) -> DataFrame:
         `_kinds` array<struct<kind string, value string>>.
     """
     columns = table.columns
-    values = [_cast(frame, i, c).alias(c.name) for i, c in enumerate(columns)]
+    values = [_cast(frame, i, c, source).alias(c.name) for i, c in enumerate(columns)]
     frame = frame.select("*", *values)
-    wrong = _wrong(frame, table)
+    wrong = _wrong(frame, source, table)
     bad = F.col("_broken").isNotNull() | reduce(lambda a, b: a | b, (w.when for w in wrong), F.lit(False))
     state = F.when(F.col("_skip"), SKIPPED).when(F.coalesce(bad, F.lit(True)), BAD).otherwise(GOOD)
     frame = frame.select("*", state.alias("_state"))
@@ -102,7 +108,7 @@ class _Wrong:
         self.when, self.kind, self.reason, self.value = when, kind, reason, value
 
 
-def _wrong(frame: DataFrame, table: Table) -> list[_Wrong]:
+def _wrong(frame: DataFrame, source: Source, table: Table) -> list[_Wrong]:
     found = []
     there = set(frame.columns)
     for i, c in enumerate(table.columns):
@@ -128,12 +134,12 @@ def _wrong(frame: DataFrame, table: Table) -> list[_Wrong]:
         reason = F.concat(F.lit(f"{column}: "), text, F.lit(f" is {span}"))
         found.append(_Wrong(F.coalesce(outside, F.lit(False)), f"{column}: {span}", reason, text))
     if table.event_time:
-        found += _untimely(table.event_time, table.late_days)
+        found += _untimely(table.event_time, source, table.late_days)
     return found
 
 
-def _untimely(column: str, late_days: int) -> list[_Wrong]:
-    time = _column(column).cast("timestamp")
+def _untimely(column: str, source: Source, late_days: int) -> list[_Wrong]:
+    time = event_time(column, source)
     text = time.cast("string")
     late, future = F.coalesce(time < F.col("_from"), F.lit(False)), F.coalesce(time >= F.col("_to"), F.lit(False))
     too_late, too_early = f"more than {late_days} day{'' if late_days == 1 else 's'} late", "after the end of the day"
@@ -143,14 +149,42 @@ def _untimely(column: str, late_days: int) -> list[_Wrong]:
     ]
 
 
-def _cast(frame: DataFrame, i: int, column: Declared) -> Column:
+def _cast(frame: DataFrame, i: int, column: Declared, source: Source) -> Column:
     ready = f"_v{i}" if f"_v{i}" in frame.columns else f"_t{i}"
     if column.type.startswith("array"):
         element = column.type[len("array<") : -1]
         if element == "string":
             return F.col(ready)
         return F.transform(ready, lambda e: _scalar(e, element))
+    if column.name in source.timestamps:
+        return _since_1970(F.col(ready), source.timestamps[column.name])
+    if column.type == "timestamp":
+        return _timestamp(F.col(ready), source.timezone)
     return _scalar(F.col(ready), column.type)
+
+
+def _timestamp(text: Column, timezone: str) -> Column:
+    value = F.when(text.rlike(_TIMESTAMP), text.try_cast("timestamp"))
+    if timezone == "UTC":
+        return value
+    # The session's time zone is UTC: what has no offset was read as UTC.
+    return F.when(text.rlike(_NO_OFFSET), F.to_utc_timestamp(value, F.lit(timezone))).otherwise(value)
+
+
+def _since_1970(text: Column, unit: EpochUnit) -> Column:
+    digits, factor = (6, 1_000_000) if unit == "epoch_seconds" else (3, 1_000)
+    number = F.when(text.rlike(_EPOCH), text.try_cast(f"decimal(24,{digits})"))
+    micros = (number * F.lit(factor)).try_cast("bigint")
+    return F.when(micros.between(_FIRST_MICROS, _LAST_MICROS), F.timestamp_micros(micros))
+
+
+def event_time(column: str, source: Source) -> Column:
+    """The instant of a row's event: a date's begins at midnight in the source's time zone."""
+    value = _column(column)
+    if source.timezone == "UTC":
+        return value.cast("timestamp")
+    local = F.to_utc_timestamp(value.cast("timestamp"), F.lit(source.timezone))
+    return F.when(F.typeof(value) == "date", local).otherwise(value.cast("timestamp"))
 
 
 def _scalar(text: Column, type_: str) -> Column:
@@ -160,9 +194,8 @@ def _scalar(text: Column, type_: str) -> Column:
         number = F.when(~text.rlike(_NO_NUMBER), text.try_cast(type_))
         # NaN is above infinity in Spark's order.
         return F.when(F.abs(number) < F.lit(float("inf")).cast(type_), number)
-    if type_ in ("timestamp", "date"):
-        pattern = _TIMESTAMP if type_ == "timestamp" else _DATE
-        return F.when(text.rlike(pattern), text.try_cast(type_))
+    if type_ == "date":
+        return F.when(text.rlike(_DATE), text.try_cast(type_))
     return text.try_cast(type_)
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Source, Table
-from headrace.lake.landing import LandingDay, LandingFile
+from headrace.lake.landing import LandingDay, LandingFile, following, midnight
 from headrace.lake.session import spark_settings
 
 #: Place of a row within its partition: see monotonically_increasing_id in Spark's documentation.
@@ -102,9 +102,8 @@ class LandingBatch:
 
     def _known(self, i: int) -> tuple[Any, ...]:
         ds, file = self.files[i]
-        day = date.fromisoformat(ds)
-        end = datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
-        start = end - timedelta(days=1 + self.table.late_days) if self.source.daily else None
+        end = midnight(self.source, following(ds)) + timedelta(seconds=self.table.clock_skew_seconds)
+        start = midnight(self.source, following(ds, -self.table.late_days)) if self.source.daily else None
         assert self.spark._jvm is not None
         uri = self.spark._jvm.java.io.File(str(file.path)).toURI().toString()
         return (uri, i, ds, file.name, start, end)

@@ -194,7 +194,7 @@ def _seconds(batch: LandingBatch, texts: Mapping[str, Column]) -> dict[str, Colu
     if type_ != "timestamp":
         return {}
     time: Callable[[Column], Column] = F.timestamp_seconds
-    return {"ts": F.date_format(time(texts["ts"].try_cast("bigint")), "yyyy-MM-dd HH:mm:ss")}
+    return {"ts": F.date_format(time(texts["ts"].try_cast("bigint")), "yyyy-MM-dd'T'HH:mm:ss'Z'")}
 
 
 def _union(frames: list[DataFrame]) -> DataFrame:
