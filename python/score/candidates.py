@@ -12,8 +12,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Entity, Spec
-from headrace.errors import UserError
-from headrace.features.build.prepared_rows import first_day, within
+from headrace.features.build.events import events_of_window, read_events
+from headrace.features.build.prepared_rows import within
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import spark_micros
 from headrace.features.layout.split import SPLIT, split_rows
@@ -21,16 +21,7 @@ from headrace.features.table_ops.base import DAY, FILE, LINE, PROBE
 from headrace.features.table_ops.external import Reader
 from headrace.features.table_ops.preparation import Preparation, midnight
 from headrace.features.types import ValueType
-from headrace.manifest import Output
 from headrace.stage import Context
-
-
-def events_output(ctx: Context) -> Output:
-    """The events' table at the version that ingest's manifest pins."""
-    found = [o for o in ctx.upstream["ingest"].outputs if o.kind == "delta" and o.name.endswith("/events")]
-    if not found:
-        raise UserError(f"ingest's manifest of {ctx.ds} names no events table; run ingest again")
-    return found[0]
 
 
 @dataclass(frozen=True)
@@ -48,17 +39,8 @@ class Active:
 
     @staticmethod
     def of(ctx: Context, spark: SparkSession) -> Active:
-        """With a split by time: from the first day of the training window up to ds. Else: the newest snapshot up to ds,
-        or all days of a daily source."""
-        spec, pinned = ctx.spec, events_output(ctx)
-        path = ctx.ws.locate(pinned.name)
-        events = spark.read.format("delta").option("versionAsOf", int(pinned.version)).load(str(path))
-        events = events.where(F.col("ds") <= ctx.ds)
-        if not spec.source.daily:
-            newest = events.agg(F.max("ds")).collect()[0][0]
-            events = events.where(F.col("ds") == F.lit(newest))
-        elif spec.features.split.by == "time":
-            events = events.where(F.col("ds") >= spec.first_landing_day(first_day(spec, ctx.ds)))
+        """Those of `events_of_window`."""
+        spec, events = ctx.spec, events_of_window(ctx, read_events(ctx, spark))
         leading, rest = Preparation.from_spec(spec).split(serving=True)
         # The tables that the dataset was made with, not those of today.
         tables = (*leading.externals, *rest.externals)

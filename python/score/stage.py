@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import Score, Spec
 from headrace.errors import UserError
+from headrace.features.build.events import events_output
 from headrace.features.functions.spark_expressions import col
 from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.workflow.fitted import FittedWorkflow
@@ -30,7 +31,7 @@ from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
 from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import read_meta
 from headrace.score.blocks import SEEN, TaskInputs, score_batches
-from headrace.score.candidates import Active, events_output, seen
+from headrace.score.candidates import Active, seen
 from headrace.score.pair_features import PairFeatures, check_columns, check_pair_features, context_scalars
 from headrace.stage import Context, Result, Stage
 from headrace.storage import Location

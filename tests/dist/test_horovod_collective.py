@@ -17,14 +17,14 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from headrace.config import EmbeddingOptimizer, Model, Optimizer
 from headrace.comm.base import Collective, LocalCollective
 from headrace.comm.threads import run_ranks
-from headrace.embeddings.dynamic.tables import DynamicEmbeddings
+from headrace.config import EmbeddingOptimizer, Model, Optimizer
 from headrace.embeddings.dynamic.spec import DynamicSpec
-from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
+from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.lookup.handle import LookupHandle
 from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
 from headrace.models.dlrm import DLRM
 from headrace.models.saved import load_dlrm, save_model
 from headrace.schema import DatasetSchema, Feature, Kind
@@ -148,7 +148,9 @@ def wide(c: Collective, ranks_per_node: int) -> tuple[list[list[float]], list[di
     lookups = (Lookup("large", "large", 2, True), Lookup("bytes", "bytes", 3, True, "mean"), Lookup("whole", "whole"))
     blocks = [b for t in tables for b in blocks_for(t, "table_wise" if t.name == "whole" else "row_wise", c.world.size)]
     raw = DynamicEmbeddings([DynamicSpec("raw", 4, admit_after=2, max_rows=8)], c, seed=1)
-    embeddings = ShardedEmbeddings(Plan(tables, lookups, tuple(blocks), c.world.size, "fp32", ranks_per_node), c, 1, dynamic=raw)
+    embeddings = ShardedEmbeddings(
+        Plan(tables, lookups, tuple(blocks), c.world.size, "fp32", ranks_per_node), c, 1, dynamic=raw
+    )
     optimizer = EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.1)
     for x in (embeddings, raw):
         x.configure_optimizer(optimizer)

@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves, tree_map
 
-from headrace.config import EmbeddingOptimizer
 from headrace.comm.base import Collective, LocalCollective, PeerLost
 from headrace.comm.shared_memory import SharedCollective, shared
 from headrace.comm.threads import run_ranks
-from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
+from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
 
 KINDS = ["table_wise", "row_wise", "column_wise", "data_parallel"]
 
@@ -134,9 +134,7 @@ def launch(size: int, meeting: Path, main: Callable[..., None]) -> list[Any]:
     return [found[rank] for rank in range(size)]
 
 
-def test_host_tensors_go_by_way_of_the_gpu_where_nccl_is_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_host_tensors_go_by_way_of_the_gpu_where_nccl_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL's part is played by gloo, which here refuses tensors of the host as NCCL does."""
     from headrace.comm import torch_dist
     from tests.gpu.pretended import ELSEWHERE, Elsewhere, pretend, unwrap
@@ -175,7 +173,9 @@ def test_which_groups_take_host_tensors(
     assert _staging_device(None) == expected
 
 
-@pytest.mark.parametrize(("size", "main"), [(2, rank_main), (3, rank_main), (2, shared_rank_main), (3, shared_rank_main)])
+@pytest.mark.parametrize(
+    ("size", "main"), [(2, rank_main), (3, rank_main), (2, shared_rank_main), (3, shared_rank_main)]
+)
 def test_processes_say_and_learn_what_threads_do(size: int, main: Callable[..., None], tmp_path: Path) -> None:
     got = launch(size, tmp_path / "meeting", main)
     for (told, weights), (expected, same) in zip(got, run_ranks(size, report), strict=True):

@@ -16,17 +16,17 @@ import torch
 from pyspark.sql import SparkSession
 
 from headrace import registry
-from headrace.config import Spec, build_spec
 from headrace.comm.threads import run_ranks
+from headrace.config import Spec, build_spec
 from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import load_dlrm
 from headrace.schema import DatasetSchema
 from headrace.stage import run_stage
 from headrace.train import stage as module
+from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.job import Job
 from headrace.train.loop.run import train
-from headrace.train.callbacks.progress import ProgressEvent
 from headrace.workspace import Workspace
 
 DS = "2026-01-10"
@@ -47,9 +47,7 @@ def spec_of(**train: Any) -> Spec:
             "pipeline": "clicks",
             "source": {"format": "clicks", "path": "{ds}"},
             "table": {"columns": [{"name": "click", "type": "int"}, {"name": "row"}, {"name": "query"}]},
-            "features": {
-                "label": "click", "workflow": [], "split": {"by": "position"}, "carried": ["row", "query"],
-            },
+            "features": {"label": "click", "workflow": [], "split": {"by": "position"}, "carried": ["row", "query"]},
             "model": {"embedding_dim": 4, "bottom_mlp": [8], "top_mlp": [16]},
             "train": {**settings, **train},
             "spark": {"driver_memory": "1g"},
@@ -58,17 +56,29 @@ def spec_of(**train: Any) -> Spec:
 
 
 def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
-    spark: SparkSession, ws: Workspace, make_dataset: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch,
+    spark: SparkSession,
+    ws: Workspace,
+    make_dataset: Callable[..., Manifest],
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     features = with_raw_ids(make_dataset(ws, train=4_000, valid=1_000, rank=30), "item")
     features.save(ws.manifest("clicks", DS, "features"))
     tables = {
-        "kind": "adagrad", "dynamic": {"item": {"admit_after": 3}}, "schedule": {"kind": "cosine", "warmup_steps": 60}
+        "kind": "adagrad",
+        "dynamic": {"item": {"admit_after": 3}},
+        "schedule": {"kind": "cosine", "warmup_steps": 60},
     }
     spec = spec_of(
-        ranks=2, rank_group="query", rank_k=3, batch_size=80, epochs=8, checkpoint_steps=50, retries=2,
-        deadline_seconds=8, embeddings=tables,
+        ranks=2,
+        rank_group="query",
+        rank_k=3,
+        batch_size=80,
+        epochs=8,
+        checkpoint_steps=50,
+        retries=2,
+        deadline_seconds=8,
+        embeddings=tables,
     )
     torch.set_num_threads(1)
     whole = Job(
@@ -101,7 +111,8 @@ def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
     assert re.search(
         # Where it was when it was stopped, in a step, an evaluation or a checkpoint, is chance.
         r"rank 0 waited \d+ s at step \d+ in .*missing: rank 1 \(process \d+ on \S+\) was at step \d+ \(\w+\), and "
-        r"has not reported for .*attempt 3 of 3 resumes from step", caplog.text,
+        r"has not reported for .*attempt 3 of 3 resumes from step",
+        caplog.text,
     )
     stopped = re.search(r"asked to stop: training stopped after step (\d+) of 400 with a checkpoint", caplog.text)
     assert stopped is not None

@@ -25,10 +25,10 @@ from typing import Any
 
 from headrace.errors import UserError
 from headrace.features.engines.arrow.lake_rows import LakeRows
+from headrace.features.layout.files import ColumnCounts, FilePlan, Written, WrittenDataset, plan_files
 from headrace.features.layout.split_rule import TimeRule, day_name
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
-from headrace.features.layout.files import ColumnCounts, FilePlan, Written, WrittenDataset, plan_files
 from headrace.manifest import Input, Manifest, fingerprint
 from headrace.stage import Context
 from headrace.storage import local

@@ -9,11 +9,11 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec
-from headrace.features.types import ValueType, declared
 from headrace.features.engines.arrow.fit import FileFit
 from headrace.features.engines.arrow.lake_rows import LakeRows, View, lake_rows
 from headrace.features.layout.split import SplitRows, check_counts, time_ranges
 from headrace.features.layout.split_rule import columns_of
+from headrace.features.types import ValueType, declared
 from headrace.features.vocabulary.delta_table import Vocabularies
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow

@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import json
-import logging
-import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
-
-from headrace.storage import local
-from headrace.config import Spec
 from headrace.dataset.parquet.layout import LISTING
-from headrace.errors import UserError
-from headrace.features.build import append
-from headrace.features.build.lake_files import files_of_day, fit_files
-from headrace.features.engines.arrow.lake_rows import LakeRows
-from headrace.features.build.prepared_rows import day_rows, external_inputs, first_day
-from headrace.features.layout.split import SPLIT, SplitRows, check_rows
+from headrace.features.layout.files import ColumnCounts, Written, WrittenDataset
+from headrace.features.layout.split import SplitRows
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.features.workflow.workflow import Workflow
-from headrace.features.engines.arrow.write_lake import write_encoded
-from headrace.features.layout.files import ColumnCounts, Engine, Written, WrittenDataset, plan_files
-from headrace.lake.delta.log import DeltaLog
-from headrace.lake.session import session
-from headrace.manifest import Input, Manifest, Output
 from headrace.schema import Kind
-from headrace.stage import Context, Result
+from headrace.storage import local
 
 
 def complete(folder: Path, files: list[Written], counts: Mapping[str, int]) -> None:
@@ -59,6 +41,7 @@ def facts_of(
     counts: Mapping[str, int],
     written: WrittenDataset,
 ) -> dict[str, Any]:
+    """What the manifest says of a dataset: splits, vocabularies, and rates of what is missing and out of vocabulary."""
     by_split = {s: [f for f in written.files if f.name.startswith(f"{s}/")] for s in rows.splits}
     columns = []
     for feature in fitted.features:

@@ -15,13 +15,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from headrace.config import Spec
-from headrace.features.functions.timestamps import spark_micros
-from headrace.features.types import declared
-from headrace.features.layout.split import SplitRows, split_rows, time_ranges
 from headrace.features.functions.spark_expressions import col
+from headrace.features.functions.timestamps import spark_micros
+from headrace.features.layout.split import SplitRows, split_rows, time_ranges
+from headrace.features.table_ops.base import PROBE
 from headrace.features.table_ops.external import Reader, pin
 from headrace.features.table_ops.preparation import Preparation, midnight, train_rows
-from headrace.features.table_ops.base import PROBE
+from headrace.features.types import declared
 from headrace.manifest import Input
 from headrace.stage import Context
 from headrace.workspace import Workspace

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -13,29 +12,25 @@ from typing import Any, Protocol
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headrace.storage import local
 from headrace.config import Spec
-from headrace.dataset.parquet.layout import LISTING
 from headrace.errors import UserError
 from headrace.features.build import append
+from headrace.features.build.events import events_of_window, events_output, read_events
+from headrace.features.build.lake_files import files_of_day, fit_files
 from headrace.features.build.listing import complete, facts_of
 from headrace.features.engines.arrow import write_frame
+from headrace.features.engines.arrow.lake_rows import LakeRows
+from headrace.features.engines.arrow.write_lake import write_encoded
 from headrace.features.engines.spark import write as spark_write
 from headrace.features.engines.spark.fit import fit
-from headrace.features.build.lake_files import files_of_day, fit_files
-from headrace.features.engines.arrow.lake_rows import LakeRows
-from headrace.features.build.prepared_rows import day_rows, external_inputs, first_day
+from headrace.features.layout.files import Engine, FilePlan, WrittenDataset, plan_files
 from headrace.features.layout.split import SPLIT, SplitRows, check_rows
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
-from headrace.features.engines.arrow.write_lake import write_encoded
-from headrace.features.layout.files import Engine, FilePlan, Written, WrittenDataset, plan_files
-from headrace.lake.delta.log import DeltaLog
-from headrace.lake.session import session
-from headrace.manifest import Input, Manifest, Output
-from headrace.schema import Kind
+from headrace.manifest import Manifest, Output
 from headrace.stage import Context, Result
+from headrace.storage import local
 
 _LOG = logging.getLogger("headrace.features")
 
@@ -99,8 +94,14 @@ def write_dataset(
 
 
 def build(
-    ctx: Context, workflow: Workflow, rows: SplitRows, spark: SparkSession, count: CountStatistics, after: Callable[[str], None]
+    ctx: Context,
+    workflow: Workflow,
+    rows: SplitRows,
+    spark: SparkSession,
+    count: CountStatistics,
+    after: Callable[[str], None],
 ) -> Result:
+    """Fit the workflow, write the dataset whole and count its statistics. `after` is told each step that has ended."""
     spec, f = ctx.spec, ctx.spec.features
     vocabularies = vocabularies_of(ctx, spark)
     with day_files(ctx, workflow, rows) as files, vocabularies.in_background():
@@ -212,18 +213,10 @@ def _result(
     )
 
 
-def events_output(ctx: Context) -> Output:
-    try:
-        return next(o for o in ctx.upstream["ingest"].outputs if o.kind == "delta" and o.name.endswith("/events"))
-    except StopIteration:
-        raise UserError(f"ingest's manifest of {ctx.ds} names no events table; run ingest again") from None
-
-
 def day_events(ctx: Context, workflow: Workflow, spark: SparkSession) -> DataFrame:
     """The pinned events that a dataset of `ds` may see."""
     spec, pinned = ctx.spec, events_output(ctx)
-    path = ctx.ws.home / pinned.name
-    events = spark.read.format("delta").option("versionAsOf", int(pinned.version)).load(str(path))
+    events = read_events(ctx, spark)
     there = dict(events.dtypes)
     wanted = {*workflow.input_columns, *workflow.carried_columns, f"{workflow.label_column}"}
     for declared in spec.table.columns:
@@ -234,14 +227,7 @@ def day_events(ctx: Context, workflow: Workflow, spark: SparkSession) -> DataFra
                 f"column '{column}' is declared {declared.type}, but {pinned.name} (version {pinned.version}) has it "
                 f"as {found}; run ingest again"
             )
-    if spec.source.daily:
-        events = events.where(F.col("ds") <= ctx.ds)
-        if spec.features.split.by == "time":
-            events = events.where(F.col("ds") >= spec.first_landing_day(first_day(spec, ctx.ds)))
-        return events
-    # Each run's day of a snapshot source holds all of it.
-    newest = events.where(F.col("ds") <= ctx.ds).agg(F.max("ds")).collect()[0][0]
-    return events.where(F.col("ds") == F.lit(newest))
+    return events_of_window(ctx, events)
 
 
 def day_files(ctx: Context, workflow: Workflow, rows: SplitRows) -> AbstractContextManager[LakeRows | None]:

@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from typing import Any, Protocol
-
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from typing import Any
 
 from headrace.config import Spec
 from headrace.dataset.parquet.layout import LISTING
 from headrace.errors import UserError
 from headrace.features.build import append
-from headrace.features.build.run import CountStatistics, append_day, build, day_events, engine_of, events_output
-from headrace.features.build.lake_files import files_of_day, fit_files
-from headrace.features.engines.arrow.lake_rows import LakeRows
-from headrace.features.build.prepared_rows import day_rows, external_inputs, first_day
-from headrace.features.layout.split import SPLIT, SplitRows, check_rows
-from headrace.features.vocabulary.delta_table import VocabularyTable, again_if_overtaken
-from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.features.build.events import events_output
+from headrace.features.build.prepared_rows import day_rows, external_inputs
+from headrace.features.build.run import CountStatistics, append_day, build, day_events, engine_of
+from headrace.features.vocabulary.delta_table import again_if_overtaken
 from headrace.features.workflow.workflow import Workflow
-from headrace.features.engines.arrow.write_lake import write_encoded
-from headrace.features.layout.files import ColumnCounts, Engine, Written, WrittenDataset, plan_files
-from headrace.features.build.run import write_dataset
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.session import session
-from headrace.manifest import Input, Manifest, Output
-from headrace.schema import Kind
+from headrace.manifest import Input, Manifest
 from headrace.stage import Context, Result, Stage
-from headrace.storage import local
 
 _LOG = logging.getLogger("headrace.features")
 
@@ -118,10 +104,11 @@ class BuildFeatures(Stage):
                 return again_if_overtaken(lambda: append_day(ctx, workflow, rows, spark, count, self.version))
             return again_if_overtaken(lambda: build(ctx, workflow, rows, spark, count, self._after))
 
-
     def _counting(self, spec: Spec) -> CountStatistics:
         if spec.drift is None:
             return lambda *_, **__: ()
         if self._count_statistics is None:
-            raise RuntimeError("the spec has a section `drift`: this stage needs headrace.drift.count_day to count for it")
+            raise RuntimeError(
+                "the spec has a section `drift`: this stage needs headrace.drift.count_day to count for it"
+            )
         return self._count_statistics
