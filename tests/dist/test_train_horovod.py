@@ -142,7 +142,7 @@ def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
     assert load_predictor(saved).schema == features.dataset_schema
     found = registry.champion(ws, "clicks")
     assert found is not None
-    assert (found.key, found.source, found.ds) == (outcome.manifest.key, saved, DS)
+    assert (found.key, found.source.local_path(), found.ds) == (outcome.manifest.key, saved, DS)
     assert found.metrics["auc"] == pytest.approx(facts["metrics"]["auc"])
     assert facts["registered"] == {"name": "clicks", "version": found.version}
 

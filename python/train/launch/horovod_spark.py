@@ -73,7 +73,7 @@ def launch(
         marks: when each part of the start was over (headrace.train.launch.startup).
 
     Raises:
-        UserError: what a rank has to say to the user (not tried again), or fewer slots than ranks.
+        UserError: what a rank has to say to the user (not attempted again), or fewer slots than ranks.
         DiskFull: no room for a checkpoint or the model, in the last attempt.
         Diverged: a loss or gradient is not finite, in the last attempt or twice at the same step.
         SystemExit, KeyboardInterrupt: this process was asked to stop; the ranks have left a checkpoint, if they could.
