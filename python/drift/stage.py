@@ -211,7 +211,7 @@ def _stopped(ctx: Context, stops: Sequence[tuple[ColumnDrift, Breach]]) -> str:
 
 
 def _section(spec: Spec) -> Drift:
-    assert spec.drift is not None, "applies() says no"
+    assert spec.drift is not None, "headrace.stages: no stage without the section"
     return spec.drift
 
 
