@@ -71,13 +71,13 @@ def run(
         require_stage(spec, named[0])
     states: dict[str, str] = {}
     for number, stage in enumerate(stages, 1):
-        place = f"[{number}/{len(stages)}] {stage.name}"
+        label = f"[{number}/{len(stages)}] {stage.name}"
         reason = check_stage(stage, spec, ws, day)
         if reason is None:
             states[stage.name] = "nothing to do"
-            out.print(f"{place}: already done with the same inputs; nothing to do", markup=False)
+            out.print(f"{label}: already done with the same inputs; nothing to do", markup=False)
             continue
-        out.print(f"[bold]{escape(place)}[/]: {escape(reason)}", soft_wrap=True)
+        out.print(f"[bold]{escape(label)}[/]: {escape(reason)}", soft_wrap=True)
         code = submit(stage.name, pipeline, spec, ws, day, overrides)
         if code != EXIT_DONE:
             _explain_failure(stage.name, code, ws.log(spec.pipeline, day, stage.name))
