@@ -105,7 +105,7 @@ void forward(const Source& source, int64_t batch, float* out, int threads) {
 }
 
 // The lines of rows that come next: asked for one after the other, for the processor has room for few under way.
-struct Ahead {
+struct Prefetched {
   static constexpr int kMost = 64;
   const float* read[kMost];
   const float* write[kMost];
@@ -126,7 +126,7 @@ struct Ahead {
 // The gradient of vectors `from` to `from + kRows`, columns c to c + kColumns * kLanes: sum over j of g[i][j] x_j.
 template <int kRows, int kColumns>
 void gradient_tile(const Vectors& x, const float* g, int64_t n, int64_t from, int64_t c, const Place* out,
-                   const Ahead& ahead) {
+                   const Prefetched& ahead) {
   Lanes sum[kRows][kColumns] = {};
   for (int64_t j = 0; j < n; ++j) {
     if (c == 0) ahead.ask(j);
@@ -145,7 +145,7 @@ void gradient_tile(const Vectors& x, const float* g, int64_t n, int64_t from, in
 
 template <int kRows>
 void gradient_rows(const Vectors& x, const float* g, int64_t n, int64_t from, const Place* out,
-                   const Ahead& ahead) {
+                   const Prefetched& ahead) {
   int64_t c = 0;
   for (; c + 4 * kLanes <= x.width; c += 4 * kLanes) gradient_tile<kRows, 4>(x, g, n, from, c, out, ahead);
   for (; c + kLanes <= x.width; c += kLanes) gradient_tile<kRows, 1>(x, g, n, from, c, out, ahead);
@@ -181,7 +181,7 @@ void backward(const Source& source, const float* grad, int64_t batch, float* gra
       for (int64_t i = 1; i < n; ++i)
         for (int64_t j = 0; j < i; ++j) g[size_t(i * n + j)] = g[size_t(j * n + i)] = *pair++;
       auto following = [&](int64_t from, int64_t until) {
-        Ahead found;
+        Prefetched found;
         for (int64_t i = from; b + 1 < end && i < until; ++i)
           found.add(source.at ? source.of(b + 1, i) : nullptr, to ? place(b + 1, i).row : nullptr, width);
         return found;

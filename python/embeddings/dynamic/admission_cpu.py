@@ -6,7 +6,7 @@ import numpy as np
 
 from headrace.embeddings.kernels.id_map_cpu import SLOT_BYTES, IdMap, Ids, slots_for
 
-#: Columns of a table of sightings: int64.
+#: Columns of a table of frequency counts: int64.
 ID, FREQUENCY, LAST_SEEN = 0, 1, 2
 #: Bytes of an id's record.
 RECORD_BYTES = 24

@@ -115,7 +115,7 @@ class Load:
     sent: Vector
     received: Vector
     #: Bytes read and written in the rank's own memory.
-    traffic: Vector
+    memory_traffic: Vector
     #: Bytes that each rank puts into the all-reduce of replicated tables, the rank's share of its ring.
     reduced: Vector
     #: Cached tables in host memory, and the bytes of their rows that come from there and go back.
@@ -145,7 +145,7 @@ class Load:
             np.maximum(moved * inside / settings.node_gbps, moved * (1 - inside) / settings.network_gbps) / 1e9
         )
         messages = 3 * bool(self.sent.any()) + bool(self.reduced.any())
-        moved_here = self.traffic / settings.memory_gbps + self.carried / settings.host_gbps
+        moved_here = self.memory_traffic / settings.memory_gbps + self.carried / settings.host_gbps
         return comm_seconds + moved_here / 1e9 + messages * settings.latency_us * 1e-6
 
 
@@ -178,17 +178,17 @@ def load_of(work: Workload, blocks: Sequence[Block]) -> Load:
         row = block_bytes(work, block)
         # Everywhere: codes, indices and their sort (about 40 bytes an id), output and its gradient, summed gradient.
         load.buffers += 40 * ids + 2 * pieces * numbers
-        load.traffic += 40 * ids + 3 * pieces * numbers
+        load.memory_traffic += 40 * ids + 3 * pieces * numbers
         if not block.pooled or world == 1:  # pooled here, from rows
             load.buffers += distinct * numbers
-            load.traffic += ids * numbers * 2
+            load.memory_traffic += ids * numbers * 2
         if block.replicated:
             load.memory += table.rows * row
             load.buffers += table.rows * row * work.other_memory.saves_copies
             touched = popularity.distinct(ids * world)
             dense = table.rows * (numbers + 4)
             load.buffers += 2 * dense + 4 * touched * numbers
-            load.traffic += 4 * dense + 2 * touched * row
+            load.memory_traffic += 4 * dense + 2 * touched * row
             load.reduced += 2 * dense * (world - 1) / world
             if work.other_memory.shares_memory:
                 load.buffers += dense
@@ -223,7 +223,9 @@ def load_of(work: Workload, blocks: Sequence[Block]) -> Load:
             # Rows as stored and as float32, both ways.
             load.buffers += distinct * (stored + numbers) + asked * (stored + 2 * numbers)
         load.buffers += touched_here * (2 * numbers + row)
-        load.traffic += asked * 2 * stored + asked * 2 * numbers + touched_here * 2 * row + distinct * 2 * numbers
+        load.memory_traffic += (
+            asked * 2 * stored + asked * 2 * numbers + touched_here * 2 * row + distinct * 2 * numbers
+        )
     if len(blocks) > 1 and RULES[work.optimizer].by_row:
         # The blocks' owners tell each other their sums of squares.
         touched = 4 * work.popularity_of(blocks[0].table).distinct(work.batch_size * work.slots[blocks[0].table])
@@ -259,8 +261,8 @@ def _add_pooled(load: Load, work: Workload, block: Block, holders: NDArray[np.in
     row = block_bytes(work, block)
     load.buffers += touched_here * (2 * numbers + row)
     stored = row_bytes(table.storage, width)
-    load.traffic += 40 * ids.sum() + 4 * parts.sum() * numbers
-    load.traffic += world * (ids * (stored + numbers) + 4 * parts * numbers) + touched_here * 2 * row
+    load.memory_traffic += 40 * ids.sum() + 4 * parts.sum() * numbers
+    load.memory_traffic += world * (ids * (stored + numbers) + 4 * parts * numbers) + touched_here * 2 * row
 
 
 def plan_load(work: Workload, plan: Plan) -> Load:
