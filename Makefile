@@ -139,8 +139,9 @@ setup-test:
 	@$(MAKE) native-cuda
 	@$(MAKE) -j2 $(STAMPS)/classes lint
 
-# Two processes, and the GPU-plan gate as a third at first: most tests wait for one JVM or another most of the time.
-TEST_PROCESSES ?= 2
+# Three processes on two cores, and at first the GPU-plan gate: many tests wait, for JVMs, for ranks and for deadlines,
+# so two leave a quarter of the cores idle. A process may take 3 GB.
+TEST_PROCESSES ?= 3
 test: setup-test
 	@$(STEP) "what leaves the GPU" $(HEADRACE) plan --gpu & gate=$$!
 	trap 'kill $$gate 2>/dev/null || true' EXIT

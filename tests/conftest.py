@@ -24,10 +24,10 @@ from tests.support import DAY, NEXT_DAY, Run, headrace
 # The JVMs of the tests live for seconds: the second compiler's work never pays off, and takes a core from Spark's.
 os.environ["JAVA_TOOL_OPTIONS"] = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} -XX:TieredStopAtLevel=1".strip()
 
-#: Which tests begin first when two processes share them: the longest, so that neither ends long after the other.
-_FIRST = ("fault", "e2e", "dags", "gpu_plan", "dist", "spark")
-#: Folders whose tests share one fixture that takes minutes (`finished_day`), so one process takes them all.
-_TOGETHER = ("fault", "e2e")
+#: Files that share one fixture that takes minutes (`finished_day`), so one process takes them all: the longest work.
+_TOGETHER = ("tests/fault/test_kill.py", "tests/e2e/test_day.py")
+#: Which tests begin first when several processes share them: the longest, so that none ends long after the others.
+_FIRST = (*_TOGETHER, "tests/dags", "tests/fault", "tests/gpu_plan", "tests/dist", "tests/spark")
 
 SHARED_DATA = checkout().parent / "shared" / "data"
 
@@ -37,11 +37,11 @@ class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.split("::")[0]
-        return "day" if Path(path).parent.name in _TOGETHER else path
+        return "day" if path in _TOGETHER else path
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """For `make test`, which runs two processes: a file's tests stay in one of them.
+    """For `make test`, which runs several processes: a file's tests stay in one of them.
 
     (Groups by mark are not seen: pytest-xdist 3.8 writes them to a field that pytest 9.2 no longer reads.)
     """
@@ -52,8 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long files come first."""
 
     def place(item: pytest.Item) -> int:
-        folder = item.path.parent.name
-        return _FIRST.index(folder) if folder in _FIRST else len(_FIRST)
+        return next((n for n, first in enumerate(_FIRST) if item.nodeid.startswith(first)), len(_FIRST))
 
     items.sort(key=place)
 
