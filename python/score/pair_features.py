@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from headrace.config import Score, Spec
 from headrace.errors import UserError
+from headrace.features.functions.arrays import one_batch
 from headrace.features.table_ops.preparation import Preparation, prepared_columns
 from headrace.features.types import declared
 from headrace.features.workflow.fitted import FittedWorkflow
@@ -206,7 +207,4 @@ def _beside(left: pa.RecordBatch, right: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _take(batch: pa.RecordBatch, rows: NDArray[np.int64]) -> pa.RecordBatch:
-    table = pa.Table.from_batches([batch]).take(pa.array(rows)).combine_chunks()
-    return pa.RecordBatch.from_arrays(
-        [c.chunk(0) if c.num_chunks else pa.array([], c.type) for c in table.columns], table.schema.names
-    )
+    return one_batch(pa.Table.from_batches([batch]).take(pa.array(rows)))

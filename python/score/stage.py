@@ -22,6 +22,7 @@ from pyspark.sql import functions as F
 from headrace.config import Score, Spec
 from headrace.errors import UserError
 from headrace.features.build.events import events_output
+from headrace.features.functions.arrays import one_batch
 from headrace.features.functions.spark_expressions import col
 from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.workflow.fitted import FittedWorkflow
@@ -246,16 +247,13 @@ def _kind(chosen: ScoringModel) -> str:
 
 def _in_key_order(table: pa.Table, key: str) -> pa.RecordBatch:
     """All rows as one batch, keys ascending (text by its UTF-8 bytes, as Spark orders it)."""
-    table = table.take(pc.sort_indices(table[key])).combine_chunks()
-    arrays = [c.chunk(0) if c.num_chunks else pa.array([], c.type) for c in table.columns]
-    return pa.RecordBatch.from_arrays(arrays, table.schema.names)
+    return one_batch(table.take(pc.sort_indices(table[key])))
 
 
 def _check_pair_features(features: PairFeatures, users: DataFrame, items: pa.RecordBatch) -> None:
     """The shortcut's proof, on a few pairs of this very run."""
-    few = users.drop(SEEN).limit(8).toArrow().combine_chunks()
-    batch = pa.RecordBatch.from_arrays([c.chunk(0) for c in few.columns], few.schema.names)
-    check_pair_features(features, batch, items.slice(0, 8))
+    few = one_batch(users.drop(SEEN).limit(8).toArrow())
+    check_pair_features(features, few, items.slice(0, 8))
 
 
 def _write(

@@ -29,7 +29,7 @@ from headrace.models.dlrm import DLRM
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import save_model
 from headrace.schema import Column
-from headrace.score.stage import ScoreCandidates, choose
+from headrace.score.stage import ScoreCandidates, scoring_model
 from headrace.stage import Context, run_stage
 from headrace.train.baseline.stage import TrainBaseline
 from headrace.workspace import Workspace
@@ -301,7 +301,7 @@ def test_choice(asked: str, neural: float | None, baseline: Any, chosen: str, ws
         for stage, auc in (("train", neural), ("baseline", baseline))
         if auc != "none"
     }
-    assert choose(Context(spec(model=asked), ws, DS, upstream)).stage == chosen
+    assert scoring_model(Context(spec(model=asked), ws, DS, upstream)).stage == chosen
 
 
 def test_limits_and_seen(spark: SparkSession, day: Workspace, events: pd.DataFrame) -> None:

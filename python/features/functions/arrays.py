@@ -9,6 +9,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 
+def one_chunk(x: pa.ChunkedArray) -> pa.Array:
+    """A column as one array; copied only where it has several chunks."""
+    if x.num_chunks == 1:
+        return x.chunk(0)
+    return pa.concat_arrays(x.chunks) if x.num_chunks else pa.array([], x.type)
+
+
+def one_batch(table: pa.Table) -> pa.RecordBatch:
+    """All rows as one batch."""
+    return pa.RecordBatch.from_arrays([one_chunk(c) for c in table.columns], table.schema.names)
+
+
+def nan_to_null(x: pa.Array) -> pa.Array:
+    """Floating-point numbers with null for NaN."""
+    return pc.if_else(pc.is_nan(x), pa.scalar(None, x.type), x)
+
+
 def with_elements(lists: pa.ListArray, elements: pa.Array) -> pa.ListArray:
     """Lists of the same lengths with other elements. `lists` has no null list."""
     lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)

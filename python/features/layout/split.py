@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from headrace.config import Features, Spec
 from headrace.errors import UserError
 from headrace.features.functions.spark_expressions import col
-from headrace.features.layout.split_rule import ColumnRule, PositionRule, Rule, TimeRule
+from headrace.features.layout.split_rule import ColumnRule, PositionRule, Rule, TimeRule, day_number
 
 #: Name of the column that says the split.
 SPLIT = "__split"
@@ -79,7 +79,7 @@ def _by_time(spec: Spec, events: DataFrame, ds: str) -> SplitRows:
         raise UserError(f"table.event_time: column '{column}' is {type_}; a split by time needs timestamp or date")
     time = col(column)
     day = F.datediff(time, F.lit("1970-01-01").cast("date")) if type_ == "date" else _utc_day(time)
-    edge = [(date.fromisoformat(d) - date(1970, 1, 1)).days for d in (train[0], valid[0], valid[1])]
+    edge = [day_number(d) for d in (train[0], valid[0], valid[1])]
     if type_ == "timestamp":
         # A plain comparison, which Parquet's statistics can use.
         inside = (time >= _midnight(train[0])) & (time < _midnight(valid[1], 1))

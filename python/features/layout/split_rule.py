@@ -5,16 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date, timedelta
 
-import numpy as np
-import numpy.typing as npt
-
-#: A row that is in no split.
-DROPPED = -1
-_DAY_US = 86_400_000_000
-
-Codes = npt.NDArray[np.int8]
-Days = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True)
 class TimeRule:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headrace.features.functions.arrays import one_chunk
 from headrace.features.learn.exact_sums import I64
 from headrace.features.learn.statistics import Partial, Partials, assemble
 
@@ -38,7 +39,7 @@ def merge(parts: Sequence[Partial]) -> Partial:
         number, _, rest = name.partition(".")
         measure, _, place = rest.partition(".")
         if measure in ("min", "max"):
-            values = pa.concat_arrays([_chunk(p.column(name)) for p in parts])
+            values = pa.concat_arrays([one_chunk(p.column(name)) for p in parts])
             out[name] = _least(values, groups, n, measure == "max")
             continue
         whole = np.concatenate(
@@ -102,17 +103,7 @@ def _encoded(key: pa.Array) -> pa.DictionaryArray:
 
 
 def _column(parts: Sequence[Partial], name: str) -> pa.Array:
-    return pa.concat_arrays([_chunk(part.column(name)) for part in parts])
-
-
-def _chunk(column: pa.ChunkedArray) -> pa.Array:
-    return (
-        column.chunk(0)
-        if column.num_chunks == 1
-        else pa.concat_arrays(column.chunks)
-        if column.num_chunks
-        else (pa.array([], column.type))
-    )
+    return pa.concat_arrays([one_chunk(part.column(name)) for part in parts])
 
 
 def _numpy(column: pa.ChunkedArray) -> Any:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from headrace.features.functions.arrays import one_chunk
 from headrace.features.functions.kernels import xxhash64_strings
 from headrace.schema import FIRST_CODE, NULL_CODE, OOV_CODE
 
@@ -28,7 +29,7 @@ class Lookup:
     def __init__(self, table: pa.Table) -> None:
         """`table` has columns value (string) and code (int64), no value and no code twice."""
         self.table = table.select(SCHEMA.names).cast(SCHEMA).combine_chunks()
-        self._values: pa.StringArray = _one_chunk(self.table.column("value"), pa.string())
+        self._values: pa.StringArray = one_chunk(self.table.column("value"))
         self._codes = self.table.column("code").to_numpy().astype(np.int32)
 
     def __len__(self) -> int:
@@ -165,8 +166,3 @@ class Once:
         out = np.full(len(values), NULL_CODE, np.int32)
         out[valid] = self.lookup.of_distinct(values.drop_null())
         return out
-
-
-def _one_chunk(column: pa.ChunkedArray, type_: pa.DataType) -> pa.Array:
-    chunks = column.chunks
-    return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks) if chunks else pa.array([], type_)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from headrace import __version__
 from headrace.errors import UserError
-from headrace.features.functions.arrays import doubles, to_numpy, with_elements
+from headrace.features.functions.arrays import doubles, nan_to_null, to_numpy, with_elements
 from headrace.features.learn.statistics import IDENTITY
 from headrace.features.ops.base import State
 from headrace.features.types import ValueType
@@ -186,9 +186,9 @@ class FittedWorkflow:
             if array.null_count:
                 array = pc.if_else(array.is_valid(), array, pa.scalar([], array.type))
             if type_.element in ("float", "double"):
-                array = with_elements(array, _nan_to_null(array.flatten()))
+                array = with_elements(array, nan_to_null(array.flatten()))
             return array
-        return _nan_to_null(array) if type_.element in ("float", "double") else array
+        return nan_to_null(array) if type_.element in ("float", "double") else array
 
 
 def finished(x: pa.Array, end: ValueType) -> pa.Array:
@@ -200,7 +200,3 @@ def finished(x: pa.Array, end: ValueType) -> pa.Array:
         single = to_numpy(doubles(flat)).astype(np.float32)
     out = pa.array(np.where(np.isfinite(single), single, np.float32(0)))
     return pa.FixedSizeListArray.from_arrays(out, end.length) if end.is_list else out
-
-
-def _nan_to_null(x: pa.Array) -> pa.Array:
-    return pc.if_else(pc.is_nan(x), pa.scalar(None, x.type), x)

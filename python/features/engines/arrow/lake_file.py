@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from headrace.errors import UserError
 from headrace.features.engines.arrow.dictionary import Cells
-from headrace.features.functions.arrays import with_elements
+from headrace.features.functions.arrays import nan_to_null, one_chunk, with_elements
 from headrace.features.functions.kernels import xxhash64_integers, xxhash64_strings
 from headrace.features.types import ValueType
 from headrace.manifest import fingerprint
@@ -197,9 +197,9 @@ def _cells(column: pa.ChunkedArray, type_: ValueType, name: str) -> pa.Array:
     if type_.is_list:
         if array.null_count:
             array = pc.if_else(array.is_valid(), array, pa.scalar([], array.type))
-        return with_elements(array, _nan_to_null(array.flatten())) if real else array
+        return with_elements(array, nan_to_null(array.flatten())) if real else array
     if real:
-        return _nan_to_null(array)
+        return nan_to_null(array)
     if type_.is_integer:
         sample = array.slice(0, _SAMPLE)
         if 2 * pc.count_distinct(sample, mode="all").as_py() > len(sample):
@@ -223,14 +223,10 @@ def _one(column: pa.ChunkedArray, type_: pa.DataType, name: str = "") -> pa.Arra
             index = pc.fill_null(index, len(values))
             values = pa.concat_arrays([values, pa.nulls(1, pa.string())])
         return pa.DictionaryArray.from_arrays(index.cast(pa.int32()), values)
-    array = pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
+    array = one_chunk(column)
     if array.type == type_:
         return array
     try:
         return array.cast(type_)
     except pa.ArrowException as e:
         raise UserError(f"column '{name}' is {array.type} in the lake and cannot be read as {type_}: {e}") from None
-
-
-def _nan_to_null(x: pa.Array) -> pa.Array:
-    return pc.if_else(pc.is_nan(x), pa.scalar(None, x.type), x)
