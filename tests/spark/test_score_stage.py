@@ -158,7 +158,7 @@ def day(spark: SparkSession, events: pd.DataFrame, tmp_path_factory: pytest.Temp
     model.configure_optimizer(EmbeddingOptimizer())
     model.train()
     ids = [torch.arange(10**11, 10**11 + 30), torch.from_numpy(xxhash64_strings(pa.array(["z2", "é1"])))]
-    model.dynamic.answer(model.dynamic.want(ids))
+    model.dynamic.answer(model.dynamic.unique_ids(ids))
     torch.nn.init.normal_(model.absent)
     folder = ws.model("shop", DS, "t").local_path() / "model"
     workflow = ws.home / features.output("dataset").name / "workflow"
