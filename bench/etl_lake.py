@@ -12,7 +12,7 @@ from bench.criteo_data import CATEGORIES, COUNTS
 from headrace.config import Spec, build_spec
 from headrace.features.build.lake_files import files_of_day, fit_files
 from headrace.features.engines.arrow.lake_file import LakeFile
-from headrace.features.engines.arrow.write_lake import write_encoded
+from headrace.features.engines.arrow.write_lake import write_lake_rows
 from headrace.features.layout.files import plan_files
 from headrace.features.layout.split import split_rows
 from headrace.features.vocabulary.delta_table import VocabularyTable
@@ -83,7 +83,7 @@ class Lake:
                 folder = made.local_path()
                 fitted.save(folder / "workflow")
                 plans = plan_files(counts, spec.features.row_group_rows, spec.features.min_row_groups)
-                written = write_encoded(fitted, files, plans, folder, folder / "workflow", self._spark)
+                written = write_lake_rows(fitted, files, plans, folder, folder / "workflow", self._spark)
                 vocabularies.wait()
             assert sum(f.rows for f in written.files) == self.rows
             return done - tick, time.perf_counter() - done, fitted

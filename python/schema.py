@@ -32,7 +32,7 @@ OOV_CODE = 1
 FIRST_CODE = 2
 
 
-class Column(BaseModel):
+class TableColumn(BaseModel):
     """One declared column of a landing file and of the lake's table."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

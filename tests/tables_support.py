@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
 from headrace.config import OpSpec
-from headrace.features.table_ops.external import Reader
+from headrace.features.table_ops.external import ExternalReader
 from headrace.features.table_ops.preparation import Preparation
 from headrace.features.types import declared
 from headrace.lake.delta.log import DeltaLog
-from headrace.schema import Column
+from headrace.schema import TableColumn
 from headrace.storage import local
 
 TYPES = {
@@ -34,7 +34,7 @@ TYPES = {
     "odd.na`me": "float",
     "click": "int",
 }
-COLUMNS = [Column(name=n, type=t) for n, t in TYPES.items()]  # type: ignore[arg-type]
+COLUMNS = [TableColumn(name=n, type=t) for n, t in TYPES.items()]  # type: ignore[arg-type]
 META = {"_source_file": pa.string(), "_source_line": pa.int64()}
 START = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -83,10 +83,10 @@ def number(rows: list[Row]) -> list[Row]:
     return [{**r, "_source_file": f"f{i % 3}ü", "_source_line": i // 3} for i, r in enumerate(rows)]
 
 
-def as_table(rows: list[Row], probe: bool = False) -> pa.Table:
-    types = {n: declared(Column(name=n, type=t)).arrow for n, t in TYPES.items()} | META  # type: ignore[arg-type]
-    if probe:
-        types["__probe"] = pa.string()
+def as_table(rows: list[Row], query: bool = False) -> pa.Table:
+    types = {n: declared(TableColumn(name=n, type=t)).arrow for n, t in TYPES.items()} | META  # type: ignore[arg-type]
+    if query:
+        types["__query"] = pa.string()
     return pa.table({n: pa.array([r.get(n) for r in rows], t) for n, t in types.items()})
 
 
@@ -149,7 +149,7 @@ def commit_delta(folder: Path, table: pa.Table) -> None:
     path.write_text("".join(json.dumps(a) + "\n" for a in actions), encoding="utf-8")
 
 
-def external(home: Path) -> Reader:
+def external(home: Path) -> ExternalReader:
     """Two tables for joins, with awkward keys."""
     items = pa.table(
         {
@@ -172,7 +172,7 @@ def external(home: Path) -> Reader:
     for name, table in (("items", items), ("prices", prices)):
         (home / "tables" / name).mkdir(exist_ok=True)
         pq.write_table(table, home / "tables" / name / "part.parquet")
-    return Reader(home)
+    return ExternalReader(home)
 
 
 def finite(x: Any) -> float | None:
@@ -194,7 +194,7 @@ def before(
         r
         for r in rows
         if r["ts"] is not None
-        and r.get("__probe") is None
+        and r.get("__query") is None
         and all(r[k] == row[k] for k in keys)
         and keep(r)
         and r["ts"] + delay < row["ts"]
@@ -302,7 +302,7 @@ def expected_past(rows: list[Row]) -> dict[tuple[str, int], Row]:
         prior = None
         if r["ts"] is not None:
             midnight = r["ts"].replace(hour=0, minute=0, second=0, microsecond=0)
-            known = [x for x in rows if x["ts"] is not None and x["ts"] < midnight and x.get("__probe") is None]
+            known = [x for x in rows if x["ts"] is not None and x["ts"] < midnight and x.get("__query") is None]
             m, _, total = _sums(known, "click")
             prior = total / m if m else None
         e["flag_n_target"] = (y + 1.5 * prior) / (n + 1.5) if prior is not None else y / n if n else None
@@ -351,7 +351,7 @@ def check_negatives(found: pa.Table, rows: list[Row], params: dict[str, Any], tr
     by_place = {(r["_source_file"], r["_source_line"]): r for r in rows}
     drawn: dict[tuple[str, int], int] = {}
     for (file, line), row in by_identity(found).items():
-        if row["__probe"] is None:
+        if row["__query"] is None:
             assert "#negative" not in file
             of = by_place[(file, line)]
         else:
@@ -369,7 +369,7 @@ def check_negatives(found: pa.Table, rows: list[Row], params: dict[str, Any], tr
             newest = before(rows, of, [item])[-1]
             of |= {c: newest[c] for c in params.get("item_columns", ())}
         for name in TYPES:
-            assert same(row[name], of[name]) or (name == "click" and row["__probe"]), (name, row[name], of[name])
+            assert same(row[name], of[name]) or (name == "click" and row["__query"]), (name, row[name], of[name])
         if "item_count_2d" in row:
             assert row["item_count_2d"] == len(before(rows, of, [item], window=2 * DAY))
     assert found.num_rows == len(rows) + sum(drawn.values())

@@ -15,7 +15,7 @@ from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
 from headrace.features.ops import REGISTRY
 from headrace.features.table_ops import TABLE_OPS
 from headrace.gpu_plan.explain import Explainer, explain_session
-from headrace.gpu_plan.gate import LOG, Seen, check_operators, check_pipeline
+from headrace.gpu_plan.gate import LOG, StepPlans, check_operators, check_pipeline
 from headrace.workspace import Workspace, checkout
 
 
@@ -35,7 +35,7 @@ def gpu(pipeline: str | None, sets: Sequence[str], operators: Sequence[str] = ()
     names = [pipeline] if pipeline else [] if operators else shipped()
     specs = [load_spec(name, [*sets, "features.engine=spark"]) for name in names]
     logging.getLogger("headrace.features").setLevel(logging.WARNING)
-    seen: list[Seen] = []
+    seen: list[StepPlans] = []
     with tempfile.TemporaryDirectory(prefix="headrace-gpu-") as folder:
         ws = Workspace(Path(folder))
         with explain_session(ws) as spark:
@@ -53,7 +53,7 @@ def shipped() -> list[str]:
     return sorted(p.stem for p in (checkout() / "conf" / "pipelines").glob("*.yaml"))
 
 
-def _print(seen: Sequence[Seen]) -> None:
+def _print(seen: Sequence[StepPlans]) -> None:
     shown = table("what", "step", ">plans", "on the GPU", "operators", "what leaves, and why")
     for s in seen:
         state = Text("yes", style="green") if s.green else Text("NO", style="bold red")
@@ -76,7 +76,7 @@ def _print(seen: Sequence[Seen]) -> None:
         )
 
 
-def _operators(seen: Seen) -> str:
+def _operators(seen: StepPlans) -> str:
     """The physical operators of the step, each once, as the plan has them from the top."""
     if seen.step == LOG:
         return "the table's log"

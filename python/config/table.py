@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from headrace.config.section import PathText, Section
 from headrace.errors import nearest
-from headrace.schema import Column
+from headrace.schema import TableColumn
 
 EpochUnit = Literal["epoch_seconds", "epoch_milliseconds"]
 
@@ -63,7 +63,7 @@ class Expectations(Section):
     max_bad_rate: float = Field(default=0.05, ge=0, le=1)
     #: Largest share of nulls by column.
     null_rate: Mapping[str, float] = Field(default_factory=dict)
-    #: Column -> [low, high], inclusive. Rows outside go to quarantine.
+    #: TableColumn -> [low, high], inclusive. Rows outside go to quarantine.
     ranges: Mapping[str, tuple[float | None, float | None]] = Field(default_factory=dict)
     #: The newest event may be at most this many hours before the end of the landing day; None: not checked.
     freshness_hours: float | None = None
@@ -72,7 +72,7 @@ class Expectations(Section):
 class Table(Section):
     """The lake's Delta table, partitioned by `ds` (the landing day; a snapshot's: the run's)."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     #: Rows equal in these columns are one event: the first is kept, also against the days within `late_days`.
     keys: tuple[str, ...] = ()
     #: Timestamp column that says when the event happened; None where the source has no time.

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.drift.bins import I64, Bins, NumberBins, ValueBins, describe
-from headrace.drift.tally import Tally
-from headrace.features.engines.arrow.dictionary import Cells
+from headrace.drift.column_statistics import ColumnStatistics
+from headrace.features.engines.arrow.dictionary import DictionaryColumn
 from headrace.features.types import ValueType
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.schema import NULL_CODE, OOV_CODE, Feature, Kind
@@ -29,18 +29,18 @@ UNKNOWN = "(not in the vocabulary)"
 
 #: category: its values are names. number: they have an order and a size. time: it moves on with the days by itself, so
 #: only its ends and its gaps are of interest.
-MeasuredKind = Literal["number", "category", "time"]
+ColumnKind = Literal["number", "category", "time"]
 #: By (split, column): their positions.
-Tallies = dict[tuple[int, int], Tally]
+StatisticsByColumn = dict[tuple[int, int], ColumnStatistics]
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredColumn:
     """A column whose statistics are wanted."""
 
     side: Literal["input", "feature"]
     name: str
-    kind: MeasuredKind
+    kind: ColumnKind
     is_list: bool = False
     #: Features: how many columns of a batch hold it.
     length: int = 0
@@ -72,7 +72,7 @@ class Measured:
         return values, len(x) - len(values)
 
     def weighed(
-        self, cells: Cells, mask: np.ndarray[Any, np.dtype[np.bool_]] | None
+        self, column: DictionaryColumn, mask: np.ndarray[Any, np.dtype[np.bool_]] | None
     ) -> tuple[pa.Array, int, I64 | None]:
         """`values` of some rows of a column whose values are kept once each, and how often each is there (None: once).
 
@@ -80,18 +80,18 @@ class Measured:
             cells: of an input column.
             mask: the rows; None: all.
         """
-        if cells.index is None or self.is_list:
-            x = cells.rows()
+        if column.indices is None or self.is_list:
+            x = column.decode()
             return *self.values([x if mask is None else x.filter(pa.array(mask))]), None
-        times = np.bincount(cells.index if mask is None else cells.index[mask], minlength=len(cells.values))
-        x = _seconds(cells.values)
+        times = np.bincount(column.indices if mask is None else column.indices[mask], minlength=len(column.values))
+        x = _seconds(column.values)
         there = x.is_valid().to_numpy(zero_copy_only=False)
         missing = int(times[~there].sum())
         there &= times > 0
         return x.filter(pa.array(there)), missing, times[there]
 
 
-def input_columns(types: Mapping[str, ValueType], features: Sequence[Feature]) -> list[Measured]:
+def input_columns(types: Mapping[str, ValueType], features: Sequence[Feature]) -> list[MeasuredColumn]:
     """The raw columns that features are made of, in their order.
 
     Integers that only become codes are categories (ids, an hour); other integers are numbers.
@@ -103,19 +103,19 @@ def input_columns(types: Mapping[str, ValueType], features: Sequence[Feature]) -
     found = []
     for name, only_codes in coded.items():
         type_ = types[name]
-        kind: MeasuredKind = "number"
+        kind: ColumnKind = "number"
         if type_.element in ("timestamp", "date"):
             kind = "time"
         elif type_.element in ("string", "boolean") or (type_.is_integer and only_codes):
             kind = "category"
-        found.append(Measured("input", name, kind, type_.is_list))
+        found.append(MeasuredColumn("input", name, kind, type_.is_list))
     return found
 
 
-def feature_columns(features: Sequence[Feature]) -> list[Measured]:
+def feature_columns(features: Sequence[Feature]) -> list[MeasuredColumn]:
     """The features, in the dataset's order."""
     return [
-        Measured(
+        MeasuredColumn(
             "feature",
             f.name,
             "category" if f.kind is Kind.CATEGORICAL else "number",
@@ -129,7 +129,7 @@ def feature_columns(features: Sequence[Feature]) -> list[Measured]:
     ]
 
 
-def bins_of(measured: Measured, sample: Sequence[pa.Array], quantiles: int, top: int) -> Bins:
+def bins_of(measured: MeasuredColumn, sample: Sequence[pa.Array], quantiles: int, top: int) -> Bins:
     """The bins of a column.
 
     Args:
@@ -148,20 +148,20 @@ def bins_of(measured: Measured, sample: Sequence[pa.Array], quantiles: int, top:
 
 
 @dataclass(frozen=True)
-class Statistics:
+class SplitStatistics:
     """Everything that was counted of a day, before it is written."""
 
-    measured: tuple[Measured, ...]
+    measured: tuple[MeasuredColumn, ...]
     bins: tuple[Bins, ...]
     splits: tuple[str, ...]
-    tallies: Tallies
+    tallies: StatisticsByColumn
 
     def rows(self, vocabularies: Mapping[str, Lookup]) -> Iterator[dict[str, Any]]:
         """A record for each split and column: those of headrace.drift.table, without day and ranges."""
         for i, (measured, bins) in enumerate(zip(self.measured, self.bins, strict=True)):
             names = _names(bins, vocabularies[measured.vocabulary]) if measured.vocabulary else None
             for split, name in enumerate(self.splits):
-                tally = self.tallies.get((split, i), Tally(bins))
+                tally = self.tallies.get((split, i), ColumnStatistics(bins))
                 number = isinstance(bins, NumberBins)
                 yield {
                     "split": name,

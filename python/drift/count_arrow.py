@@ -17,9 +17,10 @@ from pyspark.sql import functions as F
 from headrace.dataset.parquet import lists
 from headrace.drift import columns
 from headrace.drift.bins import Bins
-from headrace.drift.columns import Measured, Statistics, Tallies, bins_of
-from headrace.drift.tally import Tally
-from headrace.features.engines.arrow.lake_file import LakeFile, Piece, pieces
+from headrace.drift.column_statistics import ColumnStatistics
+from headrace.drift.columns import MeasuredColumn, SplitStatistics, StatisticsByColumn, bins_of
+from headrace.drift.count_spark import count_frame, dataset_frame
+from headrace.features.engines.arrow.lake_file import LakeFile, LakeRowGroup, row_groups
 from headrace.features.engines.arrow.lake_rows import LakeRows
 from headrace.features.engines.arrow.tasks import cores_of, grouped, run_tasks
 from headrace.features.functions.spark_expressions import col
@@ -34,13 +35,13 @@ def measure_frame(
     frame: DataFrame,
     split: str,
     splits: Sequence[str],
-    measured: Sequence[Measured],
+    measured: Sequence[MeasuredColumn],
     train_rows: int,
     quantiles: int,
     top: int,
     engine: Engine = "arrow",
-) -> Statistics:
-    """Statistics of raw columns, in two passes: the sample, then all rows.
+) -> SplitStatistics:
+    """SplitStatistics of raw columns, in two passes: the sample, then all rows.
 
     Args:
         frame: the rows of all splits, with `_source_file` and `_source_line`.
@@ -63,51 +64,49 @@ def measure_frame(
     bins = tuple(bins_of(m, [_array(taken.column(i))], quantiles, top) for i, m in enumerate(measured))
     rows = frame.select(index.alias("split"), *wanted)
     if engine == "spark":
-        from headrace.drift.count_spark import count_frame
-
-        return Statistics(tuple(measured), bins, tuple(splits), count_frame(rows, measured, bins))
-    task = _Counting(tuple(measured), bins)
+        return SplitStatistics(tuple(measured), bins, tuple(splits), count_frame(rows, measured, bins))
+    task = _CountTask(tuple(measured), bins)
     found = [json.loads(r[0]) for r in rows.mapInArrow(task.frame, "found string").collect()]
-    return Statistics(task.measured, bins, tuple(splits), task.merged(found))
+    return SplitStatistics(task.measured, bins, tuple(splits), task.merged(found))
 
 
 def measure_lake(
-    spark: SparkSession, rows: LakeRows, measured: Sequence[Measured], train_rows: int, quantiles: int, top: int
-) -> Statistics:
+    spark: SparkSession, rows: LakeRows, measured: Sequence[MeasuredColumn], train_rows: int, quantiles: int, top: int
+) -> SplitStatistics:
     """`measure_frame` where the rows are lake files: the same result, and no row passes through the JVM.
 
     The sample is taken here: of the files, already decoded, it looks at the hashes alone.
     """
-    limit, train = _hash_limit(train_rows), rows.view.splits.index("train")
+    limit, train = _hash_limit(train_rows), rows.splitter.splits.index("train")
     names = [m.name for m in measured]
     parts: dict[str, list[pa.Array]] = {n: [] for n in names}
     for file in rows.files:
-        for piece in pieces(file, rows.folder, rows.columns)[0]:
-            mask = rows.view.split(piece) == train
+        for row_group in row_groups(file, rows.folder, rows.columns)[0]:
+            mask = rows.splitter.split(row_group) == train
             if limit is not None:
-                mask &= piece.hashes < limit
+                mask &= row_group.hashes < limit
             chosen = np.flatnonzero(mask)
             for name in names:
-                cells = piece.cells(name)
-                at = chosen if cells.index is None else cells.index[chosen]
+                cells = row_group.column(name)
+                at = chosen if cells.indices is None else cells.indices[chosen]
                 parts[name].append(cells.values.take(pa.array(at)))
     bins = tuple(bins_of(m, [_joined(parts[m.name])], quantiles, top) for m in measured)
-    task = _Counting(tuple(measured), bins)
+    task = _CountTask(tuple(measured), bins)
     groups = grouped(rows.files, lambda f: f.size, cores_of(spark))
-    work = _Lake(task, rows, tuple(map(tuple, groups)))
-    return Statistics(task.measured, bins, rows.view.splits, task.merged(run_tasks(spark, len(groups), work)))
+    work = _CountLakeTask(task, rows, tuple(map(tuple, groups)))
+    return SplitStatistics(task.measured, bins, rows.splitter.splits, task.merged(run_tasks(spark, len(groups), work)))
 
 
 def measure_dataset(
     spark: SparkSession,
     folder: Path,
     splits: Sequence[str],
-    measured: Sequence[Measured],
+    measured: Sequence[MeasuredColumn],
     quantiles: int,
     top: int,
     engine: Engine = "arrow",
-) -> Statistics:
-    """Statistics of features, from the dataset's files: `folder`/SPLIT/*.parquet, which the executors see too.
+) -> SplitStatistics:
+    """SplitStatistics of features, from the dataset's files: `folder`/SPLIT/*.parquet, which the executors see too.
 
     Rows stand in them in the order of a hash, so the first ones of the training split are a fair sample; where files
     are by day, the first ones of each.
@@ -116,29 +115,27 @@ def measure_dataset(
     taken = _head([path for i, path in listed if i == 0], [m.name for m in measured])
     bins = tuple(bins_of(m, _padded(m, _array(taken.column(m.name))), quantiles, top) for m in measured)
     if engine == "spark":
-        from headrace.drift.count_spark import count_frame, dataset_frame
-
         frame = dataset_frame(spark, listed, measured)
-        return Statistics(tuple(measured), bins, tuple(splits), count_frame(frame, measured, bins))
-    task = _Counting(tuple(measured), bins)
+        return SplitStatistics(tuple(measured), bins, tuple(splits), count_frame(frame, measured, bins))
+    task = _CountTask(tuple(measured), bins)
     groups = grouped(listed, lambda pair: pair[1].stat().st_size, cores_of(spark))
-    work = _Dataset(task, tuple(tuple((i, str(p)) for i, p in group) for group in groups))
-    return Statistics(task.measured, bins, tuple(splits), task.merged(run_tasks(spark, len(groups), work)))
+    work = _CountDatasetTask(task, tuple(tuple((i, str(p)) for i, p in group) for group in groups))
+    return SplitStatistics(task.measured, bins, tuple(splits), task.merged(run_tasks(spark, len(groups), work)))
 
 
 @dataclass(frozen=True)
-class _Counting:
+class _CountTask:
     """Columns and their bins. Pickled into tasks; what they find are JSON records of (split, column)."""
 
-    measured: tuple[Measured, ...]
+    measured: tuple[MeasuredColumn, ...]
     bins: tuple[Bins, ...]
 
-    def tally(self, tallies: Tallies, split: int, i: int) -> Tally:
-        return tallies.setdefault((split, i), Tally(self.bins[i]))
+    def tally(self, tallies: StatisticsByColumn, split: int, i: int) -> ColumnStatistics:
+        return tallies.setdefault((split, i), ColumnStatistics(self.bins[i]))
 
     def frame(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Batches of (split, input columns in order)."""
-        tallies: Tallies = {}
+        tallies: StatisticsByColumn = {}
         for batch in batches:
             splits = batch.column(0).to_numpy()
             present = np.unique(splits)
@@ -149,18 +146,20 @@ class _Counting:
                     self.tally(tallies, split, i).add(values, missing, mine.num_rows)
         yield pa.RecordBatch.from_pydict({"found": pa.array(map(json.dumps, packed(tallies)), pa.string())})
 
-    def piece(self, tallies: Tallies, piece: Piece, split: np.ndarray[Any, np.dtype[np.int8]]) -> None:
-        """A piece of a lake file, and each row's split (below 0: none)."""
+    def row_group(
+        self, tallies: StatisticsByColumn, row_group: LakeRowGroup, split: np.ndarray[Any, np.dtype[np.int8]]
+    ) -> None:
+        """A row group of a lake file, and each row's split (below 0: none)."""
         for s in np.unique(split[split >= 0]).tolist():
             mask = split == s
             rows = int(np.count_nonzero(mask))
             for i, measured in enumerate(self.measured):
                 values, missing, times = measured.weighed(
-                    piece.cells(measured.name), None if rows == len(mask) else mask
+                    row_group.column(measured.name), None if rows == len(mask) else mask
                 )
                 self.tally(tallies, s, i).add(values, missing, rows, times)
 
-    def file(self, tallies: Tallies, split: int, path: str) -> None:
+    def file(self, tallies: StatisticsByColumn, split: int, path: str) -> None:
         """A file of the dataset."""
         names = [m.name for m in self.measured]
         with pq.ParquetFile(path) as file:
@@ -169,41 +168,41 @@ class _Counting:
                     values, missing = measured.values(_padded(measured, batch.column(measured.name)))
                     self.tally(tallies, split, i).add(values, missing, batch.num_rows)
 
-    def merged(self, found: Iterable[dict[str, Any]]) -> Tallies:
+    def merged(self, found: Iterable[dict[str, Any]]) -> StatisticsByColumn:
         """Sums of what the tasks found, in their order."""
-        tallies: Tallies = {}
+        tallies: StatisticsByColumn = {}
         for record in found:
             (split, i), part = record["of"], record["tally"]
-            self.tally(tallies, split, i).merge(Tally.unpacked(self.bins[i], part))
+            self.tally(tallies, split, i).merge(ColumnStatistics.unpacked(self.bins[i], part))
         return tallies
 
 
-def packed(tallies: Tallies) -> Iterator[dict[str, Any]]:
+def packed(tallies: StatisticsByColumn) -> Iterator[dict[str, Any]]:
     """As JSON records."""
     return ({"of": list(key), "tally": tally.packed()} for key, tally in tallies.items())
 
 
 @dataclass(frozen=True)
-class _Lake:
-    task: _Counting
+class _CountLakeTask:
+    task: _CountTask
     rows: LakeRows
     groups: tuple[tuple[LakeFile, ...], ...]
 
     def __call__(self, number: int) -> Iterator[dict[str, Any]]:
-        tallies: Tallies = {}
+        tallies: StatisticsByColumn = {}
         for file in self.groups[number]:
-            for piece in pieces(file, self.rows.folder, self.rows.columns)[0]:
-                self.task.piece(tallies, piece, self.rows.view.split(piece))
+            for row_group in row_groups(file, self.rows.folder, self.rows.columns)[0]:
+                self.task.row_group(tallies, row_group, self.rows.splitter.split(row_group))
         return packed(tallies)
 
 
 @dataclass(frozen=True)
-class _Dataset:
-    task: _Counting
+class _CountDatasetTask:
+    task: _CountTask
     groups: tuple[tuple[tuple[int, str], ...], ...]
 
     def __call__(self, number: int) -> Iterator[dict[str, Any]]:
-        tallies: Tallies = {}
+        tallies: StatisticsByColumn = {}
         for split, path in self.groups[number]:
             self.task.file(tallies, split, path)
         return packed(tallies)
@@ -216,7 +215,7 @@ def _hash_limit(rows: int) -> int | None:
     return int(-(2.0**63) + columns.SAMPLE_ROWS / rows * 2.0**64)
 
 
-def _plain(measured: Measured, frame: DataFrame) -> Column:
+def _plain(measured: MeasuredColumn, frame: DataFrame) -> Column:
     """A raw column in a type that counts; moments as seconds since 1970."""
     x = col(measured.name)
     if measured.kind == "time":
@@ -246,7 +245,7 @@ def _head(paths: Sequence[Path], names: Sequence[str]) -> pa.Table:
     return pa.concat_tables(parts).slice(0, columns.SAMPLE_ROWS)
 
 
-def _padded(measured: Measured, column: pa.Array) -> list[pa.Array]:
+def _padded(measured: MeasuredColumn, column: pa.Array) -> list[pa.Array]:
     """A stored feature as the columns that it has in a batch."""
     if not measured.is_list:
         return [column]

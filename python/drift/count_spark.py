@@ -1,7 +1,7 @@
 """The counting of headrace.drift.columns as a Spark plan: for `engine: spark`, where rows stay on the GPU.
 
-Each row becomes one cell a value, (column, bin, value), and cells are added up by (split, column, bin): one aggregate
-whose result is as small as the bins. On CPUs the NumPy body is several times as fast.
+Each row becomes one entry a value, (column, bin, value), and entries are added up by (split, column, bin): one
+aggregate whose result is as small as the bins. On CPUs headrace.drift.count_arrow is several times as fast.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.drift.bins import Bins, NumberBins
-from headrace.drift.columns import Measured, Tallies
-from headrace.drift.tally import Tally
+from headrace.drift.column_statistics import ColumnStatistics
+from headrace.drift.columns import MeasuredColumn, StatisticsByColumn
 from headrace.features.functions.spark_expressions import col
 from headrace.schema import NULL_CODE, OOV_CODE
 
 _MISSING = -1
-#: The column number of a cell that only says that there is a row.
+#: The column number of a entry that only says that there is a row.
 _ROW = -1
 _DISTINCT_ERROR = 0.02
 
 
-def count_frame(frame: DataFrame, measured: Sequence[Measured], bins: Sequence[Bins]) -> Tallies:
+def count_frame(frame: DataFrame, measured: Sequence[MeasuredColumn], bins: Sequence[Bins]) -> StatisticsByColumn:
     """Count `frame`, (split int, c0, c1, ...) with a column for each of `measured`.
 
     Distinct values are estimated bin by bin (HyperLogLog++, Heule et al., 2013, 2 %) and added, since bins share none.
     """
-    row = F.array(_cell(_ROW, F.lit(0), None, None))
-    cells = [_cells(i, F.col(f"c{i}"), m, b) for i, (m, b) in enumerate(zip(measured, bins, strict=True))]
-    exploded = frame.select("split", F.explode(F.concat(row, *cells)).alias("cell")).select("split", "cell.*")
+    row = F.array(_entry(_ROW, F.lit(0), None, None))
+    entries = [_entries(i, F.col(f"c{i}"), m, b) for i, (m, b) in enumerate(zip(measured, bins, strict=True))]
+    exploded = frame.select("split", F.explode(F.concat(row, *entries)).alias("entry")).select("split", "entry.*")
     added = (
         exploded.where(F.col("b").isNotNull())
         .groupBy("split", "m", "b")
@@ -51,7 +51,9 @@ def count_frame(frame: DataFrame, measured: Sequence[Measured], bins: Sequence[B
     return _tallies(added, bins)
 
 
-def dataset_frame(spark: SparkSession, files: Sequence[tuple[int, Path]], measured: Sequence[Measured]) -> DataFrame:
+def dataset_frame(
+    spark: SparkSession, files: Sequence[tuple[int, Path]], measured: Sequence[MeasuredColumn]
+) -> DataFrame:
     """The frame that `count_frame` counts, from the dataset's files: (split's position, path)."""
     parts = []
     for split in dict.fromkeys(i for i, _ in files):
@@ -61,8 +63,8 @@ def dataset_frame(spark: SparkSession, files: Sequence[tuple[int, Path]], measur
     return reduce(DataFrame.union, parts)
 
 
-def _feature(measured: Measured) -> Column:
-    """A feature as `Measured.values` sees it: codes without 0, those that say unknown as one."""
+def _feature(measured: MeasuredColumn) -> Column:
+    """A feature as `MeasuredColumn.values` sees it: codes without 0, those that say unknown as one."""
     zero = F.lit(NULL_CODE if measured.coded else 0.0).cast("int" if measured.coded else "float")
     columns = [col(measured.name)]
     if measured.is_list:
@@ -78,9 +80,9 @@ def _feature(measured: Measured) -> Column:
     return F.array(*columns) if measured.is_list else columns[0]
 
 
-def _cells(i: int, x: Column, measured: Measured, bins: Bins) -> Column:
-    """The cells of a column: of a scalar one, of a list one an element, of nothing one that says so."""
-    nothing = F.array(_cell(i, F.lit(_MISSING), None, None))
+def _entries(i: int, x: Column, measured: MeasuredColumn, bins: Bins) -> Column:
+    """The entries of a column: of a scalar one, of a list one an element, of nothing one that says so."""
+    nothing = F.array(_entry(i, F.lit(_MISSING), None, None))
 
     def plain(value: Column) -> Column:
         if isinstance(bins, NumberBins):
@@ -88,16 +90,16 @@ def _cells(i: int, x: Column, measured: Measured, bins: Bins) -> Column:
             value = F.when(~F.isnan(value), value + F.lit(0.0))  # -0.0 is 0.0
         return value
 
-    def cell(value: Column) -> Column:
+    def entry(value: Column) -> Column:
         value = plain(value)
-        return _cell(i, _bin(value, bins), value, bins.centre if isinstance(bins, NumberBins) else None)
+        return _entry(i, _bin(value, bins), value, bins.centre if isinstance(bins, NumberBins) else None)
 
     if measured.is_list:
-        return F.when(F.coalesce(F.size(x), F.lit(0)) > 0, F.transform(x, cell)).otherwise(nothing)
-    return F.when(plain(x).isNull(), nothing).otherwise(F.array(cell(x)))
+        return F.when(F.coalesce(F.size(x), F.lit(0)) > 0, F.transform(x, entry)).otherwise(nothing)
+    return F.when(plain(x).isNull(), nothing).otherwise(F.array(entry(x)))
 
 
-def _cell(i: int, bin_: Column, value: Column | None, centre: float | None) -> Column:
+def _entry(i: int, bin_: Column, value: Column | None, centre: float | None) -> Column:
     """(m: column, b: bin, x: finite number, d: x about the centre, h: hash of the value)."""
     x: Column = F.lit(None).cast("double")
     d: Column = x
@@ -120,15 +122,15 @@ def _bin(x: Column, bins: Bins) -> Column:
     return F.when(x.isNotNull(), found)
 
 
-def _tallies(added: pa.Table, bins: Sequence[Bins]) -> Tallies:
+def _tallies(added: pa.Table, bins: Sequence[Bins]) -> StatisticsByColumn:
     rows: dict[int, int] = {}
-    tallies: Tallies = {}
+    tallies: StatisticsByColumn = {}
     # In one order, whichever task ended first: so are the sums.
     for r in added.sort_by([("split", "ascending"), ("m", "ascending"), ("b", "ascending")]).to_pylist():
         if r["m"] == _ROW:  # comes first
             rows[r["split"]] = r["n"]
             continue
-        tally = tallies.setdefault((r["split"], r["m"]), Tally(bins[r["m"]], rows[r["split"]], estimate=0))
+        tally = tallies.setdefault((r["split"], r["m"]), ColumnStatistics(bins[r["m"]], rows[r["split"]], estimate=0))
         if r["b"] == _MISSING:
             tally.missing += r["n"]
             continue

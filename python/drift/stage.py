@@ -84,14 +84,14 @@ class Breach:
 
     def text(self, column: ColumnDrift) -> str:
         """For people: column, figure, limit."""
-        told = {
+        texts = {
             "psi": f"PSI is {self.value:.3f}, the limit {self.limit:g}",
             "missing": f"rows without a value went from {_percent(column.missing[0])} to "
             f"{_percent(column.missing[1])}, by more than {_percent(self.limit)}",
             "oov": f"{_percent(self.value)} of the values are not in the vocabulary, the limit is "
             f"{_percent(self.limit)}",
         }
-        return f"{column.label}: {told[self.what]} ({self.key})"
+        return f"{column.label}: {texts[self.what]} ({self.key})"
 
 
 @dataclass(frozen=True)

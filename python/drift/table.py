@@ -75,7 +75,7 @@ def write_statistics(
         path: the table's folder, made where it is missing.
         ds: the day.
         key: of the run: same key, same statistics.
-        rows: from `Statistics.rows`.
+        rows: from `SplitStatistics.rows`.
         ranges: first and last day by split.
     """
     said = {"stage": "statistics", "ds": ds, "key": key}

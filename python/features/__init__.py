@@ -44,15 +44,15 @@ if TYPE_CHECKING:
     from headrace.features.ops.value_count import ValueCount as ValueCount
     from headrace.features.workflow.fitted import FittedWorkflow as FittedWorkflow
     from headrace.features.workflow.workflow import Workflow as Workflow
-    from headrace.schema import Column as Column
+    from headrace.schema import TableColumn as TableColumn
 
     LogOp, ReduceDtypeSize = Log, ReduceDtype
 
 _OTHERS = {
     "AddMetadata": "headrace.features.ops.selection",
     "AddTags": "headrace.features.ops.selection",
-    "Column": "headrace.schema",
     "FittedWorkflow": "headrace.features.workflow.fitted",
+    "TableColumn": "headrace.schema",
     "Workflow": "headrace.features.workflow.workflow",
     "fit": "headrace.features.engines.spark.fit",
     "transform": "headrace.features.engines.spark.transform",

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from headrace.schema import Column
+from headrace.schema import TableColumn
 
 #: `code` is the output of an operator that makes embedding rows of values: int32, 0 for null. `id` is a raw id, which
 #: finds its row while the model is trained: int64, 0 for null.
@@ -35,8 +35,8 @@ class OpError(ValueError):
 class ValueType:
     """The type of a column between two operators.
 
-    In either body a value is null or not: NaN is made null where a column enters the workflow, and a null list is made
-    an empty one; null elements of lists stay.
+    In either engine a value is null or not: NaN becomes null where a column enters the workflow, and a null list an
+    empty one; null elements of lists stay.
     """
 
     element: Element
@@ -80,13 +80,13 @@ def least(a: int | None, b: int | None) -> int | None:
     return b if a is None else a if b is None else min(a, b)
 
 
-def declared(column: Column) -> ValueType:
+def declared(column: TableColumn) -> ValueType:
     """The type of a declared column."""
     is_list = column.type.startswith("array<")
     element = column.type.removeprefix("array<").removesuffix(">")
     return ValueType(element, is_list)  # type: ignore[arg-type]  # ColumnType's names are Element's
 
 
-def element_of(given: ValueType) -> ValueType:
+def element_of(input_type: ValueType) -> ValueType:
     """The type of a list's element; of a scalar, itself."""
-    return replace(given, is_list=False, length=None, most=None)
+    return replace(input_type, is_list=False, length=None, most=None)

@@ -9,29 +9,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.schema import Column
+from headrace.schema import TableColumn
 
 LABEL, TIME = "label", "ts"
 
-COLUMNS: tuple[Column, ...] = (
-    Column(name="x", type="double"),
-    Column(name="y", type="double"),
-    Column(name="f", type="float"),
-    Column(name="i", type="int"),
-    Column(name="b", type="bigint"),
-    Column(name="flag", type="boolean"),
-    Column(name="s", type="string"),
-    Column(name="t", type="string"),
-    Column(name="ts", type="timestamp"),
-    Column(name="since", type="timestamp"),
-    Column(name="d", type="date"),
-    Column(name="ss", type="array<string>"),
-    Column(name="st", type="array<string>"),
-    Column(name="bs", type="array<bigint>"),
-    Column(name="xs", type="array<double>"),
-    Column(name="user", type="bigint"),
-    Column(name="item", type="bigint"),
-    Column(name="label", type="int"),
+COLUMNS: tuple[TableColumn, ...] = (
+    TableColumn(name="x", type="double"),
+    TableColumn(name="y", type="double"),
+    TableColumn(name="f", type="float"),
+    TableColumn(name="i", type="int"),
+    TableColumn(name="b", type="bigint"),
+    TableColumn(name="flag", type="boolean"),
+    TableColumn(name="s", type="string"),
+    TableColumn(name="t", type="string"),
+    TableColumn(name="ts", type="timestamp"),
+    TableColumn(name="since", type="timestamp"),
+    TableColumn(name="d", type="date"),
+    TableColumn(name="ss", type="array<string>"),
+    TableColumn(name="st", type="array<string>"),
+    TableColumn(name="bs", type="array<bigint>"),
+    TableColumn(name="xs", type="array<double>"),
+    TableColumn(name="user", type="bigint"),
+    TableColumn(name="item", type="bigint"),
+    TableColumn(name="label", type="int"),
 )
 
 Chain = Mapping[str, Any]

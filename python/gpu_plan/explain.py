@@ -196,7 +196,7 @@ def explain_properties(settings: dict[str, str]) -> dict[str, str]:
         "spark.rapids.sql.explain": "ALL",
         # A bridge evaluates expressions that the GPU lacks on the host, and is reported as the GPU.
         "spark.rapids.sql.expression.cpuBridge.enabled": "false",
-        # Adaptive execution plans stage by stage: the log would hold pieces of plans.
+        # Adaptive execution plans stage by stage: the log would hold row groups of plans.
         "spark.sql.adaptive.enabled": "false",
         # The plugin puts what a reused exchange repeats in its place, and then misses the attributes' own names.
         "spark.sql.exchange.reuse": "false",

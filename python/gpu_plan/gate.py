@@ -30,8 +30,8 @@ from headrace.features.engines.spark.fit import fit
 from headrace.features.engines.spark.transform import transform
 from headrace.features.ops import REGISTRY
 from headrace.features.table_ops import TABLE_OPS
-from headrace.features.table_ops.base import TrainRows
-from headrace.features.table_ops.external import Reader
+from headrace.features.table_ops.base import TrainRange
+from headrace.features.table_ops.external import ExternalReader
 from headrace.features.table_ops.preparation import Preparation
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow
@@ -40,17 +40,17 @@ from headrace.gpu_plan import cases as gpu_cases
 from headrace.gpu_plan.explain import Explainer, Node, Plan
 from headrace.gpu_plan.rows import made_rows
 from headrace.manifest import Manifest, Output
-from headrace.schema import Column
+from headrace.schema import TableColumn
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
 
 _EXTERNAL = (
-    Column(name="key", type="bigint"),
-    Column(name="brand", type="string"),
-    Column(name="stock", type="bigint"),
-    Column(name="price", type="double"),
-    Column(name="since", type="timestamp"),
-    Column(name="label", type="int"),
+    TableColumn(name="key", type="bigint"),
+    TableColumn(name="brand", type="string"),
+    TableColumn(name="stock", type="bigint"),
+    TableColumn(name="price", type="double"),
+    TableColumn(name="since", type="timestamp"),
+    TableColumn(name="label", type="int"),
 )
 
 
@@ -59,7 +59,7 @@ _FAILURES = (Py4JError, PySparkException, UserError)
 
 
 @dataclass(frozen=True)
-class Seen:
+class StepPlans:
     """Plans of one step, as the plugin judges them."""
 
     #: What they are of: `operator log`, `table operator lag`, `pipeline clicks`.
@@ -85,7 +85,7 @@ class Seen:
         return list(dict.fromkeys([*([self.fault] if self.fault else []), *found]))
 
 
-def check_operators(explainer: Explainer, home: Path, only: Sequence[str] = ()) -> Iterator[Seen]:
+def check_operators(explainer: Explainer, home: Path, only: Sequence[str] = ()) -> Iterator[StepPlans]:
     """Each registered operator in its cases.
 
     Args:
@@ -109,17 +109,19 @@ Case = Callable[[Explainer, Path, DataFrame, Mapping[str, Any]], Iterator[tuple[
 
 def _check(
     subject: str, cases: Sequence[Mapping[str, Any]], explainer: Explainer, home: Path, frame: DataFrame, case: Case
-) -> Iterator[Seen]:
+) -> Iterator[StepPlans]:
     if not cases:
-        yield Seen(subject, "-", (), "has no case in headrace.gpu_plan.cases")
+        yield StepPlans(subject, "-", (), "has no case in headrace.gpu_plan.cases")
     for number, given in enumerate(cases):
         try:
             for step, plans in case(explainer, home, frame, given):
                 label = step if len(cases) == 1 else f"{step} ({number + 1})"
                 reads = any(n.name == "FileSourceScanExec" for p in plans for n in p.nodes)
-                yield Seen(subject, label, tuple(plans), "" if reads else "no plan reads the rows: nothing was seen")
+                yield StepPlans(
+                    subject, label, tuple(plans), "" if reads else "no plan reads the rows: nothing was seen"
+                )
         except _FAILURES as e:
-            yield Seen(subject, f"case {number + 1}", (), _first_line(e))
+            yield StepPlans(subject, f"case {number + 1}", (), _first_line(e))
 
 
 def _row_case(
@@ -146,44 +148,44 @@ def _table_case(
 ) -> Iterator[tuple[str, list[Plan]]]:
     ops = [OpSpec(op=name, params=params) for name, params in op.items()]
     p = Preparation(ops, gpu_cases.COLUMNS, gpu_cases.LABEL, gpu_cases.TIME, knows_train=True)
-    made = p.spark(frame, Reader(home), TrainRows(0, 2**60))
+    made = p.spark(frame, ExternalReader(home), TrainRange(0, 2**60))
     if ran := explainer.ran():
-        yield "look", ran
+        yield "jobs", ran
     yield "rows", [explainer.explain(made)]
     explainer.ran()
 
 
-def check_pipeline(explainer: Explainer, ws: Workspace, spec: Spec) -> Iterator[Seen]:
+def check_pipeline(explainer: Explainer, ws: Workspace, spec: Spec) -> Iterator[StepPlans]:
     """A pipeline's features stage over a small table with its schema, in the workspace `ws`."""
     subject = f"pipeline {spec.pipeline}"
     ds = spec.ds or "2026-01-08"
     _land(explainer.spark, ws, spec, ds)
     explainer.ran()
-    seen: list[Seen] = []
+    seen: list[StepPlans] = []
 
     def after(step: str) -> None:
-        seen.extend(Seen(subject, fine, plans) for fine, plans in _by_step(step, explainer.ran()))
+        seen.extend(StepPlans(subject, fine, plans) for fine, plans in _by_step(step, explainer.ran()))
 
     try:
         run_stage(BuildFeatures(count_day, after), spec, ws, ds)
         after("statistics")
     except _FAILURES as e:
         after("the step that failed")
-        seen.append(Seen(subject, "-", (), _first_line(e)))
+        seen.append(StepPlans(subject, "-", (), _first_line(e)))
     found = {s.step for s in seen}
     for wanted in ({"scan and prepare"}, {"fit", "count values"}, {"transform and write"}):
         if not wanted & found:
-            seen.append(Seen(subject, " or ".join(sorted(wanted)), (), "was not seen in the plugin's log"))
+            seen.append(StepPlans(subject, " or ".join(sorted(wanted)), (), "was not seen in the plugin's log"))
     yield from _merged(seen)
 
 
-def _merged(seen: Sequence[Seen]) -> Iterator[Seen]:
+def _merged(seen: Sequence[StepPlans]) -> Iterator[StepPlans]:
     """One for each step, in the order in which steps began; the log's at the end."""
     steps = list(dict.fromkeys(s.step for s in seen))
     for step in sorted(steps, key=lambda s: s == LOG):
         mine = [s for s in seen if s.step == step]
         faults = [s.fault for s in mine if s.fault]
-        yield Seen(mine[0].subject, step, tuple(p for s in mine for p in s.plans), "; ".join(faults))
+        yield StepPlans(mine[0].subject, step, tuple(p for s in mine for p in s.plans), "; ".join(faults))
 
 
 #: Plans of Delta's own, over a table's log.
@@ -238,7 +240,7 @@ def _land(spark: SparkSession, ws: Workspace, spec: Spec, ds: str) -> None:
     ).save(ws.manifest(spec.pipeline, ds, "ingest"))
 
 
-def _table(spark: SparkSession, path: Path, columns: Sequence[Column], delta: bool = False) -> DataFrame:
+def _table(spark: SparkSession, path: Path, columns: Sequence[TableColumn], delta: bool = False) -> DataFrame:
     """A small table on disk."""
     rows = made_rows(columns, gpu_cases.LABEL, "2026-01-01", 10, gpu_cases.TIME)
     if columns is _EXTERNAL:

@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.features.types import ValueType, declared
-from headrace.schema import Column
+from headrace.schema import TableColumn
 
 ROWS = 240
 
 
 def made_rows(
-    columns: Sequence[Column], label: str, first: str, days: int, time: str | None = None, split: str | None = None
+    columns: Sequence[TableColumn], label: str, first: str, days: int, time: str | None = None, split: str | None = None
 ) -> pa.Table:
     """`ROWS` rows: every 11th value is missing where it may be, labels are 0 and 1, times go over `days` days.
 

@@ -15,10 +15,10 @@ from headrace.config import Entity, Spec
 from headrace.features.build.events import events_of_window, read_events
 from headrace.features.build.prepared_rows import within
 from headrace.features.functions.spark_expressions import col
-from headrace.features.functions.timestamps import spark_micros
+from headrace.features.functions.timestamps import DAY_MICROS, spark_micros
 from headrace.features.layout.split import SPLIT, split_rows
-from headrace.features.table_ops.base import DAY, FILE, LINE, PROBE
-from headrace.features.table_ops.external import Reader
+from headrace.features.table_ops.base import FILE, LINE, QUERY
+from headrace.features.table_ops.external import ExternalReader
 from headrace.features.table_ops.preparation import Preparation, midnight
 from headrace.features.types import ValueType
 from headrace.stage import Context
@@ -35,7 +35,7 @@ class Active:
     past: DataFrame
     #: The other table operators.
     rest: Preparation
-    reader: Reader
+    reader: ExternalReader
 
     @staticmethod
     def of(ctx: Context, spark: SparkSession) -> Active:
@@ -44,10 +44,10 @@ class Active:
         leading, rest = Preparation.from_spec(spec).split(serving=True)
         # The tables that the dataset was made with, not those of today.
         tables = (*leading.externals, *rest.externals)
-        reader = Reader.of(ctx.ws.home, tables, ctx.upstream["features"].inputs)
-        if leading.stands:
-            events = leading.spark(within(spec, events, ctx.ds), reader).drop(PROBE)
-        past = within(spec, events, ctx.ds) if rest.stands else events
+        reader = ExternalReader.of(ctx.ws.home, tables, ctx.upstream["features"].inputs)
+        if leading.steps:
+            events = leading.spark(within(spec, events, ctx.ds), reader).drop(QUERY)
+        past = within(spec, events, ctx.ds) if rest.steps else events
         return Active(ctx, split_rows(spec, events, ctx.ds).frame, past, rest, reader)
 
     @contextmanager
@@ -57,23 +57,23 @@ class Active:
         What those operators say is computed once and kept until the end of the context.
         """
         spec = self.ctx.spec
-        if not self.rest.stands:
+        if not self.rest.steps:
             yield newest(spec, self.events, user), newest(spec, self.events, item)
             return
-        types = dict(self.rest.stands[0].given.types)
+        types = dict(self.rest.steps[0].schema.types)
         kinds = {"user": user, "item": item}
         lookups = [self._lookup_rows(kind, entity, types) for kind, entity in kinds.items()]
         columns = [*types, FILE, LINE]
-        rows = self.past.select(*[col(c) for c in columns], F.lit(None).cast("string").alias(PROBE))
+        rows = self.past.select(*[col(c) for c in columns], F.lit(None).cast("string").alias(QUERY))
         for added in lookups:
             rows = rows.unionByName(added)
         wanted = {kind: list(dict.fromkeys((entity.key, *entity.columns))) for kind, entity in kinds.items()}
-        values = self.rest.spark(rows, self.reader).where(F.col(PROBE).isNotNull())
-        values = values.select(PROBE, *[col(c) for c in dict.fromkeys([*wanted["user"], *wanted["item"]])])
+        values = self.rest.spark(rows, self.reader).where(F.col(QUERY).isNotNull())
+        values = values.select(QUERY, *[col(c) for c in dict.fromkeys([*wanted["user"], *wanted["item"]])])
         values = values.persist(StorageLevel.MEMORY_AND_DISK)
         try:
             users, items = (
-                values.where(F.col(PROBE) == kind).select(*[col(c) for c in columns])
+                values.where(F.col(QUERY) == kind).select(*[col(c) for c in columns])
                 for kind, columns in wanted.items()
             )
             yield users, items
@@ -93,7 +93,7 @@ class Active:
             *[changed.get(c, col(c)).alias(c) for c in types],
             F.lit(f"#{kind}").alias(FILE),
             F.xxhash64(col(entity.key)).alias(LINE),
-            F.lit(kind).alias(PROBE),
+            F.lit(kind).alias(QUERY),
         )
 
     def _end(self, time: ValueType) -> int:
@@ -103,7 +103,7 @@ class Active:
             return midnight(self.ctx.ds, 1)
         assert spec.table.event_time is not None
         newest = self.past.agg(F.max(spark_micros(col(spec.table.event_time), time))).collect()[0][0]
-        return int(newest or 0) + (DAY if time.element == "date" else 1)
+        return int(newest or 0) + (DAY_MICROS if time.element == "date" else 1)
 
 
 def _date(micros: int) -> Column:

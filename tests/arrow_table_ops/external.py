@@ -1,4 +1,4 @@
-"""External tables read by pyarrow, in the types that operators want."""
+"""ExternalTable tables read by pyarrow, in the types that operators want."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 
 from headrace.errors import UserError
-from headrace.features.table_ops.base import External
-from headrace.features.table_ops.external import Reader, _check_type
+from headrace.features.table_ops.base import ExternalTable
+from headrace.features.table_ops.external import ExternalReader, _check_type
 from headrace.features.types import ValueType
 from headrace.lake.delta.log import DeltaLog
 from headrace.storage import local
 
 
-def read(reader: Reader, table: External) -> pa.Table:
-    """As `Reader.spark`."""
+def read(reader: ExternalReader, table: ExternalTable) -> pa.Table:
+    """As `ExternalReader.spark`."""
     path = reader.path(table)
     reader._check(table)
     if table.format == "delta":

@@ -9,12 +9,12 @@ import pyarrow.compute as pc
 from headrace.features.table_ops.external import refuse_duplicates
 from headrace.features.table_ops.join_asof import JoinAsof
 from headrace.features.table_ops.join_external import JoinExternal
-from tests.arrow_table_ops.place import Place
+from tests.arrow_table_ops.context import ArrowTableContext
 from tests.arrow_table_ops.windows import I64, codes_of, micros_of, newest_at, one, replaced, take
 
 
-def join_external(op: JoinExternal, table: pa.Table, place: Place) -> pa.Table:
-    theirs, other = list(op.keys.values()), place.read(op.external(place.given))
+def join_external(op: JoinExternal, table: pa.Table, context: ArrowTableContext) -> pa.Table:
+    theirs, other = list(op.keys.values()), context.read(op.external(context.schema))
     n, m = table.num_rows, other.num_rows
     both = [_together(one(table, a), one(other, b)) for a, b in op.keys.items()]
     codes = codes_of(both, n + m)
@@ -41,15 +41,15 @@ def join_external(op: JoinExternal, table: pa.Table, place: Place) -> pa.Table:
     return out
 
 
-def join_asof(op: JoinAsof, table: pa.Table, place: Place) -> pa.Table:
-    given = place.given
-    time = given.needs_time()
-    external = op.external(given)
-    other, needed = place.read(external), [*op.keys.values(), op.valid_from]
+def join_asof(op: JoinAsof, table: pa.Table, context: ArrowTableContext) -> pa.Table:
+    schema = context.schema
+    time = schema.needs_time()
+    external = op.external(schema)
+    other, needed = context.read(external), [*op.keys.values(), op.valid_from]
     n, m = table.num_rows, other.num_rows
     both = [pa.concat_arrays([one(table, a), one(other, b).cast(one(table, a).type)]) for a, b in op.keys.items()]
     codes = codes_of(both, n + m)
-    t, timed = micros_of(one(table, time), given.types[time])
+    t, timed = micros_of(one(table, time), schema.types[time])
     since, valid = micros_of(one(other, op.valid_from), external.columns[op.valid_from])
     group, its = np.where(timed, codes[:n], -1), codes[n:]
     rows = np.flatnonzero((its >= 0) & valid)

@@ -8,20 +8,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.features.table_ops.base import FILE, LINE, PROBE
-from headrace.features.table_ops.negatives import _MARK, _WEIGHT_OF_ONE, KIND, SLOTS, Negatives
+from headrace.features.table_ops.base import FILE, LINE, QUERY
+from headrace.features.table_ops.negatives import _MARK, _WEIGHT_OF_ONE, NEGATIVE, SLOTS, Negatives
 from headrace.features.table_ops.negatives_in_batch import _salt
-from tests.arrow_table_ops.place import Place
+from tests.arrow_table_ops.context import ArrowTableContext
 from tests.arrow_table_ops.windows import I64, Past, codes_of, hashes, newest_at, one, places, replaced, take
 
 
-def negatives(op: Negatives, table: pa.Table, place: Place) -> pa.Table:
-    given, train = place.given, place.train
+def negatives(op: Negatives, table: pa.Table, context: ArrowTableContext) -> pa.Table:
+    schema, train = context.schema, context.train
     assert train is not None
-    time = given.needs_time()
-    past = Past(table, [op.item], time, given.types[time])
+    time = schema.needs_time()
+    past = Past(table, [op.item], time, schema.types[time])
     items = one(table, op.item)
-    label = one(table, given.label).cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False)
+    label = one(table, schema.label).cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False)
     positive = past.event & (label == 1.0)
     if train.column is not None:
         split = pc.equal(one(table, train.column).cast(pa.string()), "train")
@@ -68,11 +68,11 @@ def negatives(op: Negatives, table: pa.Table, place: Place) -> pa.Table:
 
     found = table.take(pa.array(row))
     found = replaced(found, op.item, items.take(pa.array(of[pick])))
-    zero = pa.array(np.zeros(len(row), np.int8)).cast(given.types[given.label].arrow)
-    found = replaced(found, given.label, zero)
+    zero = pa.array(np.zeros(len(row), np.int8)).cast(schema.types[schema.label].arrow)
+    found = replaced(found, schema.label, zero)
     mark = pa.array(number).cast(pa.string())
     found = replaced(found, FILE, pc.binary_join_element_wise(one(found, FILE), pa.scalar(_MARK), mark, ""))
-    found = replaced(found, PROBE, pa.array([KIND] * len(row), pa.string()))
+    found = replaced(found, QUERY, pa.array([NEGATIVE] * len(row), pa.string()))
     if op.item_columns:
         events = past.rows
         at = newest_at(codes[pick], past.time[row], past.group[events], past.time[events], inclusive=False)

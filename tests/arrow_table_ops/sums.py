@@ -11,9 +11,9 @@ from headrace.features.types import ValueType
 from tests.arrow_table_ops.windows import I64
 
 
-def whole(x: pa.Array, given: ValueType) -> tuple[I64, npt.NDArray[np.bool_]]:
+def whole(x: pa.Array, input_type: ValueType) -> tuple[I64, npt.NDArray[np.bool_]]:
     """As `whole`: int64 [n], and where there is a value, bool [n]."""
-    if not _is_real(given):
+    if not _is_real(input_type):
         there = x.is_valid().to_numpy(zero_copy_only=False)
         return x.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False), there
     values = x.cast(pa.float64()).to_numpy(zero_copy_only=False)
@@ -27,7 +27,7 @@ def halves(q: I64) -> tuple[I64, I64]:
     return q >> 32, q & _LOW
 
 
-def joined(high: I64, low: I64, given: ValueType) -> npt.NDArray[np.float64]:
+def joined(high: I64, low: I64, input_type: ValueType) -> npt.NDArray[np.float64]:
     """As `joined`."""
     total = high.astype(np.float64) * float(2**32) + low.astype(np.float64)
-    return total * (1 / _GRID) if _is_real(given) else total
+    return total * (1 / _GRID) if _is_real(input_type) else total

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.features.functions.kernels import xxhash64_strings
-from headrace.features.table_ops.base import DAY, FILE, LINE, PROBE
+from headrace.features.functions.timestamps import DAY_MICROS
+from headrace.features.table_ops.base import FILE, LINE, QUERY
 from headrace.features.types import ValueType
 
 I64 = npt.NDArray[np.int64]
@@ -35,11 +36,11 @@ def replaced(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
     return table.append_column(name, values) if at < 0 else table.set_column(at, name, values)
 
 
-def micros_of(x: pa.Array, given: ValueType) -> tuple[I64, Bits]:
+def micros_of(x: pa.Array, input_type: ValueType) -> tuple[I64, Bits]:
     """Microseconds since 1970, and whether there is a time: int64 [n], bool [n]."""
     known = pc.is_valid(x).to_numpy(zero_copy_only=False)
-    if given.element == "date":
-        return x.cast(pa.int32()).fill_null(0).to_numpy().astype(np.int64) * DAY, known
+    if input_type.element == "date":
+        return x.cast(pa.int32()).fill_null(0).to_numpy().astype(np.int64) * DAY_MICROS, known
     return x.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).fill_null(0).to_numpy(), known
 
 
@@ -77,8 +78,8 @@ class Past:
         self.group: I64 = np.where(timed, group, -1)
         self.time: I64 = t
         self.known: Bits = self.group >= 0
-        probe = one(table, PROBE).is_valid().to_numpy(zero_copy_only=False)
-        self.event: Bits = self.known & ~probe
+        query = one(table, QUERY).is_valid().to_numpy(zero_copy_only=False)
+        self.event: Bits = self.known & ~query
         file, line = places(n, one(table, FILE), one(table, LINE))
         rows = np.flatnonzero(self.event)
         #: Rows of the events, in order.

@@ -21,7 +21,7 @@ from headrace.config import build_spec
 from headrace.errors import UserError
 from headrace.features.engines.spark import write as writer_spark
 from headrace.features.ops import REGISTRY
-from headrace.features.ops.base import Elementwise, SparkPlace
+from headrace.features.ops.base import Elementwise, SparkOpContext
 from headrace.gpu_plan import cases as gpu_cases
 from headrace.gpu_plan import gate as gpu_gate
 from headrace.gpu_plan.explain import Explainer, Plan, explain_session
@@ -37,7 +37,7 @@ class Quarter(Elementwise):
     def type_of(self, given: Any) -> Any:
         return given
 
-    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+    def spark(self, columns: Mapping[str, Column], context: SparkOpContext) -> dict[str, Column]:
         return {n: F.ntile(4).over(Window.orderBy(x)) for n, x in columns.items()}
 
 

@@ -1,4 +1,4 @@
-"""Statistics of real days against pandas over the same events, and a day that has moved."""
+"""SplitStatistics of real days against pandas over the same events, and a day that has moved."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_days_are_appended(spark: SparkSession, ws: Workspace, tmp_path: Path, m
 
     before = {p: (p.stat().st_ino, p.read_bytes()) for p in sorted(base.rglob("*")) if p.is_file()}
     with monkeypatch.context() as patch:
-        patch.setattr(build_run, "write_encoded", killed)
+        patch.setattr(build_run, "write_lake_rows", killed)
         with pytest.raises(KeyboardInterrupt):
             run(spec, ws, day_of(6))
     assert not [p for p in base.parent.parent.glob("*/*") if p.parent.name == day_of(6)]

@@ -1,4 +1,4 @@
-"""The two bodies of every operator give the same bits, on made data full of awkward values."""
+"""The two implementations of every operator give the same bits, on made data full of awkward values."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from headrace.features.layout.placement import partition_keys
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
-from headrace.schema import Column
+from headrace.schema import TableColumn
 
 COLUMNS = [
-    Column(name="x", type="double"),
-    Column(name="y", type="double"),
-    Column(name="f", type="float"),
-    Column(name="i", type="int"),
-    Column(name="b", type="bigint"),
-    Column(name="flag", type="boolean"),
-    Column(name="s", type="string"),
-    Column(name="id", type="bigint"),
-    Column(name="hs", type="string"),
-    Column(name="hi", type="int"),
-    Column(name="yes", type="boolean"),
-    Column(name="ss", type="array<string>"),
-    Column(name="is", type="array<bigint>"),
-    Column(name="ds", type="array<double>"),
-    Column(name="n.o`t", type="int"),
-    Column(name="label", type="int"),
+    TableColumn(name="x", type="double"),
+    TableColumn(name="y", type="double"),
+    TableColumn(name="f", type="float"),
+    TableColumn(name="i", type="int"),
+    TableColumn(name="b", type="bigint"),
+    TableColumn(name="flag", type="boolean"),
+    TableColumn(name="s", type="string"),
+    TableColumn(name="id", type="bigint"),
+    TableColumn(name="hs", type="string"),
+    TableColumn(name="hi", type="int"),
+    TableColumn(name="yes", type="boolean"),
+    TableColumn(name="ss", type="array<string>"),
+    TableColumn(name="is", type="array<bigint>"),
+    TableColumn(name="ds", type="array<double>"),
+    TableColumn(name="n.o`t", type="int"),
+    TableColumn(name="label", type="int"),
 ]
 
 CHAINS = [

@@ -32,28 +32,28 @@ from headrace.features.learn.exact_sums import LARGEST, SMALLEST
 from headrace.features.learn.folds import folds_of
 from headrace.features.learn.merge import merge_all
 from headrace.features.learn.statistics import IDENTITY, Rows
-from headrace.features.ops.learner import Learner
+from headrace.features.ops.estimator import EstimatorOp
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.vocabulary.keyed_table import KeyedTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
-from headrace.schema import Column
+from headrace.schema import TableColumn
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
 from tests.spark.test_features_stage import DS, clicks, dataset, land, make_clicks, read
 
 COLUMNS = [
-    Column(name="s", type="string"),
-    Column(name="i", type="int"),
-    Column(name="b", type="boolean"),
-    Column(name="id", type="bigint"),
-    Column(name="x", type="double"),
-    Column(name="f", type="float"),
-    Column(name="n", type="int"),
-    Column(name="c", type="string"),
-    Column(name="cs", type="array<string>"),
-    Column(name="one", type="string"),
-    Column(name="label", type="int"),
+    TableColumn(name="s", type="string"),
+    TableColumn(name="i", type="int"),
+    TableColumn(name="b", type="boolean"),
+    TableColumn(name="id", type="bigint"),
+    TableColumn(name="x", type="double"),
+    TableColumn(name="f", type="float"),
+    TableColumn(name="n", type="int"),
+    TableColumn(name="c", type="string"),
+    TableColumn(name="cs", type="array<string>"),
+    TableColumn(name="one", type="string"),
+    TableColumn(name="label", type="int"),
 ]
 
 CHAINS: list[dict[str, Any]] = [
@@ -102,7 +102,7 @@ ROW = st.fixed_dictionaries(
 Row = dict[str, Any]
 
 
-def partials_of(op: Learner, columns: Mapping[str, Any], types: Any, rows: Rows) -> dict[str, Any]:
+def partials_of(op: EstimatorOp, columns: Mapping[str, Any], types: Any, rows: Rows) -> dict[str, Any]:
     """All statistics of an operator over a batch."""
     return {n: aggregate_batch(s, columns, types, rows) for n, s in op.statistics(types).items()}
 
@@ -123,7 +123,7 @@ def as_batch(rows: list[Row], training: bool = True) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*arrays, identities(len(rows), training)], [*types, IDENTITY])
 
 
-def build_type(column: Column) -> pa.DataType:
+def build_type(column: TableColumn) -> pa.DataType:
     from headrace.features.types import declared
 
     return declared(column).arrow
@@ -147,12 +147,12 @@ def learn_in_arrow(fitted: FittedWorkflow, batches: list[pa.RecordBatch]) -> tup
         mine: list[Any] = []
         for j, step in enumerate(chain.steps):
             learned: Mapping[str, Any] = {}
-            if isinstance(step.op, Learner) and step.op.name != "categorify":
+            if isinstance(step.op, EstimatorOp) and step.op.name != "categorify":
                 parts = [
-                    partials_of(step.op, c, step.types, Rows(label=b["label"], identity=b[IDENTITY].to_numpy()))
+                    partials_of(step.op, c, step.inputs, Rows(label=b["label"], identity=b[IDENTITY].to_numpy()))
                     for b, c in zip(batches, columns, strict=True)
                 ]
-                found = step.op.finish(merge_all(parts), step.types)
+                found = step.op.finish(merge_all(parts), step.inputs)
                 learned = found.states
                 tables |= {f"{i}.{j}.{name}": KeyedTable(t).table for name, t in found.tables.items()}
             mine.append(learned)
@@ -338,10 +338,10 @@ def test_a_rows_own_label_is_nowhere_in_its_encoding() -> None:
     def encode(changed: list[Row], training: bool) -> np.ndarray[Any, Any]:
         w = build(chains)
         step, column = w.chains[0].steps[0], as_batch(changed)["s"]
-        assert isinstance(step.op, Learner)
+        assert isinstance(step.op, EstimatorOp)
         facts = Rows(label=as_batch(changed)["label"], identity=as_batch(changed)[IDENTITY].to_numpy())
-        partials = partials_of(step.op, {"s": column}, step.types, facts)
-        learned = step.op.finish(partials, step.types)
+        partials = partials_of(step.op, {"s": column}, step.inputs, facts)
+        learned = step.op.finish(partials, step.inputs)
         tables = {f"0.0.{name}": KeyedTable(t) for name, t in learned.tables.items()}
         fitted = FittedWorkflow(w, [[learned.states]], {}, tables)
         values: np.ndarray[Any, Any] = fitted.transform_batch(as_batch(changed, training))["s_te"].to_numpy()

@@ -1,4 +1,4 @@
-"""Row operators without a fit: both bodies to the bit, and each against a computation in plain Python."""
+"""Row operators without a fit: both engines to the bit, and each against a computation in plain Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headrace.features.engines.spark.transform import transform
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
-from headrace.schema import Column
+from headrace.schema import TableColumn
 from tests.spark.test_features_bodies import BIGS, BITS, INTS, REALS, TEXTS, as_batch, as_frame, assert_same_bits
 
 TYPES = {
@@ -352,7 +352,7 @@ ROW = st.fixed_dictionaries(
 
 def build() -> FittedWorkflow:
     chains = [Chain(columns=tuple(names.split()), ops=tuple(ops)) for names, ops, _ in CASES]
-    w = Workflow(chains, [Column(name=n, type=t) for n, t in TYPES.items()], label="label")  # type: ignore[arg-type]
+    w = Workflow(chains, [TableColumn(name=n, type=t) for n, t in TYPES.items()], label="label")  # type: ignore[arg-type]
     states = [[{} for _ in chain.steps] for chain in w.chains]
     table = pa.table({"value": list(CODES), "code": pa.array(list(CODES.values()), pa.int64())})
     return FittedWorkflow(w, states, {"v": Lookup(table)})

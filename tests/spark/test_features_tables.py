@@ -1,4 +1,4 @@
-"""Table operators: the Spark body makes the rows that the Arrow body makes; nothing leaks; a day's run uses them."""
+"""Table operators: Spark makes the rows that Arrow makes; nothing leaks; a day's run uses them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from headrace.drift.count_day import count_day
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.table_ops import TABLE_OPS, history
-from headrace.features.table_ops.base import TrainRows
-from headrace.features.table_ops.external import Reader
+from headrace.features.table_ops.base import TrainRange
+from headrace.features.table_ops.external import ExternalReader
 from headrace.features.table_ops.preparation import Preparation
 from headrace.features.types import declared
 from headrace.manifest import Manifest, Output
-from headrace.schema import Column
+from headrace.schema import TableColumn
 from headrace.score.candidates import Active
 from headrace.stage import Context, Result, check_stage, run_stage
 from headrace.workspace import Workspace
@@ -104,13 +104,13 @@ NEGATIVES = {
 def as_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
     ddl = [f"`{n.replace('`', '``')}` {t}" for n, t in TYPES.items()]
     ddl += ["_source_file string", "_source_line bigint"]
-    ddl += ["__probe string"] if "__probe" in table.schema.names else []
+    ddl += ["__query string"] if "__query" in table.schema.names else []
     return spark.createDataFrame(table, ", ".join(ddl)).repartition(3)
 
 
-def both(spark: SparkSession, p: Preparation, rows: list[Row], home: Path, train: TrainRows | None = None) -> pa.Table:
-    """The rows by the Arrow body, after the Spark body has made the same."""
-    reader, table = external(home), as_table(rows, probe=any("__probe" in r for r in rows))
+def both(spark: SparkSession, p: Preparation, rows: list[Row], home: Path, train: TrainRange | None = None) -> pa.Table:
+    """The rows by the Arrow implementation, after the Spark implementation has made the same."""
+    reader, table = external(home), as_table(rows, query=any("__query" in r for r in rows))
     expected = by_arrow(p, table, reader, train)
     by_spark = p.spark(as_frame(spark, table), reader, train).toArrow()
     assert_rows(by_spark.select(expected.schema.names), expected)
@@ -120,9 +120,9 @@ def both(spark: SparkSession, p: Preparation, rows: list[Row], home: Path, train
 @settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
 @given(ROWS, st.lists(st.sampled_from([None, None, None, "asks"]), min_size=40, max_size=40))
 def test_spark_equals_arrow(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, rows: list[Row], probes: list[str | None]
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, rows: list[Row], queries: list[str | None]
 ) -> None:
-    rows = [{**r, "__probe": p} for r, p in zip(number(rows), probes, strict=False)]
+    rows = [{**r, "__query": p} for r, p in zip(number(rows), queries, strict=False)]
     # Lists of three and five values are then put together from lists of two, as those of hundreds are.
     with mock.patch.object(history, "_CHUNK", 2):
         both(spark, prepare(*OTHERS[:-1], *PAST, OTHERS[-1]), rows, tmp_path_factory.mktemp("tables"))
@@ -135,7 +135,7 @@ def test_negatives_are_the_same_by_both(
 ) -> None:
     rows = number(rows)
     range_ = (START + DAY / 2, START + 3 * DAY)
-    train = TrainRows(*map(micros, range_))
+    train = TrainRange(*map(micros, range_))
     uniform = {"negatives": {"item": "item", "per_positive": 2, "seed": 3}}
     in_batch = {"negatives": {"item": "item", "per_positive": 2, "method": "in_batch", "batch": 3}}
     for op in (NEGATIVES, uniform, in_batch):
@@ -145,7 +145,7 @@ def test_negatives_are_the_same_by_both(
 
 
 def test_tables_without_rows(spark: SparkSession, tmp_path: Path) -> None:
-    train = TrainRows(0, 1)
+    train = TrainRange(0, 1)
     assert both(spark, prepare(NEGATIVES, *OTHERS[:-1], *PAST, OTHERS[-1]), [], tmp_path, train).num_rows == 0
 
 
@@ -202,7 +202,7 @@ def test_external_tables(spark: SparkSession, tmp_path: Path) -> None:
         [("a", 3, None, START + DAY, 1.5), ("é", 5, "w", None, None), (None, None, None, None, None)], key=str
     )
     old = prepare({"join_external": {"path": "tables/shops", "keys": ["item"], "add": {"v": "bigint"}}})
-    pinned = Reader(tmp_path, dict.fromkeys(old.externals, "0"))
+    pinned = ExternalReader(tmp_path, dict.fromkeys(old.externals, "0"))
     by_both = (by_arrow(old, as_table(events), pinned), old.spark(as_frame(spark, as_table(events)), pinned).toArrow())
     for table in by_both:
         assert sorted(table.column("v").to_pylist(), key=str) == [1, None, None]
@@ -322,7 +322,7 @@ def make_shop(seed: int = 3, rows: int = 900) -> list[Row]:
 
 def land(spark: SparkSession, ws: Workspace, rows: list[Row]) -> None:
     """What ingest leaves, and the table of brands."""
-    types = {n: declared(Column(name=n, type=t)).arrow for n, t in EVENTS.items()}  # type: ignore[arg-type]
+    types = {n: declared(TableColumn(name=n, type=t)).arrow for n, t in EVENTS.items()}  # type: ignore[arg-type]
     types |= {"_source_file": pa.string(), "_source_line": pa.int64(), "ds": pa.string()}
     table = pa.table({n: pa.array([r[n] for r in rows], t) for n, t in types.items()})
     path = ws.table("shop", "events").local_path()
@@ -377,9 +377,9 @@ def test_the_day(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
     assert {u["user"] for u in users} == {r["user"] for r in in_train} - {None}
     assert len(items) == len({r["item"] for r in in_train})
     for u in users:
-        probe = {"user": u["user"], "ts": end}
-        assert u["item_history"] == [r["item"] for r in clicked(known, probe)]
-        assert np.float32(u["user_target"]) == np.float32(target(known, probe))
+        query = {"user": u["user"], "ts": end}
+        assert u["item_history"] == [r["item"] for r in clicked(known, query)]
+        assert np.float32(u["user_target"]) == np.float32(target(known, query))
     for i in items:
         of = before(known, {"item": i["item"], "ts": end}, ["item"], window=3 * DAY)
         assert i["item_count_3d"] == len(of) > 0
@@ -430,6 +430,6 @@ def told(known: list[Row], row: Row) -> tuple[Any, ...]:
 
 
 def test_every_operator_is_tested() -> None:
-    """A new operator comes with its comparison of both bodies."""
+    """A new operator comes with its comparison of both engines."""
     tested = {name for op in [*PAST, *OTHERS, NEGATIVES] for name in op} | {"lambda"}
     assert tested == set(TABLE_OPS)

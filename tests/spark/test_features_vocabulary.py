@@ -19,13 +19,13 @@ from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
-from headrace.schema import Column
+from headrace.schema import TableColumn
 
 COLUMNS = [
-    Column(name="u", type="bigint"),
-    Column(name="c", type="string"),
-    Column(name="cs", type="array<string>"),
-    Column(name="label", type="int"),
+    TableColumn(name="u", type="bigint"),
+    TableColumn(name="c", type="string"),
+    TableColumn(name="cs", type="array<string>"),
+    TableColumn(name="label", type="int"),
 ]
 
 Rows = list[tuple[int, int | None, str | None, list[str | None] | None]]

@@ -1,4 +1,4 @@
-"""The score stage against a cross join in pandas, with features by training's own Spark body."""
+"""The score stage against a cross join in pandas, with features by training's own Spark expressions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from headrace.manifest import Manifest, Output
 from headrace.models.dlrm import DLRM
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import save_model
-from headrace.schema import Column
+from headrace.schema import TableColumn
 from headrace.score.stage import ScoreCandidates, scoring_model
 from headrace.stage import Context, run_stage
 from headrace.train.baseline.stage import TrainBaseline
@@ -117,7 +117,7 @@ def to_spark(spark: SparkSession, frame: pd.DataFrame, columns: dict[str, str]) 
         found = frame[name].tolist()
         return [[str(x) for x in v] if isinstance(v, list) else None if v is None or v != v else v for v in found]
 
-    arrow = {name: declared(Column(name=name, type=type_)).arrow for name, type_ in columns.items()}
+    arrow = {name: declared(TableColumn(name=name, type=type_)).arrow for name, type_ in columns.items()}
     table = pa.table([pa.array(values(name), type_) for name, type_ in arrow.items()], list(arrow))
     return spark.createDataFrame(table)
 

@@ -17,7 +17,7 @@ from headrace.features.engines.spark.transform import transform
 from headrace.features.ops import REGISTRY
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
-from headrace.schema import Column
+from headrace.schema import TableColumn
 from headrace.udfs import arrow
 from headrace.udfs import spark as udfs
 from tests.native import reference
@@ -74,12 +74,12 @@ def test_where_spark_has_an_expression_it_gives_the_same(spark: SparkSession) ->
 
 
 COLUMNS = [
-    Column(name="s", type="string"),
-    Column(name="i", type="int"),
-    Column(name="flag", type="boolean"),
-    Column(name="ss", type="array<string>"),
-    Column(name="bs", type="array<bigint>"),
-    Column(name="label", type="int"),
+    TableColumn(name="s", type="string"),
+    TableColumn(name="i", type="int"),
+    TableColumn(name="flag", type="boolean"),
+    TableColumn(name="ss", type="array<string>"),
+    TableColumn(name="bs", type="array<bigint>"),
+    TableColumn(name="label", type="int"),
 ]
 CHAINS: list[tuple[str, list[Any]]] = [
     ("s", [{"text_ngrams": {"n": 2, "buckets": 100}}, {"pad": {"length": 4}}, {"rename": {"to": "first"}}]),

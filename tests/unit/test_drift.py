@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 
 from headrace.config import Drift, Spec, build_spec, load_spec
 from headrace.drift.bins import NumberBins, ValueBins, describe
-from headrace.drift.columns import Measured, feature_columns, input_columns
+from headrace.drift.column_statistics import ColumnStatistics
+from headrace.drift.columns import MeasuredColumn, feature_columns, input_columns
 from headrace.drift.psi import EPSILON, ks, psi
 from headrace.drift.stage import JudgeDrift, judge
 from headrace.drift.table import SCHEMA
-from headrace.drift.tally import Tally
 from headrace.errors import EXIT_USER_ERROR, UserError
-from headrace.features.engines.arrow.dictionary import Cells
+from headrace.features.engines.arrow.dictionary import DictionaryColumn
 from headrace.features.types import ValueType
 from headrace.jobs.submit import PROGRAM
 from headrace.manifest import Manifest, Output
@@ -127,14 +127,14 @@ CELLS = st.lists(
 
 @given(CELLS, st.lists(st.integers(0, 50), max_size=4))
 def test_a_numbers_statistics_are_pandas_however_the_rows_are_cut(cells: list[float | None], cuts: list[int]) -> None:
-    column = Measured("input", "x", "number")
+    column = MeasuredColumn("input", "x", "number")
     array = pa.array(cells, pa.float64())
     sample, _ = column.values([array])
     bins = NumberBins.of(sample.to_numpy(zero_copy_only=False), 4)
-    whole = Tally(bins)
+    whole = ColumnStatistics(bins)
     edges = [0, *sorted(min(c, len(cells)) for c in cuts), len(cells)]
     for start, end in pairwise(edges):
-        part, rows = Tally(bins), array.slice(start, end - start)
+        part, rows = ColumnStatistics(bins), array.slice(start, end - start)
         part.add(*column.values([rows]), len(rows))
         whole.merge(part)
 
@@ -162,7 +162,7 @@ def test_a_numbers_statistics_are_pandas_however_the_rows_are_cut(cells: list[fl
 def test_values_that_are_kept_once_each(kind: Any, cells: list[int | None], data: st.DataObject) -> None:
     """A dictionary and how often its values are there: the same as value by value, for any of the rows."""
     name, type_ = kind
-    column = Measured("input", "x", name)
+    column = MeasuredColumn("input", "x", name)
     array = pa.array(cells, pa.int64()).cast(type_)
     encoded = array.dictionary_encode(null_encoding="encode")
     mask = np.array(data.draw(st.lists(st.booleans(), min_size=len(cells), max_size=len(cells))), bool)
@@ -170,16 +170,18 @@ def test_values_that_are_kept_once_each(kind: Any, cells: list[int | None], data
     bins = NumberBins.of(sample.to_numpy(False).astype(float), 3) if name == "number" else ValueBins.of(sample, 2)
     for rows in (None, mask):
         mine = array if rows is None else array.filter(pa.array(rows))
-        plain, once = Tally(bins), Tally(bins)
+        plain, once = ColumnStatistics(bins), ColumnStatistics(bins)
         plain.add(*column.values([mine]), len(mine))
-        values, missing, times = column.weighed(Cells(encoded.dictionary, encoded.indices.to_numpy(False)), rows)
+        values, missing, times = column.weighed(
+            DictionaryColumn(encoded.dictionary, encoded.indices.to_numpy(False)), rows
+        )
         once.add(values, missing, len(mine), times)
-        again = Tally.unpacked(bins, json.loads(json.dumps(once.packed())))
+        again = ColumnStatistics.unpacked(bins, json.loads(json.dumps(once.packed())))
         assert plain.packed() == once.packed() == again.packed()
 
 
 def test_moments_are_seconds() -> None:
-    column = Measured("input", "at", "time")
+    column = MeasuredColumn("input", "at", "time")
     at = pa.array([None, datetime(2026, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC)], pa.timestamp("us", "UTC"))
     values, missing = column.values([at])
     assert (values.to_pylist(), missing) == ([1_767_225_601.5], 1)
@@ -189,24 +191,24 @@ def test_moments_are_seconds() -> None:
 
 def test_spread_beside_a_large_mean() -> None:
     x = 1e9 + np.random.default_rng(0).normal(0, 1e-3, 5000)
-    tally = Tally(NumberBins.of(x, 10))
+    tally = ColumnStatistics(NumberBins.of(x, 10))
     tally.add(pa.array(x), 0, len(x))
     assert tally.std == pytest.approx(np.std(x - 1e9, ddof=1), rel=1e-6)
 
 
 def test_values_of_columns() -> None:
     """What is a value and what is missing: null, NaN, empty lists; of codes, 0."""
-    lists = Measured("input", "l", "category", is_list=True)
+    lists = MeasuredColumn("input", "l", "category", is_list=True)
     values, missing = lists.values([pa.array([["a", None], [], None, ["b", "a"]], pa.list_(pa.string()))])
     assert (values.to_pylist(), missing) == (["a", "b", "a"], 2)
-    numbers = Measured("input", "n", "number", is_list=True)
+    numbers = MeasuredColumn("input", "n", "number", is_list=True)
     values, missing = numbers.values([pa.array([[1.0, math.nan], [], None], pa.list_(pa.float64()))])
     assert (values.to_pylist(), missing) == ([1.0], 2)
-    codes = Measured("feature", "t", "category", True, 2, True, "t")
+    codes = MeasuredColumn("feature", "t", "category", True, 2, True, "t")
     columns = [pa.array([2, 0, 1, 0], pa.int32()), pa.array([0, 0, 3, 0], pa.int32())]
     values, missing = codes.values(columns)
     assert (sorted(values.to_pylist()), missing) == ([1, 2, 3], 2)
-    buckets = Measured("feature", "t", "category", True, 2, True, "t", unknown=2)
+    buckets = MeasuredColumn("feature", "t", "category", True, 2, True, "t", unknown=2)
     values, missing = buckets.values(columns)
     assert (sorted(values.to_pylist()), missing) == ([1, 1, 3], 2)
     sliced, missing = codes.values([c.slice(2, 1) for c in columns])
@@ -219,7 +221,7 @@ def test_distinct_values(seed: int, many: int, text: bool) -> None:
     rng = np.random.default_rng(seed)
     ids = rng.choice(2**62, many, replace=False)
     drawn = np.concatenate([ids, rng.choice(ids, 1000)])
-    parts = [Tally(ValueBins(())) for _ in range(3)]
+    parts = [ColumnStatistics(ValueBins(())) for _ in range(3)]
     for part, mine in zip(parts, np.array_split(drawn, 3), strict=True):
         array = pa.array(mine.astype(np.int64))
         part.add(array.cast(pa.string()) if text else array, 0, len(mine))

@@ -10,9 +10,9 @@ import pytest
 
 from headrace.config import Spec, build_spec, load_spec
 from headrace.errors import UserError
-from headrace.features.build.append import AppendPlan, Base, Day, base_input, check, take_over, together
+from headrace.features.build.append import AppendPlan, BaseDataset, DayFiles, base_input, check, link_kept, merge
 from headrace.features.build.stage import BuildFeatures
-from headrace.features.layout.files import ColumnCounts, Written, WrittenDataset
+from headrace.features.layout.files import ColumnCounts, WrittenDataset, WrittenFile
 from headrace.features.workflow.workflow import Workflow
 from headrace.manifest import Manifest, Output, fingerprint
 from headrace.stage import Context
@@ -119,15 +119,15 @@ def test_files_move_with_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         name = f"{split}/day-{day}-part-00000-000.parquet"
         (old / split).mkdir(parents=True, exist_ok=True)
         (old / name).write_text(day)
-        days[day] = Day("x", (Written(name, 5, 1, 10),), {"a": ColumnCounts(missing=2, coded=3)})
+        days[day] = DayFiles("x", (WrittenFile(name, 5, 1, 10),), {"a": ColumnCounts(missing=2, coded=3)})
 
     def refused(*_: Any) -> None:
         raise OSError("no links here")
 
     if not links:
         monkeypatch.setattr(os, "link", refused)
-    plan = AppendPlan(Base(old, DAY, days), {}, days, [], None)  # type: ignore[arg-type]  # nothing is read of the lake
-    found = take_over(plan, new, "2026-01-06")
+    plan = AppendPlan(BaseDataset(old, DAY, days), {}, days, [], None)  # type: ignore[arg-type]  # nothing is read of the lake
+    found = link_kept(plan, new, "2026-01-06")
     assert {f.name for f in found.files} == {
         "train/day-2026-01-04-part-00000-000.parquet",
         "train/day-2026-01-05-part-00000-000.parquet",
@@ -138,7 +138,7 @@ def test_files_move_with_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert (new / file.name).read_text() == day
         assert ((new / file.name).stat().st_ino == (old / days[day].files[0].name).stat().st_ino) == links
     assert found.counts == {"train": {"a": ColumnCounts(4, 0, 6)}, "valid": {"a": ColumnCounts(2, 0, 3)}}
-    both = together(found, WrittenDataset([Written("valid/b", 1, 1, 1)], {"valid": {"a": ColumnCounts(missing=1)}}))
+    both = merge(found, WrittenDataset([WrittenFile("valid/b", 1, 1, 1)], {"valid": {"a": ColumnCounts(missing=1)}}))
     assert both.counts["valid"]["a"] == ColumnCounts(3, 0, 3)
     assert found.counts["valid"]["a"] == ColumnCounts(2, 0, 3)
     assert [f.name for f in both.files] == sorted(f.name for f in both.files)

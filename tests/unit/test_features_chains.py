@@ -41,20 +41,20 @@ from headrace.features.ops import base
 from headrace.features.types import ValueType
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.graph import draw, graph_of
-from headrace.schema import Column
+from headrace.schema import TableColumn
 
 COLUMNS = [
-    Column(name="price", type="double"),
-    Column(name="age", type="int"),
-    Column(name="user", type="bigint"),
-    Column(name="item", type="bigint"),
-    Column(name="device"),
-    Column(name="tags", type="array<string>"),
-    Column(name="likes", type="array<string>"),
-    Column(name="ts", type="timestamp"),
-    Column(name="since", type="timestamp"),
-    Column(name="born", type="date"),
-    Column(name="click", type="int"),
+    TableColumn(name="price", type="double"),
+    TableColumn(name="age", type="int"),
+    TableColumn(name="user", type="bigint"),
+    TableColumn(name="item", type="bigint"),
+    TableColumn(name="device"),
+    TableColumn(name="tags", type="array<string>"),
+    TableColumn(name="likes", type="array<string>"),
+    TableColumn(name="ts", type="timestamp"),
+    TableColumn(name="since", type="timestamp"),
+    TableColumn(name="born", type="date"),
+    TableColumn(name="click", type="int"),
 ]
 
 
@@ -155,7 +155,9 @@ def test_the_operator_that_the_page_shows_works() -> None:
     exec(code, names)
     halve = names["Halve"]()
     types = halve.types({"x": ValueType("int")})
-    made = halve.arrow({"x": pa.array([3, None])}, base.ArrowPlace({"x": ValueType("int")}, {}, lambda v: Lookup(v)))
+    made = halve.arrow(
+        {"x": pa.array([3, None])}, base.ArrowOpContext({"x": ValueType("int")}, {}, lambda v: Lookup(v))
+    )
     assert (types["x"], made["x"].to_pylist()) == (ValueType("double"), [1.5, None])
 
 
@@ -325,7 +327,7 @@ def test_a_cross_does_not_depend_on_how_rows_come_in_batches() -> None:
 def test_types_that_reduce_dtype_gives() -> None:
     def ends(column: str, low: float, high: float) -> str:
         (c,) = bound(column >> ReduceDtype(min=low, max=high)).chains
-        return c.ends[column].element
+        return c.outputs[column].element
 
     assert [ends("user", 0, 2**31 - 1), ends("user", 0, 2**31), ends("user", -(2**31) - 1, 0)] == ["int"] + 2 * [
         "bigint"

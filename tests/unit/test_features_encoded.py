@@ -23,13 +23,13 @@ from headrace.features.build.lake_files import of_day
 from headrace.features.engines.arrow import write_lake as module
 from headrace.features.engines.arrow.aggregate import TrainRows, aggregate, aggregate_batch
 from headrace.features.engines.arrow.array_file import load_arrays, save_arrays
-from headrace.features.engines.arrow.dictionary import Cells
-from headrace.features.engines.arrow.fit import FileFit
+from headrace.features.engines.arrow.dictionary import DictionaryColumn
+from headrace.features.engines.arrow.fit import LakeFit
 from headrace.features.engines.arrow.lake_file import FILE, LINE
-from headrace.features.engines.arrow.lake_rows import LakeRows, View, lake_rows
+from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter, lake_rows
 from headrace.features.engines.arrow.split import DROPPED, split_codes
 from headrace.features.engines.arrow.tasks import grouped
-from headrace.features.engines.arrow.write_lake import write_encoded
+from headrace.features.engines.arrow.write_lake import write_lake_rows
 from headrace.features.layout.files import WrittenDataset, plan_files
 from headrace.features.layout.split_rule import ColumnRule, PositionRule, Rule, TimeRule
 from headrace.features.learn.merge import canonical
@@ -39,20 +39,20 @@ from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DataFile
-from headrace.schema import Column
+from headrace.schema import TableColumn
 from headrace.storage import local
 from tests.dataset_support import read_padded
 
 COLUMNS = [
-    Column(name="id", type="bigint"),
-    Column(name="y", type="int"),
-    Column(name="t", type="timestamp"),
-    Column(name="user", type="bigint"),
-    Column(name="a.b", type="string"),
-    Column(name="flag", type="boolean"),
-    Column(name="tags", type="array<string>"),
-    Column(name="n", type="int"),
-    Column(name="x", type="double"),
+    TableColumn(name="id", type="bigint"),
+    TableColumn(name="y", type="int"),
+    TableColumn(name="t", type="timestamp"),
+    TableColumn(name="user", type="bigint"),
+    TableColumn(name="a.b", type="string"),
+    TableColumn(name="flag", type="boolean"),
+    TableColumn(name="tags", type="array<string>"),
+    TableColumn(name="n", type="int"),
+    TableColumn(name="x", type="double"),
 ]
 TYPES = {c.name: declared(c) for c in COLUMNS}
 CHAINS = [
@@ -141,20 +141,20 @@ def land(events: pd.DataFrame, folder: Path, files: int, group: int = 40) -> lis
 
 @contextmanager
 def opened(files: list[DataFile], home: Path, rule: Rule) -> Iterator[LakeRows]:
-    view = View(rule, ("train", "valid"), "y")
-    with lake_rows(WORKFLOW, files, view, home, {"t": ValueType("timestamp")}) as rows:
+    splitter = Splitter(rule, ("train", "valid"), "y")
+    with lake_rows(WORKFLOW, files, splitter, home, {"t": ValueType("timestamp")}) as rows:
         yield rows
 
 
 def run(rows: LakeRows, folder: Path) -> tuple[FittedWorkflow, WrittenDataset]:
-    fit = FileFit(WORKFLOW, rows)
-    while (question := fit.question()) is not None:
-        fit.answer(rows.measure(None, question))
+    fit = LakeFit(WORKFLOW, rows)
+    while (task := fit.next_task()) is not None:
+        fit.merge(rows.scan(None, task))
     fitted = fit.finish(Codes())
     shutil.rmtree(folder, ignore_errors=True)
     fitted.save(folder / "workflow")
     plans = plan_files(rows.counts.rows, 50, 3)
-    return fitted, write_encoded(fitted, rows, plans, folder, folder / "workflow", None)
+    return fitted, write_lake_rows(fitted, rows, plans, folder, folder / "workflow", None)
 
 
 def read(folder: Path, split: str) -> pd.DataFrame:
@@ -239,17 +239,17 @@ def test_neither_an_earlier_run_nor_harm_changes_a_bit(tmp_path: Path, caplog: p
     assert "4 lake files, 0 of them decoded by an earlier run" in caplog.text
     assert not list(home.glob("scratch*"))
 
-    # The next run finds all pieces; a torn one, a folder without its list and one of another size are made again.
-    pieces = sorted(p for p in folder.iterdir() if (p / "0.arrow").exists())
-    (pieces[0] / "0.arrow").write_bytes((pieces[0] / "0.arrow").read_bytes()[:-8])
-    (pieces[1] / "pieces.json").unlink()
+    # The next run finds all row groups; a torn one, a folder without its list and one of another size are made again.
+    row_groups = sorted(p for p in folder.iterdir() if (p / "0.arrow").exists())
+    (row_groups[0] / "0.arrow").write_bytes((row_groups[0] / "0.arrow").read_bytes()[:-8])
+    (row_groups[1] / "pieces.json").unlink()
     (folder / ".killed.partial").mkdir()
     with opened(files, home, rule) as rows:
         run(rows, tmp_path / "out")
     assert "4 lake files, 2 of them decoded by an earlier run" in caplog.text
     assert digests(tmp_path / "out") == first
 
-    # Pieces of files that the day does not see are removed.
+    # Row groups of files that the day does not see are removed.
     with opened(files[:2], home, rule) as rows:
         run(rows, tmp_path / "out")
     assert sorted(p.name for p in folder.iterdir()) == sorted(f.key for f in rows.files)
@@ -275,7 +275,7 @@ STATISTICS = [
     Statistic(key=("c",), day=True),
     Statistic(key=("c",), kind="number", bits=4),
     Statistic(day=True),
-    Statistic(numbers=(Number("c", sum=True, squares=True, ends=True),)),
+    Statistic(numbers=(Number("c", sum=True, squares=True, minmax=True),)),
     Statistic(key=("c",), folds=3),
 ]
 
@@ -298,7 +298,7 @@ def test_statistics_of_values_are_those_of_rows(rows: list[tuple[int | None, boo
     if merged:  # as an operator before this one may leave them: several positions with one value
         values = pa.array([None if v is None else v % 3 for v in values.to_pylist()], pa.int64())
         column = values.take(encoded.indices)
-    cells = {"c": Cells(values, encoded.indices.to_numpy().astype(np.int32))}
+    cells = {"c": DictionaryColumn(values, encoded.indices.to_numpy().astype(np.int32))}
     day = np.array([d for _, _, d in rows], np.int64)
     identity = np.arange(len(rows)) << 20
     label = pa.array([1.0] * len(rows))
@@ -325,17 +325,17 @@ def test_vocabularies_larger_than_a_worker(tmp_path: Path, monkeypatch: pytest.M
 def test_split_rules() -> None:
     at = datetime(2026, 1, 2, tzinfo=UTC)
     times = [at - timedelta(microseconds=1), at, at + timedelta(days=1), at + timedelta(days=2), None]
-    t = Cells(pa.array(times, pa.timestamp("us", tz="UTC")))
+    t = DictionaryColumn(pa.array(times, pa.timestamp("us", tz="UTC")))
     both = ("train", "valid")
     found = split_codes(TimeRule("t", FIRST + 1, FIRST + 2, FIRST + 2), both, {"t": t})
     assert found.tolist() == [DROPPED, 0, 1, DROPPED, DROPPED]
-    dates = Cells(pa.array([date(1969, 12, 31), date(1970, 1, 1), None], pa.date32()))
+    dates = DictionaryColumn(pa.array([date(1969, 12, 31), date(1970, 1, 1), None], pa.date32()))
     assert split_codes(TimeRule("t", -1, 0, 0), both, {"t": dates}).tolist() == [0, 1, DROPPED]
-    named = Cells(pa.array(["valid", "train"]), np.array([1, 0, 0], np.int32))
+    named = DictionaryColumn(pa.array(["valid", "train"]), np.array([1, 0, 0], np.int32))
     assert split_codes(ColumnRule("s"), ("train", "valid"), {"s": named}).tolist() == [0, 1, 1]
     source = {
-        "_source_file": Cells(pa.array(["a", "ä", "b"]), np.array([0, 2, 2, 1], np.int32)),
-        "_source_line": Cells(pa.array([9, 4, 5, 0])),
+        "_source_file": DictionaryColumn(pa.array(["a", "ä", "b"]), np.array([0, 2, 2, 1], np.int32)),
+        "_source_line": DictionaryColumn(pa.array([9, 4, 5, 0])),
     }
     assert split_codes(PositionRule("b", 5), both, source).tolist() == [0, 0, 1, 1]
     assert split_codes(PositionRule(None, 0), both, source).tolist() == [0, 0, 0, 0]
@@ -370,15 +370,15 @@ def test_the_files_of_a_day(tmp_path: Path) -> None:
     assert seen("2025-12-31") == []
 
 
-class FakePiece:
+class FakeRowGroup:
     """Source files (numbered values) and lines of rows."""
 
     def __init__(self, files: list[str | None], lines: list[int | None]) -> None:
         encoded = pa.array(files, pa.string()).dictionary_encode(null_encoding="encode")
-        self._file = Cells(encoded.dictionary, encoded.indices.to_numpy())
-        self._line = Cells(pa.array(lines, pa.int64()))
+        self._file = DictionaryColumn(encoded.dictionary, encoded.indices.to_numpy())
+        self._line = DictionaryColumn(pa.array(lines, pa.int64()))
 
-    def cells(self, name: str) -> Cells:
+    def column(self, name: str) -> DictionaryColumn:
         return {FILE: self._file, LINE: self._line}[name]
 
 
@@ -392,7 +392,7 @@ def test_rows_of_one_hash_are_in_the_order_of_file_and_line(data: st.DataObject)
     for _ in range(data.draw(st.integers(1, 3))):
         rows = data.draw(st.lists(row, max_size=12))
         some = [i for i in range(len(rows)) if data.draw(st.booleans())]
-        sources.append((FakePiece([r[1] for r in rows], [r[2] for r in rows]), np.array(some, np.int64)))
+        sources.append((FakeRowGroup([r[1] for r in rows], [r[2] for r in rows]), np.array(some, np.int64)))
         flat += [rows[i] for i in some]
     hashes = np.array([r[0] for r in flat], np.int64)
     wanted = sorted(
@@ -404,7 +404,7 @@ def test_rows_of_one_hash_are_in_the_order_of_file_and_line(data: st.DataObject)
 
 def test_many_rows_of_one_identity_are_ordered_at_once() -> None:
     # Negatives that are drawn for a line have its identity: half a million ties in MovieLens.
-    piece = FakePiece(["f"] * 200_000, [i // 100 for i in range(200_000)])
+    row_group = FakeRowGroup(["f"] * 200_000, [i // 100 for i in range(200_000)])
     hashes = np.repeat(np.arange(2_000)[::-1], 100)
-    taken = module._in_order(hashes, [(piece, np.arange(200_000))])
+    taken = module._in_order(hashes, [(row_group, np.arange(200_000))])
     assert taken.tolist() == [100 * (1_999 - h) + i for h in range(2_000) for i in range(100)]

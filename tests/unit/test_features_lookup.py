@@ -73,7 +73,7 @@ def test_cardinality_is_the_highest_code_and_one() -> None:
 @given(st.lists(VALUES, unique=True, max_size=30), st.lists(VALUES, unique=True, max_size=30))
 def test_values_that_are_there_once(vocabulary: list[str], others: list[str]) -> None:
     values = [None, *others]
-    assert lookup_of(vocabulary).once.codes(pa.array(values, pa.string())).tolist() == expected(vocabulary, values)
+    assert lookup_of(vocabulary).distinct.codes(pa.array(values, pa.string())).tolist() == expected(vocabulary, values)
 
 
 def test_a_vocabulary_in_its_file(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_vocabulary_in_its_file(tmp_path: Path) -> None:
     found = FileLookup(tmp_path / "v")
     assert (len(found), found.cardinality, found.table) == (len(there), there.cardinality, there.table)
     for values in (pa.array(["ü3", None, "x", "ü19", "ü3"]), pa.array([3, None, 77, 19, 3]), pa.array([True, False])):
-        for one, other in ((found, there), (found.once, there.once)):
+        for one, other in ((found, there), (found.distinct, there.distinct)):
             assert one.codes(values).tolist() == other.codes(values).tolist()
     pq.write_table(lookup_of([]).table, tmp_path / "none")
     assert FileLookup(tmp_path / "none").cardinality == 2

@@ -21,11 +21,11 @@ from headrace.features.learn.exact_sums import rounded
 from headrace.features.learn.folds import folds_of
 from headrace.features.learn.merge import canonical, merge, merge_all
 from headrace.features.learn.statistics import LABEL, Number, Rows, Statistic, numbers
-from headrace.features.ops.learner import Learner
+from headrace.features.ops.estimator import EstimatorOp
 from headrace.features.types import ValueType
 from headrace.features.vocabulary.keyed_table import KeyedTable
 from headrace.features.workflow.workflow import Workflow
-from headrace.schema import Column
+from headrace.schema import TableColumn
 
 REALS = st.none() | st.floats(allow_nan=False) | st.sampled_from([0.0, -0.0, 1e-310, 3.4e38, -1e300, 2.0**-126, 0.1])
 ROWS = st.lists(
@@ -50,7 +50,7 @@ TYPES = {
     "w": ValueType("double"),
     "ks": ValueType("string", is_list=True),
 }
-EVERYTHING = Number("x", sum=True, squares=True, ends=True)
+EVERYTHING = Number("x", sum=True, squares=True, minmax=True)
 STATISTICS = {
     "moments": Statistic(numbers=(EVERYTHING, Number("w", sum=True))),
     "text": Statistic(key=("k",), day=True),
@@ -63,7 +63,7 @@ STATISTICS = {
 }
 
 
-def partials_of(op: Learner, columns: dict[str, Any], types: Any, rows: Rows) -> dict[str, Any]:
+def partials_of(op: EstimatorOp, columns: dict[str, Any], types: Any, rows: Rows) -> dict[str, Any]:
     """All statistics of an operator over a batch."""
     return {n: aggregate_batch(s, columns, types, rows) for n, s in op.statistics(types).items()}
 
@@ -197,11 +197,11 @@ def test_missing_facts_are_named() -> None:
 
 
 COLUMNS = [
-    Column(name="s", type="string"),
-    Column(name="x", type="double"),
-    Column(name="xs", type="array<double>"),
-    Column(name="when", type="timestamp"),
-    Column(name="label", type="int"),
+    TableColumn(name="s", type="string"),
+    TableColumn(name="x", type="double"),
+    TableColumn(name="xs", type="array<double>"),
+    TableColumn(name="when", type="timestamp"),
+    TableColumn(name="label", type="int"),
 ]
 
 
@@ -239,7 +239,7 @@ def test_a_vocabulary_has_one_number_of_buckets() -> None:
         for c, n in (("s", 2), ("t", 3))
     ]
     with pytest.raises(UserError, match=r"'v'.*oov_buckets"):
-        Workflow(chains, [*COLUMNS, Column(name="t")], label="label")
+        Workflow(chains, [*COLUMNS, TableColumn(name="t")], label="label")
 
 
 @given(st.lists(st.integers(-9, 9), min_size=1, max_size=40), st.integers(2, 6))
@@ -281,14 +281,14 @@ def test_days_merge_into_what_a_fit_of_all_days_learns() -> None:
     )
     for chain in w.chains:
         step = chain.steps[0]
-        assert isinstance(step.op, Learner)
+        assert isinstance(step.op, EstimatorOp)
 
         def learn(parts: list[Any], step: Any = step) -> tuple[Any, dict[str, Any]]:
-            made = [partials_of(step.op, c, step.types, r) for c, r in parts]
+            made = [partials_of(step.op, c, step.inputs, r) for c, r in parts]
             old = made[0]
             for new in made[1:]:
                 old = merge_all([old, new])
-            learned = step.op.finish(old, step.types)
+            learned = step.op.finish(old, step.inputs)
             return learned.states, {n: KeyedTable(t).table.to_pydict() for n, t in learned.tables.items()}
 
         assert learn(days) == learn([(columns, facts)])

@@ -1,4 +1,4 @@
-"""Table operators by their Arrow bodies, against loops over all pairs of rows; and what they refuse."""
+"""Table operators by their Arrow implementations, against loops over all pairs of rows; and what they refuse."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from headrace.config import load_spec
 from headrace.errors import UserError
 from headrace.features.functions.kernels import xxhash64_strings
-from headrace.features.table_ops.base import TrainRows
-from headrace.features.table_ops.external import Reader, pin
+from headrace.features.table_ops.base import TrainRange
+from headrace.features.table_ops.external import ExternalReader, pin
 from headrace.features.table_ops.predicate import Predicate
 from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.types import declared
@@ -51,15 +51,15 @@ from tests.tables_support import (
     same,
 )
 
-NOWHERE = Reader(Path("/nonexistent"))
+NOWHERE = ExternalReader(Path("/nonexistent"))
 PROBES = st.lists(st.sampled_from([None, None, None, "asks"]), min_size=40, max_size=40)
 
 
 @settings(max_examples=40, deadline=None)
 @given(ROWS, PROBES)
-def test_the_past_is_what_a_loop_over_all_rows_finds(rows: list[Row], probes: list[str | None]) -> None:
-    rows = [{**r, "__probe": p} for r, p in zip(number(rows), probes, strict=False)]
-    found = by_identity(by_arrow(prepare(*PAST), as_table(rows, probe=True), NOWHERE))
+def test_the_past_is_what_a_loop_over_all_rows_finds(rows: list[Row], queries: list[str | None]) -> None:
+    rows = [{**r, "__query": p} for r, p in zip(number(rows), queries, strict=False)]
+    found = by_identity(by_arrow(prepare(*PAST), as_table(rows, query=True), NOWHERE))
     wanted = expected_past(rows)
     assert found.keys() == wanted.keys()
     for key, row in wanted.items():
@@ -141,13 +141,15 @@ JOINS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
+def reader(tmp_path_factory: pytest.TempPathFactory) -> ExternalReader:
     return external(tmp_path_factory.mktemp("tables"))
 
 
 @settings(max_examples=40, deadline=None)
 @given(ROWS, ROWS, st.integers(0, 15))
-def test_no_future_row_changes_a_past_row(reader: Reader, rows: list[Row], others: list[Row], quarter: int) -> None:
+def test_no_future_row_changes_a_past_row(
+    reader: ExternalReader, rows: list[Row], others: list[Row], quarter: int
+) -> None:
     at = START + quarter * DAY / 4
     p = prepare(*JOINS, *PAST)
     now, then = perturbed(rows, others, at)
@@ -156,7 +158,7 @@ def test_no_future_row_changes_a_past_row(reader: Reader, rows: list[Row], other
 
 @settings(max_examples=40, deadline=None)
 @given(ROWS)
-def test_joins_are_what_a_loop_finds(reader: Reader, rows: list[Row]) -> None:
+def test_joins_are_what_a_loop_finds(reader: ExternalReader, rows: list[Row]) -> None:
     rows = number(rows)
     items = read(reader, prepare(JOINS[1]).externals[0]).to_pylist()
     prices = read(reader, prepare(JOINS[2]).externals[0]).to_pylist()
@@ -286,7 +288,7 @@ def test_negatives_keep_what_they_promise(rows: list[Row], exclude_seen: bool, d
     }
     range_ = (START + DAY / 2, START + 3 * DAY)
     p = prepare({"negatives": params}, {"trailing": {"keys": ["item"], "windows": [2]}})
-    check_negatives(by_arrow(p, as_table(rows), NOWHERE, TrainRows(*map(micros, range_))), rows, params, range_)
+    check_negatives(by_arrow(p, as_table(rows), NOWHERE, TrainRange(*map(micros, range_))), rows, params, range_)
 
 
 def _many(n: int) -> list[Row]:
@@ -296,7 +298,7 @@ def _many(n: int) -> list[Row]:
 
 
 def test_negatives_are_drawn_as_often_as_their_weights_say() -> None:
-    rows, train = _many(4000), TrainRows(micros(START), micros(START + DAY))
+    rows, train = _many(4000), TrainRange(micros(START), micros(START + DAY))
     for more, weights in (
         ({"method": "uniform"}, [1, 1, 1, 1]),
         ({"method": "popularity", "alpha": 0.5}, [2, 3, 4, 5]),
@@ -304,7 +306,7 @@ def test_negatives_are_drawn_as_often_as_their_weights_say() -> None:
     ):
         p = prepare({"negatives": {"item": "item", "per_positive": 2, "tries": 8, **more}})
         found = by_arrow(p, as_table(rows), NOWHERE, train)
-        drawn = Counter(r["item"] for r in found.to_pylist() if r["__probe"] is not None)
+        drawn = Counter(r["item"] for r in found.to_pylist() if r["__query"] is not None)
         assert sum(drawn.values()) > 7950
         for i, weight in enumerate(weights, 1):
             # Five standard deviations of a draw of 8,000; the draws are hashes, so this passes always or never.
@@ -318,7 +320,7 @@ def test_negatives_of_the_batch_are_items_of_its_positives() -> None:
     clicked = [{"user": i, "item": f"i{min(i % 10, 3)}", "ts": START, "click": 1} for i in range(400)]
     later = [{"user": j, "item": "new", "ts": START + DAY, "click": 1} for j in range(2000)]
     shown = [{"user": 0, "item": "shown", "ts": START, "click": 0}] * 50
-    rows, train = number([*clicked, *shown, *later]), TrainRows(micros(START), micros(START + DAY))
+    rows, train = number([*clicked, *shown, *later]), TrainRange(micros(START), micros(START + DAY))
     for batch, batches in ((400, 1), (4, 100)):
         params = {"item": "item", "per_positive": 2, "tries": 8, "method": "in_batch", "batch": batch}
         found = by_arrow(prepare({"negatives": params}), as_table(rows), NOWHERE, train).to_pylist()
@@ -328,7 +330,7 @@ def test_negatives_of_the_batch_are_items_of_its_positives() -> None:
                 pools.setdefault(_batch_of(r["_source_file"], r["_source_line"], batches), Counter())[r["item"]] += 1
         drawn = Counter[str]()
         for r in found:
-            if r["__probe"] is not None:
+            if r["__query"] is not None:
                 of = r["_source_file"].split("#")[0]
                 assert r["item"] in pools[_batch_of(of, r["_source_line"], batches)]
                 drawn[r["item"]] += 1
@@ -346,12 +348,12 @@ def _batch_of(file: str, line: int, batches: int) -> int:
 
 
 def test_negatives_of_another_seed_are_others() -> None:
-    rows, train = _many(200), TrainRows(micros(START), micros(START + DAY))
+    rows, train = _many(200), TrainRange(micros(START), micros(START + DAY))
     drawn = []
     for seed in (0, 0, 1):
         p = prepare({"negatives": {"item": "item", "per_positive": 2, "seed": seed}})
         found = by_identity(by_arrow(p, as_table(rows), NOWHERE, train))
-        drawn.append([r["item"] for _, r in sorted(found.items()) if r["__probe"] is not None])
+        drawn.append([r["item"] for _, r in sorted(found.items()) if r["__query"] is not None])
     assert drawn[0] == drawn[1] != drawn[2]
 
 
@@ -361,10 +363,10 @@ def test_negatives_before_the_range_ends_do_not_know_what_follows() -> None:
     others = [{**r, "user": 3, "item": "i5", "click": 1} for r in rows]
     end = START + 6 * DAY
     params = {"item": "item", "item_columns": ["price"], "user": "user", "exclude_seen": True, "method": "popularity"}
-    p, train = prepare({"negatives": params}), TrainRows(micros(START), micros(end))
+    p, train = prepare({"negatives": params}), TrainRange(micros(START), micros(end))
     now, then = perturbed(rows, others, end)
     a, b = (past_of(by_arrow(p, as_table(r), NOWHERE, train), end) for r in (now, then))
-    assert sum(r["__probe"] is not None for r in a.values()) > 20
+    assert sum(r["__query"] is not None for r in a.values()) > 20
     assert_same_rows(a, b)
 
 
@@ -459,8 +461,8 @@ def test_order_and_place() -> None:
     leading, rest = prepare({"negatives": {"item": "item"}}, {"dropna": {"subset": ["n"]}}, *PAST[:2]).split(
         serving=True
     )
-    assert [s.op.name for s in leading.stands] == ["dropna"]
-    assert [s.op.name for s in rest.stands] == ["trailing", "trailing"]
+    assert [s.op.name for s in leading.steps] == ["dropna"]
+    assert [s.op.name for s in rest.steps] == ["trailing", "trailing"]
 
 
 def spec_with(prepare_: list[Any], **score: Any) -> Any:
@@ -496,18 +498,18 @@ def test_files_that_changed_after_they_were_pinned_are_refused(tmp_path: Path) -
     p = prepare({"join_external": csv})
     (tmp_path / "t.csv").write_text("item,x\na,1\n")
     pinned = pin(tmp_path, p.externals)
-    reader = Reader.of(tmp_path, p.externals, pinned)
+    reader = ExternalReader.of(tmp_path, p.externals, pinned)
     reader.check_unchanged()
     (tmp_path / "t.csv").write_text("item,x\na,22\n")
     with pytest.raises(UserError, match=r"t\.csv have changed since the features stage looked"):
         reader.check_unchanged()
-    Reader.of(tmp_path, p.externals, pin(tmp_path, p.externals)).check_unchanged()
+    ExternalReader.of(tmp_path, p.externals, pin(tmp_path, p.externals)).check_unchanged()
     with pytest.raises(UserError, match=r"names no version of the csv table t\.csv"):
-        Reader.of(tmp_path, p.externals, [])
+        ExternalReader.of(tmp_path, p.externals, [])
 
 
 def test_external_files_are_missing(tmp_path: Path) -> None:
     p = prepare({"join_external": {"path": "tables/none", "keys": ["item"], "add": {"x": "int"}}})
     with pytest.raises(UserError, match="there is no delta table"):
-        by_arrow(p, as_table([]), Reader(tmp_path))
+        by_arrow(p, as_table([]), ExternalReader(tmp_path))
     assert isinstance(as_table([]), pa.Table)

@@ -1,4 +1,4 @@
-"""Workflows without Spark: what is refused and how it is said, the Arrow body, saving and loading."""
+"""Workflows without Spark: what is refused and how it is said, the Arrow kernels, saving and loading."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from headrace.errors import UserError
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
-from headrace.schema import Column, Kind
+from headrace.schema import Kind, TableColumn
 
 COLUMNS = [
-    Column(name="price", type="double"),
-    Column(name="age", type="int"),
-    Column(name="user", type="bigint"),
-    Column(name="city", type="string"),
-    Column(name="tags", type="array<string>"),
-    Column(name="scores", type="array<double>"),
-    Column(name="when", type="timestamp"),
-    Column(name="new", type="boolean"),
-    Column(name="click", type="int"),
+    TableColumn(name="price", type="double"),
+    TableColumn(name="age", type="int"),
+    TableColumn(name="user", type="bigint"),
+    TableColumn(name="city", type="string"),
+    TableColumn(name="tags", type="array<string>"),
+    TableColumn(name="scores", type="array<double>"),
+    TableColumn(name="when", type="timestamp"),
+    TableColumn(name="new", type="boolean"),
+    TableColumn(name="click", type="int"),
 ]
 
 

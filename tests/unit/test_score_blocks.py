@@ -18,7 +18,7 @@ from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.models import xgboost_model
 from headrace.models.predictor import load_predictor
-from headrace.schema import Column
+from headrace.schema import TableColumn
 from headrace.score.blocks import SEEN, TaskInputs, score_batches
 from headrace.score.pair_features import PairFeatures, check_columns, check_pair_features, context_scalars
 
@@ -63,7 +63,7 @@ def spec(**score: Any) -> Spec:
 
 
 def fitted() -> FittedWorkflow:
-    workflow = Workflow([Chain.model_validate(c) for c in CHAINS], [Column(**c) for c in COLUMNS], label="click")
+    workflow = Workflow([Chain.model_validate(c) for c in CHAINS], [TableColumn(**c) for c in COLUMNS], label="click")
     states = [[{c: {} for c in chain.columns} for _ in chain.steps] for chain in workflow.chains]
     vocabularies = {}
     for name, values in (("user", [f"u{i}" for i in range(0, 40, 2)]), ("likes", ["jazz", "rock"])):
@@ -207,7 +207,7 @@ def test_features_belong_to_the_side_that_they_are_made_of() -> None:
 
 def test_a_feature_that_says_too_few_sources_would_be_noticed() -> None:
     whole = fitted()
-    (place,) = (i for i, c in enumerate(whole.workflow.chains) if "pair" in c.ends)
+    (place,) = (i for i, c in enumerate(whole.workflow.chains) if "pair" in c.outputs)
     lying = replace(whole.workflow.chains[place], sources={"pair": ("user",)})
     whole.workflow.chains = (*whole.workflow.chains[:place], lying, *whole.workflow.chains[place + 1 :])
     s = sides()

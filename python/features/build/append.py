@@ -25,7 +25,7 @@ from typing import Any
 
 from headrace.errors import UserError
 from headrace.features.engines.arrow.lake_rows import LakeRows
-from headrace.features.layout.files import ColumnCounts, FilePlan, Written, WrittenDataset, plan_files
+from headrace.features.layout.files import ColumnCounts, FilePlan, WrittenDataset, WrittenFile, plan_files
 from headrace.features.layout.split_rule import TimeRule, day_name
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
@@ -36,16 +36,16 @@ from headrace.storage import local
 _LOG = logging.getLogger("headrace.features")
 
 #: In a dataset whose files are by day: of each day where its rows came from, its files and what was counted in them.
-DAYS = "_days.json"
+DAYS_FILE = "_days.json"
 
 
 @dataclass(frozen=True)
-class Day:
+class DayFiles:
     """A day of a dataset."""
 
     #: Of the lake's data files that hold its rows, and how many each.
     rows_of: str
-    files: tuple[Written, ...]
+    files: tuple[WrittenFile, ...]
     counts: Mapping[str, ColumnCounts]
 
     @property
@@ -54,13 +54,13 @@ class Day:
 
 
 @dataclass(frozen=True)
-class Base:
+class BaseDataset:
     """The dataset that a new one takes over from."""
 
     folder: Path
     #: The day that wrote everything: its training range taught the numbers.
     learned: str
-    days: Mapping[str, Day]
+    days: Mapping[str, DayFiles]
 
     @cached_property
     def fitted(self) -> FittedWorkflow:
@@ -82,7 +82,7 @@ def check(workflow: Workflow) -> None:
                     f"than others, so yesterday's validation files cannot become training files; leave features.append "
                     f"or the operator out"
                 )
-        if any(end.min_cardinality for end in chain.ends.values()):
+        if any(end.min_cardinality for end in chain.outputs.values()):
             raise UserError(
                 f"features.workflow[{i}]: drop_low_cardinality may leave a feature out of one day's files and not of "
                 f"another's; leave features.append or the operator out"
@@ -109,24 +109,24 @@ def base_input(ctx: Context, spec_part: Mapping[str, Any], version: int) -> Inpu
     return Input(kind="dataset", name=found.output("dataset").name, version=found.key)
 
 
-def open_base(ctx: Context, given: Input | None) -> Base | None:
+def open_base(ctx: Context, given: Input | None) -> BaseDataset | None:
     """The base, if all of it is there; else None, and a line that says why."""
     if given is None:
         _LOG.info("append: no dataset of yesterday with this spec and young enough: everything is written anew")
         return None
     folder = ctx.ws.home / given.name
     try:
-        saved = json.loads((folder / DAYS).read_text(encoding="utf-8"))
+        saved = json.loads((folder / DAYS_FILE).read_text(encoding="utf-8"))
         days = {
-            name: Day(
+            name: DayFiles(
                 d["rows_of"],
-                tuple(Written(**f) for f in d["files"]),
+                tuple(WrittenFile(**f) for f in d["files"]),
                 {feature: ColumnCounts(**c) for feature, c in d["counts"].items()},
             )
             for name, d in saved["days"].items()
         }
         torn = [f.name for d in days.values() for f in d.files if (folder / f.name).stat().st_size != f.size]
-        base = Base(folder, saved["learned"], days)
+        base = BaseDataset(folder, saved["learned"], days)
         _ = base.fitted
     except (OSError, ValueError, KeyError, TypeError, UserError) as e:
         _LOG.warning("append: %s is gone or incomplete (%s): everything is written anew", folder, e)
@@ -141,10 +141,10 @@ def open_base(ctx: Context, given: Input | None) -> Base | None:
 class AppendPlan:
     """What becomes of each day of the window."""
 
-    base: Base | None
+    base: BaseDataset | None
     rows_of: Mapping[str, str]
     #: Days taken over.
-    kept: Mapping[str, Day]
+    kept: Mapping[str, DayFiles]
     #: The other days' parts.
     plans: list[FilePlan]
     #: The lake files that these are made of.
@@ -152,7 +152,12 @@ class AppendPlan:
 
 
 def plan_days(
-    base: Base | None, files: LakeRows, home: Path, row_group_rows: int, min_row_groups: int, window: tuple[int, int]
+    base: BaseDataset | None,
+    files: LakeRows,
+    home: Path,
+    row_group_rows: int,
+    min_row_groups: int,
+    window: tuple[int, int],
 ) -> AppendPlan:
     """Which days are kept and which are written.
 
@@ -163,11 +168,11 @@ def plan_days(
         home: the workspace, below which the lake's files are named.
         window: days that train and that validate. Either alone has `min_row_groups` row groups where it has the rows.
     """
-    rule = files.view.rule
+    rule = files.splitter.rule
     assert isinstance(rule, TimeRule)
     least = math.ceil(min_row_groups / min(window))
     rows_of: dict[str, str] = {}
-    kept: dict[str, Day] = {}
+    kept: dict[str, DayFiles] = {}
     plans: list[FilePlan] = []
     wanted: set[int] = set()
     for number, by_file in sorted(files.counts.days.items()):
@@ -187,9 +192,9 @@ def plan_days(
     return AppendPlan(base, rows_of, kept, plans, sources)
 
 
-def take_over(plan: AppendPlan, folder: Path, valid_from: str) -> WrittenDataset:
+def link_kept(plan: AppendPlan, folder: Path, valid_from: str) -> WrittenDataset:
     """Link the kept days' files into a new folder, each into the split that its day is in now."""
-    days: dict[str, tuple[list[Written], dict[str, ColumnCounts]]] = {}
+    days: dict[str, tuple[list[WrittenFile], dict[str, ColumnCounts]]] = {}
     counts: dict[str, dict[str, ColumnCounts]] = {}
     for day, known in plan.kept.items():
         assert plan.base is not None
@@ -207,7 +212,7 @@ def take_over(plan: AppendPlan, folder: Path, valid_from: str) -> WrittenDataset
     return WrittenDataset([f for mine, _ in days.values() for f in mine], counts, days)
 
 
-def together(a: WrittenDataset, b: WrittenDataset) -> WrittenDataset:
+def merge(a: WrittenDataset, b: WrittenDataset) -> WrittenDataset:
     """Two writes into one folder, as one."""
     counts = {split: dict(by_feature) for split, by_feature in a.counts.items()}
     for split, by_feature in b.counts.items():
@@ -227,7 +232,7 @@ def save_days(folder: Path, plan: AppendPlan, written: WrittenDataset, learned: 
         }
         for day, (files, counts) in sorted(written.days.items())
     }
-    local(folder / DAYS).put_text(json.dumps({"learned": learned, "days": days}, indent=1) + "\n")
+    local(folder / DAYS_FILE).put_text(json.dumps({"learned": learned, "days": days}, indent=1) + "\n")
 
 
 def _link(source: Path, target: Path) -> None:

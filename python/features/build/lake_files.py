@@ -9,8 +9,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec
-from headrace.features.engines.arrow.fit import FileFit
-from headrace.features.engines.arrow.lake_rows import LakeRows, View, lake_rows
+from headrace.features.engines.arrow.fit import LakeFit
+from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter, lake_rows
 from headrace.features.layout.split import SplitRows, check_counts, time_ranges
 from headrace.features.layout.split_rule import columns_of
 from headrace.features.types import ValueType, declared
@@ -37,8 +37,8 @@ def files_of_day(
         return
     types = {c.name: declared(c) for c in spec.table.columns}
     extra: dict[str, ValueType] = {name: types[name] for name in columns_of(rows.rule)}
-    view = View(rows.rule, rows.splits, workflow.label_column, by_day=spec.features.append is not None)
-    with lake_rows(workflow, of_day(spec, ds, files), view, ws.encoded(spec.pipeline).local_path(), extra) as found:
+    splitter = Splitter(rows.rule, rows.splits, workflow.label_column, by_day=spec.features.append is not None)
+    with lake_rows(workflow, of_day(spec, ds, files), splitter, ws.encoded(spec.pipeline).local_path(), extra) as found:
         yield found
 
 
@@ -71,14 +71,14 @@ def fit_files(
     Raises:
         UserError: as `headrace.features.layout.split.check_rows`.
     """
-    fit = FileFit(workflow, files, base)
-    question = fit.question()
-    answers = files.measure(spark, question)
+    fit = LakeFit(workflow, files, base)
+    task = fit.next_task()
+    results = files.scan(spark, task)
     counts = files.counts
     check_counts(rows, counts.rows, counts.null_labels, counts.bad_labels, workflow.label_column, pipeline)
-    while question is not None:
-        fit.answer(answers)
-        question = fit.question()
-        if question is not None:
-            answers = files.measure(spark, question)
+    while task is not None:
+        fit.merge(results)
+        task = fit.next_task()
+        if task is not None:
+            results = files.scan(spark, task)
     return counts.rows, fit.finish(vocabularies)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.dataset.parquet.layout import LISTING
-from headrace.features.layout.files import ColumnCounts, Written, WrittenDataset
+from headrace.features.layout.files import ColumnCounts, WrittenDataset, WrittenFile
 from headrace.features.layout.split import SplitRows
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow
@@ -16,7 +16,7 @@ from headrace.schema import Kind
 from headrace.storage import local
 
 
-def complete(folder: Path, files: list[Written], counts: Mapping[str, int]) -> None:
+def complete(folder: Path, files: list[WrittenFile], counts: Mapping[str, int]) -> None:
     """Check that every row was written once, clear away what killed tasks left, list the files."""
     for split, rows in counts.items():
         found = sum(f.rows for f in files if f.name.startswith(f"{split}/"))

@@ -18,9 +18,9 @@ from headrace.config import Spec
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import spark_micros
 from headrace.features.layout.split import SplitRows, split_rows, time_ranges
-from headrace.features.table_ops.base import PROBE
-from headrace.features.table_ops.external import Reader, pin
-from headrace.features.table_ops.preparation import Preparation, midnight, train_rows
+from headrace.features.table_ops.base import QUERY
+from headrace.features.table_ops.external import ExternalReader, pin
+from headrace.features.table_ops.preparation import Preparation, midnight, train_range
 from headrace.features.types import declared
 from headrace.manifest import Input
 from headrace.stage import Context
@@ -78,7 +78,7 @@ def day_rows(ctx: Context, events: DataFrame) -> Iterator[SplitRows]:
     shutil.rmtree(folder, ignore_errors=True)
     numbers = count()
 
-    def once(frame: DataFrame) -> DataFrame:
+    def materialize(frame: DataFrame) -> DataFrame:
         path = folder / str(next(numbers))
         path.parent.mkdir(parents=True, exist_ok=True)
         return _kept(frame, path)
@@ -86,17 +86,19 @@ def day_rows(ctx: Context, events: DataFrame) -> Iterator[SplitRows]:
     try:
         train, valid = time_ranges(spec.features, ctx.ds)
         preparation = Preparation.from_spec(spec)
-        reader = Reader.of(ctx.ws.home, preparation.externals, ctx.inputs)
-        frame = preparation.spark(within(spec, events, ctx.ds), reader, train_rows(spec, train[0], valid[0]), once)
-        frame = frame.drop(PROBE)
+        reader = ExternalReader.of(ctx.ws.home, preparation.externals, ctx.inputs)
+        frame = preparation.spark(
+            within(spec, events, ctx.ds), reader, train_range(spec, train[0], valid[0]), materialize
+        )
+        frame = frame.drop(QUERY)
         if spec.features.split.by == "time":
             # Without a look at the rows, and what was read for the past alone is not kept.
             rows = split_rows(spec, frame, ctx.ds)
-            rows = replace(rows, frame=once(rows.frame))
+            rows = replace(rows, frame=materialize(rows.frame))
         else:
-            rows = split_rows(spec, once(frame), ctx.ds)
+            rows = split_rows(spec, materialize(frame), ctx.ds)
         reader.check_unchanged()
-        _LOG.info("prepared the rows by %s", ", ".join(s.op.name for s in preparation.stands))
+        _LOG.info("prepared the rows by %s", ", ".join(s.op.name for s in preparation.steps))
         yield rows
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -20,7 +20,7 @@ from headrace.features.build.lake_files import files_of_day, fit_files
 from headrace.features.build.listing import complete, facts_of
 from headrace.features.engines.arrow import write_frame
 from headrace.features.engines.arrow.lake_rows import LakeRows
-from headrace.features.engines.arrow.write_lake import write_encoded
+from headrace.features.engines.arrow.write_lake import write_lake_rows
 from headrace.features.engines.spark import write as spark_write
 from headrace.features.engines.spark.fit import fit
 from headrace.features.layout.files import Engine, FilePlan, WrittenDataset, plan_files
@@ -125,7 +125,7 @@ def build(
             if files is None:
                 written = write_dataset(fitted, rows.frame, plans, folder, folder / "workflow", engine_of(spec))
             else:
-                written = write_encoded(fitted, files, plans, folder, folder / "workflow", spark)
+                written = write_lake_rows(fitted, files, plans, folder, folder / "workflow", spark)
             vocabularies.wait()  # the dataset's codes are for ever before it is seen
             complete(folder, written.files, counts)
         after("write")
@@ -166,16 +166,16 @@ def append_day(
         with local(final).new_folder() as new:
             folder = new.local_path()
             fitted.save(folder / "workflow")
-            kept = append.take_over(plan, folder, rows.valid_range[0])
+            kept = append.link_kept(plan, folder, rows.valid_range[0])
             made = WrittenDataset([], {})
             if plan.plans:
-                made = write_encoded(fitted, plan.sources, plan.plans, folder, folder / "workflow", spark)
-            written = append.together(kept, made)
+                made = write_lake_rows(fitted, plan.sources, plan.plans, folder, folder / "workflow", spark)
+            written = append.merge(kept, made)
             vocabularies.wait()  # the dataset's codes are for ever before it is seen
             append.save_days(folder, plan, written, base.learned if base is not None else ctx.ds)
             complete(folder, written.files, counts)
         _LOG.info(
-            "took over %s rows of %d days, wrote %s rows of %d days in %.1f s to %s",
+            "kept %s rows of %d days, wrote %s rows of %d days in %.1f s to %s",
             f"{sum(d.rows for d in plan.kept.values()):,}",
             len(plan.kept),
             f"{sum(x.rows for x in made.files):,}",

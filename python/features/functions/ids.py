@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 WITH_IDS = ("string", "int", "bigint", "boolean", "code")
 
 
-def check_ids(name: str, given: ValueType) -> None:
+def check_ids(name: str, input_type: ValueType) -> None:
     """Raises OpError for a column whose values have no ids."""
-    if given.element not in WITH_IDS:
-        raise OpError(f"column '{name}': takes text, integers, booleans and codes, not {given}")
+    if input_type.element not in WITH_IDS:
+        raise OpError(f"column '{name}': takes text, integers, booleans and codes, not {input_type}")
 
 
-def spark_ids(x: Column, given: ValueType) -> Column:
+def spark_ids(x: Column, input_type: ValueType) -> Column:
     """bigint, or array<bigint> of a list."""
     from pyspark.sql import functions as F
 
-    if given.is_list:
-        element = element_of(given)
+    if input_type.is_list:
+        element = element_of(input_type)
         return x if element.element == "bigint" else F.transform(x, lambda e: spark_ids(e, element))
-    if given.element == "string":
+    if input_type.element == "string":
         return F.when(x.isNotNull(), F.xxhash64(x))
-    return (x.cast("int") if given.element == "boolean" else x).cast("bigint")
+    return (x.cast("int") if input_type.element == "boolean" else x).cast("bigint")
 
 
-def arrow_ids(x: pa.Array, given: ValueType) -> pa.Array:
+def arrow_ids(x: pa.Array, input_type: ValueType) -> pa.Array:
     """int64, or list<int64> of a list without null lists."""
-    if given.is_list:
-        return with_elements(x, arrow_ids(x.flatten(), element_of(given)))
-    if given.element == "string":
+    if input_type.is_list:
+        return with_elements(x, arrow_ids(x.flatten(), element_of(input_type)))
+    if input_type.element == "string":
         return pa.array(xxhash64_strings(pc.fill_null(x, "")), mask=x.is_null().to_numpy(zero_copy_only=False))
-    return (x.cast(pa.int8()) if given.element == "boolean" else x).cast(pa.int64())
+    return (x.cast(pa.int8()) if input_type.element == "boolean" else x).cast(pa.int64())

@@ -1,4 +1,4 @@
-"""Column functions of Spark's, written again for NumPy so that both bodies of an operator agree to the last bit.
+"""Column functions of Spark's, written again for NumPy so that both engines of an operator agree to the last bit.
 
 Only operations that IEEE 754 or integer arithmetic define exactly are used, so the results do not depend on the
 machine's mathematical library or vector width either (NumPy's own log1p does: it has an AVX-512 version).

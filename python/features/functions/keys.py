@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 #: Types whose values have one spelling as text.
-KEYS = ("string", "int", "bigint", "boolean")
+KEY_TYPES = ("string", "int", "bigint", "boolean")
 
 
-def check_keys(given: Mapping[str, ValueType]) -> None:
+def check_keys(inputs: Mapping[str, ValueType]) -> None:
     """Raises OpError for a column that cannot be a key: a list, or a number with more than one spelling."""
-    for name, value in given.items():
-        if value.is_list or (value.element not in KEYS and not (value.element == "code" and not value.vocabulary)):
+    for name, value in inputs.items():
+        if value.is_list or (value.element not in KEY_TYPES and not (value.element == "code" and not value.vocabulary)):
             raise OpError(f"column '{name}': a key is text, an integer, a boolean or a hash_bucket's code, not {value}")
 
 

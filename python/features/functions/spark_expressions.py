@@ -13,20 +13,20 @@ def col(name: str) -> Column:
     return F.col(f"`{name.replace('`', '``')}`")
 
 
-def enter(name: str, given: ValueType) -> Column:
+def input_column(name: str, input_type: ValueType) -> Column:
     """An input column as operators see it: NaN is null, a null list is empty."""
     x = col(name)
-    real = given.element in ("float", "double")
-    if given.is_list:
-        x = F.coalesce(x, F.array().cast(f"array<{given.element}>"))
+    real = input_type.element in ("float", "double")
+    if input_type.is_list:
+        x = F.coalesce(x, F.array().cast(f"array<{input_type.element}>"))
         return F.transform(x, nan_to_null) if real else x
     return nan_to_null(x) if real else x
 
 
-def is_missing(name: str, given: ValueType) -> Column:
+def is_missing(name: str, input_type: ValueType) -> Column:
     """Boolean: no value (null, NaN, an empty list)."""
-    x = enter(name, given)
-    return F.size(x) == 0 if given.is_list else x.isNull()
+    x = input_column(name, input_type)
+    return F.size(x) == 0 if input_type.is_list else x.isNull()
 
 
 def nan_to_null(x: Column) -> Column:

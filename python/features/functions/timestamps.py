@@ -14,11 +14,12 @@ from headrace.features.types import ValueType
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-SECOND = 1_000_000
-DAY = 86_400 * SECOND
+SECOND_MICROS = 1_000_000
+HOUR_MICROS = 3_600 * SECOND_MICROS
+DAY_MICROS = 24 * HOUR_MICROS
 
 
-def spark_micros(x: Column, given: ValueType) -> Column:
+def spark_micros(x: Column, input_type: ValueType) -> Column:
     """Microseconds since 1970 (UTC) of a timestamp (years 1698 to 2242) or of a date's midnight: bigint.
 
     Not `unix_micros` and `unix_date`, which RAPIDS does not have. A timestamp as a double of seconds is right to half a
@@ -26,16 +27,16 @@ def spark_micros(x: Column, given: ValueType) -> Column:
     """
     from pyspark.sql import functions as F
 
-    if given.element == "date":
-        return F.datediff(x, F.lit("1970-01-01").cast("date")).cast("bigint") * F.lit(DAY).cast("bigint")
+    if input_type.element == "date":
+        return F.datediff(x, F.lit("1970-01-01").cast("date")).cast("bigint") * F.lit(DAY_MICROS).cast("bigint")
     seconds = x.cast("bigint")
     rest = x.cast("double") - seconds.cast("double")
-    return seconds * F.lit(SECOND).cast("bigint") + F.rint(rest * F.lit(float(SECOND))).cast("bigint")
+    return seconds * F.lit(SECOND_MICROS).cast("bigint") + F.rint(rest * F.lit(float(SECOND_MICROS))).cast("bigint")
 
 
 def arrow_micros(x: pa.Array) -> NDArray[np.int64]:
     """The same of an Arrow array: int64 [n], 0 for null."""
     if pa.types.is_date(x.type):
         days: NDArray[np.int32] = pc.fill_null(x.cast(pa.int32()), 0).to_numpy(zero_copy_only=False)
-        return days.astype(np.int64) * np.int64(DAY)
+        return days.astype(np.int64) * np.int64(DAY_MICROS)
     return np.asarray(pc.fill_null(x.cast(pa.int64()), 0).to_numpy(zero_copy_only=False), np.int64)

@@ -1,11 +1,11 @@
 """Writing a dataset: rows in an order of their own, row groups of even size, counts along the way.
 
 A row's place depends on its identity (source file and line) alone: a hash of it says which part of its split it goes
-to and where in the part it stands. So the rows are the same in the same order however Spark cut the work, and the
+to and its position there. So the rows are the same in the same order however Spark cut the work, and the
 order has nothing to do with label, user or time.
 
 Each row group is a Parquet file of its own: Spark's writers cut row groups by bytes (on CPUs) or by batches (on GPUs),
-and neither can be told where; a file ends where its rows do.
+and neither takes row numbers; a file ends where its rows do.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ColumnCounts:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenFile:
     """A file that is there."""
 
     name: str
@@ -80,11 +80,11 @@ class WrittenDataset:
     """What a write leaves."""
 
     #: In the order of their names.
-    files: list[Written]
+    files: list[WrittenFile]
     #: By split and feature.
     counts: dict[str, dict[str, ColumnCounts]]
     #: By day, where files are by day: its files, and counts by feature.
-    days: dict[str, tuple[list[Written], dict[str, ColumnCounts]]] = field(default_factory=dict)
+    days: dict[str, tuple[list[WrittenFile], dict[str, ColumnCounts]]] = field(default_factory=dict)
 
 
 def plan_files(counts: Mapping[str, int], row_group_rows: int, min_row_groups: int) -> list[FilePlan]:

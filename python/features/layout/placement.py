@@ -1,7 +1,7 @@
 """Spark expressions that say which part of the dataset a row goes to, and frames with a part a partition.
 
 A row's place depends on its identity (source file and line) alone: a hash of it says which part of its split it goes
-to and where in the part it stands. So the rows are the same in the same order however Spark cut the work, and the
+to and its position there. So the rows are the same in the same order however Spark cut the work, and the
 order has nothing to do with label, user or time.
 """
 
@@ -36,7 +36,7 @@ def _of_training() -> Column:
 
 
 def placed(frame: DataFrame, plans: list[FilePlan]) -> DataFrame:
-    """Rows with `identity` brought to their parts: each part's in one partition, in its order, `__part` its index."""
+    """Rows with `identity` repartitioned by part: each part's in one partition, in its order, `__part` its index."""
     frame = frame.withColumn("__part", part_of(plans)).drop(SPLIT)
     return (
         frame.repartition(len(plans), part_key(plans))

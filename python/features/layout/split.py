@@ -17,7 +17,7 @@ from headrace.features.layout.split_rule import ColumnRule, PositionRule, Rule, 
 #: Name of the column that says the split.
 SPLIT = "__split"
 
-Days = tuple[str, str]
+DayRange = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class SplitRows:
     #: The same split for those who do not work on the frame.
     rule: Rule
     #: First and last day (UTC) of a split by time.
-    train_range: Days | None = None
-    valid_range: Days | None = None
+    train_range: DayRange | None = None
+    valid_range: DayRange | None = None
     #: Orders the days on which values are first seen: days since 1970 by event time; None where there is no time.
     day: Column | None = None
 
@@ -41,7 +41,7 @@ class SplitRows:
         return f"'{split}'" + (f" ({range_[0]} to {range_[1]})" if range_ else "")
 
 
-def time_ranges(features: Features, ds: str) -> tuple[Days, Days]:
+def time_ranges(features: Features, ds: str) -> tuple[DayRange, DayRange]:
     """(train, valid): the `window_days` before the last `valid_days` up to `ds`; first and last day of each."""
     last = date.fromisoformat(ds)
     valid_from = last - timedelta(days=features.split.valid_days - 1)

@@ -52,7 +52,7 @@ class Number:
     sum: bool = False
     squares: bool = False
     #: Least and greatest.
-    ends: bool = False
+    minmax: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Statistic:
     bits: int = 53
     #: Groups are also by the row's fold of so many, see `folds_of`; 0: no folds.
     folds: int = 0
-    #: The first day is asked for.
+    #: The first day is requested.
     day: bool = False
     numbers: tuple[Number, ...] = ()
 

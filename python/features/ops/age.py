@@ -9,14 +9,14 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.features.functions.arrays import from_numpy
-from headrace.features.functions.timestamps import DAY, SECOND, arrow_micros, spark_micros
-from headrace.features.ops.base import ArrowPlace, Op, SparkPlace
+from headrace.features.functions.timestamps import DAY_MICROS, HOUR_MICROS, SECOND_MICROS, arrow_micros, spark_micros
+from headrace.features.ops.base import ArrowOpContext, Op, SparkOpContext
 from headrace.features.types import OpError, ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-_UNITS = {"seconds": SECOND, "minutes": 60 * SECOND, "hours": 3600 * SECOND, "days": DAY}
+_UNITS = {"seconds": SECOND_MICROS, "minutes": 60 * SECOND_MICROS, "hours": HOUR_MICROS, "days": DAY_MICROS}
 
 
 class Age(Op):
@@ -33,27 +33,27 @@ class Age(Op):
     event: str
     unit: Literal["seconds", "minutes", "hours", "days"] = "days"
 
-    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        if self.event not in given:
-            raise OpError(f"`event` is '{self.event}', which is no column here (there are: {', '.join(given)})")
-        if len(given) < 2:
+    def types(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        if self.event not in inputs:
+            raise OpError(f"`event` is '{self.event}', which is no column here (there are: {', '.join(inputs)})")
+        if len(inputs) < 2:
             raise OpError(f"needs a column besides the event's, '{self.event}'")
-        for name, value in given.items():
+        for name, value in inputs.items():
             if value.is_list or value.element not in ("timestamp", "date"):
                 raise OpError(f"column '{name}': takes timestamps and dates, not {value}")
-        return {f"{name}_age": ValueType("double") for name in given if name != self.event}
+        return {f"{name}_age": ValueType("double") for name in inputs if name != self.event}
 
-    def sources(self, given: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
-        return {f"{name}_age": (name, self.event) for name in given if name != self.event}
+    def sources(self, inputs: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
+        return {f"{name}_age": (name, self.event) for name in inputs if name != self.event}
 
-    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+    def spark(self, columns: Mapping[str, Column], context: SparkOpContext) -> dict[str, Column]:
         from pyspark.sql import functions as F
 
-        at = {name: spark_micros(x, place.types[name]) for name, x in columns.items()}
+        at = {name: spark_micros(x, context.types[name]) for name, x in columns.items()}
         unit = F.lit(float(_UNITS[self.unit]))
         return {f"{n}_age": (at[self.event] - x).cast("double") / unit for n, x in at.items() if n != self.event}
 
-    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
+    def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:
         at = {name: arrow_micros(x) for name, x in columns.items()}
         valid = {name: x.is_valid().to_numpy(zero_copy_only=False) for name, x in columns.items()}
         out = {}

@@ -1,12 +1,12 @@
-"""What an operator is: parameters, types, and two bodies that give the same bits.
+"""What an operator is: parameters, types, and two implementations that give the same bits.
 
 To add one, write a class in a file of headrace.features.ops and name it in that package's registry.
 
     class Halve(Elementwise):
         name = "halve"
-        def type_of(self, given): return number(given, "double")
-        def spark_value(self, x, given, state): return x / 2.0
-        def arrow_value(self, x, given, state): return pc.divide(x, 2.0)
+        def type_of(self, input_type): return number(input_type, "double")
+        def spark_value(self, x, input_type, state): return x / 2.0
+        def arrow_value(self, x, input_type, state): return pc.divide(x, 2.0)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ State = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Learned:
+class FittedState:
     """What a fit gives."""
 
     #: By column.
@@ -54,8 +54,8 @@ def no_lookup(vocabulary: str, *_: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class SparkPlace:
-    """What the Spark body of an operator is given besides its columns."""
+class SparkOpContext:
+    """What an operator's Spark expressions are made with, besides its columns."""
 
     types: Mapping[str, ValueType]
     state: Mapping[str, State]
@@ -71,15 +71,15 @@ class SparkPlace:
 
 
 @dataclass(frozen=True)
-class ArrowPlace:
-    """What the Arrow body of an operator is given besides its columns."""
+class ArrowOpContext:
+    """What an operator's Arrow kernels are called with, besides its columns."""
 
     types: Mapping[str, ValueType]
     state: Mapping[str, State]
     lookup: Callable[[str], Lookup]
     #: A keyed table that the operator learned.
     table: Callable[[str], KeyedTable] = no_table
-    #: int64: see SparkPlace.
+    #: int64: see SparkOpContext.
     identity: pa.Array | None = None
 
 
@@ -89,39 +89,39 @@ class Op(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: ClassVar[str]
-    #: Whether it learns from the training rows: see headrace.features.ops.learner.
+    #: Whether it learns from the training rows: see headrace.features.ops.estimator.
     learns: ClassVar[bool] = False
     #: Whether rows of the training range, which bring their identity, are transformed otherwise than others.
     out_of_fold: ClassVar[bool] = False
     #: Whether it also takes columns that are `final` or padded, which pass by other operators.
     takes_final: ClassVar[bool] = False
-    #: Whether its Spark body has an expression for each element of a list, so that their number must have a bound.
+    #: Whether it has a Spark expression for each element of a list, so that their number must have a bound.
     unrolls: ClassVar[bool] = False
-    #: Whether each column that comes out depends on one column alone, value by value: then the Arrow body can be given
+    #: Whether each column that comes out depends on one column alone, value by value: then its Arrow kernel can take
     #: each distinct value once, in columns of different lengths.
     by_value: ClassVar[bool] = False
 
-    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
+    def types(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
         """Types of the columns that come out. Raises OpError for a column that it cannot take."""
         raise NotImplementedError
 
-    def sources(self, given: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
+    def sources(self, inputs: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
         """For each column that comes out, the columns that it is made of.
 
         This answer is right where columns of the same name are made of each other, and others of all; an operator of
         which less is true says so itself. What depends on fewer columns can be scored by side, without the pairs.
         """
-        return {name: (name,) if name in given else tuple(given) for name in self.types(given)}
+        return {name: (name,) if name in inputs else tuple(inputs) for name in self.types(inputs)}
 
-    def vocabularies(self, given: Mapping[str, ValueType]) -> dict[str, VocabularyRule]:
+    def vocabularies(self, inputs: Mapping[str, ValueType]) -> dict[str, VocabularyRule]:
         """The vocabularies that it gives codes of, by name."""
         return {}
 
-    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+    def spark(self, columns: Mapping[str, Column], context: SparkOpContext) -> dict[str, Column]:
         """Columns as Spark expressions: no Python function, so that Catalyst and RAPIDS see all of it."""
         raise NotImplementedError
 
-    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
+    def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:
         """Columns as Arrow arrays, each as long as its input."""
         raise NotImplementedError
 
@@ -142,21 +142,21 @@ class Elementwise(Op):
 
     by_value: ClassVar[bool] = True
 
-    def type_of(self, given: ValueType) -> ValueType:
+    def type_of(self, input_type: ValueType) -> ValueType:
         """The type that comes out of a scalar or of an element (never called with a list)."""
         raise NotImplementedError
 
-    def spark_value(self, x: Column, given: ValueType, state: State) -> Column:
-        """The Spark body for a scalar; `given` is its type."""
+    def spark_value(self, x: Column, input_type: ValueType, state: State) -> Column:
+        """The Spark expression for a scalar; `input_type` is its type."""
         raise NotImplementedError
 
-    def arrow_value(self, x: pa.Array, given: ValueType, state: State) -> pa.Array:
-        """The Arrow body for a flat array, nulls where values are missing."""
+    def arrow_value(self, x: pa.Array, input_type: ValueType, state: State) -> pa.Array:
+        """The Arrow kernel for a flat array, nulls where values are missing."""
         raise NotImplementedError
 
-    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
+    def types(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
         out = {}
-        for name, value in given.items():
+        for name, value in inputs.items():
             try:
                 out[name] = replace(
                     self.type_of(element_of(value)), is_list=value.is_list, length=value.length, most=value.most
@@ -165,42 +165,42 @@ class Elementwise(Op):
                 raise OpError(f"column '{name}': {e}") from None
         return out
 
-    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+    def spark(self, columns: Mapping[str, Column], context: SparkOpContext) -> dict[str, Column]:
         from pyspark.sql import functions as F
 
         out = {}
         for name, x in columns.items():
-            given, state = place.types[name], place.state.get(name, {})
-            if given.is_list:
-                out[name] = F.transform(x, self._lambda(element_of(given), state))
+            input_type, state = context.types[name], context.state.get(name, {})
+            if input_type.is_list:
+                out[name] = F.transform(x, self._lambda(element_of(input_type), state))
             else:
-                out[name] = self.spark_value(x, given, state)
+                out[name] = self.spark_value(x, input_type, state)
         return out
 
-    def _lambda(self, given: ValueType, state: State) -> Callable[[Column], Column]:
-        return lambda x: self.spark_value(x, given, state)
+    def _lambda(self, input_type: ValueType, state: State) -> Callable[[Column], Column]:
+        return lambda x: self.spark_value(x, input_type, state)
 
-    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
+    def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:
         out = {}
         for name, x in columns.items():
-            given, state = place.types[name], place.state.get(name, {})
-            if given.is_list:
-                out[name] = with_elements(x, self.arrow_value(x.flatten(), element_of(given), state))
+            input_type, state = context.types[name], context.state.get(name, {})
+            if input_type.is_list:
+                out[name] = with_elements(x, self.arrow_value(x.flatten(), element_of(input_type), state))
             else:
-                out[name] = self.arrow_value(x, given, state)
+                out[name] = self.arrow_value(x, input_type, state)
         return out
 
 
-def scalars(given: Mapping[str, ValueType]) -> Mapping[str, ValueType]:
+def scalars(inputs: Mapping[str, ValueType]) -> Mapping[str, ValueType]:
     """The same types; raises OpError for a list."""
-    for name, value in given.items():
+    for name, value in inputs.items():
         if value.is_list:
             raise OpError(f"column '{name}': takes scalars, not {value}")
-    return given
+    return inputs
 
 
-def number(given: ValueType, element: Element) -> ValueType:
+def number(input_type: ValueType, element: Element) -> ValueType:
     """`element` as the type that comes out, where a number goes in."""
-    if not given.is_number:
-        raise OpError(f"takes numbers, not {given}")
+    if not input_type.is_number:
+        raise OpError(f"takes numbers, not {input_type}")
     return ValueType(element)

@@ -40,18 +40,18 @@ class Bucketize(Elementwise):
             raise ValueError("must rise")
         return value
 
-    def type_of(self, given: ValueType) -> ValueType:
-        if not given.is_number:
-            raise OpError(f"takes numbers, not {given}")
+    def type_of(self, input_type: ValueType) -> ValueType:
+        if not input_type.is_number:
+            raise OpError(f"takes numbers, not {input_type}")
         return replace(ValueType("code"), cardinality=len(self.boundaries) + 2)
 
-    def spark_value(self, x: Column, given: ValueType, state: State) -> Column:
+    def spark_value(self, x: Column, input_type: ValueType, state: State) -> Column:
         from pyspark.sql import functions as F
 
-        as_double = x.cast("int").cast("double") if given.element == "boolean" else x.cast("double")
+        as_double = x.cast("int").cast("double") if input_type.element == "boolean" else x.cast("double")
         return F.when(x.isNull(), F.lit(0)).otherwise(_descend(as_double, [float(b) for b in self.boundaries], 1))
 
-    def arrow_value(self, x: pa.Array, given: ValueType, state: State) -> pa.Array:
+    def arrow_value(self, x: pa.Array, input_type: ValueType, state: State) -> pa.Array:
         values = to_numpy(doubles(x))
         codes = np.searchsorted(np.array(self.boundaries, np.float64), values, side="right") + 1
         return pa.array(np.where(np.isnan(values), 0, codes).astype(np.int32))

@@ -13,8 +13,8 @@ from pydantic import Field
 from headrace.features.functions.arrays import with_elements
 from headrace.features.functions.kernels import xxhash64_strings
 from headrace.features.learn.statistics import Statistic
-from headrace.features.ops.base import ArrowPlace, SparkPlace
-from headrace.features.ops.learner import Learner
+from headrace.features.ops.base import ArrowOpContext, SparkOpContext
+from headrace.features.ops.estimator import EstimatorOp
 from headrace.features.types import OpError, ValueType
 from headrace.features.vocabulary.lookup import Codes
 from headrace.features.vocabulary.rule import VocabularyRule
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 
-class Categorify(Learner):
+class Categorify(EstimatorOp):
     """A code for each value: 0 for null, 1 for one that the vocabulary lacks, from 2 the values, the same for ever.
 
     With `oov_buckets: n`, values that the vocabulary lacks have codes 1..n by their hash (xxhash64 of the text, mod n,
@@ -56,18 +56,18 @@ class Categorify(Learner):
     def rule(self) -> VocabularyRule:
         return VocabularyRule(self.min_count, self.max_size, self.oov_buckets)
 
-    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
+    def types(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
         out = {}
-        for name, value in given.items():
+        for name, value in inputs.items():
             if value.element not in ("string", "int", "bigint", "boolean"):
                 raise OpError(f"column '{name}': takes text, integers and booleans, not {value}")
             out[name] = replace(value, element="code", vocabulary=self.vocabulary_of(name))
         return out
 
-    def vocabularies(self, given: Mapping[str, ValueType]) -> dict[str, VocabularyRule]:
-        return {self.vocabulary_of(name): self.rule for name in given}
+    def vocabularies(self, inputs: Mapping[str, ValueType]) -> dict[str, VocabularyRule]:
+        return {self.vocabulary_of(name): self.rule for name in inputs}
 
-    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+    def spark(self, columns: Mapping[str, Column], context: SparkOpContext) -> dict[str, Column]:
         from pyspark.sql import functions as F
 
         def code(vocabulary: str, x: Column) -> Column:
@@ -76,15 +76,15 @@ class Categorify(Learner):
             bucket = F.lit(OOV_CODE)
             if self.oov_buckets > 1:
                 bucket = (F.pmod(F.xxhash64(key), F.lit(self.oov_buckets).cast("bigint")) + F.lit(1)).cast("int")
-            found = F.coalesce(place.lookup(vocabulary, key), bucket)
+            found = F.coalesce(context.lookup(vocabulary, key), bucket)
             return F.when(x.isNull(), F.lit(NULL_CODE)).otherwise(found).cast("int")
 
         out = {}
         for name, x in columns.items():
             vocabulary = self.vocabulary_of(name)
-            if place.types[name].is_list:
+            if context.types[name].is_list:
                 # A join cannot look into a list: one for each element that is used, all on one broadcast table.
-                width = place.reads[name]
+                width = context.reads[name]
                 assert width is not None  # Workflow has seen to it
                 codes = F.array(*[code(vocabulary, F.get(x, F.lit(i))) for i in range(width)])
                 out[name] = F.slice(codes, 1, F.least(F.size(x), F.lit(width)))
@@ -92,11 +92,11 @@ class Categorify(Learner):
                 out[name] = code(vocabulary, x)
         return out
 
-    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
+    def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:
         out = {}
         for name, x in columns.items():
-            lookup = place.lookup(self.vocabulary_of(name))
-            if place.types[name].is_list:
+            lookup = context.lookup(self.vocabulary_of(name))
+            if context.types[name].is_list:
                 out[name] = with_elements(x, pa.array(self._bucketed(lookup.codes(x.flatten()), x.flatten())))
             else:
                 out[name] = pa.array(self._bucketed(lookup.codes(x), x))

@@ -37,14 +37,14 @@ class Clip(Elementwise):
             raise ValueError("a bound is not a number (NaN)")
         return self
 
-    def type_of(self, given: ValueType) -> ValueType:
+    def type_of(self, input_type: ValueType) -> ValueType:
         whole = all(b is None or (isinstance(b, int) and -(2**63) <= b < 2**63) for b in (self.min, self.max))
-        return number(given, "bigint" if given.is_integer and whole else "double")
+        return number(input_type, "bigint" if input_type.is_integer and whole else "double")
 
-    def spark_value(self, x: Column, given: ValueType, state: State) -> Column:
+    def spark_value(self, x: Column, input_type: ValueType, state: State) -> Column:
         from pyspark.sql import functions as F
 
-        element = self.type_of(given).element
+        element = self.type_of(input_type).element
         as_ = float if element == "double" else int
         x = x.cast(element)
         if self.min is not None:
@@ -55,8 +55,8 @@ class Clip(Elementwise):
             x = F.when(x > high, high).otherwise(x)
         return x
 
-    def arrow_value(self, x: pa.Array, given: ValueType, state: State) -> pa.Array:
-        out = self.type_of(given)
+    def arrow_value(self, x: pa.Array, input_type: ValueType, state: State) -> pa.Array:
+        out = self.type_of(input_type)
         x = doubles(x) if out.element == "double" else x.cast(out.arrow)
         as_ = float if out.element == "double" else int
         if self.min is not None:

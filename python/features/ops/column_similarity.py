@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from headrace.features.functions.arrays import from_numpy
-from headrace.features.ops.base import ArrowPlace, Op, SparkPlace
+from headrace.features.ops.base import ArrowOpContext, Op, SparkOpContext
 from headrace.features.ops.rename import NewName
 from headrace.features.types import OpError, ValueType
 
@@ -27,7 +27,7 @@ class ColumnSimilarity(Op):
     jaccard: |A and B| / |A or B|; cosine: |A and B| / sqrt(|A| |B|); overlap: |A and B| / min(|A|, |B|). Missing where
     one of the sets is empty. Lists of text or integers in; out one column `<a>_<b>_similarity`, or `to`. NVTabular's
     ColumnSimilarity compares rows of given sparse matrices instead; with a user's and an item's tags as lists, this is
-    the same without the matrices. Sizes are whole numbers, so both bodies agree to the bit.
+    the same without the matrices. Sizes are whole numbers, so both engines agree to the bit.
     """
 
     name: ClassVar[str] = "column_similarity"
@@ -36,27 +36,27 @@ class ColumnSimilarity(Op):
     #: The name of the column that comes out.
     to: NewName | None = None
 
-    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        if len(given) != 2:
-            raise OpError(f"compares two columns, here are {', '.join(given) or 'none'}")
-        for name, value in given.items():
+    def types(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        if len(inputs) != 2:
+            raise OpError(f"compares two columns, here are {', '.join(inputs) or 'none'}")
+        for name, value in inputs.items():
             if not value.is_list or value.element not in ("string", "int", "bigint"):
                 raise OpError(f"column '{name}': takes lists of text or integers, not {value}")
-        a, b = given.values()
+        a, b = inputs.values()
         if (a.element == "string") != (b.element == "string"):
             raise OpError(f"cannot compare {a} with {b}")
-        return {self._named(given): ValueType("double")}
+        return {self._named(inputs): ValueType("double")}
 
-    def sources(self, given: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
-        return {self._named(given): tuple(given)}
+    def sources(self, inputs: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
+        return {self._named(inputs): tuple(inputs)}
 
     def reads(self, needed: int | None) -> int | None:
         return None
 
-    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+    def spark(self, columns: Mapping[str, Column], context: SparkOpContext) -> dict[str, Column]:
         from pyspark.sql import functions as F
 
-        text = next(iter(place.types.values())).element == "string"
+        text = next(iter(context.types.values())).element == "string"
         a, b = (F.filter(x if text else x.cast("array<bigint>"), lambda v: v.isNotNull()) for x in columns.values())
         # A list's intersection with itself is its set.
         n, m, both = (F.size(F.array_intersect(*pair)).cast("double") for pair in ((a, a), (b, b), (a, b)))
@@ -66,9 +66,9 @@ class ColumnSimilarity(Op):
             under = F.sqrt(n * m)
         else:
             under = F.least(n, m)
-        return {self._named(place.types): F.when((n > 0) & (m > 0), both / under)}
+        return {self._named(context.types): F.when((n > 0) & (m > 0), both / under)}
 
-    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
+    def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:
         x, y = columns.values()
         n, m, both = set_sizes(x, y)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -79,10 +79,10 @@ class ColumnSimilarity(Op):
             else:
                 under = np.minimum(n, m).astype(np.float64)
             found: NDArray[Any] = np.where((n > 0) & (m > 0), both.astype(np.float64) / under, np.nan)
-        return {self._named(place.types): from_numpy(found)}
+        return {self._named(context.types): from_numpy(found)}
 
-    def _named(self, given: Mapping[str, ValueType]) -> str:
-        return self.to or f"{'_'.join(given)}_similarity"
+    def _named(self, inputs: Mapping[str, ValueType]) -> str:
+        return self.to or f"{'_'.join(inputs)}_similarity"
 
 
 def set_sizes(x: pa.ListArray, y: pa.ListArray) -> tuple[Counts, Counts, Counts]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from headrace.features.functions.arrays import from_numpy
-from headrace.features.ops.base import ArrowPlace, Op, SparkPlace
+from headrace.features.ops.base import ArrowOpContext, Op, SparkOpContext
 from headrace.features.types import OpError, ValueType
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Cyclic(Op):
     and month (from 0): columns `<c>_<part>_sin`, `<c>_<part>_cos`. Of an integer, with a `period`: its position is what
     is left of it after division by the period, never negative (-1 is period - 1); columns `<c>_sin`, `<c>_cos`.
 
-    Positions are whole, so both bodies take sin and cos from one table of constants and agree to the bit. The encoding
+    Positions are whole, so both engines take sin and cos from one table of constants and agree to the bit. The encoding
     is that of directional statistics (Mardia and Jupp, "Directional Statistics", 2000, chapter 2); NVTabular leaves it
     to LambdaOp.
     """
@@ -62,8 +62,8 @@ class Cyclic(Op):
             raise ValueError("`of` names a part twice")
         return self
 
-    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        for name, value in given.items():
+    def types(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        for name, value in inputs.items():
             if self.period is not None:
                 if value.is_list or not value.is_integer:
                     raise OpError(f"column '{name}': `period` is for integers, not {value}")
@@ -71,17 +71,17 @@ class Cyclic(Op):
                 raise OpError(f"column '{name}': `of` is for timestamps and dates, not {value}")
             elif value.element == "date" and "hour" in self.of:
                 raise OpError(f"column '{name}': a date has no hour")
-        return {out: ValueType("double") for name in given for out, _ in self._outputs(name)}
+        return {out: ValueType("double") for name in inputs for out, _ in self._outputs(name)}
 
-    def sources(self, given: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
-        return {out: (name,) for name in given for out, _ in self._outputs(name)}
+    def sources(self, inputs: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
+        return {out: (name,) for name in inputs for out, _ in self._outputs(name)}
 
     def _outputs(self, name: str) -> list[tuple[str, Part | None]]:
         """Names of what comes out of a column, sin before cos, with the part that each is of."""
         parts: list[Part | None] = [*self.of] if self.period is None else [None]
         return [(f"{name}{f'_{p}' if p else ''}_{f}", p) for p in parts for f in ("sin", "cos")]
 
-    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+    def spark(self, columns: Mapping[str, Column], context: SparkOpContext) -> dict[str, Column]:
         from pyspark.sql import functions as F
 
         out = {}
@@ -103,7 +103,7 @@ class Cyclic(Op):
             return F.weekday(x)
         return (F.dayofyear(x) if part == "day" else F.month(x)) - F.lit(1)
 
-    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
+    def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:
         out = {}
         for name, x in columns.items():
             valid = x.is_valid().to_numpy(zero_copy_only=False)

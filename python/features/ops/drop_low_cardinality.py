@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 from pydantic import Field
 
-from headrace.features.ops.base import ArrowPlace, Op, SparkPlace
+from headrace.features.ops.base import ArrowOpContext, Op, SparkOpContext
 from headrace.features.types import OpError, ValueType
 
 if TYPE_CHECKING:
@@ -28,18 +28,18 @@ class DropLowCardinality(Op):
 
     min_cardinality: int = Field(default=2, ge=1)
 
-    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
+    def types(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
         from dataclasses import replace
 
         out = {}
-        for name, value in given.items():
+        for name, value in inputs.items():
             if value.element != "code" or value.vocabulary is None:
                 raise OpError(f"column '{name}': takes codes of a vocabulary, not {value}; put categorify before it")
             out[name] = replace(value, min_cardinality=max(self.min_cardinality, value.min_cardinality))
         return out
 
-    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+    def spark(self, columns: Mapping[str, Column], context: SparkOpContext) -> dict[str, Column]:
         return dict(columns)
 
-    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
+    def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:
         return dict(columns)

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from headrace.features.functions.ids import arrow_ids, check_ids, spark_ids
-from headrace.features.ops.base import ArrowPlace, Op, SparkPlace
+from headrace.features.ops.base import ArrowOpContext, Op, SparkOpContext
 from headrace.features.ops.rename import NewName
 from headrace.features.types import OpError, ValueType
 from headrace.udfs import arrow as native
@@ -36,36 +36,36 @@ class FeatureCross(Op):
     #: The name of the column that comes out.
     to: NewName | None = None
 
-    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        if not 2 <= len(given) <= MOST_COLUMNS:
-            raise OpError(f"crosses 2 to {MOST_COLUMNS} columns, not {len(given)}")
-        for name, value in given.items():
+    def types(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        if not 2 <= len(inputs) <= MOST_COLUMNS:
+            raise OpError(f"crosses 2 to {MOST_COLUMNS} columns, not {len(inputs)}")
+        for name, value in inputs.items():
             check_ids(name, value)
-        if not any(value.is_list for value in given.values()):
+        if not any(value.is_list for value in inputs.values()):
             raise OpError("none of the columns is a list; hashed_cross crosses scalars")
         made = ValueType("code", is_list=True, cardinality=self.buckets + 1, most=self.most)
-        return {self._named(given): made}
+        return {self._named(inputs): made}
 
-    def sources(self, given: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
-        return {self._named(given): tuple(given)}
+    def sources(self, inputs: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
+        return {self._named(inputs): tuple(inputs)}
 
     def reads(self, needed: int | None) -> int | None:
         # Null elements are left out, so later ones may come first.
         return None
 
-    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+    def spark(self, columns: Mapping[str, Column], context: SparkOpContext) -> dict[str, Column]:
         from pyspark.sql import functions as F
 
         from headrace.udfs import spark as native_spark
 
-        ids = [spark_ids(x, place.types[name]) for name, x in columns.items()]
+        ids = [spark_ids(x, context.types[name]) for name, x in columns.items()]
         codes = native_spark.cross(ids, self.buckets, self.most)
-        return {self._named(place.types): F.coalesce(codes, F.array().cast("array<int>"))}
+        return {self._named(context.types): F.coalesce(codes, F.array().cast("array<int>"))}
 
-    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
-        ids = [arrow_ids(x, place.types[name]) for name, x in columns.items()]
+    def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:
+        ids = [arrow_ids(x, context.types[name]) for name, x in columns.items()]
         codes = native.cross(ids, self.buckets, self.most)
-        return {self._named(place.types): pc.fill_null(codes, []) if codes.null_count else codes}
+        return {self._named(context.types): pc.fill_null(codes, []) if codes.null_count else codes}
 
-    def _named(self, given: Mapping[str, ValueType]) -> str:
-        return self.to or "_X_".join(given)
+    def _named(self, inputs: Mapping[str, ValueType]) -> str:
+        return self.to or "_X_".join(inputs)

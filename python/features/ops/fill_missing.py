@@ -39,29 +39,29 @@ class FillMissing(WithIndicator):
             raise ValueError("must be finite")
         return value
 
-    def type_of(self, given: ValueType) -> ValueType:
-        if given.element == "string":
+    def type_of(self, input_type: ValueType) -> ValueType:
+        if input_type.element == "string":
             if not isinstance(self.value, str):
                 raise OpError(f"is text, so `value` must be a text, not {self.value!r}")
-            return given
+            return input_type
         if isinstance(self.value, str):
-            raise OpError(f"is {given}, so `value` must be a number, not {self.value!r}")
-        if given.is_integer and isinstance(self.value, int):
+            raise OpError(f"is {input_type}, so `value` must be a number, not {self.value!r}")
+        if input_type.is_integer and isinstance(self.value, int):
             if not -(2**63) <= self.value < 2**63:
                 raise OpError(f"`value` {self.value} does not fit 64 bits")
             return ValueType("bigint")
-        if given.is_number:
+        if input_type.is_number:
             return ValueType("double")
-        raise OpError(f"takes numbers and text, not {given}")
+        raise OpError(f"takes numbers and text, not {input_type}")
 
-    def spark_value(self, x: Column, given: ValueType, state: State) -> Column:
+    def spark_value(self, x: Column, input_type: ValueType, state: State) -> Column:
         from pyspark.sql import functions as F
 
-        out = self.type_of(given)
+        out = self.type_of(input_type)
         return F.coalesce(x.cast(out.element), F.lit(self._as(out)).cast(out.element))
 
-    def arrow_value(self, x: pa.Array, given: ValueType, state: State) -> pa.Array:
-        out = self.type_of(given)
+    def arrow_value(self, x: pa.Array, input_type: ValueType, state: State) -> pa.Array:
+        out = self.type_of(input_type)
         x = doubles(x) if out.element == "double" else x.cast(out.arrow)
         return pc.fill_null(x, pa.scalar(self._as(out), out.arrow))
 

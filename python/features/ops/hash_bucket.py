@@ -25,32 +25,32 @@ class HashBucket(Elementwise):
 
     buckets: int = Field(ge=1, le=2**31 - 2)
 
-    def type_of(self, given: ValueType) -> ValueType:
-        if given.element not in ("string", "int", "bigint", "boolean"):
-            raise OpError(f"takes text, integers and booleans, not {given}")
-        return replace(given, element="code", cardinality=self.buckets + 1)
+    def type_of(self, input_type: ValueType) -> ValueType:
+        if input_type.element not in ("string", "int", "bigint", "boolean"):
+            raise OpError(f"takes text, integers and booleans, not {input_type}")
+        return replace(input_type, element="code", cardinality=self.buckets + 1)
 
-    def spark_value(self, x: Column, given: ValueType, state: State) -> Column:
+    def spark_value(self, x: Column, input_type: ValueType, state: State) -> Column:
         from pyspark.sql import functions as F
 
         key = (
             x
-            if given.element == "string"
+            if input_type.element == "string"
             else x.cast("int").cast("bigint")
-            if given.element == "boolean"
+            if input_type.element == "boolean"
             else x.cast("bigint")
         )
         bucket = F.pmod(F.xxhash64(key), F.lit(self.buckets).cast("bigint")) + F.lit(1).cast("bigint")
         return F.when(x.isNull(), F.lit(0)).otherwise(bucket.cast("int"))
 
-    def arrow_value(self, x: pa.Array, given: ValueType, state: State) -> pa.Array:
+    def arrow_value(self, x: pa.Array, input_type: ValueType, state: State) -> pa.Array:
         valid = x.is_valid().to_numpy(zero_copy_only=False)
-        if given.element == "string":
+        if input_type.element == "string":
             # Repeated values are hashed once.
             encoded = x.dictionary_encode()
             distinct = np.append(xxhash64_strings(encoded.dictionary), 0)
             hashes = distinct[pc.fill_null(encoded.indices, len(distinct) - 1).to_numpy(zero_copy_only=False)]
         else:
-            numbers = x.cast(pa.int8()) if given.element == "boolean" else x
+            numbers = x.cast(pa.int8()) if input_type.element == "boolean" else x
             hashes = xxhash64_integers(pc.fill_null(numbers.cast(pa.int64()), 0).to_numpy(zero_copy_only=False))
         return pa.array(np.where(valid, hashes % self.buckets + 1, 0).astype(np.int32))

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from headrace.features.functions.kernels import xxhash64_integers, xxhash64_strings
-from headrace.features.ops.base import ArrowPlace, Op, SparkPlace
+from headrace.features.ops.base import ArrowOpContext, Op, SparkOpContext
 from headrace.features.ops.rename import NewName
 from headrace.features.types import OpError, ValueType
 
@@ -35,45 +35,45 @@ class HashedCross(Op):
     #: The name of the column that comes out.
     to: NewName | None = None
 
-    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        if len(given) < 2:
+    def types(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        if len(inputs) < 2:
             raise OpError("crosses two columns or more; for one, hash_bucket does it")
-        for name, value in given.items():
+        for name, value in inputs.items():
             if value.is_list or value.element not in ("string", "int", "bigint", "boolean"):
                 raise OpError(f"column '{name}': takes text, integers and booleans, not {value}")
-        return {self._named(given): ValueType("code", cardinality=self.buckets + 1)}
+        return {self._named(inputs): ValueType("code", cardinality=self.buckets + 1)}
 
-    def sources(self, given: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
-        return {self._named(given): tuple(given)}
+    def sources(self, inputs: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
+        return {self._named(inputs): tuple(inputs)}
 
-    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+    def spark(self, columns: Mapping[str, Column], context: SparkOpContext) -> dict[str, Column]:
         from pyspark.sql import functions as F
 
         keys, missing = [], F.lit(False)
         for name, x in columns.items():
-            element = place.types[name].element
+            element = context.types[name].element
             whole = x.cast("int").cast("bigint") if element == "boolean" else x.cast("bigint")
             keys.append(x if element == "string" else whole)
             missing = missing | x.isNull()
         bucket = F.pmod(F.xxhash64(*keys), F.lit(self.buckets).cast("bigint")) + F.lit(1).cast("bigint")
-        return {self._named(place.types): F.when(missing, F.lit(0)).otherwise(bucket.cast("int"))}
+        return {self._named(context.types): F.when(missing, F.lit(0)).otherwise(bucket.cast("int"))}
 
-    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
+    def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:
         hashes, valid = None, None
         for name, x in columns.items():
             there = x.is_valid().to_numpy(zero_copy_only=False)
             valid = there if valid is None else valid & there
-            if place.types[name].element == "string":
+            if context.types[name].element == "string":
                 hashes = xxhash64_strings(pc.fill_null(x, ""), hashes)
             else:
-                whole = x.cast(pa.int8()) if place.types[name].element == "boolean" else x
+                whole = x.cast(pa.int8()) if context.types[name].element == "boolean" else x
                 hashes = xxhash64_integers(
                     pc.fill_null(whole.cast(pa.int64()), 0).to_numpy(zero_copy_only=False), hashes
                 )
         assert hashes is not None
         assert valid is not None
         codes = np.where(valid, hashes % self.buckets + 1, 0).astype(np.int32)
-        return {self._named(place.types): pa.array(codes)}
+        return {self._named(context.types): pa.array(codes)}
 
-    def _named(self, given: Mapping[str, ValueType]) -> str:
-        return self.to or "_X_".join(given)
+    def _named(self, inputs: Mapping[str, ValueType]) -> str:
+        return self.to or "_X_".join(inputs)

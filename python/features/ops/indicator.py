@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headrace.features.ops.base import ArrowPlace, Elementwise, SparkPlace
+from headrace.features.ops.base import ArrowOpContext, Elementwise, SparkOpContext
 from headrace.features.types import OpError, ValueType
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ class WithIndicator(Elementwise):
 
     indicator: bool = False
 
-    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        out = super().types(given)
+    def types(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        out = super().types(inputs)
         if self.indicator:
-            for name, value in given.items():
+            for name, value in inputs.items():
                 if value.is_list:
                     raise OpError(f"column '{name}': `indicator` is for single values, not {value}")
                 if f"{name}_missing" in out:
@@ -32,16 +32,16 @@ class WithIndicator(Elementwise):
                 out[f"{name}_missing"] = ValueType("boolean", final=True)
         return out
 
-    def sources(self, given: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
-        out: dict[str, tuple[str, ...]] = {name: (name,) for name in given}
+    def sources(self, inputs: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
+        out: dict[str, tuple[str, ...]] = {name: (name,) for name in inputs}
         if self.indicator:
-            out |= {f"{name}_missing": (name,) for name in given}
+            out |= {f"{name}_missing": (name,) for name in inputs}
         return out
 
-    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
-        out = super().spark(columns, place)
+    def spark(self, columns: Mapping[str, Column], context: SparkOpContext) -> dict[str, Column]:
+        out = super().spark(columns, context)
         return out | ({f"{name}_missing": x.isNull() for name, x in columns.items()} if self.indicator else {})
 
-    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
-        out = super().arrow(columns, place)
+    def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:
+        out = super().arrow(columns, context)
         return out | ({f"{name}_missing": x.is_null() for name, x in columns.items()} if self.indicator else {})

@@ -12,8 +12,8 @@ from pydantic import Field, field_validator
 from headrace.features.functions.keys import check_keys, joint_key, spark_joint_key
 from headrace.features.learn import exact_sums
 from headrace.features.learn.statistics import Number, Partials, Statistic, counts, numbers
-from headrace.features.ops.base import ArrowPlace, Learned, SparkPlace
-from headrace.features.ops.learner import Learner
+from headrace.features.ops.base import ArrowOpContext, FittedState, SparkOpContext
+from headrace.features.ops.estimator import EstimatorOp
 from headrace.features.types import OpError, ValueType
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ Stat = Literal["count", "sum", "mean", "std", "min", "max"]
 _TABLE = "groups"
 
 
-class JoinGroupby(Learner):
+class JoinGroupby(EstimatorOp):
     """By the values of the columns `by` together: `<by>_count` and, for each other column x, `<by>_x_<stat>`.
 
     Keys are text, integers and booleans; the other columns are numbers; out come bigint (count) and doubles, in place
@@ -43,12 +43,12 @@ class JoinGroupby(Learner):
     def _one_or_several(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
 
-    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
+    def types(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
         for name in self.by:
-            if name not in given:
-                raise OpError(f"`by` names '{name}', which is no column here (there are: {', '.join(given)})")
-        check_keys({name: given[name] for name in self.by})
-        numbers = self._numbers(given)
+            if name not in inputs:
+                raise OpError(f"`by` names '{name}', which is no column here (there are: {', '.join(inputs)})")
+        check_keys({name: inputs[name] for name in self.by})
+        numbers = self._numbers(inputs)
         wanted = [s for s in self.stats if s != "count"]
         if bool(numbers) != bool(wanted):
             raise OpError(
@@ -57,21 +57,21 @@ class JoinGroupby(Learner):
                 else f"what of column '{numbers[0]}'? `stats` names nothing but count"
             )
         for name in numbers:
-            if given[name].is_list or not given[name].is_number:
-                raise OpError(f"column '{name}': takes numbers, not {given[name]}")
-        return {name: ValueType("bigint" if stat == "count" else "double") for name, stat, _ in self._outputs(given)}
+            if inputs[name].is_list or not inputs[name].is_number:
+                raise OpError(f"column '{name}': takes numbers, not {inputs[name]}")
+        return {name: ValueType("bigint" if stat == "count" else "double") for name, stat, _ in self._outputs(inputs)}
 
-    def sources(self, given: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
+    def sources(self, inputs: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
         # What is looked up depends on the key alone.
-        return {name: self.by for name, _, _ in self._outputs(given)}
+        return {name: self.by for name, _, _ in self._outputs(inputs)}
 
     def statistics(self, types: Mapping[str, ValueType]) -> dict[str, Statistic]:
         wanted = set(self.stats)
-        sums, squares, ends = bool(wanted & {"sum", "mean", "std"}), "std" in wanted, bool(wanted & {"min", "max"})
-        measured = tuple(Number(n, sum=sums, squares=squares, ends=ends) for n in self._numbers(types))
+        sums, squares, minmax = bool(wanted & {"sum", "mean", "std"}), "std" in wanted, bool(wanted & {"min", "max"})
+        measured = tuple(Number(n, sum=sums, squares=squares, minmax=minmax) for n in self._numbers(types))
         return {_TABLE: Statistic(key=self.by, numbers=measured)}
 
-    def finish(self, partials: Partials, types: Mapping[str, ValueType]) -> Learned:
+    def finish(self, partials: Partials, types: Mapping[str, ValueType]) -> FittedState:
         partial = partials[_TABLE]
         columns: dict[str, Any] = {"key": partial.column("key")}
         order = self._numbers(types)
@@ -92,26 +92,26 @@ class JoinGroupby(Learner):
                     else exact_sums.deviations(sums, numbers(partial, i, "squares"), n)
                 )
                 columns[name] = pa.array(found, from_pandas=True)
-        return Learned({}, {_TABLE: pa.table(columns)})
+        return FittedState({}, {_TABLE: pa.table(columns)})
 
-    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+    def spark(self, columns: Mapping[str, Column], context: SparkOpContext) -> dict[str, Column]:
         from pyspark.sql import functions as F
 
-        found = place.table(_TABLE, spark_joint_key([columns[name] for name in self.by]))
+        found = context.table(_TABLE, spark_joint_key([columns[name] for name in self.by]))
         return {
             name: F.coalesce(found[name], F.lit(0).cast("bigint")) if of is None else found[name]
-            for name, _, of in self._outputs(place.types)
+            for name, _, of in self._outputs(context.types)
         }
 
-    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
-        table = place.table(_TABLE)
+    def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:
+        table = context.table(_TABLE)
         rows = table.rows(joint_key([columns[name] for name in self.by]))
-        return {name: table.take(name, rows, 0 if of is None else None) for name, _, of in self._outputs(place.types)}
+        return {name: table.take(name, rows, 0 if of is None else None) for name, _, of in self._outputs(context.types)}
 
-    def _numbers(self, given: Mapping[str, ValueType]) -> list[str]:
-        return [name for name in given if name not in self.by]
+    def _numbers(self, inputs: Mapping[str, ValueType]) -> list[str]:
+        return [name for name in inputs if name not in self.by]
 
-    def _outputs(self, given: Mapping[str, ValueType]) -> list[tuple[str, Stat, str | None]]:
+    def _outputs(self, inputs: Mapping[str, ValueType]) -> list[tuple[str, Stat, str | None]]:
         """(name, statistic, number) of each column that comes out."""
         key = "_".join(self.by)
         out: list[tuple[str, Stat, str | None]] = []
@@ -119,5 +119,5 @@ class JoinGroupby(Learner):
             if stat == "count":
                 out.append((f"{key}_count", stat, None))
             else:
-                out += [(f"{key}_{number}_{stat}", stat, number) for number in self._numbers(given)]
+                out += [(f"{key}_{number}_{stat}", stat, number) for number in self._numbers(inputs)]
         return out

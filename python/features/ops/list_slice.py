@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from headrace.features.ops.base import ArrowPlace, Op, SparkPlace
+from headrace.features.ops.base import ArrowOpContext, Op, SparkOpContext
 from headrace.features.types import OpError, ValueType, least
 
 if TYPE_CHECKING:
@@ -31,18 +31,18 @@ class ListSlice(Op):
     length: int = Field(ge=1)
     keep: Literal["first", "last"] = "first"
 
-    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        for name, value in given.items():
+    def types(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        for name, value in inputs.items():
             if not value.is_list:
                 raise OpError(f"column '{name}': takes lists, not {value}")
-        return {name: replace(value, most=least(self.length, value.most)) for name, value in given.items()}
+        return {name: replace(value, most=least(self.length, value.most)) for name, value in inputs.items()}
 
     def reads(self, needed: int | None) -> int | None:
         if self.keep == "last":
             return None
         return self.start + (self.length if needed is None else min(needed, self.length))
 
-    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+    def spark(self, columns: Mapping[str, Column], context: SparkOpContext) -> dict[str, Column]:
         from pyspark.sql import functions as F
 
         if self.keep == "first":
@@ -55,7 +55,7 @@ class ListSlice(Op):
             out[name] = F.slice(x, first + F.lit(1), F.greatest(end - first, F.lit(0)))
         return out
 
-    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
+    def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:
         return {name: self._slice(x) for name, x in columns.items()}
 
     def _slice(self, x: pa.ListArray) -> pa.ListArray:

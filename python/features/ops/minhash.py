@@ -10,7 +10,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from headrace.features.functions.ids import arrow_ids, check_ids, spark_ids
-from headrace.features.ops.base import ArrowPlace, Op, SparkPlace
+from headrace.features.ops.base import ArrowOpContext, Op, SparkOpContext
 from headrace.features.types import OpError, ValueType
 from headrace.udfs import arrow as native
 
@@ -33,18 +33,18 @@ class MinHash(Op):
     length: int = Field(ge=1, le=1024)
     buckets: int = Field(ge=1, le=2**31 - 2)
 
-    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        for name, value in given.items():
+    def types(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        for name, value in inputs.items():
             check_ids(name, value)
             if not value.is_list:
                 raise OpError(f"column '{name}': takes lists, not {value}")
         code = ValueType("code", is_list=True, length=self.length, cardinality=self.buckets + 1)
-        return dict.fromkeys(given, code)
+        return dict.fromkeys(inputs, code)
 
     def reads(self, needed: int | None) -> int | None:
         return None
 
-    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+    def spark(self, columns: Mapping[str, Column], context: SparkOpContext) -> dict[str, Column]:
         from pyspark.sql import functions as F
 
         from headrace.udfs import spark as native_spark
@@ -55,13 +55,13 @@ class MinHash(Op):
         nothing = F.array_repeat(F.lit(0), self.length)
         return {
             name: F.coalesce(
-                F.transform(native_spark.minhash(spark_ids(x, place.types[name]), self.length), code), nothing
+                F.transform(native_spark.minhash(spark_ids(x, context.types[name]), self.length), code), nothing
             )
             for name, x in columns.items()
         }
 
-    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
-        return {name: self._codes(arrow_ids(x, place.types[name])) for name, x in columns.items()}
+    def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:
+        return {name: self._codes(arrow_ids(x, context.types[name])) for name, x in columns.items()}
 
     def _codes(self, ids: pa.Array) -> pa.FixedSizeListArray:
         signatures = native.minhash(ids, self.length)

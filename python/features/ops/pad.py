@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from headrace.features.ops.base import ArrowPlace, Op, SparkPlace
+from headrace.features.ops.base import ArrowOpContext, Op, SparkOpContext
 from headrace.features.types import OpError, ValueType
 
 if TYPE_CHECKING:
@@ -33,38 +33,38 @@ class Pad(Op):
     length: int = Field(ge=1, le=1024)
     keep: Literal["first", "last"] = "first"
 
-    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        for name, value in given.items():
+    def types(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        for name, value in inputs.items():
             if not value.is_list or not (value.is_number or value.is_categorical):
                 hint = "; put categorify, hash_bucket or raw_id before it" if value.is_list else ""
                 raise OpError(f"column '{name}': takes lists of codes, raw ids or numbers, not {value}{hint}")
-        return {name: replace(value, length=self.length) for name, value in given.items()}
+        return {name: replace(value, length=self.length) for name, value in inputs.items()}
 
     def reads(self, needed: int | None) -> int | None:
         return self.length if self.keep == "first" else None
 
-    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+    def spark(self, columns: Mapping[str, Column], context: SparkOpContext) -> dict[str, Column]:
         from pyspark.sql import functions as F
 
         out = {}
         for name, x in columns.items():
-            element = {"code": "int", "id": "bigint"}.get(place.types[name].element, "double")
+            element = {"code": "int", "id": "bigint"}.get(context.types[name].element, "double")
             zero = F.lit(0).cast(element)
             skipped = F.greatest(F.size(x) - F.lit(self.length), F.lit(0))
             at = [F.lit(i) if self.keep == "first" else skipped + F.lit(i) for i in range(self.length)]
             out[name] = F.array(*[F.coalesce(F.get(x, i).cast(element), zero) for i in at])
         return out
 
-    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
-        return {name: self._pad(x, place.types[name]) for name, x in columns.items()}
+    def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:
+        return {name: self._pad(x, context.types[name]) for name, x in columns.items()}
 
-    def _pad(self, x: pa.ListArray, given: ValueType) -> pa.FixedSizeListArray:
+    def _pad(self, x: pa.ListArray, input_type: ValueType) -> pa.FixedSizeListArray:
         lengths = pc.list_value_length(x).to_numpy(zero_copy_only=False).astype(np.int64)
         starts = np.cumsum(lengths) - lengths
         elements = x.flatten()
         if pa.types.is_boolean(elements.type):
             elements = elements.cast(pa.int8())
-        stored = given.arrow.value_type if given.is_categorical else pa.float64()
+        stored = input_type.arrow.value_type if input_type.is_categorical else pa.float64()
         elements = elements.cast(stored, safe=False)
         # One zero more, which all padding points at.
         flat = np.append(pc.fill_null(elements, 0).to_numpy(zero_copy_only=False), 0)

@@ -12,15 +12,15 @@ from pydantic import Field
 from headrace.features.functions.arrays import doubles, to_numpy
 from headrace.features.learn import quantiles
 from headrace.features.learn.statistics import Partials
-from headrace.features.ops.base import Learned, State
-from headrace.features.ops.counted_values import OfCountedValues
+from headrace.features.ops.base import FittedState, State
+from headrace.features.ops.quantile_op import QuantileOp
 from headrace.features.types import OpError, ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
 
-class QuantileBin(OfCountedValues):
+class QuantileBin(QuantileOp):
     """Numbers to codes: 1 + the number of edges below x, 0 for null; `bins` + 1 codes.
 
     Edge i of bins - 1 is the least value of the training range that i/bins of its values do not exceed (the inverted
@@ -33,12 +33,12 @@ class QuantileBin(OfCountedValues):
 
     bins: int = Field(ge=2, le=1024)
 
-    def type_of(self, given: ValueType) -> ValueType:
-        if not given.is_number:
-            raise OpError(f"takes numbers, not {given}")
+    def type_of(self, input_type: ValueType) -> ValueType:
+        if not input_type.is_number:
+            raise OpError(f"takes numbers, not {input_type}")
         return ValueType("code", cardinality=self.bins + 1)
 
-    def finish(self, partials: Partials, types: Mapping[str, ValueType]) -> Learned:
+    def finish(self, partials: Partials, types: Mapping[str, ValueType]) -> FittedState:
         states = {}
         for name in types:
             values, upto = quantiles.cumulated(partials[name])
@@ -46,9 +46,9 @@ class QuantileBin(OfCountedValues):
                 "edges": quantiles.edges(values, upto, self.bins),
                 "count": int(upto[-1]) if len(upto) else 0,
             }
-        return Learned(states)
+        return FittedState(states)
 
-    def spark_value(self, x: Column, given: ValueType, state: State) -> Column:
+    def spark_value(self, x: Column, input_type: ValueType, state: State) -> Column:
         from pyspark.sql import functions as F
 
         y = x.cast("double")
@@ -63,7 +63,7 @@ class QuantileBin(OfCountedValues):
 
         return F.when(y.isNull(), F.lit(0)).otherwise(code(0, len(edges))).cast("int")
 
-    def arrow_value(self, x: pa.Array, given: ValueType, state: State) -> pa.Array:
+    def arrow_value(self, x: pa.Array, input_type: ValueType, state: State) -> pa.Array:
         y = to_numpy(doubles(x))
         below = np.searchsorted(np.asarray(state["edges"], np.float64), y, side="left")
         return pa.array(np.where(np.isnan(y), 0, below + 1).astype(np.int32))

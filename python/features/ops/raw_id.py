@@ -30,21 +30,21 @@ class RawId(Elementwise):
     #: Hash integers as well.
     hash: bool = False
 
-    def type_of(self, given: ValueType) -> ValueType:
-        if given.element not in ("string", "int", "bigint"):
-            raise OpError(f"takes text and integers, not {given}")
-        return replace(given, element="id")
+    def type_of(self, input_type: ValueType) -> ValueType:
+        if input_type.element not in ("string", "int", "bigint"):
+            raise OpError(f"takes text and integers, not {input_type}")
+        return replace(input_type, element="id")
 
-    def spark_value(self, x: Column, given: ValueType, state: State) -> Column:
+    def spark_value(self, x: Column, input_type: ValueType, state: State) -> Column:
         from pyspark.sql import functions as F
 
-        key = x if given.element == "string" else x.cast("bigint")
-        found = F.xxhash64(key) if given.element == "string" or self.hash else key
+        key = x if input_type.element == "string" else x.cast("bigint")
+        found = F.xxhash64(key) if input_type.element == "string" or self.hash else key
         return F.when(x.isNull(), F.lit(0).cast("bigint")).otherwise(found)
 
-    def arrow_value(self, x: pa.Array, given: ValueType, state: State) -> pa.Array:
+    def arrow_value(self, x: pa.Array, input_type: ValueType, state: State) -> pa.Array:
         valid = x.is_valid().to_numpy(zero_copy_only=False)
-        if given.element == "string":
+        if input_type.element == "string":
             # Repeated values are hashed once.
             encoded = x.dictionary_encode()
             distinct = np.append(xxhash64_strings(encoded.dictionary), 0)

@@ -46,36 +46,36 @@ class ReduceDtype(Elementwise):
             raise ValueError(f"min ({self.min}) is above max ({self.max})")
         return self
 
-    def type_of(self, given: ValueType) -> ValueType:
-        if given.is_integer:
+    def type_of(self, input_type: ValueType) -> ValueType:
+        if input_type.is_integer:
             if not (isinstance(self.min, int) and isinstance(self.max, int)):
-                raise OpError(f"is {given}, so `min` and `max` must be integers, not {self.min} and {self.max}")
+                raise OpError(f"is {input_type}, so `min` and `max` must be integers, not {self.min} and {self.max}")
             if not (self.min >= -(2**63) and self.max < 2**63):
                 raise OpError(f"{self.min}..{self.max} does not fit 64 bits")
             return ValueType("int" if self.min >= _INT32[0] and self.max <= _INT32[1] else "bigint")
-        if given.element in ("float", "double"):
+        if input_type.element in ("float", "double"):
             fits = self.min >= -_FLOAT32 and self.max <= _FLOAT32
-            smallest: Element = "float" if given.element == "float" or fits else "double"
+            smallest: Element = "float" if input_type.element == "float" or fits else "double"
             return ValueType(smallest)
-        raise OpError(f"takes numbers, not {given}")
+        raise OpError(f"takes numbers, not {input_type}")
 
-    def spark_value(self, x: Column, given: ValueType, state: State) -> Column:
+    def spark_value(self, x: Column, input_type: ValueType, state: State) -> Column:
         from pyspark.sql import functions as F
 
-        wide = "bigint" if given.is_integer else "double"
-        as_ = int if given.is_integer else float
+        wide = "bigint" if input_type.is_integer else "double"
+        as_ = int if input_type.is_integer else float
         y = x.cast(wide)
         held = (y >= F.lit(as_(self.min)).cast(wide)) & (y <= F.lit(as_(self.max)).cast(wide))
-        return F.when(held, y).cast(self.type_of(given).element)
+        return F.when(held, y).cast(self.type_of(input_type).element)
 
-    def arrow_value(self, x: pa.Array, given: ValueType, state: State) -> pa.Array:
-        out = self.type_of(given).arrow
-        y = x.cast(pa.int64()) if given.is_integer else doubles(x)
-        as_ = int if given.is_integer else float
+    def arrow_value(self, x: pa.Array, input_type: ValueType, state: State) -> pa.Array:
+        out = self.type_of(input_type).arrow
+        y = x.cast(pa.int64()) if input_type.is_integer else doubles(x)
+        as_ = int if input_type.is_integer else float
         low, high = pa.scalar(as_(self.min), y.type), pa.scalar(as_(self.max), y.type)
         held = pc.and_(pc.greater_equal(y, low), pc.less_equal(y, high))
         kept = pc.if_else(held, y, pa.scalar(None, y.type))
-        return kept.cast(out) if given.is_integer else _rounded(kept, out)
+        return kept.cast(out) if input_type.is_integer else _rounded(kept, out)
 
 
 def _rounded(x: pa.Array, out: pa.DataType) -> pa.Array:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import pyarrow as pa
 from pydantic import StringConstraints, model_validator
 
-from headrace.features.ops.base import ArrowPlace, Op, SparkPlace
+from headrace.features.ops.base import ArrowOpContext, Op, SparkOpContext
 from headrace.features.types import OpError, ValueType
 
 if TYPE_CHECKING:
@@ -40,27 +40,27 @@ class Rename(Op):
             raise ValueError("give either `to`, or `prefix` and/or `suffix`")
         return self
 
-    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        if isinstance(self.to, str) and len(given) != 1:
-            raise OpError(f"here are several columns ({', '.join(given)}); write `to: {{old: new}}`, or `suffix`")
+    def types(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        if isinstance(self.to, str) and len(inputs) != 1:
+            raise OpError(f"here are several columns ({', '.join(inputs)}); write `to: {{old: new}}`, or `suffix`")
         for old in self.to if isinstance(self.to, Mapping) else ():
-            if old not in given:
-                raise OpError(f"there is no column '{old}' here (there are: {', '.join(given)})")
-        out = {self._named(name): value for name, value in given.items()}
-        if len(out) < len(given):
+            if old not in inputs:
+                raise OpError(f"there is no column '{old}' here (there are: {', '.join(inputs)})")
+        out = {self._named(name): value for name, value in inputs.items()}
+        if len(out) < len(inputs):
             raise OpError("gives two columns the same name")
         for new in out:
             if new.startswith("__"):
                 raise OpError(f"'{new}': names that begin with two underscores are taken")
         return out
 
-    def sources(self, given: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
-        return {self._named(name): (name,) for name in given}
+    def sources(self, inputs: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
+        return {self._named(name): (name,) for name in inputs}
 
-    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+    def spark(self, columns: Mapping[str, Column], context: SparkOpContext) -> dict[str, Column]:
         return {self._named(name): x for name, x in columns.items()}
 
-    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
+    def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:
         return {self._named(name): x for name, x in columns.items()}
 
     def _named(self, name: str) -> str:

@@ -14,8 +14,8 @@ from headrace.features.learn import exact_sums
 from headrace.features.learn.exact_sums import F64, I64
 from headrace.features.learn.folds import folds_of, spark_fold
 from headrace.features.learn.statistics import LABEL, Number, Partial, Partials, Statistic, counts, numbers
-from headrace.features.ops.base import ArrowPlace, Learned, SparkPlace
-from headrace.features.ops.learner import Learner
+from headrace.features.ops.base import ArrowOpContext, FittedState, SparkOpContext
+from headrace.features.ops.estimator import EstimatorOp
 from headrace.features.types import ValueType
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _PRIOR = "prior"
 
 
-class TargetEncoding(Learner):
+class TargetEncoding(EstimatorOp):
     """Text, integers and booleans to `<column>_te`, double: (sum of y + m * prior) / (n + m), m being `smoothing`.
 
     Over the n rows of the training range with the same value, `prior` being the label's mean over all of the training
@@ -47,12 +47,12 @@ class TargetEncoding(Learner):
     #: One encoding of all of the chain's columns together (`<a>_<b>_te`) in place of one of each.
     together: bool = False
 
-    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        check_keys(given)
-        return {name: ValueType("double") for name in self.sources(given)}
+    def types(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        check_keys(inputs)
+        return {name: ValueType("double") for name in self.sources(inputs)}
 
-    def sources(self, given: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
-        keys = [tuple(given)] if self.together else [(name,) for name in given]
+    def sources(self, inputs: Mapping[str, ValueType]) -> dict[str, tuple[str, ...]]:
+        keys = [tuple(inputs)] if self.together else [(name,) for name in inputs]
         return {f"{'_'.join(key)}_te": key for key in keys}
 
     def statistics(self, types: Mapping[str, ValueType]) -> dict[str, Statistic]:
@@ -60,7 +60,7 @@ class TargetEncoding(Learner):
         out = {name: Statistic(key=key, folds=self.folds, numbers=label) for name, key in self.sources(types).items()}
         return out | {_PRIOR: Statistic(folds=self.folds, numbers=label)}
 
-    def finish(self, partials: Partials, types: Mapping[str, ValueType]) -> Learned:
+    def finish(self, partials: Partials, types: Mapping[str, ValueType]) -> FittedState:
         n, sums = self._without_folds(partials[_PRIOR], np.zeros(partials[_PRIOR].num_rows, np.int64), 1)
         y = [exact_sums.floats(s, 1) for s in sums]
         priors = [float(y[f][0] / n[f][0]) if n[f][0] else 0.0 for f in range(self.folds + 1)]
@@ -73,7 +73,7 @@ class TargetEncoding(Learner):
                 _column(f): self._smooth(exact_sums.floats(sums[f], size), n[f], priors[f]) for f in range(len(n))
             }
             tables[name] = pa.table({"key": encoded.dictionary, **values})
-        return Learned({name: {"priors": priors} for name in tables}, tables)
+        return FittedState({name: {"priors": priors} for name in tables}, tables)
 
     def _without_folds(self, partial: Partial, keys: I64, size: int) -> tuple[list[I64], list[dict[int, I64]]]:
         """Counts and sums (digits) by key: of all rows first, then without fold 0, 1, ... [folds + 1][size]."""
@@ -93,30 +93,30 @@ class TargetEncoding(Learner):
         weight = n + self.smoothing
         return np.where(weight > 0, (y + self.smoothing * prior) / np.where(weight > 0, weight, 1.0), prior)
 
-    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+    def spark(self, columns: Mapping[str, Column], context: SparkOpContext) -> dict[str, Column]:
         from pyspark.sql import functions as F
 
         out = {}
-        for name, key in self.sources(place.types).items():
-            found = place.table(name, spark_joint_key([columns[c] for c in key]))
-            priors = place.state[name]["priors"]
+        for name, key in self.sources(context.types).items():
+            found = context.table(name, spark_joint_key([columns[c] for c in key]))
+            priors = context.state[name]["priors"]
             values = [F.coalesce(found[_column(f)], F.lit(float(prior))) for f, prior in enumerate(priors)]
             x = values[0]
-            if place.identity is not None:
-                own = spark_fold(place.identity, self.folds)
+            if context.identity is not None:
+                own = spark_fold(context.identity, self.folds)
                 for f in range(self.folds):
                     x = F.when(own == f, values[f + 1]).otherwise(x)
             out[name] = x
         return out
 
-    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
+    def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:
         out = {}
-        for name, key in self.sources(place.types).items():
-            table = place.table(name)
+        for name, key in self.sources(context.types).items():
+            table = context.table(name)
             rows = table.rows(joint_key([columns[c] for c in key]))
-            which = self._which(place.identity, len(rows))
+            which = self._which(context.identity, len(rows))
             x = np.empty(len(rows), np.float64)
-            for f, prior in enumerate(place.state[name]["priors"]):
+            for f, prior in enumerate(context.state[name]["priors"]):
                 mine = np.flatnonzero(which == f)
                 x[mine] = table.take(_column(f), rows[mine], float(prior)).to_numpy(zero_copy_only=False)
             out[name] = pa.array(x)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from headrace.features.ops.base import ArrowPlace, Op, SparkPlace
+from headrace.features.ops.base import ArrowOpContext, Op, SparkOpContext
 from headrace.features.types import OpError, ValueType, least
 from headrace.udfs import arrow as native
 
@@ -32,16 +32,16 @@ class TextNgrams(Op):
     buckets: int = Field(ge=1, le=2**31 - 2)
     most: int | None = Field(default=None, ge=1, le=1_000_000)
 
-    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        for name, value in given.items():
+    def types(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        for name, value in inputs.items():
             if value.is_list or value.element != "string":
                 raise OpError(f"column '{name}': takes text, not {value}")
-        return {n: ValueType("code", is_list=True, cardinality=self.buckets + 1, most=self.most) for n in given}
+        return {n: ValueType("code", is_list=True, cardinality=self.buckets + 1, most=self.most) for n in inputs}
 
     def reads(self, needed: int | None) -> int | None:
         return 1
 
-    def spark(self, columns: Mapping[str, Column], place: SparkPlace) -> dict[str, Column]:
+    def spark(self, columns: Mapping[str, Column], context: SparkOpContext) -> dict[str, Column]:
         from pyspark.sql import functions as F
 
         from headrace.udfs import spark as native_spark
@@ -49,12 +49,12 @@ class TextNgrams(Op):
         out = {}
         for name, x in columns.items():
             # No more than the rest of the chain looks at.
-            most = least(self.most, place.reads.get(name)) or 0
+            most = least(self.most, context.reads.get(name)) or 0
             grams = native_spark.ngrams(x, self.n, self.buckets, most)
             out[name] = F.coalesce(grams, F.array().cast("array<int>"))
         return out
 
-    def arrow(self, columns: Mapping[str, pa.Array], place: ArrowPlace) -> dict[str, pa.Array]:
+    def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:
         return {
             name: native.ngrams(pc.fill_null(x, ""), self.n, self.buckets, self.most) for name, x in columns.items()
         }

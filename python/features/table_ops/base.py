@@ -1,6 +1,6 @@
-"""What a table operator is: parameters, the columns that it leaves, and a Spark body that makes the rows.
+"""What a table operator is: parameters, the columns that it leaves, and a Spark implementation that makes the rows.
 
-Row operators (headrace.features.ops) see one row; table operators see all events: they filter and join, and tell each
+Row operators (headrace.features.ops) see one row; table operators see all events: they filter and join, and give each
 row what was before it. They run before the chains, which then use their columns as if the table had them. In a spec
 they are the list `features.prepare`, applied in order.
 
@@ -9,10 +9,11 @@ tests, the same over Arrow tables in tests/arrow_table_ops.
 
 Time. *Before* a row means: events at a strictly earlier instant (microsecond; a day where `table.event_time` is a
 date). Neither the row itself nor another one at the same instant is before it, so the order of rows within an instant
-never matters, and no row that is added, changed or removed later can change what an earlier row was told.
+never matters, and no row that is added, changed or removed later can change what an earlier row got.
 
-Probes. A row whose column `__probe` is not null asks, but is no event: it is told what was before it and is itself
-before nobody. Drawn negatives are probes, and so are the rows at the end of a day that scoring asks with.
+Query rows. A row whose column `__query` is not null is no event: it gets what was before it and is itself before no
+other row (the spine of a point-in-time join). Drawn negatives are query rows, and so are the rows at the end of a day
+that are scored.
 """
 
 from __future__ import annotations
@@ -30,19 +31,17 @@ if TYPE_CHECKING:
 
 #: Where a row comes from: together its identity.
 FILE, LINE = "_source_file", "_source_line"
-#: Why a row only asks; null for events.
-PROBE = "__probe"
+#: Why a row is a query row; null for events.
+QUERY = "__query"
 #: What a table of events has besides its declared columns.
-META: Mapping[str, ValueType] = {FILE: ValueType("string"), LINE: ValueType("bigint"), PROBE: ValueType("string")}
+META: Mapping[str, ValueType] = {FILE: ValueType("string"), LINE: ValueType("bigint"), QUERY: ValueType("string")}
 
 #: Types that a key may have. Floating-point numbers are no keys: NaN, -0.0.
-KEYS = ("string", "int", "bigint", "boolean", "date")
-DAY = 86_400_000_000
-HOUR = 3_600_000_000
+TABLE_KEY_TYPES = ("string", "int", "bigint", "boolean", "date")
 
 
 @dataclass(frozen=True)
-class Given:
+class TableSchema:
     """What is known of the table that arrives at an operator, before any data is seen."""
 
     types: Mapping[str, ValueType]
@@ -58,12 +57,12 @@ class Given:
             raise OpError(f"column '{column}' is not there (there are: {', '.join(self.types)})")
         return self.types[column]
 
-    def key(self, column: str, also: tuple[str, ...] = KEYS) -> ValueType:
+    def key(self, column: str, also: tuple[str, ...] = TABLE_KEY_TYPES) -> ValueType:
         """The type of a key. Raises OpError for what can be none."""
-        given = self.type_of(column)
-        if given.is_list or given.element not in also:
-            raise OpError(f"key '{column}' is {given}; a key is one of {', '.join(also)}")
-        return given
+        type_ = self.type_of(column)
+        if type_.is_list or type_.element not in also:
+            raise OpError(f"key '{column}' is {type_}; a key is one of {', '.join(also)}")
+        return type_
 
     def not_label(self, columns: tuple[str, ...] | list[str], what: str) -> None:
         """Raise OpError where the row's own label would become part of `what`."""
@@ -92,7 +91,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class External:
+class ExternalTable:
     """Another table that an operator reads."""
 
     path: str
@@ -102,7 +101,7 @@ class External:
 
 
 @dataclass(frozen=True)
-class TrainRows:
+class TrainRange:
     """Which rows are of the training range: by time in [start, end), microseconds since 1970; or `column` = 'train'."""
 
     start: int = 0
@@ -111,14 +110,14 @@ class TrainRows:
 
 
 @dataclass(frozen=True)
-class TableSpark:
-    """What the Spark body is given besides the rows."""
+class SparkTableContext:
+    """What the Spark implementation is given besides the rows."""
 
-    given: Given
-    read: Callable[[External], DataFrame]
-    train: TrainRows | None = None
+    schema: TableSchema
+    read: Callable[[ExternalTable], DataFrame]
+    train: TrainRange | None = None
     #: Compute a frame once where it is used several times; the stage writes it to disk.
-    once: Callable[[DataFrame], DataFrame] = field(default=lambda frame: frame)
+    materialize: Callable[[DataFrame], DataFrame] = field(default=lambda frame: frame)
 
 
 class TableOp(BaseModel):
@@ -132,15 +131,15 @@ class TableOp(BaseModel):
     #: Whether rows that are scored pass through it too; drawing negatives is for training.
     serves: ClassVar[bool] = True
 
-    def columns(self, given: Given) -> dict[str, ValueType]:
+    def columns(self, schema: TableSchema) -> dict[str, ValueType]:
         """All columns afterwards, with their types. Raises OpError for what it cannot take."""
         raise NotImplementedError
 
-    def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
+    def spark(self, frame: DataFrame, context: SparkTableContext) -> DataFrame:
         """Rows with META: expressions, joins and windows; no Python function."""
         raise NotImplementedError
 
-    def external(self, given: Given) -> External | None:
+    def external(self, schema: TableSchema) -> ExternalTable | None:
         """The other table that it reads, if it does."""
         return None
 
@@ -153,16 +152,16 @@ class TableOp(BaseModel):
         return ()
 
 
-def with_probe(frame: DataFrame) -> DataFrame:
-    """The rows with the column `__probe`, null where it was not there: all are events."""
+def with_query(frame: DataFrame) -> DataFrame:
+    """The rows with the column `__query`, null where it was not there: all are events."""
     from pyspark.sql import functions as F
 
-    return frame if PROBE in frame.columns else frame.withColumn(PROBE, F.lit(None).cast("string"))
+    return frame if QUERY in frame.columns else frame.withColumn(QUERY, F.lit(None).cast("string"))
 
 
-def scalar(given: Given, column: str, elements: tuple[str, ...], what: str) -> ValueType:
+def scalar(schema: TableSchema, column: str, elements: tuple[str, ...], what: str) -> ValueType:
     """The type of a column that must be a single value of one of `elements`. Raises OpError."""
-    type_ = given.type_of(column)
+    type_ = schema.type_of(column)
     if type_.is_list or type_.element not in elements:
         raise OpError(f"{what}: column '{column}' is {type_}, not one of {', '.join(elements)}")
     return type_
@@ -171,9 +170,9 @@ def scalar(given: Given, column: str, elements: tuple[str, ...], what: str) -> V
 NUMBERS = ("int", "bigint", "float", "double", "boolean")
 
 
-def with_types(given: Given, types: Mapping[str, ValueType]) -> Given:
+def with_types(schema: TableSchema, types: Mapping[str, ValueType]) -> TableSchema:
     """The same table with other columns."""
-    return replace(given, types=dict(types))
+    return replace(schema, types=dict(types))
 
 
 def reserved(name: str) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from headrace.features.table_ops.base import PROBE, Given, TableOp, TableSpark
+from headrace.features.table_ops.base import QUERY, SparkTableContext, TableOp, TableSchema
 from headrace.features.types import ValueType
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Dropna(TableOp):
-    """Drops rows in which any (or all) of the columns are missing: null, NaN or an empty list. Probes always stay.
+    """Drops rows in which any (or all) of the columns are missing: null, NaN or an empty list. Query rows always stay.
 
     Source: NVTabular's Dropna.
     """
@@ -26,16 +26,16 @@ class Dropna(TableOp):
     subset: tuple[str, ...] = Field(min_length=1)
     how: Literal["any", "all"] = "any"
 
-    def columns(self, given: Given) -> dict[str, ValueType]:
+    def columns(self, schema: TableSchema) -> dict[str, ValueType]:
         for column in self.subset:
-            given.type_of(column)
-        return dict(given.types)
+            schema.type_of(column)
+        return dict(schema.types)
 
-    def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
+    def spark(self, frame: DataFrame, context: SparkTableContext) -> DataFrame:
         from pyspark.sql import functions as F
 
         from headrace.features.functions.spark_expressions import is_missing
 
-        missing = [is_missing(c, place.given.types[c]) for c in self.subset]
+        missing = [is_missing(c, context.schema.types[c]) for c in self.subset]
         drop = reduce(lambda a, b: a | b if self.how == "any" else a & b, missing)
-        return frame.where(F.col(PROBE).isNotNull() | ~drop)
+        return frame.where(F.col(QUERY).isNotNull() | ~drop)

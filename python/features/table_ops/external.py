@@ -11,18 +11,18 @@ from pydantic import Field, field_validator
 
 from headrace.config.section import PathText
 from headrace.errors import UserError
-from headrace.features.table_ops.base import External, Given, TableOp
+from headrace.features.table_ops.base import ExternalTable, TableOp, TableSchema
 from headrace.features.types import OpError, ValueType, declared
 from headrace.lake.delta.log import DeltaLog
 from headrace.manifest import Input
-from headrace.schema import Column, ColumnType
+from headrace.schema import ColumnType, TableColumn
 from headrace.storage import local
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class ReadsExternal(TableOp):
+class ReadsExternalTable(TableOp):
     """The parameters that operators with an external table share."""
 
     #: A folder (or file), relative to the workspace's home unless absolute.
@@ -41,27 +41,27 @@ class ReadsExternal(TableOp):
         return {k: k for k in value} if isinstance(value, (list, tuple)) else value
 
     def _added(self) -> dict[str, ValueType]:
-        return {f"{self.prefix}{n}": declared(Column(name=n, type=t)) for n, t in self.add.items()}
+        return {f"{self.prefix}{n}": declared(TableColumn(name=n, type=t)) for n, t in self.add.items()}
 
-    def _external(self, given: Given, more: Mapping[str, ValueType]) -> External:
+    def _external(self, schema: TableSchema, more: Mapping[str, ValueType]) -> ExternalTable:
         types: dict[str, ValueType] = {}
-        wanted = [(theirs, given.key(ours)) for ours, theirs in self.keys.items()]
-        wanted += [*more.items(), *((n, declared(Column(name=n, type=t))) for n, t in self.add.items())]
+        wanted = [(theirs, schema.key(ours)) for ours, theirs in self.keys.items()]
+        wanted += [*more.items(), *((n, declared(TableColumn(name=n, type=t))) for n, t in self.add.items())]
         for name, type_ in wanted:
             if types.setdefault(name, type_) != type_:
                 raise OpError(f"column '{name}' of {self.path} is wanted as {types[name]} and as {type_}")
-        return External(self.path, self.format, types)
+        return ExternalTable(self.path, self.format, types)
 
 
-class Reader:
+class ExternalReader:
     """Reads external tables as they were pinned: Delta ones at their version; others as long as they are unchanged."""
 
-    def __init__(self, home: Path, pinned: Mapping[External, str] | None = None) -> None:
+    def __init__(self, home: Path, pinned: Mapping[ExternalTable, str] | None = None) -> None:
         """`pinned`: versions of `pin`; other tables are read as they are."""
         self.home, self._pinned = home, dict(pinned or {})
 
     @staticmethod
-    def of(home: Path, tables: Sequence[External], inputs: Sequence[Input]) -> Reader:
+    def of(home: Path, tables: Sequence[ExternalTable], inputs: Sequence[Input]) -> ExternalReader:
         """Reads the tables at the versions that a stage's inputs name.
 
         Raises:
@@ -74,9 +74,9 @@ class Reader:
                     f"features.prepare: the manifest of the features names no version of the {table.format} table "
                     f"{table.path}; run the features stage again"
                 )
-        return Reader(home, {t: pinned[t.format, t.path] for t in tables})
+        return ExternalReader(home, {t: pinned[t.format, t.path] for t in tables})
 
-    def path(self, table: External) -> Path:
+    def path(self, table: ExternalTable) -> Path:
         """Where it is."""
         return self.home / table.path
 
@@ -89,7 +89,7 @@ class Reader:
         for table in self._pinned:
             self._check(table)
 
-    def _check(self, table: External) -> None:
+    def _check(self, table: ExternalTable) -> None:
         _see(self.path(table), table)
         pinned = self._pinned.get(table)
         if table.format != "delta" and pinned is not None and _version(self.path(table), table) != pinned:
@@ -98,7 +98,7 @@ class Reader:
                 f"them, and {table.format} keeps no older versions; run the features stage again"
             )
 
-    def spark(self, spark: SparkSession, table: External) -> DataFrame:
+    def spark(self, spark: SparkSession, table: ExternalTable) -> DataFrame:
         """The wanted columns in their types.
 
         Raises:
@@ -124,7 +124,7 @@ class Reader:
         return frame.select(*[col(n).cast(str(t)).alias(n) for n, t in table.columns.items()])
 
 
-def pin(home: Path, tables: Sequence[External]) -> tuple[Input, ...]:
+def pin(home: Path, tables: Sequence[ExternalTable]) -> tuple[Input, ...]:
     """What identifies the tables as they are now: a Delta table's version; of others a digest of names, sizes, times.
 
     Raises:
@@ -138,7 +138,7 @@ def pin(home: Path, tables: Sequence[External]) -> tuple[Input, ...]:
     return tuple(found.values())
 
 
-def _version(path: Path, table: External) -> str:
+def _version(path: Path, table: ExternalTable) -> str:
     if table.format == "delta":
         return str(DeltaLog(local(path)).version)
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
@@ -146,13 +146,13 @@ def _version(path: Path, table: External) -> str:
     return hashlib.sha256(repr(listed).encode()).hexdigest()[:16]
 
 
-def _see(path: Path, table: External) -> None:
+def _see(path: Path, table: ExternalTable) -> None:
     there = (path / "_delta_log").is_dir() if table.format == "delta" else path.exists()
     if not there:
         raise UserError(f"features.prepare: there is no {table.format} table {path}")
 
 
-def _check_type(table: External, name: str, wanted: ValueType, there: str | None, names: Sequence[str]) -> None:
+def _check_type(table: ExternalTable, name: str, wanted: ValueType, there: str | None, names: Sequence[str]) -> None:
     where = f"features.prepare: table {table.path}"
     if there is None:
         raise UserError(f"{where} has no column '{name}' (there are: {', '.join(names)})")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from headrace.features.table_ops.base import PROBE, Given, TableOp, TableSpark
+from headrace.features.table_ops.base import QUERY, SparkTableContext, TableOp, TableSchema
 from headrace.features.table_ops.predicate import Predicate
 from headrace.features.types import ValueType
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Filter(TableOp):
     """Keeps the rows for which `where` is true, not those for which it is false or unknown (a null in it).
 
-    For the conditions see headrace.features.table_ops.predicate. Probes always stay. Source: NVTabular's Filter.
+    For the conditions see headrace.features.table_ops.predicate. Query rows always stay. Source: NVTabular's Filter.
     """
 
     name: ClassVar[str] = "filter"
@@ -23,11 +23,11 @@ class Filter(TableOp):
 
     where: str
 
-    def columns(self, given: Given) -> dict[str, ValueType]:
-        Predicate(self.where, given.types)
-        return dict(given.types)
+    def columns(self, schema: TableSchema) -> dict[str, ValueType]:
+        Predicate(self.where, schema.types)
+        return dict(schema.types)
 
-    def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
+    def spark(self, frame: DataFrame, context: SparkTableContext) -> DataFrame:
         from pyspark.sql import functions as F
 
-        return frame.where(F.col(PROBE).isNotNull() | Predicate(self.where, place.given.types).spark())
+        return frame.where(F.col(QUERY).isNotNull() | Predicate(self.where, context.schema.types).spark())

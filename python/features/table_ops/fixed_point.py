@@ -24,16 +24,16 @@ _LOW = 2**32 - 1
 I64 = npt.NDArray[np.int64]
 
 
-def _is_real(given: ValueType) -> bool:
-    return given.element in ("float", "double")
+def _is_real(input_type: ValueType) -> bool:
+    return input_type.element in ("float", "double")
 
 
-def whole(x: Column, given: ValueType) -> Column:
+def whole(x: Column, input_type: ValueType) -> Column:
     """A number as a bigint on its grid; null where it is no finite number."""
     from pyspark.sql import functions as F
 
-    if not _is_real(given):
-        return x.cast("int").cast("bigint") if given.element == "boolean" else x.cast("bigint")
+    if not _is_real(input_type):
+        return x.cast("int").cast("bigint") if input_type.element == "boolean" else x.cast("bigint")
     x = x.cast("double")
     infinity = F.lit(float("inf"))
     # NaN is above infinity in Spark's order.
@@ -49,9 +49,9 @@ def halves(q: Column) -> tuple[Column, Column]:
     return F.shiftright(q, 32), q.bitwiseAND(F.lit(_LOW).cast("bigint"))
 
 
-def joined(high: Column, low: Column, given: ValueType) -> Column:
+def joined(high: Column, low: Column, input_type: ValueType) -> Column:
     """The sum as a double, of the sums of the halves."""
     from pyspark.sql import functions as F
 
     total = high.cast("double") * F.lit(float(2**32)) + low.cast("double")
-    return total * F.lit(1 / _GRID) if _is_real(given) else total
+    return total * F.lit(1 / _GRID) if _is_real(input_type) else total

@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from headrace.features.table_ops.base import LINE, Given, TableSpark, scalar
-from headrace.features.table_ops.earlier_events import OfChosenPast
+from headrace.features.table_ops.base import FILE, LINE, SparkTableContext, TableSchema, scalar
+from headrace.features.table_ops.earlier_events import FilteredEventsOp
 from headrace.features.types import ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, WindowSpec
 
-#: Spark's body takes this many values by one expression each, and more by lists of so many: generated code has bounds.
+#: Spark takes this many values by one expression each, and more by lists of so many: generated code has bounds.
 _CHUNK = 32
 #: Types whose lists a table may have (headrace.schema.ColumnType).
 _ELEMENTS = ("string", "int", "bigint", "float", "double")
 
 
-class History(OfChosenPast):
+class History(FilteredEventsOp):
     """The last `length` values of columns over a key's events at strictly earlier instants, each as a list.
 
     Adds for each column `COLUMN_history` (or another `suffix`), a list of the column's type without nulls, as long
@@ -50,58 +50,57 @@ class History(OfChosenPast):
             raise ValueError("a column is given twice")
         return values
 
-    def columns(self, given: Given) -> dict[str, ValueType]:
-        self.check_keys(given)
-        self.check_where(given)
+    def columns(self, schema: TableSchema) -> dict[str, ValueType]:
+        self.check_keys(schema)
+        self.check_where(schema)
         new = {}
         for value in self.values:
-            type_ = scalar(given, value, _ELEMENTS, "values")
+            type_ = scalar(schema, value, _ELEMENTS, "values")
             new[f"{value}_{self.suffix}"] = ValueType(type_.element, is_list=True)
-        return given.adding(new)
+        return schema.adding(new)
 
-    def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
+    def spark(self, frame: DataFrame, context: SparkTableContext) -> DataFrame:
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
-        from headrace.features.table_ops.base import FILE
         from headrace.features.table_ops.spark_windows import (
-            AT,
-            KIND,
-            by,
+            COPY,
+            SHIFTED_MICROS,
             first_of_instant,
+            has_key_and_time,
             is_event,
-            known,
             newest_before,
+            partition_columns,
+            passthrough_columns,
             real,
             shifted,
-            through,
             with_time,
         )
 
-        types, columns = place.given.types, frame.columns
-        ok = self.spark_chosen(place)
-        rows = with_time(frame, place, self.keys)
+        types, columns = context.schema.types, frame.columns
+        ok = self.spark_chosen(context)
+        rows = with_time(frame, context, self.keys)
         inputs = {f"__h{i}": F.when(is_event(self.keys) & ok, real(v, types[v])) for i, v in enumerate(self.values)}
         rows = shifted(rows.withColumns(inputs), columns, self.keys, [self.delay] if self.delay else [])
-        enters = F.col(KIND) == (1 if self.delay else 0)
+        enters = F.col(COPY) == (1 if self.delay else 0)
         # First of all by the keys alone: rows that are together by them are together by them and `__has`.
-        by_time = Window.partitionBy(*by(self.keys)).orderBy(AT, FILE, LINE)
-        rows = rows.withColumn("__first", first_of_instant(by_time, AT))
+        by_time = Window.partitionBy(*partition_columns(self.keys)).orderBy(SHIFTED_MICROS, FILE, LINE)
+        rows = rows.withColumn("__first", first_of_instant(by_time, SHIFTED_MICROS))
         found = []
         for i, value in enumerate(self.values):
             x = f"__h{i}"
             there = enters & F.col(x).isNotNull()
             # Among rows that have a value, the last ones are the last values.
-            order = Window.partitionBy(*by(self.keys), "__has").orderBy(AT, FILE, LINE)
+            order = Window.partitionBy(*partition_columns(self.keys), "__has").orderBy(SHIFTED_MICROS, FILE, LINE)
             rows = rows.withColumn("__has", there)
             empty = F.array().cast(f"array<{types[value].element}>")
             rows = _with_last(rows, x, self.length, order, empty)
             rows = rows.withColumn("__list", F.when(F.col("__has"), F.col("__list")))
-            rows = newest_before(rows, self.keys, f"__f{i}", F.col("__list"), empty, AT)
-            past = F.when(known(self.keys), F.col(f"__f{i}")).otherwise(empty)
+            rows = newest_before(rows, self.keys, f"__f{i}", F.col("__list"), empty, SHIFTED_MICROS)
+            past = F.when(has_key_and_time(self.keys), F.col(f"__f{i}")).otherwise(empty)
             past = F.reverse(past) if self.newest == "first" else past
             found.append(past.alias(f"{value}_{self.suffix}"))
-        return rows.where(F.col(KIND) == 0).select(*through(rows, columns), *found)
+        return rows.where(F.col(COPY) == 0).select(*passthrough_columns(rows, columns), *found)
 
 
 def _with_last(rows: DataFrame, column: str, length: int, order: WindowSpec, empty: Column) -> DataFrame:

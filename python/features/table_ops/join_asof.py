@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from headrace.features.table_ops.base import DAY, External, Given, TableSpark, refuse
-from headrace.features.table_ops.external import ReadsExternal, duplicates_spark, refuse_duplicates
+from headrace.features.functions.timestamps import DAY_MICROS, spark_micros
+from headrace.features.table_ops.base import ExternalTable, SparkTableContext, TableSchema, refuse
+from headrace.features.table_ops.external import ReadsExternalTable, duplicates_spark, refuse_duplicates
 from headrace.features.types import ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-class JoinAsof(ReadsExternal):
+class JoinAsof(ReadsExternalTable):
     """Adds columns of the newest row of another table, of the same key, that was valid when the event happened.
 
         join_asof: {path: tables/prices, keys: [item_id], valid_from: since, add: {list_price: double}}
@@ -39,41 +40,41 @@ class JoinAsof(ReadsExternal):
     def keys_of(self) -> tuple[str, ...]:
         return tuple(self.keys)
 
-    def columns(self, given: Given) -> dict[str, ValueType]:
-        given.needs_time()
-        given.not_label(list(self.keys), "the key")
+    def columns(self, schema: TableSchema) -> dict[str, ValueType]:
+        schema.needs_time()
+        schema.not_label(list(self.keys), "the key")
         refuse(self.valid_from in self.keys.values(), f"'{self.valid_from}' is a key; it cannot be the time as well")
-        self.external(given)
-        return given.adding(self._added())
+        self.external(schema)
+        return schema.adding(self._added())
 
-    def external(self, given: Given) -> External:
-        return self._external(given, {self.valid_from: ValueType(self.valid_from_type)})
+    def external(self, schema: TableSchema) -> ExternalTable:
+        return self._external(schema, {self.valid_from: ValueType(self.valid_from_type)})
 
     @property
     def _tolerance(self) -> int | None:
-        return None if self.tolerance_days is None else round(self.tolerance_days * DAY)
+        return None if self.tolerance_days is None else round(self.tolerance_days * DAY_MICROS)
 
-    def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
+    def spark(self, frame: DataFrame, context: SparkTableContext) -> DataFrame:
         from pyspark.sql import functions as F
 
         from headrace.features.functions.spark_expressions import col
-        from headrace.features.functions.timestamps import spark_micros
-        from headrace.features.table_ops.spark_windows import VERSION, T, newest_version, through
+        from headrace.features.table_ops.spark_windows import EVENT_MICROS, VERSION, newest_version, passthrough_columns
 
-        table = self.external(place.given)
+        table = self.external(context.schema)
         needed = [*self.keys.values(), self.valid_from]
-        other = place.read(table).dropna(subset=[f"`{c}`" for c in needed])
+        other = context.read(table).dropna(subset=[f"`{c}`" for c in needed])
         refuse_duplicates(self.path, ", ".join(needed), *duplicates_spark(other, needed))
         versions = other.select(
             *[col(theirs).alias(ours) for ours, theirs in self.keys.items()],
-            spark_micros(col(self.valid_from), table.columns[self.valid_from]).alias(T),
+            spark_micros(col(self.valid_from), table.columns[self.valid_from]).alias(EVENT_MICROS),
             *[col(n).alias(f"__e{i}") for i, n in enumerate(self.add)],
-        ).withColumn("__from", F.col(T))
+        ).withColumn("__from", F.col(EVENT_MICROS))
         value = ["__from", *[f"__e{i}" for i in range(len(self.add))]]
-        rows = newest_version(frame, place, list(self.keys), versions, value, self.at == "upto")
+        rows = newest_version(frame, context, list(self.keys), versions, value, self.at == "upto")
         version = F.col(VERSION)
         if self._tolerance is not None:
-            version = F.when(version["0"] > F.col(T) - F.lit(self._tolerance), version)
+            version = F.when(version["0"] > F.col(EVENT_MICROS) - F.lit(self._tolerance), version)
         return rows.select(
-            *through(rows, frame.columns), *[version[str(i)].alias(n) for i, n in enumerate(self._added(), 1)]
+            *passthrough_columns(rows, frame.columns),
+            *[version[str(i)].alias(n) for i, n in enumerate(self._added(), 1)],
         )

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import model_validator
 
-from headrace.features.table_ops.base import External, Given, TableSpark, refuse
-from headrace.features.table_ops.external import ReadsExternal, duplicates_spark, refuse_duplicates
+from headrace.features.table_ops.base import ExternalTable, SparkTableContext, TableSchema, refuse
+from headrace.features.table_ops.external import ReadsExternalTable, duplicates_spark, refuse_duplicates
 from headrace.features.types import ValueType
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _ORDERED = ("string", "int", "bigint", "boolean", "timestamp", "date")
 
 
-class JoinExternal(ReadsExternal):
+class JoinExternal(ReadsExternalTable):
     """Adds columns of another table to the rows that have its key; null to the others (a left join).
 
         join_external: {path: tables/items, keys: [item_id], add: {brand: string, stock: bigint}}
@@ -39,26 +39,26 @@ class JoinExternal(ReadsExternal):
             raise ValueError("`order` is needed with `on_duplicate: first`, and only there")
         return self
 
-    def columns(self, given: Given) -> dict[str, ValueType]:
-        given.not_label(list(self.keys), "the key")
-        types = self.external(given).columns
+    def columns(self, schema: TableSchema) -> dict[str, ValueType]:
+        schema.not_label(list(self.keys), "the key")
+        types = self.external(schema).columns
         for name in self.order:
             plain = name.removeprefix("-")
             refuse(plain not in types, f"order: '{plain}' is not among the columns that are taken")
             refuse(types[plain].is_list or types[plain].element not in _ORDERED, f"order: '{plain}' is {types[plain]}")
-        return given.adding(self._added())
+        return schema.adding(self._added())
 
-    def external(self, given: Given) -> External:
-        return self._external(given, {})
+    def external(self, schema: TableSchema) -> ExternalTable:
+        return self._external(schema, {})
 
-    def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
+    def spark(self, frame: DataFrame, context: SparkTableContext) -> DataFrame:
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
         from headrace.features.functions.spark_expressions import col
 
         theirs = list(self.keys.values())
-        other = place.read(self.external(place.given)).dropna(subset=[f"`{k}`" for k in theirs])
+        other = context.read(self.external(context.schema)).dropna(subset=[f"`{k}`" for k in theirs])
         if self.on_duplicate == "first":
             order: list[Column] = [
                 F.desc_nulls_last(f"`{n[1:]}`") if n.startswith("-") else F.asc_nulls_first(f"`{n}`")

@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from headrace.features.table_ops.base import DAY, HOUR, LINE, NUMBERS, Given, TableSpark, scalar
-from headrace.features.table_ops.earlier_events import OfPast
+from headrace.features.functions.timestamps import DAY_MICROS, HOUR_MICROS
+from headrace.features.table_ops.base import FILE, LINE, NUMBERS, SparkTableContext, TableSchema, scalar
+from headrace.features.table_ops.earlier_events import EarlierEventsOp
 from headrace.features.types import ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_UNITS = {"seconds": 1_000_000, "minutes": 60_000_000, "hours": HOUR, "days": DAY}
+_UNITS = {"seconds": 1_000_000, "minutes": 60_000_000, "hours": HOUR_MICROS, "days": DAY_MICROS}
 
 
-class Lag(OfPast):
+class Lag(EarlierEventsOp):
     """The difference to the key's event before, or the `shift`-th before: its values and its time.
 
     Those are the key's events at strictly earlier instants, at one instant in the order of source file and line; the
@@ -52,52 +53,54 @@ class Lag(OfPast):
     def _name(self, what: str) -> str:
         return "_".join([self.prefix or "_".join(self.keys), what, *([str(self.shift)] if self.shift > 1 else [])])
 
-    def columns(self, given: Given) -> dict[str, ValueType]:
-        self.check_keys(given)
-        given.not_label(self.values, "the difference")
+    def columns(self, schema: TableSchema) -> dict[str, ValueType]:
+        self.check_keys(schema)
+        schema.not_label(self.values, "the difference")
         for value in self.values:
-            scalar(given, value, NUMBERS, "values")
+            scalar(schema, value, NUMBERS, "values")
         new = {self._name(f"{v}_difference"): ValueType("double") for v in self.values}
         if self.since is not None:
             new[self._name("since")] = ValueType("double")
-        return given.adding(new)
+        return schema.adding(new)
 
-    def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
+    def spark(self, frame: DataFrame, context: SparkTableContext) -> DataFrame:
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
-        from headrace.features.table_ops.base import FILE
         from headrace.features.table_ops.spark_windows import (
-            T,
-            by,
+            EVENT_MICROS,
             first_of_instant,
+            has_key_and_time,
             is_event,
-            known,
             newest_before,
+            partition_columns,
+            passthrough_columns,
             real,
-            through,
             with_time,
         )
 
-        types, columns = place.given.types, frame.columns
+        types, columns = context.schema.types, frame.columns
         x = {v: real(v, types[v]) for v in self.values}
         numbers = {v: (c.cast("int") if types[v].element == "boolean" else c).cast("double") for v, c in x.items()}
-        fields = [F.col(T).alias("t"), *[numbers[v].alias(f"v{i}") for i, v in enumerate(self.values)]]
+        fields = [F.col(EVENT_MICROS).alias("t"), *[numbers[v].alias(f"v{i}") for i, v in enumerate(self.values)]]
         # An array of one struct stands for an event, an empty one for none.
         event = F.array(F.struct(*fields))
         kinds = ["t: bigint", *[f"v{i}: double" for i in range(len(self.values))]]
         empty = F.array().cast(f"array<struct<{', '.join(kinds)}>>")
-        rows = with_time(frame, place, self.keys)
-        rows = rows.withColumn("__first", first_of_instant(Window.partitionBy(*by(self.keys)).orderBy(T, FILE, LINE)))
+        rows = with_time(frame, context, self.keys)
+        rows = rows.withColumn(
+            "__first",
+            first_of_instant(Window.partitionBy(*partition_columns(self.keys)).orderBy(EVENT_MICROS, FILE, LINE)),
+        )
         if self.shift > 1:
-            # What an event tells those after it is what stands so many events before it, among events alone.
+            # What later rows get of an event is the one so many events before it, among events alone.
             rows = rows.withColumn("__event", is_event(self.keys))
-            events = Window.partitionBy(*by(self.keys), "__event").orderBy(T, FILE, LINE)
+            events = Window.partitionBy(*partition_columns(self.keys), "__event").orderBy(EVENT_MICROS, FILE, LINE)
             event = F.coalesce(F.lag(event, self.shift - 1).over(events), empty)
         rows = newest_before(rows, self.keys, "__before", F.when(is_event(self.keys), event), empty)
-        before = F.when(known(self.keys), F.get("__before", F.lit(0)))
+        before = F.when(has_key_and_time(self.keys), F.get("__before", F.lit(0)))
         out = [(numbers[v] - before[f"v{i}"]).alias(self._name(f"{v}_difference")) for i, v in enumerate(self.values)]
         if self.since is not None:
             unit = F.lit(float(_UNITS[self.since]))
-            out.append(((F.col(T) - before["t"]).cast("double") / unit).alias(self._name("since")))
-        return rows.select(*through(rows, columns), *out)
+            out.append(((F.col(EVENT_MICROS) - before["t"]).cast("double") / unit).alias(self._name("since")))
+        return rows.select(*passthrough_columns(rows, columns), *out)

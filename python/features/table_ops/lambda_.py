@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.errors import UserError
-from headrace.features.table_ops.base import Given, TableOp, TableSpark
+from headrace.features.table_ops.base import SparkTableContext, TableOp, TableSchema
 from headrace.features.types import OpError, ValueType, declared
-from headrace.schema import Column, ColumnType
+from headrace.schema import ColumnType, TableColumn
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -78,33 +78,33 @@ class Lambda(TableOp):
 
     add: Mapping[str, Made] = Field(min_length=1)
 
-    def columns(self, given: Given) -> dict[str, ValueType]:
+    def columns(self, schema: TableSchema) -> dict[str, ValueType]:
         # What the text shows is said before any data is read; the plan is looked at when there is one.
-        columns = {c.lower() for c in given.types}
+        columns = {c.lower() for c in schema.types}
         for name, made in self.add.items():
             for text, called in _words(made.expression):
                 # As Spark compares names.
                 word = text.lower()
                 if word == "*":
                     raise OpError(f"'{name}': `*` would take in the label; name the columns")
-                if word == given.label.lower() and not called:
-                    given.not_label([given.label], f"'{name}'")
+                if word == schema.label.lower() and not called:
+                    schema.not_label([schema.label], f"'{name}'")
                 if word in _CHANGING and (called or word not in columns):
                     raise OpError(f"'{name}': `{text}` answers otherwise when the day is run again")
                 if word in _NOT_A_ROW and word not in columns:
                     raise OpError(f"'{name}': `{text}` is no function of one row")
-        return given.adding({n: declared(Column(name=n, type=made.type)) for n, made in self.add.items()})
+        return schema.adding({n: declared(TableColumn(name=n, type=made.type)) for n, made in self.add.items()})
 
-    def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
+    def spark(self, frame: DataFrame, context: SparkTableContext) -> DataFrame:
         from pyspark.errors import PySparkException
         from pyspark.sql import functions as F
 
         for name, made in self.add.items():
             try:
                 # Only what was declared: not the row's identity, nor helper columns.
-                visible = frame.select(*[f"`{c.replace('`', '``')}`" for c in place.given.types])
+                visible = frame.select(*[f"`{c.replace('`', '``')}`" for c in context.schema.types])
                 result = visible.select(F.expr(made.expression).cast(made.type).alias(name))
-                _check_plan(name, visible, result, list(place.given.types).index(place.given.label))
+                _check_plan(name, visible, result, list(context.schema.types).index(context.schema.label))
             except PySparkException as e:
                 raise UserError(f"features.prepare (lambda): '{name}': {' '.join(str(e).split())[:400]}") from None
         return frame.select("*", *[F.expr(m.expression).cast(m.type).alias(n) for n, m in self.add.items()])
@@ -124,26 +124,26 @@ def _words(expression: str) -> Iterator[tuple[str, bool]]:
             yield "*", False
 
 
-def _check_plan(name: str, given: DataFrame, made: DataFrame, label: int) -> None:
+def _check_plan(name: str, visible: DataFrame, made: DataFrame, label: int) -> None:
     """See that the analyzed plan is a projection of deterministic expressions, and the label in none of them.
 
     Args:
         name: of the column that is added.
-        given: what the expression sees.
-        made: `given` with the expression selected.
-        label: the label's place among the columns of `given`.
+        visible: what the expression sees.
+        made: `visible` with the expression selected.
+        label: the label's place among the columns of `visible`.
 
     Raises:
         UserError: it is not.
     """
     plan: Any = made._jdf.queryExecution().analyzed()
-    before: Any = given._jdf.queryExecution().analyzed()
+    before: Any = visible._jdf.queryExecution().analyzed()
     where = f"features.prepare (lambda): '{name}'"
     if plan.nodeName() != "Project" or plan.children().apply(0).nodeName() != before.nodeName():
         raise UserError(f"{where}: is no function of one row (an aggregate, a window or a generator)")
     top = plan.expressions().apply(0)
     if top.references().contains(before.output().apply(label)):
-        raise UserError(f"{where}: '{given.columns[label]}' is the label, and the row's own would be in it: it leaks")
+        raise UserError(f"{where}: '{visible.columns[label]}' is the label, and the row's own would be in it: it leaks")
     if not top.deterministic():
         raise UserError(f"{where}: answers otherwise when the day is run again")
     todo = [top]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from headrace.features.table_ops.base import FILE, LINE, PROBE, Given, TableOp, TableSpark, refuse
+from headrace.features.table_ops.base import FILE, LINE, QUERY, SparkTableContext, TableOp, TableSchema, refuse
 from headrace.features.table_ops.negatives_in_batch import spark_batches
 from headrace.features.types import ValueType
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 SLOTS = 1 << 20
 _WEIGHT_OF_ONE = 64
 _MARK = "#negative-"
-#: What a negative row's `__probe` says.
-KIND = "negative"
+#: What a negative row's `__query` says.
+NEGATIVE = "negative"
 
 
 class Negatives(TableOp):
@@ -38,8 +38,8 @@ class Negatives(TableOp):
     identity, the draw's number and `seed`: a rerun draws the same.
 
     A negative has the columns of its positive, but for the item, for `item_columns`, which are those of the item's
-    newest event before the row's time, and for its identity: the source file with `#negative-N`. It is a probe:
-    operators that follow tell it what was before, and do not count it. So it comes before them: an operator that looked
+    newest event before the row's time, and for its identity: the source file with `#negative-N`. It is a query row:
+    operators that follow give it what was before, and do not count it. So it comes before them: an operator that looked
     at the past first would have looked at the positive's item. Rows that are scored are not touched.
 
     Popularity and clicks are statistics of the training range, as vocabularies are. For negatives drawn anew in each
@@ -79,53 +79,53 @@ class Negatives(TableOp):
             raise ValueError(f"item_columns: '{self.item}' is the item itself")
         return self
 
-    def columns(self, given: Given) -> dict[str, ValueType]:
-        given.needs_time()
-        refuse(not given.knows_train, "draws from the training range: features.split.by must be time or column")
-        given.key(self.item, ("string", "int", "bigint"))
+    def columns(self, schema: TableSchema) -> dict[str, ValueType]:
+        schema.needs_time()
+        refuse(not schema.knows_train, "draws from the training range: features.split.by must be time or column")
+        schema.key(self.item, ("string", "int", "bigint"))
         if self.user is not None:
-            given.key(self.user)
+            schema.key(self.user)
         for column in self.item_columns:
-            given.type_of(column)
-            refuse(column in (given.label, given.time, self.user), f"item_columns: '{column}' is not of the item")
-        label = given.type_of(given.label)
-        refuse(label.is_list or not label.is_number, f"the label '{given.label}' is {label}, not a number")
-        return dict(given.types)
+            schema.type_of(column)
+            refuse(column in (schema.label, schema.time, self.user), f"item_columns: '{column}' is not of the item")
+        label = schema.type_of(schema.label)
+        refuse(label.is_list or not label.is_number, f"the label '{schema.label}' is {label}, not a number")
+        return dict(schema.types)
 
     @property
     def _draws(self) -> int:
         return self.per_positive * self.tries
 
-    def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
+    def spark(self, frame: DataFrame, context: SparkTableContext) -> DataFrame:
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
         from headrace.features.functions.spark_expressions import col
         from headrace.features.table_ops.spark_windows import (
+            EVENT_MICROS,
             VERSION,
-            T,
             is_event,
             newest_version,
             with_time,
             without_helpers,
         )
 
-        given, train = place.given, place.train
+        schema, train = context.schema, context.train
         assert train is not None
-        frame = place.once(without_helpers(frame))
+        frame = context.materialize(without_helpers(frame))
         columns, item = frame.columns, col(self.item)
-        events = with_time(frame, place, [self.item]).where(is_event([self.item]))
-        positive = col(given.label).cast("double") == 1.0
+        events = with_time(frame, context, [self.item]).where(is_event([self.item]))
+        positive = col(schema.label).cast("double") == 1.0
         if train.column is not None:
             inside = col(train.column).cast("string") == "train"
         else:
-            inside = (F.col(T) >= F.lit(train.start)) & (F.col(T) < F.lit(train.end))
+            inside = (F.col(EVENT_MICROS) >= F.lit(train.start)) & (F.col(EVENT_MICROS) < F.lit(train.end))
         trained = events.where(inside)
 
         draws = events.where(positive)
         if self.method == "in_batch":
             slots, draws = spark_batches(trained.where(positive), draws, item, self.batch, self.seed)
-            since = trained.groupBy(item.alias("__item")).agg(F.min(T).alias("__since"))
+            since = trained.groupBy(item.alias("__item")).agg(F.min(EVENT_MICROS).alias("__since"))
             slots = slots.join(since, "__item")
         else:
             slots, size = self._by_weight(trained)
@@ -142,7 +142,7 @@ class Negatives(TableOp):
         )
         draws = draws.withColumn("__slot", F.pmod(F.xxhash64(name), F.col("__size")))
         drawn = draws.join(slots, ["__b", "__slot"] if self.method == "in_batch" else ["__slot"])
-        drawn = drawn.where((F.col("__item") != item) & (F.col("__since") < F.col(T)))
+        drawn = drawn.where((F.col("__item") != item) & (F.col("__since") < F.col(EVENT_MICROS)))
         if self.exclude_seen:
             assert self.user is not None
             seen = trained.where(positive & col(self.user).isNotNull())
@@ -152,14 +152,14 @@ class Negatives(TableOp):
         drawn = drawn.withColumn("__n", number).where(F.col("__n") <= self.per_positive)
         changed = {
             self.item: F.col("__item"),
-            given.label: F.lit(0).cast(given.types[given.label].element),
+            schema.label: F.lit(0).cast(schema.types[schema.label].element),
             FILE: F.concat(F.col(FILE), F.lit(_MARK), F.col("__n").cast("string")),
-            PROBE: F.lit(KIND),
+            QUERY: F.lit(NEGATIVE),
         }
         found = drawn.select(*[changed.get(c, col(c)).alias(c) for c in columns])
         if self.item_columns:
-            versions = events.select(item, T, FILE, LINE, *[col(c) for c in self.item_columns])
-            found = newest_version(found, place, [self.item], versions, self.item_columns, inclusive=False)
+            versions = events.select(item, EVENT_MICROS, FILE, LINE, *[col(c) for c in self.item_columns])
+            found = newest_version(found, context, [self.item], versions, self.item_columns, inclusive=False)
             then = {c: F.col(VERSION)[str(i)] for i, c in enumerate(self.item_columns)}
             found = found.select(*[then.get(c, col(c)).alias(c) for c in columns])
         return frame.unionByName(found)
@@ -170,10 +170,12 @@ class Negatives(TableOp):
         from pyspark.sql import functions as F
 
         from headrace.features.functions.spark_expressions import col
-        from headrace.features.table_ops.spark_windows import T, running
+        from headrace.features.table_ops.spark_windows import EVENT_MICROS, running
 
         weights = trained.groupBy(col(self.item).alias("__item")).agg(
-            self._weight(F.count(F.lit(1))).alias("__w"), F.min(T).alias("__since"), F.min(F.lit(0)).alias("__all")
+            self._weight(F.count(F.lit(1))).alias("__w"),
+            F.min(EVENT_MICROS).alias("__since"),
+            F.min(F.lit(0)).alias("__all"),
         )
         # One row an item: a small table in one partition.
         everything = Window.partitionBy("__all")

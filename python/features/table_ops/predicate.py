@@ -216,13 +216,13 @@ class Predicate:
         if isinstance(operand, _Value):
             by_type: Mapping[type, Kind] = {bool: "boolean", int: "bigint", float: "double", str: "string"}
             return by_type[type(operand.value)]
-        given = self._types[operand.column]
-        if given.is_list:
-            raise self._fault(f"column '{operand.column}' is {given}; only `is null` can be asked of it")
+        type_ = self._types[operand.column]
+        if type_.is_list:
+            raise self._fault(f"column '{operand.column}' is {type_}; only `is null` can be asked of it")
         kinds: Mapping[str, Kind] = {**{k: k for k in get_args(Kind)}, "int": "bigint", "float": "double"}
-        return kinds[given.element]
+        return kinds[type_.element]
 
-    # The Spark body.
+    # The Spark implementation.
 
     def _spark(self, node: _Node) -> Column:
         from pyspark.sql import functions as F
@@ -264,7 +264,7 @@ class Predicate:
 
 
 def _moment(text: str, kind: str, of: Predicate) -> str:
-    """A timestamp (UTC) or date in the one spelling that both bodies read."""
+    """A timestamp (UTC) or date in the one spelling that both engines read."""
     try:
         if kind == "date":
             return date.fromisoformat(text).isoformat()

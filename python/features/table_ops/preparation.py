@@ -14,34 +14,34 @@ from typing import TYPE_CHECKING
 
 from headrace.config import OpSpec, Spec
 from headrace.errors import UserError, nearest
+from headrace.features.functions.timestamps import DAY_MICROS
 from headrace.features.registry import build
 from headrace.features.table_ops import TABLE_OPS
 from headrace.features.table_ops.base import (
-    DAY,
-    External,
-    Given,
+    ExternalTable,
+    SparkTableContext,
     TableOp,
-    TableSpark,
-    TrainRows,
-    with_probe,
+    TableSchema,
+    TrainRange,
+    with_query,
     with_types,
 )
-from headrace.features.table_ops.external import Reader
+from headrace.features.table_ops.external import ExternalReader
 from headrace.features.table_ops.negatives import Negatives
 from headrace.features.table_ops.rename import Rename
 from headrace.features.types import OpError, declared
-from headrace.schema import Column
+from headrace.schema import TableColumn
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True)
-class Stand:
+class BoundTableOp:
     """An operator in its place: what arrives at it, and where the spec names it."""
 
     op: TableOp
-    given: Given
+    schema: TableSchema
     where: str
 
 
@@ -51,7 +51,7 @@ class Preparation:
     def __init__(
         self,
         ops: Sequence[OpSpec],
-        columns: Sequence[Column],
+        columns: Sequence[TableColumn],
         label: str,
         time: str | None,
         knows_train: bool = False,
@@ -66,25 +66,24 @@ class Preparation:
         types = {c.name: declared(c) for c in columns}
         if time is not None and (types[time].is_list or types[time].element not in ("timestamp", "date")):
             time = None
-        given = Given(types, label, time, knows_train)
-        stands: list[Stand] = []
+        schema = TableSchema(types, label, time, knows_train)
+        steps: list[BoundTableOp] = []
         for i, spec in enumerate(ops):
             at = f"{where}[{i}]"
             op = build(TABLE_OPS, spec.op, spec.params, at, "table operator")
-            past = [s.op.name for s in stands if s.op.keys_of()]
+            past = [s.op.name for s in steps if s.op.keys_of()]
             if isinstance(op, Negatives) and past:
                 raise UserError(
-                    f"{at} (negatives): put it before {', '.join(past)}: they would tell a negative of its "
-                    f"positive's past"
+                    f"{at} (negatives): put it before {', '.join(past)}: they would give a negative its positive's past"
                 )
             try:
-                after = op.columns(given)
-                op.external(given)
+                after = op.columns(schema)
+                op.external(schema)
             except OpError as e:
                 raise UserError(f"{at} ({op.name}): {e}") from None
-            stands.append(Stand(op, given, at))
-            given = with_types(given, after)
-        self.stands, self.end = tuple(stands), given
+            steps.append(BoundTableOp(op, schema, at))
+            schema = with_types(schema, after)
+        self.steps, self.end = tuple(steps), schema
 
     @staticmethod
     def from_spec(spec: Spec) -> Preparation:
@@ -93,74 +92,76 @@ class Preparation:
         return Preparation(f.prepare, spec.table.columns, f.label, spec.table.event_time, f.split.by != "position")
 
     @property
-    def columns(self) -> tuple[Column, ...]:
+    def columns(self) -> tuple[TableColumn, ...]:
         """The declared columns as they are after all operators."""
-        return tuple(Column(name=n, type=str(t)) for n, t in self.end.types.items())
+        return tuple(TableColumn(name=n, type=str(t)) for n, t in self.end.types.items())
 
     @property
-    def externals(self) -> tuple[External, ...]:
+    def externals(self) -> tuple[ExternalTable, ...]:
         """The other tables that are read."""
-        found = (s.op.external(s.given) for s in self.stands)
+        found = (s.op.external(s.schema) for s in self.steps)
         return tuple(e for e in found if e is not None)
 
     @property
     def lookback_days(self) -> int:
         """Days before a row that the longest window looks at, rounded up."""
-        return max((-(-s.op.lookback() // DAY) for s in self.stands), default=0)
+        return max((-(-s.op.lookback() // DAY_MICROS) for s in self.steps), default=0)
 
     def keys_behind(self, column: str) -> tuple[str, ...]:
         """The keys by whose past a column (of those at the end) was made; () for one of the row's own."""
-        for i in range(len(self.stands) - 1, -1, -1):
-            stand = self.stands[i]
-            if column in stand.given.types:
+        for i in range(len(self.steps) - 1, -1, -1):
+            step = self.steps[i]
+            if column in step.schema.types:
                 continue
-            if isinstance(stand.op, Rename):
-                old = next(a for a, b in stand.op.to.items() if b == column)
-                return self._some(self.stands[:i]).keys_behind(old)
-            before = self._some(self.stands[:i])
-            behind = [before.keys_behind(k) or (k,) for k in stand.op.keys_of()]
+            if isinstance(step.op, Rename):
+                old = next(a for a, b in step.op.to.items() if b == column)
+                return self._some(self.steps[:i]).keys_behind(old)
+            before = self._some(self.steps[:i])
+            behind = [before.keys_behind(k) or (k,) for k in step.op.keys_of()]
             return tuple(dict.fromkeys(k for keys in behind for k in keys))
         return ()
 
     def split(self, serving: bool) -> tuple[Preparation, Preparation]:
         """(the leading operators that treat each row alone, the rest); `serving`: without what is for training."""
-        stands = [s for s in self.stands if s.op.serves or not serving]
-        leading = next((i for i, s in enumerate(stands) if not s.op.rowwise), len(stands))
-        return self._some(stands[:leading]), self._some(stands[leading:])
+        steps = [s for s in self.steps if s.op.serves or not serving]
+        leading = next((i for i, s in enumerate(steps) if not s.op.rowwise), len(steps))
+        return self._some(steps[:leading]), self._some(steps[leading:])
 
-    def _some(self, stands: Sequence[Stand]) -> Preparation:
+    def _some(self, steps: Sequence[BoundTableOp]) -> Preparation:
         part = object.__new__(Preparation)
-        part.stands, part.end = tuple(stands), self.end
+        part.steps, part.end = tuple(steps), self.end
         return part
 
     def spark(
         self,
         frame: DataFrame,
-        reader: Reader,
-        train: TrainRows | None = None,
-        once: Callable[[DataFrame], DataFrame] | None = None,
+        reader: ExternalReader,
+        train: TrainRange | None = None,
+        materialize: Callable[[DataFrame], DataFrame] | None = None,
     ) -> DataFrame:
         """Apply all operators to rows with `_source_file` and `_source_line`.
 
-        The result has the column `__probe` besides: null for events, `negative` for drawn rows.
+        The result has the column `__query` besides: null for events, `negative` for drawn rows.
 
         Args:
-            frame: the events; a column `__probe` marks rows that only ask.
+            frame: the events; a column `__query` marks rows that only ask.
             reader: of external tables.
             train: which rows are of the training range; for `negatives`.
             once: computes a frame once that is used several times.
         """
         from headrace.features.table_ops.spark_windows import without_helpers
 
-        frame = with_probe(frame)
+        frame = with_query(frame)
         spark = frame.sparkSession
-        for stand in self.stands:
-            place = TableSpark(stand.given, lambda table: reader.spark(spark, table), train, once or (lambda x: x))
-            frame = stand.op.spark(frame, place)
+        for step in self.steps:
+            context = SparkTableContext(
+                step.schema, lambda table: reader.spark(spark, table), train, materialize or (lambda x: x)
+            )
+            frame = step.op.spark(frame, context)
         return without_helpers(frame)
 
 
-def prepared_columns(spec: Spec) -> tuple[Column, ...]:
+def prepared_columns(spec: Spec) -> tuple[TableColumn, ...]:
     """The columns that chains, label, split, carried columns and scoring may name.
 
     Raises:
@@ -187,12 +188,12 @@ def prepared_columns(spec: Spec) -> tuple[Column, ...]:
     return columns
 
 
-def train_rows(spec: Spec, first: str, after: str) -> TrainRows | None:
+def train_range(spec: Spec, first: str, after: str) -> TrainRange | None:
     """The training range for operators that draw from it: days [first, after); None where it is by position."""
     split = spec.features.split
     if split.by == "time":
-        return TrainRows(midnight(first), midnight(after))
-    return TrainRows(column=split.column) if split.column else None
+        return TrainRange(midnight(first), midnight(after))
+    return TrainRange(column=split.column) if split.column else None
 
 
 def midnight(day: str, later: int = 0) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from headrace.features.table_ops.base import Given, TableOp, TableSpark, refuse, reserved
+from headrace.features.table_ops.base import SparkTableContext, TableOp, TableSchema, refuse, reserved
 from headrace.features.types import ValueType
 
 if TYPE_CHECKING:
@@ -25,15 +25,15 @@ class Rename(TableOp):
 
     to: Mapping[str, str] = Field(min_length=1)
 
-    def columns(self, given: Given) -> dict[str, ValueType]:
+    def columns(self, schema: TableSchema) -> dict[str, ValueType]:
         for old, new in self.to.items():
-            given.type_of(old)
-            refuse(old == given.label, f"'{old}' is the label; features.label names it")
-            refuse(old == given.time, f"'{old}' is the event's time; table.event_time names it")
+            schema.type_of(old)
+            refuse(old == schema.label, f"'{old}' is the label; features.label names it")
+            refuse(old == schema.time, f"'{old}' is the event's time; table.event_time names it")
             refuse(reserved(new), f"'{new}' is a reserved name (`ds`, names that begin with `_`)")
         out: dict[str, ValueType] = {}
         there: set[str] = set()
-        for name, type_ in given.types.items():
+        for name, type_ in schema.types.items():
             new = self.to.get(name, name)
             # Spark's names have no case.
             refuse(new.lower() in there, f"two columns would be named '{new}'")
@@ -41,7 +41,7 @@ class Rename(TableOp):
             out[new] = type_
         return out
 
-    def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
+    def spark(self, frame: DataFrame, context: SparkTableContext) -> DataFrame:
         from headrace.features.functions.spark_expressions import col
         from headrace.features.table_ops.spark_windows import without_helpers
 

@@ -16,15 +16,15 @@ from pyspark.sql import functions as F
 
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import spark_micros
-from headrace.features.table_ops.base import FILE, LINE, PROBE, TableSpark
+from headrace.features.table_ops.base import FILE, LINE, QUERY, SparkTableContext
 from headrace.features.types import ValueType
 
 #: Helper columns: the time of a row; by keys, a number where it has no past (one of them or the time is null), so that
 #: such rows do not all meet in one partition. They stay for the operators that follow: rows that are together already
 #: need not be brought together again.
-T, _ALONE = "__t", "__alone"
-#: Where a row stands once it is shifted, and what it is then.
-AT, KIND = "__at", "__kind"
+EVENT_MICROS, _ALONE = "__t", "__alone"
+#: The time of a row once it is shifted, and which copy it is then.
+SHIFTED_MICROS, COPY = "__at", "__kind"
 
 
 def _alone(keys: Sequence[str]) -> str:
@@ -32,17 +32,17 @@ def _alone(keys: Sequence[str]) -> str:
 
 
 def _stays(column: str) -> bool:
-    return column == T or column.startswith(_ALONE)
+    return column == EVENT_MICROS or column.startswith(_ALONE)
 
 
-def with_time(frame: DataFrame, place: TableSpark, keys: Sequence[str]) -> DataFrame:
-    """The rows with T, and with what `known` and `by` look at."""
-    time = place.given.needs_time()
-    if T not in frame.columns:
-        frame = frame.withColumn(T, spark_micros(col(time), place.given.types[time]))
+def with_time(frame: DataFrame, context: SparkTableContext, keys: Sequence[str]) -> DataFrame:
+    """The rows with EVENT_MICROS, and with what `has_key_and_time` and `partition_columns` look at."""
+    time = context.schema.needs_time()
+    if EVENT_MICROS not in frame.columns:
+        frame = frame.withColumn(EVENT_MICROS, spark_micros(col(time), context.schema.types[time]))
     if _alone(keys) in frame.columns:
         return frame
-    there = F.col(T).isNotNull()
+    there = F.col(EVENT_MICROS).isNotNull()
     for key in keys:
         there = there & col(key).isNotNull()
     return frame.withColumn(_alone(keys), F.when(~there, F.xxhash64(FILE, LINE)))
@@ -53,22 +53,22 @@ def without_helpers(frame: DataFrame) -> DataFrame:
     return frame.drop(*[c for c in frame.columns if _stays(c)])
 
 
-def through(frame: DataFrame, columns: Sequence[str]) -> list[Column]:
+def passthrough_columns(frame: DataFrame, columns: Sequence[str]) -> list[Column]:
     """What an operator hands on: the columns that it was given, and the helper columns that are there by now."""
     return [col(c) for c in dict.fromkeys([*columns, *(c for c in frame.columns if _stays(c))])]
 
 
-def known(keys: Sequence[str]) -> Column:
+def has_key_and_time(keys: Sequence[str]) -> Column:
     """Boolean: the row has its keys and its time (after `with_time`)."""
     return col(_alone(keys)).isNull()
 
 
 def is_event(keys: Sequence[str]) -> Column:
-    """Boolean: `known`, and no probe."""
-    return F.col(PROBE).isNull() & known(keys)
+    """Boolean: `has_key_and_time`, and no query row."""
+    return F.col(QUERY).isNull() & has_key_and_time(keys)
 
 
-def by(keys: Sequence[str]) -> list[Column]:
+def partition_columns(keys: Sequence[str]) -> list[Column]:
     """What partitions are made by, the same for keys in another order."""
     return [*(col(k) for k in sorted(keys)), col(_alone(keys))]
 
@@ -78,14 +78,16 @@ def running(window: WindowSpec) -> WindowSpec:
     return window.rowsBetween(Window.unboundedPreceding, Window.currentRow)
 
 
-def first_of_instant(order: WindowSpec, at: str = T) -> Column:
+def first_of_instant(order: WindowSpec, at: str = EVENT_MICROS) -> Column:
     """Boolean: the first row, in `order`, of its key and instant."""
     return F.coalesce(F.lag(at, 1).over(order) < F.col(at), F.lit(True))
 
 
-def sums_before(frame: DataFrame, keys: Sequence[str], values: Mapping[str, Column], at: str = T) -> DataFrame:
+def sums_before(
+    frame: DataFrame, keys: Sequence[str], values: Mapping[str, Column], at: str = EVENT_MICROS
+) -> DataFrame:
     """The rows with sums, by name, of a bigint column over the key's rows at strictly earlier instants; 0 if none."""
-    order = Window.partitionBy(*by(keys)).orderBy(at)
+    order = Window.partitionBy(*partition_columns(keys)).orderBy(at)
     inputs = {f"__v_{name}": value for name, value in values.items()}
     frame = frame.withColumns({**inputs, "__first": first_of_instant(order, at)})
     # At the first row of an instant, what came before it was earlier, whatever the order within instants.
@@ -95,20 +97,20 @@ def sums_before(frame: DataFrame, keys: Sequence[str], values: Mapping[str, Colu
             for n in values
         }
     )
-    instant = Window.partitionBy(*by(keys), F.col(at))
+    instant = Window.partitionBy(*partition_columns(keys), F.col(at))
     frame = frame.withColumns({name: F.max(f"__r_{name}").over(instant) for name in values})
     return frame.drop("__first", *inputs, *(f"__r_{n}" for n in values))
 
 
 def newest_before(
-    frame: DataFrame, keys: Sequence[str], name: str, value: Column, empty: Column, at: str = T
+    frame: DataFrame, keys: Sequence[str], name: str, value: Column, empty: Column, at: str = EVENT_MICROS
 ) -> DataFrame:
     """The rows with a column `name`: `value` of the newest row at a strictly earlier instant where it is not null.
 
-    Rows at one instant follow each other by file and line. `empty`, which is not null, stands where there is none.
+    Rows at one instant follow each other by file and line. `empty` (not null) is the value where there is none.
     `__first` says which row of its instant is the first: see `first_of_instant`.
     """
-    order = Window.partitionBy(*by(keys)).orderBy(at, FILE, LINE)
+    order = Window.partitionBy(*partition_columns(keys)).orderBy(at, FILE, LINE)
     frame = frame.withColumn("__x", value)
     frame = frame.withColumn("__y", F.last("__x", ignorenulls=True).over(running(order)))
     frame = frame.withColumn("__z", F.when(F.col("__first"), F.coalesce(F.lag("__y", 1).over(order), empty)))
@@ -117,21 +119,21 @@ def newest_before(
 
 
 def shifted(frame: DataFrame, columns: Sequence[str], keys: Sequence[str], offsets: Sequence[int]) -> DataFrame:
-    """Each row at its time (KIND 0), and each event again at its time + offsets[i] (KIND i + 1), AT saying when.
+    """Each row at its time (COPY 0), and each event again at its time + offsets[i] (COPY i + 1), at SHIFTED_MICROS.
 
     The copies keep the keys, identity and helper columns; of `columns` all others are null there.
     """
     if not offsets:
-        return frame.withColumns({KIND: F.lit(0), AT: F.col(T)})
+        return frame.withColumns({COPY: F.lit(0), SHIFTED_MICROS: F.col(EVENT_MICROS)})
     kinds = F.array(*[F.lit(i) for i in range(len(offsets) + 1)])
-    frame = frame.withColumn(KIND, F.explode(F.when(is_event(keys), kinds).otherwise(F.array(F.lit(0)))))
-    at = F.when(F.col(KIND) == 0, F.col(T))
+    frame = frame.withColumn(COPY, F.explode(F.when(is_event(keys), kinds).otherwise(F.array(F.lit(0)))))
+    at = F.when(F.col(COPY) == 0, F.col(EVENT_MICROS))
     for i, offset in enumerate(offsets, 1):
-        at = at.when(F.col(KIND) == i, F.col(T) + F.lit(offset).cast("bigint"))
-    frame = frame.withColumn(AT, at)
-    kept = {*keys, FILE, LINE, PROBE}
+        at = at.when(F.col(COPY) == i, F.col(EVENT_MICROS) + F.lit(offset).cast("bigint"))
+    frame = frame.withColumn(SHIFTED_MICROS, at)
+    kept = {*keys, FILE, LINE, QUERY}
     rest = [c for c in columns if c not in kept and not _stays(c)]
-    return frame.withColumns({c: F.when(F.col(KIND) == 0, col(c)) for c in rest})
+    return frame.withColumns({c: F.when(F.col(COPY) == 0, col(c)) for c in rest})
 
 
 @dataclass(frozen=True)
@@ -149,14 +151,14 @@ class Sums:
         return f"__s_{name}_{window}"
 
 
-def window_sums(frame: DataFrame, place: TableSpark, keys: Sequence[str], sums: Sums) -> DataFrame:
+def window_sums(frame: DataFrame, context: SparkTableContext, keys: Sequence[str], sums: Sums) -> DataFrame:
     """The rows with the sums over events at u of the key with t - delay - window <= u < t - delay, t the row's time.
 
     A sum over a window is one running sum over a sequence in which each event enters (+) and, a window later, leaves
     (-): rows times (1 + the number of windows), each looked at once.
     """
     columns = frame.columns
-    frame = with_time(frame, place, keys)
+    frame = with_time(frame, context, keys)
     none = F.lit(0).cast("bigint")
     values = {f"__w_{n}": F.when(is_event(keys), F.coalesce(v, none)).otherwise(none) for n, v in sums.values.items()}
     frame = frame.withColumns(values)
@@ -172,19 +174,19 @@ def window_sums(frame: DataFrame, place: TableSpark, keys: Sequence[str], sums: 
     for name in sums.values:
         x = F.col(f"__w_{name}")
         for i in range(len(sums.windows)):
-            change = F.when(F.col(KIND) == enters, x)
+            change = F.when(F.col(COPY) == enters, x)
             if i in leaves:
-                change = change.when(F.col(KIND) == leaves[i], -x)
+                change = change.when(F.col(COPY) == leaves[i], -x)
             changes[sums.column(name, i)] = change.otherwise(none)
-    frame = sums_before(frame, keys, changes, AT).where(F.col(KIND) == 0)
-    found = {c: F.when(known(keys), F.col(c)).otherwise(none) for c in changes}
-    return frame.select(*through(frame, columns), *[x.alias(c) for c, x in found.items()])
+    frame = sums_before(frame, keys, changes, SHIFTED_MICROS).where(F.col(COPY) == 0)
+    found = {c: F.when(has_key_and_time(keys), F.col(c)).otherwise(none) for c in changes}
+    return frame.select(*passthrough_columns(frame, columns), *[x.alias(c) for c, x in found.items()])
 
 
-def real(name: str, given: ValueType) -> Column:
+def real(name: str, input_type: ValueType) -> Column:
     """A column, null where it is NaN."""
     x = col(name)
-    return F.when(~F.isnan(x), x) if given.element in ("float", "double") and not given.is_list else x
+    return F.when(~F.isnan(x), x) if input_type.element in ("float", "double") and not input_type.is_list else x
 
 
 #: Of `newest_version`: the struct that it adds, null where there is none.
@@ -193,13 +195,18 @@ _ORDER, _VALUE = "__order", "__value"
 
 
 def newest_version(
-    frame: DataFrame, place: TableSpark, keys: Sequence[str], versions: DataFrame, value: Sequence[str], inclusive: bool
+    frame: DataFrame,
+    context: SparkTableContext,
+    keys: Sequence[str],
+    versions: DataFrame,
+    value: Sequence[str],
+    inclusive: bool,
 ) -> DataFrame:
     """The rows with VERSION: the columns `value` (as fields 0, 1, ...) of the newest version before the row.
 
     Args:
-        versions: columns `keys` of the rows' types, T (bigint) and `value`, no null in keys and T; where several are of
-            one key and time, FILE and LINE to order them.
+        versions: columns `keys` of the rows' types, EVENT_MICROS (bigint) and `value`, no null in keys and time; where
+            several are of one key and time, FILE and LINE to order them.
         inclusive: whether a version from exactly the row's time counts.
 
     Rows and versions are sorted together, once; a join on `key and valid_from <= time` would meet every pair.
@@ -209,13 +216,15 @@ def newest_version(
     place_in_file = [F.col(c) for c in (FILE, LINE) if c in versions.columns]
     right = versions.select(
         *[col(k) for k in keys],
-        F.col(T),
+        F.col(EVENT_MICROS),
         *place_in_file,
         fields.alias(_VALUE),
         F.lit(0 if inclusive else 2).alias(_ORDER),
     )
-    both = with_time(frame, place, keys).withColumn(_ORDER, F.lit(1)).unionByName(right, allowMissingColumns=True)
-    order = Window.partitionBy(*by(keys)).orderBy(T, _ORDER, FILE, LINE)
+    both = with_time(frame, context, keys).withColumn(_ORDER, F.lit(1)).unionByName(right, allowMissingColumns=True)
+    order = Window.partitionBy(*partition_columns(keys)).orderBy(EVENT_MICROS, _ORDER, FILE, LINE)
     both = both.withColumn(VERSION, F.last(_VALUE, ignorenulls=True).over(running(order)))
     rows = both.where(F.col(_ORDER) == 1)
-    return rows.select(*through(rows, columns), F.when(known(keys), F.col(VERSION)).alias(VERSION))
+    return rows.select(
+        *passthrough_columns(rows, columns), F.when(has_key_and_time(keys), F.col(VERSION)).alias(VERSION)
+    )

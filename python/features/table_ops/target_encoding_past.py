@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, field_validator
 
+from headrace.features.functions.timestamps import DAY_MICROS, spark_micros
 from headrace.features.table_ops import fixed_point
-from headrace.features.table_ops.base import DAY, NUMBERS, PROBE, Given, TableSpark, scalar
-from headrace.features.table_ops.earlier_events import OfDelayedPast
+from headrace.features.table_ops.base import NUMBERS, QUERY, SparkTableContext, TableSchema, scalar
+from headrace.features.table_ops.earlier_events import DelayedEventsOp
 from headrace.features.types import ValueType
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-class TargetEncodingPast(OfDelayedPast):
+class TargetEncodingPast(DelayedEventsOp):
     """The smoothed mean of the label over the key's events whose labels were known before the row.
 
     The label of an event at u is known from u + delay on; at time t the events with u + delay < t count, so neither the
@@ -57,30 +58,30 @@ class TargetEncodingPast(OfDelayedPast):
     def _name(self) -> str:
         return f"{self.prefix or '_'.join(self.keys)}_target"
 
-    def columns(self, given: Given) -> dict[str, ValueType]:
-        self.check_keys(given)
-        given.not_label(self.keys, "the key")
-        scalar(given, self.target or given.label, NUMBERS, "target")
-        return given.adding({self._name: ValueType("double")})
+    def columns(self, schema: TableSchema) -> dict[str, ValueType]:
+        self.check_keys(schema)
+        schema.not_label(self.keys, "the key")
+        scalar(schema, self.target or schema.label, NUMBERS, "target")
+        return schema.adding({self._name: ValueType("double")})
 
-    def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
+    def spark(self, frame: DataFrame, context: SparkTableContext) -> DataFrame:
         from pyspark.sql import functions as F
 
         from headrace.features.functions.spark_expressions import col
-        from headrace.features.table_ops.spark_windows import Sums, through, window_sums
+        from headrace.features.table_ops.spark_windows import Sums, passthrough_columns, window_sums
 
-        given, columns = place.given, frame.columns
-        target = self.target or given.label
-        type_ = given.types[target]
+        schema, columns = context.schema, frame.columns
+        target = self.target or schema.label
+        type_ = schema.types[target]
         q = fixed_point.whole(col(target), type_)
         high, low = fixed_point.halves(q)
         n = F.when(q.isNotNull(), F.lit(1)).otherwise(F.lit(0)).cast("bigint")
         sums = Sums({"n": n, "h": high, "l": low}, [None], self.delay)
         if self.prior is None:
-            frame = place.once(frame)
-        rows = window_sums(frame, place, self.keys, sums)
+            frame = context.materialize(frame)
+        rows = window_sums(frame, context, self.keys, sums)
         if self.prior is None:
-            rows = self._with_prior(rows, frame, place)
+            rows = self._with_prior(rows, frame, context)
             prior = F.col("__prior")
         else:
             prior = F.lit(float(self.prior))
@@ -89,24 +90,25 @@ class TargetEncodingPast(OfDelayedPast):
         m = F.lit(float(self.smoothing))
         smooth = F.when(count + m > 0, (y + m * prior) / (count + m))
         alone = F.when(count > 0, y / count)
-        return rows.select(*through(rows, columns), F.when(prior.isNull(), alone).otherwise(smooth).alias(self._name))
+        return rows.select(
+            *passthrough_columns(rows, columns), F.when(prior.isNull(), alone).otherwise(smooth).alias(self._name)
+        )
 
-    def _with_prior(self, rows: DataFrame, frame: DataFrame, place: TableSpark) -> DataFrame:
+    def _with_prior(self, rows: DataFrame, frame: DataFrame, context: SparkTableContext) -> DataFrame:
         """The rows with `__prior`: a table of days, each with the mean of what was known before."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
         from headrace.features.functions.spark_expressions import col
-        from headrace.features.functions.timestamps import spark_micros
         from headrace.features.table_ops.spark_windows import running
 
-        given = place.given
-        time, target = given.needs_time(), self.target or given.label
-        t = spark_micros(col(time), given.types[time])
-        q = F.when(F.col(PROBE).isNull(), fixed_point.whole(col(target), given.types[target]))
+        schema = context.schema
+        time, target = schema.needs_time(), self.target or schema.label
+        t = spark_micros(col(time), schema.types[time])
+        q = F.when(F.col(QUERY).isNull(), fixed_point.whole(col(target), schema.types[target]))
 
         def day(x: Column) -> Column:
-            return ((x - F.pmod(x, F.lit(DAY))) / F.lit(DAY)).cast("int")
+            return ((x - F.pmod(x, F.lit(DAY_MICROS))) / F.lit(DAY_MICROS)).cast("int")
 
         none = F.lit(None).cast("bigint")
         # A row asks for its day, and adds to the day on which its label is known.
@@ -124,7 +126,7 @@ class TargetEncodingPast(OfDelayedPast):
         order = running(Window.partitionBy("__all").orderBy("__day"))
         before = {c: F.sum(c).over(order) - F.col(c) for c in ("n", "h", "l")}
         days = days.select("__day", *[x.alias(f"__{c}") for c, x in before.items()])
-        y = fixed_point.joined(F.col("__h"), F.col("__l"), given.types[target])
+        y = fixed_point.joined(F.col("__h"), F.col("__l"), schema.types[target])
         days = days.select("__day", F.when(F.col("__n") > 0, y / F.col("__n").cast("double")).alias("__prior"))
         rows = rows.withColumn("__day", day(t))
         return rows.join(F.broadcast(days), "__day", "left")

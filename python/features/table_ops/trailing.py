@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from headrace.features.functions.timestamps import DAY_MICROS
 from headrace.features.table_ops import fixed_point
-from headrace.features.table_ops.base import DAY, NUMBERS, Given, TableSpark, refuse, scalar
-from headrace.features.table_ops.earlier_events import OfChosenPast
+from headrace.features.table_ops.base import NUMBERS, SparkTableContext, TableSchema, refuse, scalar
+from headrace.features.table_ops.earlier_events import FilteredEventsOp
 from headrace.features.types import ValueType
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 Stat = Literal["count", "sum", "mean", "rate"]
 
 
-class Trailing(OfChosenPast):
+class Trailing(FilteredEventsOp):
     """Aggregates over a key's events of the last days before each row, the row itself and its instant left out.
 
     A window of w days at time t holds the events at u with t - w <= u < t (with `delay_hours` d:
@@ -72,28 +73,28 @@ class Trailing(OfChosenPast):
 
     @property
     def _micros(self) -> list[int | None]:
-        return [None if w == "all" else round(w * DAY) for w in self.windows]
+        return [None if w == "all" else round(w * DAY_MICROS) for w in self.windows]
 
     def _name(self, stat: Stat, value: str | None, window: int) -> str:
         w = self.windows[window]
         days = "all" if w == "all" else f"{w:g}d"
         return "_".join([self.prefix or "_".join(self.keys), *([value] if value else []), stat, days])
 
-    def columns(self, given: Given) -> dict[str, ValueType]:
-        given.needs_time()
+    def columns(self, schema: TableSchema) -> dict[str, ValueType]:
+        schema.needs_time()
         for key in self.keys:
-            given.key(key)
+            schema.key(key)
         for value in self.values:
-            scalar(given, value, NUMBERS, "values")
+            scalar(schema, value, NUMBERS, "values")
         refuse(len(set(self.keys)) < len(self.keys), "a key is given twice")
-        self.check_where(given)
+        self.check_where(schema)
         new = {}
         for i in range(len(self.windows)):
             if "count" in self.stats:
                 new[self._name("count", None, i)] = ValueType("bigint")
             for value in self.values:
                 new |= {self._name(s, value, i): ValueType("double") for s in self.stats if s != "count"}
-        return given.adding(new)
+        return schema.adding(new)
 
     def _atoms(self) -> dict[str, tuple[str, str]]:
         """What is summed: name -> (kind, column)."""
@@ -107,14 +108,14 @@ class Trailing(OfChosenPast):
                 out[f"o{i}"] = ("ones", value)
         return out
 
-    def spark(self, frame: DataFrame, place: TableSpark) -> DataFrame:
+    def spark(self, frame: DataFrame, context: SparkTableContext) -> DataFrame:
         from pyspark.sql import functions as F
 
         from headrace.features.functions.spark_expressions import col
-        from headrace.features.table_ops.spark_windows import Sums, through, window_sums
+        from headrace.features.table_ops.spark_windows import Sums, passthrough_columns, window_sums
 
-        types = place.given.types
-        ok = self.spark_chosen(place)
+        types = context.schema.types
+        ok = self.spark_chosen(context)
         values: dict[str, Column] = {}
         for name, (kind, column) in self._atoms().items():
             x = F.lit(1).cast("bigint") if kind == "count" else fixed_point.whole(col(column), types[column])
@@ -127,7 +128,7 @@ class Trailing(OfChosenPast):
                 x = fixed_point.halves(x)[kind == "low"]
             values[name] = F.when(ok, x)
         sums = Sums(values, self._micros, self.delay)
-        rows = window_sums(frame, place, self.keys, sums)
+        rows = window_sums(frame, context, self.keys, sums)
         out = []
         for w in range(len(self.windows)):
             if "count" in self.stats:
@@ -144,4 +145,4 @@ class Trailing(OfChosenPast):
                     if stat != "sum":
                         x = F.when(at("n") > 0, x / at("n").cast("double"))
                     out.append(x.alias(self._name(stat, value, w)))
-        return rows.select(*through(rows, frame.columns), *out)
+        return rows.select(*passthrough_columns(rows, frame.columns), *out)

@@ -279,7 +279,7 @@ def _give_codes(name: str, counted: pa.Table, known: pa.Table, rule: VocabularyR
     highest = pc.max(known.column("code")).as_py() if known.num_rows else first - 1
     new = counted.filter(pc.invert(pc.is_in(counted.column("value"), known.column("value"))))
     if rule.max_size is not None:
-        # Codes have no gaps in the table, so the highest tells how many values there are.
+        # Codes have no gaps in the table, so the highest says how many values there are.
         room = max(rule.max_size - (highest - first + 1), 0)
         new = new.sort_by([("count", "descending"), ("value", "ascending")]).slice(0, room)
     # Arrow orders texts by their UTF-8 bytes.

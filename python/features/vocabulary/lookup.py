@@ -49,9 +49,9 @@ class Lookup:
         return self._of_integers(values)
 
     @property
-    def once(self) -> Once:
+    def distinct(self) -> DistinctLookup:
         """The same for values of which none is there twice, so that they need not be made distinct first."""
-        return Once(self)
+        return DistinctLookup(self)
 
     def _of_strings(self, values: pa.StringArray) -> Codes:
         # A value is looked up once for all its rows in the batch.
@@ -149,7 +149,7 @@ class FileLookup(Lookup):
 
 
 @dataclass(frozen=True)
-class Once:
+class DistinctLookup:
     """`Lookup.once`."""
 
     lookup: Lookup

@@ -11,7 +11,7 @@ import pyarrow as pa
 from headrace.config import Chain
 from headrace.errors import UserError, nearest
 from headrace.features.ops import REGISTRY
-from headrace.features.ops.base import ArrowPlace, Op, SparkPlace, State, no_table
+from headrace.features.ops.base import ArrowOpContext, Op, SparkOpContext, State, no_table
 from headrace.features.registry import build
 from headrace.features.types import OpError, ValueType, least
 from headrace.features.vocabulary.keyed_table import KeyedTable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Step:
+class BoundOp:
     """An operator in its place.
 
     Columns are named: an operator may give back others, and more or fewer, than it took.
@@ -30,11 +30,11 @@ class Step:
 
     op: Op
     #: The columns that it takes.
-    types: Mapping[str, ValueType]
+    inputs: Mapping[str, ValueType]
     #: The columns that pass by it, being final.
-    passing: Mapping[str, ValueType]
+    passthrough: Mapping[str, ValueType]
     #: The columns that come out, those that pass by among them.
-    gives: Mapping[str, ValueType]
+    outputs: Mapping[str, ValueType]
     #: By column that comes out: leading elements of a list that the rest of the chain looks at; None: all.
     reads: Mapping[str, int | None]
 
@@ -46,10 +46,10 @@ class Step:
         table: Callable[[str, SparkColumn], Mapping[str, SparkColumn]] = no_table,
         identity: SparkColumn | None = None,
     ) -> dict[str, SparkColumn]:
-        """The chain's columns after the operator, by its Spark body."""
-        place = SparkPlace(self.types, state, lookup, self.reads, table, identity)
-        out = self.op.spark({name: columns[name] for name in self.types}, place)
-        return out | {name: columns[name] for name in self.passing}
+        """The chain's columns after the operator, by its Spark expressions."""
+        context = SparkOpContext(self.inputs, state, lookup, self.reads, table, identity)
+        out = self.op.spark({name: columns[name] for name in self.inputs}, context)
+        return out | {name: columns[name] for name in self.passthrough}
 
     def arrow(
         self,
@@ -59,10 +59,10 @@ class Step:
         table: Callable[[str], KeyedTable] = no_table,
         identity: pa.Array | None = None,
     ) -> dict[str, pa.Array]:
-        """The chain's columns after the operator, by its Arrow body."""
-        place = ArrowPlace(self.types, state, lookup, table, identity)
-        out = self.op.arrow({name: columns[name] for name in self.types}, place)
-        return out | {name: columns[name] for name in self.passing}
+        """The chain's columns after the operator, by its Arrow kernels."""
+        context = ArrowOpContext(self.inputs, state, lookup, table, identity)
+        out = self.op.arrow({name: columns[name] for name in self.inputs}, context)
+        return out | {name: columns[name] for name in self.passthrough}
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class BoundChain:
 
     #: The columns that go in.
     columns: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[BoundOp, ...]
     #: Types of the columns at the end: numbers or codes, lists with a length. Their names are the features'.
-    ends: Mapping[str, ValueType]
+    outputs: Mapping[str, ValueType]
     #: By column at the end: the columns that go in that it is made of.
     sources: Mapping[str, tuple[str, ...]]
     tags: tuple[str, ...]
@@ -103,36 +103,36 @@ def bind(chain: Chain, declared: Mapping[str, ValueType], label: str, where: str
             raise UserError(f"{where}.columns: '{column}' is the label; a feature made of it would leak it")
         if chain.columns.count(column) > 1:
             raise UserError(f"{where}.columns: names '{column}' twice")
-    walked: list[_Walked] = []
+    checked: list[_CheckedOp] = []
     types: dict[str, ValueType] = {c: declared[c] for c in chain.columns}
     sources: dict[str, tuple[str, ...]] = {c: (c,) for c in chain.columns}
     ops = [build(REGISTRY, spec.op, spec.params, f"{where}.ops[{j}]", "operator") for j, spec in enumerate(chain.ops)]
     for j, op in enumerate(ops):
-        walked.append(_walk(op, types, f"{where}.ops[{j}] ({op.name})"))
-        types = walked[-1].gives
-        sources = {n: tuple(dict.fromkeys(s for m in walked[-1].of[n] for s in sources[m])) for n in types}
-    for column, end in types.items():
-        _check_end(where, column, end)
-    return BoundChain(chain.columns, _steps(walked, types), types, sources, chain.tags, chain.metadata)
+        checked.append(_check_op(op, types, f"{where}.ops[{j}] ({op.name})"))
+        types = checked[-1].outputs
+        sources = {n: tuple(dict.fromkeys(s for m in checked[-1].of[n] for s in sources[m])) for n in types}
+    for column, output in types.items():
+        _check_output(where, column, output)
+    return BoundChain(chain.columns, _steps(checked, types), types, sources, chain.tags, chain.metadata)
 
 
 @dataclass(frozen=True)
-class _Walked:
+class _CheckedOp:
     """An operator whose types are known, but not yet how much of lists the rest looks at."""
 
     op: Op
     at: str
     taken: dict[str, ValueType]
-    passing: dict[str, ValueType]
-    gives: dict[str, ValueType]
+    passthrough: dict[str, ValueType]
+    outputs: dict[str, ValueType]
     #: By column that comes out, those that it is made of.
     of: dict[str, tuple[str, ...]]
 
 
-def _walk(op: Op, types: Mapping[str, ValueType], at: str) -> _Walked:
+def _check_op(op: Op, types: Mapping[str, ValueType], at: str) -> _CheckedOp:
     """One operator on. `types`: of the columns that arrive."""
-    passing = {} if op.takes_final else {n: t for n, t in types.items() if t.final}
-    taken = {n: t for n, t in types.items() if n not in passing}
+    passthrough = {} if op.takes_final else {n: t for n, t in types.items() if t.final}
+    taken = {n: t for n, t in types.items() if n not in passthrough}
     if not op.takes_final and any(t.length is not None for t in taken.values()):
         raise UserError(f"{at}: nothing can follow `pad`; put it last")
     coded = [n for n, t in taken.items() if t.vocabulary]
@@ -146,42 +146,42 @@ def _walk(op: Op, types: Mapping[str, ValueType], at: str) -> _Walked:
     except OpError as e:
         raise UserError(f"{at}: {e}") from None
     for name in out:
-        if name in passing:
+        if name in passthrough:
             raise UserError(f"{at}: makes a column '{name}', but the chain has one of that name; rename one")
-    return _Walked(op, at, taken, passing, out | passing, of | {n: (n,) for n in passing})
+    return _CheckedOp(op, at, taken, passthrough, out | passthrough, of | {n: (n,) for n in passthrough})
 
 
-def _steps(walked: Sequence[_Walked], ends: Mapping[str, ValueType]) -> tuple[Step, ...]:
+def _steps(checked: Sequence[_CheckedOp], outputs: Mapping[str, ValueType]) -> tuple[BoundOp, ...]:
     """From the end back: how many elements of its lists each operator must give."""
-    steps: list[Step] = []
-    needed: dict[str, int | None] = {n: t.length or 1 for n, t in ends.items()}
-    for w in reversed(walked):
-        needed = {n: least(count, w.gives[n].most) for n, count in needed.items()}
-        if w.op.unrolls and any(t.is_list and needed[n] is None for n, t in w.gives.items()):
+    steps: list[BoundOp] = []
+    needed: dict[str, int | None] = {n: t.length or 1 for n, t in outputs.items()}
+    for w in reversed(checked):
+        needed = {n: least(count, w.outputs[n].most) for n, count in needed.items()}
+        if w.op.unrolls and any(t.is_list and needed[n] is None for n, t in w.outputs.items()):
             raise UserError(
                 f"{w.at}: what follows looks at lists from their end or as a whole, so their length must have a bound "
                 f"here; put list_slice: {{length: N, keep: last}} before it"
             )
-        steps.append(Step(w.op, w.taken, w.passing, w.gives, needed))
+        steps.append(BoundOp(w.op, w.taken, w.passthrough, w.outputs, needed))
         before: dict[str, int | None] = {}
         for n, parts in w.of.items():
-            reads = needed[n] if n in w.passing else w.op.reads(needed[n])
+            reads = needed[n] if n in w.passthrough else w.op.reads(needed[n])
             for part in parts:
                 known = before.get(part, 0)
                 before[part] = None if reads is None or known is None else max(known, reads)
-        needed = {n: before.get(n, 1) for n in (*w.taken, *w.passing)}
+        needed = {n: before.get(n, 1) for n in (*w.taken, *w.passthrough)}
     return tuple(reversed(steps))
 
 
-def _check_end(where: str, column: str, end: ValueType) -> None:
-    if end.is_list and end.length is None:
-        raise UserError(f"{where}: column '{column}' ends as {end}; end the chain with pad: {{length: N}}")
-    if end.element in ("timestamp", "date"):
+def _check_output(where: str, column: str, output: ValueType) -> None:
+    if output.is_list and output.length is None:
+        raise UserError(f"{where}: column '{column}' ends as {output}; end the chain with pad: {{length: N}}")
+    if output.element in ("timestamp", "date"):
         raise UserError(
-            f"{where}: column '{column}' ends as {end}, which no model can take; add cyclic or age to the chain"
+            f"{where}: column '{column}' ends as {output}, which no model can take; add cyclic or age to the chain"
         )
-    if not end.is_categorical and not end.is_number:
+    if not output.is_categorical and not output.is_number:
         raise UserError(
-            f"{where}: column '{column}' ends as {end}, which no model can take; "
+            f"{where}: column '{column}' ends as {output}, which no model can take; "
             f"add categorify or hash_bucket to the chain"
         )

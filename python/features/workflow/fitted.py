@@ -85,7 +85,7 @@ class FittedWorkflow:
     def transform_batch(
         self, batch: pa.RecordBatch, keep: Sequence[str] = (), only: Collection[str] | None = None
     ) -> pa.RecordBatch:
-        """Rows of the lake's table to physical columns, by the Arrow bodies. Needs no Spark.
+        """Rows of the lake's table to physical columns, by the Arrow kernels. Needs no Spark.
 
         Args:
             batch: has the input columns, in the declared types or ones that cast to them without loss, and IDENTITY
@@ -103,14 +103,14 @@ class FittedWorkflow:
         index = batch.schema.get_field_index(IDENTITY)
         identity = batch.column(index) if index >= 0 else None
         for i, (chain, states) in enumerate(zip(self.workflow.chains, self.states, strict=True)):
-            if wanted.isdisjoint(chain.ends):
+            if wanted.isdisjoint(chain.outputs):
                 continue
             columns = {name: self._column(batch, name) for name in chain.columns}
             for j, (step, state) in enumerate(zip(chain.steps, states, strict=True)):
                 columns = step.arrow(
                     columns, state, self.vocabularies.__getitem__, partial(self._table, f"{i}.{j}"), identity
                 )
-            for name, end in chain.ends.items():
+            for name, end in chain.outputs.items():
                 if name in wanted:
                     arrays[name] = finished(columns[name], end)
         out: list[pa.Array] = []

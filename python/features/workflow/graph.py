@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from headrace.config import Spec
+from headrace.features.table_ops.preparation import Preparation
 from headrace.features.types import ValueType
 from headrace.features.workflow.binding import BoundChain
 from headrace.features.workflow.workflow import Workflow
@@ -75,7 +76,7 @@ def graph_of(spec: Spec) -> Graph:
     features = {f.name: f for f in workflow.schema_of({}).features}
     graph = Graph(
         f"{spec.pipeline}: {len(workflow.input_columns)} columns, {len(workflow.chains)} chains, "
-        f"{sum(len(c.ends) for c in workflow.chains)} features"
+        f"{sum(len(c.outputs) for c in workflow.chains)} features"
     )
     made = _prepared(graph, spec)
     for name in workflow.input_columns:
@@ -90,17 +91,16 @@ def _prepared(graph: Graph, spec: Spec) -> dict[str, str]:
     """Nodes of `features.prepare`; by column that it makes: the node that does."""
     if not spec.features.prepare:
         return {}
-    from headrace.features.table_ops.preparation import Preparation
 
     preparation = Preparation.from_spec(spec)
     made: dict[str, str] = {}
     events = graph.node("column", "events", ", ".join(spec.table.keys) or "all rows")
     at = events
-    after = [s.given.types for s in preparation.stands[1:]] + [preparation.end.types]
-    for stand, types, given in zip(preparation.stands, after, spec.features.prepare, strict=True):
-        new = {n: t for n, t in types.items() if stand.given.types.get(n) != t}
+    after = [s.schema.types for s in preparation.steps[1:]] + [preparation.end.types]
+    for step, types, op_spec in zip(preparation.steps, after, spec.features.prepare, strict=True):
+        new = {n: t for n, t in types.items() if step.schema.types.get(n) != t}
         gives = tuple(f"{n}: {t}" for n, t in new.items())
-        node = graph.node("operator", stand.op.name, *_params(given.params), gives=gives)
+        node = graph.node("operator", step.op.name, *_params(op_spec.params), gives=gives)
         graph.join([(at, "rows")], node)
         made |= dict.fromkeys(new, node)
         if at == events:
@@ -116,13 +116,13 @@ def _add_chain(
     heading = ", ".join(f"{n}: {t}" for n, (_, t) in at.items())
     first: list[str] = []
     for step in chain.steps:
-        gives = tuple(f"{n}: {t}" for n, t in step.gives.items() if n not in step.passing)
+        gives = tuple(f"{n}: {t}" for n, t in step.outputs.items() if n not in step.passthrough)
         params = _params(step.op.model_dump(mode="json", exclude_unset=True))
         node = graph.node("operator", step.op.name, *params, gives=gives)
         first = first or [node]
-        graph.join(((at[n][0], f"{n}: {at[n][1]}") for n in step.types), node)
-        at = {n: at[n] if n in step.passing else (node, t) for n, t in step.gives.items()}
-    for name in chain.ends:
+        graph.join(((at[n][0], f"{n}: {at[n][1]}") for n in step.inputs), node)
+        at = {n: at[n] if n in step.passthrough else (node, t) for n, t in step.outputs.items()}
+    for name in chain.outputs:
         node = graph.node("feature", name, *_about(features[name]))
         start, end = at[name]
         graph.join([(start, f"{name}: {end}")], node)

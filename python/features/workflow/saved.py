@@ -17,7 +17,7 @@ from headrace.config import Chain
 from headrace.errors import UserError
 from headrace.features.vocabulary.keyed_table import KEY, KeyedTable
 from headrace.features.vocabulary.lookup import FileLookup, Lookup
-from headrace.schema import Column, DatasetSchema
+from headrace.schema import DatasetSchema, TableColumn
 from headrace.storage import local
 
 
@@ -28,7 +28,7 @@ class SavedWorkflow(BaseModel):
 
     format: int = Field(default=1, ge=1, le=1)
     headrace: str
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     label: str
     carried: tuple[str, ...]
     chains: tuple[Chain, ...]

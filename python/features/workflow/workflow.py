@@ -11,7 +11,7 @@ from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.types import ValueType, declared
 from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.features.workflow.binding import BoundChain, bind
-from headrace.schema import Column, DatasetSchema, Feature, Kind
+from headrace.schema import DatasetSchema, Feature, Kind, TableColumn
 
 #: NumPy's names of the types that a carried column may have.
 _CARRIED = {
@@ -30,7 +30,7 @@ class Workflow:
     def __init__(
         self,
         chains: Sequence[Chain | Selection] | Selection | Chains,
-        columns: Sequence[Column],
+        columns: Sequence[TableColumn],
         label: str,
         carried: Sequence[str] = (),
         where: str = "features",
@@ -74,7 +74,7 @@ class Workflow:
     def _check_names(self) -> None:
         seen: dict[str, int] = {}
         for i, chain in enumerate(self.chains):
-            for name in chain.ends:
+            for name in chain.outputs:
                 if name in seen:
                     raise UserError(
                         f"{self._where}.workflow[{i}]: '{name}' is already a feature of "
@@ -111,7 +111,7 @@ class Workflow:
         for i, chain in enumerate(self.chains):
             for j, step in enumerate(chain.steps):
                 at = f"{self._where}.workflow[{i}].ops[{j}] ({step.op.name})"
-                for name, rule in step.op.vocabularies(step.types).items():
+                for name, rule in step.op.vocabularies(step.inputs).items():
                     if rules.setdefault(name, rule) != rule:
                         raise UserError(
                             f"{at}: vocabulary '{name}' is shared with a chain that has another "
@@ -138,7 +138,7 @@ class Workflow:
         """
         features = []
         for chain in self.chains:
-            for column, end in chain.ends.items():
+            for column, end in chain.outputs.items():
                 code, raw = end.is_categorical, end.element == "id"
                 if sizes is not None and end.vocabulary and sizes[end.vocabulary] < end.min_cardinality:
                     continue

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from headrace.config import EpochUnit, Source, Table
 from headrace.errors import UserError
 from headrace.lake.sources.frame import BAD, GOOD, SKIPPED, mask_names, quoted
-from headrace.schema import Column as Declared
+from headrace.schema import TableColumn as Declared
 
 _TIMESTAMP = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.]\d{1,9})?)?( ?(Z|[+-]\d{2}(:?\d{2})?))?)?$"
 _NO_OFFSET = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.]\d{1,9})?)?)?$"

@@ -1,4 +1,4 @@
-"""The Arrow engine's statistics: of the rows of a batch, or of a piece's distinct values where that is enough."""
+"""The Arrow engine's statistics: of the rows of a batch, or of a row group's distinct values where that is enough."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.features.engines.arrow.dictionary import Cells, Index
+from headrace.features.engines.arrow.dictionary import DictionaryColumn, Indices
 from headrace.features.functions.arrays import doubles, to_numpy
 from headrace.features.functions.keys import joint_key
 from headrace.features.learn import exact_sums
@@ -27,7 +27,7 @@ _LAST = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class TrainRows:
-    """The rows of a piece that statistics are of, and what is known of each row of the piece."""
+    """The rows of a row group that statistics are of, and what is known of each row of the row group."""
 
     #: Which rows; None: all.
     train: npt.NDArray[np.bool_] | None
@@ -39,7 +39,7 @@ class TrainRows:
 
     @property
     def training_identity(self) -> pa.Array:
-        """The identity of each row of the piece, null of those that are not of the training range."""
+        """The identity of each row of the row group, null of those that are not of the training range."""
         return pa.array(self.identity, mask=None if self.train is None else ~self.train)
 
     @property
@@ -57,11 +57,11 @@ class TrainRows:
         day = None if self.day is None else self.day[pick]
         return Rows(day, self.filter(self.label), self.identity[pick])
 
-    def weigh(self, index: Index, size: int) -> I64:
+    def weigh(self, index: Indices, size: int) -> I64:
         """How many of these rows have each of the values 0..size-1."""
         return np.bincount(index if self.train is None else index[self.train], minlength=size)
 
-    def first_day(self, index: Index, size: int) -> I64:
+    def first_day(self, index: Indices, size: int) -> I64:
         """The first day of each value; of one without rows the last day there is. int64 [size]."""
         if self.day is None:
             return np.zeros(size, np.int64)
@@ -79,26 +79,26 @@ class TrainRows:
 
 
 def aggregate(
-    statistic: Statistic, cells: Mapping[str, Cells], types: Mapping[str, ValueType], rows: TrainRows
+    statistic: Statistic, columns: Mapping[str, DictionaryColumn], types: Mapping[str, ValueType], rows: TrainRows
 ) -> Partial:
-    """One statistic of the rows. `cells`: the operator's columns as they arrive, of the whole piece."""
+    """One statistic of the rows. `columns`: the operator's columns as they arrive, of the whole row group."""
     names = list(dict.fromkeys((*statistic.key, *(n.column for n in statistic.numbers))))
     if (
         len(names) == 1
         and names[0] != LABEL
         and not statistic.folds
         and not (statistic.key and statistic.numbers)
-        and cells[names[0]].index is not None
+        and columns[names[0]].indices is not None
     ):
-        return _of_values(statistic, cells[names[0]], rows)
-    columns = {n: rows.filter(cells[n].rows()) for n in names if n != LABEL}
-    return aggregate_batch(statistic, columns, types, rows.rows)
+        return _of_values(statistic, columns[names[0]], rows)
+    decoded = {n: rows.filter(columns[n].decode()) for n in names if n != LABEL}
+    return aggregate_batch(statistic, decoded, types, rows.rows)
 
 
-def _of_values(statistic: Statistic, column: Cells, rows: TrainRows) -> Partial:
-    assert column.index is not None
+def _of_values(statistic: Statistic, column: DictionaryColumn, rows: TrainRows) -> Partial:
+    assert column.indices is not None
     size = len(column.values)
-    weights = rows.weigh(column.index, size)
+    weights = rows.weigh(column.indices, size)
     out: dict[str, pa.Array] = {}
     sums: dict[tuple[str, str], dict[int, I64]] = {}
     if statistic.key:
@@ -111,7 +111,7 @@ def _of_values(statistic: Statistic, column: Cells, rows: TrainRows) -> Partial:
             out["key"] = column.values.filter(pa.array(there)).cast(pa.string())
         out["rows"] = pa.array(weights[there])
         if statistic.day:
-            out["day"] = pa.array(rows.first_day(column.index, size)[there])
+            out["day"] = pa.array(rows.first_day(column.indices, size)[there])
         made = assemble(out, sums)
         # Operators before this one, or rounding, may have made values the same.
         same = not (column.distinct and statistic.kind == "text") and len(out["key"].unique()) < len(out["key"])
@@ -127,7 +127,7 @@ def _of_values(statistic: Statistic, column: Cells, rows: TrainRows) -> Partial:
     count = int(weights.sum())
     for i, number in enumerate(statistic.numbers):
         out[f"{i}.count"] = pa.array([count], pa.int64())
-        if number.ends:
+        if number.minmax:
             out[f"{i}.min"] = pa.array([x.min() if count else None], pa.float64())
             out[f"{i}.max"] = pa.array([x.max() if count else None], pa.float64())
         if number.sum or number.squares:
@@ -179,7 +179,7 @@ def aggregate_batch(
         x, g = x[there], groups[there]
         counts = np.bincount(g, minlength=size).astype(np.int64)
         out[f"{i}.count"] = pa.array(counts)
-        if number.ends:
+        if number.minmax:
             for end, ufunc, start in (("min", np.minimum, np.inf), ("max", np.maximum, -np.inf)):
                 out[f"{i}.{end}"] = pa.array(extreme(x, g, size, ufunc, start), mask=counts == 0)
         if number.sum or number.squares:

@@ -18,46 +18,48 @@ import pyarrow as pa
 from headrace.features.ops.base import State
 from headrace.features.vocabulary.keyed_table import KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
-from headrace.features.workflow.binding import Step
+from headrace.features.workflow.binding import BoundOp
 
-Index = npt.NDArray[np.int32]
+Indices = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class Cells:
+class DictionaryColumn:
     """A column: its values, and for each row where among them its value is (None: a value a row, in order)."""
 
     values: pa.Array
-    index: Index | None = None
+    indices: Indices | None = None
     #: No value is twice among `values`.
     distinct: bool = False
 
-    def rows(self) -> pa.Array:
+    def decode(self) -> pa.Array:
         """A value a row."""
-        return self.values if self.index is None else self.values.take(pa.array(self.index))
+        return self.values if self.indices is None else self.values.take(pa.array(self.indices))
 
-    def at(self, rows: npt.NDArray[np.int64]) -> pa.Array:
+    def take(self, rows: npt.NDArray[np.int64]) -> pa.Array:
         """The values of some rows."""
-        return self.values.take(pa.array(rows if self.index is None else self.index[rows]))
+        return self.values.take(pa.array(rows if self.indices is None else self.indices[rows]))
 
 
-def advance(
-    step: Step,
-    cells: Mapping[str, Cells],
+def apply_op(
+    step: BoundOp,
+    columns: Mapping[str, DictionaryColumn],
     state: Mapping[str, State],
     lookup: Callable[[str], Lookup],
     table: Callable[[str], KeyedTable],
     identity: pa.Array | None,
-) -> dict[str, Cells]:
-    """A chain's columns after one step, by the Arrow body of its operator; see `Step.arrow`."""
+) -> dict[str, DictionaryColumn]:
+    """A chain's columns after one step, by the Arrow kernels of its operator; see `BoundOp.arrow`."""
     if not step.op.by_value:
-        given = {name: c.rows() if name in step.types else c.values for name, c in cells.items()}
-        out = step.arrow(given, state, lookup, table, identity)
-        return {name: cells[name] if name in step.passing else Cells(x) for name, x in out.items()}
-    out = step.arrow({name: c.values for name, c in cells.items()}, state, _once(lookup), table, None)
-    made_of = {name: of for name, (of,) in step.op.sources(step.types).items()} | {name: name for name in step.passing}
-    return {name: Cells(x, cells[made_of[name]].index) for name, x in out.items()}
+        arrays = {name: column.decode() if name in step.inputs else column.values for name, column in columns.items()}
+        out = step.arrow(arrays, state, lookup, table, identity)
+        return {name: columns[name] if name in step.passthrough else DictionaryColumn(x) for name, x in out.items()}
+    out = step.arrow({name: column.values for name, column in columns.items()}, state, _distinct(lookup), table, None)
+    made_of = {name: of for name, (of,) in step.op.sources(step.inputs).items()} | {
+        name: name for name in step.passthrough
+    }
+    return {name: DictionaryColumn(x, columns[made_of[name]].indices) for name, x in out.items()}
 
 
-def _once(lookup: Callable[[str], Lookup]) -> Callable[[str], Any]:
-    return lambda name: lookup(name).once
+def _distinct(lookup: Callable[[str], Lookup]) -> Callable[[str], Any]:
+    return lambda name: lookup(name).distinct

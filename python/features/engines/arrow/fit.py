@@ -1,6 +1,6 @@
-"""Fitting a workflow without Spark's help: statistics of each lake file by Arrow, merged here.
+"""The Arrow engine's fit: statistics of each lake file by Arrow, merged here.
 
-The operators are asked what they want to know (learn.statistics) and taught by the merged statistics of the
+The operators say which statistics they need (learn.statistics) and finish from the merged statistics of the
 files, so a fit here learns the same bits as one over a frame.
 """
 
@@ -16,14 +16,14 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.features.engines.arrow.aggregate import TrainRows, aggregate
-from headrace.features.engines.arrow.dictionary import advance
-from headrace.features.engines.arrow.lake_file import Piece
+from headrace.features.engines.arrow.dictionary import apply_op
+from headrace.features.engines.arrow.lake_file import LakeRowGroup
 from headrace.features.engines.arrow.lake_rows import LakeRows, concatenated, table_at
 from headrace.features.learn.merge import merge
 from headrace.features.learn.statistics import Partial, Statistic, counts
-from headrace.features.ops.base import Learned, no_lookup
+from headrace.features.ops.base import FittedState, no_lookup
 from headrace.features.ops.categorify import Categorify
-from headrace.features.ops.learner import Learner
+from headrace.features.ops.estimator import EstimatorOp
 from headrace.features.vocabulary.delta_table import Vocabularies
 from headrace.features.vocabulary.keyed_table import KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
@@ -37,58 +37,58 @@ Name = tuple[int, int, str]
 _MERGING_THREADS = 4
 
 
-class FileFit:
-    """A fit in turns: `question` is what to collect of each file, `answer` takes it; then `finish`.
+class LakeFit:
+    """A fit in turns: `next_task` is what to aggregate of each file, `merge` takes the results; then `finish`.
 
-        fit = FileFit(workflow, rows)
-        while (question := fit.question()) is not None:
-            fit.answer(rows.measure(spark, question))
+        fit = LakeFit(workflow, rows)
+        while (task := fit.next_task()) is not None:
+            fit.merge(rows.scan(spark, task))
         fitted = fit.finish(vocabularies)
 
-    All chains go on together, each over operators that learn nothing until one asks. So there are as many turns as the
-    longest chain has operators that learn, most often one.
+    All chains go on together, each over operators that learn nothing until one needs statistics. So there are as many
+    turns as the longest chain has operators that learn, most often one.
     """
 
     def __init__(self, workflow: Workflow, rows: LakeRows, base: FittedWorkflow | None = None) -> None:
-        """`base`: what was learned by the same workflow, taken over; then only vocabularies are asked for."""
+        """`base`: what was learned by the same workflow, taken over; then only values are counted."""
         self._base = base
         self._workflow, self._folder, self._turn = workflow, rows.scratch, 0
-        self._learned: list[list[Learned]] = [[] for _ in workflow.chains]
+        self._learned: list[list[FittedState]] = [[] for _ in workflow.chains]
         self._values: dict[str, list[Partial]] = {}
 
-    def question(self) -> Collect | None:
-        """What to collect next of each file; None: nothing more."""
-        asked: dict[tuple[int, int], Mapping[str, Statistic]] = {}
+    def next_task(self) -> AggregateTask | None:
+        """What to aggregate next of each file; None: nothing more."""
+        requested: dict[tuple[int, int], Mapping[str, Statistic]] = {}
         for i, chain in enumerate(self._workflow.chains):
             mine = self._learned[i]
             while len(mine) < len(chain.steps) and (known := self._known(i, len(mine))) is not None:
                 mine.append(known)
             if len(mine) < len(chain.steps):
                 step = chain.steps[len(mine)]
-                assert isinstance(step.op, Learner)
-                asked[i, len(mine)] = step.op.statistics(step.types)
-        if not asked:
+                assert isinstance(step.op, EstimatorOp)
+                requested[i, len(mine)] = step.op.statistics(step.inputs)
+        if not requested:
             return None
         self._turn += 1
-        return Collect(self._workflow, tuple(map(tuple, self._learned)), asked, str(self._folder), self._turn)
+        return AggregateTask(self._workflow, tuple(map(tuple, self._learned)), requested, str(self._folder), self._turn)
 
-    def _known(self, i: int, j: int) -> Learned | None:
-        """What step j of chain i has learned, where nothing need be asked."""
+    def _known(self, i: int, j: int) -> FittedState | None:
+        """What step j of chain i has learned, where nothing need be aggregated."""
         op = self._workflow.chains[i].steps[j].op
         if not op.learns:
-            return Learned({})
+            return FittedState({})
         if self._base is None or isinstance(op, Categorify):
             return None
         of = f"{i}.{j}."
         tables = {n.removeprefix(of): t.table for n, t in self._base.tables.items() if n.startswith(of)}
-        return Learned(self._base.states[i][j], tables)
+        return FittedState(self._base.states[i][j], tables)
 
-    def answer(self, answers: Sequence[Mapping[str, Any]]) -> None:
-        """What `Collect` found in each file."""
+    def merge(self, results: Sequence[Mapping[str, Any]]) -> None:
+        """What `AggregateTask` found in each file."""
         parts: dict[Name, list[Partial]] = {}
-        for answer in answers:
-            for i, j, name, start in answer["parts"]:
-                parts.setdefault((i, j, name), []).append(table_at(Path(answer["path"]), start))
+        for result in results:
+            for i, j, name, start in result["parts"]:
+                parts.setdefault((i, j, name), []).append(table_at(Path(result["path"]), start))
         vocabularies: dict[str, list[Partial]] = {}
         partials: dict[tuple[int, int], dict[str, list[Partial]]] = {}
         for (i, j, name), mine in parts.items():
@@ -106,7 +106,7 @@ class FileFit:
         for i, chain in enumerate(self._workflow.chains):
             j = len(self._learned[i])
             if j < len(chain.steps):
-                self._learned[i].append(learned.get((i, j), Learned({})))
+                self._learned[i].append(learned.get((i, j), FittedState({})))
 
     def finish(self, vocabularies: Vocabularies) -> FittedWorkflow:
         """Give codes and put together what was learned."""
@@ -121,10 +121,10 @@ class FileFit:
         states = [[learned.states for learned in steps] for steps in self._learned]
         return FittedWorkflow(self._workflow, states, {n: Lookup(t) for n, t in pinned.items()}, tables)
 
-    def _finish(self, at: tuple[int, int], partials: Mapping[str, Sequence[Partial]]) -> Learned:
+    def _finish(self, at: tuple[int, int], partials: Mapping[str, Sequence[Partial]]) -> FittedState:
         step = self._workflow.chains[at[0]].steps[at[1]]
-        assert isinstance(step.op, Learner)
-        return step.op.finish({name: merge(parts) for name, parts in partials.items()}, step.types)
+        assert isinstance(step.op, EstimatorOp)
+        return step.op.finish({name: merge(parts) for name, parts in partials.items()}, step.inputs)
 
     def _counted(self, vocabulary: str, parts: Sequence[Partial]) -> pa.Table:
         """(name, value, count, day) of the values that are there often enough."""
@@ -144,28 +144,28 @@ class FileFit:
 
 
 @dataclass(frozen=True)
-class Collect:
-    """What to collect of a file, in a task (headrace.features.engines.arrow.lake_rows.Measure)."""
+class AggregateTask:
+    """What to aggregate of a file, in a task (headrace.features.engines.arrow.lake_rows.FileVisitor)."""
 
     workflow: Workflow
-    #: By chain: what its first steps have learned; the next one asks.
-    learned: tuple[tuple[Learned, ...], ...]
-    asked: Mapping[tuple[int, int], Mapping[str, Statistic]]
+    #: By chain: what its first steps have learned; the next one needs statistics.
+    learned: tuple[tuple[FittedState, ...], ...]
+    requested: Mapping[tuple[int, int], Mapping[str, Statistic]]
     folder: str
     turn: int
 
-    def __call__(self, number: int, found: Sequence[tuple[Piece, TrainRows]]) -> dict[str, Any]:
+    def __call__(self, number: int, found: Sequence[tuple[LakeRowGroup, TrainRows]]) -> dict[str, Any]:
         parts: dict[Name, list[Partial]] = {}
-        for piece, rows in found:
-            for (i, j), statistics in self.asked.items():
+        for row_group, rows in found:
+            for (i, j), statistics in self.requested.items():
                 chain = self.workflow.chains[i]
-                cells = {name: piece.cells(name) for name in chain.columns}
+                columns = {name: row_group.column(name) for name in chain.columns}
                 for step, learned in zip(chain.steps[:j], self.learned[i], strict=True):
                     tables = {name: KeyedTable(table) for name, table in learned.tables.items()}
                     identity = rows.training_identity if step.op.out_of_fold else None
-                    cells = advance(step, cells, learned.states, no_lookup, tables.__getitem__, identity)
+                    columns = apply_op(step, columns, learned.states, no_lookup, tables.__getitem__, identity)
                 for name, statistic in statistics.items():
-                    made = aggregate(statistic, cells, chain.steps[j].types, rows)
+                    made = aggregate(statistic, columns, chain.steps[j].inputs, rows)
                     parts.setdefault((i, j, name), []).append(made)
         path = Path(self.folder) / f"partial-{self.turn}-{number}.arrow"
         names = list(parts)

@@ -1,9 +1,9 @@
-"""Lake files as pieces: the columns that a pipeline needs, values kept once each, ready to be memory-mapped.
+"""A cache of decoded lake files: the columns that a pipeline needs, dictionary-encoded, ready to be memory-mapped.
 
 A data file of a Delta table never changes, so what was decoded once can be kept: text columns as the dictionary and
-numbers that Parquet stores them as, the rest as it is, in Arrow's IPC format, one piece a row group. Fit and write
-work on pieces; the day after, only the new day's files are decoded. A folder of pieces appears in one rename, and one
-that is not whole is made again.
+indices that Parquet stores them as, the rest as it is, in Arrow's IPC format, a file for each row group. Fit and write
+work on them; the day after, only the new day's files are decoded. A folder of them appears in one rename, and one that
+is incomplete is made again.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.errors import UserError
-from headrace.features.engines.arrow.dictionary import Cells
+from headrace.features.engines.arrow.dictionary import DictionaryColumn
 from headrace.features.functions.arrays import nan_to_null, one_chunk, with_elements
 from headrace.features.functions.kernels import xxhash64_integers, xxhash64_strings
 from headrace.features.types import ValueType
 from headrace.manifest import fingerprint
 from headrace.storage import local
 
-#: Part of the folder's name: raise it when a piece's form changes.
+#: Part of the folder's name: raise it when a row group's form changes.
 _FORMAT = 1
 _META = "pieces.json"
 FILE, LINE, HASH = "_source_file", "_source_line", "__hash"
@@ -49,11 +49,11 @@ class LakeFile:
 
     @property
     def key(self) -> str:
-        """Names its folder of pieces."""
+        """Names its folder of row groups."""
         return hashlib.sha256(self.path.encode()).hexdigest()[:24]
 
 
-class Piece:
+class LakeRowGroup:
     """One row group of a lake file."""
 
     def __init__(self, path: Path) -> None:
@@ -68,12 +68,12 @@ class Piece:
     def rows(self) -> int:
         return int(self.batch.num_rows)
 
-    def cells(self, name: str) -> Cells:
+    def column(self, name: str) -> DictionaryColumn:
         """A column."""
         column = self.batch.column(self.batch.schema.get_field_index(name))
         if pa.types.is_dictionary(column.type):
-            return Cells(column.dictionary, column.indices.to_numpy(), distinct=True)
-        return Cells(column)
+            return DictionaryColumn(column.dictionary, column.indices.to_numpy(), distinct=True)
+        return DictionaryColumn(column)
 
     @cached_property
     def hashes(self) -> npt.NDArray[np.int64]:
@@ -83,19 +83,19 @@ class Piece:
 
 
 def layout_key(columns: Mapping[str, ValueType]) -> str:
-    """Names the folder of all pieces with these columns."""
+    """Names the folder of all row groups with these columns."""
     return fingerprint({"format": _FORMAT, "columns": {name: str(t) for name, t in columns.items()}})
 
 
-def pieces(file: LakeFile, folder: Path, columns: Mapping[str, ValueType]) -> tuple[list[Piece], bool]:
-    """The pieces of a lake file, made where they are not there; and whether they were."""
+def row_groups(file: LakeFile, folder: Path, columns: Mapping[str, ValueType]) -> tuple[list[LakeRowGroup], bool]:
+    """The row groups of a lake file, made where they are not there; and whether they were."""
     found = _whole(folder / file.key, file)
     if found is not None:
         return found, True
     encode(file, folder, columns)
     made = _whole(folder / file.key, file)
     if made is None:
-        raise RuntimeError(f"the pieces of {file.path} vanished from {folder} while they were made")
+        raise RuntimeError(f"the decoded row groups of {file.path} vanished from {folder} while they were made")
     return made, False
 
 
@@ -132,14 +132,14 @@ def encode(file: LakeFile, folder: Path, columns: Mapping[str, ValueType]) -> No
 
 
 def prune(folder: Path, files: list[LakeFile]) -> None:
-    """Remove the pieces of all other files, and what killed tasks left."""
+    """Remove the row groups of all other files, and what killed tasks left."""
     keep = {file.key for file in files}
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.name not in keep:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _whole(folder: Path, file: LakeFile) -> list[Piece] | None:
+def _whole(folder: Path, file: LakeFile) -> list[LakeRowGroup] | None:
     try:
         meta = json.loads((folder / _META).read_text(encoding="utf-8"))
         sizes = meta["pieces"]
@@ -148,7 +148,7 @@ def _whole(folder: Path, file: LakeFile) -> list[Piece] | None:
             return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return [Piece(p) for p in paths]
+    return [LakeRowGroup(p) for p in paths]
 
 
 def _write(batch: pa.RecordBatch, path: Path) -> int:

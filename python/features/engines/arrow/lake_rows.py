@@ -1,6 +1,6 @@
 """The events of a day as lake files: what the Arrow engine works on where no table operator stands between.
 
-Spark schedules tasks over the data files of the pinned version; each file is decoded once into pieces
+Spark schedules tasks over the data files of the pinned version; each file is decoded once into row groups
 (engines.arrow.lake_file), which are kept for the next day's run. Nothing of the rows passes through the JVM.
 """
 
@@ -20,8 +20,8 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from headrace.features.engines.arrow.aggregate import TrainRows
-from headrace.features.engines.arrow.dictionary import Cells
-from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile, Piece, layout_key, pieces, prune
+from headrace.features.engines.arrow.dictionary import DictionaryColumn
+from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile, LakeRowGroup, layout_key, prune, row_groups
 from headrace.features.engines.arrow.split import days, split_codes
 from headrace.features.engines.arrow.tasks import cores_of, grouped, run_tasks
 from headrace.features.functions.arrays import doubles, to_numpy
@@ -35,17 +35,17 @@ _LOG = logging.getLogger("headrace.features")
 _SCRATCH = "scratch."
 
 
-class Measure(Protocol):
-    """Work over the pieces of a file, in a task: what is to be known of their training rows."""
+class FileVisitor(Protocol):
+    """Work over the row groups of a file, in a task: what is to be known of their training rows."""
 
-    def __call__(self, number: int, found: Sequence[tuple[Piece, TrainRows]]) -> Any:
+    def __call__(self, number: int, found: Sequence[tuple[LakeRowGroup, TrainRows]]) -> Any:
         """`number`: of the file. Returns JSON."""
         ...
 
 
 @dataclass(frozen=True)
-class View:
-    """How a row of a piece is seen: its split, its label, its day. Pickled into tasks."""
+class Splitter:
+    """What says a row's split, label and day. Pickled into tasks."""
 
     rule: Rule
     splits: tuple[str, ...]
@@ -53,23 +53,23 @@ class View:
     #: Whether rows are counted and written by day (a split by time).
     by_day: bool = False
 
-    def split(self, piece: Piece) -> np.ndarray[Any, np.dtype[np.int8]]:
+    def split(self, row_group: LakeRowGroup) -> np.ndarray[Any, np.dtype[np.int8]]:
         """Each row's position in `splits`."""
         names = (*columns_of(self.rule), FILE, LINE)
-        return split_codes(self.rule, self.splits, {n: piece.cells(n) for n in names})
+        return split_codes(self.rule, self.splits, {n: row_group.column(n) for n in names})
 
-    def days(self, piece: Piece) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+    def days(self, row_group: LakeRowGroup) -> np.ndarray[Any, np.dtype[np.int64]] | None:
         """Each row's day, as a number since 1970; None unless `by_day`."""
         if not self.by_day:
             return None
         assert isinstance(self.rule, TimeRule)
-        return days(piece.cells(self.rule.column).rows())
+        return days(row_group.column(self.rule.column).decode())
 
-    def train(self, piece: Piece, split: np.ndarray[Any, np.dtype[np.int8]]) -> TrainRows:
+    def train(self, row_group: LakeRowGroup, split: np.ndarray[Any, np.dtype[np.int8]]) -> TrainRows:
         """The rows that statistics are of."""
         mask = split == self.splits.index("train")
-        day = days(piece.cells(self.rule.column).rows()) if isinstance(self.rule, TimeRule) else None
-        return TrainRows(None if mask.all() else mask, piece.cells(self.label).rows(), piece.hashes, day)
+        day = days(row_group.column(self.rule.column).decode()) if isinstance(self.rule, TimeRule) else None
+        return TrainRows(None if mask.all() else mask, row_group.column(self.label).decode(), row_group.hashes, day)
 
 
 @dataclass
@@ -80,32 +80,32 @@ class SplitCounts:
     #: Rows of all splits whose label is null, or neither 0 nor 1.
     null_labels: int = 0
     bad_labels: int = 0
-    #: By day (since 1970) and lake file (its position): rows of all splits. Empty unless `View.by_day`.
+    #: By day (since 1970) and lake file (its position): rows of all splits. Empty unless `Splitter.by_day`.
     days: dict[int, dict[int, int]] = field(default_factory=dict)
 
 
 @dataclass
 class LakeRows:
-    """The files, where their pieces are, and how their rows are seen."""
+    """The files, where their row groups are, and how their rows are seen."""
 
     files: list[LakeFile]
-    #: Of the pieces: name -> type.
+    #: Of the row groups: name -> type.
     columns: Mapping[str, ValueType]
-    view: View
-    #: Of the pieces; tasks see it too.
+    splitter: Splitter
+    #: Of the row groups; tasks see it too.
     folder: Path
     #: For what tasks hand to each other in this run.
     scratch: Path
     counts: SplitCounts = field(default_factory=lambda: SplitCounts({}))
 
-    def measure(self, spark: SparkSession | None, measure: Measure | None = None) -> list[Any]:
-        """Count splits and labels (into `counts`), and let `measure` look at each file; its answers, by file."""
+    def scan(self, spark: SparkSession | None, visit: FileVisitor | None = None) -> list[Any]:
+        """Count splits and labels (into `counts`), and let `visit` work on each file; its results, by file."""
         tasks = grouped(list(enumerate(self.files)), lambda pair: pair[1].size, cores_of(spark))
-        work = _Look(tuple(tuple(t) for t in tasks), str(self.folder), dict(self.columns), self.view, measure)
+        work = _ScanTask(tuple(tuple(t) for t in tasks), str(self.folder), dict(self.columns), self.splitter, visit)
         found = sorted(run_tasks(spark, len(tasks), work), key=lambda f: f["file"])
-        rows = np.array([f["splits"] for f in found], np.int64).reshape(len(found), len(self.view.splits)).sum(0)
+        rows = np.array([f["splits"] for f in found], np.int64).reshape(len(found), len(self.splitter.splits)).sum(0)
         self.counts = SplitCounts(
-            {s: int(n) for s, n in zip(self.view.splits, rows, strict=True)},
+            {s: int(n) for s, n in zip(self.splitter.splits, rows, strict=True)},
             sum(f["null"] for f in found),
             sum(f["bad"] for f in found),
         )
@@ -114,17 +114,17 @@ class LakeRows:
                 self.counts.days.setdefault(day, {})[f["file"]] = n
         kept = sum(f["kept"] for f in found)
         _LOG.info("%d lake files, %d of them decoded by an earlier run", len(found), kept)
-        return [f["answer"] for f in found]
+        return [f["result"] for f in found]
 
 
 @contextmanager
 def lake_rows(
-    workflow: Workflow, files: Sequence[DataFile], view: View, home: Path, extra: Mapping[str, ValueType]
+    workflow: Workflow, files: Sequence[DataFile], splitter: Splitter, home: Path, extra: Mapping[str, ValueType]
 ) -> Iterator[LakeRows]:
     """The rows of data files; what an earlier run left and this one does not need is removed.
 
     Args:
-        home: where the pieces of this pipeline are kept.
+        home: where the row groups of this pipeline are kept.
         extra: types of columns that the split needs besides those of the workflow.
     """
     names = dict.fromkeys((*workflow.input_columns, workflow.label_column, *workflow.carried_columns))
@@ -139,40 +139,40 @@ def lake_rows(
     (home / key).mkdir(parents=True, exist_ok=True)
     scratch.mkdir()
     try:
-        yield LakeRows(wanted, columns, view, home / key, scratch)
+        yield LakeRows(wanted, columns, splitter, home / key, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 @dataclass(frozen=True)
-class _Look:
-    """Stage one, in a task: decode what is not decoded, count, measure."""
+class _ScanTask:
+    """The first pass, in a task: decode what is not decoded, count, visit."""
 
     tasks: tuple[tuple[tuple[int, LakeFile], ...], ...]
     folder: str
     columns: Mapping[str, ValueType]
-    view: View
-    measure: Measure | None
+    splitter: Splitter
+    visit: FileVisitor | None
 
     def __call__(self, task: int) -> Iterator[dict[str, Any]]:
         for number, file in self.tasks[task]:
-            found, kept = pieces(file, Path(self.folder), self.columns)
-            splits = np.zeros(len(self.view.splits), np.int64)
+            found, kept = row_groups(file, Path(self.folder), self.columns)
+            splits = np.zeros(len(self.splitter.splits), np.int64)
             by_day: dict[int, int] = {}
             null = bad = 0
-            rows: list[tuple[Piece, TrainRows]] = []
-            for piece in found:
-                split = self.view.split(piece)
+            rows: list[tuple[LakeRowGroup, TrainRows]] = []
+            for row_group in found:
+                split = self.splitter.split(row_group)
                 splits += np.bincount(split[split >= 0], minlength=len(splits))
-                mine = self.view.train(piece, split)
-                day = self.view.days(piece)
+                mine = self.splitter.train(row_group, split)
+                day = self.splitter.days(row_group)
                 if day is not None:
                     for d, count in zip(*np.unique(day[split >= 0], return_counts=True), strict=True):
                         by_day[int(d)] = by_day.get(int(d), 0) + int(count)
-                n, b = label_faults(piece.cells(self.view.label), split >= 0)
+                n, b = label_faults(row_group.column(self.splitter.label), split >= 0)
                 null, bad = null + n, bad + b
-                rows.append((piece, mine))
-            answer = self.measure(number, rows) if self.measure is not None else None
+                rows.append((row_group, mine))
+            result = self.visit(number, rows) if self.visit is not None else None
             yield {
                 "file": number,
                 "splits": splits.tolist(),
@@ -180,18 +180,18 @@ class _Look:
                 "bad": bad,
                 "days": list(by_day.items()),
                 "kept": kept,
-                "answer": answer,
+                "result": result,
             }
 
 
-def label_faults(label: Cells, inside: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[int, int]:
+def label_faults(label: DictionaryColumn, inside: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[int, int]:
     """(null, neither 0 nor 1): rows `inside` with such a label."""
     values = to_numpy(doubles(label.values))
     null = label.values.is_null().to_numpy(zero_copy_only=False)
     bad = ~null & (values != 0) & (values != 1)
-    if label.index is None:
+    if label.indices is None:
         return int(np.count_nonzero(null & inside)), int(np.count_nonzero(bad & inside))
-    counts = np.bincount(label.index[inside], minlength=len(values))
+    counts = np.bincount(label.indices[inside], minlength=len(values))
     return int(counts[null].sum()), int(counts[bad].sum())
 
 

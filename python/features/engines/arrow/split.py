@@ -9,44 +9,44 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.features.engines.arrow.dictionary import Cells
+from headrace.features.engines.arrow.dictionary import DictionaryColumn
 from headrace.features.layout.split_rule import ColumnRule, Rule, TimeRule
 
 #: A row that is in no split.
 DROPPED = -1
 _DAY_US = 86_400_000_000
 
-Codes = npt.NDArray[np.int8]
-Days = npt.NDArray[np.int64]
+SplitCodes = npt.NDArray[np.int8]
+DayNumbers = npt.NDArray[np.int64]
 
 
-def split_codes(rule: Rule, splits: Sequence[str], cells: Mapping[str, Cells]) -> Codes:
+def split_codes(rule: Rule, splits: Sequence[str], columns: Mapping[str, DictionaryColumn]) -> SplitCodes:
     """Each row's position in `splits`, DROPPED for none. int8 [rows]."""
     if isinstance(rule, TimeRule):
-        day = days(cells[rule.column].rows())
+        day = days(columns[rule.column].decode())
         train, valid = splits.index("train"), splits.index("valid")
         inside = (day >= rule.first) & (day <= rule.last)
         return np.where(inside, np.where(day >= rule.valid, valid, train), DROPPED).astype(np.int8)
     if isinstance(rule, ColumnRule):
-        column = cells[rule.column]
+        column = columns[rule.column]
         found = pc.index_in(column.values.cast(pa.string()), pa.array(splits, pa.string()))
-        codes: Codes = pc.fill_null(found, DROPPED).to_numpy(zero_copy_only=False).astype(np.int8)
-        return codes if column.index is None else codes[column.index]
+        codes: SplitCodes = pc.fill_null(found, DROPPED).to_numpy(zero_copy_only=False).astype(np.int8)
+        return codes if column.indices is None else codes[column.indices]
     train, valid = splits.index("train"), splits.index("valid")
-    file, line = cells["_source_file"], cells["_source_line"].rows().to_numpy(zero_copy_only=False)
+    file, line = columns["_source_file"], columns["_source_line"].decode().to_numpy(zero_copy_only=False)
     if rule.file is None:
         return np.full(len(line), train, np.int8)
     # Arrow orders texts by their UTF-8 bytes, as Spark does. A sign: before, at, after the file.
     after = pc.greater(file.values, rule.file).to_numpy(zero_copy_only=False).astype(np.int8)
     at = pc.equal(file.values, rule.file).to_numpy(zero_copy_only=False)
-    if file.index is not None:
-        after, at = after[file.index], at[file.index]
+    if file.indices is not None:
+        after, at = after[file.indices], at[file.indices]
     return np.where((after > 0) | (at & (line >= rule.line)), valid, train).astype(np.int8)
 
 
-def days(time: pa.Array) -> Days:
+def days(time: pa.Array) -> DayNumbers:
     """Days since 1970 in UTC of a timestamp (in microseconds) or date column; before all days for null. int64 [n]."""
     is_date = pa.types.is_date(time.type)
     number = (time.cast(pa.int32()) if is_date else time).cast(pa.int64())
-    whole: Days = pc.fill_null(number, np.iinfo(np.int64).min).to_numpy(zero_copy_only=False)
+    whole: DayNumbers = pc.fill_null(number, np.iinfo(np.int64).min).to_numpy(zero_copy_only=False)
     return whole if is_date else whole // _DAY_US

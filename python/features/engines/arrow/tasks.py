@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-#: What a task tells the driver: a JSON value.
+#: What a task returns to the driver: a JSON value.
 Found = Any
 _T = TypeVar("_T")
 #: A task is to read about so many bytes.

@@ -19,7 +19,14 @@ from pyspark.sql import DataFrame
 
 from headrace.dataset.parquet import lists
 from headrace.features.functions.spark_expressions import col
-from headrace.features.layout.files import ColumnCounts, FilePlan, Written, WrittenDataset, carried_columns, source_sets
+from headrace.features.layout.files import (
+    ColumnCounts,
+    FilePlan,
+    WrittenDataset,
+    WrittenFile,
+    carried_columns,
+    source_sets,
+)
 from headrace.features.layout.placement import identity, placed
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.schema import physical_schema, stored_schema
@@ -117,11 +124,11 @@ def write_part(
 
 def written_dataset(plans: list[FilePlan], parts: Iterable[Mapping[str, Any]]) -> WrittenDataset:
     """The parts' files and counts together."""
-    files: list[Written] = []
+    files: list[WrittenFile] = []
     counts: dict[str, dict[str, ColumnCounts]] = {p.split: {} for p in plans}
-    days: dict[str, tuple[list[Written], dict[str, ColumnCounts]]] = {p.day: ([], {}) for p in plans if p.day}
+    days: dict[str, tuple[list[WrittenFile], dict[str, ColumnCounts]]] = {p.day: ([], {}) for p in plans if p.day}
     for part in parts:
-        mine = [Written(**file) for file in part["files"]]
+        mine = [WrittenFile(**file) for file in part["files"]]
         files += mine
         sums = [counts[part["split"]]]
         if part["day"]:

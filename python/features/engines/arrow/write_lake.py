@@ -1,7 +1,8 @@
-"""The Arrow engine's write from pieces of lake files: no row passes through Spark, no text is looked at twice.
+"""The Arrow engine's write from row groups of lake files: no row passes through Spark, no text is transformed twice.
 
-First each piece: where its rows go, and what its distinct values become (a code or a number each). Then each part of
-the dataset: its rows of every piece, by one gather of those results, in the order of the rows' hashes.
+First each row group: which part of the dataset its rows belong to, and what its distinct values become (a code or a
+number each). Then each part: its rows of every row group, by one gather of those results, in the order of the rows'
+hashes.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from headrace.features.engines.arrow.array_file import load_arrays, save_arrays
-from headrace.features.engines.arrow.dictionary import advance
-from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile, Piece, pieces
-from headrace.features.engines.arrow.lake_rows import LakeRows, View
+from headrace.features.engines.arrow.dictionary import apply_op
+from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile, LakeRowGroup, row_groups
+from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter
 from headrace.features.engines.arrow.tasks import cores_of, grouped, run_tasks
 from headrace.features.engines.arrow.write_frame import loaded, write_part, written_dataset
 from headrace.features.functions.arrays import doubles
@@ -36,7 +37,7 @@ _ORDER, _EDGES = "order", "edges"
 MOST_VALUES = 20_000_000
 
 
-def write_encoded(
+def write_lake_rows(
     fitted: FittedWorkflow,
     rows: LakeRows,
     plans: list[FilePlan],
@@ -46,35 +47,35 @@ def write_encoded(
 ) -> WrittenDataset:
     """Transform the rows of all splits and write them; see `headrace.features.layout.files.write_dataset`.
 
-    The same files as from a frame, bit for bit. A task holds the results of one piece, or the rows of one part.
+    The same files as from a frame, bit for bit. A task holds the results of one row group, or the rows of one part.
     """
     for split in {p.split for p in plans}:
         (folder / split).mkdir(parents=True, exist_ok=True)
     tasks = grouped(list(enumerate(rows.files)), lambda pair: pair[1].size, cores_of(spark))
-    place = _Place(
+    transform_task = _TransformTask(
         tuple(tuple(t) for t in tasks),
         str(rows.folder),
         dict(rows.columns),
-        rows.view,
+        rows.splitter,
         str(workflow),
         str(rows.scratch),
         tuple(plans),
         MOST_VALUES,
     )
-    found = sorted(run_tasks(spark, len(tasks), place), key=lambda f: f["file"])
-    placed = tuple((piece, ends) for f in found for piece, ends in f["pieces"])
-    parts = run_tasks(spark, len(plans), _Gather(placed, tuple(plans), str(folder), str(workflow)))
+    found = sorted(run_tasks(spark, len(tasks), transform_task), key=lambda f: f["file"])
+    placed = tuple((row_group, outputs) for f in found for row_group, outputs in f["row_groups"])
+    parts = run_tasks(spark, len(plans), _WriteTask(placed, tuple(plans), str(folder), str(workflow)))
     return written_dataset(plans, parts)
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Stage two, in a task: of each piece the order of its rows by part, and what its values become."""
+class _TransformTask:
+    """The second pass, in a task: of each row group the order of its rows by part, and what its values become."""
 
     tasks: tuple[tuple[tuple[int, LakeFile], ...], ...]
     folder: str
     columns: Mapping[str, Any]
-    view: View
+    splitter: Splitter
     workflow: str
     scratch: str
     plans: tuple[FilePlan, ...]
@@ -84,18 +85,22 @@ class _Place:
         fitted = loaded(self.workflow, self.most_values)
         for number, file in self.tasks[task]:
             out = []
-            for i, piece in enumerate(pieces(file, Path(self.folder), self.columns)[0]):
-                split = self.view.split(piece)
-                part = parts_of(split, piece.hashes, self.view.splits, self.plans, self.view.days(piece))
-                order, edges = placement(piece, part, self.plans)
+            for i, row_group in enumerate(row_groups(file, Path(self.folder), self.columns)[0]):
+                split = self.splitter.split(row_group)
+                part = parts_of(
+                    split, row_group.hashes, self.splitter.splits, self.plans, self.splitter.days(row_group)
+                )
+                order, edges = order_by_part(row_group, part, self.plans)
                 if not len(order):
                     continue
-                identity = self.view.train(piece, split).training_identity if fitted.workflow.out_of_fold else None
-                path = Path(self.scratch) / f"ends-{number}-{i}.arrays"
+                identity = (
+                    self.splitter.train(row_group, split).training_identity if fitted.workflow.out_of_fold else None
+                )
+                path = Path(self.scratch) / f"outputs-{number}-{i}.arrays"
                 arrays: dict[str, Array] = {_ORDER: order, _EDGES: edges}
-                save_arrays(path, arrays | ends_of(fitted, piece, identity))
-                out.append([str(piece.path), str(path)])
-            yield {"file": number, "pieces": out}
+                save_arrays(path, arrays | outputs_of(fitted, row_group, identity))
+                out.append([str(row_group.path), str(path)])
+            yield {"file": number, "row_groups": out}
 
 
 def parts_of(
@@ -126,21 +131,21 @@ def parts_of(
     return out
 
 
-def placement(
-    piece: Piece, part: npt.NDArray[np.int64], plans: Sequence[FilePlan]
+def order_by_part(
+    row_group: LakeRowGroup, part: npt.NDArray[np.int64], plans: Sequence[FilePlan]
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
     """(order, edges): rows order[edges[k]:edges[k + 1]] are those of part k, by hash, file and line."""
-    by_hash = _in_order(piece.hashes, [(piece, np.arange(piece.rows))])
+    by_hash = _in_order(row_group.hashes, [(row_group, np.arange(row_group.rows))])
     small = part[by_hash].astype(np.uint16 if len(plans) < 2**16 else np.int64)  # two bytes are sorted by radix
     order = by_hash[np.argsort(small, kind="stable")]
     edges = np.searchsorted(part[order], np.arange(len(plans) + 1))
     return order[: edges[-1]].astype(np.int32), edges
 
 
-def _in_order(hashes: npt.NDArray[np.int64], sources: Sequence[tuple[Piece, Array]]) -> npt.NDArray[np.int64]:
+def _in_order(hashes: npt.NDArray[np.int64], sources: Sequence[tuple[LakeRowGroup, Array]]) -> npt.NDArray[np.int64]:
     """The order of rows by hash; rows of one hash (there are hardly any) by file and line.
 
-    `hashes` are those of the given rows of the pieces, one piece behind the other.
+    `hashes` are those of the given rows of the row groups, one row group behind the other.
     """
     order = np.argsort(hashes, kind="stable")
     sorted_ = hashes[order]
@@ -154,15 +159,15 @@ def _in_order(hashes: npt.NDArray[np.int64], sources: Sequence[tuple[Piece, Arra
     return order
 
 
-def _identities(sources: Sequence[tuple[Piece, Array]], rows: Array) -> tuple[Array, Array]:
-    """(rank of its source file, source line) of rows, numbered through the pieces' given rows. int64 [n], twice."""
+def _identities(sources: Sequence[tuple[LakeRowGroup, Array]], rows: Array) -> tuple[Array, Array]:
+    """(rank of its source file, source line) of rows, numbered through the row groups' given rows. int64 [n], twice."""
     starts = np.cumsum([0, *(len(mine) for _, mine in sources)])
     files, lines, places = [], [], []
-    for (piece, mine), start, end in zip(sources, starts[:-1], starts[1:], strict=True):
+    for (row_group, mine), start, end in zip(sources, starts[:-1], starts[1:], strict=True):
         place = np.flatnonzero((rows >= start) & (rows < end))
         at = mine[rows[place] - start]
-        files.append(piece.cells(FILE).at(at).cast(pa.string()))
-        lines.append(piece.cells(LINE).at(at).cast(pa.int64()))
+        files.append(row_group.column(FILE).take(at).cast(pa.string()))
+        lines.append(row_group.column(LINE).take(at).cast(pa.int64()))
         places.append(place)
     # Arrow orders texts by their UTF-8 bytes.
     encoded = pc.fill_null(pa.chunked_array(files), "").combine_chunks().dictionary_encode()
@@ -173,26 +178,26 @@ def _identities(sources: Sequence[tuple[Piece, Array]], rows: Array) -> tuple[Ar
     return rank[encoded.indices.to_numpy()][back], line[back]
 
 
-def ends_of(fitted: FittedWorkflow, piece: Piece, identity: pa.Array | None) -> dict[str, Array]:
-    """What a piece's columns become, by physical column of the features.
+def outputs_of(fitted: FittedWorkflow, row_group: LakeRowGroup, identity: pa.Array | None) -> dict[str, Array]:
+    """What a row group's columns become, by physical column of the features.
 
     `value.NAME`: a result for each distinct value of the one input column that the feature is made of, whose index the
-    piece has; `row.NAME`: one for each row.
+    row group has; `row.NAME`: one for each row.
     """
     out: dict[str, Array] = {}
     wanted = {f.name: f for f in fitted.features}
     for i, (chain, states) in enumerate(zip(fitted.workflow.chains, fitted.states, strict=True)):
-        if wanted.keys().isdisjoint(chain.ends):
+        if wanted.keys().isdisjoint(chain.outputs):
             continue
-        cells = {name: piece.cells(name) for name in chain.columns}
+        columns = {name: row_group.column(name) for name in chain.columns}
         for j, (step, state) in enumerate(zip(chain.steps, states, strict=True)):
             table = partial(_table, fitted, f"{i}.{j}")
-            cells = advance(step, cells, state, fitted.vocabularies.__getitem__, table, identity)
-        for name, end in chain.ends.items():
+            columns = apply_op(step, columns, state, fitted.vocabularies.__getitem__, table, identity)
+        for name, output in chain.outputs.items():
             if name not in wanted:
                 continue
-            array = finished(cells[name].values, end)
-            kind = "row" if cells[name].index is None else "value"
+            array = finished(columns[name].values, output)
+            kind = "row" if columns[name].indices is None else "value"
             if wanted[name].is_list:
                 matrix = array.flatten().to_numpy().reshape(-1, wanted[name].length)
                 for k, column in enumerate(wanted[name].physical):
@@ -207,32 +212,32 @@ def _table(fitted: FittedWorkflow, scope: str, name: str) -> Any:
 
 
 @dataclass(frozen=True)
-class _Gather:
-    """Stage three, in a task: one part, its rows from every piece."""
+class _WriteTask:
+    """The third pass, in a task: one part, its rows from every row group."""
 
-    #: Paths of pieces and of what `_Place` left of them.
-    pieces: tuple[tuple[str, str], ...]
+    #: Paths of row groups and of what `_TransformTask` left of them.
+    row_groups: tuple[tuple[str, str], ...]
     plans: tuple[FilePlan, ...]
     folder: str
     workflow: str
 
     def __call__(self, part: int) -> Iterator[dict[str, Any]]:
         fitted = loaded(self.workflow, 0)  # no value is looked up any more
-        sources: list[_Source] = []
-        for piece, ends in self.pieces:
-            arrays = load_arrays(Path(ends))
+        sources: list[_PartRows] = []
+        for row_group, outputs in self.row_groups:
+            arrays = load_arrays(Path(outputs))
             start, end = arrays[_EDGES][part : part + 2]
             if start < end:
-                sources.append(_Source(Piece(Path(piece)), arrays[_ORDER][start:end], arrays))
+                sources.append(_PartRows(LakeRowGroup(Path(row_group)), arrays[_ORDER][start:end], arrays))
         if not sources:
             yield {"split": self.plans[part].split, "day": self.plans[part].day, "files": [], "counts": {}}
             return
-        hashes = np.concatenate([s.piece.hashes[s.rows] for s in sources])
-        order = _in_order(hashes, [(s.piece, s.rows) for s in sources])
+        hashes = np.concatenate([s.row_group.hashes[s.rows] for s in sources])
+        order = _in_order(hashes, [(s.row_group, s.rows) for s in sources])
         columns: list[pa.Array] = []
         for feature in fitted.features:
             for name in feature.physical:
-                parts = [s.end(name, feature.sources) for s in sources]
+                parts = [s.output(name, feature.sources) for s in sources]
                 columns.append(pa.array(np.concatenate(parts).take(order)))
         label = [doubles(s.column(fitted.workflow.label_column)).cast(pa.float32()) for s in sources]
         taken = pa.array(order)
@@ -244,29 +249,29 @@ class _Gather:
         yield write_part(fitted.schema, self.plans[part], Path(self.folder), table, missing)
 
 
-class _Source:
-    """The rows of a part that one piece has, in the order of their hashes."""
+class _PartRows:
+    """The rows of a part that one row group has, in the order of their hashes."""
 
-    def __init__(self, piece: Piece, rows: npt.NDArray[np.int32], ends: Mapping[str, Array]) -> None:
+    def __init__(self, row_group: LakeRowGroup, rows: npt.NDArray[np.int32], outputs: Mapping[str, Array]) -> None:
         # NumPy makes 64-bit indices of others anew each time.
-        self.piece, self.rows, self._ends = piece, rows.astype(np.intp), ends
+        self.row_group, self.rows, self._outputs = row_group, rows.astype(np.intp), outputs
         self._indexes: dict[str, Array] = {}
 
-    def end(self, column: str, sources: Sequence[str]) -> Array:
+    def output(self, column: str, sources: Sequence[str]) -> Array:
         """A physical column's values."""
-        by_value = self._ends.get(f"value.{column}")
+        by_value = self._outputs.get(f"value.{column}")
         if by_value is None:
-            found: Array = self._ends[f"row.{column}"].take(self.rows)
+            found: Array = self._outputs[f"row.{column}"].take(self.rows)
             return found
         out: Array = by_value.take(self._index(sources[0]))
         return out
 
     def column(self, name: str) -> pa.Array:
         """An input column's values."""
-        cells = self.piece.cells(name)
-        if cells.index is None:
-            return cells.values.take(pa.array(self.rows))
-        return cells.values.take(pa.array(self._index(name)))
+        columns = self.row_group.column(name)
+        if columns.indices is None:
+            return columns.values.take(pa.array(self.rows))
+        return columns.values.take(pa.array(self._index(name)))
 
     def missing(self, names: Sequence[str]) -> int:
         """Rows without a value in one of the columns."""
@@ -274,9 +279,9 @@ class _Source:
         return int(np.count_nonzero(np.logical_or.reduce(gone)))
 
     def _missing(self, name: str) -> npt.NDArray[np.bool_]:
-        cells = self.piece.cells(name)
-        none = is_missing(cells.values)
-        if cells.index is None:
+        columns = self.row_group.column(name)
+        none = is_missing(columns.values)
+        if columns.indices is None:
             return none[self.rows]
         if not none.any():
             return np.zeros(len(self.rows), np.bool_)
@@ -286,7 +291,7 @@ class _Source:
 
     def _index(self, name: str) -> Array:
         if name not in self._indexes:
-            index = self.piece.cells(name).index
+            index = self.row_group.column(name).indices
             assert index is not None
             self._indexes[name] = index.take(self.rows)
         return self._indexes[name]

@@ -53,34 +53,36 @@ class _TypedColumn:
     type: ValueType
 
 
-def aggregate(frame: DataFrame, asked: Sequence[ColumnStatistic], row_columns: RowColumns) -> tuple[list[Partial], int]:
-    """Statistics of all rows of a frame, in the order asked, and the number of passes that they took.
+def aggregate(
+    frame: DataFrame, requested: Sequence[ColumnStatistic], row_columns: RowColumns
+) -> tuple[list[Partial], int]:
+    """Statistics of all rows of a frame, in the order requested, and the number of passes that they took.
 
     Raises:
-        UserError: folds are asked for and the frame has no identity of rows.
+        UserError: folds are requested and the frame has no identity of rows.
     """
     passes = 0
-    places, ranged = _places(frame, asked, row_columns)
+    places, ranged = _places(frame, requested, row_columns)
     passes += ranged
-    plain = [i for i, a in enumerate(asked) if not a.statistic.key and not a.statistic.folds]
-    cells: dict[tuple[object, ...], list[int]] = {}
+    plain = [i for i, a in enumerate(requested) if not a.statistic.key and not a.statistic.folds]
+    entries: dict[tuple[object, ...], list[int]] = {}
     alone = []
-    for i, a in enumerate(asked):
+    for i, a in enumerate(requested):
         s = a.statistic
         if i in plain:
             continue
         if all(n.column == LABEL for n in s.numbers):
-            cells.setdefault((s.kind, s.folds, s.day, s.numbers), []).append(i)
+            entries.setdefault((s.kind, s.folds, s.day, s.numbers), []).append(i)
         else:
             alone.append(i)
     out: dict[int, Partial] = {}
     if plain:
-        out |= _ungrouped(frame, {i: asked[i] for i in plain}, row_columns, places)
+        out |= _ungrouped(frame, {i: requested[i] for i in plain}, row_columns, places)
         passes += 1
-    for batch in [*cells.values(), *([i] for i in alone)]:
-        out |= _grouped(frame, {i: asked[i] for i in batch}, row_columns, places)
+    for batch in [*entries.values(), *([i] for i in alone)]:
+        out |= _grouped(frame, {i: requested[i] for i in batch}, row_columns, places)
         passes += 1
-    return [out[i] for i in range(len(asked))], passes
+    return [out[i] for i in range(len(requested))], passes
 
 
 def _source(a: ColumnStatistic, number: Number, row_columns: RowColumns) -> _TypedColumn:
@@ -95,13 +97,13 @@ def _source(a: ColumnStatistic, number: Number, row_columns: RowColumns) -> _Typ
 _Places = Mapping[tuple[int, int], range]
 
 
-def _places(frame: DataFrame, asked: Sequence[ColumnStatistic], row_columns: RowColumns) -> tuple[_Places, int]:
+def _places(frame: DataFrame, requested: Sequence[ColumnStatistic], row_columns: RowColumns) -> tuple[_Places, int]:
     """Where each number that is summed has digits, and the passes that it took to know."""
     places: dict[tuple[int, int], range] = {}
-    ask: list[Column] = []
+    ranges: list[Column] = []
     waiting: list[tuple[tuple[int, int], int, ValueType]] = []
     of_label: int | None = None
-    for i, a in enumerate(asked):
+    for i, a in enumerate(requested):
         for j, number in enumerate(a.statistic.numbers):
             if not (number.sum or number.squares):
                 continue
@@ -110,17 +112,17 @@ def _places(frame: DataFrame, asked: Sequence[ColumnStatistic], row_columns: Row
                 largest = 1.0 if source.type.element == "boolean" else 2.0**31
                 places[i, j] = exact_sums.places(1.0, largest, whole=True)
                 continue
-            at = len(ask) // 2
+            at = len(ranges) // 2
             if number.column == LABEL and of_label is not None:
                 at = of_label
             else:
                 size = F.abs(exact_sums.spark_usable(source.column))
-                ask += [F.min(F.when(size > 0, size)).alias(f"r{2 * at}"), F.max(size).alias(f"r{2 * at + 1}")]
+                ranges += [F.min(F.when(size > 0, size)).alias(f"r{2 * at}"), F.max(size).alias(f"r{2 * at + 1}")]
                 of_label = at if number.column == LABEL else of_label
             waiting.append(((i, j), at, source.type))
-    if not ask:
+    if not ranges:
         return places, 0
-    row = frame.agg(*ask).collect()[0]
+    row = frame.agg(*ranges).collect()[0]
     for where, at, type_ in waiting:
         low, high = row[2 * at], row[2 * at + 1]
         places[where] = exact_sums.places(low or 0.0, high or 0.0 if low else 0.0, whole=type_.is_integer)
@@ -128,74 +130,74 @@ def _places(frame: DataFrame, asked: Sequence[ColumnStatistic], row_columns: Row
 
 
 def _ungrouped(
-    frame: DataFrame, asked: Mapping[int, ColumnStatistic], row_columns: RowColumns, places: _Places
+    frame: DataFrame, requested: Mapping[int, ColumnStatistic], row_columns: RowColumns, places: _Places
 ) -> dict[int, Partial]:
     """All statistics without groups, in one pass: a row."""
-    named = _Named()
+    plan = _AggregatePlan()
     measures: dict[int, dict[str, str]] = {}
-    for i, a in asked.items():
-        measures[i] = named.add_rows(a.statistic, row_columns)
+    for i, a in requested.items():
+        measures[i] = plan.add_rows(a.statistic, row_columns)
         for j, number in enumerate(a.statistic.numbers):
-            measures[i] |= named.add_number(j, number, _source(a, number, row_columns), places.get((i, j)))
-    answer = named.select(frame).agg(*[named.aggregate(alias) for alias in named.asked]).toArrow()
+            measures[i] |= plan.add_number(j, number, _source(a, number, row_columns), places.get((i, j)))
+    answer = plan.select(frame).agg(*[plan.aggregate(alias) for alias in plan.aggregates]).toArrow()
     return {i: _partial(answer, mine, {}) for i, mine in measures.items()}
 
 
 def _grouped(
-    frame: DataFrame, asked: Mapping[int, ColumnStatistic], row_columns: RowColumns, places: _Places
+    frame: DataFrame, requested: Mapping[int, ColumnStatistic], row_columns: RowColumns, places: _Places
 ) -> dict[int, Partial]:
-    """Statistics of one form over one or several columns: their values are cells (which, value) of the same groups."""
-    order = list(asked)
-    first = asked[order[0]]
+    """Statistics of one form over one or several columns: their values are entries of the same groups."""
+    order = list(requested)
+    first = requested[order[0]]
     s = first.statistic
-    named = _Named()
-    named.values["__cells"] = _cells([asked[i] for i in order])
-    groups = [F.col("__cell.v").alias("v"), F.col("__cell.key").alias("key")]
+    plan = _AggregatePlan()
+    plan.values["__entries"] = _entries([requested[i] for i in order])
+    groups = [F.col("__entry.v").alias("v"), F.col("__entry.key").alias("key")]
     if s.folds:
         if row_columns.identity is None:
             raise UserError("folds are of rows with an identity: the columns _source_file and _source_line are missing")
-        named.values["__fold"] = spark_fold(row_columns.identity, s.folds)
+        plan.values["__fold"] = spark_fold(row_columns.identity, s.folds)
         groups.append(F.col("__fold").alias("fold"))
-    measures = named.add_rows(s, row_columns)
+    measures = plan.add_rows(s, row_columns)
     for j, number in enumerate(s.numbers):
-        measures |= named.add_number(j, number, _source(first, number, row_columns), places.get((order[0], j)))
-    exploded = named.select(frame).withColumn("__cell", F.explode("__cells")).where(F.col("__cell.key").isNotNull())
-    answer = exploded.groupBy(*groups).agg(*[named.aggregate(alias) for alias in named.asked]).toArrow()
+        measures |= plan.add_number(j, number, _source(first, number, row_columns), places.get((order[0], j)))
+    exploded = plan.select(frame).withColumn("__entry", F.explode("__entries")).where(F.col("__entry.key").isNotNull())
+    answer = exploded.groupBy(*groups).agg(*[plan.aggregate(alias) for alias in plan.aggregates]).toArrow()
     answer = answer.combine_chunks()
     which = answer.column("v").to_numpy()
     out = {}
     for v, i in enumerate(order):
         mine = answer.filter(pa.array(which == v))
-        keys = (["key"] if asked[i].statistic.key else []) + (["fold"] if s.folds else [])
+        keys = (["key"] if requested[i].statistic.key else []) + (["fold"] if s.folds else [])
         out[i] = _partial(mine, measures, {name: mine.column(name) for name in keys})
     return out
 
 
-def _cells(asked: Sequence[ColumnStatistic]) -> Column:
+def _entries(requested: Sequence[ColumnStatistic]) -> Column:
     """An array of structs (v: which statistic, key: a text or a double; null where the row counts for none)."""
 
-    def cell(v: int, key: Column) -> Column:
+    def entry(v: int, key: Column) -> Column:
         return F.struct(F.lit(v).alias("v"), key.alias("key"))
 
-    def text_cell(v: int) -> Callable[[Column], Column]:
-        return lambda x: cell(v, x.cast("string"))
+    def text_entry(v: int) -> Callable[[Column], Column]:
+        return lambda x: entry(v, x.cast("string"))
 
     scalars, lists = [], []
-    for v, a in enumerate(asked):
+    for v, a in enumerate(requested):
         s = a.statistic
         if not s.key:
-            scalars.append(cell(v, F.lit("")))
+            scalars.append(entry(v, F.lit("")))
         elif s.kind == "number":
-            scalars.append(cell(v, exact_sums.spark_rounded(exact_sums.spark_usable(a.columns[s.key[0]]), s.bits)))
+            scalars.append(entry(v, exact_sums.spark_rounded(exact_sums.spark_usable(a.columns[s.key[0]]), s.bits)))
         elif a.types[s.key[0]].is_list:
-            lists.append(F.transform(a.columns[s.key[0]], text_cell(v)))
+            lists.append(F.transform(a.columns[s.key[0]], text_entry(v)))
         else:
-            scalars.append(cell(v, spark_joint_key([a.columns[name] for name in s.key])))
+            scalars.append(entry(v, spark_joint_key([a.columns[name] for name in s.key])))
     parts = ([F.array(*scalars)] if scalars else []) + lists
     return F.concat(*parts) if len(parts) > 1 else parts[0]
 
 
-class _Named:
+class _AggregatePlan:
     """Values that a pass is made of, in layers of plain columns: an expression that is used often is computed once."""
 
     def __init__(self) -> None:
@@ -204,37 +206,37 @@ class _Named:
         #: Second layer: digits of columns of the first.
         self._digits: dict[str, Column] = {}
         #: By alias: the aggregate, over columns of both.
-        self.asked: dict[str, Column] = {}
+        self.aggregates: dict[str, Column] = {}
         self._next = itertools.count()
 
     def add_rows(self, statistic: Statistic, row_columns: RowColumns) -> dict[str, str]:
-        """Ask for rows, and the first day; names of the partial's columns and of the answer's."""
-        measures = {"rows": self._ask(F.count(F.lit(1)))}
+        """Add the number of rows, and the first day; names of the partial's columns and of the answer's."""
+        measures = {"rows": self._add(F.count(F.lit(1)))}
         if statistic.day:
             self.values["__day"] = (row_columns.day if row_columns.day is not None else F.lit(0)).cast("bigint")
-            measures["day"] = self._ask(F.min("__day"))
+            measures["day"] = self._add(F.min("__day"))
         return measures
 
     def add_number(self, j: int, number: Number, source: _TypedColumn, places: range | None) -> dict[str, str]:
-        """Ask for all measures of a number."""
+        """Add all measures of a number."""
         x = f"__x{next(self._next)}"
         self.values[x] = exact_sums.spark_usable(source.column)
-        measures = {f"{j}.count": self._ask(F.count(x))}
-        if number.ends:
-            measures |= {f"{j}.min": self._ask(F.min(x)), f"{j}.max": self._ask(F.max(x))}
+        measures = {f"{j}.count": self._add(F.count(x))}
+        if number.minmax:
+            measures |= {f"{j}.min": self._add(F.min(x)), f"{j}.max": self._add(F.max(x))}
         if places is not None:
             names = {place: f"{x}d{i}" for i, place in enumerate(places)}
             for place, digit in exact_sums.sql_digits(x, places).items():
                 self._digits[names[place]] = F.expr(digit)
-                measures[f"{j}.sum.{place}"] = self._ask(F.sum(names[place]))
+                measures[f"{j}.sum.{place}"] = self._add(F.sum(names[place]))
             if number.squares:
                 for place, digit in exact_sums.sql_square_digits(names, places).items():
-                    measures[f"{j}.squares.{place}"] = self._ask(F.expr(f"sum({digit})"))
+                    measures[f"{j}.squares.{place}"] = self._add(F.expr(f"sum({digit})"))
         return measures
 
     def aggregate(self, alias: str) -> Column:
         """An aggregate of the pass."""
-        return self.asked[alias].alias(alias)
+        return self.aggregates[alias].alias(alias)
 
     def select(self, frame: DataFrame) -> DataFrame:
         """The frame with the values, in layers."""
@@ -244,9 +246,9 @@ class _Named:
             frame = frame.select("*", *[column.alias(name) for name, column in self._digits.items()])
         return frame
 
-    def _ask(self, aggregate: Column) -> str:
+    def _add(self, aggregate: Column) -> str:
         alias = f"m{next(self._next)}"
-        self.asked[alias] = aggregate
+        self.aggregates[alias] = aggregate
         return alias
 
 

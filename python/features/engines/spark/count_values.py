@@ -30,15 +30,15 @@ def count_values(
         (name string, value string, count bigint, day): values seen `min_count` times or more.
     """
     names = list(dict.fromkeys(c.vocabulary for c in columns))
-    cells = [_cells(c, names.index(c.vocabulary)) for c in columns]
-    scalars = [cell for cell, c in zip(cells, columns, strict=True) if not c.type.is_list]
-    lists = [cell for cell, c in zip(cells, columns, strict=True) if c.type.is_list]
+    entries = [_entries(c, names.index(c.vocabulary)) for c in columns]
+    scalars = [entry for entry, c in zip(entries, columns, strict=True) if not c.type.is_list]
+    lists = [entry for entry, c in zip(entries, columns, strict=True) if c.type.is_list]
     together = [F.array(*scalars)] if scalars else []
-    cell = F.explode(F.concat(*together, *lists) if len(together) + len(lists) > 1 else (together + lists)[0])
+    entry = F.explode(F.concat(*together, *lists) if len(together) + len(lists) > 1 else (together + lists)[0])
     counted = (
-        rows.select(cell.alias("cell"), (day if day is not None else F.lit(0)).alias("day"))
-        .where(F.col("cell.value").isNotNull())
-        .groupBy("cell.v", "cell.value")
+        rows.select(entry.alias("entry"), (day if day is not None else F.lit(0)).alias("day"))
+        .where(F.col("entry.value").isNotNull())
+        .groupBy("entry.v", "entry.value")
         .agg(F.count(F.lit(1)).alias("count"), F.min("day").alias("day"))
     )
     name = F.element_at(F.array(*[F.lit(n) for n in names]), F.col("v") + 1)
@@ -46,10 +46,10 @@ def count_values(
     return counted.where(F.col("count") >= least).select(name.alias("name"), "value", "count", "day")
 
 
-def _cells(c: ValueColumn, index: int) -> Column:
+def _entries(c: ValueColumn, index: int) -> Column:
     """A struct (vocabulary's index, value as text), or an array of them for a list."""
 
-    def cell(x: Column) -> Column:
+    def entry(x: Column) -> Column:
         return F.struct(F.lit(index).alias("v"), x.cast("string").alias("value"))
 
-    return F.transform(c.column, cell) if c.type.is_list else cell(c.column)
+    return F.transform(c.column, entry) if c.type.is_list else entry(c.column)

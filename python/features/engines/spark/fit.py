@@ -12,15 +12,15 @@ from pyspark.sql import functions as F
 from headrace.features.engines.spark.aggregate import ColumnStatistic, RowColumns, aggregate
 from headrace.features.engines.spark.count_values import ValueColumn, count_values
 from headrace.features.engines.spark.joins import BROADCAST_ROWS, Joins, keyed_side
-from headrace.features.functions.spark_expressions import col, enter
+from headrace.features.functions.spark_expressions import col, input_column
 from headrace.features.learn.statistics import IDENTITY, Partials
-from headrace.features.ops.base import Learned, State, no_lookup
+from headrace.features.ops.base import FittedState, State, no_lookup
 from headrace.features.ops.categorify import Categorify
-from headrace.features.ops.learner import Learner
+from headrace.features.ops.estimator import EstimatorOp
 from headrace.features.vocabulary.delta_table import Vocabularies
 from headrace.features.vocabulary.keyed_table import KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
-from headrace.features.workflow.binding import Step
+from headrace.features.workflow.binding import BoundOp
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 
@@ -56,12 +56,12 @@ def fit(workflow: Workflow, train: DataFrame, vocabularies: Vocabularies, day: C
         for chain, step in learning:
             names.append([])
             if isinstance(step.op, Categorify):
-                values += [ValueColumn(step.op.vocabulary_of(n), chain.columns[n], t) for n, t in step.types.items()]
+                values += [ValueColumn(step.op.vocabulary_of(n), chain.columns[n], t) for n, t in step.inputs.items()]
                 continue
-            assert isinstance(step.op, Learner)
-            for name, statistic in step.op.statistics(step.types).items():
+            assert isinstance(step.op, EstimatorOp)
+            for name, statistic in step.op.statistics(step.inputs).items():
                 names[-1].append(name)
-                wanted.append(ColumnStatistic(statistic, chain.columns, step.types))
+                wanted.append(ColumnStatistic(statistic, chain.columns, step.inputs))
         partials, took = aggregate(frame, wanted, row_columns) if wanted else ([], 0)
         passes += took
         rest = iter(partials)
@@ -89,13 +89,13 @@ class _ChainFit:
 
     def __init__(self, workflow: Workflow, index: int, joins: Joins, identity: Column | None) -> None:
         self._chain, self._index, self._joins, self._identity = workflow.chains[index], index, joins, identity
-        self.columns: dict[str, Column] = {c: enter(c, workflow.input_type(c)) for c in self._chain.columns}
+        self.columns: dict[str, Column] = {c: input_column(c, workflow.input_type(c)) for c in self._chain.columns}
         self.states: list[Mapping[str, State]] = []
         self.tables: dict[str, KeyedTable] = {}
         self._skip()
 
     @property
-    def step(self) -> Step | None:
+    def step(self) -> BoundOp | None:
         """The next operator that learns; None behind the last."""
         steps = self._chain.steps
         return steps[len(self.states)] if len(self.states) < len(steps) else None
@@ -104,15 +104,15 @@ class _ChainFit:
         """What the statistics of the next operator teach; none of a vocabulary, which comes last."""
         assert self.step is not None
         op = self.step.op
-        assert isinstance(op, Learner)
-        self._add(Learned({}) if isinstance(op, Categorify) else op.finish(partials, self.step.types))
+        assert isinstance(op, EstimatorOp)
+        self._add(FittedState({}) if isinstance(op, Categorify) else op.finish(partials, self.step.inputs))
         self._skip()
 
     def _skip(self) -> None:
         while self.step is not None and not self.step.op.learns:
-            self._add(Learned({}))
+            self._add(FittedState({}))
 
-    def _add(self, learned: Learned) -> None:
+    def _add(self, learned: FittedState) -> None:
         step, scope = self._chain.steps[len(self.states)], f"{self._index}.{len(self.states)}"
         self.states.append(learned.states)
         tables = {name: KeyedTable(table) for name, table in learned.tables.items()}

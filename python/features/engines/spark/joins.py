@@ -41,31 +41,31 @@ class Joins:
     #: The smallest sides are broadcast, of up to so many rows together: each executor holds them all. The others Spark
     #: joins as it finds best: by sorting both sides, or by a broadcast after all where the side's file is small.
     broadcast_rows: int
-    _asked: list[tuple[Side, Column]] = field(default_factory=list)
+    _requested: list[tuple[Side, Column]] = field(default_factory=list)
     _first: int = 0
     _spent: int = 0
 
     def add(self, side: Side, key: Column) -> dict[str, Column]:
         """The side's values for a key, null where it lacks it."""
-        i = self._first + len(self._asked)
-        self._asked.append((side, key))
+        i = self._first + len(self._requested)
+        self._requested.append((side, key))
         return {name: F.col(f"__value{i}_{j}") for j, name in enumerate(side.values)}
 
     def apply(self) -> DataFrame:
         """The frame with the values of all joins asked for since the last time."""
-        asked, first, frame = self._asked, self._first, self.frame
-        if asked:
-            frame = frame.select("*", *[key.alias(f"__key{first + i}") for i, (_, key) in enumerate(asked)])
-        small = self._small([side for side, _ in asked])
-        for i, (side, _) in enumerate(asked, first):
+        requested, first, frame = self._requested, self._first, self.frame
+        if requested:
+            frame = frame.select("*", *[key.alias(f"__key{first + i}") for i, (_, key) in enumerate(requested)])
+        small = self._small([side for side, _ in requested])
+        for i, (side, _) in enumerate(requested, first):
             values = [F.col(name).alias(f"__value{i}_{j}") for j, name in enumerate(side.values)]
             right = side.frame.select(F.col(side.key).alias(f"__key{i}"), *values)
             if id(side) in small:
                 right = F.broadcast(right)
             frame = frame.join(right, f"__key{i}", "left")
-            if (i - first + 1) % _JOINS_A_METHOD == 0 and i - first + 1 < len(asked):
+            if (i - first + 1) % _JOINS_A_METHOD == 0 and i - first + 1 < len(requested):
                 frame = frame.coalesce(_MORE_THAN_ANY)
-        self.frame, self._asked, self._first = frame, [], first + len(asked)
+        self.frame, self._requested, self._first = frame, [], first + len(requested)
         return frame
 
     def _small(self, sides: Sequence[Side]) -> set[int]:

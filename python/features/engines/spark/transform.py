@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from headrace.features.engines.spark.joins import BROADCAST_ROWS, Joins, Side, keyed_side, vocabulary_side
-from headrace.features.functions.spark_expressions import col, enter
+from headrace.features.functions.spark_expressions import col, input_column
 from headrace.features.learn.statistics import IDENTITY
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.schema import Kind
@@ -52,7 +52,7 @@ def transform(
     identity = F.col(IDENTITY) if IDENTITY in frame.columns else None
     ends: dict[str, Column] = {}
     for i, (chain, states) in enumerate(zip(fitted.workflow.chains, fitted.states, strict=True)):
-        columns = {name: enter(name, fitted.workflow.input_type(name)) for name in chain.columns}
+        columns = {name: input_column(name, fitted.workflow.input_type(name)) for name in chain.columns}
         for j, (step, state) in enumerate(zip(chain.steps, states, strict=True)):
             columns = step.spark(columns, state, lookup, partial(table, f"{i}.{j}"), identity)
         ends |= columns

@@ -21,7 +21,14 @@ from pyspark.sql import functions as F
 
 from headrace.features.engines.spark.transform import transform
 from headrace.features.functions.spark_expressions import col, is_missing
-from headrace.features.layout.files import ColumnCounts, FilePlan, Written, WrittenDataset, carried_columns, source_sets
+from headrace.features.layout.files import (
+    ColumnCounts,
+    FilePlan,
+    WrittenDataset,
+    WrittenFile,
+    carried_columns,
+    source_sets,
+)
 from headrace.features.layout.placement import identity, of_part, part_key, part_of
 from headrace.features.layout.split import SPLIT
 from headrace.features.workflow.fitted import FittedWorkflow
@@ -45,7 +52,7 @@ def write(
     fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan], folder: Path, workflow: Path
 ) -> WrittenDataset:
     """See `headrace.features.layout.files.write_dataset`."""
-    parts, counts = _look(fitted, rows, plans)
+    parts, counts = _count_parts(fitted, rows, plans)
     spark_folder = folder / ".spark"
     frame = dataset_frame(fitted, rows, plans, parts, workflow)
     options = _OPTIONS | {"parquet.block.size": str(_block_bytes(fitted, plans))}
@@ -65,7 +72,7 @@ def _block_bytes(fitted: FittedWorkflow, plans: list[FilePlan]) -> int:
     return max(2 * width * max(p.group_rows for p in plans), _LEAST_BLOCK)
 
 
-def _look(
+def _count_parts(
     fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan]
 ) -> tuple[list[int], dict[str, dict[str, ColumnCounts]]]:
     """Rows of each part, and what is missing: one pass over the rows."""
@@ -149,25 +156,25 @@ def _count_codes(
     features = fitted.schema.of(Kind.CATEGORICAL)
     if not features:
         return
-    asked: dict[str, Column] = {}
+    aggregates: dict[str, Column] = {}
     for i, feature in enumerate(features):
         codes = padded(feature)
-        asked[f"n{i}"] = reduce(operator.add, [F.count(F.when(x != NULL_CODE, 1)) for x in codes])
+        aggregates[f"n{i}"] = reduce(operator.add, [F.count(F.when(x != NULL_CODE, 1)) for x in codes])
         if feature.vocabulary is not None:
             lacking = [(x >= OOV_CODE) & (x < feature.first_code) for x in codes]
-            asked[f"o{i}"] = reduce(operator.add, [F.count(F.when(x, 1)) for x in lacking])
-    found = spark.read.parquet(str(written)).groupBy("__part").agg(*[c.alias(name) for name, c in asked.items()])
+            aggregates[f"o{i}"] = reduce(operator.add, [F.count(F.when(x, 1)) for x in lacking])
+    found = spark.read.parquet(str(written)).groupBy("__part").agg(*[c.alias(name) for name, c in aggregates.items()])
     for row in found.collect():
         mine = counts[plans[row["__part"]].split]
         for i, feature in enumerate(features):
             mine[feature.name].coded += row[f"n{i}"]
-            mine[feature.name].oov += row[f"o{i}"] if f"o{i}" in asked else 0
+            mine[feature.name].oov += row[f"o{i}"] if f"o{i}" in aggregates else 0
 
 
-def _named(written: Path, folder: Path, plans: list[FilePlan], parts: list[int]) -> list[Written]:
+def _named(written: Path, folder: Path, plans: list[FilePlan], parts: list[int]) -> list[WrittenFile]:
     """Move each file to its name."""
 
-    def move(group: Path) -> Written:
+    def move(group: Path) -> WrittenFile:
         plan = plans[int(group.parent.name.removeprefix("__part="))]
         files = list(group.glob("*.parquet"))
         if len(files) != 1:
@@ -177,7 +184,7 @@ def _named(written: Path, folder: Path, plans: list[FilePlan], parts: list[int])
         if footer.num_row_groups != 1:
             _LOG.warning("%s has %d row groups, not 1", name, footer.num_row_groups)
         os.replace(files[0], folder / name)
-        return Written(name, footer.num_rows, footer.num_row_groups, (folder / name).stat().st_size)
+        return WrittenFile(name, footer.num_rows, footer.num_row_groups, (folder / name).stat().st_size)
 
     with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
         return sorted(pool.map(move, written.glob("__part=*/__group=*")), key=lambda f: f.name)

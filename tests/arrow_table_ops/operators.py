@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.features.functions.arrays import doubles
-from headrace.features.table_ops.base import DAY, PROBE
+from headrace.features.functions.timestamps import DAY_MICROS
+from headrace.features.table_ops.base import QUERY
 from headrace.features.table_ops.dropna import Dropna
-from headrace.features.table_ops.earlier_events import OfChosenPast, OfPast
+from headrace.features.table_ops.earlier_events import EarlierEventsOp, FilteredEventsOp
 from headrace.features.table_ops.filter import Filter
 from headrace.features.table_ops.history import History
 from headrace.features.table_ops.lag import _UNITS, Lag
@@ -21,7 +22,7 @@ from headrace.features.table_ops.rename import Rename
 from headrace.features.table_ops.sessions import _BETWEEN, Sessions
 from headrace.features.table_ops.target_encoding_past import TargetEncodingPast
 from headrace.features.table_ops.trailing import Trailing
-from tests.arrow_table_ops.place import Place
+from tests.arrow_table_ops.context import ArrowTableContext
 from tests.arrow_table_ops.predicate import predicate
 from tests.arrow_table_ops.sums import halves, joined, whole
 from tests.arrow_table_ops.windows import I64, Bits, Past, hashes, micros_of, nan_to_null, nulled, one, replaced, take
@@ -29,44 +30,44 @@ from tests.arrow_table_ops.windows import I64, Bits, Past, hashes, micros_of, na
 F64 = npt.NDArray[np.float64]
 
 
-def past_of(op: OfPast, table: pa.Table, place: Place) -> Past:
+def past_of(op: EarlierEventsOp, table: pa.Table, context: ArrowTableContext) -> Past:
     """The table's events by key."""
-    time = place.given.needs_time()
-    return Past(table, op.keys, time, place.given.types[time])
+    time = context.schema.needs_time()
+    return Past(table, op.keys, time, context.schema.types[time])
 
 
-def chosen(op: OfChosenPast, table: pa.Table, place: Place) -> Bits:
+def chosen(op: FilteredEventsOp, table: pa.Table, context: ArrowTableContext) -> Bits:
     """As `spark_chosen`: bool [n]."""
     if op.where is None:
         return np.ones(table.num_rows, np.bool_)
-    found: Bits = predicate(Predicate(op.where, place.given.types), table).to_numpy(zero_copy_only=False)
+    found: Bits = predicate(Predicate(op.where, context.schema.types), table).to_numpy(zero_copy_only=False)
     return found
 
 
-def dropna(op: Dropna, table: pa.Table, place: Place) -> pa.Table:
+def dropna(op: Dropna, table: pa.Table, context: ArrowTableContext) -> pa.Table:
     missing = []
     for column in op.subset:
         x = one(table, column)
-        if place.given.types[column].is_list:
+        if context.schema.types[column].is_list:
             missing.append(pc.equal(pc.fill_null(pc.list_value_length(x), 0), 0))
         else:
             missing.append(pc.is_null(nan_to_null(x)))
     drop = reduce(pc.or_ if op.how == "any" else pc.and_, missing)
-    return table.filter(pc.or_(pc.invert(drop), one(table, PROBE).is_valid()))
+    return table.filter(pc.or_(pc.invert(drop), one(table, QUERY).is_valid()))
 
 
-def filter_(op: Filter, table: pa.Table, place: Place) -> pa.Table:
-    keep = predicate(Predicate(op.where, place.given.types), table)
-    return table.filter(pc.or_(keep, one(table, PROBE).is_valid()))
+def filter_(op: Filter, table: pa.Table, context: ArrowTableContext) -> pa.Table:
+    keep = predicate(Predicate(op.where, context.schema.types), table)
+    return table.filter(pc.or_(keep, one(table, QUERY).is_valid()))
 
 
-def rename(op: Rename, table: pa.Table, place: Place) -> pa.Table:
+def rename(op: Rename, table: pa.Table, context: ArrowTableContext) -> pa.Table:
     return table.rename_columns([op.to.get(c, c) for c in table.schema.names])
 
 
-def history(op: History, table: pa.Table, place: Place) -> pa.Table:
-    past = past_of(op, table, place)
-    ok = chosen(op, table, place)
+def history(op: History, table: pa.Table, context: ArrowTableContext) -> pa.Table:
+    past = past_of(op, table, context)
+    ok = chosen(op, table, context)
     out = table
     for value in op.values:
         x = nan_to_null(one(table, value))
@@ -84,8 +85,8 @@ def history(op: History, table: pa.Table, place: Place) -> pa.Table:
     return out
 
 
-def lag(op: Lag, table: pa.Table, place: Place) -> pa.Table:
-    past = past_of(op, table, place)
+def lag(op: Lag, table: pa.Table, context: ArrowTableContext) -> pa.Table:
+    past = past_of(op, table, context)
     end = past.all.before()
     there = past.known & (end - op.shift >= past.all.start)
     last = np.zeros(table.num_rows, np.int64)
@@ -104,8 +105,8 @@ def lag(op: Lag, table: pa.Table, place: Place) -> pa.Table:
     return out
 
 
-def sessions(op: Sessions, table: pa.Table, place: Place) -> pa.Table:
-    past = past_of(op, table, place)
+def sessions(op: Sessions, table: pa.Table, context: ArrowTableContext) -> pa.Table:
+    past = past_of(op, table, context)
     events = past.all
     # Sessions of the events, in their order: the time before is that of the instant before.
     t = past.time[events.rows]
@@ -133,10 +134,10 @@ def sessions(op: Sessions, table: pa.Table, place: Place) -> pa.Table:
     return replaced(out, f"{p}_age", nulled(age, past.known, pa.float64()))
 
 
-def trailing(op: Trailing, table: pa.Table, place: Place) -> pa.Table:
-    types = place.given.types
-    past = past_of(op, table, place)
-    ok = chosen(op, table, place)
+def trailing(op: Trailing, table: pa.Table, context: ArrowTableContext) -> pa.Table:
+    types = context.schema.types
+    past = past_of(op, table, context)
+    ok = chosen(op, table, context)
     events = past.of(ok)
     numbers = {v: whole(one(table, v), types[v]) for v in op.values}
     out = table
@@ -166,10 +167,10 @@ def trailing(op: Trailing, table: pa.Table, place: Place) -> pa.Table:
     return out
 
 
-def target_encoding_past(op: TargetEncodingPast, table: pa.Table, place: Place) -> pa.Table:
-    types = place.given.types
-    target = op.target or place.given.label
-    past = past_of(op, table, place)
+def target_encoding_past(op: TargetEncodingPast, table: pa.Table, context: ArrowTableContext) -> pa.Table:
+    types = context.schema.types
+    target = op.target or context.schema.label
+    past = past_of(op, table, context)
     q, there = whole(one(table, target), types[target])
     high, low = halves(np.where(there, q, 0))
     events = past.all
@@ -179,7 +180,7 @@ def target_encoding_past(op: TargetEncodingPast, table: pa.Table, place: Place) 
     m = float(op.smoothing)
     prior: F64 = np.full(table.num_rows, np.nan if op.prior is None else float(op.prior))
     if op.prior is None:
-        prior = _prior(op, table, place, there, high, low)
+        prior = _prior(op, table, context, there, high, low)
     with np.errstate(all="ignore"):
         smooth = np.where(n + m > 0, (y + m * prior) / (n + m), np.nan)
         alone = np.where(n > 0, y / n, np.nan)
@@ -187,21 +188,23 @@ def target_encoding_past(op: TargetEncodingPast, table: pa.Table, place: Place) 
     return replaced(table, op._name, pa.array(found, pa.float64(), from_pandas=True))
 
 
-def _prior(op: TargetEncodingPast, table: pa.Table, place: Place, there: Bits, high: I64, low: I64) -> F64:
+def _prior(
+    op: TargetEncodingPast, table: pa.Table, context: ArrowTableContext, there: Bits, high: I64, low: I64
+) -> F64:
     """As `_with_prior`; NaN where there is none."""
-    time = place.given.needs_time()
-    t, timed = micros_of(one(table, time), place.given.types[time])
-    event = timed & there & ~one(table, PROBE).is_valid().to_numpy(zero_copy_only=False)
-    known = (t[event] + op.delay) // DAY
+    time = context.schema.needs_time()
+    t, timed = micros_of(one(table, time), context.schema.types[time])
+    event = timed & there & ~one(table, QUERY).is_valid().to_numpy(zero_copy_only=False)
+    known = (t[event] + op.delay) // DAY_MICROS
     order = np.argsort(known, kind="stable")
-    before = np.searchsorted(known[order], t // DAY)
+    before = np.searchsorted(known[order], t // DAY_MICROS)
 
     def total(values: I64) -> I64:
         sums: I64 = np.concatenate([np.zeros(1, np.int64), np.cumsum(values[event][order])])
         return np.asarray(sums[before])
 
-    target = op.target or place.given.label
-    y = joined(total(high), total(low), place.given.types[target])
+    target = op.target or context.schema.label
+    y = joined(total(high), total(low), context.schema.types[target])
     with np.errstate(all="ignore"):
         found: F64 = np.where((before > 0) & timed, y / before.astype(np.float64), np.nan)
     return found

@@ -8,11 +8,11 @@ from pydantic import Field
 
 from headrace.features.learn.statistics import Statistic
 from headrace.features.ops.base import Elementwise, scalars
-from headrace.features.ops.learner import Learner
+from headrace.features.ops.estimator import EstimatorOp
 from headrace.features.types import ValueType
 
 
-class OfCountedValues(Elementwise, Learner):
+class QuantileOp(Elementwise, EstimatorOp):
     """An operator over numbers that learns from how often each value is there."""
 
     #: Values are counted with so many significant bits: a quantile's relative error is at most 2**-significant_bits,
@@ -20,8 +20,8 @@ class OfCountedValues(Elementwise, Learner):
     #: values.
     significant_bits: int = Field(default=16, ge=2, le=53)
 
-    def types(self, given: Mapping[str, ValueType]) -> dict[str, ValueType]:
-        return super().types(scalars(given))
+    def types(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
+        return super().types(scalars(inputs))
 
     def statistics(self, types: Mapping[str, ValueType]) -> dict[str, Statistic]:
         return {name: Statistic(key=(name,), kind="number", bits=self.significant_bits) for name in types}

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from headrace.features.learn.statistics import Partials, Statistic
-from headrace.features.ops.base import Learned, Op
+from headrace.features.ops.base import FittedState, Op
 from headrace.features.types import ValueType
 
 
-class Learner(Op):
+class EstimatorOp(Op):
     """An operator that learns by statistics of parts."""
 
     learns: ClassVar[bool] = True
@@ -19,6 +19,6 @@ class Learner(Op):
         """What to collect of the columns as they arrive at this operator."""
         raise NotImplementedError
 
-    def finish(self, partials: Partials, types: Mapping[str, ValueType]) -> Learned:
+    def finish(self, partials: Partials, types: Mapping[str, ValueType]) -> FittedState:
         """What the statistics of all training rows teach. Does not depend on the order of groups."""
         raise NotImplementedError

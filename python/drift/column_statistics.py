@@ -28,7 +28,7 @@ _SMALLEST = 2048
 
 
 @dataclass
-class Tally:
+class ColumnStatistics:
     """Of one column in the rows of one split."""
 
     bins: Bins
@@ -76,7 +76,7 @@ class Tally:
                 hashes = xxhash64_integers(values.cast(pa.int64()).to_numpy(zero_copy_only=False))
         self._keep(hashes.view(np.uint64))
 
-    def merge(self, other: Tally) -> None:
+    def merge(self, other: ColumnStatistics) -> None:
         """Add what was counted of other rows in the same bins."""
         self.rows += other.rows
         self.missing += other.missing
@@ -130,10 +130,10 @@ class Tally:
         }
 
     @staticmethod
-    def unpacked(bins: Bins, found: Mapping[str, Any]) -> Tally:
+    def unpacked(bins: Bins, found: Mapping[str, Any]) -> ColumnStatistics:
         """What `packed` made of a tally with these bins."""
         arrays = {"counts": np.array(found["counts"], np.int64), "smallest": np.array(found["smallest"], np.uint64)}
-        return Tally(bins, **{**found, **arrays})
+        return ColumnStatistics(bins, **{**found, **arrays})
 
     def _count(self, index: I64, times: I64 | None) -> None:
         # As floating weights, counts are exact up to 2**53.
