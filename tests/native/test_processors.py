@@ -15,7 +15,7 @@ from headrace.commands import doctor
 from headrace.dataset import native as dataset
 from headrace.embeddings.kernels import cpu
 from headrace.embeddings.optim.fused_step import fused_step
-from headrace.models.feature_interaction import with_pairs
+from headrace.models.feature_interaction import dot_interaction
 from headrace.workspace import checkout
 
 BUILD = checkout() / "build" / "native"
@@ -111,7 +111,7 @@ def results(file: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tens
             )
             out[f"{kind} {width}"] = torch.cat([weight, *states], 1)
         bottom, vectors = torch.randn(40, width, requires_grad=True), torch.randn(40, 9, width, requires_grad=True)
-        pairs = with_pairs(bottom, vectors)
+        pairs = dot_interaction(bottom, vectors)
         pairs.square().sum().backward()
         assert bottom.grad is not None
         assert vectors.grad is not None
