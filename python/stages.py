@@ -1,6 +1,6 @@
 """The stages of a day, in order: the one list of them.
 
-A stage is an entry here and a class in its room that follows `headrace.stage.Stage`; commands, jobs, status, the
+A stage is an entry here and a class in its package that follows `headrace.stage.Stage`; commands, jobs, status, the
 report and Airflow's DAGs read this. The DAGs do so in another environment, by this file's path: it imports nothing
 but the standard library.
 """

@@ -1,4 +1,4 @@
-"""Ranks as torch.distributed processes: gloo on CPUs, NCCL on GPUs. The only import of torch.distributed in this room.
+"""Ranks as torch.distributed processes: gloo on CPUs, NCCL on GPUs. The only import of torch.distributed here.
 
     torch.distributed.init_process_group("gloo", ...)   # the launcher's business
     collective = TorchCollective()

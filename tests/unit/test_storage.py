@@ -1,4 +1,4 @@
-"""The storage room on a file system: files and folders appear whole or not at all, and on the disk before they do."""
+"""Storage on a file system: files and folders appear whole or not at all, and on the disk before they do."""
 
 from __future__ import annotations
 
