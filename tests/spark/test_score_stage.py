@@ -249,14 +249,14 @@ def test_equals_brute_force_and_reruns(spark: SparkSession, day: Workspace, even
     types = "ds string, user bigint, item string, rank int, score float, model_version string"
     table = day.table("shop", "scores")
     spark.createDataFrame(other, types).write.format("delta").mode("append").save(str(table))
-    day.manifest("shop", DS, "score").unlink()
+    day.manifest("shop", DS, "score").remove()
     again = run_stage(ScoreCandidates(), s, day, DS).manifest
     pd.testing.assert_frame_equal(scores(spark, day), found, check_exact=True)
     assert len(scores(spark, day, "2026-01-04")) == 1
     assert again.key == done.key
 
     # A lost data file is noticed, and mended.
-    for path in (table / f"ds={DS}").glob("*.parquet"):
+    for path in (table.local_path() / f"ds={DS}").glob("*.parquet"):
         path.unlink()
     healed = run_stage(ScoreCandidates(), s, day, DS)
     assert not healed.skipped
