@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from headrace.drift.bins import I64, Bins, NumberBins, ValueBins, describe
 from headrace.drift.column_statistics import ColumnStatistics
 from headrace.features.engines.arrow.dictionary import DictionaryColumn
+from headrace.features.functions.arrays import nan_to_null
 from headrace.features.types import ValueType
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.schema import NULL_CODE, OOV_CODE, Feature, Kind
@@ -195,7 +196,7 @@ def _names(bins: Bins, vocabulary: Lookup) -> dict[str | int | bool, str]:
 def _drop(x: pa.Array) -> pa.Array:
     """Without nulls and NaN."""
     if pa.types.is_floating(x.type):
-        return x.filter(pc.invert(pc.is_nan(x)), null_selection_behavior="drop")
+        x = nan_to_null(x)
     return x.drop_null()
 
 

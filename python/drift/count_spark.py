@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from headrace.drift.bins import Bins, NumberBins
 from headrace.drift.column_statistics import ColumnStatistics
 from headrace.drift.columns import MeasuredColumn, StatisticsByColumn
-from headrace.features.functions.spark_expressions import col
+from headrace.features.functions.spark_expressions import col, nan_to_null
 from headrace.schema import NULL_CODE, OOV_CODE
 
 _MISSING = -1
@@ -86,8 +86,7 @@ def _entries(i: int, x: Column, measured: MeasuredColumn, bins: Bins) -> Column:
 
     def plain(value: Column) -> Column:
         if isinstance(bins, NumberBins):
-            value = value.cast("double")
-            value = F.when(~F.isnan(value), value + F.lit(0.0))  # -0.0 is 0.0
+            value = nan_to_null(value.cast("double")) + F.lit(0.0)  # -0.0 is 0.0
         return value
 
     def entry(value: Column) -> Column:

@@ -14,6 +14,7 @@ import pytest
 
 from headrace.config import Chain, load_spec
 from headrace.errors import UserError
+from headrace.features.functions.arrays import input_values, is_missing
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
@@ -214,6 +215,22 @@ def test_other_types_and_missing_columns() -> None:
     texts = with_column(rows, "user", pa.array(["x"] * 6))
     with pytest.raises(UserError, match=r"column 'user' is string and cannot be read as bigint"):
         f.transform_batch(texts)
+
+
+@pytest.mark.parametrize(
+    ("values", "type_", "seen", "missing"),
+    [
+        ([1.0, float("nan"), None], pa.float64(), [1.0, None, None], [False, True, True]),
+        ([1, None], pa.int32(), [1, None], [False, True]),
+        (["", None], pa.string(), ["", None], [False, True]),
+        ([[1.0, float("nan")], [], None], pa.list_(pa.float64()), [[1.0, None], [], []], [False, True, True]),
+        ([["a"], [None], None], pa.list_(pa.string()), [["a"], [None], []], [False, False, True]),
+    ],
+)
+def test_what_is_missing(values: list[Any], type_: pa.DataType, seen: list[Any], missing: list[bool]) -> None:
+    x = input_values(pa.array(values, type_))
+    assert x.to_pylist() == seen
+    assert is_missing(x).tolist() == missing
 
 
 def test_keep_takes_columns_along() -> None:

@@ -26,6 +26,21 @@ def nan_to_null(x: pa.Array) -> pa.Array:
     return pc.if_else(pc.is_nan(x), pa.scalar(None, x.type), x)
 
 
+def input_values(x: pa.Array) -> pa.Array:
+    """An input column as operators see it: NaN is null, a null list is empty."""
+    if not pa.types.is_list(x.type):
+        return nan_to_null(x) if pa.types.is_floating(x.type) else x
+    if x.null_count:
+        x = pc.if_else(x.is_valid(), x, pa.scalar([], x.type))
+    return with_elements(x, nan_to_null(x.flatten())) if pa.types.is_floating(x.type.value_type) else x
+
+
+def is_missing(x: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which of the values of `input_values` are none: null, an empty list. bool [n]."""
+    none = pc.equal(pc.list_value_length(x), 0) if pa.types.is_list(x.type) else x.is_null()
+    return np.asarray(none.to_numpy(zero_copy_only=False), np.bool_)
+
+
 def with_elements(lists: pa.ListArray, elements: pa.Array) -> pa.ListArray:
     """Lists of the same lengths with other elements. `lists` has no null list."""
     lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)

@@ -63,6 +63,7 @@ class History(FilteredEventsOp):
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
+        from headrace.features.functions.spark_expressions import input_column
         from headrace.features.table_ops.spark_windows import (
             COPY,
             SHIFTED_MICROS,
@@ -72,7 +73,6 @@ class History(FilteredEventsOp):
             newest_before,
             partition_columns,
             passthrough_columns,
-            real,
             shifted,
             with_time,
         )
@@ -80,7 +80,9 @@ class History(FilteredEventsOp):
         types, columns = context.schema.types, frame.columns
         ok = self.spark_chosen(context)
         rows = with_time(frame, context, self.keys)
-        inputs = {f"__h{i}": F.when(is_event(self.keys) & ok, real(v, types[v])) for i, v in enumerate(self.values)}
+        inputs = {
+            f"__h{i}": F.when(is_event(self.keys) & ok, input_column(v, types[v])) for i, v in enumerate(self.values)
+        }
         rows = shifted(rows.withColumns(inputs), columns, self.keys, [self.delay] if self.delay else [])
         enters = F.col(COPY) == (1 if self.delay else 0)
         # First of all by the keys alone: rows that are together by them are together by them and `__has`.

@@ -67,6 +67,7 @@ class Lag(EarlierEventsOp):
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
+        from headrace.features.functions.spark_expressions import input_column
         from headrace.features.table_ops.spark_windows import (
             EVENT_MICROS,
             first_of_instant,
@@ -75,12 +76,11 @@ class Lag(EarlierEventsOp):
             newest_before,
             partition_columns,
             passthrough_columns,
-            real,
             with_time,
         )
 
         types, columns = context.schema.types, frame.columns
-        x = {v: real(v, types[v]) for v in self.values}
+        x = {v: input_column(v, types[v]) for v in self.values}
         numbers = {v: (c.cast("int") if types[v].element == "boolean" else c).cast("double") for v, c in x.items()}
         fields = [F.col(EVENT_MICROS).alias("t"), *[numbers[v].alias(f"v{i}") for i, v in enumerate(self.values)]]
         # An array of one struct stands for an event, an empty one for none.

@@ -254,13 +254,10 @@ class Predicate:
         return compare[node.does]()
 
     def _column(self, name: _Name) -> Column:
-        from pyspark.sql import functions as F
-
-        from headrace.features.functions.spark_expressions import col
+        from headrace.features.functions.spark_expressions import col, nan_to_null
 
         x = col(name.column)
-        real = self._types[name.column] in (ValueType("float"), ValueType("double"))
-        return F.when(~F.isnan(x), x) if real else x
+        return nan_to_null(x) if self._types[name.column] in (ValueType("float"), ValueType("double")) else x
 
 
 def _moment(text: str, kind: str, of: Predicate) -> str:

@@ -17,7 +17,6 @@ from pyspark.sql import functions as F
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import spark_micros
 from headrace.features.table_ops.base import FILE, LINE, QUERY, SparkTableContext
-from headrace.features.types import ValueType
 
 #: Helper columns: the time of a row; by keys, a number where it has no past (one of them or the time is null), so that
 #: such rows do not all meet in one partition. They stay for the operators that follow: rows that are together already
@@ -181,12 +180,6 @@ def window_sums(frame: DataFrame, context: SparkTableContext, keys: Sequence[str
     frame = sums_before(frame, keys, changes, SHIFTED_MICROS).where(F.col(COPY) == 0)
     found = {c: F.when(has_key_and_time(keys), F.col(c)).otherwise(none) for c in changes}
     return frame.select(*passthrough_columns(frame, columns), *[x.alias(c) for c, x in found.items()])
-
-
-def real(name: str, input_type: ValueType) -> Column:
-    """A column, null where it is NaN."""
-    x = col(name)
-    return F.when(~F.isnan(x), x) if input_type.element in ("float", "double") and not input_type.is_list else x
 
 
 #: Of `newest_version`: the struct that it adds, null where there is none.

@@ -14,12 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from headrace import __version__
 from headrace.errors import UserError
-from headrace.features.functions.arrays import doubles, nan_to_null, to_numpy, with_elements
+from headrace.features.functions.arrays import doubles, input_values, is_missing, to_numpy
 from headrace.features.learn.statistics import IDENTITY
 from headrace.features.ops.base import State
 from headrace.features.types import ValueType
@@ -132,9 +131,7 @@ class FittedWorkflow:
 
     def missing(self, batch: pa.RecordBatch, column: str) -> NDArray[np.bool_]:
         """Which rows of a raw batch have no value of an input column: null, NaN, or an empty list. bool [rows]."""
-        x = self._column(batch, column)
-        none = pc.equal(pc.list_value_length(x), 0) if self.workflow.input_type(column).is_list else x.is_null()
-        return np.asarray(none.to_numpy(zero_copy_only=False), np.bool_)
+        return is_missing(self._column(batch, column))
 
     def save(self, folder: Path) -> None:
         """Write it into `folder` (headrace.features.workflow.saved).
@@ -182,13 +179,7 @@ class FittedWorkflow:
                 array = array.cast(type_.arrow)
             except pa.ArrowException as e:
                 raise UserError(f"column '{name}' is {array.type} and cannot be read as {type_}: {e}") from None
-        if type_.is_list:
-            if array.null_count:
-                array = pc.if_else(array.is_valid(), array, pa.scalar([], array.type))
-            if type_.element in ("float", "double"):
-                array = with_elements(array, nan_to_null(array.flatten()))
-            return array
-        return nan_to_null(array) if type_.element in ("float", "double") else array
+        return input_values(array)
 
 
 def finished(x: pa.Array, end: ValueType) -> pa.Array:

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from headrace.errors import UserError
 from headrace.features.engines.arrow.dictionary import DictionaryColumn
-from headrace.features.functions.arrays import nan_to_null, one_chunk, with_elements
+from headrace.features.functions.arrays import input_values, one_chunk
 from headrace.features.functions.kernels import xxhash64_integers, xxhash64_strings
 from headrace.features.types import ValueType
 from headrace.manifest import fingerprint
@@ -192,15 +192,8 @@ def row_hashes(source: pa.DictionaryArray, lines: pa.Array) -> npt.NDArray[np.in
 def _cells(column: pa.ChunkedArray, type_: ValueType, name: str) -> pa.Array:
     """A column as operators see it (workflow.workflow): NaN is null, a null list is empty; texts and integers with
     each value once."""
-    array = _one(column, type_.arrow, name)
-    real = type_.element in ("float", "double")
-    if type_.is_list:
-        if array.null_count:
-            array = pc.if_else(array.is_valid(), array, pa.scalar([], array.type))
-        return with_elements(array, nan_to_null(array.flatten())) if real else array
-    if real:
-        return nan_to_null(array)
-    if type_.is_integer:
+    array = input_values(_one(column, type_.arrow, name))
+    if type_.is_integer and not type_.is_list:
         sample = array.slice(0, _SAMPLE)
         if 2 * pc.count_distinct(sample, mode="all").as_py() > len(sample):
             return array

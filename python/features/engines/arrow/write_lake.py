@@ -25,7 +25,7 @@ from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile, Lake
 from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter
 from headrace.features.engines.arrow.tasks import cores_of, grouped, run_tasks
 from headrace.features.engines.arrow.write_frame import loaded, write_part, written_dataset
-from headrace.features.functions.arrays import doubles
+from headrace.features.functions.arrays import doubles, is_missing
 from headrace.features.layout.files import FilePlan, WrittenDataset, source_sets
 from headrace.features.layout.split_rule import day_number
 from headrace.features.workflow.fitted import FittedWorkflow, finished
@@ -295,9 +295,3 @@ class _PartRows:
             assert index is not None
             self._indexes[name] = index.take(self.rows)
         return self._indexes[name]
-
-
-def is_missing(x: pa.Array) -> npt.NDArray[np.bool_]:
-    """Values that are none: null, an empty list. bool [n]."""
-    none = pc.equal(pc.list_value_length(x), 0) if pa.types.is_list(x.type) else x.is_null()
-    return np.asarray(none.to_numpy(zero_copy_only=False), np.bool_)
