@@ -2,7 +2,8 @@
 
 - counts by bin (headrace.drift.bins), missing rows, smallest and largest finite value: exact;
 - mean and standard deviation from sums about the training median (shifted data: Chan, Golub and LeVeque, "Algorithms
-  for computing the sample variance", 1983), added in the order of the parts;
+  for computing the sample variance", 1983), added in the order of the parts. Not the digits of
+  features.learn.exact_sums: those leave out what float32 cannot hold, and a report, which needs no last bit, counts it;
 - the number of distinct values: exact up to 2,048, above it from the 2,048 smallest 64-bit hashes (k minimum values:
   Bar-Yossef et al., "Counting distinct elements in a data stream", 2002), with a standard error of 2.2 %.
 """

@@ -5,6 +5,9 @@ A double is cut into signed digits to the base 2**27, at fixed places: x = sum o
 of the whole, exactly (a superaccumulator: Kulisch, "Computer Arithmetic and Validity", 2013; the fixed places make it
 plain column arithmetic for Spark, hence for GPUs). The product of two digits has 54 bits, so squares are exact as
 well, and a variance is right to the last bit however small it is beside the mean. 2**31 rows fit.
+
+Not the grid of table_ops.fixed_point, which rounds each number to 2**-20 and has no squares, nor the double sums of
+drift.column_statistics, whose last bits the parts decide: a fitted workflow is the same bits from either engine.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 An integer is summed as it is. A real number is taken on a grid of 2**-20 (about a millionth), at most 2**42 (4.4e12)
 from zero; what is no finite number is no value. Each is cut into q = high * 2**32 + low; both halves of a thousand
 million values sum within 64 bits, so adding and taking away again is exact, which a sum of doubles is not.
+
+Not learn.exact_sums, whose digits lie where the data's least and greatest number put them: that takes a look at all
+events before the first window, and a window sum for each digit, where one grid takes two and knows no data.
 """
 
 from __future__ import annotations
