@@ -71,6 +71,11 @@ int32_t headrace_cross(const headrace_column *columns, int32_t count, int64_t ro
 int32_t headrace_minhash(const headrace_column *ids, int64_t rows, int32_t hashes, int64_t *out, uint8_t *out_validity,
                          void *stream);
 
+/* Spark's xxhash64 (XXH64) of text and of numbers: of each row with seeds[row], or with 42 where `seeds` is NULL; of a null the seed
+ * itself. out [rows]. In libheadrace_columns.so alone. */
+int32_t headrace_xxhash64_text(const headrace_column *text, int64_t rows, const int64_t *seeds, int64_t *out);
+int32_t headrace_xxhash64_integers(const int64_t *values, int64_t rows, const int64_t *seeds, int64_t *out);
+
 #ifdef __cplusplus
 }
 #endif

@@ -171,7 +171,7 @@ def jars(gradle: Path, configuration: str) -> list[str]:
 
 
 def native() -> Iterator[Finding]:
-    """What of native/ is built: needed by the operators on native functions, faster embeddings, GPU plans."""
+    """What of native/ is built: needed by hashes, operators on native functions, faster embeddings, GPU plans."""
     from headrace import native as embeddings
     from headrace.udfs import library as columns
     from headrace.udfs.spark import udf_jars
@@ -186,7 +186,7 @@ def native() -> Iterator[Finding]:
         todo = f"`make native` with a compiler that knows -march={best}: this processor can do more"
     yield Finding(
         "native libraries",
-        "optional" if lacking else "ok",
+        "missing" if not there["columns"] else "optional" if lacking else "ok",
         ", ".join(told[name] for name, is_there in there.items() if is_there) or "not built",
         todo,
     )

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.drift.bins import I64, Bins, NumberBins
-from headrace.features.functions.kernels import xxhash64_integers, xxhash64_strings
+from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 
 U64 = npt.NDArray[np.uint64]
 

@@ -15,6 +15,7 @@ import struct
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 from headrace.errors import UserError
 from headrace.workspace import checkout
@@ -45,7 +46,7 @@ class Column(ctypes.Structure):
 
 
 class ColumnLibrary:
-    """One of the two libraries."""
+    """One of the two libraries: what both have."""
 
     def __init__(self, path: Path) -> None:
         """Load it.
@@ -146,6 +147,36 @@ class ColumnLibrary:
         assert code == 0, code
 
 
+class HostLibrary(ColumnLibrary):
+    """The library over host memory, which hashes, too."""
+
+    def __init__(self, path: Path) -> None:
+        """Load it.
+
+        Raises:
+            OSError: it is not there or does not load.
+            UserError: it was built from other sources.
+        """
+        super().__init__(path)
+        try:
+            text, integers = self._lib.headrace_xxhash64_text, self._lib.headrace_xxhash64_integers
+        except AttributeError:
+            raise UserError(f"{path} was built from other sources: run `make native`") from None
+        text.argtypes = [ctypes.POINTER(Column), _I64, _P, _P]
+        integers.argtypes = [_P, _I64, _P, _P]
+
+    def xxhash64_text(self, text: Column, rows: int, seeds: int | None, out: int) -> None:
+        """Spark's xxhash64 of texts: int64 [rows] to `out`; `seeds`: int64 [rows], None: all 42."""
+        self._check(self._lib.headrace_xxhash64_text(text, rows, seeds, out))
+
+    def xxhash64_integers(self, values: int, rows: int, seeds: int | None, out: int) -> None:
+        """Spark's xxhash64 of int64 [rows], as `xxhash64_text`."""
+        self._check(self._lib.headrace_xxhash64_integers(values, rows, seeds, out))
+
+
+_Library = TypeVar("_Library", bound=ColumnLibrary)
+
+
 def host_path() -> Path:
     """Where the build puts the library over host memory."""
     return checkout() / "build" / "native" / "libheadrace_columns.so"
@@ -176,13 +207,13 @@ def cuda_targets(path: Path) -> list[str]:
 
 
 @cache
-def host() -> ColumnLibrary:
+def host() -> HostLibrary:
     """The library over host memory.
 
     Raises:
         UserError: it was not built.
     """
-    return _load(host_path(), "make native")
+    return _load(HostLibrary, host_path(), "make native")
 
 
 @cache
@@ -192,11 +223,11 @@ def cuda() -> ColumnLibrary:
     Raises:
         UserError: it was not built.
     """
-    return _load(cuda_path(), "make native-cuda")
+    return _load(ColumnLibrary, cuda_path(), "make native-cuda")
 
 
-def _load(path: Path, command: str) -> ColumnLibrary:
+def _load(kind: type[_Library], path: Path, command: str) -> _Library:
     try:
-        return ColumnLibrary(path)
+        return kind(path)
     except OSError as e:
         raise UserError(f"{path} does not load ({e}): run `{command}`") from None

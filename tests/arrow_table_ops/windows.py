@@ -11,10 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.features.functions.kernels import xxhash64_strings
 from headrace.features.functions.timestamps import DAY_MICROS
 from headrace.features.table_ops.base import FILE, LINE, QUERY
 from headrace.features.types import ValueType
+from headrace.udfs.xxhash64 import xxhash64_strings
 
 I64 = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.bool_]

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from headrace.udfs.library import Column, ColumnLibrary
+from headrace.udfs.library import Column, HostLibrary
 
 _libc = ctypes.CDLL(None)
 _libc.malloc.restype, _libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
@@ -75,7 +75,7 @@ def column(rng: np.random.Generator, memory: Exact, rows: int, text: bool) -> Co
     )
 
 
-def trial(lib: ColumnLibrary, rng: np.random.Generator) -> None:
+def trial(lib: HostLibrary, rng: np.random.Generator) -> None:
     memory = Exact()
     rows = int(rng.integers(0, 20))
     offsets, bits = memory.room(4 * (rows + 1)), memory.room((rows + 7) // 8)
@@ -92,11 +92,15 @@ def trial(lib: ColumnLibrary, rng: np.random.Generator) -> None:
 
     hashes = int(rng.integers(1, 9))
     lib.minhash(columns[0], rows, hashes, memory.room(8 * rows * hashes), bits)
+
+    seeds = memory.copy(rng.integers(-(2**63), 2**63 - 1, rows)) if rng.random() < 0.5 else None
+    lib.xxhash64_text(text, rows, seeds, memory.room(8 * rows))
+    lib.xxhash64_integers(memory.copy(rng.integers(-(2**63), 2**63 - 1, rows)), rows, seeds, memory.room(8 * rows))
     memory.free()
 
 
 def main(library: str, trials: str) -> None:
-    lib = ColumnLibrary(Path(library))
+    lib = HostLibrary(Path(library))
     memory = Exact()
     if trials == "break":
         offsets = memory.copy(np.array([0, 9], np.int32))

@@ -17,12 +17,13 @@ from pyspark.sql import functions as F
 from headrace.config import Chain
 from headrace.features.engines.spark.fit import fit
 from headrace.features.engines.spark.transform import transform
-from headrace.features.functions.kernels import log1p, xxhash64_integers, xxhash64_strings
+from headrace.features.functions.log1p import log1p
 from headrace.features.layout.placement import partition_keys
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.schema import TableColumn
+from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 
 COLUMNS = [
     TableColumn(name="x", type="double"),

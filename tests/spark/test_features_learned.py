@@ -27,7 +27,6 @@ from headrace.features.build.stage import BuildFeatures
 from headrace.features.engines.arrow.aggregate import aggregate_batch
 from headrace.features.engines.spark.fit import fit
 from headrace.features.engines.spark.transform import transform
-from headrace.features.functions.kernels import xxhash64_integers, xxhash64_strings
 from headrace.features.learn.exact_sums import LARGEST, SMALLEST
 from headrace.features.learn.folds import folds_of
 from headrace.features.learn.merge import merge_all
@@ -39,6 +38,7 @@ from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.schema import TableColumn
 from headrace.stage import run_stage
+from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 from headrace.workspace import Workspace
 from tests.spark.test_features_stage import DS, clicks, dataset, land, make_clicks, read
 

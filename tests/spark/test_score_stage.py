@@ -21,7 +21,6 @@ from headrace.drift.count_day import count_day
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.engines.spark.transform import transform
-from headrace.features.functions.kernels import xxhash64_strings
 from headrace.features.types import declared
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.manifest import Manifest, Output
@@ -32,6 +31,7 @@ from headrace.schema import TableColumn
 from headrace.score.stage import ScoreCandidates, scoring_model
 from headrace.stage import Context, run_stage
 from headrace.train.baseline.stage import TrainBaseline
+from headrace.udfs.xxhash64 import xxhash64_strings
 from headrace.workspace import Workspace
 
 DS = "2026-01-05"

@@ -1,4 +1,4 @@
-"""NumPy twins of Spark's column functions, against independent computations (Spark itself: tests/spark)."""
+"""Twins of Spark's column functions, against independent computations (Spark itself: tests/spark)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import math
 import mpmath
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.features.functions.kernels import log1p, xxhash64_integers, xxhash64_strings
+from headrace.features.functions.log1p import log1p
+from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 
 MASK = (1 << 64) - 1
 P1, P2, P3, P4, P5 = (
@@ -68,6 +70,18 @@ def test_string_hash_is_xxh64(texts: list[str]) -> None:
 def test_integer_hash_is_xxh64_of_eight_bytes(numbers: list[int]) -> None:
     expected = [xxh64(n.to_bytes(8, "little", signed=True)) for n in numbers]
     assert xxhash64_integers(np.array(numbers, np.int64)).tolist() == expected
+
+
+def test_each_row_has_its_seed_and_null_is_no_step() -> None:
+    texts, seeds = pa.array(["pad", "é1", None, "x" * 40])[1:], np.array([-1, 7, 2**62])
+    expected = [xxh64("é1".encode(), 2**64 - 1), 7, xxh64(b"x" * 40, 2**62)]
+    assert xxhash64_strings(texts, seeds).tolist() == expected
+    assert xxhash64_integers(np.arange(6)[::2], seeds).tolist() == [
+        xxh64(n.to_bytes(8, "little"), s % 2**64) for n, s in zip([0, 2, 4], seeds.tolist(), strict=True)
+    ]
+    assert xxhash64_strings(pa.array([], pa.string())).tolist() == []
+    with pytest.raises(ValueError, match="3 values, 2 seeds"):
+        xxhash64_strings(texts, seeds[:2])
 
 
 @given(st.lists(st.floats(min_value=-1, exclude_min=True, allow_nan=False, allow_infinity=False), min_size=1))

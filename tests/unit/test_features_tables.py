@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from headrace.config import load_spec
 from headrace.errors import UserError
-from headrace.features.functions.kernels import xxhash64_strings
 from headrace.features.table_ops.base import TrainRange
 from headrace.features.table_ops.external import ExternalReader, pin
 from headrace.features.table_ops.predicate import Predicate
 from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.types import declared
 from headrace.score.pair_features import check_columns
+from headrace.udfs.xxhash64 import xxhash64_strings
 from tests.arrow_table_ops import by_arrow
 from tests.arrow_table_ops.external import read
 from tests.arrow_table_ops.predicate import predicate

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.features.functions.arrays import with_elements
-from headrace.features.functions.kernels import xxhash64_strings
 from headrace.features.types import OpError, ValueType, element_of
+from headrace.udfs.xxhash64 import xxhash64_strings
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -11,7 +11,6 @@ import pyarrow as pa
 from pydantic import Field
 
 from headrace.features.functions.arrays import with_elements
-from headrace.features.functions.kernels import xxhash64_strings
 from headrace.features.learn.statistics import Statistic
 from headrace.features.ops.base import ArrowOpContext, SparkOpContext
 from headrace.features.ops.estimator import EstimatorOp
@@ -19,6 +18,7 @@ from headrace.features.types import OpError, ValueType
 from headrace.features.vocabulary.lookup import Codes
 from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.schema import NULL_CODE, OOV_CODE
+from headrace.udfs.xxhash64 import xxhash64_strings
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

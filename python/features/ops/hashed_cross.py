@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from headrace.features.functions.kernels import xxhash64_integers, xxhash64_strings
 from headrace.features.ops.base import ArrowOpContext, Op, SparkOpContext
 from headrace.features.ops.rename import NewName
 from headrace.features.types import OpError, ValueType
+from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 
 from headrace.features.functions.arrays import doubles, from_numpy, to_numpy
-from headrace.features.functions.kernels import log1p
+from headrace.features.functions.log1p import log1p
 from headrace.features.ops.base import Elementwise, State, number
 from headrace.features.types import ValueType
 

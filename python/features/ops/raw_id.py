@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.features.functions.kernels import xxhash64_integers, xxhash64_strings
 from headrace.features.ops.base import Elementwise, State
 from headrace.features.types import OpError, ValueType
+from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.features.functions.kernels import log1p
 from headrace.features.functions.keys import check_keys
+from headrace.features.functions.log1p import log1p
 from headrace.features.learn.statistics import Partials, Statistic, counts
 from headrace.features.ops.base import ArrowOpContext, FittedState, SparkOpContext
 from headrace.features.ops.estimator import EstimatorOp

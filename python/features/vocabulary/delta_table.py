@@ -20,11 +20,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.errors import UserError
-from headrace.features.functions.kernels import xxhash64_strings
 from headrace.features.vocabulary import lookup
 from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.lake.delta.log import LOG_RETENTION, DeltaLog
 from headrace.storage import local
+from headrace.udfs.xxhash64 import xxhash64_strings
 
 _LOG = logging.getLogger("headrace.features")
 

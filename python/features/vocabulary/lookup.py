@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.features.functions.arrays import one_chunk
-from headrace.features.functions.kernels import xxhash64_strings
 from headrace.schema import FIRST_CODE, NULL_CODE, OOV_CODE
+from headrace.udfs.xxhash64 import xxhash64_strings
 
 Codes = npt.NDArray[np.int32]
 

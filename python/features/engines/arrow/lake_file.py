@@ -27,10 +27,10 @@ import pyarrow.parquet as pq
 from headrace.errors import UserError
 from headrace.features.engines.arrow.dictionary import DictionaryColumn
 from headrace.features.functions.arrays import input_values, one_chunk
-from headrace.features.functions.kernels import xxhash64_integers, xxhash64_strings
 from headrace.features.types import ValueType
 from headrace.manifest import fingerprint
 from headrace.storage import local
+from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 
 #: Part of the folder's name: raise it when a row group's form changes.
 _FORMAT = 1
@@ -179,12 +179,7 @@ def row_hashes(source: pa.DictionaryArray, lines: pa.Array) -> npt.NDArray[np.in
 
     int64 [rows].
     """
-    by_file = np.array([42], np.int64)
-    names = source.dictionary
-    if len(names):
-        hashed = xxhash64_strings(pc.fill_null(names, ""))
-        by_file = np.where(names.is_valid().to_numpy(zero_copy_only=False), hashed, 42)
-    seed = by_file[source.indices.to_numpy()]
+    seed = xxhash64_strings(source.dictionary)[source.indices.to_numpy()]
     line = pc.fill_null(lines, 0).to_numpy(zero_copy_only=False)
     return np.where(lines.is_valid().to_numpy(zero_copy_only=False), xxhash64_integers(line, seed), seed)
 
