@@ -1,4 +1,6 @@
-"""Values as 64-bit ids: integers and codes as they are, booleans as 0 and 1, text as its xxhash64. Nulls stay."""
+"""Values as 64-bit ids: integers and codes as they are, booleans as 0 and 1, text as its xxhash64. Nulls stay.
+
+And the xxhash64 of all of them, integers and booleans as bigint."""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import pyarrow.compute as pc
 
 from headrace.features.functions.arrays import with_elements
 from headrace.features.types import OpError, ValueType, element_of
-from headrace.udfs.xxhash64 import xxhash64_strings
+from headrace.udfs.xxhash64 import I64, xxhash64_integers, xxhash64_strings
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -41,5 +43,17 @@ def arrow_ids(x: pa.Array, input_type: ValueType) -> pa.Array:
     if input_type.is_list:
         return with_elements(x, arrow_ids(x.flatten(), element_of(input_type)))
     if input_type.element == "string":
-        return pa.array(xxhash64_strings(pc.fill_null(x, "")), mask=x.is_null().to_numpy(zero_copy_only=False))
+        return pa.array(xxhash64_strings(x), mask=x.is_null().to_numpy(zero_copy_only=False))
     return (x.cast(pa.int8()) if input_type.element == "boolean" else x).cast(pa.int64())
+
+
+def spark_hashed(x: Column, input_type: ValueType) -> Column:
+    """What Spark's `xxhash64` takes of a scalar: text as it is, others as bigint."""
+    return x if input_type.element == "string" else spark_ids(x, input_type)
+
+
+def arrow_hashes(x: pa.Array, input_type: ValueType, seed: I64 | None = None) -> I64:
+    """`xxhash64` of scalars, of a null any number. [n] -> int64 [n]. `seed`: see headrace.udfs.xxhash64."""
+    if input_type.element == "string":
+        return xxhash64_strings(x, seed)
+    return xxhash64_integers(pc.fill_null(arrow_ids(x, input_type), 0).to_numpy(zero_copy_only=False), seed)

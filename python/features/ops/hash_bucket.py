@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import Field
 
+from headrace.features.functions.ids import arrow_hashes, spark_hashed
 from headrace.features.ops.base import Elementwise, State
 from headrace.features.types import OpError, ValueType
-from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -33,24 +32,10 @@ class HashBucket(Elementwise):
     def spark_value(self, x: Column, input_type: ValueType, state: State) -> Column:
         from pyspark.sql import functions as F
 
-        key = (
-            x
-            if input_type.element == "string"
-            else x.cast("int").cast("bigint")
-            if input_type.element == "boolean"
-            else x.cast("bigint")
-        )
-        bucket = F.pmod(F.xxhash64(key), F.lit(self.buckets).cast("bigint")) + F.lit(1).cast("bigint")
+        hashes = F.xxhash64(spark_hashed(x, input_type))
+        bucket = F.pmod(hashes, F.lit(self.buckets).cast("bigint")) + F.lit(1).cast("bigint")
         return F.when(x.isNull(), F.lit(0)).otherwise(bucket.cast("int"))
 
     def arrow_value(self, x: pa.Array, input_type: ValueType, state: State) -> pa.Array:
         valid = x.is_valid().to_numpy(zero_copy_only=False)
-        if input_type.element == "string":
-            # Repeated values are hashed once.
-            encoded = x.dictionary_encode()
-            distinct = np.append(xxhash64_strings(encoded.dictionary), 0)
-            hashes = distinct[pc.fill_null(encoded.indices, len(distinct) - 1).to_numpy(zero_copy_only=False)]
-        else:
-            numbers = x.cast(pa.int8()) if input_type.element == "boolean" else x
-            hashes = xxhash64_integers(pc.fill_null(numbers.cast(pa.int64()), 0).to_numpy(zero_copy_only=False))
-        return pa.array(np.where(valid, hashes % self.buckets + 1, 0).astype(np.int32))
+        return pa.array(np.where(valid, arrow_hashes(x, input_type) % self.buckets + 1, 0).astype(np.int32))

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import Field
 
+from headrace.features.functions.ids import arrow_hashes, spark_hashed
 from headrace.features.ops.base import ArrowOpContext, Op, SparkOpContext
 from headrace.features.ops.rename import NewName
 from headrace.features.types import OpError, ValueType
-from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -51,9 +50,7 @@ class HashedCross(Op):
 
         keys, missing = [], F.lit(False)
         for name, x in columns.items():
-            element = context.types[name].element
-            whole = x.cast("int").cast("bigint") if element == "boolean" else x.cast("bigint")
-            keys.append(x if element == "string" else whole)
+            keys.append(spark_hashed(x, context.types[name]))
             missing = missing | x.isNull()
         bucket = F.pmod(F.xxhash64(*keys), F.lit(self.buckets).cast("bigint")) + F.lit(1).cast("bigint")
         return {self._named(context.types): F.when(missing, F.lit(0)).otherwise(bucket.cast("int"))}
@@ -63,13 +60,7 @@ class HashedCross(Op):
         for name, x in columns.items():
             there = x.is_valid().to_numpy(zero_copy_only=False)
             valid = there if valid is None else valid & there
-            if context.types[name].element == "string":
-                hashes = xxhash64_strings(pc.fill_null(x, ""), hashes)
-            else:
-                whole = x.cast(pa.int8()) if context.types[name].element == "boolean" else x
-                hashes = xxhash64_integers(
-                    pc.fill_null(whole.cast(pa.int64()), 0).to_numpy(zero_copy_only=False), hashes
-                )
+            hashes = arrow_hashes(x, context.types[name], hashes)
         assert hashes is not None
         assert valid is not None
         codes = np.where(valid, hashes % self.buckets + 1, 0).astype(np.int32)

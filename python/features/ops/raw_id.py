@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.features.functions.ids import arrow_hashes, arrow_ids, spark_hashed
 from headrace.features.ops.base import Elementwise, State
 from headrace.features.types import OpError, ValueType
-from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -38,18 +38,14 @@ class RawId(Elementwise):
     def spark_value(self, x: Column, input_type: ValueType, state: State) -> Column:
         from pyspark.sql import functions as F
 
-        key = x if input_type.element == "string" else x.cast("bigint")
+        key = spark_hashed(x, input_type)
         found = F.xxhash64(key) if input_type.element == "string" or self.hash else key
         return F.when(x.isNull(), F.lit(0).cast("bigint")).otherwise(found)
 
     def arrow_value(self, x: pa.Array, input_type: ValueType, state: State) -> pa.Array:
         valid = x.is_valid().to_numpy(zero_copy_only=False)
-        if input_type.element == "string":
-            # Repeated values are hashed once.
-            encoded = x.dictionary_encode()
-            distinct = np.append(xxhash64_strings(encoded.dictionary), 0)
-            ids = distinct[pc.fill_null(encoded.indices, len(distinct) - 1).to_numpy(zero_copy_only=False)]
+        if input_type.element == "string" or self.hash:
+            ids = arrow_hashes(x, input_type)
         else:
-            ids = pc.fill_null(x.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
-            ids = xxhash64_integers(ids) if self.hash else ids
+            ids = pc.fill_null(arrow_ids(x, input_type), 0).to_numpy(zero_copy_only=False)
         return pa.array(np.where(valid, ids, 0).astype(np.int64))
