@@ -194,16 +194,16 @@ def play(scenario: str, job: Job, spark: SparkSession) -> dict[str, Any]:
 def main(home: Path, out: Path, scenarios: list[str]) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    os.environ.update(environment())
+    conf = Spark(
+        master=f"local-cluster[{RANKS},1,1024]", driver_memory="1g", properties={"spark.executor.memory": "1g"}
+    )
+    os.environ.update(environment(conf))
     ws = Workspace(home)
     # Executors' work folders; Spark's default is below its installation.
     os.environ["SPARK_WORKER_DIR"] = str(ws.spark_local / "work")
     manifests = list((ws.home / "runs" / "clicks").glob("*/features.json"))
     features = Manifest.load(local(manifests[0]))
     assert features is not None
-    conf = Spark(
-        master=f"local-cluster[{RANKS},1,1024]", driver_memory="1g", properties={"spark.executor.memory": "1g"}
-    )
     found = {}
     with session(conf, ws, "cluster") as spark:
         for scenario in scenarios:
