@@ -54,19 +54,21 @@ class Spec(Section):
         # YAML reads 2026-01-01 as a date.
         return None if value is None else parse_ds(str(value))
 
+    def named_columns(self) -> dict[str, Sequence[str]]:
+        """The columns that carried columns, split and scoring name, by the key that names them."""
+        named: dict[str, Sequence[str]] = {"features.carried": self.features.carried}
+        if self.features.split.column:
+            named["features.split.column"] = [self.features.split.column]
+        if self.score:
+            for side_name, side in (("user", self.score.user), ("item", self.score.item)):
+                named[f"score.{side_name}"] = [side.key, *side.columns]
+            named["score.context"] = list(self.score.context)
+        return named
+
     @model_validator(mode="after")
     def _names_meet(self) -> Spec:
         names = [c.name for c in self.table.columns]
-        wanted: dict[str, Sequence[str]] = {
-            "features.label": [self.features.label],
-            "features.carried": self.features.carried,
-        }
-        if self.features.split.column:
-            wanted["features.split.column"] = [self.features.split.column]
-        if self.score:
-            for side_name, side in (("user", self.score.user), ("item", self.score.item)):
-                wanted[f"score.{side_name}"] = [side.key, *side.columns]
-            wanted["score.context"] = list(self.score.context)
+        wanted = {"features.label": [self.features.label], **self.named_columns()}
         for where, columns in wanted.items():
             for column in columns:
                 # What `prepare` adds, headrace.features knows.

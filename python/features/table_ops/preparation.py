@@ -171,14 +171,7 @@ def prepared_columns(spec: Spec) -> tuple[TableColumn, ...]:
         return spec.table.columns
     columns = Preparation.from_spec(spec).columns
     names = [c.name for c in columns]
-    wanted: dict[str, Sequence[str]] = {"features.carried": spec.features.carried}
-    if spec.features.split.column:
-        wanted["features.split.column"] = [spec.features.split.column]
-    if spec.score:
-        for side_name, side in (("user", spec.score.user), ("item", spec.score.item)):
-            wanted[f"score.{side_name}"] = [side.key, *side.columns]
-        wanted["score.context"] = list(spec.score.context)
-    for where, some in wanted.items():
+    for where, some in spec.named_columns().items():
         for column in some:
             if column not in names:
                 raise UserError(
