@@ -4,54 +4,36 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
-from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 from headrace.drift.columns import feature_columns, input_columns
 from headrace.drift.count_arrow import measure_dataset, measure_frame, measure_lake
 from headrace.drift.table import write_statistics
-from headrace.features.engines.arrow.lake_rows import LakeRows
-from headrace.features.layout.files import Engine
-from headrace.features.layout.split import SPLIT, SplitRows
-from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.features.build.run import BuiltDay
+from headrace.features.layout.split import SPLIT
 from headrace.manifest import Output
 from headrace.stage import Context
 
 _LOG = logging.getLogger("headrace.features")
 
 
-def count_day(
-    ctx: Context,
-    fitted: FittedWorkflow,
-    rows: SplitRows,
-    files: LakeRows | None,
-    counts: Mapping[str, int],
-    folder: Path,
-    engine: Engine,
-    spark: SparkSession,
-) -> tuple[Output, ...]:
-    """Count the day and replace it in the table. The spec has the section `drift`.
+def count_day(ctx: Context, day: BuiltDay, spark: SparkSession) -> tuple[Output, ...]:
+    """Count the day and replace it in the table; gives the table at its new version. The spec has the section `drift`.
 
-    Args:
-        fitted: what made the dataset.
-        rows: the day's rows.
-        files: the same as lake files, where they are.
-        counts: rows of each split.
-        folder: the dataset's.
-        engine: who counts `rows` without `files`, and the dataset.
+    Rows that are lake files are counted as such; other rows, and the dataset, by the engine that made the dataset.
     """
     assert ctx.spec.drift is not None
+    fitted, rows = day.fitted, day.rows
     tick = time.perf_counter()
-    splits, quantiles, top = tuple(counts), ctx.spec.drift.quantiles, ctx.spec.drift.top_values
+    splits, quantiles, top = tuple(day.counts), ctx.spec.drift.quantiles, ctx.spec.drift.top_values
     types = {c: fitted.workflow.input_type(c) for f in fitted.features for c in f.sources}
     inputs = input_columns(types, fitted.features)
-    if files is not None:
-        raw = measure_lake(spark, files, inputs, counts["train"], quantiles, top)
+    if day.files is not None:
+        raw = measure_lake(spark, day.files, inputs, day.counts["train"], quantiles, top)
     else:
-        raw = measure_frame(rows.frame, SPLIT, splits, inputs, counts["train"], quantiles, top, engine)
-    made = measure_dataset(spark, folder, splits, feature_columns(fitted.features), quantiles, top, engine)
+        raw = measure_frame(rows.frame, SPLIT, splits, inputs, day.counts["train"], quantiles, top, day.engine)
+    made = measure_dataset(spark, day.folder, splits, feature_columns(fitted.features), quantiles, top, day.engine)
     records = [r for part in (raw, made) for r in part.rows(fitted.vocabularies)]
     path = ctx.ws.table(ctx.spec.pipeline, "statistics")
     ranges = {"train": rows.train_range, "valid": rows.valid_range}

@@ -6,8 +6,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -35,31 +36,25 @@ from headrace.storage import local
 _LOG = logging.getLogger("headrace.features")
 
 
-class CountStatistics(Protocol):
-    """Counts the columns of a day, for the stage `drift`: headrace.drift.count_day."""
+@dataclass(frozen=True)
+class BuiltDay:
+    """A day's dataset and what it was made of."""
 
-    def __call__(
-        self,
-        ctx: Context,
-        fitted: FittedWorkflow,
-        rows: SplitRows,
-        files: LakeRows | None,
-        counts: Mapping[str, int],
-        folder: Path,
-        engine: Engine,
-        spark: SparkSession,
-    ) -> tuple[Output, ...]:
-        """Outputs of the stage.
+    #: What made the dataset.
+    fitted: FittedWorkflow
+    rows: SplitRows
+    #: The rows as lake files, where they are.
+    files: LakeRows | None
+    #: Rows of each split.
+    counts: Mapping[str, int]
+    #: The dataset's.
+    folder: Path
+    #: Who made the dataset.
+    engine: Engine
 
-        Args:
-            fitted: what made the dataset.
-            rows: the day's rows.
-            files: the same as lake files, where they are.
-            counts: rows of each split.
-            folder: the dataset's.
-            engine: who counts `rows` without `files`, and the dataset.
-        """
-        ...
+
+#: Counts the columns of a day for the stage `drift`, and gives the outputs: headrace.drift.count_day.
+CountStatistics = Callable[[Context, BuiltDay, SparkSession], tuple[Output, ...]]
 
 
 def engine_of(spec: Spec) -> Engine:
@@ -132,9 +127,10 @@ def build(
         seconds = time.perf_counter() - tick
         total = sum(counts.values())
         _LOG.info("wrote %s rows in %.1f s (%s rows/s) to %s", f"{total:,}", seconds, f"{total / seconds:,.0f}", final)
-        statistics = count(ctx, fitted, rows, files, counts, final, engine_of(spec), spark)
+        day = BuiltDay(fitted, rows, files, counts, final, engine_of(spec))
+        statistics = count(ctx, day, spark)
 
-    return _result(ctx, fitted, vocabularies, rows, counts, written, final, statistics)
+    return _result(ctx, day, vocabularies, written, statistics)
 
 
 def append_day(
@@ -183,33 +179,31 @@ def append_day(
             time.perf_counter() - tick,
             final,
         )
-        statistics = count(ctx, fitted, rows, files, counts, final, "arrow", spark)
+        day = BuiltDay(fitted, rows, files, counts, final, "arrow")
+        statistics = count(ctx, day, spark)
     facts = {
         "version": version,
         "learned": base.learned if base is not None else ctx.ds,
         "kept": sorted(plan.kept),
         "written": sorted(made.days),
     }
-    return _result(ctx, fitted, vocabularies, rows, counts, written, final, statistics, {"append": facts})
+    return _result(ctx, day, vocabularies, written, statistics, {"append": facts})
 
 
 def _result(
     ctx: Context,
-    fitted: FittedWorkflow,
+    day: BuiltDay,
     vocabularies: VocabularyTable,
-    rows: SplitRows,
-    counts: Mapping[str, int],
     written: WrittenDataset,
-    final: Path,
     statistics: tuple[Output, ...],
     more: Mapping[str, Any] | None = None,
 ) -> Result:
-    name, total = str(final.relative_to(ctx.ws.home)), sum(counts.values())
+    name, total = str(day.folder.relative_to(ctx.ws.home)), sum(day.counts.values())
     return Result(
         outputs=(Output(kind="dataset", name=name, version=ctx.key, rows=total), *statistics),
-        rows=counts,
-        facts=facts_of(fitted, vocabularies, rows, counts, written) | dict(more or {}),
-        dataset_schema=fitted.schema,
+        rows=day.counts,
+        facts=facts_of(day.fitted, vocabularies, day.rows, day.counts, written) | dict(more or {}),
+        dataset_schema=day.fitted.schema,
     )
 
 

@@ -106,7 +106,7 @@ class BuildFeatures(Stage):
 
     def _counting(self, spec: Spec) -> CountStatistics:
         if spec.drift is None:
-            return lambda *_, **__: ()
+            return lambda *_: ()
         if self._count_statistics is None:
             raise RuntimeError(
                 "the spec has a section `drift`: this stage needs headrace.drift.count_day to count for it"
