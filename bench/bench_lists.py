@@ -19,6 +19,7 @@ from headrace.dataset.loader.loaders import TrainLoader
 from headrace.dataset.parquet import lists
 from headrace.dataset.parquet.layout import open_split
 from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.storage import local
 
 ROWS, GROUP, LENGTH, ROUNDS = 524_288, 65_536, 20, 3
 TRAIN = Train(batch_size=8192, streams=4)
@@ -71,7 +72,7 @@ def write(folder: Path, mean: float, as_lists: bool) -> DatasetSchema:
 
 def rate(folder: Path, schema: DatasetSchema) -> float:
     """Rows a second over one epoch of a rank alone."""
-    with TrainLoader(open_split(folder, "train", schema), schema, TRAIN) as source:
+    with TrainLoader(open_split(local(folder), "train", schema), schema, TRAIN) as source:
         next(source)
         tick = time.perf_counter()
         for _ in range(source.steps_per_epoch - 1):

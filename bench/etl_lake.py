@@ -73,14 +73,16 @@ class Lake:
         self.ws.table("etl", "vocabulary").remove()
         # The frame is not looked at: files are.
         split = split_rows(spec, self._spark.createDataFrame([], spec.table.spark_schema + ", " + _META), DS)
-        vocabularies = VocabularyTable(self._spark, self.ws.table("etl", "vocabulary").local_path(), DS)
-        with files_of_day(spec, self.ws, DS, self.table, 0, workflow, split) as files, vocabularies.in_background():
+        vocabularies = VocabularyTable(self._spark, self.ws.table("etl", "vocabulary"), DS)
+        with (
+            files_of_day(spec, self.ws, DS, local(self.table), 0, workflow, split) as files,
+            vocabularies.in_background(),
+        ):
             assert files is not None
             tick = time.perf_counter()
             counts, fitted = fit_files(workflow, files, split, vocabularies, self._spark, "etl")
             done = time.perf_counter()
-            with local(out).new_folder() as made:
-                folder = made.local_path()
+            with local(out).new_folder() as folder:
                 fitted.save(folder / "workflow")
                 plans = plan_files(counts, spec.features.row_group_rows, spec.features.min_row_groups)
                 written = write_lake_rows(fitted, files, plans, folder, folder / "workflow", self._spark)
@@ -97,4 +99,4 @@ class Lake:
         newest = sorted({f.partition["ds"] or "" for f in self.files})[-days:]
         for file in self.files:
             if file.partition["ds"] in newest:
-                shutil.rmtree(folder / LakeFile(str(file.path), 0).key)
+                shutil.rmtree(folder / LakeFile(file.path, 0).key)

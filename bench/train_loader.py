@@ -19,6 +19,7 @@ from bench.report import Figure
 from bench.train_ranks import MALLOC, schema_of, step_of, train_of
 from headrace.dataset.loader.loaders import EvalLoader, TrainLoader
 from headrace.dataset.parquet.layout import SplitLayout, open_split, stored_columns
+from headrace.storage import local
 from headrace.workspace import checkout
 
 ROW_GROUP = 131_072
@@ -82,7 +83,7 @@ def loader_rates(
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
     pa.set_cpu_count(cores)
     schema = schema_of(step)
-    layout = open_split(folder, "train", schema)
+    layout = open_split(local(folder), "train", schema)
     columns = stored_columns(schema)
     ways = {
         "decode": lambda: decode_seconds(layout, columns),

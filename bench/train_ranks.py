@@ -41,6 +41,7 @@ from headrace.manifest import Manifest
 from headrace.models.dlrm import DLRM
 from headrace.models.mlp import pairwise_dots
 from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.storage import local
 from headrace.train.callbacks.collective import InstrumentedCollective
 from headrace.train.callbacks.metrics_log import MetricsLog
 from headrace.train.callbacks.profile import collect_profile
@@ -260,7 +261,7 @@ def _rank_main(step: Step, rank: int, folder: Path, turns: int, profile: bool, d
             touched = Touched(ours.model.embeddings, step, rank, batches)
             states["bound"] = replaced(state_of(step, collective), touched)
     else:
-        layout = open_split(dataset, "train", schema_of(step))
+        layout = open_split(local(dataset), "train", schema_of(step))
         sources["ours"] = TrainLoader(layout, schema_of(step), train_of(step, streams=4), collective.world)
     tracer.attach(ours.model.embeddings)
     seconds: dict[str, list[float]] = {name: [] for name in _NAMES}

@@ -38,7 +38,8 @@ class Workspace:
 
     @property
     def scratch(self) -> Location:
-        return local(self.home)
+        """Nothing here is waited for: after a power cut, files may be short."""
+        return local(self.home).transient()
 
     def locate(self, name: str) -> Location:
         """What a manifest names: a path below `lake` or `store`; an absolute path stays as it is."""

@@ -20,6 +20,7 @@ from headrace.features.types import declared
 from headrace.lake.delta.log import DeltaLog
 from headrace.schema import TableColumn
 from headrace.storage import local
+from headrace.workspace import Workspace
 
 TYPES = {
     "user": "bigint",
@@ -172,7 +173,7 @@ def external(home: Path) -> ExternalReader:
     for name, table in (("items", items), ("prices", prices)):
         (home / "tables" / name).mkdir(exist_ok=True)
         pq.write_table(table, home / "tables" / name / "part.parquet")
-    return ExternalReader(home)
+    return ExternalReader(Workspace(home))
 
 
 def finite(x: Any) -> float | None:

@@ -41,7 +41,7 @@ def gpu(pipeline: str | None, sets: Sequence[str], operators: Sequence[str] = ()
         with explain_session(ws) as spark:
             explainer = Explainer(spark)
             if pipeline is None:
-                seen += check_operators(explainer, Path(folder) / "operators", operators)
+                seen += check_operators(explainer, Workspace(Path(folder) / "operators"), operators)
             for spec in specs:
                 seen += check_pipeline(explainer, ws, spec)
     _print(seen)

@@ -104,7 +104,7 @@ def _dataset(ws: Workspace, pipeline: str, ds: str | None) -> tuple[str, Dataset
             f"not known: run it up to features, or declare tables (--tables mlperf, --tables FILE.yaml)"
         )
     schema = manifest.dataset_schema
-    popularity = sampled_popularity(ws.locate(manifest.output("dataset").name).local_path(), schema)
+    popularity = sampled_popularity(ws.locate(manifest.output("dataset").name), schema)
     return f"{pipeline}, dataset of {day}", schema, popularity
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from headrace.commands.run import resolve
 from headrace.commands.screen import log_to_screen, out, table
 from headrace.config import Search, Spec, load_spec
 from headrace.config.load import flow
+from headrace.storage import local
 from headrace.workspace import Workspace
 
 
@@ -81,8 +81,8 @@ def tune(
         return
     path = found.overlay
     if target is not None:
-        shutil.copyfile(path, target)
-        path = target
+        path = local(target)
+        path.copy_from(found.overlay)
     out.print(
         f"The best: trial {(found.best.number or 0) + 1}, {search.objective} {show_value(found.best.value)} "
         f"(as it is: {first}). Its settings: {path}\n"

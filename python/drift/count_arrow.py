@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import spark_micros
 from headrace.features.layout.files import Engine
 from headrace.features.types import ValueType
+from headrace.storage import Location
 
 _BATCH_ROWS = 65_536
 
@@ -99,7 +99,7 @@ def measure_lake(
 
 def measure_dataset(
     spark: SparkSession,
-    folder: Path,
+    folder: Location,
     splits: Sequence[str],
     measured: Sequence[MeasuredColumn],
     quantiles: int,
@@ -111,15 +111,15 @@ def measure_dataset(
     Rows stand in them in the order of a hash, so the first ones of the training split are a fair sample; where files
     are by day, the first ones of each.
     """
-    listed = [(i, p) for i, s in enumerate(splits) for p in sorted((folder / s).glob("*.parquet"))]
+    listed = [(i, p) for i, s in enumerate(splits) for p in (folder / s).entries() if p.suffix == ".parquet"]
     taken = _head([path for i, path in listed if i == 0], [m.name for m in measured])
     bins = tuple(bins_of(m, _padded(m, _array(taken.column(m.name))), quantiles, top) for m in measured)
     if engine == "spark":
         frame = dataset_frame(spark, listed, measured)
         return SplitStatistics(tuple(measured), bins, tuple(splits), count_frame(frame, measured, bins))
     task = _CountTask(tuple(measured), bins)
-    groups = grouped(listed, lambda pair: pair[1].stat().st_size, cores_of(spark))
-    work = _CountDatasetTask(task, tuple(tuple((i, str(p)) for i, p in group) for group in groups))
+    groups = grouped(listed, lambda pair: pair[1].size(), cores_of(spark))
+    work = _CountDatasetTask(task, tuple(tuple((i, str(p.local_path())) for i, p in group) for group in groups))
     return SplitStatistics(task.measured, bins, tuple(splits), task.merged(run_tasks(spark, len(groups), work)))
 
 
@@ -224,7 +224,7 @@ def _plain(measured: MeasuredColumn, frame: DataFrame) -> Column:
     return x
 
 
-def _head(paths: Sequence[Path], names: Sequence[str]) -> pa.Table:
+def _head(paths: Sequence[Location], names: Sequence[str]) -> pa.Table:
     """The first rows of files; of files by day, an even share of each."""
     parts: list[pa.Table] = []
     rows = 0

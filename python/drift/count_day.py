@@ -38,7 +38,7 @@ def count_day(ctx: Context, day: BuiltDay, spark: SparkSession) -> tuple[Output,
     path = ctx.ws.table(ctx.spec.pipeline, "statistics")
     ranges = {"train": rows.train_range, "valid": rows.valid_range}
     counted = time.perf_counter()
-    version = write_statistics(spark, path.local_path(), ctx.ds, ctx.key, records, ranges)
+    version = write_statistics(spark, path, ctx.ds, ctx.key, records, ranges)
     _LOG.info(
         "counted %d columns and features in %.1f s, wrote their statistics in %.1f s",
         len(records) // len(splits),

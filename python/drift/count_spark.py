@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -19,6 +18,7 @@ from headrace.drift.column_statistics import ColumnStatistics
 from headrace.drift.columns import MeasuredColumn, StatisticsByColumn
 from headrace.features.functions.spark_expressions import col, nan_to_null
 from headrace.schema import NULL_CODE, OOV_CODE
+from headrace.storage import Location
 
 _MISSING = -1
 #: The column number of a entry that only says that there is a row.
@@ -52,7 +52,7 @@ def count_frame(frame: DataFrame, measured: Sequence[MeasuredColumn], bins: Sequ
 
 
 def dataset_frame(
-    spark: SparkSession, files: Sequence[tuple[int, Path]], measured: Sequence[MeasuredColumn]
+    spark: SparkSession, files: Sequence[tuple[int, Location]], measured: Sequence[MeasuredColumn]
 ) -> DataFrame:
     """The frame that `count_frame` counts, from the dataset's files: (split's position, path)."""
     parts = []

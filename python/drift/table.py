@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from headrace.lake.delta.log import DeltaLog
-from headrace.storage import local
+from headrace.storage import Location
 
 _BIN = pa.struct(
     [
@@ -59,7 +58,7 @@ SCHEMA = pa.schema(
 
 def write_statistics(
     spark: SparkSession,
-    path: Path,
+    path: Location,
     ds: str,
     key: str,
     rows: Sequence[Mapping[str, Any]],
@@ -79,7 +78,7 @@ def write_statistics(
         ranges: first and last day by split.
     """
     said = {"stage": "statistics", "ds": ds, "key": key}
-    for version, text in DeltaLog(local(path)).user_metadata():
+    for version, text in DeltaLog(path).user_metadata():
         found = _said(text)
         if found.get("stage") == "statistics" and found.get("ds") == ds:
             if found == said:
@@ -95,7 +94,7 @@ def write_statistics(
         .option("userMetadata", json.dumps(said))
         .save(str(path))
     )
-    return next(version for version, text in DeltaLog(local(path)).user_metadata() if _said(text) == said)
+    return next(version for version, text in DeltaLog(path).user_metadata() if _said(text) == said)
 
 
 def _range(days: tuple[str, str] | None) -> dict[str, str | None]:

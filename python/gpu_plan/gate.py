@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, timedelta
-from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -42,6 +41,7 @@ from headrace.gpu_plan.rows import made_rows
 from headrace.manifest import Manifest, Output
 from headrace.schema import TableColumn
 from headrace.stage import run_stage
+from headrace.storage import Location
 from headrace.workspace import Workspace
 
 _EXTERNAL = (
@@ -85,36 +85,36 @@ class StepPlans:
         return list(dict.fromkeys([*([self.fault] if self.fault else []), *found]))
 
 
-def check_operators(explainer: Explainer, home: Path, only: Sequence[str] = ()) -> Iterator[StepPlans]:
+def check_operators(explainer: Explainer, ws: Workspace, only: Sequence[str] = ()) -> Iterator[StepPlans]:
     """Each registered operator in its cases.
 
     Args:
-        home: an empty folder for the small tables.
+        ws: an empty folder for the small tables.
         only: names of operators; none: all.
     """
-    frame = _table(explainer.spark, home / "rows", gpu_cases.COLUMNS)
-    _table(explainer.spark, home / "external", _EXTERNAL, delta=True)
+    frame = _table(explainer.spark, ws.scratch / "rows", gpu_cases.COLUMNS)
+    _table(explainer.spark, ws.scratch / "external", _EXTERNAL, delta=True)
     explainer.ran()
     for name in REGISTRY:
         if not only or name in only:
-            yield from _check(f"operator {name}", gpu_cases.ROW_CASES.get(name, ()), explainer, home, frame, _row_case)
+            yield from _check(f"operator {name}", gpu_cases.ROW_CASES.get(name, ()), explainer, ws, frame, _row_case)
     for name in TABLE_OPS:
         if not only or name in only:
             cases = [{name: case} for case in gpu_cases.TABLE_CASES.get(name, ())]
-            yield from _check(f"table operator {name}", cases, explainer, home, frame, _table_case)
+            yield from _check(f"table operator {name}", cases, explainer, ws, frame, _table_case)
 
 
-Case = Callable[[Explainer, Path, DataFrame, Mapping[str, Any]], Iterator[tuple[str, list[Plan]]]]
+Case = Callable[[Explainer, Workspace, DataFrame, Mapping[str, Any]], Iterator[tuple[str, list[Plan]]]]
 
 
 def _check(
-    subject: str, cases: Sequence[Mapping[str, Any]], explainer: Explainer, home: Path, frame: DataFrame, case: Case
+    subject: str, cases: Sequence[Mapping[str, Any]], explainer: Explainer, ws: Workspace, frame: DataFrame, case: Case
 ) -> Iterator[StepPlans]:
     if not cases:
         yield StepPlans(subject, "-", (), "has no case in headrace.gpu_plan.cases")
     for number, given in enumerate(cases):
         try:
-            for step, plans in case(explainer, home, frame, given):
+            for step, plans in case(explainer, ws, frame, given):
                 label = step if len(cases) == 1 else f"{step} ({number + 1})"
                 reads = any(n.name == "FileSourceScanExec" for p in plans for n in p.nodes)
                 yield StepPlans(
@@ -125,10 +125,10 @@ def _check(
 
 
 def _row_case(
-    explainer: Explainer, home: Path, frame: DataFrame, chain: Mapping[str, Any]
+    explainer: Explainer, ws: Workspace, frame: DataFrame, chain: Mapping[str, Any]
 ) -> Iterator[tuple[str, list[Plan]]]:
     w = Workflow([Chain.model_validate(chain)], gpu_cases.COLUMNS, label=gpu_cases.LABEL)
-    folder = _fresh(home, "workflow")
+    folder = _fresh(ws, "workflow")
     fitted = fit(w, frame, VocabularyTable(explainer.spark, folder / "vocabulary", "2026-01-01"))
     if ran := explainer.ran():
         yield "fit", ran
@@ -144,11 +144,11 @@ def _row_case(
 
 
 def _table_case(
-    explainer: Explainer, home: Path, frame: DataFrame, op: Mapping[str, Any]
+    explainer: Explainer, ws: Workspace, frame: DataFrame, op: Mapping[str, Any]
 ) -> Iterator[tuple[str, list[Plan]]]:
     ops = [OpSpec(op=name, params=params) for name, params in op.items()]
     p = Preparation(ops, gpu_cases.COLUMNS, gpu_cases.LABEL, gpu_cases.TIME, knows_train=True)
-    made = p.spark(frame, ExternalReader(home), TrainRange(0, 2**60))
+    made = p.spark(frame, ExternalReader(ws), TrainRange(0, 2**60))
     if ran := explainer.ran():
         yield "jobs", ran
     yield "rows", [explainer.explain(made)]
@@ -226,8 +226,9 @@ def _land(spark: SparkSession, ws: Workspace, spec: Spec, ds: str) -> None:
     days = f.window_days + f.split.valid_days if f.split.by == "time" else 2
     first = (date.fromisoformat(ds) - timedelta(days=days - 1)).isoformat()
     rows = made_rows(spec.table.columns, f.label, first, days, spec.table.event_time, f.split.column)
-    file = _fresh(ws.home, "landed") / "rows.parquet"
-    pq.write_table(rows, file)
+    file = _fresh(ws, "landed") / "rows.parquet"
+    with file.new_file() as made:
+        pq.write_table(rows, made)
     ddl = ", ".join(
         [*(f"`{c.name}` {c.type}" for c in spec.table.columns), "_source_file string", "_source_line bigint"]
     )
@@ -240,31 +241,27 @@ def _land(spark: SparkSession, ws: Workspace, spec: Spec, ds: str) -> None:
     ).save(ws.manifest(spec.pipeline, ds, "ingest"))
 
 
-def _table(spark: SparkSession, path: Path, columns: Sequence[TableColumn], delta: bool = False) -> DataFrame:
+def _table(spark: SparkSession, path: Location, columns: Sequence[TableColumn], delta: bool = False) -> DataFrame:
     """A small table on disk."""
     rows = made_rows(columns, gpu_cases.LABEL, "2026-01-01", 10, gpu_cases.TIME)
     if columns is _EXTERNAL:
         # Join tables have each key once.
         rows = rows.set_column(0, "key", [list(range(rows.num_rows))])
-    path.mkdir(parents=True)
-    pq.write_table(rows, path / "rows.parquet")
+    rows_file = path.parent / f"{path.name}.parquet" if delta else path / "rows.parquet"
+    with rows_file.new_file() as made:
+        pq.write_table(rows, made)
     ddl = ", ".join([*(f"`{c.name}` {c.type}" for c in columns), "_source_file string", "_source_line bigint"])
-    frame = spark.read.schema(ddl).parquet(str(path / "rows.parquet"))
+    frame = spark.read.schema(ddl).parquet(str(rows_file))
     if delta:
-        target = path.with_name(f"{path.name}.delta")
-        frame.write.format("delta").save(str(target))
-        (path / "rows.parquet").unlink()
-        path.rmdir()
-        target.rename(path)
+        frame.write.format("delta").save(str(path))
         return spark.read.format("delta").load(str(path))
     return frame
 
 
-def _fresh(home: Path, name: str) -> Path:
+def _fresh(ws: Workspace, name: str) -> Location:
     """A new folder."""
-    number = len(list(home.glob(f"{name}-*"))) if home.is_dir() else 0
-    path = home / f"{name}-{number}"
-    path.mkdir(parents=True)
+    path = ws.scratch / f"{name}-{sum(p.name.startswith(f'{name}-') for p in ws.scratch.entries())}"
+    path.make_dir()
     return path
 
 

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from headrace.errors import UserError
 from headrace.schema import DatasetSchema, Kind
+from headrace.storage import Location, local
 
 #: What a complete saved model has, by its kind, besides model.json.
 _PARTS = {"dlrm": ("dense.safetensors", "embeddings", "workflow"), "xgboost": ("model.ubj", "workflow")}
@@ -36,7 +37,7 @@ class Predictor(Protocol):
         ...
 
 
-def load_predictor(folder: Path | str, threads: int | None = None) -> Predictor:
+def load_predictor(folder: Location | Path | str, threads: int | None = None) -> Predictor:
     """Open a saved model of any kind.
 
         p = load_predictor(ws.model("clicks", ds, key) / "model")
@@ -49,7 +50,7 @@ def load_predictor(folder: Path | str, threads: int | None = None) -> Predictor:
     Raises:
         UserError: the folder is not a complete saved model; names the file.
     """
-    folder = Path(folder)
+    folder = folder if isinstance(folder, Location) else local(folder)
     meta = read_meta(folder)
     try:
         schema = DatasetSchema.model_validate(meta.get("schema"))
@@ -62,7 +63,7 @@ def load_predictor(folder: Path | str, threads: int | None = None) -> Predictor:
     return _Dlrm(folder, schema, threads)
 
 
-def read_meta(folder: Path) -> dict[str, Any]:
+def read_meta(folder: Location) -> dict[str, Any]:
     """`model.json` of a saved model, after a look at whether all its parts are there, in their recorded sizes.
 
     Cheap: imports neither torch nor XGBoost, and reads no other file. Checksums are looked at when a model is loaded.
@@ -72,7 +73,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
     """
     path = folder / "model.json"
     try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
+        meta = json.loads(path.read_text())
     except FileNotFoundError:
         raise UserError(f"{folder} is not a saved model: model.json is missing") from None
     except (ValueError, UnicodeDecodeError) as e:
@@ -86,7 +87,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder} is not a complete saved model: {', '.join(missing)} missing")
     for record in meta.get("files", ()):
         file = folder / record["name"]
-        size = file.stat().st_size if file.is_file() else None
+        size = file.size() if file.is_file() else None
         if size != record["bytes"]:
             found = "missing" if size is None else f"damaged: {size} bytes instead of {record['bytes']}"
             raise UserError(f"{file} of a saved model is {found}")
@@ -105,7 +106,7 @@ class _Dlrm:
 
     kind = "dlrm"
 
-    def __init__(self, folder: Path, schema: DatasetSchema, threads: int | None) -> None:
+    def __init__(self, folder: Location, schema: DatasetSchema, threads: int | None) -> None:
         # Only here: a process that asks XGBoost must not pay for torch's import, nor the other way round.
         import torch
 

@@ -11,9 +11,7 @@ Nothing in it is code, and nothing depends on the number of ranks that wrote it.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -28,7 +26,7 @@ from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, rea
 from headrace.errors import UserError
 from headrace.models.dlrm import DLRM
 from headrace.schema import DatasetSchema
-from headrace.storage import local
+from headrace.storage import Location
 
 META = "model.json"
 DENSE = "dense.safetensors"
@@ -56,10 +54,10 @@ class ModelCard(BaseModel):
 
 
 def save_model(
-    final: Path,
+    final: Location,
     model: DLRM,
     *,
-    workflow: Path,
+    workflow: Location,
     pipeline: str,
     ds: str,
     key: str,
@@ -95,8 +93,8 @@ def save_model(
             if not workflow.is_dir():
                 raise UserError(f"the dataset has no workflow folder {workflow}: run the features stage again")
             write_index(folder / EMBEDDINGS)
-            shutil.copytree(workflow, folder / WORKFLOW)
-            copied = sorted(p.relative_to(folder) for p in (folder / WORKFLOW).rglob("*") if p.is_file())
+            (folder / WORKFLOW).copy_from(workflow)
+            copied = [p.below(folder) for p in (folder / WORKFLOW).files()]
             dense = save_tensors(folder / DENSE, model.state_dict())
             card = ModelCard(
                 pipeline=pipeline,
@@ -106,12 +104,12 @@ def save_model(
                 model=model.config,
                 seed=model.seed,
                 dataset_schema=model.schema,
-                files=(dense, *(record_of(folder, str(name)) for name in copied)),
+                files=(dense, *(record_of(folder, name) for name in copied)),
             )
-            local(folder / META).put_text(card.model_dump_json(by_alias=True, indent=1) + "\n")
+            (folder / META).put_text(card.model_dump_json(by_alias=True, indent=1) + "\n")
 
 
-def read_card(folder: Path) -> ModelCard:
+def read_card(folder: Location) -> ModelCard:
     """model.json of a saved DLRM.
 
     Raises:
@@ -128,7 +126,7 @@ def read_card(folder: Path) -> ModelCard:
         raise UserError(f"{path} is not the record of a saved DLRM: {where}: {first['msg']}") from None
 
 
-def load_dlrm(folder: Path, collective: Collective | None = None) -> DLRM:
+def load_dlrm(folder: Location, collective: Collective | None = None) -> DLRM:
     """Open a saved DLRM, in evaluation mode, on any number of ranks; each reads its own rows.
 
     Args:
@@ -149,7 +147,7 @@ def load_dlrm(folder: Path, collective: Collective | None = None) -> DLRM:
     return model.eval()
 
 
-def has_state_of(folder: Path, kind: str) -> bool:
+def has_state_of(folder: Location, kind: str) -> bool:
     """Whether a saved model has the embeddings' states of this kind of optimizer.
 
     Raises:
@@ -159,7 +157,7 @@ def has_state_of(folder: Path, kind: str) -> bool:
     return optimizer is not None and optimizer.kind == kind
 
 
-def restore(model: DLRM, folder: Path, with_optimizer: bool) -> Loaded:
+def restore(model: DLRM, folder: Location, with_optimizer: bool) -> Loaded:
     """Put a saved model's rows and dense weights into a model of the same shape, whose tables may have grown.
 
     Speaks to no other rank. With `with_optimizer` also the embeddings' optimizer states (`configure_optimizer` first).

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +19,7 @@ from numpy.typing import NDArray
 from headrace import __version__
 from headrace.errors import UserError
 from headrace.schema import NULL_CODE, DatasetSchema, Feature, Kind
-from headrace.storage import local
+from headrace.storage import Location
 
 KIND = "xgboost"
 MODEL_FILE = "model.ubj"
@@ -97,7 +94,9 @@ def importance(booster: xgb.Booster, schema: DatasetSchema) -> list[dict[str, An
     return [{"feature": name, "gain": round(gain, 4)} for name, gain in ranked]
 
 
-def save(folder: Path, booster: xgb.Booster, schema: DatasetSchema, workflow: Path, meta: Mapping[str, Any]) -> None:
+def save(
+    folder: Location, booster: xgb.Booster, schema: DatasetSchema, workflow: Location, meta: Mapping[str, Any]
+) -> None:
     """Fill `folder` (there and empty; its atomic commit is the caller's) with a self-contained saved model.
 
     Args:
@@ -113,13 +112,10 @@ def save(folder: Path, booster: xgb.Booster, schema: DatasetSchema, workflow: Pa
     if not workflow.is_dir():
         raise UserError(f"{workflow} is missing: the dataset is damaged; run the features stage again")
     trees = bytes(booster.save_raw("ubj"))
-    with open(folder / MODEL_FILE, "wb") as f:
-        f.write(trees)
-        f.flush()
-        os.fsync(f.fileno())
-    shutil.copytree(workflow, folder / WORKFLOW)
-    copied = sorted(p for p in (folder / WORKFLOW).rglob("*") if p.is_file())
-    files = [_record(MODEL_FILE, trees), *(_record(str(p.relative_to(folder)), p.read_bytes()) for p in copied)]
+    (folder / MODEL_FILE).put_bytes(trees)
+    (folder / WORKFLOW).copy_from(workflow)
+    copied = (folder / WORKFLOW).files()
+    files = [_record(MODEL_FILE, trees), *(_record(p.below(folder), p.read_bytes()) for p in copied)]
     content = {
         "kind": KIND,
         **meta,
@@ -127,7 +123,7 @@ def save(folder: Path, booster: xgb.Booster, schema: DatasetSchema, workflow: Pa
         "files": files,
         "code_version": __version__,
     }
-    local(folder / META_FILE).put_text(json.dumps(content, indent=1) + "\n")
+    (folder / META_FILE).put_text(json.dumps(content, indent=1) + "\n")
 
 
 def _record(name: str, content: bytes) -> dict[str, Any]:
@@ -136,7 +132,7 @@ def _record(name: str, content: bytes) -> dict[str, Any]:
 
 
 def load(
-    folder: Path, schema: DatasetSchema, files: Sequence[Mapping[str, Any]] = (), threads: int | None = None
+    folder: Location, schema: DatasetSchema, files: Sequence[Mapping[str, Any]] = (), threads: int | None = None
 ) -> XGBoostPredictor:
     """Read `model.ubj` of a saved model.
 
@@ -157,7 +153,7 @@ def load(
             )
     booster = xgb.Booster()
     try:
-        booster.load_model(path)
+        booster.load_model(path.local_path())
     except xgb.core.XGBoostError as e:
         raise UserError(f"{path} is damaged ({str(e).splitlines()[0]}); run the baseline stage again") from None
     wanted = len(matrix_columns(schema))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +16,7 @@ from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.models.predictor import Predictor, load_predictor
 from headrace.score.pair_features import Columns, PairFeatures, gather
 from headrace.score.top_k import top_k
+from headrace.storage import Location
 
 #: Pairs that are in memory at a time, whatever the number of users and items. Small enough for a DLRM's activations to
 #: stay near the cache: 1.6 times the speed of 262,144 on one core, and 260 MB less at the peak.
@@ -30,7 +30,7 @@ class TaskInputs:
     """What all tasks are told; small, but for the items."""
 
     #: The saved model's folder, visible on every executor.
-    model: str
+    model: Location
     threads: int
     top_k: int
     user_key: str
@@ -127,6 +127,6 @@ def _best(scores: NDArray[np.float32], users: pa.Array, task: TaskInputs) -> pa.
 
 
 @lru_cache(maxsize=1)
-def _model(folder: str, threads: int) -> tuple[Predictor, FittedWorkflow]:
+def _model(folder: Location, threads: int) -> tuple[Predictor, FittedWorkflow]:
     """Loaded once in each Python worker, which Spark keeps for its next tasks; a model's folder never changes."""
-    return load_predictor(Path(folder), threads), FittedWorkflow.load(Path(folder) / "workflow")
+    return load_predictor(folder, threads), FittedWorkflow.load(folder / "workflow")

@@ -44,7 +44,7 @@ class Active:
         leading, rest = Preparation.from_spec(spec).split(serving=True)
         # The tables that the dataset was made with, not those of today.
         tables = (*leading.externals, *rest.externals)
-        reader = ExternalReader.of(ctx.ws.home, tables, ctx.upstream["features"].inputs)
+        reader = ExternalReader.of(ctx.ws, tables, ctx.upstream["features"].inputs)
         if leading.steps:
             events = leading.spark(within(spec, events, ctx.ds), reader).drop(QUERY)
         past = within(spec, events, ctx.ds) if rest.steps else events

@@ -98,7 +98,7 @@ class ScoreCandidates(Stage):
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError for what the spec, the data or the model lack."""
         chosen = scoring_model(ctx)
-        read_meta(ctx.ws.locate(chosen.output.name).local_path())
+        read_meta(ctx.ws.locate(chosen.output.name))
         _check_table(ctx)
         with session(ctx.spec.spark, ctx.ws, f"score {ctx.spec.pipeline} {ctx.ds}") as spark:
             return _run(ctx, chosen, spark)
@@ -160,7 +160,7 @@ def _check_table(ctx: Context) -> None:
 def _run(ctx: Context, chosen: ScoringModel, spark: SparkSession) -> Result:
     spec, score = ctx.spec, ctx.spec.score
     assert score is not None
-    folder = ctx.ws.locate(chosen.output.name).local_path()
+    folder = ctx.ws.locate(chosen.output.name)
     features = PairFeatures(
         (score.user.key, *score.user.columns),
         (score.item.key, *score.item.columns),
@@ -184,7 +184,7 @@ def _run(ctx: Context, chosen: ScoringModel, spark: SparkSession) -> Result:
         )
         threads = int(spark.sparkContext.getConf().get("spark.task.cpus") or 1)
         task = TaskInputs(
-            model=str(folder),
+            model=folder,
             threads=threads,
             top_k=score.top_k,
             user_key=score.user.key,

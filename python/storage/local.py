@@ -118,16 +118,19 @@ class LocalStore:
         system.make_folder(Path(path).parent)
         system.append(Path(path), data)
 
-    def copy(self, source: PurePosixPath, target: PurePosixPath) -> None:
-        """A second name of the same file where the file system gives one."""
-        system.make_folder(Path(target).parent)
-        try:
-            system.link(Path(source), Path(target))
-        except FileExistsError:
-            raise
-        except OSError:
-            with self.new_file(target, durable=False) as partial:
-                system.copy(Path(source), partial)
+    def copy(self, source: PurePosixPath, target: PurePosixPath, share: bool) -> None:
+        """`share`: a second name of the same file where the file system gives one."""
+        if share:
+            system.make_folder(Path(target).parent)
+            # No links there, or not so many of one file.
+            with suppress(OSError):
+                return system.link(Path(source), Path(target))
+        with self.new_file(target, durable=False) as partial:
+            system.copy(Path(source), partial)
+
+    def move(self, source: PurePosixPath, target: PurePosixPath) -> None:
+        """See Store."""
+        system.replace(Path(source), Path(target))
 
     def make_dir(self, path: PurePosixPath) -> None:
         """See Store."""
@@ -147,34 +150,40 @@ class LocalStore:
         """See Store."""
         return path.with_name(f".{path.name}.{token}{_PARTIAL}")
 
-    def begin(self, path: PurePosixPath, token: str) -> None:
+    def begin(self, path: PurePosixPath, token: str, alone: bool) -> None:
         """See Store."""
         system.make_folder(Path(path).parent)
         mine = re.compile(rf"\.{re.escape(path.name)}\.[^.]+(\.old)?\{_PARTIAL}")
-        for entry in Path(path.parent).iterdir():
+        for entry in Path(path.parent).iterdir() if alone else ():
             if mine.fullmatch(entry.name):
                 _clear(entry)
         system.make_folder(Path(self.building(path, token)))
 
-    def commit(self, path: PurePosixPath, token: str) -> None:
+    def commit(self, path: PurePosixPath, token: str, durable: bool) -> None:
         """See Store."""
         final, partial = Path(path), Path(self.building(path, token))
-        _fsync_tree(partial)
+        if durable:
+            _fsync_tree(partial)
+        left = self._take_the_name(partial, final, Path(self.building(path, f"{token}.old")))
+        if durable:
+            system.fsync(final.parent)
+        if left is not None:
+            _clear(left)
+
+    def _take_the_name(self, partial: Path, final: Path, old: Path) -> Path | None:
+        """Make a filled folder the published one; where the older one is now."""
         if not final.exists():
             system.replace(partial, final)
-        elif not system.exchange(partial, final):
-            old = Path(self.building(path, f"{token}.old"))
-            system.replace(final, old)
-            try:
-                system.replace(partial, final)
-            except OSError:
-                system.replace(old, final)
-                raise
-            system.fsync(final.parent)
-            _clear(old)
-            return
-        system.fsync(final.parent)
-        _clear(partial)
+            return None
+        if system.exchange(partial, final):
+            return partial
+        system.replace(final, old)
+        try:
+            system.replace(partial, final)
+        except OSError:
+            system.replace(old, final)
+            raise
+        return old
 
     def discard_unfinished(self, path: PurePosixPath) -> None:
         """See Store."""

@@ -27,12 +27,17 @@ class Location:
 
     path: PurePosixPath
     scheme: str = "file"
-    #: False below a folder that is being filled: its publication makes all of it durable, once.
+    #: Whether what is put is on the disk when the call returns. Not in scratch, nor below a folder that is being
+    #: filled: its publication makes all of it durable, once.
     durable: bool = field(default=True, compare=False)
 
     @property
     def _store(self) -> Store:
         return STORES[self.scheme]
+
+    def transient(self) -> Location:
+        """The same place for what need not survive a power cut: nothing put there is waited for."""
+        return replace(self, durable=False)
 
     def __str__(self) -> str:
         return self._store.shown(self.path)
@@ -145,14 +150,18 @@ class Location:
         return self._store.new_file(self.path, self.durable)
 
     @contextmanager
-    def new_folder(self) -> Iterator[Location]:
+    def new_folder(self, alone: bool = True) -> Iterator[Location]:
         """Give an empty folder to fill; it appears here when the block ends well, in one step, else it is removed.
 
         A complete folder that is here is replaced: callers that want to keep one look for it before. What an earlier,
         killed attempt left is removed first. One writer at a time is the caller's to ensure (the pipeline's lease).
+
+        Args:
+            alone: False where others may make the same folder now, with the same contents (a task that Spark runs
+                twice): one of them stays.
         """
         token = uuid.uuid4().hex[:8]
-        folder = self.begin(token)
+        folder = self.begin(token, alone)
         try:
             yield folder
             self.commit(token)
@@ -167,31 +176,40 @@ class Location:
         """
         return replace(self, path=self._store.building(self.path, token))
 
-    def begin(self, token: str) -> Location:
-        """Make the place to fill, empty. What killed attempts at the same folder left is removed."""
-        self._store.begin(self.path, token)
+    def begin(self, token: str, alone: bool = True) -> Location:
+        """Make the place to fill, empty; see `new_folder`."""
+        self._store.begin(self.path, token, alone)
         return replace(self.building(token), durable=False)
 
     def commit(self, token: str) -> None:
-        """Publish what was filled, in one step, and durably; all writers must have ended. An older folder goes."""
-        self._store.commit(self.path, token)
+        """Publish what was filled, in one step; all writers must have ended. An older folder goes."""
+        self._store.commit(self.path, token, self.durable)
 
     def append(self, data: bytes) -> None:
         """Add to a file that others may read meanwhile, such as a log: they may see a part. Not durable."""
         self._store.append(self.path, data)
 
-    def copy_from(self, source: Location) -> None:
-        """Become a file of the same contents as `source`, sharing them where the store can; neither changes after that.
+    def copy_from(self, source: Location, share: bool = False) -> None:
+        """Become a file or folder of the same contents as `source`; files that are here are replaced.
 
-        Raises:
-            FileExistsError: there is a file here.
+        A folder does not appear in one step: copy into one that is being filled.
+
+        Args:
+            share: keep one set of bytes where the store can; neither may be changed in place afterwards.
         """
-        if source.scheme == self.scheme:
-            self._store.copy(source.path, self.path)
-            return
-        with self.new_file() as path, source.open() as f, open(path, "wb") as out:
-            while block := f.read(1 << 20):
-                out.write(block)
+        if source.is_dir():
+            for file in source.files():
+                (self / file.below(source)).copy_from(file, share)
+        elif source.scheme == self.scheme:
+            self._store.copy(source.path, self.path, share)
+        else:
+            with self.new_file() as path, source.open() as f, open(path, "wb") as out:
+                while block := f.read(1 << 20):
+                    out.write(block)
+
+    def move_to(self, target: Location) -> None:
+        """Give a file another name in the same store, in a folder that is being filled: no reader sees either."""
+        self._store.move(self.path, target.path)
 
     def make_dir(self) -> None:
         """A folder for writers that know no more than a path (Spark, native code); there may be one."""

@@ -76,8 +76,12 @@ class Store(Protocol):
         """Add to a file that others may read meanwhile: they may see a part of `data`. Not durable."""
         ...
 
-    def copy(self, source: PurePosixPath, target: PurePosixPath) -> None:
-        """A file of the same contents, sharing them where the store can. Neither is changed in place afterwards."""
+    def copy(self, source: PurePosixPath, target: PurePosixPath, share: bool) -> None:
+        """A file of the same contents. `share`: one set of bytes where the store can; neither is changed afterwards."""
+        ...
+
+    def move(self, source: PurePosixPath, target: PurePosixPath) -> None:
+        """Give a file another name, in a folder that is being filled: no reader sees either."""
         ...
 
     def make_dir(self, path: PurePosixPath) -> None:
@@ -92,11 +96,11 @@ class Store(Protocol):
         """Where the folder `path` is filled before it is published; the same for all who know the token."""
         ...
 
-    def begin(self, path: PurePosixPath, token: str) -> None:
-        """Make that place, empty, and remove what killed writers of the same folder left."""
+    def begin(self, path: PurePosixPath, token: str, alone: bool) -> None:
+        """Make that place, empty. `alone`: remove what others, who must have been killed, left of the same folder."""
         ...
 
-    def commit(self, path: PurePosixPath, token: str) -> None:
+    def commit(self, path: PurePosixPath, token: str, durable: bool) -> None:
         """Publish what was filled as `path`, in one step; an older folder of that name goes."""
         ...
 

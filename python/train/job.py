@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from headrace import config
 from headrace.manifest import Manifest, fingerprint
+from headrace.storage import Location
 from headrace.workspace import Workspace
 
 
@@ -30,8 +31,8 @@ class Job(BaseModel):
     train: config.Train
     #: Seconds between two progress messages of the chief.
     progress_seconds: float = 1.0
-    #: A saved model to start from.
-    warm_start: Path | None = None
+    #: A saved model to start from, by its name in the workspace.
+    warm_start: str | None = None
     #: Written to `fence` by the launch that this job belongs to; empty: nobody else can be at work.
     token: str = ""
     threads: int | None = None
@@ -41,49 +42,49 @@ class Job(BaseModel):
         return Workspace(self.home)
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Location:
         """checkpoints/, model/ and the run's small files."""
-        return self.ws.model(self.pipeline, self.ds, self.key).local_path()
+        return self.ws.model(self.pipeline, self.ds, self.key)
 
     @property
-    def checkpoints(self) -> Path:
+    def checkpoints(self) -> Location:
         return self.folder / "checkpoints"
 
     @property
-    def saved_model(self) -> Path:
+    def saved_model(self) -> Location:
         return self.folder / "model"
 
     @property
-    def fence(self) -> Path:
+    def fence(self) -> Location:
         return self.folder / "launch"
 
     @property
-    def progress_file(self) -> Path:
+    def progress_file(self) -> Location:
         """Where rank 0 writes its progress (headrace.train.callbacks.progress); a file for each launch."""
-        return self.folder / f"progress-{self.token}.jsonl"
+        return self.folder.transient() / f"progress-{self.token}.jsonl"
 
     @property
-    def error_file(self) -> Path:
+    def error_file(self) -> Location:
         """Where a rank leaves an error for the user."""
         return self.folder / "rank-error.json"
 
     @property
-    def ranks_folder(self) -> Path:
+    def ranks_folder(self) -> Location:
         """Where each rank writes its heartbeat (headrace.train.callbacks.watchdog); a folder for each launch."""
-        return self.folder / f"ranks-{self.token}"
+        return self.folder.transient() / f"ranks-{self.token}"
 
     @property
-    def stop_file(self) -> Path:
+    def stop_file(self) -> Location:
         """The driver makes it to ask the ranks of its launch to stop."""
         return self.ranks_folder / "stop"
 
     @property
-    def metrics_file(self) -> Path:
+    def metrics_file(self) -> Location:
         """What the loop measured (headrace.train.callbacks.metrics_log)."""
         return self.folder / "metrics.jsonl"
 
     @property
-    def trace(self) -> Path:
+    def trace(self) -> Location:
         """Profile mode's trace (headrace.train.callbacks.profile)."""
         return self.folder / "trace.json"
 
@@ -102,7 +103,7 @@ class Job(BaseModel):
 
         A driver that is killed may leave ranks behind for a few seconds; they must not write beside their successors.
         """
-        if self.token and self.fence.read_text(encoding="utf-8") != self.token:
+        if self.token and self.fence.read_text() != self.token:
             os._exit(1)
 
 

@@ -20,7 +20,6 @@ from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import read_meta
 from headrace.registry.versions import preload
 from headrace.stage import Context, Result, Stage
-from headrace.storage import local
 from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.evaluation.metrics import show_metrics
 from headrace.train.job import FINGERPRINTED, Job
@@ -52,7 +51,7 @@ class Train(Stage):
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
         try:
-            read_meta(ctx.ws.home / manifest.output("model").name)
+            read_meta(ctx.ws.locate(manifest.output("model").name))
         except UserError as e:
             return str(e)
         if not (ctx.ws.home / "mlflow.db").is_file():
@@ -85,7 +84,7 @@ class Train(Stage):
         version = registry.register(
             ctx.ws,
             spec.pipeline,
-            local(job.saved_model),
+            job.saved_model,
             report.metrics,
             ctx.key,
             params=params,
@@ -93,7 +92,7 @@ class Train(Stage):
             history=[*report.curve, *report.evals],
         )
         log.info("%s", summary(report))
-        name = str(job.saved_model.relative_to(ctx.ws.home))
+        name = ctx.ws.name_of(job.saved_model)
         return Result(
             outputs=(Output(kind="model", name=name, version=ctx.key, rows=report.rows["train"]),),
             rows=report.rows,
@@ -126,7 +125,7 @@ class Train(Stage):
 
 def make_job(ctx: Context) -> Job:
     """What the ranks are told."""
-    warm = [ctx.ws.home / i.name for i in ctx.inputs if i.kind == "model"]
+    warm = [i.name for i in ctx.inputs if i.kind == "model"]
     job = Job(
         home=ctx.ws.home,
         pipeline=ctx.spec.pipeline,
@@ -138,7 +137,7 @@ def make_job(ctx: Context) -> Job:
         warm_start=warm[0] if warm else None,
         threads=ctx.spec.train.threads,
     )
-    job.folder.mkdir(parents=True, exist_ok=True)
+    job.folder.make_dir()
     return job
 
 
@@ -151,7 +150,7 @@ def check_dataset(job: Job) -> None:
     schema = job.features.dataset_schema
     if schema is None:
         raise UserError("the manifest of stage 'features' describes no dataset; run that stage again")
-    dataset = job.ws.home / job.features.output("dataset").name
+    dataset = job.ws.locate(job.features.output("dataset").name)
     if not (dataset / "workflow").is_dir():
         raise UserError(f"dataset {dataset} has no folder 'workflow'; run the features stage again")
     check_streams(open_split(dataset, "train", schema), job.train.streams)

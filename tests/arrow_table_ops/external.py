@@ -15,7 +15,6 @@ from headrace.features.table_ops.base import ExternalTable
 from headrace.features.table_ops.external import ExternalReader, _check_type
 from headrace.features.types import ValueType
 from headrace.lake.delta.log import DeltaLog
-from headrace.storage import local
 
 
 def read(reader: ExternalReader, table: ExternalTable) -> pa.Table:
@@ -23,7 +22,7 @@ def read(reader: ExternalReader, table: ExternalTable) -> pa.Table:
     path = reader.path(table)
     reader._check(table)
     if table.format == "delta":
-        log = DeltaLog(local(path))
+        log = DeltaLog(path)
         version = int(reader._pinned[table]) if table in reader._pinned else log.version
         files = log.files(version) if version is not None else None
         if files is None:
@@ -35,10 +34,10 @@ def read(reader: ExternalReader, table: ExternalTable) -> pa.Table:
         strings = pacsv.ConvertOptions(
             column_types={n: pa.string() for n in table.columns}, strings_can_be_null=True, null_values=[""]
         )
-        paths = sorted(path.glob("*.csv")) if path.is_dir() else [path]
+        paths = sorted((path / "*.csv").glob()) if path.is_dir() else [path]
         found = pa.concat_tables([pacsv.read_csv(p, convert_options=strings) for p in paths])
     else:
-        found = pads.dataset(path, format="parquet").to_table()
+        found = pads.dataset(path.local_path(), format="parquet").to_table()
     arrays = []
     for name, type_ in table.columns.items():
         there = found.schema.names

@@ -28,6 +28,7 @@ from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
 from headrace.models.dlrm import DLRM
 from headrace.models.saved import load_dlrm, save_model
 from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.storage import local
 from headrace.world import World
 
 SCHEMA = DatasetSchema(
@@ -202,7 +203,13 @@ def rank_report(c: Collective, folder: Path) -> dict[str, Any]:
         state = {name: t.numpy() for name, t in model.state_dict().items()}
         report[kind] = {"losses": losses, "rows": model.embeddings.weight.numpy(), "dense": state}
     save_model(
-        folder / "model", model, workflow=folder / "workflow", pipeline="p", ds="2026-01-01", key="k", metrics={}
+        local(folder / "model"),
+        model,
+        workflow=local(folder / "workflow"),
+        pipeline="p",
+        ds="2026-01-01",
+        key="k",
+        metrics={},
     )
     return report
 
@@ -320,7 +327,7 @@ def test_ten_steps_equal_threads_and_one_process(
 
 def test_what_two_ranks_saved_opens_in_one(horovod_reports: tuple[Path, Sequence[dict[str, Any]]]) -> None:
     folder, reports = horovod_reports
-    model = load_dlrm(folder / "model")
+    model = load_dlrm(local(folder / "model"))
     for rank in range(2):
         tables = [t[rank::2] for t in model.embeddings.weight.split([500, 9, 1])]
         np.testing.assert_array_equal(torch.cat(tables).numpy(), reports[rank]["adam"]["rows"])

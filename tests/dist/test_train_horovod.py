@@ -23,6 +23,7 @@ from headrace.models.predictor import load_predictor
 from headrace.models.saved import load_dlrm
 from headrace.schema import DatasetSchema
 from headrace.stage import run_stage
+from headrace.storage import local
 from headrace.train import stage as module
 from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.job import Job
@@ -133,7 +134,7 @@ def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
     assert {"rank0", "rank1"} <= outcome.manifest.peak_memory_mib.keys()
 
     saved = ws.home / outcome.manifest.output("model").name
-    left_model, right_model = load_dlrm(saved), load_dlrm(whole.saved_model)
+    left_model, right_model = load_dlrm(local(saved)), load_dlrm(whole.saved_model)
     assert torch.equal(left_model.embeddings.weight, right_model.embeddings.weight)
     for name, value in right_model.state_dict().items():
         assert torch.equal(left_model.state_dict()[name], value), name

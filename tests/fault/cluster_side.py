@@ -167,7 +167,7 @@ def job_of(ws: Workspace, features: Manifest, key: str) -> Job:
             checkpoint_steps=CHECKPOINT_STEPS,
         ),
     )
-    job.folder.mkdir(parents=True)
+    job.folder.local_path().mkdir(parents=True)
     return job
 
 

@@ -19,6 +19,7 @@ import torch
 from headrace.comm.threads import run_ranks
 from headrace.manifest import Manifest
 from headrace.models.saved import load_dlrm
+from headrace.storage import local
 from headrace.train.launch.startup import PARTS
 from headrace.train.loop.run import train
 from headrace.workspace import Workspace, checkout
@@ -38,7 +39,7 @@ def make_uneven(folder: Path) -> None:
 
 
 def weights(model: str) -> dict[str, np.ndarray[Any, Any]]:
-    dlrm = load_dlrm(Path(model))
+    dlrm = load_dlrm(local(Path(model)))
     return {k: v.numpy() for k, v in dlrm.state_dict().items()} | {"embeddings": dlrm.embeddings.weight.numpy()}
 
 

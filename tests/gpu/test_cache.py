@@ -23,6 +23,7 @@ from headrace.embeddings.planner.cost import CACHE_INDEX_BYTES, CACHE_SLOT_BYTES
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Table, row_wise
 from headrace.embeddings.storage.host_cache import RowCache
+from headrace.storage import local
 from tests.gpu.conftest import DEVICE
 
 ROWS, DIM = 400, 4
@@ -184,17 +185,17 @@ def looked_up() -> int:
 def test_saves_and_dumps_are_those_of_any_table(tmp_path: Path, kernels_everywhere: dict[str, int]) -> None:
     cached = made(LocalCollective(), 0.3)
     trained(cached, 2)
-    save_shards(cached.snapshot(), tmp_path / "save", with_optimizer=True)
-    write_index(tmp_path / "save")
+    save_shards(cached.snapshot(), local(tmp_path / "save"), with_optimizer=True)
+    write_index(local(tmp_path / "save"))
     others = [made(LocalCollective(), share) for share in (1.0, 0.5)]
     trained(others[1], 1)  # what is on the device must not outlive the load
     for other in others:
-        load_shards(other, tmp_path / "save", with_optimizer=True)
+        load_shards(other, local(tmp_path / "save"), with_optimizer=True)
     cached.track_changes()
     outs = [trained(e, 2, first=2) for e in (cached, *others)]
     assert all(torch.equal(x, y) and torch.equal(x, z) for x, y, z in zip(*outs, strict=True))
-    save_changes(cached, tmp_path / "changes")
+    save_changes(cached, local(tmp_path / "changes"))
     follower = made(LocalCollective(), 0.5)
-    load_shards(follower, tmp_path / "save", with_optimizer=False)
-    apply_changes(follower, tmp_path / "changes")
+    load_shards(follower, local(tmp_path / "save"), with_optimizer=False)
+    apply_changes(follower, local(tmp_path / "changes"))
     assert torch.equal(follower.weight, others[0].weight.cpu())

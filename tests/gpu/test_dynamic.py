@@ -21,6 +21,7 @@ from headrace.embeddings.kernels import hashing
 from headrace.embeddings.kernels.id_map_cpu import IdMap, mix
 from headrace.embeddings.kernels.id_map_gpu import DeviceMap
 from headrace.embeddings.storage.initialize import initial_values
+from headrace.storage import local
 from tests.gpu.conftest import DEVICE, HAS_GPU
 from tests.gpu.pretended import ELSEWHERE
 from tests.unit import test_embeddings_dynamic as dynamic
@@ -167,11 +168,11 @@ def test_all_that_is_saved_is_that_of_cpus(
         follower = kind([spec], LocalCollective(), seed=7)
         follower.tables[0].put_changes(changes)
         assert sorted(follower.tables[0].ids.tolist()) == changes["ids"][order].tolist()
-    save_dynamic(there, tmp_path)
+    save_dynamic(there, local(tmp_path))
     others = [kind([spec], LocalCollective(), seed=7) for kind in (There, DynamicEmbeddings)]
     for other in others:
         other.configure_optimizer(EmbeddingOptimizer(kind="rowwise_adagrad", learning_rate=0.1))
-        load_dynamic(other, tmp_path, with_optimizer=True)
+        load_dynamic(other, local(tmp_path), with_optimizer=True)
         one_by_one(other, given[:2])
     assert told(others[0]) == told(others[1])
     twin = there.snapshot()

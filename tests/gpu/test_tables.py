@@ -19,6 +19,7 @@ from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Table, blocks_for, row_wise
 from headrace.embeddings.storage.dtypes import decode
 from headrace.errors import UserError
+from headrace.storage import local
 from tests.gpu.conftest import DEVICE, HAS_GPU
 from tests.gpu.pretended import ELSEWHERE, Elsewhere, pretend
 from tests.unit import test_embeddings_plans as plans
@@ -98,11 +99,11 @@ def one_step(embeddings: ShardedEmbeddings, step: int) -> None:
 
 def test_a_save_of_a_gpu_opens_on_a_cpu_and_back(tmp_path: Path, kernels_everywhere: dict[str, int]) -> None:
     there = trained(OnDevice)
-    save_shards(there, tmp_path, with_optimizer=True)
-    write_index(tmp_path)
+    save_shards(there, local(tmp_path), with_optimizer=True)
+    write_index(local(tmp_path))
     others = [trained(make, 0) for make in (OnDevice, ShardedEmbeddings)]
     for other in others:
-        load_shards(other, tmp_path, with_optimizer=True)
+        load_shards(other, local(tmp_path), with_optimizer=True)
         assert torch.equal(other.weight.cpu(), there.weight.cpu())
         assert torch.equal(other.state["sum"].cpu(), there.state["sum"].cpu())
         assert other.steps == 2
@@ -148,12 +149,12 @@ def test_no_tensor_is_on_the_wrong_device(
     with pretend():
         there = trained(type("There", (OnDevice,), {"where": ELSEWHERE}), 2, tables, optimizer)
         there.track_changes()
-        save_shards(there, tmp_path, with_optimizer=True)
-        write_index(tmp_path)
-        load_shards(there, tmp_path, with_optimizer=True)
+        save_shards(there, local(tmp_path), with_optimizer=True)
+        write_index(local(tmp_path))
+        load_shards(there, local(tmp_path), with_optimizer=True)
         one_step(there, 3)
-        assert save_changes(there, tmp_path / "changes")
-        apply_changes(there, tmp_path / "changes")
+        assert save_changes(there, local(tmp_path / "changes"))
+        apply_changes(there, local(tmp_path / "changes"))
         assert all(isinstance(w, Elsewhere) != cached for w in there.weights)
         assert all(isinstance(x, Elsewhere) for c in there.caches if c is not None for x in c.on_device)
         if cached:  # int8 by the draws of CPUs

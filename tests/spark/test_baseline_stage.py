@@ -21,6 +21,7 @@ from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
 from headrace.stage import run_stage
+from headrace.storage import local
 from headrace.train.baseline.stage import TrainBaseline
 from headrace.train.baseline.xgboost_spark import check_slots, sample_row_groups
 from headrace.workspace import Workspace
@@ -93,7 +94,7 @@ def test_a_day(
 
     champion = registry.champion(ws, "clicks-baseline")
     assert champion is not None
-    assert (champion.source, champion.key) == (folder, m.key)
+    assert (champion.source, champion.key) == (local(folder), m.key)
     assert m.facts["registered"] == {"name": "clicks-baseline", "version": champion.version}
 
     # A rerun does nothing; a damaged model is made again, the same to the bit, and registered once.
@@ -113,7 +114,9 @@ def test_a_day(
     assert sampled.rows == {"train": 777, "valid": 900}
     assert "a sample of 777 of 4,000 rows" in caplog.text
     shutil.copytree(ws.home / features.output("dataset").name, tmp_path / "copy")
-    assert [s.take for s in sample_row_groups(tmp_path / "copy", "train", _schema(features), 777)] == [97] * 7 + [98]
+    assert [s.take for s in sample_row_groups(local(tmp_path / "copy"), "train", _schema(features), 777)] == [
+        97
+    ] * 7 + [98]
 
 
 def test_what_cannot_work_is_said_first(

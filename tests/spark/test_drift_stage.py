@@ -21,6 +21,7 @@ from headrace.features.build.stage import BuildFeatures
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.manifest import Manifest
 from headrace.stage import run_stage
+from headrace.storage import local
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
 from tests.spark.test_features_stage import clicks, land, make_clicks
@@ -97,7 +98,7 @@ def compare(
     folder = ws.home / manifest.output("dataset").name
     words = {
         n: {c: w for w, c in zip(*v.table.to_pydict().values(), strict=True)}
-        for n, v in FittedWorkflow.load(folder / "workflow").vocabularies.items()
+        for n, v in FittedWorkflow.load(local(folder / "workflow")).vocabularies.items()
     }
     features = [f for f in schema.features if f.kind in ("continuous", "categorical")]
     assert len(found) == 2 * (len(raw) + len(features))
@@ -112,7 +113,9 @@ def compare(
             assert r["missing"] == sum(empty), column
             assert r["kind"] == ("number" if column in NUMBERS else "category")
             check(r, values_of(rows[column]), column in NUMBERS, estimated)
-        made = read_padded(sorted((folder / split).glob("*.parquet")), FittedWorkflow.load(folder / "workflow").schema)
+        made = read_padded(
+            sorted((folder / split).glob("*.parquet")), FittedWorkflow.load(local(folder / "workflow")).schema
+        )
         for f in features:
             r, cells = here.loc[("feature", f.name)], made[list(f.physical)].to_numpy()
             if f.kind == "continuous":

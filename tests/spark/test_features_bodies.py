@@ -23,6 +23,7 @@ from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.schema import TableColumn
+from headrace.storage import local
 from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 
 COLUMNS = [
@@ -145,10 +146,10 @@ def test_spark_equals_arrow(
     folder = tmp_path_factory.mktemp("bodies")
     batch = as_batch(w, rows)
     frame = as_frame(spark, w, batch).coalesce(1)
-    fitted = fit(w, frame, VocabularyTable(spark, folder / "vocabulary", "2026-01-01"))
+    fitted = fit(w, frame, VocabularyTable(spark, local(folder / "vocabulary"), "2026-01-01"))
     by_arrow = pa.Table.from_batches([fitted.transform_batch(batch)])
-    fitted.save(folder / "w")
-    by_spark = transform(FittedWorkflow.load(folder / "w"), frame, keep={"kept": "hs"}).toArrow()
+    fitted.save(local(folder / "w"))
+    by_spark = transform(FittedWorkflow.load(local(folder / "w")), frame, keep={"kept": "hs"}).toArrow()
     assert by_spark.column("kept").to_pylist() == [r["hs"] for r in rows]
     assert_same_bits(by_spark.drop_columns(["kept"]), by_arrow)
     for name in by_arrow.schema.names:
@@ -158,7 +159,7 @@ def test_spark_equals_arrow(
 def test_no_row_at_all(spark: SparkSession, tmp_path: Path) -> None:
     w = build()
     frame = as_frame(spark, w, as_batch(w, []))
-    fitted = fit(w, frame, VocabularyTable(spark, tmp_path / "v", "2026-01-01"))
+    fitted = fit(w, frame, VocabularyTable(spark, local(tmp_path / "v"), "2026-01-01"))
     assert {f.cardinality for f in fitted.features if f.vocabulary} == {2}
     assert transform(fitted, frame).count() == 0
 
@@ -176,12 +177,12 @@ def test_vocabularies_too_large_to_broadcast(
     ]
     batch = as_batch(w, rows)
     frame = as_frame(spark, w, batch).coalesce(1).withColumn("at", F.monotonically_increasing_id())
-    fitted = fit(w, frame.where("at < 250"), VocabularyTable(spark, tmp_path / "v", "2026-01-01"))
-    fitted.save(tmp_path / "w")
+    fitted = fit(w, frame.where("at < 250"), VocabularyTable(spark, local(tmp_path / "v"), "2026-01-01"))
+    fitted.save(local(tmp_path / "w"))
     threshold = spark.conf.get("spark.sql.autoBroadcastJoinThreshold")
     spark.conf.set("spark.sql.autoBroadcastJoinThreshold", "-1")
     try:
-        made = transform(FittedWorkflow.load(tmp_path / "w"), frame, {"at": "at"}, tmp_path / "w", most)
+        made = transform(FittedWorkflow.load(local(tmp_path / "w")), frame, {"at": "at"}, tmp_path / "w", most)
         plan = made._jdf.queryExecution().sparkPlan().toString()
         by_spark = made.toArrow().sort_by("at").drop_columns(["at"])
     finally:
@@ -195,9 +196,9 @@ def test_the_plan_has_no_python_and_one_projection_over_the_joins(spark: SparkSe
     rows = as_frame(spark, w, as_batch(w, []))
     rows.write.parquet(str(tmp_path / "rows"))
     frame = spark.read.parquet(str(tmp_path / "rows"))
-    fitted = fit(w, frame, VocabularyTable(spark, tmp_path / "v", "2026-01-01"))
+    fitted = fit(w, frame, VocabularyTable(spark, local(tmp_path / "v"), "2026-01-01"))
     # As the stage does: the folder is filled under another name.
-    fitted.save(tmp_path / "partial")
+    fitted.save(local(tmp_path / "partial"))
     (tmp_path / "partial").rename(tmp_path / "w")
     assert transform(fitted, frame).count() == 0
     plan = transform(fitted, frame, saved=tmp_path / "w")._jdf.queryExecution().optimizedPlan().toString()
@@ -251,7 +252,7 @@ def test_statistics_are_exact_and_do_not_depend_on_partitioning(spark: SparkSess
     states = []
     for partitions in (1, 7):
         frame = spark.createDataFrame(table).repartition(partitions)
-        fitted = fit(w, frame, VocabularyTable(spark, tmp_path / "v", "2026-01-01"))
+        fitted = fit(w, frame, VocabularyTable(spark, local(tmp_path / "v"), "2026-01-01"))
         states.append(fitted.states[0][0])
     assert states[0] == states[1]
     good = x[3:]
@@ -275,5 +276,5 @@ def test_passes_do_not_grow_with_the_columns(spark: SparkSession, tmp_path: Path
 
     numbered = rows.coalesce(1).toDF(*[f"c{i}" for i in range(len(rows.columns))])
     frame = numbered.mapInArrow(watch, numbered.schema).toDF(*rows.columns)
-    fit(w, frame, VocabularyTable(spark, tmp_path / "v", "2026-01-01"))
+    fit(w, frame, VocabularyTable(spark, local(tmp_path / "v"), "2026-01-01"))
     assert seen.value == 3

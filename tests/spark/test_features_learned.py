@@ -38,6 +38,7 @@ from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.schema import TableColumn
 from headrace.stage import run_stage
+from headrace.storage import local
 from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 from headrace.workspace import Workspace
 from tests.spark.test_features_stage import DS, clicks, dataset, land, make_clicks, read
@@ -175,7 +176,7 @@ def test_engines_agree_and_are_right(
     batch = as_batch(rows)
     # Of few rows, some of the partitions are empty.
     frame = as_frame(spark, batch).repartition(4)
-    fitted = fit(w, frame, VocabularyTable(spark, folder / "vocabulary", "2026-01-01"))
+    fitted = fit(w, frame, VocabularyTable(spark, local(folder / "vocabulary"), "2026-01-01"))
     cut = min(cut, len(rows))
     states, tables = learn_in_arrow(fitted, [batch.slice(cut), batch.slice(0, cut)])
     assert json.dumps(fitted.states) == json.dumps(states)
@@ -183,8 +184,8 @@ def test_engines_agree_and_are_right(
         name: t.to_pydict() for name, t in tables.items()
     }
 
-    fitted.save(folder / "w")
-    loaded = FittedWorkflow.load(folder / "w")
+    fitted.save(local(folder / "w"))
+    loaded = FittedWorkflow.load(local(folder / "w"))
     assert loaded.schema == fitted.schema
     for training in (True, False):
         batch = as_batch(rows, training)
@@ -370,7 +371,7 @@ def test_the_next_day(spark: SparkSession, tmp_path: Path) -> None:
             {"columns": ["n"], "ops": ["normalize"]},
         ]
         rows = [dict.fromkeys(c.name for c in COLUMNS) | {"c": word, "label": 0, "n": 1} for word in words]
-        return fit(build(chains), as_frame(spark, as_batch(rows)), VocabularyTable(spark, path, ds))
+        return fit(build(chains), as_frame(spark, as_batch(rows)), VocabularyTable(spark, local(path), ds))
 
     first = on_day("2026-01-01", ["a", "a"])
     assert [f.name for f in first.features] == ["n"]
@@ -395,7 +396,7 @@ def test_statistics_of_spark_do_not_depend_on_partitioning(spark: SparkSession, 
     states = []
     for partitions in (1, 7):
         frame = spark.createDataFrame(table).repartition(partitions)
-        states.append(fit(w, frame, VocabularyTable(spark, tmp_path / "v", "2026-01-01")).states)
+        states.append(fit(w, frame, VocabularyTable(spark, local(tmp_path / "v"), "2026-01-01")).states)
     assert states[0] == states[1]
     found = states[0][0][0]["x"]
     exact = [Fraction(v) for v in x[2:]]
@@ -414,7 +415,7 @@ def test_the_identity_of_rows_is_of_file_and_line(spark: SparkSession, tmp_path:
     ddl = ", ".join(f"{c.name} {c.type}" for c in COLUMNS)
     frame = spark.createDataFrame(pa.Table.from_batches([batch]), ddl)
     w = build([{"columns": ["s"], "ops": ["target_encoding"]}])
-    vocabularies = VocabularyTable(spark, tmp_path / "v", "2026-01-01")
+    vocabularies = VocabularyTable(spark, local(tmp_path / "v"), "2026-01-01")
     with pytest.raises(UserError, match="_source_file"):
         fit(w, frame, vocabularies)
     lines = frame.withColumn("_source_file", F.lit("a.csv")).withColumn("_source_line", F.monotonically_increasing_id())

@@ -32,6 +32,7 @@ from headrace.features.workflow.workflow import Workflow
 from headrace.manifest import Manifest, Output
 from headrace.schema import Kind
 from headrace.stage import Outcome, run_stage
+from headrace.storage import local
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
 from tests.spark.test_features_stateless import crossed
@@ -130,7 +131,7 @@ def dataset(ws: Workspace, manifest: Manifest) -> Path:
 
 
 def read(folder: Path, split: str) -> pd.DataFrame:
-    schema = FittedWorkflow.load(folder / "workflow").schema
+    schema = FittedWorkflow.load(local(folder / "workflow")).schema
     return read_padded(sorted((folder / split).glob("*.parquet")), schema)
 
 
@@ -230,7 +231,7 @@ def test_the_day(spark: SparkSession, ws: Workspace, caplog: pytest.LogCaptureFi
     # The files: physical types, no nulls but in carried columns, plain pages, even row groups.
     schema = manifest.dataset_schema
     assert schema is not None
-    assert schema == FittedWorkflow.load(folder / "workflow").schema
+    assert schema == FittedWorkflow.load(local(folder / "workflow")).schema
     names = [f.name for f in schema.features]
     for split in ("train", "valid"):
         sizes = []
@@ -286,7 +287,7 @@ def test_the_day(spark: SparkSession, ws: Workspace, caplog: pytest.LogCaptureFi
     json.dumps(manifest.facts)
 
     # What scoring will compute for these rows without Spark is what was written, bit for bit.
-    loaded = FittedWorkflow.load(folder / "workflow")
+    loaded = FittedWorkflow.load(local(folder / "workflow"))
     raw = {n: pa.array(events[n].tolist(), loaded.workflow.input_type(n).arrow) for n in loaded.input_columns}
     scored = loaded.transform_batch(pa.RecordBatch.from_pydict(raw)).to_pandas().set_index(events["event_id"])
     stored = train.set_index("event_id")
@@ -299,7 +300,7 @@ def test_the_day(spark: SparkSession, ws: Workspace, caplog: pytest.LogCaptureFi
     unknown = sorted({str(u) for u in set(parts["valid"]["user_id"].dropna()) - users.keys()})
     assert unknown
     told = {"name": "user_id", "count": 9, "day": 0}
-    older = VocabularyTable(spark, ws.table("clicks", "vocabulary").local_path(), "2026-01-03")
+    older = VocabularyTable(spark, ws.table("clicks", "vocabulary"), "2026-01-03")
     older.update(pa.Table.from_pylist([{"value": u} | told for u in unknown]), Workflow.from_spec(spec).rules)
     assert older.version == 1
     before = digests(folder)
@@ -325,7 +326,9 @@ def test_the_next_day_keeps_codes(spark: SparkSession, ws: Workspace) -> None:
     land(spark, ws, spec, events)
     land(spark, ws, spec, events, ds="2026-01-06")
     first, second = run(spec, ws).manifest, run(spec, ws, "2026-01-06").manifest
-    old, new = (FittedWorkflow.load(dataset(ws, m) / "workflow").vocabularies["user_id"] for m in (first, second))
+    old, new = (
+        FittedWorkflow.load(local(dataset(ws, m) / "workflow")).vocabularies["user_id"] for m in (first, second)
+    )
     assert new.table.slice(0, len(old)).equals(old.table)
     assert len(new) > len(old)
     assert second.facts["vocabularies"]["user_id"] == {"size": len(new), "new": len(new) - len(old)}

@@ -202,7 +202,7 @@ def test_external_tables(spark: SparkSession, tmp_path: Path) -> None:
         [("a", 3, None, START + DAY, 1.5), ("é", 5, "w", None, None), (None, None, None, None, None)], key=str
     )
     old = prepare({"join_external": {"path": "tables/shops", "keys": ["item"], "add": {"v": "bigint"}}})
-    pinned = ExternalReader(tmp_path, dict.fromkeys(old.externals, "0"))
+    pinned = ExternalReader(Workspace(tmp_path), dict.fromkeys(old.externals, "0"))
     by_both = (by_arrow(old, as_table(events), pinned), old.spark(as_frame(spark, as_table(events)), pinned).toArrow())
     for table in by_both:
         assert sorted(table.column("v").to_pylist(), key=str) == [1, None, None]

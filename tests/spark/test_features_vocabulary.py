@@ -20,6 +20,7 @@ from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.schema import TableColumn
+from headrace.storage import local
 
 COLUMNS = [
     TableColumn(name="u", type="bigint"),
@@ -48,7 +49,7 @@ def fitted_on(
         label="label",
     )
     frame = spark.createDataFrame(rows, "day int, u bigint, c string, cs array<string>").repartition(3)
-    return fit(w, frame, VocabularyTable(spark, path, ds), F.col("day"))
+    return fit(w, frame, VocabularyTable(spark, local(path), ds), F.col("day"))
 
 
 def codes(fitted: FittedWorkflow, name: str) -> dict[str, int]:

@@ -30,6 +30,7 @@ from headrace.models.saved import save_model
 from headrace.schema import TableColumn
 from headrace.score.stage import ScoreCandidates, scoring_model
 from headrace.stage import Context, run_stage
+from headrace.storage import local
 from headrace.train.baseline.stage import TrainBaseline
 from headrace.udfs.xxhash64 import xxhash64_strings
 from headrace.workspace import Workspace
@@ -162,7 +163,7 @@ def day(spark: SparkSession, events: pd.DataFrame, tmp_path_factory: pytest.Temp
     torch.nn.init.normal_(model.absent)
     folder = ws.model("shop", DS, "t").local_path() / "model"
     workflow = ws.home / features.output("dataset").name / "workflow"
-    save_model(folder, model, workflow=workflow, pipeline="shop", ds=DS, key="t", metrics={"auc": 0.5})
+    save_model(local(folder), model, workflow=local(workflow), pipeline="shop", ds=DS, key="t", metrics={"auc": 0.5})
     Manifest(
         stage="train",
         pipeline="shop",
@@ -203,7 +204,7 @@ def expected(
     users, items = sides(events, limit)
     pairs = users.merge(items, how="cross").assign(hour=20)
     folder = ws.home / _manifest(ws, stage).output("model").name
-    fitted = FittedWorkflow.load(folder / "workflow")
+    fitted = FittedWorkflow.load(local(folder / "workflow"))
     columns = {c: TYPES[c] for c in pairs.columns}
     made = transform(fitted, to_spark(spark, pairs, columns), keep={"u": "user", "i": "item"}).toPandas()
     physical = {c: made[c].to_numpy() for f in fitted.features for c in f.physical}

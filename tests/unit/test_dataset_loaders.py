@@ -25,6 +25,7 @@ from headrace.dataset.parquet.row_group import StoredRowGroup
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.storage import local
 from headrace.workspace import Workspace
 from headrace.world import World
 from tests.dataset_support import read_padded
@@ -122,7 +123,7 @@ def test_streams_are_petastorms_shards(split: Split) -> None:
     (batches,) = steps(split, 20)
     for stream in range(4):
         with make_batch_reader(
-            layout.files[0].parent.as_uri(),
+            layout.files[0].parent.uri,
             schema_fields=["row"],
             reader_pool_type="dummy",
             shuffle_row_groups=False,
@@ -254,17 +255,23 @@ def test_damaged_files_are_named(tmp_path: Path, make_dataset: Callable[..., Man
     folder = ws.home / manifest.output("dataset").name
     assert manifest.dataset_schema is not None
     with pytest.raises(UserError, match="has no split 'rank'"):
-        open_split(folder, "rank", manifest.dataset_schema)
+        open_split(local(folder), "rank", manifest.dataset_schema)
     with pytest.raises(UserError, match=r"carries no column 'colour' .it has: row, query."):
-        open_split(folder, "train", manifest.dataset_schema, ["colour"])
+        open_split(local(folder), "train", manifest.dataset_schema, ["colour"])
     part = folder / "train" / "part-0001.parquet"
     whole = part.read_bytes()
     part.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match=r"part-0001.parquet is not a whole Parquet file"):
-        open_split(folder, "train", manifest.dataset_schema)
+        open_split(local(folder), "train", manifest.dataset_schema)
     pq.write_table(pa.table({"age": [1.0]}), part)
     with pytest.raises(UserError, match=r"part-0001.parquet lacks the columns click, item, price"):
-        open_split(folder, "train", manifest.dataset_schema)
+        open_split(local(folder), "train", manifest.dataset_schema)
+
+
+def test_a_folder_named_like_a_pattern(tmp_path: Path, make_dataset: Callable[..., Manifest]) -> None:
+    ws = Workspace(tmp_path / "[a-b]*")
+    layout, _ = split_of(make_dataset(ws, train=60, groups=2), ws, "train")
+    assert layout.rows == 60
 
 
 def test_shards_are_planned_from_the_listing(

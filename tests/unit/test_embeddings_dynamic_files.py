@@ -20,6 +20,7 @@ from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.errors import UserError
+from headrace.storage import local
 from tests.unit.test_embeddings_dynamic import DIM, One, alone, look_up, train
 from tests.unit.test_embeddings_raw_ids import plan_beside
 
@@ -49,13 +50,13 @@ def test_saved_on_two_loaded_on_three_and_on_one(kind: str, tmp_path: Path) -> N
         table = new(c)
         for n in range(4):
             step(table, n)
-        save_dynamic(table, tmp_path / "two")
+        save_dynamic(table, local(tmp_path / "two"))
         return look(table)
 
     def second(c: ThreadCollective) -> Tensor:
         table = new(c)
-        load_dynamic(table, tmp_path / "two", True)
-        save_dynamic(table, tmp_path / "three")
+        load_dynamic(table, local(tmp_path / "two"), True)
+        save_dynamic(table, local(tmp_path / "three"))
         return look(table)
 
     expected = run_ranks(2, first)[0]
@@ -63,7 +64,7 @@ def test_saved_on_two_loaded_on_three_and_on_one(kind: str, tmp_path: Path) -> N
     for got in run_ranks(3, second):
         assert torch.equal(got, expected)
     single = new(LocalCollective())
-    load_dynamic(single, tmp_path / "three", True)
+    load_dynamic(single, local(tmp_path / "three"), True)
     assert torch.equal(look(single), expected)
     # Counts, states and those who wait came along.
     undisturbed = new(LocalCollective())
@@ -80,7 +81,7 @@ def test_saved_on_two_loaded_on_three_and_on_one(kind: str, tmp_path: Path) -> N
     scoring = DynamicEmbeddings([spec], LocalCollective(), seed=7).eval()
     for path in (tmp_path / "three").glob("*-training.safetensors"):
         path.unlink()
-    load_dynamic(scoring, tmp_path / "three", False)
+    load_dynamic(scoring, local(tmp_path / "three"), False)
     ((vectors, found),) = look_up(alone(scoring), [asked])
     assert torch.equal(vectors, expected)
     assert torch.equal(found, expected.any(dim=1))
@@ -105,12 +106,12 @@ def test_dumps_of_changes_bring_another_world_up_to_date(tmp_path: Path) -> None
             outs = [*embeddings.features(prepared), *(v for v, _ in prepared.found)]
             sum((out - 1).square().sum() for out in outs).backward()
             with pytest.raises(RuntimeError, match="gradients wait"):
-                save_changes(embeddings, tmp_path / "early")
+                save_changes(embeddings, local(tmp_path / "early"))
             embeddings.step()
             tables.step()
             if step % 3 == 2:
-                counts.append(save_changes(embeddings, tmp_path / f"{step}"))
-        counts.append(save_changes(embeddings, tmp_path / "none"))
+                counts.append(save_changes(embeddings, local(tmp_path / f"{step}")))
+        counts.append(save_changes(embeddings, local(tmp_path / "none")))
         tables.eval()
         with torch.no_grad():
             return counts, look_up(embeddings_of(tables, 2), asked), list(tables.report().values())
@@ -127,7 +128,7 @@ def test_dumps_of_changes_bring_another_world_up_to_date(tmp_path: Path) -> None
         tables = DynamicEmbeddings([replace(s, max_rows=None) for s in specs], c, seed=8).eval()
         embeddings = embeddings_of(tables, c.world.size)
         for name in ("2", "5", "8", "none"):
-            apply_changes(embeddings, tmp_path / name)
+            apply_changes(embeddings, local(tmp_path / name))
         return look_up(embeddings, asked)
 
     for got in [*run_ranks(3, follower), follower(LocalCollective())]:
@@ -138,22 +139,22 @@ def test_dumps_of_changes_bring_another_world_up_to_date(tmp_path: Path) -> None
     assert not expected[0][1].all()
     others = embeddings_of(DynamicEmbeddings(specs[:1], LocalCollective(), seed=8), 1)
     with pytest.raises(UserError, match=r"were dumped with dims \{'a': 2, 'b': 5\}"):
-        apply_changes(others, tmp_path / "2")
+        apply_changes(others, local(tmp_path / "2"))
 
 
 def test_damage_is_refused_by_name(tmp_path: Path) -> None:
     table, *_ = train(DynamicSpec("t", DIM), LocalCollective(), [[[1, 2, 3]]])
-    save_dynamic(table, tmp_path)
+    save_dynamic(table, local(tmp_path))
     path = tmp_path / "t-00000.safetensors"
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"t-00000\.safetensors is damaged"):
-        load_dynamic(table, tmp_path, True)
+        load_dynamic(table, local(tmp_path), True)
     meta = tmp_path / "t-00000.json"
     meta.write_text(meta.read_text().replace('"steps":1', '"steps":2'))
     with pytest.raises(UserError, match=r"t-00000\.json is damaged"):
-        load_dynamic(table, tmp_path, True)
+        load_dynamic(table, local(tmp_path), True)
     other = One(DynamicSpec("u", DIM), LocalCollective())
     with pytest.raises(UserError, match=r"the save of .* did not finish"):
-        load_dynamic(other, tmp_path, True)
+        load_dynamic(other, local(tmp_path), True)

@@ -24,6 +24,7 @@ from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Plan, Storage, Table, blocks_for
 from headrace.embeddings.storage.dtypes import decode, encode, noise_for
 from headrace.errors import UserError
+from headrace.storage import local
 
 ROWS = arrays(
     np.float32, st.tuples(st.integers(0, 5), st.integers(1, 9)), elements=st.floats(-8, 8, width=32, allow_nan=False)
@@ -142,11 +143,11 @@ def test_steps_smaller_than_the_grid_are_not_lost() -> None:
 def test_a_save_keeps_the_bits_and_opens_by_any_storage(tmp_path: Path) -> None:
     def save(c: Collective) -> ShardedEmbeddings:
         embeddings = train(c, case(2, "row_wise", "int8"), "rowwise_adagrad")
-        with shared_directory(tmp_path / "save", c) as folder:
-            save_shards(embeddings, folder, with_optimizer=True)
+        with shared_directory(local(tmp_path / "save"), c) as folder:
+            save_shards(embeddings, local(folder), with_optimizer=True)
             c.barrier()
             if c.world.is_chief:
-                write_index(folder)
+                write_index(local(folder))
         return embeddings
 
     saved = table_of(run_ranks(2, save))
@@ -154,7 +155,7 @@ def test_a_save_keeps_the_bits_and_opens_by_any_storage(tmp_path: Path) -> None:
 
         def load(c: Collective, plan: Plan = case(world, kind, storage)) -> ShardedEmbeddings:  # noqa: B008
             embeddings = ShardedEmbeddings(plan, c, seed=9)
-            load_shards(embeddings, tmp_path / "save", with_optimizer=False)
+            load_shards(embeddings, local(tmp_path / "save"), with_optimizer=False)
             return embeddings
 
         ranks = run_ranks(world, load)
@@ -169,10 +170,10 @@ def test_a_dump_of_changes_is_as_stored(tmp_path: Path) -> None:
     source.track_changes()
     source(torch.tensor([[3, 4, 0]])).sum().backward()
     source.step()
-    assert save_changes(source, tmp_path) == 2
+    assert save_changes(source, local(tmp_path)) == 2
     for storage in ("int8", "fp32"):
         other = ShardedEmbeddings(case(1, "table_wise", storage), LocalCollective(), seed=3)  # type: ignore[arg-type]
-        assert apply_changes(other, tmp_path) == 12
+        assert apply_changes(other, local(tmp_path)) == 12
         assert torch.equal(decode(other.weight)[3:5], decode(source.weight)[3:5])
 
 

@@ -29,6 +29,7 @@ from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Block, Lookup, Plan, Table, blocks_for, can_pool
 from headrace.embeddings.storage.dtypes import DTYPES
 from headrace.errors import UserError
+from headrace.storage import local
 
 # Said once by torch, of its own optimizers.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
@@ -572,18 +573,18 @@ def test_a_save_opens_by_any_plan_on_any_world(kind: str, tmp_path: Path) -> Non
     asked = case_of(KINDS, 1).padded(0, 0)
 
     def save(embeddings: ShardedEmbeddings, folder: Path) -> list[Tensor]:
-        with shared_directory(folder, embeddings.collective) as partial:
-            save_shards(embeddings, partial, with_optimizer=True)
+        with shared_directory(local(folder), embeddings.collective) as partial:
+            save_shards(embeddings, local(partial), with_optimizer=True)
             embeddings.collective.barrier()
             if embeddings.collective.world.is_chief:
-                write_index(partial)
+                write_index(local(partial))
         with torch.no_grad():
             return embeddings.features(*asked)
 
     def load(case: Case, collective: Collective, folder: Path) -> ShardedEmbeddings:
         embeddings = ShardedEmbeddings(case.plan, collective, seed=99)
         embeddings.configure_optimizer(optimizer)
-        load_shards(embeddings, folder, with_optimizer=True)
+        load_shards(embeddings, local(folder), with_optimizer=True)
         return embeddings
 
     two, three, one = case_of(KINDS, 2), case_of([*KINDS[2:], *KINDS[:2]], 3), case_of(["column_wise"] * 4, 1)
@@ -655,15 +656,15 @@ def test_dumps_of_changes_bring_another_world_up_to_date(kind: str, tmp_path: Pa
         embeddings = ShardedEmbeddings(case.plan, c, seed=8)
         embeddings.configure_optimizer(optimizer)
         with pytest.raises(RuntimeError, match="track_changes comes before"):
-            save_changes(embeddings, tmp_path / "early")
+            save_changes(embeddings, local(tmp_path / "early"))
         embeddings.track_changes()
         counts = []
         for step in range(6):
             case.loss(embeddings.features(*case.batch(step, c.world.rank)), step, c.world.rank).backward()
             embeddings.step()
             if step % 2:
-                counts.append(save_changes(embeddings, tmp_path / f"{step}"))
-        counts.append(save_changes(embeddings, tmp_path / "none"))
+                counts.append(save_changes(embeddings, local(tmp_path / f"{step}")))
+        counts.append(save_changes(embeddings, local(tmp_path / "none")))
         with torch.no_grad():
             return counts, embeddings.features(*asked)
 
@@ -676,7 +677,7 @@ def test_dumps_of_changes_bring_another_world_up_to_date(kind: str, tmp_path: Pa
         embeddings = ShardedEmbeddings(planned(KINDS[::-1], 3), c, seed=8)  # the same start: no base is needed
         before = embeddings.features(*asked)
         for name in ("1", "3", "5", "none"):
-            apply_changes(embeddings, tmp_path / name)
+            apply_changes(embeddings, local(tmp_path / name))
         after = embeddings.features(*asked)
         assert not torch.equal(before[0], after[0])
         return after
@@ -687,7 +688,7 @@ def test_dumps_of_changes_bring_another_world_up_to_date(kind: str, tmp_path: Pa
     path.write_bytes(path.read_bytes()[:-4])
     alone = ShardedEmbeddings(planned(KINDS, 1), LocalCollective(), seed=8)
     with pytest.raises(UserError, match=r"changes-00001\.safetensors is damaged"):
-        apply_changes(alone, tmp_path / "3")
+        apply_changes(alone, local(tmp_path / "3"))
     (tmp_path / "5" / "changes-00001.json").unlink()
     with pytest.raises(UserError, match=r"changes-00001\.json is missing"):
-        apply_changes(alone, tmp_path / "5")
+        apply_changes(alone, local(tmp_path / "5"))

@@ -18,6 +18,7 @@ from headrace.embeddings.checkpoint.shared_directory import shared_directory
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table, row_wise
 from headrace.errors import UserError
+from headrace.storage import local
 
 DIM = 4
 TABLES = (Table("users", 2_300, DIM), Table("tiny", 2, DIM), Table("items", 50, DIM))
@@ -57,11 +58,11 @@ def trained(c: Collective, kind: str, numbers: range) -> ShardedEmbeddings:
 
 def save(embeddings: ShardedEmbeddings, final: Path, with_optimizer: bool = True) -> None:
     c = embeddings.collective
-    with shared_directory(final, c) as folder:
-        save_shards(embeddings, folder, with_optimizer)
+    with shared_directory(local(final), c) as folder:
+        save_shards(embeddings, local(folder), with_optimizer)
         c.barrier()
         if c.world.is_chief:
-            write_index(folder)
+            write_index(local(folder))
 
 
 def predictions(embeddings: ShardedEmbeddings) -> Tensor:
@@ -90,7 +91,7 @@ def test_saved_on_two_loaded_on_three_and_on_one(tmp_path: Path, kind: str, monk
     def loaded(c: Collective, source: Path) -> ShardedEmbeddings:
         embeddings = ShardedEmbeddings(plan_of(c.world.size), c, seed=99)
         embeddings.configure_optimizer(Optimizer(kind=kind, learning_rate=0.1))
-        load_shards(embeddings, source, with_optimizer=True)
+        load_shards(embeddings, local(source), with_optimizer=True)
         return embeddings
 
     def second(c: ThreadCollective) -> Tensor:
@@ -117,7 +118,7 @@ def test_going_on_after_a_load_gives_the_same_bits(tmp_path: Path, kind: str) ->
         save(trained(c, kind, range(3)), tmp_path / "saved")
         embeddings = ShardedEmbeddings(plan_of(2), c, seed=1)
         embeddings.configure_optimizer(Optimizer(kind=kind, learning_rate=0.1))
-        load_shards(embeddings, tmp_path / "saved", with_optimizer=True)
+        load_shards(embeddings, local(tmp_path / "saved"), with_optimizer=True)
         steps(embeddings, range(3, 6))
         return embeddings.weight
 
@@ -130,13 +131,13 @@ def test_a_table_that_has_grown_keeps_the_start_of_its_new_rows(saved: Path) -> 
     grown = (Table("users", 2_310, DIM), TABLES[1], TABLES[2], Table("new", 7, DIM))
     old = ShardedEmbeddings(plan_of(1), LocalCollective(), seed=1)
     old.configure_optimizer(Optimizer(kind="adagrad", learning_rate=0.1))
-    load_shards(old, saved, with_optimizer=True)
+    load_shards(old, local(saved), with_optimizer=True)
     new = ShardedEmbeddings(plan_of(1, grown), LocalCollective(), seed=1)
     new.configure_optimizer(Optimizer(kind="adagrad", learning_rate=0.1))
     start = new.weight.clone()
     # What was in the states before does not stay.
     new.state["sum"].fill_(5.0)
-    found = load_shards(new, saved, with_optimizer=True)
+    found = load_shards(new, local(saved), with_optimizer=True)
     assert found.tables == {"users": 2_300, "tiny": 2, "items": 50}
     assert found.new_rows == {"users": 10, "new": 7}
     for have, was in ((new.weight, old.weight), (new.state["sum"], old.state["sum"])):
@@ -152,14 +153,14 @@ def load(folder: Path, tables: tuple[Table, ...] = TABLES, kind: str = "adagrad"
     lookups = tuple(x for x in LOOKUPS if x.table in {t.name for t in tables})
     embeddings = ShardedEmbeddings(row_wise(tables, lookups, 1), LocalCollective(), seed=1)
     embeddings.configure_optimizer(Optimizer(kind=kind, learning_rate=0.1))
-    load_shards(embeddings, folder, with_optimizer)
+    load_shards(embeddings, local(folder), with_optimizer)
 
 
 @pytest.mark.parametrize("name", ["weight-00001-00000.safetensors", "sum-00000-00000.safetensors", "index.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_damage_is_refused_by_file(saved: Path, name: str, damage: str) -> None:
     load(saved)
-    verify_shards(saved)
+    verify_shards(local(saved))
     path = saved / name
     content = bytearray(path.read_bytes())
     if damage == "remove":
@@ -174,7 +175,7 @@ def test_damage_is_refused_by_file(saved: Path, name: str, damage: str) -> None:
     with pytest.raises(UserError, match=name.replace(".", r"\.")):
         load(saved)
     with pytest.raises(UserError, match=name.replace(".", r"\.")):
-        verify_shards(saved)
+        verify_shards(local(saved))
 
 
 def test_scoring_does_not_read_optimizer_states(saved: Path) -> None:
@@ -188,7 +189,7 @@ def test_a_rank_reads_only_files_that_may_hold_its_rows(saved: Path) -> None:
 
     def rank_main(c: ThreadCollective) -> str:
         try:
-            load_shards(ShardedEmbeddings(plan_of(2), c, seed=1), saved, with_optimizer=False)
+            load_shards(ShardedEmbeddings(plan_of(2), c, seed=1), local(saved), with_optimizer=False)
         except UserError as e:
             return str(e)
         return "loaded"
@@ -212,30 +213,30 @@ def test_what_does_not_fit_is_explained(saved: Path, tmp_path: Path) -> None:
 
 
 def test_a_save_that_did_not_finish_cannot_be_read(tmp_path: Path) -> None:
-    run_ranks(2, lambda c: save_shards(trained(c, "sgd", range(1)), tmp_path, with_optimizer=False))
+    run_ranks(2, lambda c: save_shards(trained(c, "sgd", range(1)), local(tmp_path), with_optimizer=False))
     with pytest.raises(UserError, match=r"index\.json is missing: the save .* did not finish"):
         load(tmp_path, with_optimizer=False)
     (tmp_path / "rank-00001.json").unlink()
     with pytest.raises(UserError, match=r"rank-00001\.json is missing"):
-        write_index(tmp_path)
+        write_index(local(tmp_path))
 
 
 def test_ranks_that_saved_different_steps_are_found(tmp_path: Path) -> None:
     def rank_main(c: ThreadCollective) -> None:
         embeddings = trained(c, "adagrad", range(2))
         embeddings.steps += c.world.rank
-        save_shards(embeddings, tmp_path, with_optimizer=True)
+        save_shards(embeddings, local(tmp_path), with_optimizer=True)
 
     run_ranks(2, rank_main)
     with pytest.raises(UserError, match="did not save the same tables or step"):
-        write_index(tmp_path)
+        write_index(local(tmp_path))
 
 
 def test_a_save_between_backward_and_step_is_refused(tmp_path: Path) -> None:
     embeddings = trained(LocalCollective(), "sgd", range(0))
     embeddings(codes_of(0)).sum().backward()
     with pytest.raises(RuntimeError, match="gradients wait"):
-        save_shards(embeddings, tmp_path, with_optimizer=False)
+        save_shards(embeddings, local(tmp_path), with_optimizer=False)
 
 
 def test_a_shared_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -245,8 +246,8 @@ def test_a_shared_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     (leftover / "stale").touch()
 
     def fill(c: ThreadCollective, text: str, fails: bool) -> None:
-        with shared_directory(final, c) as folder:
-            (folder / f"rank{c.world.rank}").write_text(text)
+        with shared_directory(local(final), c) as folder:
+            (folder / f"rank{c.world.rank}").put_text(text)
             assert not (folder / "stale").exists()
             if fails and c.world.rank == 1:
                 raise KeyError("killed")
@@ -261,7 +262,7 @@ def test_a_shared_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_the_index_names_what_was_saved(saved: Path) -> None:
-    index = read_index(saved)
+    index = read_index(local(saved))
     assert [(t.name, t.rows) for t in index.tables] == [("users", 2_300), ("tiny", 2), ("items", 50)]
     assert index.optimizer is not None
     assert (index.optimizer.kind, index.optimizer.steps) == ("adagrad", 3)

@@ -16,6 +16,7 @@ from headrace.features.layout.files import ColumnCounts, WrittenDataset, Written
 from headrace.features.workflow.workflow import Workflow
 from headrace.manifest import Manifest, Output, fingerprint
 from headrace.stage import Context
+from headrace.storage import local
 from headrace.workspace import Workspace
 
 
@@ -126,8 +127,8 @@ def test_files_move_with_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     if not links:
         monkeypatch.setattr(os, "link", refused)
-    plan = AppendPlan(BaseDataset(old, DAY, days), {}, days, [], None)  # type: ignore[arg-type]  # nothing is read of the lake
-    found = link_kept(plan, new, "2026-01-06")
+    plan = AppendPlan(BaseDataset(local(old), DAY, days), {}, days, [], None)  # type: ignore[arg-type]  # nothing is read of the lake
+    found = link_kept(plan, local(new), "2026-01-06")
     assert {f.name for f in found.files} == {
         "train/day-2026-01-04-part-00000-000.parquet",
         "train/day-2026-01-05-part-00000-000.parquet",

@@ -42,6 +42,7 @@ from headrace.features.types import ValueType
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.graph import draw, graph_of
 from headrace.schema import TableColumn
+from headrace.storage import local
 
 COLUMNS = [
     TableColumn(name="price", type="double"),
@@ -286,8 +287,8 @@ def test_an_indicator_is_left_alone_by_later_operators(tmp_path: Path) -> None:
     rows = pa.RecordBatch.from_pydict({"price": pa.array([None, 7.0]), "age": pa.array([9, None], pa.int32())})
     wanted = {"price": [5.0, 7.0], "age": [9.0, 5.0], "price_missing": [1.0, 0.0], "age_missing": [0.0, 1.0]}
     assert fitted.transform_batch(rows).to_pydict() == wanted
-    fitted.save(tmp_path)
-    again = FittedWorkflow.load(tmp_path)
+    fitted.save(local(tmp_path))
+    again = FittedWorkflow.load(local(tmp_path))
     assert again.schema == fitted.schema
     assert again.transform_batch(rows).to_pydict() == wanted
     saved = json.loads((tmp_path / "workflow.json").read_text())

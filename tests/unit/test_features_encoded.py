@@ -142,7 +142,7 @@ def land(events: pd.DataFrame, folder: Path, files: int, group: int = 40) -> lis
 @contextmanager
 def opened(files: list[DataFile], home: Path, rule: Rule) -> Iterator[LakeRows]:
     splitter = Splitter(rule, ("train", "valid"), "y")
-    with lake_rows(WORKFLOW, files, splitter, home, {"t": ValueType("timestamp")}) as rows:
+    with lake_rows(WORKFLOW, files, splitter, local(home), {"t": ValueType("timestamp")}) as rows:
         yield rows
 
 
@@ -152,13 +152,13 @@ def run(rows: LakeRows, folder: Path) -> tuple[FittedWorkflow, WrittenDataset]:
         fit.merge(rows.scan(None, task))
     fitted = fit.finish(Codes())
     shutil.rmtree(folder, ignore_errors=True)
-    fitted.save(folder / "workflow")
+    fitted.save(local(folder / "workflow"))
     plans = plan_files(rows.counts.rows, 50, 3)
-    return fitted, write_lake_rows(fitted, rows, plans, folder, folder / "workflow", None)
+    return fitted, write_lake_rows(fitted, rows, plans, local(folder), local(folder / "workflow"), None)
 
 
 def read(folder: Path, split: str) -> pd.DataFrame:
-    schema = FittedWorkflow.load(folder / "workflow").schema
+    schema = FittedWorkflow.load(local(folder / "workflow")).schema
     return read_padded(sorted((folder / split).glob("*.parquet")), schema).set_index("id")
 
 
@@ -234,7 +234,7 @@ def test_neither_an_earlier_run_nor_harm_changes_a_bit(tmp_path: Path, caplog: p
     home = tmp_path / "home"
     with opened(files, home, rule) as rows:
         run(rows, tmp_path / "out")
-        folder = rows.folder
+        folder = rows.folder.local_path()
     first = digests(tmp_path / "out")
     assert "4 lake files, 0 of them decoded by an earlier run" in caplog.text
     assert not list(home.glob("scratch*"))
@@ -343,8 +343,8 @@ def test_split_rules() -> None:
 
 def test_arrays_and_groups(tmp_path: Path) -> None:
     arrays = {"a": np.arange(5, dtype=np.int32), "b": np.array([], np.float64), "ü": np.array([True, False])}
-    save_arrays(tmp_path / "x", arrays)
-    found = load_arrays(tmp_path / "x")
+    save_arrays(local(tmp_path / "x"), arrays)
+    found = load_arrays(local(tmp_path / "x"))
     assert list(found) == list(arrays)
     for name, array in arrays.items():
         assert found[name].dtype == array.dtype

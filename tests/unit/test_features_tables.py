@@ -25,6 +25,7 @@ from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.types import declared
 from headrace.score.pair_features import check_columns
 from headrace.udfs.xxhash64 import xxhash64_strings
+from headrace.workspace import Workspace
 from tests.arrow_table_ops import by_arrow
 from tests.arrow_table_ops.external import read
 from tests.arrow_table_ops.predicate import predicate
@@ -51,7 +52,7 @@ from tests.tables_support import (
     same,
 )
 
-NOWHERE = ExternalReader(Path("/nonexistent"))
+NOWHERE = ExternalReader(Workspace(Path("/nonexistent")))
 PROBES = st.lists(st.sampled_from([None, None, None, "asks"]), min_size=40, max_size=40)
 
 
@@ -497,19 +498,19 @@ def test_files_that_changed_after_they_were_pinned_are_refused(tmp_path: Path) -
     csv = {"path": "t.csv", "format": "csv", "keys": ["item"], "add": {"x": "int"}}
     p = prepare({"join_external": csv})
     (tmp_path / "t.csv").write_text("item,x\na,1\n")
-    pinned = pin(tmp_path, p.externals)
-    reader = ExternalReader.of(tmp_path, p.externals, pinned)
+    pinned = pin(Workspace(tmp_path), p.externals)
+    reader = ExternalReader.of(Workspace(tmp_path), p.externals, pinned)
     reader.check_unchanged()
     (tmp_path / "t.csv").write_text("item,x\na,22\n")
     with pytest.raises(UserError, match=r"t\.csv have changed since the features stage looked"):
         reader.check_unchanged()
-    ExternalReader.of(tmp_path, p.externals, pin(tmp_path, p.externals)).check_unchanged()
+    ExternalReader.of(Workspace(tmp_path), p.externals, pin(Workspace(tmp_path), p.externals)).check_unchanged()
     with pytest.raises(UserError, match=r"names no version of the csv table t\.csv"):
-        ExternalReader.of(tmp_path, p.externals, [])
+        ExternalReader.of(Workspace(tmp_path), p.externals, [])
 
 
 def test_external_files_are_missing(tmp_path: Path) -> None:
     p = prepare({"join_external": {"path": "tables/none", "keys": ["item"], "add": {"x": "int"}}})
     with pytest.raises(UserError, match="there is no delta table"):
-        by_arrow(p, as_table([]), ExternalReader(tmp_path))
+        by_arrow(p, as_table([]), ExternalReader(Workspace(tmp_path)))
     assert isinstance(as_table([]), pa.Table)

@@ -11,6 +11,7 @@ import pytest
 from headrace.errors import UserError
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.vocabulary.rule import VocabularyRule
+from headrace.storage import local
 from tests.tables_support import commit_delta
 
 RULES = {"word": VocabularyRule(min_count=1), "user": VocabularyRule(min_count=1)}
@@ -36,7 +37,7 @@ def counts(*values: str) -> pa.Table:
 def codes(path: Path, ds: str, counted: pa.Table, version: int | None) -> dict[str, dict[str, int]]:
     # Nothing that these tests look at is a Spark job: a pinned table is read only.
     spark: Any = None
-    found = VocabularyTable(spark, path, ds, version).update(counted, RULES)
+    found = VocabularyTable(spark, local(path), ds, version).update(counted, RULES)
     return {name: dict(zip(*t.to_pydict().values(), strict=True)) for name, t in found.items()}
 
 

@@ -19,6 +19,7 @@ from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.schema import Kind, TableColumn
+from headrace.storage import local
 
 COLUMNS = [
     TableColumn(name="price", type="double"),
@@ -240,8 +241,8 @@ def test_keep_takes_columns_along() -> None:
 
 def test_save_and_load(tmp_path: Path) -> None:
     f = fitted()
-    f.save(tmp_path)
-    again = FittedWorkflow.load(tmp_path)
+    f.save(local(tmp_path))
+    again = FittedWorkflow.load(local(tmp_path))
     assert again.transform_batch(batch()).equals(f.transform_batch(batch()))
     assert again.schema == f.schema
     assert sorted(p.name for p in (tmp_path / "vocabulary").iterdir()) == ["both.parquet", "tags.parquet"]
@@ -249,36 +250,36 @@ def test_save_and_load(tmp_path: Path) -> None:
 
 def test_damaged_saves_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no saved workflow"):
-        FittedWorkflow.load(tmp_path)
-    fitted().save(tmp_path)
+        FittedWorkflow.load(local(tmp_path))
+    fitted().save(local(tmp_path))
     file = tmp_path / "vocabulary" / "tags.parquet"
     file.write_bytes(file.read_bytes()[:-20])
     with pytest.raises(UserError, match=r"tags\.parquet cannot be read"):
-        FittedWorkflow.load(tmp_path)
+        FittedWorkflow.load(local(tmp_path))
     saved = json.loads((tmp_path / "workflow.json").read_text())
     saved["chains"][0]["ops"][0]["op"] = "exec"
     (tmp_path / "workflow.json").write_text(json.dumps(saved))
     fitted_again = "no operator 'exec'"
     (tmp_path / "vocabulary" / "tags.parquet").unlink()
     with pytest.raises(UserError, match=r"tags\.parquet cannot be read"):
-        FittedWorkflow.load(tmp_path)
+        FittedWorkflow.load(local(tmp_path))
     saved["vocabularies"] = {}
     (tmp_path / "workflow.json").write_text(json.dumps(saved))
     with pytest.raises(UserError, match=fitted_again):
-        FittedWorkflow.load(tmp_path)
+        FittedWorkflow.load(local(tmp_path))
 
 
 def test_no_spark_in_the_process(tmp_path: Path) -> None:
-    fitted().save(tmp_path / "w")
+    fitted().save(local(tmp_path / "w"))
     with pa.OSFile(str(tmp_path / "rows.arrow"), "wb") as f, pa.ipc.new_file(f, batch().schema) as writer:
         writer.write_batch(batch())
     code = """
 import sys
-from pathlib import Path
+from headrace.storage import local
 import pyarrow as pa
 from headrace.features.workflow.fitted import FittedWorkflow
 rows = pa.ipc.open_file(sys.argv[2]).get_batch(0)
-out = FittedWorkflow.load(Path(sys.argv[1])).transform_batch(rows)
+out = FittedWorkflow.load(local(sys.argv[1])).transform_batch(rows)
 assert not [m for m in sys.modules if m.split('.')[0] in ('pyspark', 'py4j', 'delta')], 'Spark was imported'
 print(out.to_pydict()['user'])
 """

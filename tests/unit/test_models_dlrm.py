@@ -19,6 +19,7 @@ from headrace.models.feature_interaction import dot_interaction
 from headrace.models.mlp import pairwise_dots
 from headrace.models.saved import load_dlrm, read_card, restore, save_model
 from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.storage import local
 
 CONTINUOUS = tuple(Feature(name=n, kind=Kind.CONTINUOUS, dtype="float32") for n in ("age", "price"))
 CATEGORICAL = (
@@ -219,9 +220,9 @@ def saved_by(ranks: int, name: str, folder: Path, workflow: Path) -> Tensor:
     def rank_main(c: Collective) -> Tensor:
         _, model = train(c, name, [ROWS // ranks] * ranks, steps=3)
         save_model(
-            folder,
+            local(folder),
             model,
-            workflow=workflow,
+            workflow=local(workflow),
             pipeline="clicks",
             ds="2026-01-02",
             key="abc",
@@ -240,14 +241,14 @@ def test_saved_on_two_answers_alike_on_one_and_three(tmp_path: Path, workflow: P
     expected = saved_by(2, name, folder, workflow)
 
     def answer(c: Collective) -> Tensor:
-        model = load_dlrm(folder, c)
+        model = load_dlrm(local(folder), c)
         assert not model.training
         with torch.no_grad():
             return model(*batch(SCHEMAS[name], 77)[:2])
 
     for got in [answer(LocalCollective()), *run_ranks(3, answer)]:
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-7)
-    card = read_card(folder)
+    card = read_card(local(folder))
     assert (card.kind, card.pipeline, card.ds, card.key) == ("dlrm", "clicks", "2026-01-02", "abc")
     assert card.metrics == {"auc": 0.75, "hr_at_k": None}
     assert card.dataset_schema == SCHEMAS[name]
@@ -269,14 +270,14 @@ def test_saved_on_two_answers_alike_on_one_and_three(tmp_path: Path, workflow: P
 def test_a_damaged_part_is_refused_by_name(tmp_path: Path, workflow: Path, part: str) -> None:
     folder = tmp_path / "model"
     saved_by(2, "both", folder, workflow)
-    load_dlrm(folder)
+    load_dlrm(local(folder))
     path = folder / part
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(UserError, match=path.name):
-        load_dlrm(folder)
+        load_dlrm(local(folder))
     path.unlink()
     with pytest.raises(UserError, match=path.name):
-        load_dlrm(folder)
+        load_dlrm(local(folder))
 
 
 def test_tomorrows_model_starts_from_todays(tmp_path: Path, workflow: Path) -> None:
@@ -288,7 +289,7 @@ def test_tomorrows_model_starts_from_todays(tmp_path: Path, workflow: Path) -> N
     start = model.embeddings.weight.clone()
     model.embeddings.configure_optimizer(Optimizer(kind="adagrad", learning_rate=0.1))
     found = restore(model, folder, with_optimizer=True)
-    today = load_dlrm(folder)
+    today = load_dlrm(local(folder))
     assert found.new_rows == {"user": 3}
     assert torch.equal(model.embeddings.weight[30:33], start[30:33])
     assert torch.equal(model.embeddings.weight[:30], today.embeddings.weight[:30])

@@ -19,6 +19,7 @@ from headrace.models.dlrm import DLRM
 from headrace.models.predictor import load_predictor, read_meta
 from headrace.models.saved import save_model
 from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.storage import local
 
 SCHEMA = DatasetSchema(
     features=(
@@ -69,7 +70,9 @@ def booster() -> xgb.Booster:
 def saved_trees(tmp_path: Path, workflow: Path, booster: xgb.Booster) -> Path:
     folder = tmp_path / "trees"
     folder.mkdir()
-    xgboost_model.save(folder, booster, SCHEMA, workflow, {"pipeline": "p", "ds": "2026-01-01", "key": "k"})
+    xgboost_model.save(
+        local(folder), booster, SCHEMA, local(workflow), {"pipeline": "p", "ds": "2026-01-01", "key": "k"}
+    )
     return folder
 
 
@@ -77,7 +80,9 @@ def saved_trees(tmp_path: Path, workflow: Path, booster: xgb.Booster) -> Path:
 def saved_dlrm(tmp_path: Path, workflow: Path) -> Path:
     model = DLRM(SCHEMA, config.Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,)), LocalCollective(), seed=3)
     folder = tmp_path / "dlrm"
-    save_model(folder, model, workflow=workflow, pipeline="p", ds="2026-01-01", key="k", metrics={"auc": 0.5})
+    save_model(
+        local(folder), model, workflow=local(workflow), pipeline="p", ds="2026-01-01", key="k", metrics={"auc": 0.5}
+    )
     return folder
 
 
@@ -156,7 +161,7 @@ def test_damaged_trees_are_refused(saved_trees: Path, name: str) -> None:
         load_predictor(saved_trees)
     path.write_bytes(data[:-1])
     with pytest.raises(UserError, match=f"{name} of a saved model is damaged: {len(data) - 1} bytes"):
-        read_meta(saved_trees)
+        read_meta(local(saved_trees))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from headrace.models.predictor import load_predictor
 from headrace.schema import TableColumn
 from headrace.score.blocks import SEEN, TaskInputs, score_batches
 from headrace.score.pair_features import PairFeatures, check_columns, check_pair_features, context_scalars
+from headrace.storage import local
 
 COLUMNS = [
     {"name": "user", "type": "string"},
@@ -96,7 +97,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shallow trees: most pairs tie with others, so the order of ties is put to the test."""
     folder = tmp_path_factory.mktemp("m")
     workflow = fitted()
-    workflow.save(folder / "dataset" / "workflow")
+    workflow.save(local(folder / "dataset" / "workflow"))
     names = xgboost_model.matrix_columns(workflow.schema)
     width, heavy = len(names), np.array([5.0 if n == "pair" else 1.0 for n in names])
     rng = np.random.default_rng(5)
@@ -104,7 +105,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     label = ((data * heavy).sum(1) + rng.normal(0, 2, 400) > 2 * width).astype(np.float32)
     booster = xgb.train({"objective": "binary:logistic", "max_depth": 2, "nthread": 1}, xgb.DMatrix(data, label), 4)
     (folder / "model").mkdir()
-    xgboost_model.save(folder / "model", booster, workflow.schema, folder / "dataset" / "workflow", {})
+    xgboost_model.save(local(folder / "model"), booster, workflow.schema, local(folder / "dataset" / "workflow"), {})
     return folder / "model"
 
 
@@ -117,7 +118,7 @@ def sides() -> PairFeatures:
 def make_job(model: Path, candidates: pa.RecordBatch, **changes: Any) -> TaskInputs:
     s = sides()
     given = {
-        "model": str(model),
+        "model": local(model),
         "threads": 1,
         "top_k": 3,
         "user_key": "user",

@@ -190,20 +190,22 @@ def test_entries_files_and_globs(home: Location) -> None:
     assert (home / "a.txt").entries() == []
 
 
-def test_copies_share_or_not_and_never_replace(home: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_share_their_bytes_or_not(home: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     source = home / "a"
     source.put_text("1")
-    (home / "b" / "linked").copy_from(source)
+    (home / "b" / "linked").copy_from(source, share=True)
+    (home / "b" / "apart").copy_from(source)
 
     def refused(source: Path, target: Path) -> None:
         raise OSError(18, "another device")
 
-    with pytest.raises(FileExistsError):
-        (home / "b" / "linked").copy_from(source)
     monkeypatch.setattr(system, "link", refused)
-    (home / "b" / "copied").copy_from(source)
-    assert [f.read_text() for f in (home / "b").entries()] == ["1", "1"]
-    assert names(home / "b") == ["copied", "linked"]
+    (home / "b" / "copied").copy_from(source, share=True)
+    (home / "c").copy_from(home / "b")
+    for folder in (home / "b", home / "c"):
+        assert {f.name: f.read_text() for f in folder.files()} == dict.fromkeys(("apart", "copied", "linked"), "1")
+    same = {f.name for f in (home / "b").entries() if f.local_path().samefile(source)}
+    assert same == {"linked"}
 
 
 def test_removing_what_is_not_there_is_nothing(home: Location) -> None:

@@ -26,6 +26,7 @@ from headrace.models.predictor import load_predictor
 from headrace.models.saved import load_dlrm
 from headrace.models.xgboost_model import matrix_columns
 from headrace.schema import DatasetSchema
+from headrace.storage import local
 from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
@@ -189,7 +190,7 @@ def test_stopped_and_gone_on_equals_undisturbed(
         for r in (report, expected)
     ]
     assert unsized[0] == unsized[1]
-    for path in sorted((whole.saved_model / "dynamic").glob("*.safetensors")):
+    for path in sorted((whole.saved_model / "dynamic" / "*.safetensors").glob()):
         assert path.read_bytes() == (stopped.saved_model / "dynamic" / path.name).read_bytes()
     if ranks == 1:
         assert losses(expected) == losses(tight[1])
@@ -202,7 +203,7 @@ def test_a_checkpoint_with_a_damaged_table_is_refused_by_name_and_the_one_before
     whole = tight[0]
     job = job_of(home, coded, f"damaged-{name}", settings(TIGHT))
     shutil.copytree(whole.checkpoints, job.checkpoints)
-    path = job.checkpoints / "step-00000015" / "dynamic" / name
+    path = (job.checkpoints / "step-00000015" / "dynamic" / name).local_path()
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -210,7 +211,7 @@ def test_a_checkpoint_with_a_damaged_table_is_refused_by_name_and_the_one_before
     assert report.resumed_from_step == 10
     assert "step-00000015 is refused" in caplog.text
     assert name in caplog.text
-    for file in sorted((whole.saved_model / "dynamic").glob("*.safetensors")):
+    for file in sorted((whole.saved_model / "dynamic" / "*.safetensors").glob()):
         assert file.read_bytes() == (job.saved_model / "dynamic" / file.name).read_bytes()
 
 
@@ -225,7 +226,7 @@ def test_saved_on_two_answers_alike_on_three_and_on_one(home: Workspace, coded: 
     def answer(folder: Path) -> Callable[[Collective], torch.Tensor]:
         def ask(c: Collective) -> torch.Tensor:
             with torch.no_grad():
-                return load_dlrm(folder, c)(continuous, codes)
+                return load_dlrm(local(folder), c)(continuous, codes)
 
         return ask
 
@@ -240,9 +241,9 @@ def test_a_day_starts_from_the_table_of_the_day_before(
     tomorrow = make_dataset(home, train=1_000, valid=200, users=400, ds="2026-01-11", seed=1)
     conf = settings({"user": DynamicTable(admit_after=2)}, max_steps=1)
     still = conf.model_copy(update={"embeddings": conf.embeddings.model_copy(update={"learning_rate": 1e-12})})
-    job = job_of(home, tomorrow, "warm", still, warm_start=tight[0].saved_model)
+    job = job_of(home, tomorrow, "warm", still, warm_start=str(tight[0].saved_model))
     report = train_local(job)
-    old, new = (load_dlrm(j.saved_model).dynamic for j in (tight[0], job))
+    old, new = (load_dlrm(local(j.saved_model)).dynamic for j in (tight[0], job))
     assert old is not None
     assert new is not None
     before, after = ({int(i): w for i, w in zip(d.tables[0].ids, d.tables[0].weight, strict=True)} for d in (old, new))

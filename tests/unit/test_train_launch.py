@@ -50,7 +50,7 @@ def job(ws: Workspace, make_dataset: Callable[..., Manifest]) -> Job:
     features = make_dataset(ws, train=400, valid=40)
     train = Train(batch_size=40, epochs=50, checkpoint_steps=5, seed=3)
     made = Job(home=ws.home, pipeline="clicks", ds="2026-01-10", key="k", features=features, model=Model(), train=train)
-    made.folder.mkdir(parents=True)
+    made.folder.make_dir()
     return made
 
 
@@ -63,9 +63,9 @@ class Ranks:
     def __call__(self, *args: Any, **kwargs: Any) -> list[str]:
         self.launches += 1
         # What was half written when the ranks ended.
-        assert list(self.job.checkpoints.glob(".*")) == []
-        (self.job.checkpoints / ".step-00000005.shared.partial").mkdir(parents=True)
-        (self.job.folder / ".model.shared.partial").mkdir(exist_ok=True)
+        assert list(self.job.checkpoints.local_path().glob(".*")) == []
+        (self.job.checkpoints / ".step-00000005.shared.partial").local_path().mkdir(parents=True)
+        (self.job.folder / ".model.shared.partial").local_path().mkdir(exist_ok=True)
         script = self.scripts.pop(0)
         if isinstance(script, Exception):
             raise script
@@ -104,7 +104,7 @@ def test_a_disk_that_stays_full_is_the_users_to_mend(job: Job, run: Callable[...
     with pytest.raises(DiskFull, match="the checkpoint of step 5"):
         launch(job, SPARK, ranks=2, retries=2)
     assert ranks.launches == 3
-    assert list(job.folder.rglob(".*.partial")) == []
+    assert list(job.folder.local_path().rglob(".*.partial")) == []
 
 
 def test_a_loss_that_is_no_number_twice_at_one_step_is_not_tried_a_third_time(
@@ -231,7 +231,7 @@ def test_a_rank_computes_on_the_gpu_that_spark_assigned_to_its_task(job: Job, tm
 
 def test_a_rank_that_finds_no_room_says_so(job: Job, tmp_path: Path) -> None:
     job = job.model_copy(update={"model": Model(embedding_dim=64), "threads": 1, "token": "t"})
-    job.fence.write_text("t")
+    job.fence.local_path().write_text("t")
     (tmp_path / "job.json").write_text(job.model_dump_json())
     done = subprocess.run(
         [sys.executable, "-c", RANK, str(tmp_path / "job.json")], capture_output=True, text=True, check=False

@@ -26,6 +26,7 @@ from headrace.models.dlrm import DLRM
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import load_dlrm, read_card, restore
 from headrace.schema import Kind
+from headrace.storage import local
 from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.checkpoint import write as checkpoint
 from headrace.train.checkpoint.folders import list_steps
@@ -198,6 +199,7 @@ import torch
 from pathlib import Path
 from headrace.train.checkpoint import write as checkpoint
 from headrace.train.job import Job
+from headrace.storage import Location
 from headrace.train.loop.run import train_local
 
 job = Job.model_validate_json(Path(sys.argv[1]).read_text())
@@ -212,13 +214,13 @@ def say(tick):
         die()
 
 if moment == "writing":  # the second checkpoint: all but its record is written
-    real, calls = checkpoint.local, []
-    def local(path):
-        calls.append(path)
+    real, calls = Location.put_text, []
+    def put_text(file, text):
+        calls.append(file) if file.name == checkpoint.RECORD else None
         if len(calls) == 2:
             die()
-        return real(path)
-    checkpoint.local = local
+        real(file, text)
+    Location.put_text = put_text
 if moment == "saving":  # the last step is checkpointed, the model is not yet saved
     from headrace.models import saved
     saved.save_model = lambda *args, **kwargs: die()
@@ -244,7 +246,7 @@ def test_killed_and_run_again_equals_undisturbed(
     assert report.metrics == expected.metrics
     assert report.evals == expected.evals
     assert [(p["step"], p["loss"]) for p in report.curve] == [(p["step"], p["loss"]) for p in expected.curve]
-    assert [p.name for p in job.checkpoints.iterdir() if p.name.startswith(".")] == []
+    assert [p.name for p in job.checkpoints.local_path().iterdir() if p.name.startswith(".")] == []
 
 
 @pytest.mark.parametrize("part", ["checkpoint.json", "dense.safetensors", "embeddings"])
@@ -253,7 +255,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(
 ) -> None:
     job = job_of(home, features, f"damaged-{part}")
     shutil.copytree(undisturbed[0].checkpoints, job.checkpoints)
-    path = job.checkpoints / "step-00000040" / part
+    path = (job.checkpoints / "step-00000040" / part).local_path()
     path = path if path.is_file() else max(path.rglob("*.safetensors"))
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -272,7 +274,7 @@ def test_a_damaged_newer_checkpoint_costs_no_good_one(
     job = job_of(home, features, "damaged-newer", TRAIN.model_copy(update={"keep": 1, "max_steps": 35}))
     shutil.copytree(undisturbed[0].checkpoints, job.checkpoints)
     shutil.rmtree(job.checkpoints / "step-00000035")
-    damaged = job.checkpoints / "step-00000040" / "checkpoint.json"
+    damaged = (job.checkpoints / "step-00000040" / "checkpoint.json").local_path()
     damaged.write_text(damaged.read_text()[:-2])
     with pytest.raises(_Stopped):
         train_local(job, _stop_at(12))
@@ -285,7 +287,7 @@ def test_without_any_whole_checkpoint_it_starts_anew(
 ) -> None:
     job = job_of(home, features, "all-damaged")
     shutil.copytree(undisturbed[0].checkpoints, job.checkpoints)
-    for path in job.checkpoints.glob("step-*/dense.safetensors"):
+    for path in job.checkpoints.local_path().glob("step-*/dense.safetensors"):
         path.write_bytes(path.read_bytes()[:-1])
     report = train_local(job)
     assert report.resumed_from_step == 0
@@ -378,13 +380,13 @@ def test_warm_start_keeps_what_was_learned(
     conf = TRAIN.model_copy(update={"epochs": 1, "max_steps": 1})
     tiny = conf.model_copy(update={k: Optimizer(kind="sgd", learning_rate=1e-12) for k in ("dense", "embeddings")})
     cold = train_local(job_of(home, tomorrow, "cold", conf))
-    job = job_of(home, tomorrow, "warm", tiny, warm_start=undisturbed[0].saved_model)
+    job = job_of(home, tomorrow, "warm", tiny, warm_start=str(undisturbed[0].saved_model))
     warm = train_local(job)
     assert warm.warm_start == str(undisturbed[0].saved_model)
     assert warm.curve[0]["loss"] < cold.curve[0]["loss"] - 0.02
     # Row by row, after a step too small to see: old users as they were, new ones at their own start.
     old, new = load_dlrm(undisturbed[0].saved_model).embeddings, load_dlrm(job.saved_model).embeddings
-    fresh = load_dlrm(job_of(home, tomorrow, "cold", conf).saved_model).embeddings
+    fresh = load_dlrm(local(job_of(home, tomorrow, "cold", conf).saved_model)).embeddings
 
     def rows(of: Any, n: int) -> torch.Tensor:
         return of.weight[first_of(of, "user") :][:n]
@@ -403,11 +405,11 @@ def test_warm_start_keeps_a_share_of_adagrads_sums(
     tomorrow = make_dataset(home, train=2_000, valid=500, users=80, items=45, ds="2026-01-12", seed=1)
     still = Optimizer(kind="adagrad", learning_rate=1e-12)
     conf = TRAIN.model_copy(update={"max_steps": 1, "embeddings": still, "warm_decay": 0.25})
-    job = job_of(home, tomorrow, "decayed", conf, warm_start=undisturbed[0].saved_model)
+    job = job_of(home, tomorrow, "decayed", conf, warm_start=str(undisturbed[0].saved_model))
     train_local(job)
 
     def sums(folder: Path) -> torch.Tensor:
-        card = read_card(folder)
+        card = read_card(local(folder))
         model = DLRM(card.dataset_schema, card.model, LocalCollective(), card.seed)
         model.embeddings.configure_optimizer(still)
         restore(model, folder, with_optimizer=True)
@@ -451,7 +453,7 @@ def test_a_damaged_best_checkpoint_is_named(home: Workspace, features: Manifest)
     job = job_of(home, features, "torn", hasty)
     report = train_local(job)
     shutil.rmtree(job.saved_model)
-    torn = job.checkpoints / f"step-{report.best_step:08d}" / "dense.safetensors"
+    torn = (job.checkpoints / f"step-{report.best_step:08d}" / "dense.safetensors").local_path()
     torn.write_bytes(torn.read_bytes()[:-1])
     with pytest.raises(UserError, match=rf"step-{report.best_step:08d}"):
         train_local(job)
@@ -512,11 +514,11 @@ def test_a_superseded_rank_does_not_commit(
 
     monkeypatch.setattr(os, "_exit", leave)
     job = job_of(home, features, "superseded", token="old")
-    job.folder.mkdir(parents=True)
-    job.fence.write_text("old")
+    job.folder.local_path().mkdir(parents=True)
+    job.fence.local_path().write_text("old")
     with pytest.raises(_Stopped):
         train_local(job, _stop_at(8))
-    job.fence.write_text("new")
+    job.fence.local_path().write_text("new")
     with pytest.raises(_Stopped):
         train_local(job)
     assert list_steps(job.checkpoints) == [5]
@@ -527,7 +529,7 @@ def test_a_rank_leaves_its_complaint(home: Workspace, features: Manifest) -> Non
     """The rank's whole body, as a Horovod job of one process."""
     hot = TRAIN.model_copy(update={"dense": Optimizer(kind="sgd", learning_rate=1e30)})
     job = job_of(home, features, "complaint", hot)
-    job.folder.mkdir(parents=True)
+    job.folder.local_path().mkdir(parents=True)
     code = "import sys; from headrace.train.launch.worker import rank_main; rank_main(sys.argv[1])"
     done = subprocess.run(
         [sys.executable, "-c", code, job.model_dump_json()], capture_output=True, text=True, check=False, env=os.environ

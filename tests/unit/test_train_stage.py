@@ -16,6 +16,7 @@ from headrace.config import Model, Spark, Spec, build_spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest, Output
 from headrace.schema import DatasetSchema
+from headrace.storage import local
 from headrace.train.callbacks.progress import ProgressBar, ProgressEvent, ProgressReader, ProgressWriter, show
 from headrace.train.setup.warm_start import find_warm_start
 from headrace.train.stage import with_slots
@@ -157,8 +158,8 @@ def test_what_rank_0_says_is_heard_while_it_speaks(tmp_path: Path, caplog: pytes
         heard.append(tick.step)
         first.set()
 
-    with ProgressReader(path, ProgressBar(io.StringIO(), every=3600), on_progress):
-        writer = ProgressWriter(path)
+    with ProgressReader(local(path), ProgressBar(io.StringIO(), every=3600), on_progress):
+        writer = ProgressWriter(local(path))
         writer.handle(logging.makeLogRecord({"msg": "%d ranks", "args": (2,), "levelno": logging.WARNING}))
         writer.write(TICKS[0])
         assert first.wait(30)  # heard before the file is closed

@@ -18,6 +18,7 @@ from headrace.comm.threads import run_ranks
 from headrace.config import EmbeddingOptimizer, Model, Optimizer, Schedule, Train
 from headrace.manifest import Manifest
 from headrace.models.saved import load_dlrm
+from headrace.storage import local
 from headrace.train.callbacks.metrics_log import MetricsFile, read_metrics
 from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.callbacks.tracing import PARTS
@@ -239,7 +240,7 @@ job = Job.model_validate_json(Path(sys.argv[1]).read_text())
 torch.set_num_threads(1)
 def say(tick):
     if tick.step == 12:  # from here on no file may grow: the system's own error, as of a full disk
-        limit = job.metrics_file.stat().st_size + 1024
+        limit = job.metrics_file.local_path().stat().st_size + 1024
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 train_local(job, say)
 """
@@ -258,7 +259,7 @@ def test_a_disk_that_is_full_ends_the_try_and_the_next_goes_on(
     assert list_steps(job.checkpoints) == [10, 5]
     assert train_local(job).resumed_from_step == 10
     assert_same(job, undisturbed[0])
-    assert not list(job.checkpoints.glob(".*"))
+    assert not list(job.checkpoints.local_path().glob(".*"))
 
 
 def test_the_profiles_parts_add_up_to_the_step_and_the_trace_holds_them(
@@ -288,10 +289,10 @@ def test_the_profiles_parts_add_up_to_the_step_and_the_trace_holds_them(
 
 def test_a_journal_takes_back_what_comes_after_the_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    journal = MetricsFile(path, 0)
+    journal = MetricsFile(local(path), 0)
     for step in range(1, 5):
         journal.write("train", {"step": step, "loss": 0.5})
     with open(path, "a") as f:
         f.write('{"kind": "train", "st')  # killed while it wrote
-    MetricsFile(path, 2).write("eval", {"step": 3, "auc": None})
-    assert [(x["kind"], x["step"]) for x in read_metrics(path)] == [("train", 1), ("train", 2), ("eval", 3)]
+    MetricsFile(local(path), 2).write("eval", {"step": 3, "auc": None})
+    assert [(x["kind"], x["step"]) for x in read_metrics(local(path))] == [("train", 1), ("train", 2), ("eval", 3)]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.storage import local
 from headrace.train.callbacks.watchdog import EXIT_STALLED, Watchdog, describe_failure, heartbeat_file
 from headrace.world import World
 
@@ -21,8 +22,9 @@ RANK = """
 import sys, time
 from pathlib import Path
 from headrace.train.callbacks.watchdog import Watchdog
+from headrace.storage import local
 from headrace.world import World
-folder, rank, size, deadline, waits = Path(sys.argv[1]), *map(float, sys.argv[2:])
+folder, rank, size, deadline, waits = local(sys.argv[1]), *map(float, sys.argv[2:])
 watchdog = Watchdog(folder, World(rank=int(rank), size=int(size)), deadline, stop_file=folder / "stop")
 watchdog.step, watchdog.phase = 7, "train"
 watchdog.on_signals()
@@ -46,7 +48,7 @@ def start(folder: Path, rank: int, size: int, deadline: float, waits: bool) -> s
 
 def step_of(folder: Path, rank: int) -> int | None:
     """The step that a rank says it is at."""
-    file = heartbeat_file(folder, rank)
+    file = heartbeat_file(local(folder), rank)
     return json.loads(file.read_text())["step"] if file.exists() else None
 
 
@@ -65,7 +67,7 @@ def test_a_rank_that_waits_too_long_names_those_that_are_missing(tmp_path: Path)
         os.kill(stopped.pid, signal.SIGSTOP)
         waiting = start(tmp_path, 0, 5, 4, True)
         assert waiting.wait(30) == EXIT_STALLED
-        message = describe_failure(tmp_path)
+        message = describe_failure(local(tmp_path))
         assert "rank 0 waited 4 s at step 7 in all_reduce_sum (train.deadline_seconds: 4); missing:" in message
         assert f"rank 1 (process {stopped.pid} on " in message
         assert "was at step 7 (train), and has not reported for" in message
@@ -87,7 +89,7 @@ def test_a_stop_is_asked_for_by_a_signal_or_the_drivers_file(tmp_path: Path, how
     else:
         (tmp_path / "stop").touch()
     assert rank.wait(30) == 0
-    assert describe_failure(tmp_path).startswith(f"rank 0 (process {rank.pid}") or how == "signal"
+    assert describe_failure(local(tmp_path)).startswith(f"rank 0 (process {rank.pid}") or how == "signal"
 
 
 def test_a_message_that_comes_while_the_missing_are_looked_for_is_no_stall(
@@ -95,7 +97,7 @@ def test_a_message_that_comes_while_the_missing_are_looked_for_is_no_stall(
 ) -> None:
     stalls: list[str] = []
     looks, come = threading.Event(), threading.Event()
-    watchdog = Watchdog(tmp_path, World(rank=0, size=2), 0.2, on_stall=stalls.append)
+    watchdog = Watchdog(local(tmp_path), World(rank=0, size=2), 0.2, on_stall=stalls.append)
     stall_message = watchdog._stall_message
 
     def slowly(message: str, waited: float) -> str:
@@ -116,7 +118,7 @@ def test_a_message_that_comes_while_the_missing_are_looked_for_is_no_stall(
 
 def test_waiting_shorter_than_the_deadline_is_no_stall(tmp_path: Path) -> None:
     stalls: list[str] = []
-    watchdog = Watchdog(tmp_path, World(rank=0, size=2), 0.5, on_stall=stalls.append)
+    watchdog = Watchdog(local(tmp_path), World(rank=0, size=2), 0.5, on_stall=stalls.append)
     for _ in range(4):
         with watchdog.waiting("barrier"):
             time.sleep(0.2)

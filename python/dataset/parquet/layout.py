@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.storage import Location
 from headrace.workspace import Workspace
 
 
@@ -21,7 +21,7 @@ class RowGroup:
     """Where a row group is. `piece` is its position among all row groups of the split, in path order."""
 
     piece: int
-    path: Path
+    path: Location
     index: int
     rows: int
 
@@ -31,7 +31,7 @@ class SplitLayout:
     """One split: its files in path order and their non-empty row groups, numbered as Petastorm numbers them."""
 
     name: str
-    files: tuple[Path, ...]
+    files: tuple[Location, ...]
     row_groups: tuple[RowGroup, ...]
 
     @property
@@ -58,7 +58,7 @@ class SplitLayout:
 LISTING = "_files.json"
 
 
-def open_split(dataset: Path, name: str, schema: DatasetSchema, carried: Sequence[str] = ()) -> SplitLayout:
+def open_split(dataset: Location, name: str, schema: DatasetSchema, carried: Sequence[str] = ()) -> SplitLayout:
     """Which row groups a split has: from the dataset's listing, no Parquet file opened; without one, from footers.
 
     Args:
@@ -69,7 +69,7 @@ def open_split(dataset: Path, name: str, schema: DatasetSchema, carried: Sequenc
         UserError: no such split, a damaged file, or a file that lacks a column.
     """
     folder = dataset / name
-    files = tuple(sorted(folder.glob("*.parquet")))
+    files = tuple(f for f in folder.entries() if f.suffix == ".parquet")
     if not files:
         raise UserError(
             f"dataset {dataset} has no split '{name}' (no {folder}/*.parquet); run the features stage again"
@@ -82,7 +82,7 @@ def open_split(dataset: Path, name: str, schema: DatasetSchema, carried: Sequenc
     piece = 0
     for path in files:
         try:
-            footer = pq.read_metadata(path)
+            footer = pq.read_metadata(path.local_path())
         except (pa.ArrowException, OSError) as e:
             raise UserError(f"{path} is not a whole Parquet file ({' '.join(str(e).split())}). " + _AGAIN) from None
         missing = sorted(set(wanted) - set(footer.schema.to_arrow_schema().names))
@@ -96,14 +96,14 @@ def open_split(dataset: Path, name: str, schema: DatasetSchema, carried: Sequenc
     return SplitLayout(name, files, tuple(row_groups))
 
 
-def _listed(dataset: Path, split: str, files: Sequence[Path]) -> tuple[RowGroup, ...] | None:
+def _listed(dataset: Location, split: str, files: Sequence[Location]) -> tuple[RowGroup, ...] | None:
     """The row groups as the listing has them; None without one, or where a file has not the one that writers make.
 
     Raises:
         UserError: a file is missing, not listed, or of another size.
     """
     try:
-        listed = {f["name"]: f for f in json.loads((dataset / LISTING).read_text(encoding="utf-8"))}
+        listed = {f["name"]: f for f in json.loads((dataset / LISTING).read_text())}
     except (OSError, ValueError):
         return None
     mine = {name: f for name, f in listed.items() if name.startswith(f"{split}/")}
@@ -113,7 +113,7 @@ def _listed(dataset: Path, split: str, files: Sequence[Path]) -> tuple[RowGroup,
     if any(f["row_groups"] != 1 for f in mine.values()):
         return None
     for name, path in found.items():
-        if path.stat().st_size != mine[name]["size"]:
+        if path.size() != mine[name]["size"]:
             raise UserError(f"{path} is not the whole Parquet file that was written. " + _AGAIN)
     rows = [(path, int(mine[name]["rows"])) for name, path in found.items()]
     return tuple(RowGroup(piece, path, 0, n) for piece, (path, n) in enumerate(rows) if n)
@@ -132,7 +132,7 @@ def split_of(
     """
     if manifest.dataset_schema is None:
         raise UserError(f"the manifest of stage '{manifest.stage}' for {manifest.ds} describes no dataset")
-    folder = ws.locate(manifest.output("dataset").name).local_path()
+    folder = ws.locate(manifest.output("dataset").name)
     return open_split(folder, split, manifest.dataset_schema, carried), manifest.dataset_schema
 
 

@@ -12,7 +12,6 @@ of raw ids also those that came, and the ids of those that went. Weights alone: 
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -23,7 +22,7 @@ from headrace.embeddings.input.raw_ids import owners
 from headrace.embeddings.lookup.local_tables import LocalTables
 from headrace.embeddings.storage.dtypes import convert, decode, numbers_of
 from headrace.errors import UserError
-from headrace.storage import local
+from headrace.storage import Location
 
 
 class _Record(BaseModel):
@@ -45,7 +44,7 @@ class _Record(BaseModel):
         return bare.model_copy(update={"sha256": hashlib.sha256(bare.model_dump_json().encode()).hexdigest()})
 
 
-def save_changes(embeddings: LocalTables, folder: Path) -> int:
+def save_changes(embeddings: LocalTables, folder: Location) -> int:
     """Write this rank's rows that changed since the last call, and begin anew. How many. Speaks to no other rank.
 
     Replicated tables are written by the first rank alone.
@@ -81,11 +80,11 @@ def save_changes(embeddings: LocalTables, folder: Path) -> int:
         raw={t.spec.name: t.spec.dim for t in raw},
         file=save_tensors(folder / f"changes-{rank:05d}.safetensors", tensors),
     )
-    local(folder / f"changes-{rank:05d}.json").put_text(record.signed().model_dump_json() + "\n")
+    (folder / f"changes-{rank:05d}.json").put_text(record.signed().model_dump_json() + "\n")
     return count
 
 
-def apply_changes(embeddings: LocalTables, folder: Path) -> int:
+def apply_changes(embeddings: LocalTables, folder: Location) -> int:
     """Put the changed rows of a dump into this rank's blocks. How many numbers. Speaks to no other rank.
 
     Raises:
@@ -144,7 +143,7 @@ def _put(embeddings: LocalTables, table: str, column: int, rows: Tensor, values:
     return written
 
 
-def _read(folder: Path, rank: int) -> _Record:
+def _read(folder: Location, rank: int) -> _Record:
     path = folder / f"changes-{rank:05d}.json"
     try:
         record = _Record.model_validate_json(path.read_bytes())

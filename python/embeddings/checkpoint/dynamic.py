@@ -10,7 +10,6 @@ The folder is the caller's: it appears whole, or not at all.
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -23,17 +22,17 @@ from headrace.embeddings.dynamic.admission_cpu import ID
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.input.raw_ids import owners
 from headrace.errors import UserError
-from headrace.storage import local
+from headrace.storage import Location
 
 
-def save_dynamic(embeddings: DynamicEmbeddings, folder: Path) -> None:
+def save_dynamic(embeddings: DynamicEmbeddings, folder: Location) -> None:
     """Write this rank's rows of all tables, states and counts, and what is waiting. Speaks to no other rank."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.make_dir()
     for t in embeddings.tables:
         save_rows(t, folder)
 
 
-def load_dynamic(embeddings: DynamicEmbeddings, folder: Path, with_optimizer: bool) -> None:
+def load_dynamic(embeddings: DynamicEmbeddings, folder: Location, with_optimizer: bool) -> None:
     """Read this rank's ids, saved by any number of ranks, in place of all that it holds; see `load_rows`.
 
     Raises:
@@ -43,7 +42,7 @@ def load_dynamic(embeddings: DynamicEmbeddings, folder: Path, with_optimizer: bo
         load_rows(t, folder, with_optimizer)
 
 
-def save_rows(rows: Any, folder: Path) -> None:
+def save_rows(rows: Any, folder: Location) -> None:
     """Write what this rank holds: HostRows or DeviceRows. Speaks to no other rank."""
     scoring, training = rows.dump()
     stem = _stem(rows.spec.name, rows.world.rank)
@@ -57,10 +56,10 @@ def save_rows(rows: Any, folder: Path) -> None:
         scoring=save_tensors(folder / f"{stem}.safetensors", scoring),
         training=save_tensors(folder / f"{stem}-training.safetensors", training),
     )
-    local(folder / f"{stem}.json").put_text(meta.signed().model_dump_json() + "\n")
+    (folder / f"{stem}.json").put_text(meta.signed().model_dump_json() + "\n")
 
 
-def load_rows(rows: Any, folder: Path, with_optimizer: bool) -> None:
+def load_rows(rows: Any, folder: Location, with_optimizer: bool) -> None:
     """Read this rank's ids, saved by any number of ranks, in place of all that it holds. Speaks to no other rank.
 
     Without an optimizer (scoring) only ids and vectors are read.
@@ -125,7 +124,7 @@ class _Meta(BaseModel):
         return bare.model_copy(update={"sha256": hashlib.sha256(bare.model_dump_json().encode()).hexdigest()})
 
 
-def _read_meta(folder: Path, name: str, rank: int) -> _Meta:
+def _read_meta(folder: Location, name: str, rank: int) -> _Meta:
     path = folder / f"{_stem(name, rank)}.json"
     try:
         meta = _Meta.model_validate_json(path.read_bytes())

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from headrace.embeddings.checkpoint.tensors import FileRecord, read_checked
 from headrace.errors import UserError
-from headrace.storage import local
+from headrace.storage import Location
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -93,7 +92,7 @@ class Index(_Record):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def write_index(directory: Path) -> Index:
+def write_index(directory: Location) -> Index:
     """Fold the ranks' records into the index. The chief's work, after a barrier that follows `save_shards`.
 
     Raises:
@@ -123,13 +122,13 @@ def write_index(directory: Path) -> Index:
     files = tuple(f for r in records for f in r.files)
     index = Index(tables=first.tables, optimizer=first.optimizer, files=files, chunks=chunks)
     index = index.model_copy(update={"sha256": index.digest()})
-    local(directory / INDEX).put_text(index.model_dump_json(indent=1) + "\n")
+    (directory / INDEX).put_text(index.model_dump_json(indent=1) + "\n")
     for record in records:
-        rank_file(directory, record.rank).unlink()
+        rank_file(directory, record.rank).remove()
     return index
 
 
-def read_index(directory: Path) -> Index:
+def read_index(directory: Location) -> Index:
     """The index of a saved folder.
 
     Raises:
@@ -142,7 +141,7 @@ def read_index(directory: Path) -> Index:
     return index
 
 
-def verify_shards(directory: Path) -> Index:
+def verify_shards(directory: Location) -> Index:
     """Read every file of a saved folder and compare it with its checksum.
 
     Raises:
@@ -154,12 +153,12 @@ def verify_shards(directory: Path) -> Index:
     return index
 
 
-def rank_file(directory: Path, rank: int) -> Path:
+def rank_file(directory: Location, rank: int) -> Location:
     """What one rank wrote, until the index is there."""
     return directory / f"rank-{rank:05d}.json"
 
 
-def _read(path: Path, kind: type[R]) -> R:
+def _read(path: Location, kind: type[R]) -> R:
     try:
         return kind.model_validate_json(path.read_bytes())
     except FileNotFoundError:

@@ -19,7 +19,6 @@ import logging
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -40,7 +39,7 @@ from headrace.embeddings.optim.rules import RULES
 from headrace.embeddings.sharding.plan import Plan
 from headrace.embeddings.storage.dtypes import convert, decode
 from headrace.errors import UserError
-from headrace.storage import local
+from headrace.storage import Location
 
 log = logging.getLogger("headrace.embeddings")
 
@@ -60,7 +59,7 @@ class Loaded:
     unused: tuple[str, ...] = ()
 
 
-def save_shards(embeddings: LocalTables, directory: Path, with_optimizer: bool) -> None:
+def save_shards(embeddings: LocalTables, directory: Location, with_optimizer: bool) -> None:
     """Write this rank's rows, and its optimizer states, and the record of both. Speaks to no other rank.
 
     Args:
@@ -113,7 +112,7 @@ def save_shards(embeddings: LocalTables, directory: Path, with_optimizer: bool) 
         chunks=tuple(chunks),
         tables=tuple(TableRecord(name=t.name, rows=t.rows, dim=t.dim) for t in plan.tables),
     )
-    local(rank_file(directory, world.rank)).put_text(record.model_dump_json(indent=1) + "\n")
+    rank_file(directory, world.rank).put_text(record.model_dump_json(indent=1) + "\n")
 
 
 def _matrices(embeddings: LocalTables, with_optimizer: bool) -> dict[str, list[Tensor]]:
@@ -189,7 +188,7 @@ def _files_of(
         yield pieces
 
 
-def load_shards(embeddings: LocalTables, directory: Path, with_optimizer: bool) -> Loaded:
+def load_shards(embeddings: LocalTables, directory: Location, with_optimizer: bool) -> Loaded:
     """Read this rank's rows, whatever world saved them. Speaks to no other rank.
 
     Rows that the save lacks (the vocabulary has grown since) keep their start and fresh optimizer states, as do
@@ -232,7 +231,7 @@ def _saved_rows(held: LocalBlock, loaded: Loaded) -> range:
     return range(held.rows.start, min(held.rows.stop, loaded.tables[held.table]), held.rows.step)
 
 
-def _compare(index: Index, plan: Plan, directory: Path) -> Loaded:
+def _compare(index: Index, plan: Plan, directory: Location) -> Loaded:
     """What of a save fits a plan."""
     saved = {t.name: t for t in index.tables}
     loaded = Loaded(unused=tuple(sorted(saved.keys() - {t.name for t in plan.tables})))
@@ -259,7 +258,7 @@ def _compare(index: Index, plan: Plan, directory: Path) -> Loaded:
     return loaded
 
 
-def _check_optimizer(index: Index, embeddings: LocalTables, directory: Path) -> None:
+def _check_optimizer(index: Index, embeddings: LocalTables, directory: Location) -> None:
     if embeddings.optimizer is None:
         raise RuntimeError("configure_optimizer comes before loading its states")
     if index.optimizer is None:
@@ -272,7 +271,7 @@ def _check_optimizer(index: Index, embeddings: LocalTables, directory: Path) -> 
 
 
 def _read_chunks(
-    chunks: Iterable[Chunk], index: Index, directory: Path, held: list[LocalBlock], targets: list[Tensor]
+    chunks: Iterable[Chunk], index: Index, directory: Location, held: list[LocalBlock], targets: list[Tensor]
 ) -> int:
     """Copy what is in both the chunks and the blocks held here into the targets; how many numbers."""
     by_table: dict[str, list[LocalBlock]] = {}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
-from pathlib import Path
 
 import safetensors
 import safetensors.torch
@@ -13,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from headrace.errors import UserError
+from headrace.storage import Location
 
 
 class FileRecord(BaseModel):
@@ -25,7 +24,7 @@ class FileRecord(BaseModel):
     sha256: str
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileRecord:
+def save_tensors(path: Location, tensors: Mapping[str, Tensor]) -> FileRecord:
     """Write a safetensors file and flush it to the disk.
 
     The checksum is of the bytes in memory, so it also finds what the disk did not keep. The whole file passes through
@@ -34,7 +33,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileRecord:
     return _write(path, safetensors.torch.save({name: t.detach().contiguous() for name, t in tensors.items()}))
 
 
-def load_tensors(folder: Path, record: FileRecord) -> dict[str, Tensor]:
+def load_tensors(folder: Location, record: FileRecord) -> dict[str, Tensor]:
     """Read a file of `save_tensors` and compare it with its record.
 
     Raises:
@@ -49,7 +48,7 @@ def load_tensors(folder: Path, record: FileRecord) -> dict[str, Tensor]:
     return loaded
 
 
-def read_checked(folder: Path, record: FileRecord) -> bytes:
+def read_checked(folder: Location, record: FileRecord) -> bytes:
     """The bytes of a file, if they are those of its record.
 
     Raises:
@@ -68,16 +67,12 @@ def read_checked(folder: Path, record: FileRecord) -> bytes:
     return content
 
 
-def record_of(folder: Path, name: str) -> FileRecord:
+def record_of(folder: Location, name: str) -> FileRecord:
     """The record of a file that somebody else wrote."""
     content = (folder / name).read_bytes()
     return FileRecord(name=name, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
 
 
-def _write(path: Path, content: bytes) -> FileRecord:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "wb") as f:
-        f.write(content)
-        f.flush()
-        os.fsync(f.fileno())
+def _write(path: Location, content: bytes) -> FileRecord:
+    path.put_bytes(content)
     return FileRecord(name=path.name, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())

@@ -14,13 +14,10 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import date, timedelta
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from headrace.errors import UserError
@@ -31,7 +28,8 @@ from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.manifest import Input, Manifest, fingerprint
 from headrace.stage import Context
-from headrace.storage import local
+from headrace.storage import Location
+from headrace.workspace import Workspace
 
 _LOG = logging.getLogger("headrace.features")
 
@@ -57,7 +55,7 @@ class DayFiles:
 class BaseDataset:
     """The dataset that a new one takes over from."""
 
-    folder: Path
+    folder: Location
     #: The day that wrote everything: its training range taught the numbers.
     learned: str
     days: Mapping[str, DayFiles]
@@ -114,9 +112,9 @@ def open_base(ctx: Context, given: Input | None) -> BaseDataset | None:
     if given is None:
         _LOG.info("append: no dataset of yesterday with this spec and young enough: everything is written anew")
         return None
-    folder = ctx.ws.home / given.name
+    folder = ctx.ws.locate(given.name)
     try:
-        saved = json.loads((folder / DAYS_FILE).read_text(encoding="utf-8"))
+        saved = json.loads((folder / DAYS_FILE).read_text())
         days = {
             name: DayFiles(
                 d["rows_of"],
@@ -125,7 +123,7 @@ def open_base(ctx: Context, given: Input | None) -> BaseDataset | None:
             )
             for name, d in saved["days"].items()
         }
-        torn = [f.name for d in days.values() for f in d.files if (folder / f.name).stat().st_size != f.size]
+        torn = [f.name for d in days.values() for f in d.files if (folder / f.name).size() != f.size]
         base = BaseDataset(folder, saved["learned"], days)
         _ = base.fitted
     except (OSError, ValueError, KeyError, TypeError, UserError) as e:
@@ -154,7 +152,7 @@ class AppendPlan:
 def plan_days(
     base: BaseDataset | None,
     files: LakeRows,
-    home: Path,
+    ws: Workspace,
     row_group_rows: int,
     min_row_groups: int,
     window: tuple[int, int],
@@ -165,7 +163,7 @@ def plan_days(
 
     Args:
         files: measured, by day.
-        home: the workspace, below which the lake's files are named.
+        ws: the workspace, below which the lake's files are named.
         window: days that train and that validate. Either alone has `min_row_groups` row groups where it has the rows.
     """
     rule = files.splitter.rule
@@ -178,7 +176,7 @@ def plan_days(
     for number, by_file in sorted(files.counts.days.items()):
         day = day_name(number)
         # Relative to the workspace, which may be moved or mounted elsewhere.
-        named = {os.path.relpath(files.files[i].path, home): n for i, n in by_file.items()}
+        named = {ws.name_of(files.files[i].path): n for i, n in by_file.items()}
         rows_of[day] = fingerprint(named)
         known = base.days.get(day) if base is not None else None
         if known is not None and known.rows_of == rows_of[day]:
@@ -192,18 +190,17 @@ def plan_days(
     return AppendPlan(base, rows_of, kept, plans, sources)
 
 
-def link_kept(plan: AppendPlan, folder: Path, valid_from: str) -> WrittenDataset:
+def link_kept(plan: AppendPlan, folder: Location, valid_from: str) -> WrittenDataset:
     """Link the kept days' files into a new folder, each into the split that its day is in now."""
     days: dict[str, tuple[list[WrittenFile], dict[str, ColumnCounts]]] = {}
     counts: dict[str, dict[str, ColumnCounts]] = {}
     for day, known in plan.kept.items():
         assert plan.base is not None
         split = "valid" if day >= valid_from else "train"
-        (folder / split).mkdir(parents=True, exist_ok=True)
         mine = []
         for file in known.files:
-            name = f"{split}/{Path(file.name).name}"
-            _link(plan.base.folder / file.name, folder / name)
+            name = f"{split}/{file.name.rpartition('/')[2]}"
+            (folder / name).copy_from(plan.base.folder / file.name, share=True)
             mine.append(replace(file, name=name))
         days[day] = (mine, dict(known.counts))
         sums = counts.setdefault(split, {})
@@ -222,7 +219,7 @@ def merge(a: WrittenDataset, b: WrittenDataset) -> WrittenDataset:
     return WrittenDataset(sorted([*a.files, *b.files], key=lambda f: f.name), counts, {**a.days, **b.days})
 
 
-def save_days(folder: Path, plan: AppendPlan, written: WrittenDataset, learned: str) -> None:
+def save_days(folder: Location, plan: AppendPlan, written: WrittenDataset, learned: str) -> None:
     """Write `_days.json`, from which tomorrow's run knows what it can take over."""
     days = {
         day: {
@@ -232,12 +229,4 @@ def save_days(folder: Path, plan: AppendPlan, written: WrittenDataset, learned: 
         }
         for day, (files, counts) in sorted(written.days.items())
     }
-    local(folder / DAYS_FILE).put_text(json.dumps({"learned": learned, "days": days}, indent=1) + "\n")
-
-
-def _link(source: Path, target: Path) -> None:
-    """A second name for a file; a copy where the file system has no such thing, or enough of them."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
+    (folder / DAYS_FILE).put_text(json.dumps({"learned": learned, "days": days}, indent=1) + "\n")

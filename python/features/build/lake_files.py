@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from pyspark.sql import SparkSession
 
@@ -18,27 +17,27 @@ from headrace.features.vocabulary.delta_table import Vocabularies
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DataFile, DeltaLog
-from headrace.storage import local
+from headrace.storage import Location
 from headrace.workspace import Workspace
 
 
 @contextmanager
 def files_of_day(
-    spec: Spec, ws: Workspace, ds: str, events: Path, version: int, workflow: Workflow, rows: SplitRows
+    spec: Spec, ws: Workspace, ds: str, events: Location, version: int, workflow: Workflow, rows: SplitRows
 ) -> Iterator[LakeRows | None]:
     """The lake's files that hold the events of a dataset of `ds`, pinned; None where the rows must come from a frame.
 
     That is where table operators make them, where the table's log no longer names the version's files, or where
     deletion vectors mark rows of them as deleted.
     """
-    files = None if spec.features.prepare else DeltaLog(local(events)).plain_files(version)
+    files = None if spec.features.prepare else DeltaLog(events).plain_files(version)
     if files is None:
         yield None
         return
     types = {c.name: declared(c) for c in spec.table.columns}
     extra: dict[str, ValueType] = {name: types[name] for name in columns_of(rows.rule)}
     splitter = Splitter(rows.rule, rows.splits, workflow.label_column, by_day=spec.features.append is not None)
-    with lake_rows(workflow, of_day(spec, ds, files), splitter, ws.encoded(spec.pipeline).local_path(), extra) as found:
+    with lake_rows(workflow, of_day(spec, ds, files), splitter, ws.encoded(spec.pipeline), extra) as found:
         yield found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from headrace.dataset.parquet.layout import LISTING
@@ -13,10 +12,10 @@ from headrace.features.layout.split import SplitRows
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.schema import Kind
-from headrace.storage import local
+from headrace.storage import Location
 
 
-def complete(folder: Path, files: list[WrittenFile], counts: Mapping[str, int]) -> None:
+def complete(folder: Location, files: list[WrittenFile], counts: Mapping[str, int]) -> None:
     """Check that every row was written once, clear away what killed tasks left, list the files."""
     for split, rows in counts.items():
         found = sum(f.rows for f in files if f.name.startswith(f"{split}/"))
@@ -24,14 +23,13 @@ def complete(folder: Path, files: list[WrittenFile], counts: Mapping[str, int]) 
             raise RuntimeError(f"split '{split}' has {rows} rows, but {found} were written")
     wanted = {folder / f.name for f in files}
     for split in counts:
-        for path in (folder / split).iterdir():
+        (folder / split).discard_unfinished()
+        for path in (folder / split).entries():
             if path not in wanted:
-                path.unlink()
+                path.remove()
     listed = [{"name": f.name, "size": f.size, "rows": f.rows, "row_groups": f.row_groups} for f in files]
-    for path in sorted((folder / "workflow").rglob("*")):
-        if path.is_file():
-            listed.append({"name": str(path.relative_to(folder)), "size": path.stat().st_size})
-    local(folder / LISTING).put_text(json.dumps(listed, indent=1) + "\n")
+    listed += [{"name": path.below(folder), "size": path.size()} for path in (folder / "workflow").files()]
+    (folder / LISTING).put_text(json.dumps(listed, indent=1) + "\n")
 
 
 def facts_of(

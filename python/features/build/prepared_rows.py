@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date, timedelta
 from itertools import count
-from pathlib import Path
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -24,6 +22,7 @@ from headrace.features.table_ops.preparation import Preparation, midnight, train
 from headrace.features.types import declared
 from headrace.manifest import Input
 from headrace.stage import Context
+from headrace.storage import Location
 from headrace.workspace import Workspace
 
 _LOG = logging.getLogger("headrace.features")
@@ -42,7 +41,7 @@ def first_day(spec: Spec, ds: str) -> str:
 
 def external_inputs(spec: Spec, ws: Workspace) -> tuple[Input, ...]:
     """The tables that are joined, as they are now. Raises UserError where one is missing."""
-    return pin(ws.home, Preparation.from_spec(spec).externals) if spec.features.prepare else ()
+    return pin(ws, Preparation.from_spec(spec).externals) if spec.features.prepare else ()
 
 
 def within(spec: Spec, events: DataFrame, ds: str) -> DataFrame:
@@ -73,20 +72,20 @@ def day_rows(ctx: Context, events: DataFrame) -> Iterator[SplitRows]:
     if not spec.features.prepare:
         yield split_rows(spec, events, ctx.ds)
         return
-    folder = ctx.ws.spark_local.local_path() / "prepared" / f"{spec.pipeline}-{ctx.ds}"
+    folder = ctx.ws.spark_local / "prepared" / f"{spec.pipeline}-{ctx.ds}"
     # What a killed run left.
-    shutil.rmtree(folder, ignore_errors=True)
+    folder.remove_quietly()
     numbers = count()
 
     def materialize(frame: DataFrame) -> DataFrame:
         path = folder / str(next(numbers))
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.make_dir()
         return _kept(frame, path)
 
     try:
         train, valid = time_ranges(spec.features, ctx.ds)
         preparation = Preparation.from_spec(spec)
-        reader = ExternalReader.of(ctx.ws.home, preparation.externals, ctx.inputs)
+        reader = ExternalReader.of(ctx.ws, preparation.externals, ctx.inputs)
         frame = preparation.spark(
             within(spec, events, ctx.ds), reader, train_range(spec, train[0], valid[0]), materialize
         )
@@ -101,10 +100,10 @@ def day_rows(ctx: Context, events: DataFrame) -> Iterator[SplitRows]:
         _LOG.info("prepared the rows by %s", ", ".join(s.op.name for s in preparation.steps))
         yield rows
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.remove_quietly()
 
 
-def _kept(frame: DataFrame, path: Path) -> DataFrame:
+def _kept(frame: DataFrame, path: Location) -> DataFrame:
     """The same rows, from files."""
     names = frame.columns
     # Parquet's writer refuses some characters in names: numbers travel.

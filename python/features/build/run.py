@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -31,7 +30,7 @@ from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.manifest import Manifest, Output
 from headrace.stage import Context, Result
-from headrace.storage import local
+from headrace.storage import Location
 
 _LOG = logging.getLogger("headrace.features")
 
@@ -48,7 +47,7 @@ class BuiltDay:
     #: Rows of each split.
     counts: Mapping[str, int]
     #: The dataset's.
-    folder: Path
+    folder: Location
     #: Who made the dataset.
     engine: Engine
 
@@ -68,11 +67,11 @@ def vocabularies_of(ctx: Context, spark: SparkSession) -> VocabularyTable:
     """The pipeline's vocabularies: for a run with the key of a finished one, as that one saw them."""
     done = Manifest.load(ctx.ws.manifest(ctx.spec.pipeline, ctx.ds, "features"))
     version = done.facts["vocabulary_version"] if done is not None and done.key == ctx.key else None
-    return VocabularyTable(spark, ctx.ws.table(ctx.spec.pipeline, "vocabulary").local_path(), ctx.ds, version)
+    return VocabularyTable(spark, ctx.ws.table(ctx.spec.pipeline, "vocabulary"), ctx.ds, version)
 
 
 def write_dataset(
-    fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan], folder: Path, workflow: Path, engine: Engine
+    fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan], folder: Location, workflow: Location, engine: Engine
 ) -> WrittenDataset:
     """Transform the rows of all splits and write them.
 
@@ -83,7 +82,7 @@ def write_dataset(
         workflow: `fitted`, saved: where executors load it from.
     """
     for split in {p.split for p in plans}:
-        (folder / split).mkdir(parents=True, exist_ok=True)
+        (folder / split).make_dir()
     write = spark_write.write if engine == "spark" else write_frame.write
     return write(fitted, rows, plans, folder, workflow)
 
@@ -112,9 +111,8 @@ def build(
         after("fit")
 
         tick = time.perf_counter()
-        final = ctx.ws.dataset(spec.pipeline, ctx.ds, ctx.key).local_path()
-        with local(final).new_folder() as new:
-            folder = new.local_path()
+        final = ctx.ws.dataset(spec.pipeline, ctx.ds, ctx.key)
+        with final.new_folder() as folder:
             fitted.save(folder / "workflow")
             plans = plan_files(counts, f.row_group_rows, f.min_row_groups)
             if files is None:
@@ -157,10 +155,9 @@ def append_day(
         tick = time.perf_counter()
         assert rows.valid_range is not None
         window = (f.window_days, f.split.valid_days)
-        plan = append.plan_days(base, files, ctx.ws.home, f.row_group_rows, f.min_row_groups, window)
-        final = ctx.ws.dataset(spec.pipeline, ctx.ds, ctx.key).local_path()
-        with local(final).new_folder() as new:
-            folder = new.local_path()
+        plan = append.plan_days(base, files, ctx.ws, f.row_group_rows, f.min_row_groups, window)
+        final = ctx.ws.dataset(spec.pipeline, ctx.ds, ctx.key)
+        with final.new_folder() as folder:
             fitted.save(folder / "workflow")
             kept = append.link_kept(plan, folder, rows.valid_range[0])
             made = WrittenDataset([], {})
@@ -198,7 +195,7 @@ def _result(
     statistics: tuple[Output, ...],
     more: Mapping[str, Any] | None = None,
 ) -> Result:
-    name, total = str(day.folder.relative_to(ctx.ws.home)), sum(day.counts.values())
+    name, total = ctx.ws.name_of(day.folder), sum(day.counts.values())
     return Result(
         outputs=(Output(kind="dataset", name=name, version=ctx.key, rows=total), *statistics),
         rows=day.counts,
@@ -229,4 +226,4 @@ def day_files(ctx: Context, workflow: Workflow, rows: SplitRows) -> AbstractCont
     if engine_of(ctx.spec) != "arrow":
         return nullcontext()
     pinned = events_output(ctx)
-    return files_of_day(ctx.spec, ctx.ws, ctx.ds, ctx.ws.home / pinned.name, int(pinned.version), workflow, rows)
+    return files_of_day(ctx.spec, ctx.ws, ctx.ds, ctx.ws.locate(pinned.name), int(pinned.version), workflow, rows)

@@ -70,17 +70,17 @@ class BuildFeatures(Stage):
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
         """The dataset's files are there with the sizes that they had."""
-        folder = ctx.ws.home / manifest.output("dataset").name
+        folder = ctx.ws.locate(manifest.output("dataset").name)
         try:
-            listed = json.loads((folder / LISTING).read_text(encoding="utf-8"))
+            listed = json.loads((folder / LISTING).read_text())
         except (OSError, ValueError):
             return f"the dataset {folder} is gone or incomplete"
         for file in listed:
             path = folder / file["name"]
             if not path.is_file():
                 return f"{path} is gone"
-            if path.stat().st_size != file["size"]:
-                return f"{path} has {path.stat().st_size} bytes, not {file['size']}"
+            if path.size() != file["size"]:
+                return f"{path} has {path.size()} bytes, not {file['size']}"
         for output in manifest.outputs:
             if output.kind == "delta" and DeltaLog(ctx.ws.locate(output.name)).version is None:
                 return f"the table {output.name} is gone"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
@@ -16,7 +15,8 @@ from headrace.features.types import OpError, ValueType, declared
 from headrace.lake.delta.log import DeltaLog
 from headrace.manifest import Input
 from headrace.schema import ColumnType, TableColumn
-from headrace.storage import local
+from headrace.storage import Location
+from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -56,12 +56,12 @@ class ReadsExternalTable(TableOp):
 class ExternalReader:
     """Reads external tables as they were pinned: Delta ones at their version; others as long as they are unchanged."""
 
-    def __init__(self, home: Path, pinned: Mapping[ExternalTable, str] | None = None) -> None:
+    def __init__(self, ws: Workspace, pinned: Mapping[ExternalTable, str] | None = None) -> None:
         """`pinned`: versions of `pin`; other tables are read as they are."""
-        self.home, self._pinned = home, dict(pinned or {})
+        self._ws, self._pinned = ws, dict(pinned or {})
 
     @staticmethod
-    def of(home: Path, tables: Sequence[ExternalTable], inputs: Sequence[Input]) -> ExternalReader:
+    def of(ws: Workspace, tables: Sequence[ExternalTable], inputs: Sequence[Input]) -> ExternalReader:
         """Reads the tables at the versions that a stage's inputs name.
 
         Raises:
@@ -74,11 +74,11 @@ class ExternalReader:
                     f"features.prepare: the manifest of the features names no version of the {table.format} table "
                     f"{table.path}; run the features stage again"
                 )
-        return ExternalReader(home, {t: pinned[t.format, t.path] for t in tables})
+        return ExternalReader(ws, {t: pinned[t.format, t.path] for t in tables})
 
-    def path(self, table: ExternalTable) -> Path:
+    def path(self, table: ExternalTable) -> Location:
         """Where it is."""
-        return self.home / table.path
+        return self._ws.locate(table.path)
 
     def check_unchanged(self) -> None:
         """Call it again when the rows are computed: files are read late.
@@ -124,7 +124,7 @@ class ExternalReader:
         return frame.select(*[col(n).cast(str(t)).alias(n) for n, t in table.columns.items()])
 
 
-def pin(home: Path, tables: Sequence[ExternalTable]) -> tuple[Input, ...]:
+def pin(ws: Workspace, tables: Sequence[ExternalTable]) -> tuple[Input, ...]:
     """What identifies the tables as they are now: a Delta table's version; of others a digest of names, sizes, times.
 
     Raises:
@@ -132,21 +132,21 @@ def pin(home: Path, tables: Sequence[ExternalTable]) -> tuple[Input, ...]:
     """
     found = {}
     for table in tables:
-        path = home / table.path
+        path = ws.locate(table.path)
         _see(path, table)
         found[table.format, table.path] = Input(kind=table.format, name=table.path, version=_version(path, table))
     return tuple(found.values())
 
 
-def _version(path: Path, table: ExternalTable) -> str:
+def _version(path: Location, table: ExternalTable) -> str:
     if table.format == "delta":
-        return str(DeltaLog(local(path)).version)
-    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-    listed = [(str(p.relative_to(path)), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
+        return str(DeltaLog(path).version)
+    found = [(p, p.info()) for p in (path.files() if path.is_dir() else [path])]
+    listed = [(p.below(path), info.size, info.modified_ns) for p, info in found]
     return hashlib.sha256(repr(listed).encode()).hexdigest()[:16]
 
 
-def _see(path: Path, table: ExternalTable) -> None:
+def _see(path: Location, table: ExternalTable) -> None:
     there = (path / "_delta_log").is_dir() if table.format == "delta" else path.exists()
     if not there:
         raise UserError(f"features.prepare: there is no {table.format} table {path}")

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import takewhile
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -23,7 +22,7 @@ from headrace.errors import UserError
 from headrace.features.vocabulary import lookup
 from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.lake.delta.log import LOG_RETENTION, DeltaLog
-from headrace.storage import local
+from headrace.storage import Location
 from headrace.udfs.xxhash64 import xxhash64_strings
 
 _LOG = logging.getLogger("headrace.features")
@@ -94,9 +93,9 @@ class VocabularyTable:
     its manifest names: an older day may have been made since, and have added values of its own.
     """
 
-    def __init__(self, spark: SparkSession, path: Path, ds: str, version: int | None = None) -> None:
+    def __init__(self, spark: SparkSession, path: Location, ds: str, version: int | None = None) -> None:
         """`version`: that a finished fit of the same rows left; then nothing is added. None: the newest."""
-        self._spark, self._path, self._ds, self._pinned = spark, str(path), ds, version
+        self._spark, self._path, self._ds, self._pinned = spark, path, ds, version
         #: The last version that `_APPLICATION` had written when the table was read.
         self._written = -1
         #: The table's version that the last `update` read, or made.
@@ -128,7 +127,7 @@ class VocabularyTable:
         def one(name: str) -> tuple[pa.Table, pa.Table, int]:
             """(rows to append, value and code of all that this day sees, how many of them are this day's)."""
             mine, known = _named(counted, name), _named(there, name)
-            _check_unique(name, known, self._path)
+            _check_unique(name, known, str(self._path))
             new = _give_codes(name, mine, known, rules[name])
             if self._pinned is not None:
                 # A value that got no code then gets none now.
@@ -188,7 +187,7 @@ class VocabularyTable:
             pending.result()
 
     def _read(self) -> pa.Table:
-        log = DeltaLog(local(self._path))
+        log = DeltaLog(self._path)
         self.version = log.version if self._pinned is None else self._pinned
         if self.version is None:
             return _ROWS.empty_table()
@@ -205,7 +204,7 @@ class VocabularyTable:
                 f"there, so the same dataset cannot be made again. Delete the day's features manifest to make another "
                 f"from the vocabularies as they are"
             )
-        table = self._spark.read.format("delta").option("versionAsOf", self.version).load(self._path)
+        table = self._spark.read.format("delta").option("versionAsOf", self.version).load(str(self._path))
         return table.select(_ROWS.names).toArrow().cast(_ROWS)
 
     def _append(self, rows: pa.Table) -> None:
@@ -225,10 +224,10 @@ class VocabularyTable:
             options["delta.logRetentionDuration"] = LOG_RETENTION
         failure: Exception | None = None
         try:
-            frame.write.format("delta").mode("append").options(**options).save(self._path)
+            frame.write.format("delta").mode("append").options(**options).save(str(self._path))
         except (PySparkException, Py4JError) as e:
             failure = e
-        log, read = DeltaLog(local(self._path)), -1 if self.version is None else self.version
+        log, read = DeltaLog(self._path), -1 if self.version is None else self.version
         since = takewhile(lambda commit: commit[0] > read, log.user_metadata())
         made = next((version for version, text in since if text == said), None)
         if made is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, partial
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +27,7 @@ from headrace.features.workflow import saved
 from headrace.features.workflow.schema import physical_schema
 from headrace.features.workflow.workflow import Workflow
 from headrace.schema import Feature, Kind
+from headrace.storage import Location
 
 
 class FittedWorkflow:
@@ -39,7 +39,7 @@ class FittedWorkflow:
         states: Sequence[Sequence[Mapping[str, State]]],
         vocabularies: Mapping[str, Lookup],
         tables: Mapping[str, KeyedTable] | None = None,
-        folder: Path | None = None,
+        folder: Location | None = None,
     ) -> None:
         """Put together what was learned.
 
@@ -133,7 +133,7 @@ class FittedWorkflow:
         """Which rows of a raw batch have no value of an input column: null, NaN, or an empty list. bool [rows]."""
         return is_missing(self._column(batch, column))
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Location) -> None:
         """Write it into `folder` (headrace.features.workflow.saved).
 
         The folder is not remembered: callers fill one and rename it.
@@ -153,7 +153,7 @@ class FittedWorkflow:
         saved.write(folder, written, self.vocabularies, self.tables)
 
     @staticmethod
-    def load(folder: Path, most_values: int | None = None) -> FittedWorkflow:
+    def load(folder: Location, most_values: int | None = None) -> FittedWorkflow:
         """What `save` wrote.
 
         Args:

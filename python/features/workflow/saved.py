@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -18,7 +17,7 @@ from headrace.errors import UserError
 from headrace.features.vocabulary.keyed_table import KEY, KeyedTable
 from headrace.features.vocabulary.lookup import FileLookup, Lookup
 from headrace.schema import DatasetSchema, TableColumn
-from headrace.storage import local
+from headrace.storage import Location
 
 
 class SavedWorkflow(BaseModel):
@@ -40,37 +39,37 @@ class SavedWorkflow(BaseModel):
     dataset_schema: DatasetSchema
 
 
-def file_of(folder: Path) -> Path:
+def file_of(folder: Location) -> Location:
     """`workflow.json` in the folder of a saved workflow."""
     return folder / "workflow.json"
 
 
-def table_file(folder: Path, name: str) -> Path:
+def table_file(folder: Location, name: str) -> Location:
     """Where a saved workflow keeps a keyed table."""
     return folder / "table" / f"{quote(name, safe='')}.parquet"
 
 
-def vocabulary_file(folder: Path, name: str) -> Path:
+def vocabulary_file(folder: Location, name: str) -> Location:
     """Where a saved workflow keeps a vocabulary."""
     return folder / "vocabulary" / f"{quote(name, safe='')}.parquet"
 
 
 def write(
-    folder: Path, saved: SavedWorkflow, vocabularies: Mapping[str, Lookup], tables: Mapping[str, KeyedTable]
+    folder: Location, saved: SavedWorkflow, vocabularies: Mapping[str, Lookup], tables: Mapping[str, KeyedTable]
 ) -> None:
     """Fill a folder; `workflow.json` comes last."""
-    (folder / "vocabulary").mkdir(parents=True, exist_ok=True)
-    if tables:
-        (folder / "table").mkdir(exist_ok=True)
+    (folder / "vocabulary").make_dir()
     for name, keyed in tables.items():
-        pq.write_table(keyed.table, table_file(folder, name), compression="zstd")
+        with table_file(folder, name).new_file() as path:
+            pq.write_table(keyed.table, path, compression="zstd")
     for name, vocabulary in vocabularies.items():
-        pq.write_table(vocabulary.table, vocabulary_file(folder, name), compression="zstd")
-    local(file_of(folder)).put_text(json.dumps(saved.model_dump(mode="json"), indent=1) + "\n")
+        with vocabulary_file(folder, name).new_file() as path:
+            pq.write_table(vocabulary.table, path, compression="zstd")
+    file_of(folder).put_text(json.dumps(saved.model_dump(mode="json"), indent=1) + "\n")
 
 
 def read(
-    folder: Path, most_values: int | None = None
+    folder: Location, most_values: int | None = None
 ) -> tuple[SavedWorkflow, dict[str, Lookup], dict[str, KeyedTable]]:
     """What `write` wrote.
 
@@ -82,7 +81,7 @@ def read(
     """
     path = file_of(folder)
     try:
-        saved = SavedWorkflow.model_validate_json(path.read_text(encoding="utf-8"))
+        saved = SavedWorkflow.model_validate_json(path.read_text())
     except FileNotFoundError:
         raise UserError(f"no saved workflow in {folder} (workflow.json is not there)") from None
     except (ValidationError, UnicodeDecodeError) as e:
@@ -93,7 +92,7 @@ def read(
     for name, rows in saved.vocabularies.items():
         file = vocabulary_file(folder, name)
         if most_values is not None and rows > most_values:
-            vocabularies[name] = FileLookup(file)
+            vocabularies[name] = FileLookup(file.local_path())
             continue
         table = _read(file)
         if table.num_rows != rows or table.schema.names != ["value", "code"]:
@@ -109,7 +108,7 @@ def read(
     return saved, vocabularies, tables
 
 
-def _read(file: Path) -> pa.Table:
+def _read(file: Location) -> pa.Table:
     try:
         return pq.read_table(file)
     except (OSError, pa.ArrowException) as e:

@@ -51,7 +51,7 @@ class TrainBaseline(Stage):
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
         """The saved model and the registry are there."""
         try:
-            read_meta(ctx.ws.home / manifest.output("model").name)
+            read_meta(ctx.ws.locate(manifest.output("model").name))
         except UserError as e:
             return str(e)
         if not (ctx.ws.home / "mlflow.db").is_file():
@@ -76,7 +76,7 @@ class TrainBaseline(Stage):
                     "every feature has raw ids, on which trees cannot split; leave out the section baseline"
                 )
             log.info("baseline: without %s: trees do not see raw ids", ", ".join(left_out))
-        dataset = ctx.ws.home / ctx.upstream["features"].output("dataset").name
+        dataset = ctx.ws.locate(ctx.upstream["features"].output("dataset").name)
         train = xgboost_spark.sample_row_groups(dataset, "train", schema, conf.max_rows)
         valid = xgboost_spark.sample_row_groups(dataset, "valid", schema)
         rows = {"train": sum(s.take for s in train), "valid": sum(s.take for s in valid)}
@@ -96,8 +96,7 @@ class TrainBaseline(Stage):
             log.info("baseline: %d trees over %s rows in %.1f s", conf.rounds, f"{rows['train']:,}", seconds)
             scores, labels, peak = xgboost_spark.predict(spark, booster, valid, schema, conf.workers)
         metrics = click_metrics(labels, scores)
-        with final.new_folder() as made:
-            folder = made.local_path()
+        with final.new_folder() as folder:
             card = {
                 "pipeline": spec.pipeline,
                 "ds": ctx.ds,

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from headrace.errors import UserError
 from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
 from headrace.models.xgboost_model import XGBoostPredictor, matrix, matrix_columns, matrix_features
 from headrace.schema import DatasetSchema
+from headrace.storage import Location
 
 log = logging.getLogger("headrace.train")
 
@@ -51,7 +51,7 @@ class RowGroupSample:
 
 
 def sample_row_groups(
-    dataset: Path, split: str, schema: DatasetSchema, max_rows: int | None = None
+    dataset: Location, split: str, schema: DatasetSchema, max_rows: int | None = None
 ) -> list[RowGroupSample]:
     """The row groups of a split, in order; with `max_rows`, exactly that many rows spread evenly over them.
 

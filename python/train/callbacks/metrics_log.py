@@ -12,9 +12,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
-from headrace.storage import local
+from headrace.storage import Location
 from headrace.train.callbacks.base import Callback, StepEnd
 from headrace.train.checkpoint.progress import Progress
 
@@ -30,22 +29,21 @@ class MetricsFile:
         step: lines of later steps are removed.
     """
 
-    def __init__(self, path: Path | None, step: int) -> None:
+    def __init__(self, path: Location | None, step: int) -> None:
         self._path = path
         if path is not None:
             kept = [line for line in read_metrics(path) if line["step"] <= step] if path.is_file() else []
-            local(path).put_text("".join(json.dumps(line) + "\n" for line in kept))
+            path.put_text("".join(json.dumps(line) + "\n" for line in kept))
 
     def write(self, kind: str, values: Mapping[str, float | int | None]) -> None:
         """Add a line."""
         if self._path is not None:
-            with open(self._path, "a", encoding="utf-8") as f:
-                f.write(json.dumps({"kind": kind, **values}) + "\n")
+            self._path.append((json.dumps({"kind": kind, **values}) + "\n").encode())
 
 
-def read_metrics(path: Path) -> list[dict[str, float]]:
+def read_metrics(path: Location) -> list[dict[str, float]]:
     """The whole lines of a metrics.jsonl."""
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text()
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
@@ -61,7 +59,7 @@ class MetricsLog(Callback):
         batch_size: rows of a step over all ranks.
     """
 
-    def __init__(self, path: Path | None, progress: Progress, total_steps: int, batch_size: int) -> None:
+    def __init__(self, path: Location | None, progress: Progress, total_steps: int, batch_size: int) -> None:
         self._file = MetricsFile(path, progress.step)
         self._progress, self._total_steps, self._batch_size = progress, total_steps, batch_size
         self._every = max(1, total_steps // _CURVE_POINTS)

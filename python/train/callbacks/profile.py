@@ -7,13 +7,12 @@ https://ui.perfetto.dev or chrome://tracing.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from headrace.comm.base import Collective
-from headrace.storage import local
+from headrace.storage import Location
 from headrace.train.callbacks.tracing import PARTS, Tracer
 from headrace.train.job import Job
 
@@ -27,14 +26,14 @@ def collect_profile(job: Job, tracer: Tracer, collective: Collective) -> dict[st
     mine = torch.tensor([[1e3 * tracer.seconds[p] / steps for p in PARTS]], dtype=torch.float64)
     by_rank = collective.all_gather(mine)
     part = job.folder / f".trace-{collective.world.rank}.partial"
-    local(part).put_text(json.dumps(_events(tracer, collective.world.rank)))
+    part.put_text(json.dumps(_events(tracer, collective.world.rank)))
     collective.barrier()
     if collective.world.is_chief:
         parts = [job.folder / f".trace-{r}.partial" for r in range(collective.world.size)]
-        events = [e for p in parts for e in json.loads(p.read_text(encoding="utf-8"))]
-        local(job.trace).put_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+        events = [e for p in parts for e in json.loads(p.read_text())]
+        job.trace.put_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
         for p in parts:
-            p.unlink()
+            p.remove()
     means = {p: round(float(ms), 3) for p, ms in zip(PARTS, by_rank.mean(0), strict=True)}
     return {**means, "step": round(float(by_rank.sum(1).mean()), 3)}
 
@@ -64,7 +63,7 @@ def _events(tracer: Tracer, rank: int) -> list[dict[str, Any]]:
     ]
 
 
-def show_profile(profile: dict[str, float], trace: Path) -> str:
+def show_profile(profile: dict[str, float], trace: Location) -> str:
     """The table as people read it."""
     step = profile["step"] or 1.0
     lines = [f"{name:<15} {ms:9.2f} ms {100 * ms / step:6.1f} %" for name, ms in profile.items() if name != "step"]

@@ -12,10 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Literal, TextIO
 
+from headrace.storage import Location
 from headrace.train.callbacks.base import Callback, StepEnd
 from headrace.train.job import Job
 
@@ -102,9 +102,9 @@ def show(event: ProgressEvent) -> str:
 class ProgressWriter(logging.Handler):
     """Rank 0's side: progress, and as a logging handler its log lines, one JSON object a line."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Location) -> None:
         super().__init__()
-        self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  (lives as long as the rank)
+        self._path = path
 
     def write(self, event: ProgressEvent) -> None:
         self._write({"progress": asdict(event)})
@@ -113,7 +113,7 @@ class ProgressWriter(logging.Handler):
         self._write({"text": record.getMessage(), "level": record.levelno})
 
     def _write(self, message: dict[str, object]) -> None:
-        self._file.write(json.dumps(message) + "\n")
+        self._path.append((json.dumps(message) + "\n").encode())
 
 
 class ProgressBar:
@@ -164,7 +164,7 @@ class ProgressReader:
         on_progress: called with each event, before it is shown.
     """
 
-    def __init__(self, path: Path, bar: ProgressBar, on_progress: OnProgress = lambda event: None) -> None:
+    def __init__(self, path: Location, bar: ProgressBar, on_progress: OnProgress = lambda event: None) -> None:
         self._path, self._bar, self._on_progress = path, bar, on_progress
         self._offset = 0
         self._stop = threading.Event()
@@ -186,7 +186,7 @@ class ProgressReader:
 
     def _read(self) -> None:
         try:
-            with open(self._path, "rb") as f:
+            with self._path.open() as f:
                 f.seek(self._offset)
                 content = f.read()
         except FileNotFoundError:

@@ -20,11 +20,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from headrace.storage import local
+from headrace.storage import Location
 from headrace.train.callbacks.base import Callback, StepEnd
 from headrace.world import World
 
@@ -52,10 +51,10 @@ class Watchdog(Callback):
 
     def __init__(
         self,
-        folder: Path | None = None,
+        folder: Location | None = None,
         world: World = World(),
         deadline: float = 600.0,
-        stop_file: Path | None = None,
+        stop_file: Location | None = None,
         on_stall: Callable[[str], None] | None = None,
     ) -> None:
         self._folder, self._world, self._deadline, self._stop_file = folder, world, deadline, stop_file
@@ -74,7 +73,7 @@ class Watchdog(Callback):
         self._heartbeats: dict[int, tuple[str, float]] = {}
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.make_dir()
             self._thread.start()
 
     @property
@@ -137,9 +136,7 @@ class Watchdog(Callback):
 
     def _write_heartbeat(self, waiting: str | None, waited: float) -> None:
         assert self._folder is not None
-        path = heartbeat_file(self._folder, self._world.rank)
-        partial = path.with_suffix(".partial")
-        partial.write_text(
+        heartbeat_file(self._folder, self._world.rank).put_text(
             json.dumps(
                 {
                     "rank": self._world.rank,
@@ -153,7 +150,6 @@ class Watchdog(Callback):
                 }
             )
         )
-        partial.replace(path)
 
     def _read_heartbeats(self) -> None:
         assert self._folder is not None
@@ -186,11 +182,11 @@ class Watchdog(Callback):
     def _exit(self, message: str) -> None:
         assert self._folder is not None
         with suppress(OSError):
-            local(self._folder / _STALLED).put_text(message)
+            (self._folder / _STALLED).put_text(message)
         os._exit(EXIT_STALLED)
 
 
-def heartbeat_file(folder: Path, rank: int) -> Path:
+def heartbeat_file(folder: Location, rank: int) -> Location:
     """The file of a rank's heartbeat."""
     return folder / f"rank-{rank:05d}.json"
 
@@ -201,17 +197,17 @@ def describe(heartbeat: dict[str, Any]) -> str:
     return f"rank {heartbeat['rank']} ({where}) was at step {heartbeat['step']} ({heartbeat['phase']})"
 
 
-def has_stalled(folder: Path) -> bool:
+def has_stalled(folder: Location) -> bool:
     """Whether a rank of a launch has given up waiting for others."""
     return (folder / _STALLED).is_file()
 
 
-def describe_failure(folder: Path) -> str:
+def describe_failure(folder: Location) -> str:
     """What is known of the ranks of a launch that failed: a stall's message, else how far each was."""
     with suppress(OSError):
-        return (folder / _STALLED).read_text(encoding="utf-8")
+        return (folder / _STALLED).read_text()
     found = []
-    for path in sorted(folder.glob("rank-*.json")):
+    for path in (p for p in folder.entries() if p.name.startswith("rank-")):
         with suppress(OSError, ValueError):
             found.append(describe(json.loads(path.read_text())))
     return "; ".join(found)

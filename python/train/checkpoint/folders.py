@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from headrace.storage import Location
 
 
 def step_name(step: int) -> str:
@@ -10,7 +10,7 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def list_steps(folder: Path) -> list[int]:
+def list_steps(folder: Location) -> list[int]:
     """Steps of the committed checkpoints, newest first; whether they are whole is found out by loading."""
-    found = [p.name.removeprefix("step-") for p in folder.glob("step-*") if p.is_dir()]
+    found = [p.name.removeprefix("step-") for p in folder.entries() if p.name.startswith("step-") and p.is_dir()]
     return sorted((int(n) for n in found if n.isdigit()), reverse=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from pydantic import ValidationError
@@ -16,6 +14,7 @@ from headrace.embeddings.checkpoint.dynamic import load_dynamic
 from headrace.embeddings.checkpoint.shards import load_shards
 from headrace.embeddings.checkpoint.tensors import load_tensors
 from headrace.errors import UserError
+from headrace.storage import Location
 from headrace.train.checkpoint.folders import list_steps, step_name
 from headrace.train.checkpoint.progress import Progress
 from headrace.train.checkpoint.record import DYNAMIC, EMBEDDINGS, RECORD, CheckpointRecord, Model
@@ -25,7 +24,7 @@ log = logging.getLogger("headrace.train")
 
 
 def restore(
-    folder: Path, model: Model, dense: DenseOptimizer, collective: Collective, *, config: str
+    folder: Location, model: Model, dense: DenseOptimizer, collective: Collective, *, config: str
 ) -> Progress | None:
     """Load the newest checkpoint that is whole on all ranks; None where there is none. Collective.
 
@@ -36,8 +35,7 @@ def restore(
         UserError: the checkpoints belong to another configuration.
     """
     if collective.world.is_chief:
-        for leftover in folder.glob(".step-*.partial"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        folder.discard_unfinished()
     # The chief's list is everybody's: a listing of a shared file system may lag on another machine.
     steps = _from_chief(list_steps(folder), collective)
     for step in steps:
@@ -53,7 +51,7 @@ def restore(
 
 
 def restore_step(
-    folder: Path, step: int, model: Model, dense: DenseOptimizer, collective: Collective, *, config: str
+    folder: Location, step: int, model: Model, dense: DenseOptimizer, collective: Collective, *, config: str
 ) -> None:
     """Load the checkpoint of one step. Collective.
 
@@ -67,7 +65,7 @@ def restore_step(
 
 
 def _try_load(
-    path: Path, model: Model, dense: DenseOptimizer, collective: Collective, config: str
+    path: Location, model: Model, dense: DenseOptimizer, collective: Collective, config: str
 ) -> tuple[Progress | None, UserError | None]:
     """Load a checkpoint: its progress where all ranks could; else None, and this rank's error, if it had one."""
     problem: UserError | None = None
@@ -90,7 +88,7 @@ def _from_chief(steps: list[int], collective: Collective) -> list[int]:
     return [int(s) for s in collective.all_gather(mine)]
 
 
-def _load(path: Path, model: Model, dense: DenseOptimizer, config: str) -> Progress:
+def _load(path: Location, model: Model, dense: DenseOptimizer, config: str) -> Progress:
     try:
         record = CheckpointRecord.model_validate_json((path / RECORD).read_bytes())
     except FileNotFoundError:

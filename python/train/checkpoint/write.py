@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -18,7 +16,7 @@ from headrace.embeddings.checkpoint.shards import save_shards
 from headrace.embeddings.checkpoint.shared_directory import shared_directory
 from headrace.embeddings.checkpoint.tensors import FileRecord, save_tensors
 from headrace.embeddings.lookup.finite import bad_rows
-from headrace.storage import local
+from headrace.storage import Location
 from headrace.train.checkpoint.folders import list_steps, step_name
 from headrace.train.checkpoint.progress import Progress
 from headrace.train.checkpoint.record import DENSE, DYNAMIC, EMBEDDINGS, RECORD, CheckpointRecord, Model
@@ -36,7 +34,7 @@ class CheckpointWriter:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Location,
         collective: Collective,
         *,
         config: str,
@@ -118,18 +116,17 @@ class CheckpointWriter:
             try:
                 written = pending.work.result()
             except OSError as e:
-                free = shutil.disk_usage(self._folder).free / 2**30
+                free = self._folder.free()
+                room = "" if free is None else f"; {free / 2**30:.1f} GiB free in {self._folder}"
                 raise OSError(
-                    e.errno,
-                    f"the checkpoint of step {pending.progress.step} could not be written ({e.strerror}; "
-                    f"{free:.1f} GiB free in {self._folder})",
+                    e.errno, f"the checkpoint of step {pending.progress.step} could not be written ({e.strerror}{room})"
                 ) from e
             self._collective.barrier()
             if written is not None:
                 write_index(pending.partial / EMBEDDINGS)
                 record = CheckpointRecord(config=self._config, progress=pending.progress, dense=written)
                 record = record.model_copy(update={"sha256": record.digest()})
-                local(pending.partial / RECORD).put_text(record.model_dump_json() + "\n")
+                (pending.partial / RECORD).put_text(record.model_dump_json() + "\n")
                 self._check_fence()
         if self._collective.world.is_chief:
             step, steps = pending.progress.step, list_steps(self._folder)
@@ -137,7 +134,7 @@ class CheckpointWriter:
             kept = {*[s for s in steps if s <= step][: self._keep], pending.keep_step}
             for other in steps:
                 if other not in kept:
-                    shutil.rmtree(self._folder / step_name(other))
+                    (self._folder / step_name(other)).remove()
 
 
 @dataclass
@@ -145,7 +142,7 @@ class _Pending:
     """A checkpoint that is being written."""
 
     stack: ExitStack
-    partial: Path
+    partial: Location
     progress: Progress
     keep_step: int | None
     work: _Write

@@ -9,7 +9,6 @@ importing torch in each rank 3, and a sleep of 3 at the end.
 from __future__ import annotations
 
 import logging
-import shutil
 import signal
 import socket
 import threading
@@ -18,7 +17,6 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
@@ -28,8 +26,8 @@ import horovod.spark
 from horovod.runner.common.util.timeout import TimeoutException
 from pyspark.sql import SparkSession
 
-from headrace import storage
 from headrace.errors import UserError
+from headrace.storage import Location
 from headrace.train.callbacks.progress import ProgressBar, ProgressEvent, ProgressReader
 from headrace.train.callbacks.watchdog import describe_failure, has_stalled
 from headrace.train.checkpoint.folders import list_steps
@@ -111,16 +109,16 @@ def _launch(
 ) -> Report:
     job = job.model_copy(update={"token": uuid.uuid4().hex})
     try:
-        storage.local(job.fence).put_text(job.token)
+        job.fence.put_text(job.token)
     except OSError as e:
         if is_full(e):
             raise DiskFull(f"{e.strerror}. Make room below {job.folder}") from e
         raise
-    for left in (job.error_file, *job.folder.glob("progress-*.jsonl")):
-        left.unlink(missing_ok=True)
-    for folder in job.folder.glob("ranks-*"):
-        shutil.rmtree(folder, ignore_errors=True)
-    job.ranks_folder.mkdir()
+    # ranks.log stays.
+    old = [p for p in job.folder.entries() if p.name.startswith(("progress-", "ranks-"))]
+    for left in (job.error_file, *old):
+        left.remove_quietly()
+    job.ranks_folder.make_dir()
     local = _is_local(spark)
     tick = time.perf_counter()
     first: list[float] = []
@@ -132,7 +130,7 @@ def _launch(
         on_progress(t)
 
     with (
-        open(job.folder / "ranks.log", "a", encoding="utf-8") as file,
+        open((job.folder / "ranks.log").local_path(), "a", encoding="utf-8") as file,
         ProgressReader(job.progress_file, ProgressBar(), on_event),
         _gloo_is_built(),
         _silence_cancelled_job(),
@@ -181,8 +179,8 @@ def _launch(
         lost = next((a.lost for a in results if a.lost), None)
         if lost is not None:
             raise RuntimeError(f"training on {ranks} ranks failed ({lost}; {describe_failure(job.ranks_folder)})")
-    job.progress_file.unlink(missing_ok=True)
-    shutil.rmtree(job.ranks_folder, ignore_errors=True)
+    job.progress_file.remove()
+    job.ranks_folder.remove_quietly()
     reports = [a.report for a in results if a.report is not None]
     peaks = {name: mib for r in reports for name, mib in r.peak_memory_mib.items()}
     startup = seconds_of({**marks, **results[0].marks})
@@ -196,8 +194,8 @@ def _clean_partial_files(job: Job) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for left in (*job.checkpoints.glob(".*.partial"), *job.folder.glob(".*.partial")):
-            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+        job.checkpoints.discard_unfinished()
+        job.folder.discard_unfinished()
         raise
 
 
@@ -227,10 +225,10 @@ def _is_local(spark: SparkSession) -> bool:
     return str(spark.sparkContext.master).startswith("local")
 
 
-def raise_rank_error(path: Path) -> None:
+def raise_rank_error(path: Location) -> None:
     """Raise a rank's message for the user, if it left one."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text()
     except FileNotFoundError:
         return
     raise RankError.model_validate_json(text).exception()
@@ -329,7 +327,7 @@ def _signals(job: Job) -> Iterator[_ReceivedSignals]:
             if job.stop_file.exists():
                 kill.set()
                 return
-            job.stop_file.touch()
+            job.stop_file.put_text("")
             timer = threading.Timer(job.train.stop_seconds, kill.set)
             timer.daemon = True
             timer.start()

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from headrace.errors import UserError
-from headrace.storage import local
 from headrace.train.job import Job
 from headrace.train.launch.startup import mark, process_began
 from headrace.train.result import Diverged, RankError, RankResult, Stopped, is_full
@@ -86,7 +85,7 @@ def rank_main(job_json: str) -> str:
     finally:
         if result.error is not None:
             with suppress(OSError):  # the result has it, too
-                local(job.error_file).put_text(result.error.model_dump_json())
+                job.error_file.put_text(result.error.model_dump_json())
         if isinstance(collective, SharedCollective):
             collective.close()
         hvd.shutdown()

@@ -49,7 +49,7 @@ def train(
     watchdog, tracer = watchdog or Watchdog(), Tracer() if job.train.profile else NoOpTracer()
     collective = InstrumentedCollective(collective, watchdog, tracer)
     is_chief = collective.world.is_chief
-    dataset, schema = job.ws.home / job.features.output("dataset").name, job.features.dataset_schema
+    dataset, schema = job.ws.locate(job.features.output("dataset").name), job.features.dataset_schema
     assert schema is not None
     layout = open_split(dataset, "train", schema)
     state, progress = _restore_or_build(job, schema, collective, watchdog)
@@ -137,7 +137,7 @@ def train(
         steps=total,
         steps_per_epoch=source.steps_per_epoch,
         resumed_from_step=resumed_from,
-        warm_start=str(job.warm_start) if job.warm_start is not None else None,
+        warm_start=job.warm_start,
         metrics=metrics,
         curve=progress.curve,
         evals=progress.evals,
@@ -164,6 +164,7 @@ def _restore_or_build(
         del state  # before there is another: the tables may not fit twice
         state = build_state(job, schema, collective)
     if job.warm_start is not None:
-        saved.restore(state.model, job.warm_start, saved.has_state_of(job.warm_start, job.train.embeddings.kind))
+        start = job.ws.locate(job.warm_start)
+        saved.restore(state.model, start, saved.has_state_of(start, job.train.embeddings.kind))
         state.model.age_state(job.train.warm_decay)
     return state, Progress()

@@ -14,11 +14,9 @@ finished trials: a search that was stopped and went on draws what one that was n
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import optuna
@@ -28,7 +26,7 @@ from headrace.config import Search, Spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest, fingerprint
 from headrace.stage import run_lock
-from headrace.storage import local
+from headrace.storage import Location
 from headrace.train.callbacks.progress import OnProgress, ProgressEvent
 from headrace.train.job import FINGERPRINTED, Job
 from headrace.train.loop.run import train_local
@@ -65,14 +63,14 @@ class Trial:
 class SearchResult:
     """The result of a search."""
 
-    folder: Path
+    folder: Location
     #: The settings as they are, then the trials in order.
     trials: tuple[Trial, ...]
     #: None where no trial is better than the settings as they are.
     best: Trial | None
 
     @property
-    def overlay(self) -> Path:
+    def overlay(self) -> Location:
         return self.folder / "best.yaml"
 
 
@@ -118,8 +116,8 @@ class Tuner:
                 f"it. Run: headrace run {spec.pipeline} --ds {ds} --to features"
             )
         self._features = features
-        check_dataset(self._job(spec, features, ws.home, "look"))
-        self.folder = ws.search(spec.pipeline, ds, self._key()).local_path()
+        check_dataset(self._job(spec, features, ws.store, "look"))
+        self.folder = ws.search(spec.pipeline, ds, self._key())
 
     def run(self) -> SearchResult:
         """Make the trials that are missing.
@@ -128,8 +126,8 @@ class Tuner:
             UserError: another search of this pipeline is at work.
         """
         with run_lock(self._ws, f"{self._spec.pipeline}-search"):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(self.folder / "models", ignore_errors=True)
+            self.folder.make_dir()
+            (self.folder / "models").remove_quietly()
             search = self.search
             self.dataset = sample_dataset(
                 self._features,
@@ -167,7 +165,7 @@ class Tuner:
     def _study(self) -> optuna.Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         study = optuna.create_study(
-            storage=f"sqlite:///{self.folder / 'study.db'}",
+            storage=f"sqlite:///{(self.folder / 'study.db').local_path()}",
             study_name="search",
             load_if_exists=True,
             direction="minimize" if self.search.objective == "log_loss" else "maximize",
@@ -214,7 +212,7 @@ class Tuner:
         except Diverged as e:
             meter.reason = str(e).split(". ")[0]
         finally:
-            shutil.rmtree(self.folder / "models", ignore_errors=True)
+            (self.folder / "models").remove_quietly()
         value = meter.metrics.get(_METRIC[search.objective])
         over = value is not None and not meter.reason
         return Trial(
@@ -228,7 +226,7 @@ class Tuner:
             meter.reason,
         )
 
-    def _job(self, spec: Spec, features: Manifest, home: Path, key: str) -> Job:
+    def _job(self, spec: Spec, features: Manifest, home: Location, key: str) -> Job:
         """A run of `spec` over the sample, for this one process, with nothing saved on its way."""
         search, train = self.search, spec.train
         schema = features.dataset_schema
@@ -249,7 +247,7 @@ class Tuner:
             }
         )
         return Job(
-            home=home,
+            home=home.local_path(),
             pipeline=spec.pipeline,
             ds=self._ds,
             key=key,
@@ -257,7 +255,7 @@ class Tuner:
             model=spec.model,
             train=short,
             progress_seconds=0.2,
-            warm_start=self._ws.home / found.name if found else None,
+            warm_start=str(self._ws.locate(found.name)) if found else None,
             threads=train.threads,
         )
 
@@ -271,19 +269,19 @@ class Tuner:
         best = min(finished, key=lambda t: sign * (t.value or 0.0), default=None)
         found = SearchResult(self.folder, tuple(trials), None if best is None or best.number is None else best)
         if found.best is None:
-            found.overlay.unlink(missing_ok=True)
+            found.overlay.remove()
         else:
             write_overlay(found.overlay, found, self.search, f"{self._spec.pipeline}, {self._ds}")
         return found
 
 
-def write_overlay(path: Path, found: SearchResult, search: Search, of: str) -> None:
+def write_overlay(path: Location, found: SearchResult, search: Search, of: str) -> None:
     """Write the best trial's settings as a file for `--overlay`."""
     best, first = found.best, found.trials[0]
     assert best is not None
     head = f"# The best of {len(found.trials) - 1} trials on {of}: {search.objective} {show_value(best.value)}, "
     head += f"as it was {show_value(first.value)}.\n"
-    local(path).put_text(head + overlay_of(best.values))
+    path.put_text(head + overlay_of(best.values))
 
 
 def show_value(value: float | None) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
@@ -13,12 +11,13 @@ from headrace.dataset.parquet.lists import by_column
 from headrace.embeddings.planner.popularity import Popularity
 from headrace.embeddings.sharding.plan import tables_of
 from headrace.schema import DatasetSchema
+from headrace.storage import Location
 
 #: Rows that are looked at, at most, and row groups that they are from.
 _ROWS, _ROW_GROUPS = 200_000, 8
 
 
-def sampled_popularity(dataset: Path, schema: DatasetSchema) -> dict[str, Popularity]:
+def sampled_popularity(dataset: Location, schema: DatasetSchema) -> dict[str, Popularity]:
     """By table of `tables_of`: popularity in row groups spread over the split `train`. The same files, the same answer.
 
     Raises:

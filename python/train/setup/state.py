@@ -35,7 +35,7 @@ def build_state(job: Job, schema: DatasetSchema, collective: Collective) -> Trai
     Raises:
         UserError: no such device, no plan that fits, or settings that do not fit the dataset.
     """
-    dataset, plans = job.ws.home / job.features.output("dataset").name, job.train.sharding.kind == "auto"
+    dataset, plans = job.ws.locate(job.features.output("dataset").name), job.train.sharding.kind == "auto"
     popularity = sampled_popularity(dataset, schema) if plans and collective.world.size > 1 else None
 
     raw = dynamic_features(schema)

@@ -38,7 +38,7 @@ def find_warm_start(ws: Workspace, spec: Spec, ds: str, schema: DatasetSchema) -
             continue
         output = manifest.output("model")
         try:
-            meta = read_meta(ws.locate(output.name).local_path())
+            meta = read_meta(ws.locate(output.name))
             reason = misfit(meta, spec, schema)
         except UserError as e:
             reason = str(e)

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +28,7 @@ from headrace.features.vocabulary.keyed_table import KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
+from headrace.storage import Location
 
 _LOG = logging.getLogger("headrace.features")
 
@@ -70,7 +70,7 @@ class LakeFit:
         if not requested:
             return None
         self._turn += 1
-        return AggregateTask(self._workflow, tuple(map(tuple, self._learned)), requested, str(self._folder), self._turn)
+        return AggregateTask(self._workflow, tuple(map(tuple, self._learned)), requested, self._folder, self._turn)
 
     def _known(self, i: int, j: int) -> FittedState | None:
         """What step j of chain i has learned, where nothing need be aggregated."""
@@ -88,7 +88,7 @@ class LakeFit:
         parts: dict[Name, list[Partial]] = {}
         for result in results:
             for i, j, name, start in result["parts"]:
-                parts.setdefault((i, j, name), []).append(table_at(Path(result["path"]), start))
+                parts.setdefault((i, j, name), []).append(table_at(self._folder / result["path"], start))
         vocabularies: dict[str, list[Partial]] = {}
         partials: dict[tuple[int, int], dict[str, list[Partial]]] = {}
         for (i, j, name), mine in parts.items():
@@ -151,7 +151,7 @@ class AggregateTask:
     #: By chain: what its first steps have learned; the next one needs statistics.
     learned: tuple[tuple[FittedState, ...], ...]
     requested: Mapping[tuple[int, int], Mapping[str, Statistic]]
-    folder: str
+    folder: Location
     turn: int
 
     def __call__(self, number: int, found: Sequence[tuple[LakeRowGroup, TrainRows]]) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class AggregateTask:
                 for name, statistic in statistics.items():
                     made = aggregate(statistic, columns, chain.steps[j].inputs, rows)
                     parts.setdefault((i, j, name), []).append(made)
-        path = Path(self.folder) / f"partial-{self.turn}-{number}.arrow"
+        path = self.folder / f"partial-{self.turn}-{number}.arrow"
         names = list(parts)
         starts = concatenated([merge(parts[n]) for n in names], path)
-        return {"path": str(path), "parts": [[*n, start] for n, start in zip(names, starts, strict=True)]}
+        return {"path": path.name, "parts": [[*n, start] for n, start in zip(names, starts, strict=True)]}

@@ -10,13 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +25,7 @@ from headrace.features.engines.arrow.dictionary import DictionaryColumn
 from headrace.features.functions.arrays import input_values, one_chunk
 from headrace.features.types import ValueType
 from headrace.manifest import fingerprint
-from headrace.storage import local
+from headrace.storage import Location
 from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 
 #: Part of the folder's name: raise it when a row group's form changes.
@@ -44,25 +40,25 @@ _SAMPLE = 4_096
 class LakeFile:
     """A data file of the pinned version."""
 
-    path: str
+    path: Location
     size: int
 
     @property
     def key(self) -> str:
         """Names its folder of row groups."""
-        return hashlib.sha256(self.path.encode()).hexdigest()[:24]
+        return hashlib.sha256(str(self.path).encode()).hexdigest()[:24]
 
 
 class LakeRowGroup:
     """One row group of a lake file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Location) -> None:
         self.path = path
 
     @cached_property
     def batch(self) -> pa.RecordBatch:
         """All columns, memory-mapped."""
-        return pa.ipc.open_file(pa.memory_map(str(self.path))).get_batch(0)
+        return pa.ipc.open_file(pa.memory_map(str(self.path.local_path()))).get_batch(0)
 
     @property
     def rows(self) -> int:
@@ -87,7 +83,7 @@ def layout_key(columns: Mapping[str, ValueType]) -> str:
     return fingerprint({"format": _FORMAT, "columns": {name: str(t) for name, t in columns.items()}})
 
 
-def row_groups(file: LakeFile, folder: Path, columns: Mapping[str, ValueType]) -> tuple[list[LakeRowGroup], bool]:
+def row_groups(file: LakeFile, folder: Location, columns: Mapping[str, ValueType]) -> tuple[list[LakeRowGroup], bool]:
     """The row groups of a lake file, made where they are not there; and whether they were."""
     found = _whole(folder / file.key, file)
     if found is not None:
@@ -99,14 +95,12 @@ def row_groups(file: LakeFile, folder: Path, columns: Mapping[str, ValueType]) -
     return made, False
 
 
-def encode(file: LakeFile, folder: Path, columns: Mapping[str, ValueType]) -> None:
+def encode(file: LakeFile, folder: Location, columns: Mapping[str, ValueType]) -> None:
     """Decode a lake file into `folder`, in one step."""
-    final = folder / file.key
-    partial = folder / f".{file.key}.{uuid.uuid4().hex[:8]}.partial"
-    partial.mkdir(parents=True)
-    try:
+    # A task may run twice: both write the same.
+    with (folder / file.key).new_folder(alone=False) as made:
         parquet = pq.ParquetFile(
-            file.path,
+            file.path.local_path(),
             memory_map=True,
             coerce_int96_timestamp_unit="us",
             read_dictionary=[FILE, *(name for name, t in columns.items() if str(t) == "string")],
@@ -117,44 +111,39 @@ def encode(file: LakeFile, folder: Path, columns: Mapping[str, ValueType]) -> No
         for group in range(parquet.num_row_groups):
             table = parquet.read_row_group(group, columns=wanted, use_threads=False)
             if table.num_rows:
-                written.append(_write(_encoded(table, columns), partial / f"{len(written)}.arrow"))
-        local(partial / _META).put_text(json.dumps({"size": file.size, "pieces": written}))
-        if final.exists():  # it was found not to be whole
-            shutil.rmtree(final, ignore_errors=True)
-        try:
-            os.replace(partial, final)
-        except OSError:
-            # The same task ran twice and the other was first.
-            if _whole(final, file) is None:
-                raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+                written.append(_write(_encoded(table, columns), made / f"{len(written)}.arrow"))
+        (made / _META).put_text(json.dumps({"size": file.size, "pieces": written}))
 
 
-def prune(folder: Path, files: list[LakeFile]) -> None:
+def prune(folder: Location, files: list[LakeFile]) -> None:
     """Remove the row groups of all other files, and what killed tasks left."""
     keep = {file.key for file in files}
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if path.name not in keep:
-            shutil.rmtree(path, ignore_errors=True)
+    folder.discard_unfinished()
+    for entry in folder.entries():
+        if entry.name not in keep:
+            entry.remove_quietly()
 
 
-def _whole(folder: Path, file: LakeFile) -> list[LakeRowGroup] | None:
+def _whole(folder: Location, file: LakeFile) -> list[LakeRowGroup] | None:
     try:
-        meta = json.loads((folder / _META).read_text(encoding="utf-8"))
+        meta = json.loads((folder / _META).read_text())
         sizes = meta["pieces"]
         paths = [folder / f"{i}.arrow" for i in range(len(sizes))]
-        if meta["size"] != file.size or [p.stat().st_size for p in paths] != sizes:
+        if meta["size"] != file.size or [p.size() for p in paths] != sizes:
             return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return [LakeRowGroup(p) for p in paths]
 
 
-def _write(batch: pa.RecordBatch, path: Path) -> int:
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+def _write(batch: pa.RecordBatch, path: Location) -> int:
+    with (
+        path.new_file() as partial,
+        pa.OSFile(str(partial), "wb") as sink,
+        pa.ipc.new_file(sink, batch.schema) as writer,
+    ):
         writer.write_batch(batch)
-    return path.stat().st_size
+    return path.size()
 
 
 def _encoded(table: pa.Table, columns: Mapping[str, ValueType]) -> pa.RecordBatch:

@@ -7,12 +7,10 @@ Spark schedules tasks over the data files of the pinned version; each file is de
 from __future__ import annotations
 
 import logging
-import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,6 +27,7 @@ from headrace.features.layout.split_rule import Rule, TimeRule, columns_of
 from headrace.features.types import ValueType
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DataFile
+from headrace.storage import Location
 
 _LOG = logging.getLogger("headrace.features")
 
@@ -93,15 +92,15 @@ class LakeRows:
     columns: Mapping[str, ValueType]
     splitter: Splitter
     #: Of the row groups; tasks see it too.
-    folder: Path
+    folder: Location
     #: For what tasks hand to each other in this run.
-    scratch: Path
+    scratch: Location
     counts: SplitCounts = field(default_factory=lambda: SplitCounts({}))
 
     def scan(self, spark: SparkSession | None, visit: FileVisitor | None = None) -> list[Any]:
         """Count splits and labels (into `counts`), and let `visit` work on each file; its results, by file."""
         tasks = grouped(list(enumerate(self.files)), lambda pair: pair[1].size, cores_of(spark))
-        work = _ScanTask(tuple(tuple(t) for t in tasks), str(self.folder), dict(self.columns), self.splitter, visit)
+        work = _ScanTask(tuple(tuple(t) for t in tasks), self.folder, dict(self.columns), self.splitter, visit)
         found = sorted(run_tasks(spark, len(tasks), work), key=lambda f: f["file"])
         rows = np.array([f["splits"] for f in found], np.int64).reshape(len(found), len(self.splitter.splits)).sum(0)
         self.counts = SplitCounts(
@@ -119,7 +118,7 @@ class LakeRows:
 
 @contextmanager
 def lake_rows(
-    workflow: Workflow, files: Sequence[DataFile], splitter: Splitter, home: Path, extra: Mapping[str, ValueType]
+    workflow: Workflow, files: Sequence[DataFile], splitter: Splitter, home: Location, extra: Mapping[str, ValueType]
 ) -> Iterator[LakeRows]:
     """The rows of data files; what an earlier run left and this one does not need is removed.
 
@@ -130,18 +129,18 @@ def lake_rows(
     names = dict.fromkeys((*workflow.input_columns, workflow.label_column, *workflow.carried_columns))
     columns = {n: workflow.input_type(n) for n in names} | dict(extra)
     key = layout_key(columns)
-    for other in home.iterdir() if home.is_dir() else ():
+    for other in home.entries():
         if other.name != key:
-            shutil.rmtree(other, ignore_errors=True)
-    wanted = [LakeFile(str(f.path), f.path.size()) for f in sorted(files, key=lambda f: str(f.path))]
+            other.remove_quietly()
+    wanted = [LakeFile(f.path, f.path.size()) for f in sorted(files, key=lambda f: str(f.path))]
     prune(home / key, wanted)
     scratch = home / f"{_SCRATCH}{uuid.uuid4().hex[:8]}"
-    (home / key).mkdir(parents=True, exist_ok=True)
-    scratch.mkdir()
+    (home / key).make_dir()
+    scratch.make_dir()
     try:
         yield LakeRows(wanted, columns, splitter, home / key, scratch)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.remove_quietly()
 
 
 @dataclass(frozen=True)
@@ -149,14 +148,14 @@ class _ScanTask:
     """The first pass, in a task: decode what is not decoded, count, visit."""
 
     tasks: tuple[tuple[tuple[int, LakeFile], ...], ...]
-    folder: str
+    folder: Location
     columns: Mapping[str, ValueType]
     splitter: Splitter
     visit: FileVisitor | None
 
     def __call__(self, task: int) -> Iterator[dict[str, Any]]:
         for number, file in self.tasks[task]:
-            found, kept = row_groups(file, Path(self.folder), self.columns)
+            found, kept = row_groups(file, self.folder, self.columns)
             splits = np.zeros(len(self.splitter.splits), np.int64)
             by_day: dict[int, int] = {}
             null = bad = 0
@@ -195,10 +194,10 @@ def label_faults(label: DictionaryColumn, inside: np.ndarray[Any, np.dtype[np.bo
     return int(counts[null].sum()), int(counts[bad].sum())
 
 
-def concatenated(parts: Sequence[pa.Table], path: Path) -> list[int]:
+def concatenated(parts: Sequence[pa.Table], path: Location) -> list[int]:
     """Write tables behind each other as Arrow streams; where each begins."""
     starts = []
-    with pa.OSFile(str(path), "wb") as sink:
+    with path.new_file() as partial, pa.OSFile(str(partial), "wb") as sink:
         for table in parts:
             starts.append(sink.tell())
             with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -206,8 +205,8 @@ def concatenated(parts: Sequence[pa.Table], path: Path) -> list[int]:
     return starts
 
 
-def table_at(path: Path, start: int) -> pa.Table:
+def table_at(path: Location, start: int) -> pa.Table:
     """A table that `concatenated` wrote, memory-mapped."""
-    source = pa.memory_map(str(path))
+    source = pa.memory_map(str(path.local_path()))
     source.seek(start)
     return pa.ipc.open_stream(source).read_all()

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,15 +28,16 @@ from headrace.features.layout.placement import identity, placed
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.schema import physical_schema, stored_schema
 from headrace.schema import NULL_CODE, OOV_CODE, DatasetSchema, Kind
+from headrace.storage import Location
 
 
 def write(
-    fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan], folder: Path, workflow: Path
+    fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan], folder: Location, workflow: Location
 ) -> WrittenDataset:
     """See `headrace.features.layout.files.write_dataset`."""
     w = fitted.workflow
     frame = placed(rows.select(*[col(c) for c in w.input_columns], *identity(w)), plans)
-    task = _Task(tuple(plans), str(folder), str(workflow), tuple(carried_columns(w)), tuple(frame.columns))
+    task = _Task(tuple(plans), folder, workflow, tuple(carried_columns(w)), tuple(frame.columns))
     # mapInArrow reads a dot in a column's name as a field's: numbers travel, the task puts the names back.
     numbered = frame.toDF(*[f"c{i}" for i in range(len(frame.columns))])
     found = numbered.mapInArrow(task.run, "written string").collect()
@@ -51,8 +49,8 @@ class _Task:
     """What runs on an executor: sorted batches in, Parquet files out."""
 
     plans: tuple[FilePlan, ...]
-    folder: str
-    workflow: str
+    folder: Location
+    workflow: Location
     carried: tuple[str, ...]
     #: Of the batches' columns, in order.
     names: tuple[str, ...]
@@ -88,12 +86,12 @@ class _Task:
     def _write(
         self, fitted: FittedWorkflow, index: int, done: list[pa.RecordBatch], missing: Mapping[tuple[str, ...], int]
     ) -> pa.RecordBatch:
-        written = write_part(fitted.schema, self.plans[index], Path(self.folder), pa.Table.from_batches(done), missing)
+        written = write_part(fitted.schema, self.plans[index], self.folder, pa.Table.from_batches(done), missing)
         return pa.RecordBatch.from_pydict({"written": [json.dumps(written)]})
 
 
 def write_part(
-    schema: DatasetSchema, plan: FilePlan, folder: Path, table: pa.Table, missing: Mapping[tuple[str, ...], int]
+    schema: DatasetSchema, plan: FilePlan, folder: Location, table: pa.Table, missing: Mapping[tuple[str, ...], int]
 ) -> dict[str, Any]:
     """Write the files of a part.
 
@@ -112,12 +110,12 @@ def write_part(
     for group, (start, end) in enumerate(pairwise(edges)):
         path = folder / plan.file(group)
         # A task may run twice; the last rename wins, and both wrote the same.
-        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
-        with pq.ParquetWriter(partial, table.schema, compression="none", use_dictionary=False) as writer:
+        with (
+            path.new_file() as partial,
+            pq.ParquetWriter(partial, table.schema, compression="none", use_dictionary=False) as writer,
+        ):
             writer.write_table(table.slice(start, end - start), row_group_size=end - start)
-        size = partial.stat().st_size
-        os.replace(partial, path)
-        files.append({"name": plan.file(group), "rows": end - start, "row_groups": 1, "size": size})
+        files.append({"name": plan.file(group), "rows": end - start, "row_groups": 1, "size": path.size()})
     counts = {name: asdict(c) for name, c in _count(schema, table, missing).items()}
     return {"split": plan.split, "day": plan.day, "files": files, "counts": counts}
 
@@ -166,6 +164,6 @@ def _stored(schema: DatasetSchema, table: pa.Table) -> pa.Table:
 
 
 @lru_cache(maxsize=2)
-def loaded(folder: str, most_values: int | None = None) -> FittedWorkflow:
+def loaded(folder: Location, most_values: int | None = None) -> FittedWorkflow:
     """A worker process serves many tasks: it reads the vocabularies and builds their indexes once."""
-    return FittedWorkflow.load(Path(folder), most_values)
+    return FittedWorkflow.load(folder, most_values)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from headrace.features.layout.files import FilePlan, WrittenDataset, source_sets
 from headrace.features.layout.split_rule import day_number
 from headrace.features.workflow.fitted import FittedWorkflow, finished
 from headrace.features.workflow.schema import physical_schema
+from headrace.storage import Location
 
 Array = npt.NDArray[Any]
 _ORDER, _EDGES = "order", "edges"
@@ -41,8 +41,8 @@ def write_lake_rows(
     fitted: FittedWorkflow,
     rows: LakeRows,
     plans: list[FilePlan],
-    folder: Path,
-    workflow: Path,
+    folder: Location,
+    workflow: Location,
     spark: SparkSession | None,
 ) -> WrittenDataset:
     """Transform the rows of all splits and write them; see `headrace.features.layout.files.write_dataset`.
@@ -50,21 +50,23 @@ def write_lake_rows(
     The same files as from a frame, bit for bit. A task holds the results of one row group, or the rows of one part.
     """
     for split in {p.split for p in plans}:
-        (folder / split).mkdir(parents=True, exist_ok=True)
+        (folder / split).make_dir()
     tasks = grouped(list(enumerate(rows.files)), lambda pair: pair[1].size, cores_of(spark))
     transform_task = _TransformTask(
         tuple(tuple(t) for t in tasks),
-        str(rows.folder),
+        rows.folder,
         dict(rows.columns),
         rows.splitter,
-        str(workflow),
-        str(rows.scratch),
+        workflow,
+        rows.scratch,
         tuple(plans),
         MOST_VALUES,
     )
     found = sorted(run_tasks(spark, len(tasks), transform_task), key=lambda f: f["file"])
-    placed = tuple((row_group, outputs) for f in found for row_group, outputs in f["row_groups"])
-    parts = run_tasks(spark, len(plans), _WriteTask(placed, tuple(plans), str(folder), str(workflow)))
+    placed = tuple(
+        (rows.folder / row_group, rows.scratch / outputs) for f in found for row_group, outputs in f["row_groups"]
+    )
+    parts = run_tasks(spark, len(plans), _WriteTask(placed, tuple(plans), folder, workflow))
     return written_dataset(plans, parts)
 
 
@@ -73,11 +75,11 @@ class _TransformTask:
     """The second pass, in a task: of each row group the order of its rows by part, and what its values become."""
 
     tasks: tuple[tuple[tuple[int, LakeFile], ...], ...]
-    folder: str
+    folder: Location
     columns: Mapping[str, Any]
     splitter: Splitter
-    workflow: str
-    scratch: str
+    workflow: Location
+    scratch: Location
     plans: tuple[FilePlan, ...]
     most_values: int
 
@@ -85,7 +87,7 @@ class _TransformTask:
         fitted = loaded(self.workflow, self.most_values)
         for number, file in self.tasks[task]:
             out = []
-            for i, row_group in enumerate(row_groups(file, Path(self.folder), self.columns)[0]):
+            for i, row_group in enumerate(row_groups(file, self.folder, self.columns)[0]):
                 split = self.splitter.split(row_group)
                 part = parts_of(
                     split, row_group.hashes, self.splitter.splits, self.plans, self.splitter.days(row_group)
@@ -96,10 +98,10 @@ class _TransformTask:
                 identity = (
                     self.splitter.train(row_group, split).training_identity if fitted.workflow.out_of_fold else None
                 )
-                path = Path(self.scratch) / f"outputs-{number}-{i}.arrays"
+                path = self.scratch / f"outputs-{number}-{i}.arrays"
                 arrays: dict[str, Array] = {_ORDER: order, _EDGES: edges}
                 save_arrays(path, arrays | outputs_of(fitted, row_group, identity))
-                out.append([str(row_group.path), str(path)])
+                out.append([row_group.path.below(self.folder), path.name])
             yield {"file": number, "row_groups": out}
 
 
@@ -216,19 +218,19 @@ class _WriteTask:
     """The third pass, in a task: one part, its rows from every row group."""
 
     #: Paths of row groups and of what `_TransformTask` left of them.
-    row_groups: tuple[tuple[str, str], ...]
+    row_groups: tuple[tuple[Location, Location], ...]
     plans: tuple[FilePlan, ...]
-    folder: str
-    workflow: str
+    folder: Location
+    workflow: Location
 
     def __call__(self, part: int) -> Iterator[dict[str, Any]]:
         fitted = loaded(self.workflow, 0)  # no value is looked up any more
         sources: list[_PartRows] = []
         for row_group, outputs in self.row_groups:
-            arrays = load_arrays(Path(outputs))
+            arrays = load_arrays(outputs)
             start, end = arrays[_EDGES][part : part + 2]
             if start < end:
-                sources.append(_PartRows(LakeRowGroup(Path(row_group)), arrays[_ORDER][start:end], arrays))
+                sources.append(_PartRows(LakeRowGroup(row_group), arrays[_ORDER][start:end], arrays))
         if not sources:
             yield {"split": self.plans[part].split, "day": self.plans[part].day, "files": [], "counts": {}}
             return
@@ -246,7 +248,7 @@ class _WriteTask:
             columns.append(pa.concat_arrays([s.column(name) for s in sources]).take(taken))
         missing = {of: sum(s.missing(of) for s in sources) for of in source_sets(fitted)}
         table = pa.Table.from_arrays(columns, schema=physical_schema(fitted.schema.features))
-        yield write_part(fitted.schema, self.plans[part], Path(self.folder), table, missing)
+        yield write_part(fitted.schema, self.plans[part], self.folder, table, missing)
 
 
 class _PartRows:

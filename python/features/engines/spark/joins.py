@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -12,6 +11,7 @@ from pyspark.sql import functions as F
 from headrace.features.vocabulary.keyed_table import KEY, KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.saved import table_file, vocabulary_file
+from headrace.storage import Location
 
 #: The smallest vocabularies and keyed tables are joined on broadcast copies, up to this many values together (some
 #: 100 bytes each in every executor); the others as Spark chooses. See `Joins`.
@@ -78,7 +78,7 @@ class Joins:
         return found
 
 
-def keyed_side(table: KeyedTable, frame: DataFrame, folder: Path | None, name: str) -> Side:
+def keyed_side(table: KeyedTable, frame: DataFrame, folder: Location | None, name: str) -> Side:
     """A keyed table as a frame: of its saved file where there is one (GPUs can scan it)."""
     spark = frame.sparkSession
     types = {"int64": "bigint", "double": "double", "string": "string"}
@@ -92,7 +92,7 @@ def keyed_side(table: KeyedTable, frame: DataFrame, folder: Path | None, name: s
     return Side(plain, KEY, tuple(f"v{i}" for i in range(len(table.values))), len(table))
 
 
-def vocabulary_side(vocabulary: Lookup, frame: DataFrame, folder: Path | None, name: str) -> Side:
+def vocabulary_side(vocabulary: Lookup, frame: DataFrame, folder: Location | None, name: str) -> Side:
     """A vocabulary (value string, code bigint) as a frame: of its saved file where there is one (GPUs can scan it)."""
     spark, ddl = frame.sparkSession, "value string, code bigint"
     if folder is not None:

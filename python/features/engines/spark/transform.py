@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -14,13 +13,14 @@ from headrace.features.functions.spark_expressions import col, input_column
 from headrace.features.learn.statistics import IDENTITY
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.schema import Kind
+from headrace.storage import Location
 
 
 def transform(
     fitted: FittedWorkflow,
     frame: DataFrame,
     keep: Mapping[str, str] | Sequence[str] = (),
-    saved: Path | None = None,
+    saved: Location | None = None,
     broadcast_rows: int = BROADCAST_ROWS,
 ) -> DataFrame:
     """Rows of the lake's table to physical columns: joins with vocabularies, then one select.

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import logging
 import operator
-import os
-import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
-from pathlib import Path
 
 import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession, Window
@@ -33,6 +30,7 @@ from headrace.features.layout.placement import identity, of_part, part_key, part
 from headrace.features.layout.split import SPLIT
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.schema import NULL_CODE, OOV_CODE, Feature, Kind
+from headrace.storage import Location
 
 _LOG = logging.getLogger("headrace.features")
 
@@ -49,7 +47,7 @@ _FOOTERS_AT_ONCE = 16
 
 
 def write(
-    fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan], folder: Path, workflow: Path
+    fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan], folder: Location, workflow: Location
 ) -> WrittenDataset:
     """See `headrace.features.layout.files.write_dataset`."""
     parts, counts = _count_parts(fitted, rows, plans)
@@ -59,7 +57,7 @@ def write(
     frame.write.options(**options).partitionBy("__part", "__group").parquet(str(spark_folder))
     _count_codes(fitted, rows.sparkSession, plans, spark_folder, counts)
     files = _named(spark_folder, folder, plans, parts)
-    shutil.rmtree(spark_folder)
+    spark_folder.remove()
     return WrittenDataset(files, counts)
 
 
@@ -101,7 +99,7 @@ def _count_parts(
 
 
 def dataset_frame(
-    fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan], parts: list[int], workflow: Path
+    fitted: FittedWorkflow, rows: DataFrame, plans: list[FilePlan], parts: list[int], workflow: Location
 ) -> DataFrame:
     """The dataset's rows, each part in one partition, in order: its columns, then `__part` and `__group`.
 
@@ -149,7 +147,7 @@ def _count_codes(
     fitted: FittedWorkflow,
     spark: SparkSession,
     plans: list[FilePlan],
-    written: Path,
+    written: Location,
     counts: dict[str, dict[str, ColumnCounts]],
 ) -> None:
     """Add how many codes there are, and how many that say out of vocabulary: one pass over the codes written."""
@@ -171,23 +169,25 @@ def _count_codes(
             mine[feature.name].oov += row[f"o{i}"] if f"o{i}" in aggregates else 0
 
 
-def _named(written: Path, folder: Path, plans: list[FilePlan], parts: list[int]) -> list[WrittenFile]:
+def _named(written: Location, folder: Location, plans: list[FilePlan], parts: list[int]) -> list[WrittenFile]:
     """Move each file to its name."""
 
-    def move(group: Path) -> WrittenFile:
+    def move(group: Location) -> WrittenFile:
         plan = plans[int(group.parent.name.removeprefix("__part="))]
-        files = list(group.glob("*.parquet"))
+        files = [f for f in group.entries() if f.suffix == ".parquet" and not f.name.startswith(".")]
         if len(files) != 1:
             raise RuntimeError(f"Spark wrote {len(files)} files into {group}, not 1")
-        footer = pq.read_metadata(files[0])
+        footer = pq.read_metadata(files[0].local_path())
         name = plan.file(int(group.name.removeprefix("__group=")))
         if footer.num_row_groups != 1:
             _LOG.warning("%s has %d row groups, not 1", name, footer.num_row_groups)
-        os.replace(files[0], folder / name)
-        return WrittenFile(name, footer.num_rows, footer.num_row_groups, (folder / name).stat().st_size)
+        files[0].move_to(folder / name)
+        return WrittenFile(name, footer.num_rows, footer.num_row_groups, (folder / name).size())
 
     with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
-        return sorted(pool.map(move, written.glob("__part=*/__group=*")), key=lambda f: f.name)
+        parted = [p for p in written.entries() if p.name.startswith("__part=")]
+        groups = [g for p in parted for g in p.entries() if g.name.startswith("__group=")]
+        return sorted(pool.map(move, groups), key=lambda f: f.name)
 
 
 def padded(feature: Feature) -> list[Column]:
