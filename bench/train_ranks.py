@@ -276,7 +276,7 @@ def _rank_main(step: Step, rank: int, folder: Path, turns: int, profile: bool, d
     parts: dict[str, float] = {}
     if profile:
         job = job_of(step, folder, "trace")
-        job.folder.mkdir(parents=True, exist_ok=True)
+        job.folder.make_dir()
         parts = collect_profile(job, tracer, collective)
         if rank == 0:
             shutil.copy(job.trace, checkout() / "build" / "bench" / "train_trace.json")

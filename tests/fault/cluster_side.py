@@ -178,7 +178,7 @@ def play(scenario: str, job: Job, spark: SparkSession) -> dict[str, Any]:
     if scenario == "late":
         around = no_fourth_executor(15)
     elif scenario == "full":
-        around = small_disk(job.checkpoints)
+        around = small_disk(job.checkpoints.local_path())
     with around:
         report = launch(job, spark, ranks=RANKS, retries=1, on_progress=trouble.on_progress)
     logging.getLogger("headrace").removeHandler(lines)

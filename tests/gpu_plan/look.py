@@ -117,7 +117,9 @@ def main(out: Path) -> None:
 
             REGISTRY["quarter"], REGISTRY["unseen"] = Quarter, Unseen
             gpu_cases.ROW_CASES["quarter"] = [{"columns": ["x"], "ops": ["quarter"]}]  # type: ignore[index]
-            operators = gpu_gate.check_operators(explainer, ws.home / "operators", ["clip", "quarter", "unseen"])
+            operators = gpu_gate.check_operators(
+                explainer, Workspace(ws.home / "operators"), ["clip", "quarter", "unseen"]
+            )
             seen["operators"] = [[s.subject, s.step, s.green, s.faults()] for s in operators]
 
             seen["pipeline"] = [

@@ -182,7 +182,7 @@ def test_vocabularies_too_large_to_broadcast(
     threshold = spark.conf.get("spark.sql.autoBroadcastJoinThreshold")
     spark.conf.set("spark.sql.autoBroadcastJoinThreshold", "-1")
     try:
-        made = transform(FittedWorkflow.load(local(tmp_path / "w")), frame, {"at": "at"}, tmp_path / "w", most)
+        made = transform(FittedWorkflow.load(local(tmp_path / "w")), frame, {"at": "at"}, local(tmp_path / "w"), most)
         plan = made._jdf.queryExecution().sparkPlan().toString()
         by_spark = made.toArrow().sort_by("at").drop_columns(["at"])
     finally:
@@ -201,7 +201,7 @@ def test_the_plan_has_no_python_and_one_projection_over_the_joins(spark: SparkSe
     fitted.save(local(tmp_path / "partial"))
     (tmp_path / "partial").rename(tmp_path / "w")
     assert transform(fitted, frame).count() == 0
-    plan = transform(fitted, frame, saved=tmp_path / "w")._jdf.queryExecution().optimizedPlan().toString()
+    plan = transform(fitted, frame, saved=local(tmp_path / "w"))._jdf.queryExecution().optimizedPlan().toString()
     assert "Python" not in plan
     assert "Arrow" not in plan
     # Seven lookups (two of them for the list's two elements): as many joins, all broadcast.
