@@ -20,7 +20,7 @@ from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.schema import TableColumn
-from headrace.storage import local
+from headrace.storage import Location, local
 
 COLUMNS = [
     TableColumn(name="u", type="bigint"),
@@ -147,7 +147,7 @@ def test_max_size_keeps_the_most_frequent(spark: SparkSession, tmp_path: Path) -
 class Meeting(VocabularyTable):
     """A table that, the first time, waits between its read and its commit until the other one has read too."""
 
-    def __init__(self, spark: SparkSession, path: Path, ds: str, meet: threading.Barrier) -> None:
+    def __init__(self, spark: SparkSession, path: Location, ds: str, meet: threading.Barrier) -> None:
         super().__init__(spark, path, ds)
         self._meet = meet
         self.commits = 0
@@ -164,7 +164,7 @@ def test_two_writers_at_once_never_share_a_code(spark: SparkSession, tmp_path: P
     path = tmp_path / "v"
     for day in (2, 4):
         meet = threading.Barrier(2)
-        tables = [Meeting(spark, path, f"2026-01-0{day + i}", meet) for i in range(2)]
+        tables = [Meeting(spark, local(path), f"2026-01-0{day + i}", meet) for i in range(2)]
 
         def write(table: Meeting, values: tuple[str, ...]) -> dict[str, pa.Table]:
             n = len(values)
