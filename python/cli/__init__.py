@@ -1,0 +1,14 @@
+"""`headrace ...` for people. Each command imports what it needs when it is called, so that help answers at once.
+
+The modules are in the order in which help lists their commands.
+"""
+
+from headrace.cli import data, stages, inspect, tune, submitters, warehouse  # noqa: F401, I001
+from headrace.cli.root import app
+
+__all__ = ["app", "main"]
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="headrace")

@@ -1,0 +1,37 @@
+"""The command `headrace` itself; each module beside this one adds its commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from headrace import __version__
+from headrace.cli.groups import Root
+
+app = typer.Typer(
+    cls=Root,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    help="From clicks in a data lake to a recommender retrained every day and scores in a warehouse.",
+    epilog="[bold]A first day[/]\n\nheadrace generate clicks --until 2026-01-08\n\n"
+    "headrace run clicks --ds 2026-01-08\n\nheadrace warehouse sample clicks",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"headrace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _headrace(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say it and go.")
+    ] = False,
+) -> None:
+    pass

@@ -1,0 +1,105 @@
+"""Commands that run stages: `run`, and a verb for each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from headrace.cli.groups import StageGroup
+from headrace.cli.options import VAR, Ds, Home, Overlays, Pipeline, Sets, examples, overrides
+from headrace.cli.root import app
+from headrace.stages import ORDER, STAGES
+from headrace.workspace import Workspace
+
+
+@app.command(
+    epilog=examples(
+        "headrace run clicks --ds 2026-01-08",
+        "headrace run clicks --ds 2026-01-08 --from train --to report --set train.epochs=5",
+        "headrace run conf/pipelines/clicks.yaml --ds 2026-01-08 --home /data/headrace",
+    )
+)
+def run(
+    pipeline: Pipeline,
+    ds: Ds = None,
+    first: Annotated[str, typer.Option("--from", help="The first stage.", metavar="STAGE")] = ORDER[0],
+    last: Annotated[str, typer.Option("--to", help="The last stage.", metavar="STAGE")] = ORDER[-1],
+    overlays: Overlays = None,
+    sets: Sets = None,
+    home: Home = VAR,
+) -> None:
+    """Bring a day up to date, stage by stage.
+
+    Each stage is a Spark application of its own. One that is done with the same inputs is left alone, so a run that
+    was stopped goes on with the same command, and a second run changes nothing.
+    """
+    from headrace.commands.run import run as command
+
+    raise typer.Exit(command(pipeline, Workspace(home), ds, overrides(overlays, sets), first, last))
+
+
+def _stage_command(stage: str) -> Callable[..., None]:
+    def command(
+        pipeline: Pipeline, ds: Ds = None, overlays: Overlays = None, sets: Sets = None, home: Home = VAR
+    ) -> None:
+        from headrace.commands.run import run as run_stages
+
+        raise typer.Exit(run_stages(pipeline, Workspace(home), ds, overrides(overlays, sets), stage, stage))
+
+    return command
+
+
+for _name, _help in ((entry.name, entry.help) for entry in STAGES.values()):
+    if _name == "features":
+        continue  # below
+    app.command(
+        _name,
+        short_help=_help,
+        help=f"{_help} The same as `run --from {_name} --to {_name}`.",
+        epilog=examples(f"headrace {_name} clicks --ds 2026-01-08"),
+        rich_help_panel="Stages, in the day's order",
+    )(_stage_command(_name))
+
+features_app = typer.Typer(
+    cls=StageGroup,
+    no_args_is_help=True,
+    help=f"{STAGES['features'].help} `features PIPELINE` is `features build PIPELINE`.",
+    short_help=STAGES["features"].help,
+    epilog=examples("headrace features clicks --ds 2026-01-08", "headrace features explain clicks"),
+)
+app.add_typer(features_app, name="features", rich_help_panel="Stages, in the day's order")
+features_app.command(
+    "build",
+    help=f"{STAGES['features'].help} The same as `run --from features --to features`.",
+    epilog=examples("headrace features build clicks --ds 2026-01-08"),
+)(_stage_command("features"))
+
+
+class GraphFormat(StrEnum):
+    """What a graph is written as."""
+
+    text = "text"
+    mermaid = "mermaid"
+    dot = "dot"
+
+
+@features_app.command(
+    epilog=examples(
+        "headrace features explain clicks",
+        "headrace features explain clicks --format mermaid",
+        "headrace features explain clicks --format dot | dot -Tsvg > features.svg",
+    )
+)
+def explain(
+    pipeline: Pipeline,
+    form: Annotated[GraphFormat, typer.Option("--format", help="How to write it.")] = GraphFormat.text,
+    sets: Sets = None,
+) -> None:
+    """Show what is made of which columns: operators, types, vocabularies, tags. Needs no data."""
+    from headrace.commands.features import explain as command
+    from headrace.config import load_spec
+
+    command(load_spec(pipeline, sets or []), form.value)
