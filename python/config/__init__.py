@@ -14,9 +14,10 @@ from headrace.config.model import Baseline, Model
 from headrace.config.publish import Entity, Publish, Score, Warehouse
 from headrace.config.search import Parameter, Search
 from headrace.config.section import Section, parse_ds
+from headrace.config.source import AnySource, EpochUnit, LandingSource, Source, TableSource
 from headrace.config.spark import LOOPBACK, Spark, is_secret, spark_profile
 from headrace.config.spec import Spec
-from headrace.config.table import EpochUnit, Expectations, Source, Table
+from headrace.config.table import Expectations, Table
 from headrace.config.train import (
     DynamicTable,
     EmbeddingOptimizer,
@@ -33,6 +34,7 @@ from headrace.config.train import (
 
 __all__ = [
     "LOOPBACK",
+    "AnySource",
     "Baseline",
     "Chain",
     "Drift",
@@ -45,6 +47,7 @@ __all__ = [
     "Expectations",
     "Features",
     "Generate",
+    "LandingSource",
     "Model",
     "Negatives",
     "OpSpec",
@@ -64,6 +67,7 @@ __all__ = [
     "Table",
     "TableOptimizer",
     "TableSharding",
+    "TableSource",
     "Train",
     "Warehouse",
     "build_spec",

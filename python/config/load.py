@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from headrace.config.paths import entry_at, fields_at, section_of
+from headrace.config.paths import entry_at, fields_at, section_of, without_tags
 from headrace.config.spec import Spec
 from headrace.errors import UserError, nearest
 from headrace.workspace import pipeline_file
@@ -120,7 +120,7 @@ def _split_key(key: str) -> list[str]:
 
 
 def _explain(error: Any, where: str) -> str:
-    path = ".".join(str(p) for p in error["loc"])
+    path = ".".join(str(p) for p in without_tags(Spec, error["loc"]))
     if error["type"] == "extra_forbidden":
         return f"{where}: unknown key '{path}'{nearest(str(error['loc'][-1]), fields_at(Spec, error['loc'][:-1]))}"
     if error["type"] == "missing":

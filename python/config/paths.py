@@ -6,7 +6,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Tag
 
 
 def fields_at(model: Any, loc: Sequence[Any]) -> list[str]:
@@ -14,10 +14,13 @@ def fields_at(model: Any, loc: Sequence[Any]) -> list[str]:
     for part in loc:
         if isinstance(part, int):
             continue
+        if tagged := tagged_sections(model):
+            model = tagged.get(part)
+            continue
         field = model.model_fields.get(part) if _is_section(model) else None
         if field is None:
             return []
-        model = section_of(field.annotation)
+        model = field.annotation if tagged_sections(field.annotation) else section_of(field.annotation)
     if not _is_section(model):
         return []
     return [field.alias or name for name, field in model.model_fields.items()]
@@ -34,6 +37,32 @@ def section_of(annotation: Any) -> Any:
     return None
 
 
+def tagged_sections(annotation: Any) -> dict[str, type[BaseModel]]:
+    """The sections of a union by their tags (`Annotated[X, Tag("x")] | ...`); none where it is no such union."""
+    found: dict[str, type[BaseModel]] = {}
+    for member in get_args(annotation):
+        tags = [m.tag for m in getattr(member, "__metadata__", ()) if isinstance(m, Tag)]
+        if tags and _is_section(get_args(member)[0]):
+            found[tags[0]] = get_args(member)[0]
+    return found
+
+
+def without_tags(model: Any, loc: Sequence[Any]) -> tuple[Any, ...]:
+    """The key path of a place as pydantic names it, which has the tags of unions in it."""
+    kept: list[Any] = []
+    for part in loc:
+        tagged = tagged_sections(model)
+        if part in tagged:
+            model = tagged[part]
+            continue
+        kept.append(part)
+        if isinstance(part, str):
+            field = model.model_fields.get(part) if _is_section(model) else None
+            annotation = None if field is None else field.annotation
+            model = annotation if tagged_sections(annotation) else section_of(annotation)
+    return tuple(kept)
+
+
 def annotation_at(model: type[BaseModel], path: str) -> Any:
     """The type of the field at a path below a section; the keys of mappings may be anything.
 
@@ -46,8 +75,9 @@ def annotation_at(model: type[BaseModel], path: str) -> Any:
         if entry is not None:
             annotation = entry
             continue
-        section = section_of(annotation)
-        if section is None or part not in section.model_fields:
+        sections = [*tagged_sections(annotation).values()] or [section_of(annotation)]
+        section = next((s for s in sections if s is not None and part in s.model_fields), None)
+        if section is None:
             raise KeyError(path)
         annotation = section.model_fields[part].annotation
     return annotation

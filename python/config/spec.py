@@ -16,10 +16,11 @@ from headrace.config.paths import annotation_at, leaves, number_type
 from headrace.config.publish import Publish, Score
 from headrace.config.search import SEARCHABLE, Search
 from headrace.config.section import NAME, Section, parse_ds
+from headrace.config.source import LandingSource, Source
 from headrace.config.spark import Spark
-from headrace.config.table import Source, Table
+from headrace.config.table import Table
 from headrace.config.train import Train
-from headrace.errors import nearest
+from headrace.errors import UserError, nearest
 
 
 class Spec(Section):
@@ -80,7 +81,7 @@ class Spec(Section):
             if types.get(column) != "timestamp":
                 found = f"is {types[column]}" if column in types else "is not declared in table.columns"
                 raise ValueError(f"source.timestamps: column '{column}' {found}; declare it timestamp")
-        if self.source.timestamps and self.source.format.startswith("movielens"):
+        if isinstance(self.source, LandingSource) and self.source.timestamps and self.source.has_own_times:
             raise ValueError(f"source.timestamps: format '{self.source.format}' has times of its own; leave it out")
         if self.features.split.by == "time" and not self.table.event_time:
             raise ValueError("features.split.by is 'time', but table.event_time is not set")
@@ -96,6 +97,17 @@ class Spec(Section):
         if self.train.search:
             _check_search(self.train.search, self.train.rank_group)
         return self
+
+    @property
+    def landing_source(self) -> LandingSource:
+        """The source, where it is landing files.
+
+        Raises:
+            UserError: it is a table.
+        """
+        if isinstance(self.source, LandingSource):
+            return self.source
+        raise UserError(f"source: '{self.source.shown}' is a table, and this works on landing files alone")
 
     def first_landing_day(self, day: str) -> str:
         """The first landing day on which an event of the UTC day `day`, or of a later one, can have landed.

@@ -1,57 +1,15 @@
-"""The sections `source` and `table`: what lands, and what it becomes in the lake."""
+"""The section `table`: what the rows of a source become in the lake."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Literal
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from headrace.config.section import PathText, Section
+from headrace.config.section import Section
 from headrace.errors import nearest
 from headrace.schema import TableColumn
-
-EpochUnit = Literal["epoch_seconds", "epoch_milliseconds"]
-
-
-class Source(Section):
-    """Landing files.
-
-    `path` is a glob, relative to the workspace's home unless absolute. With `{ds}` in it, each day has its own files
-    (a day's run also catches up on earlier days not yet loaded); without, the files are one snapshot, loaded as the
-    run's ds.
-    """
-
-    #: One of headrace.lake.sources.formats.
-    format: Literal["clicks", "csv", "jsonl", "criteo", "talkingdata", "movielens", "movielens_ncf"]
-    path: PathText
-    #: csv only.
-    separator: str = ","
-    header: bool = True
-    #: The text that means null, besides the empty one.
-    null_value: str | None = None
-    #: Days before the run's ds whose unloaded landing files are loaded too.
-    catch_up_days: int = Field(default=30, ge=0)
-    #: The source's time zone (IANA name): a landing day lasts from midnight to midnight in it (23 or 25 hours where the
-    #: clocks change), and times without an offset are of it. The lake has UTC.
-    timezone: str = "UTC"
-    #: Timestamp columns that the files spell as numbers since 1970 (UTC), not as ISO 8601.
-    timestamps: Mapping[str, EpochUnit] = Field(default_factory=dict)
-
-    @field_validator("timezone")
-    @classmethod
-    def _zone_exists(cls, value: str) -> str:
-        try:
-            ZoneInfo(value)
-        except (ZoneInfoNotFoundError, ValueError, OSError):
-            hint = nearest(value, available_timezones())
-            raise ValueError(f"'{value}' is no IANA time zone such as Europe/Berlin{hint}") from None
-        return value
-
-    @property
-    def daily(self) -> bool:
-        return "{ds}" in self.path
 
 
 class Expectations(Section):

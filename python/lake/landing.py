@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
-from headrace.config import Source
+from headrace.config import AnySource, LandingSource
 from headrace.errors import UserError
 from headrace.storage import Location, local
 from headrace.workspace import Workspace, checkout
@@ -68,7 +68,7 @@ class LandingDay:
         return sum(f.size for f in self.files)
 
 
-def patterns(source: Source, ws: Workspace, ds: str) -> tuple[str, ...]:
+def patterns(source: LandingSource, ws: Workspace, ds: str) -> tuple[str, ...]:
     """The absolute globs that are tried for `ds`, in order; the first that matches anything wins.
 
     A relative path is meant below the workspace's home; a shipped pipeline's may also be relative to the checkout.
@@ -80,7 +80,7 @@ def patterns(source: Source, ws: Workspace, ds: str) -> tuple[str, ...]:
     return tuple(os.path.normpath(f"{glob.escape(str(base))}/{path}") for base in bases)
 
 
-def find(source: Source, ws: Workspace, ds: str) -> LandingDay:
+def find(source: LandingSource, ws: Workspace, ds: str) -> LandingDay:
     """The landing files of one day (or of the snapshot), sorted by name; none where there are none."""
     for pattern in patterns(source, ws, ds):
         files = _matches(pattern, ws)
@@ -89,13 +89,13 @@ def find(source: Source, ws: Workspace, ds: str) -> LandingDay:
     return LandingDay(ds, ())
 
 
-def covered(source: Source, ds: str) -> list[str]:
+def covered(source: AnySource, ds: str) -> list[str]:
     """The days that a run for `ds` covers, oldest first: the `catch_up_days` before it of a daily source, and it."""
     back = source.catch_up_days if source.daily else 0
     return [following(ds, -k) for k in range(back, -1, -1)]
 
 
-def midnight(source: Source, ds: str) -> datetime:
+def midnight(source: AnySource, ds: str) -> datetime:
     """When a landing day begins in the source's time zone, in UTC."""
     day = date.fromisoformat(ds)
     return datetime(day.year, day.month, day.day, tzinfo=ZoneInfo(source.timezone)).astimezone(UTC)

@@ -8,8 +8,19 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from headrace.config import Spec, build_spec, load_overlay, load_spec, parse_ds, spark_profile
+from headrace.config import (
+    LandingSource,
+    Spec,
+    TableSource,
+    build_spec,
+    load_overlay,
+    load_spec,
+    parse_ds,
+    spark_profile,
+)
 from headrace.errors import UserError
+from headrace.lake.ingest.plan import declared_source
+from headrace.manifest import fingerprint
 from headrace.workspace import checkout
 
 SHIPPED = sorted(p.stem for p in (checkout() / "conf" / "pipelines").glob("*.yaml"))
@@ -41,6 +52,18 @@ def test_there_are_shipped_pipelines() -> None:
         ("source.timestamps={t: epoch_seconds}", "source.timestamps: column 't' is not declared in table.columns"),
         ("source.timestamps={hour: epoch_seconds}", "column 'hour' is int; declare it timestamp"),
         ("source.timestamps={ts: seconds}", "source.timestamps.ts: Input should be 'epoch_seconds' or 'epoch_milli"),
+        ("source.format=dleta", "source.format: 'dleta' is no format; did you mean 'delta'?"),
+        ("source={format: delta}", "source: give path and format, or table"),
+        ("source={format: delta, path: t, tabel: x}", "unknown key 'source.tabel'; did you mean 'table'?"),
+        ("source={path: t}", "key 'source.format' is missing"),
+        ("source={table: a.b, path: t}", "source: give path and format, or table"),
+        ("source={table: 'a.b; drop'}", "source.table: 'a.b; drop' is no name such as catalog.database.events"),
+        ("source={table: a.b, day: {partition: d, time: t}}", "source.day: name one of partition"),
+        ("source={table: a.b, day: {partiton: d}}", "'source.day.partiton'; did you mean 'partition'?"),
+        ("source={table: a.b, as_of: 2026-01-31T00:00}", "is no time with an offset"),
+        ("source={format: parquet, path: t, version: 3}", "format parquet has no versions"),
+        ("source={format: iceberg, path: t, day: {changes: true}}", "day.changes is of Delta tables"),
+        ("source={format: delta, path: 't/{ds}'}", "say what its days are by day"),
         ("table.clock_skew_seconds=-1", "table.clock_skew_seconds: Input should be greater than or equal to 0"),
         ("nonsense=1", "unknown key 'nonsense'"),
         ("pipeline=Clicks!", "'Clicks!' must match"),
@@ -155,6 +178,23 @@ def test_the_first_landing_day_of_an_event() -> None:
     assert load_spec("clicks").first_landing_day("2026-03-01") == "2026-03-01"
     for override in ("source.timezone=America/New_York", "table.clock_skew_seconds=1"):
         assert load_spec("clicks", [override]).first_landing_day("2026-03-01") == "2026-02-28"
+
+
+def test_a_source_is_files_or_a_table() -> None:
+    files = load_spec("clicks").source
+    assert isinstance(files, LandingSource)
+    assert files.daily
+    table = load_spec("clicks", ["source={table: lake.db.events}", "source.day.time=ts"]).source
+    assert isinstance(table, TableSource)
+    assert table.daily
+    assert not load_spec("clicks", ["source={format: iceberg, path: /lake/events, version: 7}"]).source.daily
+
+
+def test_the_fingerprint_of_landing_files_is_that_of_older_releases() -> None:
+    """Another one, and every day of every lake would be loaded again."""
+    assert fingerprint(declared_source(load_spec("clicks"))) == "c1f1c77f69eb6c3f"
+    spec = load_spec("clicks", ["source.timezone=Europe/Berlin", "source.timestamps={ts: epoch_seconds}"])
+    assert fingerprint(declared_source(spec)) == "3d8fed4fbe362bbf"
 
 
 @pytest.mark.parametrize(("text", "message"), [("a: [", "is not YAML"), ("- 1", "a pipeline is a mapping")])

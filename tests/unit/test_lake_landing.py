@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-from headrace.config import Source
+from headrace.config import LandingSource
 from headrace.errors import UserError
 from headrace.lake import landing
 from headrace.lake.sources.formats import FORMATS
@@ -18,8 +18,8 @@ from headrace.storage import local
 from headrace.workspace import Workspace, checkout
 
 
-def source(path: str, **more: object) -> Source:
-    return Source.model_validate({"format": "clicks", "path": path, **more})
+def source(path: str, **more: object) -> LandingSource:
+    return LandingSource.model_validate({"format": "clicks", "path": path, **more})
 
 
 def put(ws: Workspace, *names: str) -> None:
@@ -122,4 +122,4 @@ def test_landing_days_of_a_time_zone(zone: str, ds: str, begin: str, hours: int)
 
 
 def test_every_format_has_a_reader() -> None:
-    assert set(FORMATS) == set(get_args(Source.model_fields["format"].annotation))
+    assert set(FORMATS) == set(get_args(LandingSource.model_fields["format"].annotation))

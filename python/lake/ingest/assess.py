@@ -49,7 +49,7 @@ def assess_day(
     table = ctx.spec.table
     read, expanded = sum(f.read for f in files), sum(f.expanded for f in files)
     if not read and table.expectations.min_rows:
-        globs = " nor ".join(landing.patterns(ctx.spec.source, ctx.ws, day.ds))
+        globs = " nor ".join(landing.patterns(ctx.spec.landing_source, ctx.ws, day.ds))
         raise UserError(
             f"the {len(files)} landing files of {day.ds} hold no rows ({globs}); deliver them again, or set "
             f"table.expectations.min_rows to 0"

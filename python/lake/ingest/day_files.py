@@ -77,12 +77,12 @@ def covered_days(ctx: Context, history: LoadHistory) -> tuple[DayFiles, ...]:
     """
     found = []
     for ds in landing.covered(ctx.spec.source, ctx.ds):
-        day = landing.find(ctx.spec.source, ctx.ws, ds)
+        day = landing.find(ctx.spec.landing_source, ctx.ws, ds)
         record = history.records.get(ds)
         if day.files or record is not None:
             found.append(day_files(day, record))
     if not found or found[-1].ds != ctx.ds:
-        source = ctx.spec.source
+        source = ctx.spec.landing_source
         tried = " nor ".join(landing.patterns(source, ctx.ws, ctx.ds))
         what = f"for {ctx.ds} " if source.daily else ""
         raise UserError(

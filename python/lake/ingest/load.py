@@ -94,7 +94,7 @@ class Load:
             self._load(days)
 
     def _load(self, days: list[DayFiles]) -> None:
-        batch = LandingBatch(self.spark, self.ctx.spec.source, self.ctx.spec.table, tuple(d.day for d in days))
+        batch = LandingBatch(self.spark, self.ctx.spec.landing_source, self.ctx.spec.table, tuple(d.day for d in days))
         try:
             self._load_batch(batch, days)
         except FileDamaged as e:

@@ -81,7 +81,7 @@ def plan_load(ctx: Context, history: LoadHistory, covered: Sequence[DayFiles], v
     if spec.source.daily and spec.table.keys:
         reload |= {x for d in found if d in records for x in loaded_after(d, records, spec.table.late_days)}
     for ds in sorted(reload - set(found)):
-        files = day_files(landing.find(spec.source, ctx.ws, ds), records[ds])
+        files = day_files(landing.find(spec.landing_source, ctx.ws, ds), records[ds])
         if _can_load(files, "an earlier day changed", own=False):
             found[ds] = files
     days = tuple(found[ds] for ds in sorted(found))

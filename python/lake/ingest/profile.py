@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from headrace.config import Source, Table
+from headrace.config import AnySource, Table
 from headrace.lake.ingest.typed_rows import event_time, kind_unreadable
 from headrace.lake.sources.frame import BAD, GOOD, LINE_FAULTS, MASK_BITS, SKIPPED, mask_names, quoted
 from headrace.lake.sources.lines import LandingBatch
@@ -69,7 +69,7 @@ def profiles(rows: DataFrame, table: Table, batch: LandingBatch) -> list[FilePro
     return found
 
 
-def _count(rows: DataFrame, table: Table, source: Source, found: list[FileProfile]) -> int:
+def _count(rows: DataFrame, table: Table, source: AnySource, found: list[FileProfile]) -> int:
     """Fill in all that one aggregate gives; the number of rows with undeclared columns."""
     extras = 0
     state, columns = F.col("_state"), [c.name for c in table.columns]

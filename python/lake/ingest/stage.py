@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from headrace.config import Spec
+from headrace.config import Spec, TableSource
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.ingest.assess import summed
@@ -40,6 +40,9 @@ class Ingest(Stage):
         Raises:
             UserError: the run's own day has no files and is not loaded.
         """
+        source = ctx.spec.source
+        if isinstance(source, TableSource):
+            raise UserError(f"source: tables are not read yet ({source.shown}); write its rows to files of text")
         history = LoadHistory(DeltaLog(ctx.ws.table(ctx.spec.pipeline, "events")))
         return _inputs(ctx, covered_days(ctx, history))
 

@@ -21,7 +21,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from headrace.config import EpochUnit, Source, Table
+from headrace.config import AnySource, EpochUnit, Table
 from headrace.errors import UserError
 from headrace.lake.sources.frame import BAD, GOOD, SKIPPED, mask_names, quoted
 from headrace.schema import TableColumn as Declared
@@ -63,7 +63,7 @@ def check_table(table: Table) -> None:
         )
 
 
-def typed(frame: DataFrame, source: Source, table: Table) -> DataFrame:
+def typed(frame: DataFrame, source: AnySource, table: Table) -> DataFrame:
     """A reader's frame with its columns typed and the state of each row.
 
     Returns:
@@ -108,7 +108,7 @@ class _Wrong:
         self.when, self.kind, self.reason, self.value = when, kind, reason, value
 
 
-def _wrong(frame: DataFrame, source: Source, table: Table) -> list[_Wrong]:
+def _wrong(frame: DataFrame, source: AnySource, table: Table) -> list[_Wrong]:
     found = []
     there = set(frame.columns)
     for i, c in enumerate(table.columns):
@@ -138,7 +138,7 @@ def _wrong(frame: DataFrame, source: Source, table: Table) -> list[_Wrong]:
     return found
 
 
-def _untimely(column: str, source: Source, late_days: int) -> list[_Wrong]:
+def _untimely(column: str, source: AnySource, late_days: int) -> list[_Wrong]:
     time = event_time(column, source)
     text = time.cast("string")
     late, future = F.coalesce(time < F.col("_from"), F.lit(False)), F.coalesce(time >= F.col("_to"), F.lit(False))
@@ -149,7 +149,7 @@ def _untimely(column: str, source: Source, late_days: int) -> list[_Wrong]:
     ]
 
 
-def _cast(frame: DataFrame, i: int, column: Declared, source: Source) -> Column:
+def _cast(frame: DataFrame, i: int, column: Declared, source: AnySource) -> Column:
     ready = f"_v{i}" if f"_v{i}" in frame.columns else f"_t{i}"
     if column.type.startswith("array"):
         element = column.type[len("array<") : -1]
@@ -178,7 +178,7 @@ def _since_1970(text: Column, unit: EpochUnit) -> Column:
     return F.when(micros.between(_FIRST_MICROS, _LAST_MICROS), F.timestamp_micros(micros))
 
 
-def event_time(column: str, source: Source) -> Column:
+def event_time(column: str, source: AnySource) -> Column:
     """The instant of a row's event: a date's begins at midnight in the source's time zone."""
     value = _column(column)
     if source.timezone == "UTC":

@@ -40,11 +40,11 @@ def withheld_rows(ctx: Context, plan: LoadPlan, rows: DataFrame, days: list[DayF
     mine = [d for d in days if d.ds in plan.withhold]
     if not mine:
         return None
-    if FORMATS[spec.source.format].finish is not None:
+    if FORMATS[spec.landing_source.format].finish is not None:
         raise UserError(
             f"rows of {mine[0].ds} were deleted from {ctx.ws.table(spec.pipeline, 'events')}, and format "
-            f"'{spec.source.format}' draws rows anew when it is loaded again: deleted ones could come back. Deliver "
-            f"landing files without them"
+            f"'{spec.landing_source.format}' draws rows anew when it is loaded again: deleted ones could come back. "
+            f"Deliver landing files without them"
         )
     unchanged = [(d.ds, name) for d in mine for name in sorted(d.unchanged)]
     files = spark.createDataFrame(unchanged, "_ds string, _source_file string")

@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headrace.config import Source, Table
+from headrace.config import LandingSource, Table
 from headrace.lake.landing import LandingDay, LandingFile, following, midnight
 from headrace.lake.session import spark_settings
 
@@ -57,7 +57,7 @@ class LandingBatch:
     """The landing files of one or more days, which are read together."""
 
     spark: SparkSession
-    source: Source
+    source: LandingSource
     table: Table
     days: tuple[LandingDay, ...]
 

@@ -1,0 +1,196 @@
+"""The section `source`: where rows come from, landing files or a table of somebody's lake."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Literal, get_args
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+
+from headrace.config.section import PathText, Section
+from headrace.errors import nearest
+
+EpochUnit = Literal["epoch_seconds", "epoch_milliseconds"]
+#: Formats of landing files (headrace.lake.sources.formats).
+LandingFormat = Literal["clicks", "csv", "jsonl", "criteo", "talkingdata", "movielens", "movielens_ncf"]
+#: Formats of tables, which are read where they are.
+TableFormat = Literal["delta", "parquet", "iceberg", "orc", "avro"]
+#: What may be done about rows that came, changed or went after their day was taken.
+LateChange = Literal["accept", "refuse"]
+
+_IDENTIFIER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_][A-Za-z0-9_-]*)*")
+
+
+class AnySource(Section):
+    """What all sources have."""
+
+    #: Days before the run's ds that are loaded, too, where they are not yet.
+    catch_up_days: int = Field(default=30, ge=0)
+    #: The source's time zone (IANA name): a day lasts from midnight to midnight in it (23 or 25 hours where the clocks
+    #: change), and times without an offset are of it. The lake has UTC.
+    timezone: str = "UTC"
+    #: Timestamp columns that the source spells as numbers since 1970 (UTC), not as ISO 8601 or a timestamp.
+    timestamps: Mapping[str, EpochUnit] = Field(default_factory=dict)
+
+    @field_validator("timezone")
+    @classmethod
+    def _zone_exists(cls, value: str) -> str:
+        try:
+            ZoneInfo(value)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            hint = nearest(value, available_timezones())
+            raise ValueError(f"'{value}' is no IANA time zone such as Europe/Berlin{hint}") from None
+        return value
+
+    @property
+    def daily(self) -> bool:
+        """Whether each day brings rows of its own; else a run's day holds all of the source."""
+        raise NotImplementedError
+
+
+class LandingSource(AnySource):
+    """Landing files.
+
+    `path` is a glob, relative to the workspace's home unless absolute. With `{ds}` in it, each day has its own files
+    (a day's run also catches up on earlier days not yet loaded); without, the files are one snapshot, loaded as the
+    run's ds.
+    """
+
+    format: LandingFormat
+    path: PathText
+    #: csv only.
+    separator: str = ","
+    header: bool = True
+    #: The text that means null, besides the empty one.
+    null_value: str | None = None
+
+    @field_validator("format", mode="before")
+    @classmethod
+    def _format_exists(cls, value: Any) -> Any:
+        files, tables = get_args(LandingFormat), get_args(TableFormat)
+        if value not in files:
+            hint = nearest(str(value), [*files, *tables])
+            raise ValueError(f"'{value}' is no format{hint}; files: {', '.join(files)}; tables: {', '.join(tables)}")
+        return value
+
+    @property
+    def daily(self) -> bool:
+        return "{ds}" in self.path
+
+    @property
+    def has_own_times(self) -> bool:
+        """Whether the format itself says how times are spelled."""
+        return self.format.startswith("movielens")
+
+
+class SourceDay(Section):
+    """What a day of a table is: one of three."""
+
+    #: A column whose value is the day (a date, or text such as 2026-01-31 or 20260131); it need not be declared.
+    partition: str | None = None
+    #: A column of timestamps or dates: a day's rows are those between two midnights in `source.timezone`.
+    time: str | None = None
+    #: Delta with a change data feed: a day's rows are those whose newest change was committed on it.
+    changes: bool = False
+
+    @model_validator(mode="after")
+    def _one(self) -> SourceDay:
+        if (self.partition is not None) + (self.time is not None) + self.changes != 1:
+            raise ValueError("name one of partition: COLUMN, time: COLUMN, changes: true")
+        return self
+
+
+class ChangedDays(Section):
+    """What is done about rows of a day that differ from those that were there when the day was first taken."""
+
+    #: Rows that came since.
+    late: LateChange = "accept"
+    #: Rows with the same `table.keys` and other values.
+    updates: LateChange = "accept"
+    #: Rows that are gone. `accept` leaves them out from then on.
+    deletes: LateChange = "accept"
+
+
+class TableSource(AnySource):
+    """A table that is read where it is, at a pinned version; nothing of it is copied.
+
+    Given by `path` and `format`, or by `table`, a name in a catalog of the Spark session (`spark.properties` may add
+    catalogs). Without `day` the whole table is one snapshot, taken as the run's ds.
+    """
+
+    format: TableFormat | None = None
+    path: PathText | None = None
+    #: `events`, `database.events` or `catalog.database.events`.
+    table: str | None = None
+    day: SourceDay | None = None
+    #: The version that is read (Delta's version, Iceberg's snapshot id) instead of the newest.
+    version: int | None = None
+    #: The newest version that was committed up to this time is read (ISO 8601 with an offset).
+    as_of: str | None = None
+    changed_days: ChangedDays = ChangedDays()
+
+    @field_validator("table")
+    @classmethod
+    def _is_identifier(cls, value: str | None) -> str | None:
+        if value is not None and not _IDENTIFIER.fullmatch(value):
+            raise ValueError(f"'{value}' is no name such as catalog.database.events")
+        return value
+
+    @field_validator("as_of")
+    @classmethod
+    def _is_instant(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                offset = datetime.fromisoformat(value).utcoffset()
+            except ValueError:
+                offset = None
+            if offset is None:
+                raise ValueError(f"'{value}' is no time with an offset such as 2026-01-31T00:00:00Z")
+        return value
+
+    @model_validator(mode="after")
+    def _agrees(self) -> TableSource:
+        if (self.path is None) == (self.table is None):
+            raise ValueError("give path and format, or table")
+        if self.path is not None and self.format is None:
+            raise ValueError(f"key 'format' is missing: of {self.path}; tables: {', '.join(get_args(TableFormat))}")
+        if self.path is not None and "{ds}" in self.path:
+            raise ValueError("path of a table has no {ds}: say what its days are by day: {partition: COLUMN}")
+        if self.version is not None and self.as_of is not None:
+            raise ValueError("version and as_of say the same twice; give one of them")
+        if self.is_files and (self.version is not None or self.as_of is not None):
+            raise ValueError(f"format {self.format} has no versions; leave version and as_of out")
+        if self.day is not None and self.day.changes and self.format not in (None, "delta"):
+            raise ValueError("day.changes is of Delta tables; name a partition or a time column")
+        return self
+
+    @property
+    def daily(self) -> bool:
+        return self.day is not None
+
+    @property
+    def is_files(self) -> bool:
+        """Whether the table is a folder of files without a log of its own."""
+        return self.format in ("parquet", "orc", "avro")
+
+    @property
+    def shown(self) -> str:
+        """The table for a message: its name, or its format and path."""
+        return self.table if self.table is not None else f"{self.format} {self.path}"
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, TableSource):
+        return "table"
+    if isinstance(value, Mapping) and ("table" in value or value.get("format") in get_args(TableFormat)):
+        return "table"
+    return "landing"
+
+
+#: A source of a pipeline: a table where `table` is given or `format` is one of tables, else landing files.
+Source = Annotated[
+    Annotated[LandingSource, Tag("landing")] | Annotated[TableSource, Tag("table")], Discriminator(_kind)
+]
