@@ -21,11 +21,11 @@ from headrace.drift.columns import MeasuredColumn, SplitStatistics, StatisticsBy
 from headrace.drift.count_spark import count_frame, dataset_frame
 from headrace.features.engines.arrow.lake_file import LakeFile, LakeRowGroup, row_groups
 from headrace.features.engines.arrow.lake_rows import LakeRows
-from headrace.features.engines.arrow.tasks import cores_of, grouped, run_tasks
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import spark_micros
 from headrace.features.layout.files import Engine
 from headrace.features.types import ValueType
+from headrace.lake.tasks import cores_of, grouped, run_tasks
 from headrace.storage import Location
 
 _BATCH_ROWS = 65_536

@@ -28,7 +28,6 @@ from headrace.features.engines.arrow.fit import LakeFit
 from headrace.features.engines.arrow.lake_file import FILE, LINE
 from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter, lake_rows
 from headrace.features.engines.arrow.split import DROPPED, split_codes
-from headrace.features.engines.arrow.tasks import grouped
 from headrace.features.engines.arrow.write_lake import write_lake_rows
 from headrace.features.layout.files import WrittenDataset, plan_files
 from headrace.features.layout.split_rule import ColumnRule, PositionRule, Rule, TimeRule
@@ -39,6 +38,7 @@ from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DataFile
+from headrace.lake.tasks import grouped
 from headrace.schema import TableColumn
 from headrace.storage import local
 from tests.dataset_support import read_padded

@@ -21,12 +21,12 @@ from headrace.features.engines.arrow.aggregate import TrainRows
 from headrace.features.engines.arrow.dictionary import DictionaryColumn
 from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile, LakeRowGroup, layout_key, prune, row_groups
 from headrace.features.engines.arrow.split import days, split_codes
-from headrace.features.engines.arrow.tasks import cores_of, grouped, run_tasks
 from headrace.features.functions.arrays import doubles, to_numpy
 from headrace.features.layout.split_rule import Rule, TimeRule, columns_of
 from headrace.features.types import ValueType
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DataFile
+from headrace.lake.tasks import cores_of, grouped, run_tasks
 from headrace.storage import Location
 
 _LOG = logging.getLogger("headrace.features")

@@ -22,13 +22,13 @@ from headrace.features.engines.arrow.array_file import load_arrays, save_arrays
 from headrace.features.engines.arrow.dictionary import apply_op
 from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile, LakeRowGroup, row_groups
 from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter
-from headrace.features.engines.arrow.tasks import cores_of, grouped, run_tasks
 from headrace.features.engines.arrow.write_frame import loaded, write_part, written_dataset
 from headrace.features.functions.arrays import doubles, is_missing
 from headrace.features.layout.files import FilePlan, WrittenDataset, source_sets
 from headrace.features.layout.split_rule import day_number
 from headrace.features.workflow.fitted import FittedWorkflow, finished
 from headrace.features.workflow.schema import physical_schema
+from headrace.lake.tasks import cores_of, grouped, run_tasks
 from headrace.storage import Location
 
 Array = npt.NDArray[Any]
