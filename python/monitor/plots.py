@@ -34,6 +34,8 @@ _VARIABLES = {
 _WIDTH, _HEIGHT = 5.2, 3.0
 #: Longer curves are averaged down to this many points: the page stays small.
 _MAX_POINTS = 400
+#: Characters of a name beside a bar: a longer one would leave no room for the bars.
+_MAX_NAME = 48
 
 Point = tuple[float, float]
 P = ParamSpec("P")
@@ -111,7 +113,12 @@ def auc_bars(rows: Sequence[tuple[str, float, str]]) -> Markup:
     axes.barh(range(len(rows)), [v - 0.5 for v in values], left=0.5, color=[r[2] for r in rows], height=0.6)
     for y, value in enumerate(values):
         axes.annotate(
-            f"{value:.4f}", (max(value, 0.5), y), xytext=(4, 0), textcoords="offset points", va="center", color=INK
+            f"{value:.4f}" if abs(value) < 10 else _short_number(value),
+            (max(value, 0.5), y),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            color=INK,
         )
     low, high = min(0.5, *values), max(0.5, *values)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
@@ -164,8 +171,7 @@ def value_bars(
     values = [r[1] for r in rows]
     axes.barh(range(len(rows)), values, color=colour, height=0.62)
     for y, value in enumerate(values):
-        text = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-        _beside(axes, f"{text}{unit}", value, y)
+        _beside(axes, f"{_short_number(value)}{unit}", value, y)
     axes.set_xlim(0, max([*values, 1e-9]) * 1.2)
     _name_bars(axes, [r[0] for r in rows])
     return _svg(figure, title)
@@ -215,8 +221,14 @@ def _name_bars(axes: Axes, names: Sequence[str]) -> None:
     """Bars at 0, 1, ... get their names, the first on top. By position: two of the same name stay two."""
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)
-    axes.set_yticks(range(len(names)), names)
+    shown = [n if len(n) <= _MAX_NAME else f"{n[: _MAX_NAME - 1]}…" for n in names]
+    axes.set_yticks(range(len(names)), shown)
     axes.invert_yaxis()
+
+
+def _short_number(value: float) -> str:
+    """At most about a dozen characters, however large the value: Matplotlib has no room for more beside a bar."""
+    return f"{value:,.0f}" if 100 <= abs(value) < 1e9 else f"{value:.3g}"
 
 
 def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:

@@ -469,6 +469,17 @@ def test_facts_of_any_shape_never_stop_the_page(data: st.DataObject) -> None:
     Checker(page(make_day(manifests, truth=truth)))
 
 
+@pytest.mark.parametrize("value", [-2.3e106, 1e300, 1e-300, 1e12])
+def test_numbers_and_names_of_any_size_leave_room_for_the_bars(value: float) -> None:
+    for svg in (
+        plots.auc_bars([("neural", value, plots.NEURAL), ("ceiling", 0.5, plots.CEILING)]),
+        plots.value_bars([("a", value), ("b" * 300, 1.0)], "seconds", "Stages"),
+        plots.drift_bars([("a", value, None), ("b" * 300, 1.0, value)]),
+    ):
+        ElementTree.fromstring(str(svg))
+        assert "0" * 20 not in svg
+
+
 def test_plots_are_wellformed_and_take_their_colours_from_the_page() -> None:
     svg = plots.loss_curve([(float(i), 1.0 / (1 + i)) for i in range(5000)], [(10.0, 0.5)], 0.6)
     ElementTree.fromstring(str(svg))

@@ -117,8 +117,12 @@ def header_of(file: LandingFile, separator: str) -> tuple[str, ...]:
         UserError: it cannot be read, or names a column twice or with nothing.
     """
     try:
-        with file.path.open() as raw, gzip.open(raw) if file.path.suffix == ".gz" else nullcontext(raw) as data:
-            line = io.TextIOWrapper(data, "utf-8-sig", newline="").readline().rstrip("\r\n")
+        with (
+            file.path.open() as raw,
+            gzip.open(raw) if file.path.suffix == ".gz" else nullcontext(raw) as data,
+            io.TextIOWrapper(data, "utf-8-sig", newline="") as text,
+        ):
+            line = text.readline().rstrip("\r\n")
     except (EOFError, gzip.BadGzipFile) as e:
         raise UserError(f"landing file {file.name} is damaged: {e}; deliver it again") from None
     except OSError as e:
