@@ -1,18 +1,25 @@
-"""The C++ library of embedding tables and of messages between ranks (native/cpp), where `make native` has built it.
+"""The C++ libraries of native/cpp, where `make native` has built them; torch and NumPy do their work where it has not.
 
-Its functions are called by headrace.embeddings.kernels, headrace.comm.futex and models.feature_interaction_cpu.
+That of embedding tables and of messages between ranks is here: its functions are called by headrace.embeddings.kernels,
+headrace.comm.futex and models.feature_interaction_cpu. That of the loader is in headrace.dataset.native.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from headrace.workspace import checkout
 
-_VERSION = 7
-_EMBEDDINGS = "libheadrace_embeddings.so"
+log = logging.getLogger("headrace.native")
+
+#: Raise it with that of native/cpp/embeddings.cpp when a function's name, arguments or meaning change.
+_VERSION = 8
 #: Levels of the x86-64 psABI that libraries are built for, best first, and what of each /proc/cpuinfo names.
 _LEVELS = {
     "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
@@ -41,76 +48,79 @@ def built(name: str) -> Path:
     return next((file for level in levels() if (file := folder / level / name).is_file()), folder / name)
 
 
-def library_path() -> Path:
-    """Where the library is, or would be."""
-    return built(_EMBEDDINGS)
+@dataclass(frozen=True)
+class Interface:
+    """What a C++ library exports.
+
+    Attributes:
+        file: name of the library's file.
+        version_function: what says the version that it was built as.
+        functions: by name: the C type of the result, and those of the arguments.
+    """
+
+    file: str
+    version_function: str
+    functions: Mapping[str, tuple[Any, Sequence[Any]]]
+
+    def path(self) -> Path:
+        """Where the library is, or would be."""
+        return built(self.file)
+
+    def load(self, path: Path, version: int) -> ctypes.CDLL | None:
+        """A library's file with its functions declared; None where there is none, or, with a warning, an older one."""
+        if not path.is_file():
+            return None
+        try:
+            found = ctypes.CDLL(str(path))
+        except OSError as e:
+            log.warning("%s does not load (%s): torch and NumPy do its work, slower. Run: make native", path, e)
+            return None
+        has = getattr(found, self.version_function, lambda: 0)()
+        if has != version:
+            log.warning(
+                "%s was built from other sources (version %d of its interface, %d is needed): torch and NumPy do its "
+                "work, slower. Run: make native",
+                path,
+                has,
+                version,
+            )
+            return None
+        for name, (result, arguments) in self.functions.items():
+            function = getattr(found, name)
+            function.restype, function.argtypes = result, list(arguments)
+        return found
+
+
+_I64, _I32, _U32, _F32, _P = ctypes.c_int64, ctypes.c_int, ctypes.c_uint32, ctypes.c_float, ctypes.c_void_p
+EMBEDDINGS = Interface(
+    "libheadrace_embeddings.so",
+    "headrace_embeddings_version",
+    {
+        "headrace_pool_sum": (None, (_P, _I64, _P, _I32, _I64, _P, _I64, _P, _P, _I32)),
+        "headrace_update": (
+            None,
+            (*(_P,) * 3, _I64, _P, _I32, _P, _I64, _P, _I64, *(_P,) * 4, _I32, *(_F32,) * 5, _I32),
+        ),
+        "headrace_jagged_indices": (_I64, (_P, _I64, _I64, _P, _I64, _P, _I64, _P, _I32, _P, _P)),
+        "headrace_bucketize_bags": (_I64, (_P, _I32, _P, _P, _I64, _P, _I64, _P, _P, _P, _P, _P, _P)),
+        "headrace_encode_requests": (None, (_P, _I32, _P, _P, _I64, _P, _P, _I32)),
+        "headrace_decode_requests": (_I64, (_P, _I32, _I64, _P, _P, _P)),
+        "headrace_group": (None, (_P, _P, _I64, _I64, _P, _P)),
+        "headrace_duplicates": (_I64, (_P, _I64, _P, _P, _P, _P)),
+        "headrace_distinct": (_I64, (_P, _I64, _P, _I64, _P, _P)),
+        "headrace_row_pointers": (None, (_P, _I64, _P, _I32, _I64, _P)),
+        "headrace_gather_pointers": (None, (_P, _I64, _P, _I64, _I32, _P)),
+        "headrace_id_map_find": (None, (_P, _P, _I64, _P, _I64, _P)),
+        "headrace_id_map_insert": (None, (_P, _P, _I64, _P, _P, _I64)),
+        "headrace_set_and_wake": (None, (_P, _U32)),
+        "headrace_wait_until": (_I32, (_P, _U32, _I64)),
+        "headrace_dot_interaction": (None, (_P, _P, _P, _I64, _I64, _I64, _P, _I32)),
+        "headrace_dot_interaction_backward": (None, (_P, _P, _P, _P, _I64, _I64, _I64, _P, _P, _P, _I32)),
+    },
+)
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library, or None where it was not built (or by another version of its source)."""
-    return load(library_path())
-
-
-def load(path: Path) -> ctypes.CDLL | None:
-    """A library's file, its functions declared; None: there is none, or one of another version."""
-    try:
-        found = ctypes.CDLL(str(path))
-        if found.headrace_embeddings_version() != _VERSION:
-            return None
-    except (OSError, AttributeError):
-        return None
-    i64, i32, f32, p = ctypes.c_int64, ctypes.c_int, ctypes.c_float, ctypes.c_void_p
-    found.headrace_pool_sum.argtypes = [p, i64, p, i32, i64, p, i64, p, p, i32]
-    found.headrace_pool_sum.restype = None
-    found.headrace_update.argtypes = [
-        p,
-        p,
-        p,
-        i64,
-        p,
-        i32,
-        p,
-        i64,
-        p,
-        i64,
-        p,
-        p,
-        p,
-        p,
-        i32,
-        f32,
-        f32,
-        f32,
-        f32,
-        f32,
-        i32,
-    ]
-    found.headrace_update.restype = None
-    found.headrace_occurrences.argtypes = [p, i64, i64, p, i64, p, i64, p, i32, p, p]
-    found.headrace_occurrences.restype = i64
-    found.headrace_cut_bags.argtypes = [p, i32, p, p, i64, p, i64, p, p, p, p, p, p]
-    found.headrace_cut_bags.restype = i64
-    found.headrace_group.argtypes = [p, p, i64, i64, p, p]
-    found.headrace_group.restype = None
-    found.headrace_announce.argtypes = [p, ctypes.c_uint32]
-    found.headrace_announce.restype = None
-    found.headrace_await.argtypes = [p, ctypes.c_uint32, i64]
-    found.headrace_await.restype = i32
-    found.headrace_interact.argtypes = [p, p, p, i64, i64, i64, p, i32]
-    found.headrace_interact.restype = None
-    found.headrace_interact_gradient.argtypes = [p, p, p, p, i64, i64, i64, p, p, p, i32]
-    found.headrace_interact_gradient.restype = None
-    found.headrace_duplicates.argtypes = [p, i64, p, p, p, p]
-    found.headrace_duplicates.restype = i64
-    found.headrace_distinct.argtypes = [p, i64, p, i64, p, p]
-    found.headrace_distinct.restype = i64
-    found.headrace_addresses.argtypes = [p, i64, p, i32, i64, p]
-    found.headrace_addresses.restype = None
-    found.headrace_places.argtypes = [p, i64, p, i64, i32, p]
-    found.headrace_places.restype = None
-    found.headrace_numbers.argtypes = [p, i32, p, p, i64, p, p, i32]
-    found.headrace_numbers.restype = None
-    found.headrace_parts.argtypes = [p, i32, i64, p, p, p]
-    found.headrace_parts.restype = i64
-    return found
+    """The library of embedding tables, or None where it was not built (or from other sources, which is logged)."""
+    return EMBEDDINGS.load(EMBEDDINGS.path(), _VERSION)

@@ -1,7 +1,7 @@
 // The loops of an embedding table that torch needs many passes for, called from headrace.embeddings.kernels.cpu by ctypes.
 //
-// occurrences: codes of a padded batch to addresses, bag by bag. cut_bags: those by owner. addresses, places: where rows lie
-// in memory. numbers, parts: what ranks ask each other for, written and read.
+// jagged_indices: codes of a padded batch to indices, bag by bag. bucketize_bags: those by owner. row_pointers,
+// gather_pointers: where rows lie in memory. encode_requests, decode_requests: what ranks ask each other for.
 // pool_sum: rows of a table, gathered and summed by bag. update: gradients summed by row and applied by the optimizer, in
 // one pass over each touched row. Both read ahead by software prefetch: a random row is a cache miss, and the processor
 // hides it only if it is told early. Rows are split over threads, each row wholly by one, so the bits do not depend on the
@@ -265,8 +265,8 @@ struct Column {
 
 // How many codes are looked up; -1 where one is outside its table.
 template <class Index>
-int64_t occurrences(const int64_t* codes, int64_t batch, int64_t slots, const Column* columns, int64_t count,
-                    const int64_t* shard_address, int64_t pieces, Index* addresses, int64_t* bag, int64_t* starts) {
+int64_t jagged_indices(const int64_t* codes, int64_t batch, int64_t slots, const Column* columns, int64_t count,
+                       const int64_t* shard_offsets, int64_t pieces, Index* indices, int64_t* bag, int64_t* starts) {
   int64_t n = 0;
   for (int64_t b = 0; b < batch; ++b) {
     const int64_t* row = codes + b * slots;
@@ -279,10 +279,10 @@ int64_t occurrences(const int64_t* codes, int64_t batch, int64_t slots, const Co
         while (piece <= c.piece) starts[b * pieces + piece++] = n;
       if (c.is_list && code == 0) continue;
       if (c.ranks == 1) {
-        addresses[n] = Index(shard_address[c.first_shard] + code);
+        indices[n] = Index(shard_offsets[c.first_shard] + code);
       } else {
         const int64_t quotient = c.rows <= UINT32_MAX ? int64_t(uint32_t(code) / uint32_t(c.ranks)) : code / c.ranks;
-        addresses[n] = Index(shard_address[c.first_shard + code - quotient * c.ranks] + quotient);
+        indices[n] = Index(shard_offsets[c.first_shard + code - quotient * c.ranks] + quotient);
       }
       if (bag) bag[n] = b * pieces + c.piece;
       ++n;
@@ -295,15 +295,15 @@ int64_t occurrences(const int64_t* codes, int64_t batch, int64_t slots, const Co
 
 // Occurrences by owner, then in their order; a part is a bag's occurrences at one owner. Returns the number of parts.
 template <class Index>
-int64_t cut_bags(const Index* addresses, const int64_t* bag, const float* weights, int64_t n, const int64_t* rank_starts,
-                 int64_t world, Index* out, float* out_weights, uint8_t* begins, int64_t* part_bag, int64_t* ids,
-                 int64_t* parts) {
+int64_t bucketize_bags(const Index* indices, const int64_t* bag, const float* weights, int64_t n, const int64_t* rank_starts,
+                       int64_t world, Index* out, float* out_weights, uint8_t* begins, int64_t* part_bag, int64_t* ids,
+                       int64_t* parts) {
   std::vector<int32_t> owner(n);
   std::vector<int64_t> last(world, -1), place(world), part(world);
   std::fill(ids, ids + world, 0);
   std::fill(parts, parts + world, 0);
   for (int64_t i = 0; i < n; ++i) {
-    const auto w = std::upper_bound(rank_starts + 1, rank_starts + world, int64_t(addresses[i])) - rank_starts - 1;
+    const auto w = std::upper_bound(rank_starts + 1, rank_starts + world, int64_t(indices[i])) - rank_starts - 1;
     owner[i] = int32_t(w);
     ++ids[w];
     parts[w] += bag[i] != last[w];
@@ -321,7 +321,7 @@ int64_t cut_bags(const Index* addresses, const int64_t* bag, const float* weight
     const int32_t w = owner[i];
     const int64_t to = place[w]++;
     const bool first = bag[i] != last[w];
-    out[to] = addresses[i];
+    out[to] = indices[i];
     if (weights) out_weights[to] = weights[i];
     begins[to] = first;
     if (first) part_bag[part[w]++] = last[w] = bag[i];
@@ -329,35 +329,35 @@ int64_t cut_bags(const Index* addresses, const int64_t* bag, const float* weight
   return total;
 }
 
-// Addresses of owners' rows, owner by owner, in the owners' own numbering; v that begins a bag's part becomes -1 - v.
+// Indices of owners' rows, owner by owner, in the owners' own numbering; v that begins a bag's part becomes -1 - v.
 template <class In, class Out>
-void numbers(const In* addresses, const int64_t* ids, const int64_t* shift, int64_t world, const uint8_t* begins,
-             Out* out) {
+void encode_requests(const In* indices, const int64_t* ids, const int64_t* shift, int64_t world, const uint8_t* begins,
+                     Out* out) {
   int64_t i = 0;
   for (int64_t w = 0; w < world; ++w)
     for (const int64_t end = i + ids[w]; i < end; ++i) {
-      const int64_t row = int64_t(addresses[i]) + shift[w];
+      const int64_t row = int64_t(indices[i]) + shift[w];
       out[i] = Out(begins && begins[i] ? -1 - row : row);
     }
 }
 
 // The reverse: rows, where each part begins, and the part of each. Returns the number of parts.
 template <class Index>
-int64_t parts(const Index* numbers, int64_t n, Index* rows, int64_t* starts, int64_t* part) {
+int64_t decode_requests(const Index* requests, int64_t n, Index* rows, int64_t* starts, int64_t* part) {
   int64_t count = 0;
   for (int64_t i = 0; i < n; ++i) {
-    const bool begins = numbers[i] < 0;
-    rows[i] = begins ? Index(-1 - numbers[i]) : numbers[i];
+    const bool begins = requests[i] < 0;
+    rows[i] = begins ? Index(-1 - requests[i]) : requests[i];
     if (begins) starts[count++] = i;
     part[i] = count - 1;
   }
   return count;
 }
 
-// out[i]: address row index[i] of those whose addresses are `rows`. With `marked` its lowest bit, which the address of a
+// out[i]: address row index[i] of those whose addresses are `rows`. With `mark_first` its lowest bit, which the address of a
 // number has free, says that it is the first of its row.
-void places(const int64_t* rows, int64_t count, const int64_t* index, int64_t n, int marked, int64_t* out) {
-  if (!marked) {
+void gather_pointers(const int64_t* rows, int64_t count, const int64_t* index, int64_t n, int mark_first, int64_t* out) {
+  if (!mark_first) {
     for (int64_t i = 0; i < n; ++i) out[i] = rows[index[i]];
     return;
   }
@@ -373,52 +373,53 @@ void places(const int64_t* rows, int64_t count, const int64_t* index, int64_t n,
 
 extern "C" {
 
-int64_t headrace_occurrences(const int64_t* codes, int64_t batch, int64_t slots, const void* columns, int64_t count,
-                             const int64_t* shard_address, int64_t pieces, void* addresses, int wide, int64_t* bag,
-                             int64_t* starts) {
+int64_t headrace_jagged_indices(const int64_t* codes, int64_t batch, int64_t slots, const void* columns, int64_t count,
+                                const int64_t* shard_offsets, int64_t pieces, void* indices, int wide, int64_t* bag,
+                                int64_t* starts) {
   const auto* c = static_cast<const Column*>(columns);
   if (wide)
-    return occurrences(codes, batch, slots, c, count, shard_address, pieces, static_cast<int64_t*>(addresses), bag, starts);
-  return occurrences(codes, batch, slots, c, count, shard_address, pieces, static_cast<int32_t*>(addresses), bag, starts);
+    return jagged_indices(codes, batch, slots, c, count, shard_offsets, pieces, static_cast<int64_t*>(indices), bag, starts);
+  return jagged_indices(codes, batch, slots, c, count, shard_offsets, pieces, static_cast<int32_t*>(indices), bag, starts);
 }
 
-void headrace_numbers(const void* addresses, int wide, const int64_t* ids, const int64_t* shift, int64_t world,
-                      const uint8_t* begins, void* out, int out_wide) {
+void headrace_encode_requests(const void* indices, int wide, const int64_t* ids, const int64_t* shift, int64_t world,
+                              const uint8_t* begins, void* out, int out_wide) {
   auto to = [&](const auto* from) {
-    if (out_wide) numbers(from, ids, shift, world, begins, static_cast<int64_t*>(out));
-    else numbers(from, ids, shift, world, begins, static_cast<int32_t*>(out));
+    if (out_wide) encode_requests(from, ids, shift, world, begins, static_cast<int64_t*>(out));
+    else encode_requests(from, ids, shift, world, begins, static_cast<int32_t*>(out));
   };
-  if (wide) to(static_cast<const int64_t*>(addresses));
-  else to(static_cast<const int32_t*>(addresses));
+  if (wide) to(static_cast<const int64_t*>(indices));
+  else to(static_cast<const int32_t*>(indices));
 }
 
-int64_t headrace_parts(const void* numbers, int wide, int64_t n, void* rows, int64_t* starts, int64_t* part) {
-  if (wide) return parts(static_cast<const int64_t*>(numbers), n, static_cast<int64_t*>(rows), starts, part);
-  return parts(static_cast<const int32_t*>(numbers), n, static_cast<int32_t*>(rows), starts, part);
+int64_t headrace_decode_requests(const void* requests, int wide, int64_t n, void* rows, int64_t* starts, int64_t* part) {
+  if (wide) return decode_requests(static_cast<const int64_t*>(requests), n, static_cast<int64_t*>(rows), starts, part);
+  return decode_requests(static_cast<const int32_t*>(requests), n, static_cast<int32_t*>(rows), starts, part);
 }
 
-void headrace_addresses(const void* base, int64_t stride, const void* rows, int wide, int64_t n, int64_t* out) {
+void headrace_row_pointers(const void* base, int64_t stride, const void* rows, int wide, int64_t n, int64_t* out) {
   const int64_t first = int64_t(reinterpret_cast<intptr_t>(base));
   if (!rows) for (int64_t i = 0; i < n; ++i) out[i] = first + i * stride;
   else if (wide) for (int64_t i = 0; i < n; ++i) out[i] = first + static_cast<const int64_t*>(rows)[i] * stride;
   else for (int64_t i = 0; i < n; ++i) out[i] = first + int64_t(static_cast<const int32_t*>(rows)[i]) * stride;
 }
 
-void headrace_places(const int64_t* rows, int64_t count, const int64_t* index, int64_t n, int marked, int64_t* out) {
-  places(rows, count, index, n, marked, out);
+void headrace_gather_pointers(const int64_t* rows, int64_t count, const int64_t* index, int64_t n, int mark_first,
+                              int64_t* out) {
+  gather_pointers(rows, count, index, n, mark_first, out);
 }
 
-int64_t headrace_cut_bags(const void* addresses, int wide, const int64_t* bag, const float* weights, int64_t n,
-                          const int64_t* rank_starts, int64_t world, void* out, float* out_weights, uint8_t* begins,
-                          int64_t* part_bag, int64_t* ids, int64_t* parts) {
+int64_t headrace_bucketize_bags(const void* indices, int wide, const int64_t* bag, const float* weights, int64_t n,
+                                const int64_t* rank_starts, int64_t world, void* out, float* out_weights, uint8_t* begins,
+                                int64_t* part_bag, int64_t* ids, int64_t* parts) {
   if (wide)
-    return cut_bags(static_cast<const int64_t*>(addresses), bag, weights, n, rank_starts, world,
-                    static_cast<int64_t*>(out), out_weights, begins, part_bag, ids, parts);
-  return cut_bags(static_cast<const int32_t*>(addresses), bag, weights, n, rank_starts, world,
-                  static_cast<int32_t*>(out), out_weights, begins, part_bag, ids, parts);
+    return bucketize_bags(static_cast<const int64_t*>(indices), bag, weights, n, rank_starts, world,
+                          static_cast<int64_t*>(out), out_weights, begins, part_bag, ids, parts);
+  return bucketize_bags(static_cast<const int32_t*>(indices), bag, weights, n, rank_starts, world,
+                        static_cast<int32_t*>(out), out_weights, begins, part_bag, ids, parts);
 }
 
-int headrace_embeddings_version() { return 7; }
+int headrace_embeddings_version() { return 8; }
 
 void headrace_pool_sum(const float* table, int64_t width, const void* index, int wide, int64_t n, const int64_t* starts,
                        int64_t bags, const float* weights, float* out, int threads) {

@@ -32,7 +32,7 @@ inline bool reached(uint32_t a, uint32_t b) { return int32_t(a - b) >= 0; }
 extern "C" {
 
 // All that this process wrote before is seen by whoever sees the new value.
-void headrace_announce(uint32_t* word, uint32_t value) {
+void headrace_set_and_wake(uint32_t* word, uint32_t value) {
   __atomic_store_n(word, value, __ATOMIC_RELEASE);
 #if defined(__linux__)
   syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
@@ -40,7 +40,7 @@ void headrace_announce(uint32_t* word, uint32_t value) {
 }
 
 // Wait until the word is at `wanted` or above; 0 after so many microseconds.
-int headrace_await(const uint32_t* word, uint32_t wanted, int64_t microseconds) {
+int headrace_wait_until(const uint32_t* word, uint32_t wanted, int64_t microseconds) {
   for (int i = 0; i < kRounds; ++i) {
     if (reached(__atomic_load_n(word, __ATOMIC_ACQUIRE), wanted)) return 1;
     rest();

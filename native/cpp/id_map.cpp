@@ -1,5 +1,5 @@
 // A hash table from 64-bit ids to small numbers: headrace.embeddings.kernels.id_map_cpu, whose arrays these loops read and fill.
-// Open addressing with linear probing; `places` is a power of two, at most half of them taken; number -1: free.
+// Open addressing with linear probing; `slots` is a power of two, at most half of them taken; number -1: free.
 
 #include <cstdint>
 
@@ -13,13 +13,13 @@ inline uint64_t mix(int64_t id) {
   return x ^ (x >> 31);
 }
 
-// Places of so many ids are asked for before the first is looked at: a place is mostly a miss of the caches.
+// Slots of so many ids are prefetched before the first is read: a slot is mostly a miss of the caches.
 constexpr int64_t kBlock = 32;
 
 template <class Look>
-inline void in_blocks(const int64_t* keys, const int64_t* numbers, int64_t places, const int64_t* ids, int64_t n,
+inline void in_blocks(const int64_t* keys, const int64_t* numbers, int64_t slots, const int64_t* ids, int64_t n,
                       Look look) {
-  const uint64_t mask = static_cast<uint64_t>(places) - 1;
+  const uint64_t mask = static_cast<uint64_t>(slots) - 1;
   uint64_t first[kBlock];
   for (int64_t from = 0; from < n; from += kBlock) {
     const int64_t size = n - from < kBlock ? n - from : kBlock;
@@ -37,18 +37,18 @@ inline void in_blocks(const int64_t* keys, const int64_t* numbers, int64_t place
 extern "C" {
 
 // found[i]: the number of ids[i]; -1: it has none.
-void headrace_ids_find(const int64_t* keys, const int64_t* numbers, int64_t places, const int64_t* ids, int64_t n,
-                       int64_t* found) {
-  in_blocks(keys, numbers, places, ids, n, [&](int64_t i, uint64_t at, uint64_t mask) {
+void headrace_id_map_find(const int64_t* keys, const int64_t* numbers, int64_t slots, const int64_t* ids, int64_t n,
+                          int64_t* found) {
+  in_blocks(keys, numbers, slots, ids, n, [&](int64_t i, uint64_t at, uint64_t mask) {
     while (numbers[at] >= 0 && keys[at] != ids[i]) at = (at + 1) & mask;
     found[i] = numbers[at];
   });
 }
 
 // Distinct ids that are not there yet get the numbers that are given. There is room for them.
-void headrace_ids_put(int64_t* keys, int64_t* numbers, int64_t places, const int64_t* ids, const int64_t* given,
-                      int64_t n) {
-  in_blocks(keys, numbers, places, ids, n, [&](int64_t i, uint64_t at, uint64_t mask) {
+void headrace_id_map_insert(int64_t* keys, int64_t* numbers, int64_t slots, const int64_t* ids, const int64_t* given,
+                            int64_t n) {
+  in_blocks(keys, numbers, slots, ids, n, [&](int64_t i, uint64_t at, uint64_t mask) {
     while (numbers[at] >= 0) at = (at + 1) & mask;
     keys[at] = ids[i];
     numbers[at] = given[i];

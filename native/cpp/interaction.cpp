@@ -198,14 +198,14 @@ void backward(const Source& source, const float* grad, int64_t batch, float* gra
 
 extern "C" {
 
-void headrace_interact(const float* bottom, const float* features, const int64_t* at, int64_t batch, int64_t count,
-                       int64_t width, float* out, int threads) {
+void headrace_dot_interaction(const float* bottom, const float* features, const int64_t* at, int64_t batch, int64_t count,
+                              int64_t width, float* out, int threads) {
   forward(Source{bottom, features, at, count, width}, batch, out, threads);
 }
 
-void headrace_interact_gradient(const float* bottom, const float* features, const int64_t* at, const float* grad,
-                                int64_t batch, int64_t count, int64_t width, float* grad_bottom, float* grad_features,
-                                const int64_t* to, int threads) {
+void headrace_dot_interaction_backward(const float* bottom, const float* features, const int64_t* at, const float* grad,
+                                       int64_t batch, int64_t count, int64_t width, float* grad_bottom, float* grad_features,
+                                       const int64_t* to, int threads) {
   backward(Source{bottom, features, at, count, width}, grad, batch, grad_bottom, grad_features, to, threads);
 }
 

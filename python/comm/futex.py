@@ -14,11 +14,11 @@ def set_and_wake(word: NDArray[np.int64], value: int) -> None:
     """Set the lower half of a number in shared memory, after all that was written before, and wake who waits for it."""
     lib = native.library()
     assert lib is not None
-    lib.headrace_announce(word.ctypes.data, value & _UINT32)
+    lib.headrace_set_and_wake(word.ctypes.data, value & _UINT32)
 
 
 def wait_until(word: NDArray[np.int64], value: int, microseconds: int) -> bool:
     """Wait until `set_and_wake` has set a number to `value` or beyond (it may wrap around); False: it took too long."""
     lib = native.library()
     assert lib is not None
-    return bool(lib.headrace_await(word.ctypes.data, value & _UINT32, microseconds))
+    return bool(lib.headrace_wait_until(word.ctypes.data, value & _UINT32, microseconds))

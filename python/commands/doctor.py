@@ -172,15 +172,20 @@ def jars(gradle: Path, configuration: str) -> list[str]:
 
 def native() -> Iterator[Finding]:
     """What of native/ is built: needed by hashes, operators on native functions, faster embeddings, GPU plans."""
-    from headrace import native as embeddings
+    from headrace import native as cpp
+    from headrace.dataset import native as dataset
     from headrace.udfs import library as columns
     from headrace.udfs.spark import udf_jars
 
-    there = {"embeddings": embeddings.library() is not None, "columns": _loads(columns.host)}
+    there = {
+        "embeddings": cpp.library() is not None,
+        "dataset": dataset.library() is not None,
+        "columns": _loads(columns.host),
+    }
     lacking = sorted(name for name, is_there in there.items() if not is_there)
-    best, level = next(iter(embeddings.levels()), ""), embeddings.library_path().parent.name
-    level = level if level in embeddings.levels() else ""
-    told = {"embeddings": f"embeddings ({level or 'any processor'})", "columns": "columns"}
+    best, level = next(iter(cpp.levels()), ""), cpp.EMBEDDINGS.path().parent.name
+    level = level if level in cpp.levels() else ""
+    told = {"embeddings": f"embeddings ({level or 'any processor'})", "dataset": "dataset", "columns": "columns"}
     todo = f"`make native` ({', '.join(lacking)})" if lacking else ""
     if not todo and level != best:
         todo = f"`make native` with a compiler that knows -march={best}: this processor can do more"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,37 +15,24 @@ from headrace import native
 Array = npt.NDArray[Any]
 Order = npt.NDArray[np.int32]
 
+#: Raise it with that of native/cpp/dataset.cpp when a function's name, arguments or meaning change.
 _VERSION = 2
-
-
-def library_path() -> Path:
-    """Where the library is, or would be."""
-    return native.built("libheadrace_dataset.so")
+_I64, _U64, _I32, _P = ctypes.c_int64, ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
+DATASET = native.Interface(
+    "libheadrace_dataset.so",
+    "headrace_dataset_version",
+    {
+        "headrace_read_plain": (_I32, (_I32, _I64, _I64, _I64, _I32, _I64, _P)),
+        "headrace_permutation": (None, (_U64, _U64, _U64, _U64, _I64, _P)),
+        "headrace_gather": (_U64, (_P, _I64, _P, _I64, _P, _P, _P, _I64, _I64)),
+    },
+)
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The library, or None where it was not built (or by another version of its source)."""
-    return load(library_path())
-
-
-def load(path: Path) -> ctypes.CDLL | None:
-    """A library's file, its functions declared; None: there is none, or one of another version."""
-    try:
-        found = ctypes.CDLL(str(path))
-        if found.headrace_dataset_version() != _VERSION:
-            return None
-    except (OSError, AttributeError):
-        return None
-    i64, p = ctypes.c_int64, ctypes.c_void_p
-    found.headrace_read_plain.argtypes = [ctypes.c_int, i64, i64, i64, ctypes.c_int, i64, p]
-    found.headrace_read_plain.restype = ctypes.c_int
-    u64 = ctypes.c_uint64
-    found.headrace_permutation.argtypes = [u64, u64, u64, u64, i64, p]
-    found.headrace_permutation.restype = None
-    found.headrace_gather.argtypes = [p, i64, p, i64, p, p, p, i64, i64]
-    found.headrace_gather.restype = ctypes.c_uint64
-    return found
+    """The library, or None where it was not built (or from other sources, which is logged)."""
+    return DATASET.load(DATASET.path(), _VERSION)
 
 
 def read_plain(

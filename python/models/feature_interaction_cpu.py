@@ -22,7 +22,7 @@ def interact(bottom: Tensor, features: Tensor | None, pointers: Tensor | None = 
     batch, width = bottom.shape
     count = _count(features, pointers)
     out = bottom.new_empty(batch, width + count * (count + 1) // 2)
-    lib.headrace_interact(
+    lib.headrace_dot_interaction(
         bottom.data_ptr(),
         data_pointer(features),
         data_pointer(pointers),
@@ -54,7 +54,7 @@ def interact_gradient(
     count, threads = _count(features, pointers), torch.get_num_threads() if to is None else 1
     of_bottom = torch.empty_like(bottom)
     of_features = bottom.new_empty(bottom.shape[0], count, bottom.shape[1]) if to is None else None
-    lib.headrace_interact_gradient(
+    lib.headrace_dot_interaction_backward(
         bottom.data_ptr(),
         data_pointer(features),
         data_pointer(pointers),

@@ -77,13 +77,13 @@ def test_the_best_library_that_was_built_is_loaded(tmp_path: Path, monkeypatch: 
     for made in ("", "x86-64-v3", "x86-64-v4"):
         (folder / made).mkdir(parents=True, exist_ok=True)
         (folder / made / "libheadrace_dataset.so").touch()
-        assert dataset.library_path() == folder / made / "libheadrace_dataset.so"
-    assert native.library_path() == folder / "libheadrace_embeddings.so"  # not built: said by its plain name
+        assert dataset.DATASET.path() == folder / made / "libheadrace_dataset.so"
+    assert native.EMBEDDINGS.path() == folder / "libheadrace_embeddings.so"  # not built: said by its plain name
 
 
 def results(file: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
     """What the loops of a library compute."""
-    found = native.load(file)
+    found = native.EMBEDDINGS.load(file, native._VERSION)
     assert found is not None
     monkeypatch.setattr(native, "library", lambda: found)
     torch.manual_seed(3)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -13,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import native
+from headrace.dataset import native as dataset
 from headrace.embeddings.exchange.pooled import bucketize_bags
 from headrace.embeddings.input.addressing import BatchIndexer
 from headrace.embeddings.kernels import index_cpu
@@ -186,11 +189,24 @@ def test_large_pages_are_memory_like_any_other() -> None:
         assert float(table.double().sum()) == 1.5 * rows * columns
 
 
-def test_a_library_of_another_version_is_not_used() -> None:
-    native.library.cache_clear()
+@pytest.mark.parametrize("module", [native, dataset], ids=["embeddings", "dataset"])
+def test_a_library_of_another_version_is_not_used(module: Any, caplog: pytest.LogCaptureFixture) -> None:
+    module.library.cache_clear()
     try:
-        with patch.object(native, "_VERSION", -1):
-            assert native.library() is None
+        with patch.object(module, "_VERSION", -1):
+            assert module.library() is None
+        assert "version -1" not in caplog.text
+        assert "-1 is needed" in caplog.text
+        assert "Run: make native" in caplog.text
     finally:
-        native.library.cache_clear()
-    assert native.library() is not None
+        module.library.cache_clear()
+    assert module.library() is not None
+
+
+def test_a_file_that_is_no_library_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / native.EMBEDDINGS.file
+    assert native.EMBEDDINGS.load(file, native._VERSION) is None
+    assert caplog.text == ""
+    file.write_bytes(b"no library")
+    assert native.EMBEDDINGS.load(file, native._VERSION) is None
+    assert "does not load" in caplog.text

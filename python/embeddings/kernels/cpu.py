@@ -81,7 +81,7 @@ def row_pointers(matrix: Tensor, rows: Tensor | None, out: Tensor) -> None:
     lib = native.library()
     assert lib is not None
     rows = None if rows is None else rows.contiguous()
-    lib.headrace_addresses(
+    lib.headrace_row_pointers(
         matrix.data_ptr(),
         matrix.stride(0) * matrix.element_size(),
         data_pointer(rows),
@@ -99,7 +99,9 @@ def gather_pointers(rows: Tensor, index: Tensor, mark_first: bool = False) -> Te
     lib = native.library()
     assert lib is not None
     out = torch.empty_like(index)
-    lib.headrace_places(rows.data_ptr(), rows.numel(), index.data_ptr(), index.numel(), mark_first, out.data_ptr())
+    lib.headrace_gather_pointers(
+        rows.data_ptr(), rows.numel(), index.data_ptr(), index.numel(), mark_first, out.data_ptr()
+    )
     return out
 
 

@@ -6,8 +6,6 @@ otherwise; what is found does not depend on it.
 
 from __future__ import annotations
 
-import ctypes
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from headrace import native
 
 Ids = NDArray[np.int64]
 
-#: Places of the smallest map.
+#: Slots of the smallest map.
 _LEAST = 16
 #: Ids that are put into a map at a time: what that takes besides the map stays small.
 _AT_ONCE = 2**16
@@ -36,20 +34,8 @@ def mix(ids: Ids, salt: int = 0) -> NDArray[np.uint64]:
 
 
 def slots_for(ids: int) -> int:
-    """Places of a map of so many ids: a power of two, at most half of them taken."""
+    """Slots of a map of so many ids: a power of two, at most half of them taken."""
     return max(_LEAST, 1 << (2 * ids - 1).bit_length())
-
-
-@cache
-def _loops() -> ctypes.CDLL | None:
-    found = native.library()
-    if found is None or not hasattr(found, "headrace_ids_find"):
-        return None
-    i64, p = ctypes.c_int64, ctypes.c_void_p
-    found.headrace_ids_find.argtypes = [p, p, i64, p, i64, p]
-    found.headrace_ids_put.argtypes = [p, p, i64, p, p, i64]
-    found.headrace_ids_find.restype = found.headrace_ids_put.restype = None
-    return found
 
 
 class SlotTable:
@@ -85,17 +71,17 @@ class IdMap(SlotTable):
         self._numbers: Ids = np.full(_LEAST, -1, dtype=np.int64)
         self._used = 0
         #: Not the loops themselves: maps are copied.
-        self._by_loops = _loops() is not None
+        self._by_loops = native.library() is not None
         if ids is not None:
             self.add(ids)
 
     def find(self, ids: Ids) -> Ids:
         """The number of each id [N]; -1 where it is not in the map."""
-        loops = _loops() if self._by_loops else None
+        loops = native.library() if self._by_loops else None
         if loops is not None:
             ids, out = np.ascontiguousarray(ids), np.empty(len(ids), dtype=np.int64)
             given = self._keys.ctypes, self._numbers.ctypes, len(self._keys), ids.ctypes, len(ids), out.ctypes
-            loops.headrace_ids_find(*given)
+            loops.headrace_id_map_find(*given)
             return out
         found = np.full(len(ids), -1, dtype=np.int64)
         mask = len(self._keys) - 1
@@ -134,10 +120,12 @@ class IdMap(SlotTable):
         return numbers
 
     def _put(self, ids: Ids, numbers: Ids) -> None:
-        loops = _loops() if self._by_loops else None
+        loops = native.library() if self._by_loops else None
         if loops is not None:
             ids, slots = np.ascontiguousarray(ids), len(self._keys)
-            loops.headrace_ids_put(self._keys.ctypes, self._numbers.ctypes, slots, ids.ctypes, numbers.ctypes, len(ids))
+            loops.headrace_id_map_insert(
+                self._keys.ctypes, self._numbers.ctypes, slots, ids.ctypes, numbers.ctypes, len(ids)
+            )
             return
         for first in range(0, len(ids), _AT_ONCE):
             self._put_some(ids[first : first + _AT_ONCE], numbers[first : first + _AT_ONCE])

@@ -34,7 +34,7 @@ def jagged_indices(
     indices = torch.empty(batch * count, dtype=dtype)
     bag = torch.empty(batch * count, dtype=torch.int64) if bags else None
     starts = torch.empty(batch * pieces, dtype=torch.int64) if bags else None
-    n = lib.headrace_occurrences(
+    n = lib.headrace_jagged_indices(
         codes.data_ptr(),
         batch,
         codes.shape[1],
@@ -112,7 +112,7 @@ def bucketize_bags(
     out, begins, part_bag = torch.empty_like(indices), torch.empty(n, dtype=torch.bool), torch.empty_like(bag)
     out_weights = None if weights is None else torch.empty_like(weights)
     ids, decode_requests = torch.empty(world, dtype=torch.int64), torch.empty(world, dtype=torch.int64)
-    total = lib.headrace_cut_bags(
+    total = lib.headrace_bucketize_bags(
         indices.data_ptr(),
         indices.dtype is torch.int64,
         bag.data_ptr(),
@@ -146,7 +146,7 @@ def encode_requests(
     assert lib is not None
     counts, shift, indices = torch.tensor(ids), shift.contiguous(), indices.contiguous()
     out = torch.empty(indices.numel(), dtype=dtype)
-    lib.headrace_numbers(
+    lib.headrace_encode_requests(
         indices.data_ptr(),
         indices.dtype is torch.int64,
         counts.data_ptr(),
@@ -168,7 +168,7 @@ def decode_requests(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     assert lib is not None
     numbers, n = numbers.contiguous(), numbers.numel()
     rows, starts, part = torch.empty_like(numbers), torch.empty(n, dtype=torch.int64), torch.empty(n, dtype=torch.int64)
-    count = lib.headrace_parts(
+    count = lib.headrace_decode_requests(
         numbers.data_ptr(), numbers.dtype is torch.int64, n, rows.data_ptr(), starts.data_ptr(), part.data_ptr()
     )
     return rows, starts[:count], part
