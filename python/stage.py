@@ -1,4 +1,4 @@
-"""The protocol that every stage follows: look, work, commit. Stages never import each other; they meet on disk."""
+"""The protocol that every stage follows: plan, run, commit. Stages never import each other; they meet on disk."""
 
 from __future__ import annotations
 
@@ -93,19 +93,19 @@ def run_stage(stage: Stage, spec: Spec, ws: Workspace, ds: str) -> Outcome:
     """
     with run_lock(ws, spec.pipeline) as lease:
         ws.manifest(spec.pipeline, ds, stage.name).parent.discard_unfinished()
-        look = _look(stage, spec, ws, ds)
-        if look.reason is None:
-            assert look.manifest is not None
-            return Outcome(look.manifest, skipped=True, reason="already done with the same inputs")
+        plan = _plan_run(stage, spec, ws, ds)
+        if plan.reason is None:
+            assert plan.manifest is not None
+            return Outcome(plan.manifest, skipped=True, reason="already done with the same inputs")
         started, tick = datetime.now(UTC), time.perf_counter()
-        result = stage.run(look.ctx)
+        result = stage.run(plan.ctx)
         manifest = Manifest(
             stage=stage.name,
             pipeline=spec.pipeline,
             ds=ds,
-            key=look.ctx.key,
-            spec_hash=look.spec_hash,
-            inputs=look.inputs,
+            key=plan.ctx.key,
+            spec_hash=plan.spec_hash,
+            inputs=plan.inputs,
             outputs=result.outputs,
             rows=dict(result.rows),
             facts=dict(result.facts),
@@ -116,7 +116,7 @@ def run_stage(stage: Stage, spec: Spec, ws: Workspace, ds: str) -> Outcome:
         )
         lease.check()
         manifest.save(ws.manifest(spec.pipeline, ds, stage.name))
-        return Outcome(manifest, skipped=False, reason=look.reason)
+        return Outcome(manifest, skipped=False, reason=plan.reason)
 
 
 def check_stage(stage: Stage, spec: Spec, ws: Workspace, ds: str, verify: bool = True) -> str | None:
@@ -127,12 +127,12 @@ def check_stage(stage: Stage, spec: Spec, ws: Workspace, ds: str, verify: bool =
     Raises:
         UserError: as `run_stage` would, but for the lock.
     """
-    return _look(stage, spec, ws, ds, verify).reason
+    return _plan_run(stage, spec, ws, ds, verify).reason
 
 
 @dataclass(frozen=True)
-class _Look:
-    """What is known before the work: the context with its key, the pinned inputs, and what is there already."""
+class _RunPlan:
+    """What is known before a run: the context with its key, the pinned inputs, and what is there already."""
 
     ctx: Context
     inputs: tuple[Input, ...]
@@ -141,7 +141,7 @@ class _Look:
     reason: str | None
 
 
-def _look(stage: Stage, spec: Spec, ws: Workspace, ds: str, verify: bool = True) -> _Look:
+def _plan_run(stage: Stage, spec: Spec, ws: Workspace, ds: str, verify: bool = True) -> _RunPlan:
     upstream = _upstream(stage, spec, ws, ds)
     ctx = Context(spec=spec, ws=ws, ds=ds, upstream=upstream)
     inputs = (
@@ -161,7 +161,7 @@ def _look(stage: Stage, spec: Spec, ws: Workspace, ds: str, verify: bool = True)
     )
     ctx = replace(ctx, key=key, inputs=inputs)
     manifest = Manifest.load(ws.manifest(spec.pipeline, ds, stage.name))
-    return _Look(ctx, inputs, spec_hash, manifest, _why_run(stage, ctx, manifest, verify))
+    return _RunPlan(ctx, inputs, spec_hash, manifest, _why_run(stage, ctx, manifest, verify))
 
 
 def identity(manifest: Manifest) -> str:

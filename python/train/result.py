@@ -68,8 +68,8 @@ class RankResult(BaseModel):
     stopped: tuple[int, int] | None = None
     #: Another rank was lost: Horovod's message.
     lost: str = ""
-    #: When which part of the start was over (headrace.train.launch.startup).
-    marks: dict[str, float] = Field(default_factory=dict)
+    #: When each phase of the start ended (headrace.train.launch.startup).
+    phase_ends: dict[str, float] = Field(default_factory=dict)
 
 
 class DiskFull(UserError):

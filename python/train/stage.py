@@ -23,7 +23,7 @@ from headrace.stage import Context, Result, Stage
 from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.evaluation.metrics import show_metrics
 from headrace.train.job import FINGERPRINTED, Job
-from headrace.train.launch.startup import driver_marks, mark
+from headrace.train.launch.startup import driver_phase_ends, end_phase
 from headrace.train.result import Report
 from headrace.train.setup.warm_start import find_warm_start
 
@@ -59,23 +59,23 @@ class Train(Stage):
         return None
 
     def run(self, ctx: Context) -> Result:
-        marks = driver_marks()
+        phase_ends = driver_phase_ends()
         job = make_job(ctx)
         check_dataset(job)
         # Imports Horovod and, with it, pyspark's pickling of functions: not for those who only ask what a stage is.
         from headrace.train.launch.horovod_spark import launch
 
         spec = ctx.spec
-        mark(marks, "driver")
+        end_phase(phase_ends, "driver")
         with session(with_slots(spec.spark, spec.train.ranks), ctx.ws, f"headrace {spec.pipeline} train {ctx.ds}") as s:
-            mark(marks, "session")
+            end_phase(phase_ends, "session")
             report = launch(
                 job,
                 s,
                 ranks=spec.train.ranks,
                 retries=spec.train.retries,
                 on_progress=_preload_at_the_end(),
-                marks=marks,
+                phase_ends=phase_ends,
             )
         params = {
             **_flat("model", spec.model.model_dump(mode="json")),

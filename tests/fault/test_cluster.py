@@ -20,7 +20,7 @@ from headrace.comm.threads import run_ranks
 from headrace.manifest import Manifest
 from headrace.models.saved import load_dlrm
 from headrace.storage import local
-from headrace.train.launch.startup import PARTS
+from headrace.train.launch.startup import PHASES
 from headrace.train.loop.run import train
 from headrace.workspace import Workspace, checkout
 from tests.fault.cluster_side import CHECKPOINT_STEPS, RANKS, STEPS, job_of
@@ -76,6 +76,6 @@ def test_a_lost_executor_costs_no_more_than_the_steps_since_the_checkpoint(
     # Where the time to the first step goes.
     parts = killed["report"]["startup_seconds"]
     assert set(parts) == {"ranks", "imports", "horovod", "model", "first_step", "total"}
-    assert list(parts)[:-1] == [p for p in PARTS if p in parts]
+    assert list(parts)[:-1] == [p for p in PHASES if p in parts]
     assert sum(v for k, v in parts.items() if k != "total") == pytest.approx(parts["total"], abs=0.1)
     assert all(v >= 0 for v in parts.values())

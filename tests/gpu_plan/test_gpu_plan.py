@@ -14,13 +14,13 @@ from headrace.workspace import checkout
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a process with the plugin saw of good and bad plans (one session for all: 20 s to start)."""
+def explained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a process with the plugin says of good and bad plans (one session for all: 20 s to start)."""
     if not rapids_jars():
         pytest.skip("the RAPIDS plugin is not here: make rapids")
-    out = tmp_path_factory.mktemp("gpu") / "seen.json"
+    out = tmp_path_factory.mktemp("gpu") / "plans.json"
     ran = subprocess.run(
-        [sys.executable, "tests/gpu_plan/look.py", str(out)],
+        [sys.executable, "tests/gpu_plan/explain_plans.py", str(out)],
         cwd=checkout(),
         capture_output=True,
         text=True,
@@ -31,17 +31,17 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-def test_good_plans_are_green(seen: dict[str, Any]) -> None:
-    assert seen["good"] == []
+def test_good_plans_are_green(explained: dict[str, Any]) -> None:
+    assert explained["good"] == []
     for name in ("collected", "written"):
-        (plans,), *leaving = seen[name]
+        (plans,), *leaving = explained[name]
         assert plans >= 1, name
         assert leaving == [], name
 
 
-def test_native_functions_stay_on_the_gpu(seen: dict[str, Any]) -> None:
-    assert seen["java udf"] == []
-    assert seen["java udf: on the GPU"].count("ScalaUDF") == 2
+def test_native_functions_stay_on_the_gpu(explained: dict[str, Any]) -> None:
+    assert explained["java udf"] == []
+    assert explained["java udf: on the GPU"].count("ScalaUDF") == 2
 
 
 @pytest.mark.parametrize(
@@ -56,18 +56,18 @@ def test_native_functions_stay_on_the_gpu(seen: dict[str, Any]) -> None:
         ("handed over", "LocalTableScanExec", "does not currently support"),
     ],
 )
-def test_bad_plans_are_red_by_name_and_reason(seen: dict[str, Any], name: str, culprit: str, reason: str) -> None:
-    assert culprit in [n for n, _ in seen[name]], seen[name]
-    assert reason in next(r for n, r in seen[name] if n == culprit)
+def test_bad_plans_are_red_by_name_and_reason(explained: dict[str, Any], name: str, culprit: str, reason: str) -> None:
+    assert culprit in [n for n, _ in explained[name]], explained[name]
+    assert reason in next(r for n, r in explained[name] if n == culprit)
 
 
-def test_a_write_that_leaves_is_red(seen: dict[str, Any]) -> None:
-    _, *leaving = seen["written as csv"]
+def test_a_write_that_leaves_is_red(explained: dict[str, Any]) -> None:
+    _, *leaving = explained["written as csv"]
     assert ["InsertIntoHadoopFsRelationCommand", "CSV output is not supported"] in leaving
 
 
-def test_an_operator_is_named(seen: dict[str, Any]) -> None:
-    by_subject = {subject: (green, faults) for subject, _, green, faults in seen["operators"]}
+def test_an_operator_is_named(explained: dict[str, Any]) -> None:
+    by_subject = {subject: (green, faults) for subject, _, green, faults in explained["operators"]}
     assert by_subject["operator clip"] == (True, [])
     green, faults = by_subject["operator quarter"]
     assert not green
@@ -75,14 +75,14 @@ def test_an_operator_is_named(seen: dict[str, Any]) -> None:
     assert by_subject["operator unseen"] == (False, ["has no case in headrace.gpu_plan.cases"])
 
 
-def test_a_pipeline_is_green_step_by_step(seen: dict[str, Any]) -> None:
-    steps = [step for step, _, _ in seen["pipeline"]]
+def test_a_pipeline_is_green_step_by_step(explained: dict[str, Any]) -> None:
+    steps = [step for step, _, _ in explained["pipeline"]]
     for step in ("scan and prepare", "fit", "count values", "transform and write", "_delta_log"):
         assert step in steps
-    assert [(step, faults) for step, green, faults in seen["pipeline"] if not green] == []
+    assert [(step, faults) for step, green, faults in explained["pipeline"] if not green] == []
 
 
-def test_a_bad_pipeline_is_red_where_it_is_bad(seen: dict[str, Any]) -> None:
-    red = {step: faults for step, green, faults in seen["bad pipeline"] if not green}
+def test_a_bad_pipeline_is_red_where_it_is_bad(explained: dict[str, Any]) -> None:
+    red = {step: faults for step, green, faults in explained["bad pipeline"] if not green}
     assert list(red) == ["transform and write"]
     assert any(f.startswith("Crc32: ") for f in red["transform and write"])

@@ -29,7 +29,7 @@ def cut_plainly(row: list[int]) -> list[int]:
 def test_cut_and_padded_again(rows: list[list[int]], dtype: type, data: st.DataObject) -> None:
     length = len(rows[0]) if rows else 2
     matrix = np.array(rows, dtype).reshape(-1, length)
-    stored = lists.cut(matrix)
+    stored = lists.trim_zeros(matrix)
     assert stored.to_pylist() == [cut_plainly(r) for r in rows]
     # Cut into chunks and slices, whose offsets do not begin at 0.
     edges = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=3)))
@@ -41,7 +41,7 @@ def test_cut_and_padded_again(rows: list[list[int]], dtype: type, data: st.DataO
 
 
 def test_negative_zero_inside_a_list_stays() -> None:
-    assert str(lists.cut(np.array([[-0.0, 1.0, -0.0]], np.float32)).to_pylist()) == "[[-0.0, 1.0]]"
+    assert str(lists.trim_zeros(np.array([[-0.0, 1.0, -0.0]], np.float32)).to_pylist()) == "[[-0.0, 1.0]]"
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_what_no_batch_can_hold(column: pa.ListArray, message: str) -> None:
 
 def test_other_readers_see_plain_parquet_lists(tmp_path: Path) -> None:
     """The three levels that Spark, cuDF and pandas know, required ones."""
-    table = pa.table({"tags": lists.cut(np.array([[4, 0], [0, 0]], np.int32))})
+    table = pa.table({"tags": lists.trim_zeros(np.array([[4, 0], [0, 0]], np.int32))})
     pq.write_table(table.cast(pa.schema([table.schema.field(0).with_nullable(False)])), tmp_path / "a.parquet")
     assert pq.ParquetFile(tmp_path / "a.parquet").schema.column(0).path == "tags.list.element"
     assert [list(v) for v in pq.read_table(tmp_path / "a.parquet").to_pandas()["tags"]] == [[4], []]

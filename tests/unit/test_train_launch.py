@@ -24,7 +24,7 @@ from headrace.train.launch import horovod_spark as module
 from headrace.train.launch import slots as slots_module
 from headrace.train.launch.horovod_spark import launch
 from headrace.train.launch.slots import count_slots, watch_slots
-from headrace.train.launch.startup import PARTS, driver_marks, mark, seconds_of, show
+from headrace.train.launch.startup import PHASES, driver_phase_ends, end_phase, phase_seconds, show
 from headrace.train.result import DiskFull, Diverged, RankError, RankResult, Report
 from headrace.workspace import Workspace
 
@@ -92,7 +92,7 @@ LOST = RankResult(lost="Horovod has been shut down")
 def test_a_full_disk_is_tried_again_with_the_room_that_the_half_checkpoint_took(
     job: Job, run: Callable[..., Ranks], caplog: pytest.LogCaptureFixture
 ) -> None:
-    ranks = run([LOST, FULL], [RankResult(report=REPORT, marks={"ranks": time.time()}), RankResult(report=REPORT)])
+    ranks = run([LOST, FULL], [RankResult(report=REPORT, phase_ends={"ranks": time.time()}), RankResult(report=REPORT)])
     report = launch(job, SPARK, ranks=2, retries=1)
     assert ranks.launches == 2
     assert "the checkpoint of step 5 could not be written; attempt 2 of 2 resumes from the start" in caplog.text
@@ -174,19 +174,19 @@ def test_spark_counts_its_slots(spark: SparkSession) -> None:
 
 
 def test_the_parts_of_a_start_add_up() -> None:
-    marks = {"begin": 100.0, "jvm": 103.0, "driver": 105.5, "session": 114.0, "ranks": 120.0, "first_step": 131.25}
-    parts = seconds_of(marks)
+    phase_ends = {"begin": 100.0, "jvm": 103.0, "driver": 105.5, "session": 114.0, "ranks": 120.0, "first_step": 131.25}
+    parts = phase_seconds(phase_ends)
     assert parts == {"jvm": 3.0, "driver": 2.5, "session": 8.5, "ranks": 6.0, "first_step": 11.25, "total": 31.25}
     assert show(parts) == "first step after 31.2 s: jvm 3.0, driver 2.5, session 8.5, ranks 6.0, first step 11.2"
-    assert seconds_of({"jvm": 1.0}) == {}
-    own = driver_marks()
+    assert phase_seconds({"jvm": 1.0}) == {}
+    own = driver_phase_ends()
     assert "jvm" not in own  # no spark-submit above a test
     assert time.time() - 86_400 < own["begin"] <= time.time()
-    mark(own, "driver")
+    end_phase(own, "driver")
     first = own["driver"]
-    mark(own, "driver")
+    end_phase(own, "driver")
     assert own["driver"] == first
-    assert next(iter(PARTS)) == "jvm"
+    assert next(iter(PHASES)) == "jvm"
 
 
 RANK = """
@@ -245,4 +245,4 @@ def test_a_rank_that_finds_no_room_says_so(job: Job, tmp_path: Path) -> None:
     assert f"Make room below {job.folder}, or lower train.keep (2)" in answer.error.message
     assert isinstance(answer.error.exception(), DiskFull)
     assert RankError.model_validate_json(job.error_file.read_text()) == answer.error
-    assert list(answer.marks) == ["ranks", "imports", "horovod", "first_step", "model"]
+    assert list(answer.phase_ends) == ["ranks", "imports", "horovod", "first_step", "model"]

@@ -19,7 +19,7 @@ from headrace.schema import Feature
 Array = npt.NDArray[Any]
 
 
-def cut(padded: Array) -> pa.ListArray:
+def trim_zeros(padded: Array) -> pa.ListArray:
     """The rows of a matrix [rows, length] as lists without the zeros at their ends; no nulls."""
     rows, length = padded.shape
     there = padded != 0

@@ -33,7 +33,7 @@ from headrace.train.callbacks.watchdog import describe_failure, has_stalled
 from headrace.train.checkpoint.folders import list_steps
 from headrace.train.job import Job
 from headrace.train.launch.slots import count_slots, watch_slots
-from headrace.train.launch.startup import BEGIN, seconds_of, show
+from headrace.train.launch.startup import BEGIN, phase_seconds, show
 from headrace.train.launch.worker import rank_main
 from headrace.train.result import DiskFull, Diverged, RankError, RankResult, Report, Stopped, is_full
 
@@ -56,7 +56,7 @@ def launch(
     ranks: int,
     retries: int,
     on_progress: Callable[[ProgressEvent], None] = lambda tick: None,
-    marks: Mapping[str, float] | None = None,
+    phase_ends: Mapping[str, float] | None = None,
 ) -> Report:
     """Train on `ranks` Horovod ranks in tasks of this Spark session; a launch that fails is attempted again.
 
@@ -68,7 +68,7 @@ def launch(
         ranks: how many; each takes a task slot.
         retries: attempts after the first.
         on_progress: called with the chief's progress.
-        marks: when each part of the start was over (headrace.train.launch.startup).
+        phase_ends: when each phase of the start ended (headrace.train.launch.startup).
 
     Raises:
         UserError: what a rank has to say to the user (not attempted again), or fewer slots than ranks.
@@ -81,7 +81,9 @@ def launch(
     diverged_at: set[int] = set()
     for attempt in range(retries + 1):
         try:
-            return _launch(job, spark, ranks, on_progress, marks if marks and not attempt else {BEGIN: time.time()})
+            return _launch(
+                job, spark, ranks, on_progress, phase_ends if phase_ends and not attempt else {BEGIN: time.time()}
+            )
         except Diverged as e:
             if attempt == retries or e.step in diverged_at:
                 raise
@@ -105,7 +107,11 @@ def launch(
 
 
 def _launch(
-    job: Job, spark: SparkSession, ranks: int, on_progress: Callable[[ProgressEvent], None], marks: Mapping[str, float]
+    job: Job,
+    spark: SparkSession,
+    ranks: int,
+    on_progress: Callable[[ProgressEvent], None],
+    phase_ends: Mapping[str, float],
 ) -> Report:
     job = job.model_copy(update={"token": uuid.uuid4().hex})
     try:
@@ -183,7 +189,7 @@ def _launch(
     job.ranks_folder.remove_quietly()
     reports = [a.report for a in results if a.report is not None]
     peaks = {name: mib for r in reports for name, mib in r.peak_memory_mib.items()}
-    startup = seconds_of({**marks, **results[0].marks})
+    startup = phase_seconds({**phase_ends, **results[0].phase_ends})
     log.info("%s", show(startup))
     return reports[0].model_copy(update={"peak_memory_mib": peaks, "startup_seconds": startup})
 

@@ -1,6 +1,6 @@
-"""From `spark-submit` to the first step: when each part of the way was over.
+"""From `spark-submit` to the first step: when each phase ended.
 
-Marks are wall-clock times: they are taken in three processes. Where the chief runs on another machine than the driver,
+Times are wall-clock: they are taken in three processes. Where the chief runs on another machine than the driver,
 `ranks` has the difference of the two clocks in it.
 """
 
@@ -12,10 +12,10 @@ from collections.abc import Mapping
 
 import psutil
 
-#: The parts in order, each with what happens in it.
-PARTS: Mapping[str, str] = {
+#: The phases in order, each with what happens in it.
+PHASES: Mapping[str, str] = {
     "jvm": "spark-submit: the JVM, until it starts the driver's Python",
-    "driver": "the driver's imports, the look at what is to be done, the dataset's footers",
+    "driver": "the driver's imports, the check of what is to be done, the dataset's footers",
     "session": "the Spark session; on a cluster the request for executors",
     "ranks": "executors, tasks, Horovod's registration, until the chief's process begins",
     "imports": "the chief's imports",
@@ -23,7 +23,7 @@ PARTS: Mapping[str, str] = {
     "model": "the dataset's footers, the model, a checkpoint or an earlier model if there is one",
     "first_step": "the first row groups and the first step",
 }
-#: The mark that the first part is measured from.
+#: The beginning of the first phase.
 BEGIN = "begin"
 
 
@@ -32,7 +32,7 @@ def process_began() -> float:
     return float(psutil.Process().create_time())
 
 
-def driver_marks() -> dict[str, float]:
+def driver_phase_ends() -> dict[str, float]:
     """BEGIN, and the end of `jvm` where the parent is spark-submit's JVM."""
     own = process_began()
     parent = psutil.Process(os.getppid())
@@ -41,24 +41,24 @@ def driver_marks() -> dict[str, float]:
     return {BEGIN: float(parent.create_time()), "jvm": own}
 
 
-def mark(marks: dict[str, float], part: str) -> None:
-    """Note that a part is over, unless it was before."""
-    marks.setdefault(part, time.time())
+def end_phase(phase_ends: dict[str, float], phase: str) -> None:
+    """Note the end of a phase, unless it was noted before."""
+    phase_ends.setdefault(phase, time.time())
 
 
-def seconds_of(marks: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of each part that was marked, and their sum as `total`; {} where there is no beginning."""
-    if BEGIN not in marks:
+def phase_seconds(phase_ends: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of each phase whose end is known, and their sum as `total`; {} where the beginning is not."""
+    if BEGIN not in phase_ends:
         return {}
-    found, before = {}, marks[BEGIN]
-    for part in PARTS:
-        if part in marks:
-            found[part] = round(marks[part] - before, 2)
-            before = marks[part]
-    return {**found, "total": round(before - marks[BEGIN], 2)}
+    found, before = {}, phase_ends[BEGIN]
+    for phase in PHASES:
+        if phase in phase_ends:
+            found[phase] = round(phase_ends[phase] - before, 2)
+            before = phase_ends[phase]
+    return {**found, "total": round(before - phase_ends[BEGIN], 2)}
 
 
 def show(seconds: Mapping[str, float]) -> str:
     """One line, as people read it."""
-    parts = ", ".join(f"{part.replace('_', ' ')} {s:.1f}" for part, s in seconds.items() if part != "total")
-    return f"first step after {seconds['total']:.1f} s: {parts}"
+    phases = ", ".join(f"{name.replace('_', ' ')} {s:.1f}" for name, s in seconds.items() if name != "total")
+    return f"first step after {seconds['total']:.1f} s: {phases}"

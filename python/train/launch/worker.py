@@ -16,13 +16,13 @@ from contextlib import suppress
 
 from headrace.errors import UserError
 from headrace.train.job import Job
-from headrace.train.launch.startup import mark, process_began
+from headrace.train.launch.startup import end_phase, process_began
 from headrace.train.result import Diverged, RankError, RankResult, Stopped, is_full
 
 
 def rank_main(job_json: str) -> str:
     """Train as one Horovod rank. Text in, text out: Job and RankResult as JSON."""
-    marks = {"ranks": process_began()}
+    phase_ends = {"ranks": process_began()}
     job = Job.model_validate_json(job_json)
     threads = job.threads or max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("HOROVOD_LOCAL_SIZE", "1")))
     # Read by the libraries when they are first imported.
@@ -47,9 +47,9 @@ def rank_main(job_json: str) -> str:
 
     torch.set_num_threads(threads)
     pa.set_cpu_count(threads)
-    mark(marks, "imports")
+    end_phase(phase_ends, "imports")
     hvd.init()
-    mark(marks, "horovod")
+    end_phase(phase_ends, "horovod")
     collective = shared(HorovodCollective())
     chief = collective.world.is_chief
     watchdog = Watchdog(
@@ -60,7 +60,7 @@ def rank_main(job_json: str) -> str:
     logging.basicConfig(handlers=[writer or logging.StreamHandler()], level=logging.INFO if chief else logging.WARNING)
 
     def on_progress(event: ProgressEvent) -> None:
-        mark(marks, "first_step")
+        end_phase(phase_ends, "first_step")
         if writer is not None:
             writer.write(event)
 
@@ -91,8 +91,8 @@ def rank_main(job_json: str) -> str:
         hvd.shutdown()
         watchdog.close()
     if "train" in watchdog.began:
-        marks["model"] = watchdog.began["train"]
-    return result.model_copy(update={"marks": marks}).model_dump_json()
+        phase_ends["model"] = watchdog.began["train"]
+    return result.model_copy(update={"phase_ends": phase_ends}).model_dump_json()
 
 
 def _show_assigned_gpu(addresses: Sequence[str]) -> None:

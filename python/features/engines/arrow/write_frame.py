@@ -157,7 +157,7 @@ def _stored(schema: DatasetSchema, table: pa.Table) -> pa.Table:
     columns = []
     for f in schema.features:
         if f.is_list:
-            columns.append(lists.cut(np.stack([table.column(c).to_numpy() for c in f.physical], axis=1)))
+            columns.append(lists.trim_zeros(np.stack([table.column(c).to_numpy() for c in f.physical], axis=1)))
         else:
             columns.append(table.column(f.physical[0]))
     return pa.Table.from_arrays(columns, schema=stored_schema(schema.features))

@@ -1,6 +1,6 @@
-"""Runs in a process of its own, with the RAPIDS plugin in explain-only mode: looks at good and bad plans.
+"""Runs in a process of its own, with the RAPIDS plugin in explain-only mode: explains good and bad plans.
 
-python tests/gpu_plan/look.py FILE      writes what it saw as JSON
+python tests/gpu_plan/explain_plans.py FILE      writes the explanations as JSON
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from headrace.workspace import Workspace
 
 
 class Quarter(Elementwise):
-    """An operator that a GPU cannot run: `ntile` is a rank over all rows, too, but that is not what is looked at."""
+    """An operator that a GPU cannot run: `ntile`, which besides is a rank over all rows."""
 
     name: ClassVar[str] = "quarter"
 
@@ -77,7 +77,7 @@ SPEC: dict[str, Any] = {
 
 
 def main(out: Path) -> None:
-    seen: dict[str, Any] = {}
+    explained: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         ws = Workspace(Path(folder))
         with explain_session(ws) as spark:
@@ -106,29 +106,29 @@ def main(out: Path) -> None:
             }
             for name, frame in frames.items():
                 plan = explainer.explain(frame)
-                seen[name] = _judged(plan)
-                seen[f"{name}: on the GPU"] = [n.name for n in plan.nodes if n.mark == "*"]
+                explained[name] = _judged(plan)
+                explained[f"{name}: on the GPU"] = [n.name for n in plan.nodes if n.mark == "*"]
             rows.groupBy("k").count().collect()
-            seen["collected"] = _all(explainer.ran())
+            explained["collected"] = _all(explainer.ran())
             rows.write.parquet(f"{folder}/good")
-            seen["written"] = _all(explainer.ran())
+            explained["written"] = _all(explainer.ran())
             rows.drop("l").write.csv(f"{folder}/csv")
-            seen["written as csv"] = _all(explainer.ran())
+            explained["written as csv"] = _all(explainer.ran())
 
             REGISTRY["quarter"], REGISTRY["unseen"] = Quarter, Unseen
             gpu_cases.ROW_CASES["quarter"] = [{"columns": ["x"], "ops": ["quarter"]}]  # type: ignore[index]
             operators = gpu_gate.check_operators(
                 explainer, Workspace(ws.home / "operators"), ["clip", "quarter", "unseen"]
             )
-            seen["operators"] = [[s.subject, s.step, s.green, s.faults()] for s in operators]
+            explained["operators"] = [[s.subject, s.step, s.green, s.faults()] for s in operators]
 
-            seen["pipeline"] = [
+            explained["pipeline"] = [
                 [s.step, s.green, s.faults()] for s in gpu_gate.check_pipeline(explainer, ws, build_spec(SPEC))
             ]
             writer_spark._columns = _with_crc(writer_spark._columns)  # type: ignore[assignment]
             bad = gpu_gate.check_pipeline(explainer, ws, build_spec(SPEC | {"pipeline": "bad"}))
-            seen["bad pipeline"] = [[s.step, s.green, s.faults()] for s in bad]
-    out.write_text(json.dumps(seen, indent=1))
+            explained["bad pipeline"] = [[s.step, s.green, s.faults()] for s in bad]
+    out.write_text(json.dumps(explained, indent=1))
 
 
 def _with_crc(columns: Any) -> Any:
