@@ -38,6 +38,34 @@ TYPES = {
 COLUMNS = [TableColumn(name=n, type=t) for n, t in TYPES.items()]  # type: ignore[arg-type]
 META = {"_source_file": pa.string(), "_source_line": pa.int64()}
 START = datetime(2026, 1, 1, tzinfo=UTC)
+#: Without external tables.
+NOWHERE = ExternalReader(Workspace(Path("/nonexistent")))
+#: Whether rows only ask (a value of `__query`).
+PROBES = st.lists(st.sampled_from([None, None, None, "asks"]), min_size=40, max_size=40)
+#: Steps that join the prices of `external`.
+JOINS_ASOF: list[dict[str, Any]] = [
+    {
+        "join_asof": {
+            "path": "tables/prices",
+            "format": "parquet",
+            "keys": ["item"],
+            "valid_from": "since",
+            "add": {"list_price": "double", "tier": "string"},
+            "tolerance_days": 4,
+        }
+    },
+    {
+        "join_asof": {
+            "path": "tables/prices",
+            "format": "parquet",
+            "keys": ["item"],
+            "valid_from": "since",
+            "add": {"list_price": "double"},
+            "at": "before",
+            "prefix": "earlier_",
+        }
+    },
+]
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
 Row = dict[str, Any]

@@ -66,7 +66,8 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     from headrace.comm.threads import run_ranks
     from headrace.embeddings.kernels import dispatch, id_map_gpu
     from headrace.models import feature_interaction_triton as interaction
-    from tests.unit import test_embeddings_dynamic, test_embeddings_plans
+    from tests import plans_support
+    from tests.unit import test_embeddings_dynamic
 
     turn = threading.Lock()
 
@@ -98,7 +99,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return run_ranks(size, body)
 
-    for module in (test_embeddings_dynamic, test_embeddings_plans):
+    for module in (test_embeddings_dynamic, plans_support):
         monkeypatch.setattr(module, "run_ranks", pretending)
 
     def launch(self: Any, kernel: Any, ids: Tensor, numbers: Tensor) -> None:

@@ -20,9 +20,9 @@ from headrace.embeddings.sharding.plan import Lookup, Table, blocks_for, row_wis
 from headrace.embeddings.storage.dtypes import decode
 from headrace.errors import UserError
 from headrace.storage import local
+from tests import plans_support as plans
 from tests.gpu.conftest import DEVICE, HAS_GPU
 from tests.gpu.pretended import ELSEWHERE, Elsewhere, pretend
-from tests.unit import test_embeddings_plans as plans
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 

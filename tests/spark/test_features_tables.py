@@ -33,7 +33,9 @@ from tests.arrow_table_ops import by_arrow
 from tests.tables_support import (
     DAY,
     HOUR,
+    JOINS_ASOF,
     PAST,
+    PROBES,
     ROW_OF_CLICKS,
     ROWS,
     START,
@@ -65,27 +67,7 @@ OTHERS: list[dict[str, Any]] = [
             "add": {"brand": "string", "stock": "bigint"},
         }
     },
-    {
-        "join_asof": {
-            "path": "tables/prices",
-            "format": "parquet",
-            "keys": ["item"],
-            "valid_from": "since",
-            "add": {"list_price": "double", "tier": "string"},
-            "tolerance_days": 4,
-        }
-    },
-    {
-        "join_asof": {
-            "path": "tables/prices",
-            "format": "parquet",
-            "keys": ["item"],
-            "valid_from": "since",
-            "add": {"list_price": "double"},
-            "at": "before",
-            "prefix": "earlier_",
-        }
-    },
+    *JOINS_ASOF,
     {"rename": {"to": {"n": "number", "odd.na`me": "n", "big": "odd.na`me"}}},
 ]
 NEGATIVES = {
@@ -118,7 +100,7 @@ def both(spark: SparkSession, p: Preparation, rows: list[Row], home: Path, train
 
 
 @settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
-@given(ROWS, st.lists(st.sampled_from([None, None, None, "asks"]), min_size=40, max_size=40))
+@given(ROWS, PROBES)
 def test_spark_equals_arrow(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, rows: list[Row], queries: list[str | None]
 ) -> None:

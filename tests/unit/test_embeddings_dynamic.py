@@ -30,7 +30,7 @@ from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
 from headrace.embeddings.storage.initialize import INIT_BOUND, initial_values
 from headrace.errors import UserError
-from tests.unit.test_embeddings_plans import OPTIMIZERS, DenseOptimizer
+from tests.plans_support import OPTIMIZERS, DenseOptimizer
 
 DIM = 3
 

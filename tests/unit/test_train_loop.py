@@ -1,14 +1,12 @@
-"""The loop in one process: any number of ranks, kills, damage, and what it says to the user."""
+"""The loop in one process: any number of ranks, warm starts, early stops, and what it says to the user."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import torch
 
 from headrace.comm.base import LocalCollective
 from headrace.comm.threads import run_ranks
-from headrace.config import EmbeddingOptimizer, Model, Negatives, Optimizer, Sharding, TableSharding, Train
+from headrace.config import EmbeddingOptimizer, Negatives, Optimizer, Sharding, TableSharding
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.models.dlrm import DLRM
@@ -27,8 +25,6 @@ from headrace.models.predictor import load_predictor
 from headrace.models.saved import load_dlrm, read_card, restore
 from headrace.schema import Kind
 from headrace.storage import local
-from headrace.train.callbacks.progress import ProgressEvent
-from headrace.train.checkpoint import write as checkpoint
 from headrace.train.checkpoint.folders import list_steps
 from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
@@ -36,18 +32,7 @@ from headrace.train.result import Diverged, Report
 from headrace.train.setup import state as setup
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
-
-TRAIN = Train(
-    batch_size=200,
-    streams=4,
-    epochs=2,
-    seed=3,
-    checkpoint_steps=5,
-    keep=2,
-    dense=Optimizer(kind="adam", learning_rate=0.01),
-    embeddings=EmbeddingOptimizer(kind="adagrad", learning_rate=0.1),
-)
-MODEL = Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(16,))
+from tests.train_support import TRAIN, assert_same_weights, first_of, job_of, weights
 
 
 @pytest.fixture(scope="module")
@@ -61,37 +46,11 @@ def features(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest
     return make_dataset(home, train=4_000, valid=1_000, rank=30)
 
 
-def job_of(home: Workspace, features: Manifest, key: str, train: Train = TRAIN, **more: Any) -> Job:
-    return Job(
-        home=home.home,
-        pipeline="clicks",
-        ds="2026-01-10",
-        key=key,
-        features=features,
-        model=MODEL,
-        train=train,
-        progress_seconds=0.0,
-        **more,
-    )
-
-
 @pytest.fixture(scope="module")
 def undisturbed(home: Workspace, features: Manifest) -> tuple[Job, Report]:
     torch.set_num_threads(1)
     job = job_of(home, features, "undisturbed")
     return job, train_local(job)
-
-
-def weights(job: Job) -> dict[str, np.ndarray]:
-    model = load_dlrm(job.saved_model)
-    return {k: v.numpy() for k, v in model.state_dict().items()} | {"embeddings": model.embeddings.weight.numpy()}
-
-
-def assert_same_weights(a: Job, b: Job) -> None:
-    left, right = weights(a), weights(b)
-    assert left.keys() == right.keys()
-    for name in left:
-        np.testing.assert_array_equal(left[name], right[name], err_msg=name)
 
 
 def test_it_learns(undisturbed: tuple[Job, Report], features: Manifest) -> None:
@@ -193,152 +152,6 @@ def test_a_plan_by_the_cost_model_takes_the_same_steps(
         np.testing.assert_allclose([p["loss"] for p in report.curve], expected, rtol=2e-4)
 
 
-KILLED = """
-import os, signal, sys
-import torch
-from pathlib import Path
-from headrace.train.checkpoint import write as checkpoint
-from headrace.train.job import Job
-from headrace.storage import Location
-from headrace.train.loop.run import train_local
-
-job = Job.model_validate_json(Path(sys.argv[1]).read_text())
-moment = sys.argv[2]
-torch.set_num_threads(1)
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def say(tick):
-    if moment == "between" and tick.step == 13:
-        die()
-
-if moment == "writing":  # the second checkpoint: all but its record is written
-    real, calls = Location.put_text, []
-    def put_text(file, text):
-        calls.append(file) if file.name == checkpoint.RECORD else None
-        if len(calls) == 2:
-            die()
-        real(file, text)
-    Location.put_text = put_text
-if moment == "saving":  # the last step is checkpointed, the model is not yet saved
-    from headrace.models import saved
-    saved.save_model = lambda *args, **kwargs: die()
-train_local(job, say)
-"""
-
-
-@pytest.mark.parametrize(("moment", "resumed"), [("between", 10), ("writing", 5), ("saving", 40)])
-def test_killed_and_run_again_equals_undisturbed(
-    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report], tmp_path: Path, moment: str, resumed: int
-) -> None:
-    job = job_of(home, features, f"killed-{moment}")
-    (tmp_path / "job.json").write_text(job.model_dump_json())
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "job.json"), moment]
-    process = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert process.returncode == -signal.SIGKILL, process.stderr
-    assert "Warning" not in process.stderr
-    assert not job.saved_model.exists()
-    report = train_local(job)
-    assert report.resumed_from_step == resumed
-    assert_same_weights(job, undisturbed[0])
-    expected = undisturbed[1]
-    assert report.metrics == expected.metrics
-    assert report.evals == expected.evals
-    assert [(p["step"], p["loss"]) for p in report.curve] == [(p["step"], p["loss"]) for p in expected.curve]
-    assert [p.name for p in job.checkpoints.local_path().iterdir() if p.name.startswith(".")] == []
-
-
-@pytest.mark.parametrize("part", ["checkpoint.json", "dense.safetensors", "embeddings"])
-def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(
-    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report], part: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    job = job_of(home, features, f"damaged-{part}")
-    shutil.copytree(undisturbed[0].checkpoints, job.checkpoints)
-    path = (job.checkpoints / "step-00000040" / part).local_path()
-    path = path if path.is_file() else max(path.rglob("*.safetensors"))
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    report = train_local(job)
-    assert report.resumed_from_step == 35
-    assert "step-00000040 is refused" in caplog.text
-    assert path.name in caplog.text
-    assert_same_weights(job, undisturbed[0])
-
-
-def test_a_damaged_newer_checkpoint_costs_no_good_one(
-    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report]
-) -> None:
-    """One checkpoint is kept: the newest whole one, not a damaged one of a later step."""
-    job = job_of(home, features, "damaged-newer", TRAIN.model_copy(update={"keep": 1, "max_steps": 35}))
-    shutil.copytree(undisturbed[0].checkpoints, job.checkpoints)
-    shutil.rmtree(job.checkpoints / "step-00000035")
-    damaged = (job.checkpoints / "step-00000040" / "checkpoint.json").local_path()
-    damaged.write_text(damaged.read_text()[:-2])
-    with pytest.raises(_Stopped):
-        train_local(job, _stop_at(12))
-    assert list_steps(job.checkpoints) == [10]
-    assert train_local(job).resumed_from_step == 10
-
-
-def test_without_any_whole_checkpoint_it_starts_anew(
-    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report]
-) -> None:
-    job = job_of(home, features, "all-damaged")
-    shutil.copytree(undisturbed[0].checkpoints, job.checkpoints)
-    for path in job.checkpoints.local_path().glob("step-*/dense.safetensors"):
-        path.write_bytes(path.read_bytes()[:-1])
-    report = train_local(job)
-    assert report.resumed_from_step == 0
-    assert_same_weights(job, undisturbed[0])
-
-
-class _Stopped(Exception):
-    pass
-
-
-def _stop_at(step: int) -> Callable[[ProgressEvent], None]:
-    def say(tick: ProgressEvent) -> None:
-        if tick.step == step:
-            raise _Stopped
-
-    return say
-
-
-def test_a_run_goes_on_with_another_number_of_ranks(
-    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report]
-) -> None:
-    job = job_of(home, features, "other-world")
-    with pytest.raises(_Stopped):
-        run_ranks(4, lambda collective: train(job, collective, _stop_at(23)))
-    report = run_ranks(2, lambda collective: train(job, collective))[0]
-    assert report.resumed_from_step == 20
-    np.testing.assert_allclose([p["loss"] for p in report.curve], [p["loss"] for p in undisturbed[1].curve], rtol=2e-4)
-
-
-def test_checkpoints_of_another_configuration_are_refused(
-    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report]
-) -> None:
-    faster = TRAIN.model_copy(update={"dense": Optimizer(kind="adam", learning_rate=0.5)})
-    job = job_of(home, features, "other-config", faster)
-    shutil.copytree(undisturbed[0].checkpoints, job.checkpoints)
-    with pytest.raises(UserError, match="written with another model, training or dataset"):
-        train_local(job)
-
-
-@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
-def test_each_optimizer_resumes_exactly(home: Workspace, features: Manifest, kind: Any) -> None:
-    optimizer = Optimizer(kind=kind, learning_rate=0.01, weight_decay=0.001)
-    conf = TRAIN.model_copy(update={"dense": optimizer, "embeddings": optimizer, "max_steps": 12})
-    whole, stopped = job_of(home, features, f"whole-{kind}", conf), job_of(home, features, f"stopped-{kind}", conf)
-    train_local(whole)
-    with pytest.raises(_Stopped):
-        train_local(stopped, _stop_at(8))
-    assert train_local(stopped).resumed_from_step == 5
-    assert_same_weights(whole, stopped)
-
-
 def test_divergence_names_the_step_and_what_to_do(home: Workspace, features: Manifest) -> None:
     hot = TRAIN.model_copy(update={"dense": Optimizer(kind="sgd", learning_rate=1e30)})
     with pytest.raises(Diverged, match=r"at step [2-9]\. Lower .* train.dense.learning_rate .1e\+30."):
@@ -366,11 +179,6 @@ def test_negatives_and_ranking(home: Workspace, features: Manifest) -> None:
     assert report.rows["rank"] == 300
     assert report.metrics["hr_at_k"] == pytest.approx(np.mean([p < 3 for p in places]))
     assert report.metrics["ndcg_at_k"] == pytest.approx(np.mean([1 / np.log2(p + 2) if p < 3 else 0 for p in places]))
-
-
-def first_of(embeddings: Any, table: str) -> int:
-    """Where a table begins in the one matrix of one rank."""
-    return next(first for block, _, first in embeddings.layout.fused_tables[0].local_blocks if block.table == table)
 
 
 def test_warm_start_keeps_what_was_learned(
@@ -457,72 +265,6 @@ def test_a_damaged_best_checkpoint_is_named(home: Workspace, features: Manifest)
     torn.write_bytes(torn.read_bytes()[:-1])
     with pytest.raises(UserError, match=rf"step-{report.best_step:08d}"):
         train_local(job)
-
-
-def test_checkpoints_in_the_background_change_nothing(
-    home: Workspace, features: Manifest, undisturbed: tuple[Job, Report], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    background = TRAIN.model_copy(update={"background_checkpoints": True})
-    job = job_of(home, features, "background", background)
-    # The writers wait until training has gone on for a step: what they write must be what was then.
-    gone_on = threading.Event()
-    threads = []
-    real = checkpoint.save_tensors
-
-    def late(path: Path, tensors: Any) -> Any:
-        threads.append(threading.current_thread().name)
-        assert gone_on.wait(60)
-        return real(path, tensors)
-
-    def say(tick: ProgressEvent) -> None:
-        (gone_on.set if tick.step % 5 == 1 or tick.step == 40 else gone_on.clear)()
-        if tick.step == 28:
-            assert list_steps(job.checkpoints) == [25, 20]
-            raise _Stopped
-
-    monkeypatch.setattr(checkpoint, "save_tensors", late)
-    with pytest.raises(_Stopped):
-        train_local(job, say)
-    assert set(threads) == {"checkpoint"}
-    monkeypatch.setattr(checkpoint, "save_tensors", real)
-    report = train_local(job)
-    assert report.resumed_from_step == 25
-    assert list_steps(job.checkpoints) == [40, 35]
-    assert_same_weights(job, undisturbed[0])
-
-
-def test_a_checkpoint_that_cannot_be_written_in_the_background_stops_the_run(
-    home: Workspace, features: Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path, tensors: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(checkpoint, "save_tensors", full)
-    job = job_of(home, features, "full", TRAIN.model_copy(update={"background_checkpoints": True}))
-    with pytest.raises(OSError, match="No space left"):
-        train_local(job)
-    assert list_steps(job.checkpoints) == []
-
-
-def test_a_superseded_rank_does_not_commit(
-    home: Workspace, features: Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its driver was killed and a second launch has begun before it noticed."""
-
-    def leave(code: int) -> None:
-        raise _Stopped
-
-    monkeypatch.setattr(os, "_exit", leave)
-    job = job_of(home, features, "superseded", token="old")
-    job.folder.local_path().mkdir(parents=True)
-    job.fence.local_path().write_text("old")
-    with pytest.raises(_Stopped):
-        train_local(job, _stop_at(8))
-    job.fence.local_path().write_text("new")
-    with pytest.raises(_Stopped):
-        train_local(job)
-    assert list_steps(job.checkpoints) == [5]
-    assert not job.saved_model.exists()
 
 
 def test_a_rank_leaves_its_complaint(home: Workspace, features: Manifest) -> None:

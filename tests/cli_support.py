@@ -1,0 +1,106 @@
+"""Stages that work in this process, and a submitter that runs them: what tests of the command line share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.cli import app
+from headrace.commands import screen
+from headrace.config import Spec
+from headrace.errors import UserError
+from headrace.jobs import stages, submit
+from headrace.manifest import Input, Manifest, Output
+from headrace.stage import Context, Result, run_stage
+from headrace.stages import ORDER
+from headrace.workspace import Workspace
+
+DS = "2026-01-03"
+AUC = {"train": 0.77, "baseline": 0.74}
+SAMPLE = [{"ds": DS, "user_id": 7, "item_id": 30, "rank": 1, "score": 0.5}]
+
+
+@dataclass
+class Fake:
+    """A stage that works in this process, as fast as it can."""
+
+    name: str
+    version: int = 1
+    source: str = "v1"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The stage before; `score` can do without a baseline, but not without a model, `train` without a judgement."""
+        before = ORDER[: ORDER.index(self.name)][-1:]
+        return {"score": ("train", "baseline?"), "train": ("features",)}.get(self.name, before)
+
+    def spec_part(self, spec: Spec) -> Mapping[str, Any]:
+        return {"train": spec.train.epochs} if self.name == "train" else {}
+
+    def inputs(self, ctx: Context) -> tuple[Input, ...]:
+        if self.name != "ingest":
+            return ()
+        if self.source == "gone":
+            raise UserError("no landing files of 2026-01-03")
+        return (Input(kind="landing", name="landing/clicks/2026-01-03", version=self.source),)
+
+    def verify(self, ctx: Context, manifest: Manifest) -> str | None:
+        return None
+
+    def run(self, ctx: Context) -> Result:
+        facts: dict[str, Any] = {"metrics": {"auc": AUC[self.name]}} if self.name in AUC else {}
+        if self.name == "publish":
+            facts = {"table": "public.clicks_scores", "sample": SAMPLE}
+        if self.name == "report":
+            ctx.ws.report("clicks", ctx.ds).local_path().parent.mkdir(parents=True, exist_ok=True)
+            ctx.ws.report("clicks", ctx.ds).local_path().write_text("page")
+        kind = {"train": "model", "baseline": "model", "publish": "postgres"}.get(self.name, "delta")
+        output = Output(kind=kind, name=f"lake/clicks/{self.name}", version=ctx.key, rows=1234)
+        rows = {"kept": 1234} if self.name == "ingest" else {"train": 1000, "valid": 234}
+        return Result((output,), rows=rows, facts=facts, peak_memory_mib={"jvm": 2048.0})
+
+
+@dataclass
+class Yard:
+    """Fake stages, a submitter that runs them here, and what it was asked."""
+
+    home: Path
+    fakes: dict[str, Fake] = field(default_factory=lambda: {n: Fake(n) for n in ORDER})
+    codes: dict[str, int] = field(default_factory=dict)
+    submitted: list[str] = field(default_factory=list)
+    overrides: list[list[str]] = field(default_factory=list)
+    interrupt: BaseException | None = None
+
+    def submit(
+        self, stage: str, pipeline: str, spec: Spec, ws: Workspace, ds: str, overrides: list[str], echo: Any = None
+    ) -> int:
+        self.submitted.append(stage)
+        self.overrides.append(list(overrides))
+        if self.interrupt:
+            raise self.interrupt
+        if not self.codes.get(stage):
+            run_stage(self.fakes[stage], spec, ws, ds)
+        return self.codes.get(stage, 0)
+
+    def __call__(self, *arguments: str) -> Any:
+        return CliRunner().invoke(app, [*arguments, "--home", str(self.home)])
+
+    def run(self, *arguments: str) -> Any:
+        self.submitted.clear()
+        return self("run", "clicks", "--ds", DS, *arguments)
+
+
+def make_yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
+    """Fake stages in a home below `tmp_path`, in place of the real ones until the test ends."""
+    yard = Yard(tmp_path / "home")
+    monkeypatch.setattr(stages, "load_stage", lambda name: yard.fakes[name])
+    monkeypatch.setattr(submit, "submit", yard.submit)
+    # Consoles hold the stream that was there when they were made; under test it changes.
+    monkeypatch.setattr(screen.out, "_file", None)
+    monkeypatch.setattr(screen.out, "_width", 220)
+    return yard

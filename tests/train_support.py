@@ -1,0 +1,56 @@
+"""A small training job, and the weights that it ends with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from headrace.config import EmbeddingOptimizer, Model, Optimizer, Train
+from headrace.manifest import Manifest
+from headrace.models.saved import load_dlrm
+from headrace.train.job import Job
+from headrace.workspace import Workspace
+
+TRAIN = Train(
+    batch_size=200,
+    streams=4,
+    epochs=2,
+    seed=3,
+    checkpoint_steps=5,
+    keep=2,
+    dense=Optimizer(kind="adam", learning_rate=0.01),
+    embeddings=EmbeddingOptimizer(kind="adagrad", learning_rate=0.1),
+)
+MODEL = Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(16,))
+
+
+def job_of(home: Workspace, features: Manifest, key: str, train: Train = TRAIN, **more: Any) -> Job:
+    return Job(
+        home=home.home,
+        pipeline="clicks",
+        ds="2026-01-10",
+        key=key,
+        features=features,
+        model=MODEL,
+        train=train,
+        progress_seconds=0.0,
+        **more,
+    )
+
+
+def weights(job: Job) -> dict[str, np.ndarray]:
+    model = load_dlrm(job.saved_model)
+    return {k: v.numpy() for k, v in model.state_dict().items()} | {"embeddings": model.embeddings.weight.numpy()}
+
+
+def assert_same_weights(a: Job, b: Job) -> None:
+    left, right = weights(a), weights(b)
+    assert left.keys() == right.keys()
+    for name in left:
+        np.testing.assert_array_equal(left[name], right[name], err_msg=name)
+
+
+def first_of(embeddings: Any, table: str) -> int:
+    """Where a table begins in the one matrix of one rank."""
+    return next(first for block, _, first in embeddings.layout.fused_tables[0].local_blocks if block.table == table)

@@ -1,0 +1,90 @@
+"""`headrace doctor`: what it reads of an installation, and what is missing, a warning or fine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.commands import doctor
+from headrace.workspace import Workspace, checkout
+from tests.cli_support import Yard, make_yard
+
+
+@pytest.fixture
+def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
+    return make_yard(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("text", "major"),
+    [
+        ('openjdk version "17.0.13" 2024-10-15', 17),
+        ('openjdk version "21" 2023-09-19', 21),
+        ('java version "1.8.0_392"', 8),
+        ('openjdk version "11.0.2" 2019', 11),
+        ("no such thing", None),
+    ],
+)
+def test_the_major_version_of_java(text: str, major: int | None) -> None:
+    assert doctor.java_major(text) == major
+
+
+def test_what_build_gradle_and_the_requirements_ask_for(tmp_path: Path) -> None:
+    gradle = tmp_path / "build.gradle"
+    gradle.write_text("dependencies {\n    sparkJars 'io.delta:delta-spark_2.13:4.0.1'\n    rapidsJars 'a:b:1'\n}\n")
+    assert doctor.jars(gradle, "sparkJars") == ["delta-spark_2.13-4.0.1.jar"]
+    assert doctor.jars(tmp_path / "none", "sparkJars") == []
+    wanted = tmp_path / "x.in"
+    wanted.write_text("# why\nnumpy==1.26.4\npsycopg[binary]==3.3.9  # driver\nsetuptools<81\nrich\n")
+    assert doctor.requirements(wanted) == {"numpy": "==1.26.4", "psycopg": "==3.3.9", "setuptools": "<81", "rich": ""}
+    assert doctor.requirements(tmp_path / "none") is None
+
+
+def test_pins_and_jars_of_this_installation_hold() -> None:
+    found = [*doctor.pins(), *doctor.spark(), *doctor.python()]
+    assert [f for f in found if f.state != "ok"] == []
+    assert {"numpy", "pyarrow", "torch", "petastorm", "jars", "spark-submit"} <= {f.what for f in found}
+
+
+def test_a_broken_pin_a_missing_jar_and_a_missing_java_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements" / "headrace.in").write_text("numpy==1.0\nno-such-package-here==1\nrich\n")
+    (tmp_path / "build.gradle").write_text("    sparkJars 'a:b:1'\n")
+    monkeypatch.setattr(doctor, "checkout", lambda: tmp_path)
+    monkeypatch.setattr(doctor, "jars_dir", lambda: tmp_path / "jars")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    found = {f.what: f for f in [*doctor.pins(), *doctor.spark(), *doctor.java()]}
+    for what, text in (
+        ("numpy", "1.26"),
+        ("other pins", "no-such-package-here not installed"),
+        ("jars", "b-1.jar"),
+        ("Java", "does not run"),
+    ):
+        assert found[what].state == "missing"
+        assert text in found[what].found
+        assert found[what].todo
+
+
+@pytest.mark.parametrize(("state", "code"), [("missing", 1), ("warning", 0), ("optional", 0), ("ok", 0)])
+def test_doctor_fails_only_for_what_is_needed(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch, state: Any, code: int
+) -> None:
+    findings = [doctor.Finding("Python", "ok", "3.11"), doctor.Finding("this", state, "was found", "do that")]
+    monkeypatch.setattr(doctor, "examine", lambda ws, pipeline: iter(findings))
+    result = yard("doctor")
+    assert result.exit_code == code
+    assert "do that" in result.output
+    assert ("missing: this" in result.output) == (code == 1)
+
+
+def test_doctor_tries_the_warehouse_of_a_pipeline(ws: Workspace, tmp_path: Path) -> None:
+    text = (checkout() / "conf" / "pipelines" / "clicks.yaml").read_text()
+    path = tmp_path / "own.yaml"
+    path.write_text(text.replace("publish: {}", "publish: {warehouse: {kind: postgres, host: 127.0.0.1, port: 1}}"))
+    (finding,) = doctor.warehouse(ws, str(path))
+    assert finding.state == "missing"
+    assert "127.0.0.1:1" in finding.found

@@ -1,0 +1,69 @@
+"""Files and folders are made, renamed and removed by headrace.storage alone: pathlib's methods, which TID251 misses."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.workspace import checkout
+
+#: pathlib.Path's methods that change a file system.
+METHODS = {"chmod", "hardlink_to", "mkdir", "rename", "replace", "rmdir", "symlink_to", "touch", "unlink"}
+METHODS |= {"write_bytes", "write_text"}
+#: storage/ itself, and the data folder of a PostgreSQL server of this host, as pyproject.toml exempts them from TID251.
+EXEMPT = ("python/storage/", "python/publish/embedded/")
+#: Methods of classes of ours that are called as pathlib's are.
+OURS = {("python/embeddings/dynamic/rows_cpu.py", "self._map.replace")}
+
+
+def writes(source: str) -> Iterator[tuple[int, str]]:
+    """(line, what is called) of a module's calls of METHODS.
+
+    `text.replace(old, new)`, `moment.replace(hour=3)` and `frame.rename(columns=...)` are others' methods of the same
+    name: pathlib's take one positional argument.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in METHODS):
+            continue
+        one = len(node.args) == 1 and not node.keywords and not isinstance(node.args[0], ast.Starred)
+        if one or node.func.attr not in ("rename", "replace"):
+            yield node.lineno, ast.unparse(node.func)
+
+
+def test_no_module_beside_storage_changes_a_file_system() -> None:
+    files = sorted((checkout() / "python").rglob("*.py"))
+    assert len(files) > 100
+    found = [
+        f"{name}:{line}: {called}(...): write, publish and remove by headrace.storage's Location"
+        for file in files
+        if not (name := file.relative_to(checkout()).as_posix()).startswith(EXEMPT)
+        for line, called in writes(file.read_text(encoding="utf-8"))
+        if (name, called) not in OURS
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("source", "called"),
+    [
+        ("(a / 'b').unlink()", ["(a / 'b').unlink"]),
+        ("path.parent.mkdir(parents=True)", ["path.parent.mkdir"]),
+        ("a.rename(b)", ["a.rename"]),
+        ("a.replace(b)", ["a.replace"]),
+        ("a.write_text('x')", ["a.write_text"]),
+        ("text.replace('a', 'b'); moment.replace(hour=3); frame.rename(columns={}); rename(a, b)", []),
+    ],
+)
+def test_what_counts_as_a_change(source: str, called: list[str]) -> None:
+    assert [c for _, c in writes(source)] == called
+
+
+def test_every_exemption_is_needed() -> None:
+    for name in EXEMPT:
+        folder: Path = checkout() / name
+        assert any(True for file in folder.rglob("*.py") for _ in writes(file.read_text(encoding="utf-8")))
+    for name, called in OURS:
+        assert called in {c for _, c in writes((checkout() / name).read_text(encoding="utf-8"))}
