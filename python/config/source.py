@@ -66,6 +66,8 @@ class LandingSource(AnySource):
     header: bool = True
     #: The text that means null, besides the empty one.
     null_value: str | None = None
+    #: csv only: blanks before and after a field, and a name of the header, are no part of it.
+    trim: bool = False
 
     @field_validator("format", mode="before")
     @classmethod

@@ -464,9 +464,20 @@ def test_unknown_ending_and_bad_headers(spark: SparkSession, ws: Workspace) -> N
     put(ws, f"in/{D1}/a.csv", b"id,id\n1,2\n")
     with pytest.raises(UserError, match=rf"landing file in/{D1}/a\.csv: its header names column 'id' twice"):
         run(make_spec(), ws, D1)
-    put(ws, f"in/{D1}/a.csv", b"id,,ts\n1,2,3\n")
-    with pytest.raises(UserError, match="its header has a column without a name"):
-        run(make_spec(), ws, D1)
+
+
+def test_blanks_around_fields_and_a_column_without_a_name(spark: SparkSession, ws: Workspace) -> None:
+    """Text as people write it by hand, or pandas with its index."""
+    body = ', id , hour, note\n0, a 1, 7, ?\n1,b , 8 ,"  x, ""y"" "\n2, c, ?, ? \n3,"d",9, z z \n'
+    put(ws, f"in/{D1}/a.txt", body.encode())
+    columns = [{"name": n, "type": t} for n, t in (("column0", "int"), ("id", "string"), ("hour", "bigint"))]
+    columns.append({"name": "note", "type": "string"})
+    spec = make_spec(
+        {"format": "csv", "trim": True, "null_value": "?"}, columns=columns, event_time=None, expectations={}
+    )
+    assert run(spec, ws, D1).manifest.rows["quarantined"] == 0
+    wanted = [(0, "a 1", 7, None), (1, "b", 8, '  x, "y" '), (2, "c", None, None), (3, "d", 9, "z z")]
+    assert [(r["column0"], r["id"], r["hour"], r["note"]) for r in table(spark, ws, "events")] == wanted
 
 
 def test_file_that_changes_while_it_is_read(

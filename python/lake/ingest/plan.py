@@ -106,7 +106,7 @@ def declaration(spec: Spec, version: int) -> str:
 
 def declared_source(spec: Spec) -> dict[str, Any]:
     """The section `source` for fingerprints."""
-    return _without_defaults(spec.source, ("timezone", "timestamps"))
+    return _without_defaults(spec.source, ("timezone", "timestamps", "trim"))
 
 
 def declared_table(spec: Spec) -> dict[str, Any]:

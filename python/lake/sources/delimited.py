@@ -22,12 +22,17 @@ LIST_SEPARATOR = "|"
 
 
 def read_csv(batch: LandingBatch) -> list[DataFrame]:
-    """The format `csv`: delimited text by `source.separator`, `source.header` and `source.null_value`;
+    """The format `csv`: delimited text by `source.separator`, `source.header`, `source.null_value` and `source.trim`;
     lists joined by `|`.
     """
     source = batch.source
     return delimited(
-        batch, range(len(batch.files)), separator=source.separator, header=source.header, null_value=source.null_value
+        batch,
+        range(len(batch.files)),
+        separator=source.separator,
+        header=source.header,
+        null_value=source.null_value,
+        trim=source.trim,
     )
 
 
@@ -38,6 +43,7 @@ def delimited(
     separator: str,
     header: bool,
     null_value: str | None = None,
+    trim: bool = False,
     fix: Mapping[str, Callable[[Column], Column]] | None = None,
 ) -> list[DataFrame]:
     """Delimited text, RFC 4180 quotes, one row a line (no line breaks within quotes); nothing between two separators
@@ -49,18 +55,19 @@ def delimited(
         separator: one character.
         header: whether the first line of each file names the columns; else they are the declared ones, in order.
         null_value: another text that means null.
+        trim: whether blanks around a field are no part of it.
         fix: by column: what makes its text castable.
 
     Raises:
-        UserError: a header names a column twice, or not at all.
+        UserError: a header names a column twice.
     """
     by_header: dict[tuple[str, ...], list[int]] = {}
     declared = tuple(c.name for c in batch.table.columns)
     for i in files:
-        names = header_of(batch.files[i][1], separator) if header else declared
+        names = header_of(batch.files[i][1], separator, trim) if header else declared
         by_header.setdefault(names, []).append(i)
     return [
-        _delimited(batch, chosen, names, separator, header, null_value, fix or {})
+        _delimited(batch, chosen, names, separator, header, null_value, trim, fix or {})
         for names, chosen in by_header.items()
     ]
 
@@ -72,12 +79,15 @@ def _delimited(
     separator: str,
     header: bool,
     null_value: str | None,
+    trim: bool,
     fix: Mapping[str, Callable[[Column], Column]],
 ) -> DataFrame:
     columns = batch.table.columns
     lines = batch.lines(files)
     schema = ", ".join([*(f"f{k} string" for k in range(len(names))), "_bad string"])
     options = {"sep": separator, "escape": '"', "columnNameOfCorruptRecord": "_bad", "mode": "PERMISSIVE"}
+    if trim:
+        options |= {"ignoreLeadingWhiteSpace": "true", "ignoreTrailingWhiteSpace": "true"}
     lines = lines.select("*", F.from_csv("_text", schema, options).alias("_row"))
 
     def text(k: int) -> Column:
@@ -110,11 +120,13 @@ def _delimited(
     return with_line_faults(frame, F.when(F.col("_unread"), F.lit(WRONG_FIELDS)), first).drop("_unread")
 
 
-def header_of(file: LandingFile, separator: str) -> tuple[str, ...]:
+def header_of(file: LandingFile, separator: str, trim: bool = False) -> tuple[str, ...]:
     """The column names in a file's first line; () for an empty file.
 
+    A column without a name, as pandas writes for its index, is `column<k>`, k its place from 0 (DuckDB's name for it).
+
     Raises:
-        UserError: it cannot be read, or names a column twice or with nothing.
+        UserError: it cannot be read, or names a column twice.
     """
     try:
         with (
@@ -129,10 +141,9 @@ def header_of(file: LandingFile, separator: str) -> tuple[str, ...]:
         raise UserError(f"landing file {file.name} cannot be read: {e.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"landing file {file.name}: its first line, the header, is not UTF-8 text") from None
-    names = tuple(next(csv.reader([line], delimiter=separator), ()))
+    fields = next(csv.reader([line], delimiter=separator, skipinitialspace=trim), [])
+    names = tuple((field.strip() if trim else field) or f"column{k}" for k, field in enumerate(fields))
     for name in names:
-        if not name:
-            raise UserError(f"landing file {file.name}: its header has a column without a name: {line!r}")
         if names.count(name) > 1:
             raise UserError(f"landing file {file.name}: its header names column '{name}' twice")
     return names
