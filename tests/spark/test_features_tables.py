@@ -145,6 +145,9 @@ def test_lambda(spark: SparkSession, tmp_path: Path) -> None:
         "f0ü": {"half": 1.5, "up": "É", "many": ["a*"], "hour": 6},
         "f1ü": {"half": None, "up": None, "many": None, "hour": 0},
     }
+    label = prepare({"lambda": {"add": {"known": {"expression": "item = 'é'", "type": "int"}}}}, label="known")
+    found = label.spark(as_frame(spark, as_table(rows)), external(tmp_path)).toArrow()
+    assert {r["_source_file"]: r["known"] for r in found.to_pylist()} == {"f0ü": 1, "f1ü": None}
     spark.udf.register("mine", lambda x: x, "string")
     for expression, fault in (
         ("mine(item)", "Python function"),

@@ -8,8 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from headrace.config import build_spec
 from headrace.errors import UserError
 from headrace.features.table_ops.external import ExternalReader, pin
+from headrace.features.workflow.workflow import Workflow
 from headrace.workspace import Workspace
 from tests.arrow_table_ops import by_arrow
 from tests.tables_support import as_table, prepare
@@ -113,3 +115,22 @@ def test_external_files_are_missing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no delta table"):
         by_arrow(p, as_table([]), ExternalReader(Workspace(tmp_path)))
     assert isinstance(as_table([]), pa.Table)
+
+
+def test_a_label_that_lambda_makes_leaks_through_none_of_its_columns() -> None:
+    spec: dict[str, Any] = {
+        "pipeline": "census",
+        "source": {"format": "csv", "path": "in.csv"},
+        "table": {"columns": [{"name": "age", "type": "int"}, {"name": "Income"}, {"name": "tax", "type": "double"}]},
+        "features": {
+            "label": "rich",
+            "prepare": [{"lambda": {"add": {"rich": {"expression": "income = '>50K tax'", "type": "int"}}}}],
+            "workflow": [{"columns": ["age", "tax"], "ops": ["fill_missing"]}],
+            "split": {"by": "position"},
+        },
+    }
+    workflow = Workflow.from_spec(build_spec(spec))
+    assert (workflow.label_column, workflow.input_columns) == ("rich", ("age", "tax"))
+    spec["features"]["workflow"] = [{"columns": ["Income"], "ops": ["categorify"]}]
+    with pytest.raises(UserError, match=r"features.workflow\[0\].columns: the label 'rich' is made of 'Income'"):
+        Workflow.from_spec(build_spec(spec))

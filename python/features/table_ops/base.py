@@ -151,6 +151,10 @@ class TableOp(BaseModel):
         """What it groups the events by, where it looks at what was before a row."""
         return ()
 
+    def made_of(self, column: str, schema: TableSchema) -> frozenset[str]:
+        """The columns of the same row that an added column is computed of, as far as they are known; else none."""
+        return frozenset()
+
 
 def with_query(frame: DataFrame) -> DataFrame:
     """The rows with the column `__query`, null where it was not there: all are events."""

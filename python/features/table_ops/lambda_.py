@@ -68,9 +68,14 @@ class Lambda(TableOp):
 
         lambda: {add: {price_per_day: {expression: "item_price / (1 + item_age_days)", type: double}}}
 
-    Expressions do not see each other's columns; use two operators. Refused: the label, functions that another run would
-    answer otherwise (`rand`, `current_date`), aggregates, windows, subqueries, Python functions. Whether an expression
-    runs on GPUs, `headrace plan --gpu` says. Source: NVTabular's LambdaOp.
+    Expressions do not see each other's columns; use two operators. One may make the label (`features.label: rich`), of
+    columns that no feature is then made of:
+
+        lambda: {add: {rich: {expression: "income = '>50K'", type: int}}}
+
+    Refused: the label, functions that another run would answer otherwise (`rand`, `current_date`), aggregates, windows,
+    subqueries, Python functions. Whether an expression runs on GPUs, `headrace plan --gpu` says. Source: NVTabular's
+    LambdaOp.
     """
 
     name: ClassVar[str] = "lambda"
@@ -95,16 +100,23 @@ class Lambda(TableOp):
                     raise OpError(f"'{name}': `{text}` is no function of one row")
         return schema.adding({n: declared(TableColumn(name=n, type=made.type)) for n, made in self.add.items()})
 
+    def made_of(self, column: str, schema: TableSchema) -> frozenset[str]:
+        if column not in self.add:
+            return frozenset()
+        words = {word.lower() for word, _ in _words(self.add[column].expression)}
+        return frozenset(c for c in schema.types if c.lower() in words)
+
     def spark(self, frame: DataFrame, context: SparkTableContext) -> DataFrame:
         from pyspark.errors import PySparkException
         from pyspark.sql import functions as F
 
+        types, label = list(context.schema.types), context.schema.label
         for name, made in self.add.items():
             try:
                 # Only what was declared: not the row's identity, nor helper columns.
                 visible = frame.select(*[f"`{c.replace('`', '``')}`" for c in context.schema.types])
                 result = visible.select(F.expr(made.expression).cast(made.type).alias(name))
-                _check_plan(name, visible, result, list(context.schema.types).index(context.schema.label))
+                _check_plan(name, visible, result, types.index(label) if label in types else None)
             except PySparkException as e:
                 raise UserError(f"features.prepare (lambda): '{name}': {' '.join(str(e).split())[:400]}") from None
         return frame.select("*", *[F.expr(m.expression).cast(m.type).alias(n) for n, m in self.add.items()])
@@ -124,14 +136,14 @@ def _words(expression: str) -> Iterator[tuple[str, bool]]:
             yield "*", False
 
 
-def _check_plan(name: str, visible: DataFrame, made: DataFrame, label: int) -> None:
+def _check_plan(name: str, visible: DataFrame, made: DataFrame, label: int | None) -> None:
     """See that the analyzed plan is a projection of deterministic expressions, and the label in none of them.
 
     Args:
         name: of the column that is added.
         visible: what the expression sees.
         made: `visible` with the expression selected.
-        label: the label's place among the columns of `visible`.
+        label: the label's place among the columns of `visible`; None where the operator makes it.
 
     Raises:
         UserError: it is not.
@@ -142,7 +154,7 @@ def _check_plan(name: str, visible: DataFrame, made: DataFrame, label: int) -> N
     if plan.nodeName() != "Project" or plan.children().apply(0).nodeName() != before.nodeName():
         raise UserError(f"{where}: is no function of one row (an aggregate, a window or a generator)")
     top = plan.expressions().apply(0)
-    if top.references().contains(before.output().apply(label)):
+    if label is not None and top.references().contains(before.output().apply(label)):
         raise UserError(f"{where}: '{visible.columns[label]}' is the label, and the row's own would be in it: it leaks")
     if not top.deterministic():
         raise UserError(f"{where}: answers otherwise when the day is run again")

@@ -97,6 +97,12 @@ class Preparation:
         return tuple(TableColumn(name=n, type=str(t)) for n, t in self.end.types.items())
 
     @property
+    def label_sources(self) -> frozenset[str]:
+        """The columns that the label is made of, where an operator makes it: a feature made of one would leak it."""
+        label = self.end.label
+        return frozenset(c for s in self.steps if label not in s.schema.types for c in s.op.made_of(label, s.schema))
+
+    @property
     def externals(self) -> tuple[ExternalTable, ...]:
         """The other tables that are read."""
         found = (s.op.external(s.schema) for s in self.steps)

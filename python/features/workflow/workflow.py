@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from headrace.config import Chain, Spec
 from headrace.errors import UserError, nearest
 from headrace.features.ops.selection import Chains, Selection, as_chains
-from headrace.features.table_ops.preparation import prepared_columns
+from headrace.features.table_ops.preparation import Preparation, prepared_columns
 from headrace.features.types import ValueType, declared
 from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.features.workflow.binding import BoundChain, bind
@@ -55,6 +55,14 @@ class Workflow:
     def from_spec(spec: Spec) -> Workflow:
         """The workflow of a pipeline. Raises UserError, see `Workflow`."""
         f = spec.features
+        sources = Preparation.from_spec(spec).label_sources
+        for i, chain in enumerate(f.workflow):
+            for column in chain.columns:
+                if column in sources:
+                    raise UserError(
+                        f"features.workflow[{i}].columns: the label '{f.label}' is made of '{column}'; a feature made "
+                        f"of it would leak the label"
+                    )
         return Workflow(f.workflow, prepared_columns(spec), f.label, f.carried)
 
     @property
