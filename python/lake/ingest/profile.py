@@ -9,7 +9,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from headrace.config import AnySource, Table
-from headrace.lake.ingest.typed_rows import event_time, kind_unreadable
+from headrace.lake.ingest.rules import event_time
+from headrace.lake.ingest.typed_rows import kind_unreadable
 from headrace.lake.sources.frame import BAD, GOOD, LINE_FAULTS, MASK_BITS, SKIPPED, mask_names, quoted
 from headrace.lake.sources.lines import LandingBatch
 

@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import AnySource, EpochUnit, Table
 from headrace.errors import UserError
+from headrace.lake.ingest.rules import Wrong, column_of, missing, out_of_range, untimely
 from headrace.lake.sources.frame import BAD, GOOD, SKIPPED, mask_names, quoted
 from headrace.schema import TableColumn as Declared
 
@@ -101,52 +102,20 @@ def typed(frame: DataFrame, source: AnySource, table: Table) -> DataFrame:
     )
 
 
-class _Wrong:
-    """One thing that can be wrong with a row that reads as a line: when, its kind (for counting), its reason."""
-
-    def __init__(self, when: Column, kind: str, reason: Column, value: Column) -> None:
-        self.when, self.kind, self.reason, self.value = when, kind, reason, value
-
-
-def _wrong(frame: DataFrame, source: AnySource, table: Table) -> list[_Wrong]:
+def _wrong(frame: DataFrame, source: AnySource, table: Table) -> list[Wrong]:
     found = []
     there = set(frame.columns)
     for i, c in enumerate(table.columns):
-        text, value = F.col(f"_t{i}"), _column(c.name)
+        text = F.col(f"_t{i}")
         shown = F.substring(text, 1, _SHOWN)
         name = F.lit(c.name)
         unread = _unread(i, c, f"_v{i}" in there)
         if unread is not None:
             reason = F.concat(name, F.lit(": '"), shown, F.lit(f"' is not {_article(c.type)}"))
-            found.append(_Wrong(unread, kind_unreadable(c), reason, shown))
+            found.append(Wrong(unread, kind_unreadable(c), reason, shown))
         if c.required:
-            kind = f"{c.name}: required, but null"
-            found.append(_Wrong(text.isNull(), kind, F.lit(kind), shown))
-    for column, (low, high) in table.expectations.ranges.items():
-        value = _column(column)
-        outside = F.lit(False)
-        if low is not None:
-            outside = outside | (value < F.lit(low))
-        if high is not None:
-            outside = outside | (value > F.lit(high))
-        span = f"outside [{'' if low is None else f'{low:g}'}, {'' if high is None else f'{high:g}'}]"
-        text = value.cast("string")
-        reason = F.concat(F.lit(f"{column}: "), text, F.lit(f" is {span}"))
-        found.append(_Wrong(F.coalesce(outside, F.lit(False)), f"{column}: {span}", reason, text))
-    if table.event_time:
-        found += _untimely(table.event_time, source, table.late_days)
-    return found
-
-
-def _untimely(column: str, source: AnySource, late_days: int) -> list[_Wrong]:
-    time = event_time(column, source)
-    text = time.cast("string")
-    late, future = F.coalesce(time < F.col("_from"), F.lit(False)), F.coalesce(time >= F.col("_to"), F.lit(False))
-    too_late, too_early = f"more than {late_days} day{'' if late_days == 1 else 's'} late", "after the end of the day"
-    return [
-        _Wrong(when, f"{column}: {what}", F.concat(F.lit(f"{column}: '"), text, F.lit(f"' is {what}")), text)
-        for when, what in ((late, too_late), (future, too_early))
-    ]
+            found.append(missing(c, text.isNull(), shown))
+    return [*found, *out_of_range(table), *untimely(source, table)]
 
 
 def _cast(frame: DataFrame, i: int, column: Declared, source: AnySource) -> Column:
@@ -178,15 +147,6 @@ def _since_1970(text: Column, unit: EpochUnit) -> Column:
     return F.when(micros.between(_FIRST_MICROS, _LAST_MICROS), F.timestamp_micros(micros))
 
 
-def event_time(column: str, source: AnySource) -> Column:
-    """The instant of a row's event: a date's begins at midnight in the source's time zone."""
-    value = _column(column)
-    if source.timezone == "UTC":
-        return value.cast("timestamp")
-    local = F.to_utc_timestamp(value.cast("timestamp"), F.lit(source.timezone))
-    return F.when(F.typeof(value) == "date", local).otherwise(value.cast("timestamp"))
-
-
 def _scalar(text: Column, type_: str) -> Column:
     if type_ == "string":
         return text
@@ -201,7 +161,7 @@ def _scalar(text: Column, type_: str) -> Column:
 
 def _unread(i: int, column: Declared, has_value: bool) -> Column | None:
     """When there is text that did not become a value; None where any text is one."""
-    text, value = F.col(f"_t{i}"), _column(column.name)
+    text, value = F.col(f"_t{i}"), column_of(column.name)
     if not column.type.startswith("array"):
         return None if column.type == "string" and not has_value else text.isNotNull() & value.isNull()
     items = F.col(f"_v{i}")
@@ -210,10 +170,6 @@ def _unread(i: int, column: Declared, has_value: bool) -> Column | None:
         return unread
     lost = F.size(F.filter(items, F.isnull)) != F.size(F.filter(value, F.isnull))
     return unread | F.coalesce(lost, F.lit(False))
-
-
-def _column(name: str) -> Column:
-    return F.col(quoted([name])[0])
 
 
 def _article(type_: str) -> str:
