@@ -59,6 +59,14 @@ class Workspace:
         """A Delta table's folder: `events`, `quarantine`, `vocabulary`, `scores`, ..."""
         return self.lake / "lake" / pipeline / name
 
+    def events(self, pipeline: str, source: str | None = None) -> Location:
+        """The Delta table of a source's good rows; of the main source without a name."""
+        return self.table(pipeline, source or "events")
+
+    def quarantine(self, pipeline: str, source: str | None = None) -> Location:
+        """The Delta table of a source's bad rows."""
+        return self.table(pipeline, f"{source}_quarantine" if source else "quarantine")
+
     def encoded(self, pipeline: str) -> Location:
         """The lake's files as the Arrow engine decoded them: kept for the next day, made again where missing."""
         return self.scratch / "encoded" / pipeline

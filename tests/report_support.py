@@ -73,6 +73,14 @@ def make_manifests(ds: str = DS, pipeline: str = "clicks", warm: Manifest | None
                 {"name": "quarantined", "value": 0.0012, "limit": 0.05, "ok": True},
             ],
             "reasons": {"not JSON": 41, "event_id is null": 18, "item_price outside [0, -]": 9, "too late": 6},
+            "sources": {
+                "purchases": {
+                    "days": [ds],
+                    "drift": [],
+                    "expectations": [{"ds": ds, "name": "min_rows", "value": 318, "limit": 100, "ok": True}],
+                    "reasons": {"amount: required, but null": 3},
+                }
+            },
         },
     )
     names = ["user_id", "item_id", "user_age", "item_price", "item_tags", "user_country", "device", "hour"]

@@ -11,6 +11,7 @@ from headrace.config.features import Chain, Features, OpSpec, Split
 from headrace.config.generate import Generate
 from headrace.config.load import build_spec, load_overlay, load_spec
 from headrace.config.model import Baseline, Model
+from headrace.config.named_source import NamedSource
 from headrace.config.publish import Entity, Publish, Score, Warehouse
 from headrace.config.search import Parameter, Search
 from headrace.config.section import Section, parse_ds
@@ -49,6 +50,7 @@ __all__ = [
     "Generate",
     "LandingSource",
     "Model",
+    "NamedSource",
     "Negatives",
     "OpSpec",
     "Optimizer",

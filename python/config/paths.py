@@ -11,8 +11,12 @@ from pydantic import BaseModel, Tag
 
 def fields_at(model: Any, loc: Sequence[Any]) -> list[str]:
     """Valid keys of the section at a key path below a section; none where there is no such section."""
+    entry = None
     for part in loc:
         if isinstance(part, int):
+            continue
+        if entry is not None:
+            model, entry = _sections_in(entry), None
             continue
         if tagged := tagged_sections(model):
             model = tagged.get(part)
@@ -20,7 +24,7 @@ def fields_at(model: Any, loc: Sequence[Any]) -> list[str]:
         field = model.model_fields.get(part) if _is_section(model) else None
         if field is None:
             return []
-        model = field.annotation if tagged_sections(field.annotation) else section_of(field.annotation)
+        model, entry = _sections_in(field.annotation), _entry_of(field.annotation)
     if not _is_section(model):
         return []
     return [field.alias or name for name, field in model.model_fields.items()]
@@ -37,6 +41,11 @@ def section_of(annotation: Any) -> Any:
     return None
 
 
+def _sections_in(annotation: Any) -> Any:
+    """The union of sections that an annotation is, else the section inside it; None where there is none."""
+    return annotation if tagged_sections(annotation) else section_of(annotation)
+
+
 def tagged_sections(annotation: Any) -> dict[str, type[BaseModel]]:
     """The sections of a union by their tags (`Annotated[X, Tag("x")] | ...`); none where it is no such union."""
     found: dict[str, type[BaseModel]] = {}
@@ -50,16 +59,19 @@ def tagged_sections(annotation: Any) -> dict[str, type[BaseModel]]:
 def without_tags(model: Any, loc: Sequence[Any]) -> tuple[Any, ...]:
     """The key path of a place as pydantic names it, which has the tags of unions in it."""
     kept: list[Any] = []
+    entry = None
     for part in loc:
         tagged = tagged_sections(model)
         if part in tagged:
             model = tagged[part]
             continue
         kept.append(part)
-        if isinstance(part, str):
+        if entry is not None:
+            model, entry = _sections_in(entry), None
+        elif isinstance(part, str):
             field = model.model_fields.get(part) if _is_section(model) else None
             annotation = None if field is None else field.annotation
-            model = annotation if tagged_sections(annotation) else section_of(annotation)
+            model, entry = _sections_in(annotation), _entry_of(annotation)
     return tuple(kept)
 
 

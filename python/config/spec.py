@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, timedelta
 from typing import Any
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from headrace.config.drift import Drift
 from headrace.config.features import Features
 from headrace.config.generate import Generate
 from headrace.config.model import Baseline, Model
+from headrace.config.named_source import NamedSource, check_name
 from headrace.config.paths import annotation_at, leaves, number_type
 from headrace.config.publish import Publish, Score
 from headrace.config.search import SEARCHABLE, Search
@@ -20,7 +21,7 @@ from headrace.config.source import LandingSource, Source
 from headrace.config.spark import Spark
 from headrace.config.table import Table
 from headrace.config.train import Train
-from headrace.errors import UserError, nearest
+from headrace.errors import nearest
 
 
 class Spec(Section):
@@ -33,6 +34,8 @@ class Spec(Section):
     generate: Generate | None = None
     source: Source
     table: Table
+    #: Other sources: users, items, events of another kind. `from: NAME` reads one.
+    sources: Mapping[str, NamedSource] = Field(default_factory=dict)
     features: Features
     drift: Drift | None = None
     model: Model = Model()
@@ -55,6 +58,13 @@ class Spec(Section):
         # YAML reads 2026-01-01 as a date.
         return None if value is None else parse_ds(str(value))
 
+    @field_validator("sources")
+    @classmethod
+    def _source_names(cls, value: Mapping[str, NamedSource]) -> Mapping[str, NamedSource]:
+        for name in value:
+            check_name(name)
+        return value
+
     def named_columns(self) -> dict[str, Sequence[str]]:
         """The columns that carried columns, split and scoring name, by the key that names them."""
         named: dict[str, Sequence[str]] = {"features.carried": self.features.carried}
@@ -76,13 +86,9 @@ class Spec(Section):
                 if column not in names and not self.features.prepare:
                     hint = nearest(column, names)
                     raise ValueError(f"{where}: column '{column}' is not declared in table.columns{hint}")
-        types = {c.name: c.type for c in self.table.columns}
-        for column in self.source.timestamps:
-            if types.get(column) != "timestamp":
-                found = f"is {types[column]}" if column in types else "is not declared in table.columns"
-                raise ValueError(f"source.timestamps: column '{column}' {found}; declare it timestamp")
-        if isinstance(self.source, LandingSource) and self.source.timestamps and self.source.has_own_times:
-            raise ValueError(f"source.timestamps: format '{self.source.format}' has times of its own; leave it out")
+        _check_timestamps(self.source, self.table, "")
+        for name, named in self.sources.items():
+            _check_timestamps(named.source, named.table, f"sources.{name}.")
         if self.features.split.by == "time" and not self.table.event_time:
             raise ValueError("features.split.by is 'time', but table.event_time is not set")
         if self.features.append is not None and not self.source.daily:
@@ -98,17 +104,6 @@ class Spec(Section):
             _check_search(self.train.search, self.train.rank_group)
         return self
 
-    @property
-    def landing_source(self) -> LandingSource:
-        """The source, where it is landing files.
-
-        Raises:
-            UserError: it is a table.
-        """
-        if isinstance(self.source, LandingSource):
-            return self.source
-        raise UserError(f"source: '{self.source.shown}' is a table, and this works on landing files alone")
-
     def first_landing_day(self, day: str) -> str:
         """The first landing day on which an event of the UTC day `day`, or of a later one, can have landed.
 
@@ -117,6 +112,16 @@ class Spec(Section):
         if self.source.timezone == "UTC" and not self.table.clock_skew_seconds:
             return day
         return (date.fromisoformat(day) - timedelta(days=1)).isoformat()
+
+
+def _check_timestamps(source: Source, table: Table, where: str) -> None:
+    types = {c.name: c.type for c in table.columns}
+    for column in source.timestamps:
+        if types.get(column) != "timestamp":
+            found = f"is {types[column]}" if column in types else f"is not declared in {where}table.columns"
+            raise ValueError(f"{where}source.timestamps: column '{column}' {found}; declare it timestamp")
+    if isinstance(source, LandingSource) and source.timestamps and source.has_own_times:
+        raise ValueError(f"{where}source.timestamps: format '{source.format}' has times of its own; leave it out")
 
 
 def _check_search(search: Search, rank_group: str | None) -> None:

@@ -70,6 +70,14 @@ def test_there_are_shipped_pipelines() -> None:
         ('pipeline="clicks\\n"', "must match"),
         ('publish.table="scores\\n"', "must match"),
         ('ds="2026-01-03\\n"', "is not a date"),
+        ("sources={events: {source: {format: csv, path: x}, table: {columns: []}}}", "is the name of another table"),
+        ("sources={a_quarantine: {source: {format: csv, path: x}, table: {columns: []}}}", "is the name of another"),
+        ("sources={A: {source: {format: csv, path: x}, table: {columns: []}}}", "sources: 'A' must match"),
+        ("sources.users.source={format: csv, pth: x}", "key 'sources.users.source.pth'; did you mean 'path'?"),
+        (
+            "sources.users={source: {format: csv, path: x, timestamps: {t: epoch_seconds}}, table: {columns: []}}",
+            "sources.users.source.timestamps: column 't' is not declared in sources.users.table.columns",
+        ),
         ("features.split.column=clicked", "`column` is needed with `by: column`"),
         ("table.event_time=null", "features.split.by is 'time'"),
         ("ds='2026-02-30'", "'2026-02-30' is not a date"),
@@ -192,9 +200,9 @@ def test_a_source_is_files_or_a_table() -> None:
 
 def test_the_fingerprint_of_landing_files_is_that_of_older_releases() -> None:
     """Another one, and every day of every lake would be loaded again."""
-    assert fingerprint(declared_source(load_spec("clicks"))) == "c1f1c77f69eb6c3f"
+    assert fingerprint(declared_source(load_spec("clicks").source)) == "c1f1c77f69eb6c3f"
     spec = load_spec("clicks", ["source.timezone=Europe/Berlin", "source.timestamps={ts: epoch_seconds}"])
-    assert fingerprint(declared_source(spec)) == "3d8fed4fbe362bbf"
+    assert fingerprint(declared_source(spec.source)) == "3d8fed4fbe362bbf"
 
 
 @pytest.mark.parametrize(("text", "message"), [("a: [", "is not YAML"), ("- 1", "a pipeline is a mapping")])

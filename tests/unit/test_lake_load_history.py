@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from headrace.lake.delta.log import DeltaLog
 from headrace.lake.ingest.day_files import covered_days
 from headrace.lake.ingest.load_history import DayState, LoadHistory, LoadRecord, last_change
 from headrace.lake.ingest.plan import LoadPlan, declaration, declared_source, declared_table, plan_load
+from headrace.lake.ingest.source_context import SourceContext, source_contexts
 from headrace.manifest import fingerprint
 from headrace.stage import Context
 from headrace.storage import local
@@ -25,7 +27,7 @@ from tests.unit.test_lake_log import add, commit, remove
 D1, D2, D3 = "2026-03-01", "2026-03-02", "2026-03-03"
 
 
-def context(ws: Workspace, ds: str, **table: Any) -> Context:
+def context(ws: Workspace, ds: str, **table: Any) -> SourceContext:
     spec = build_spec(
         {
             "pipeline": "shop",
@@ -34,7 +36,8 @@ def context(ws: Workspace, ds: str, **table: Any) -> Context:
             "features": {"label": "id", "workflow": [], "split": {"by": "position"}},
         }
     )
-    return Context(spec, ws, ds)
+    (source,) = source_contexts(Context(spec, ws, ds))
+    return source
 
 
 def deliver(ws: Workspace, ds: str, text: str = "x", name: str = "a.json") -> Path:
@@ -60,13 +63,13 @@ class Lake:
     def load(self, ds: str, **more: Any) -> int:
         """What a load of a day's landing files commits: one data file of five rows."""
         ctx = context(self.ws, ds)
-        day = landing.find(ctx.spec.source, self.ws, ds)
+        day = landing.find(ctx.source, self.ws, ds)
         record = LoadRecord(
             **{
                 "ds": ds,
                 "key": "k",
-                "declared": declaration(ctx.spec, 1),
-                "judged": fingerprint(declared_table(ctx.spec)),
+                "declared": declaration(ctx.source, ctx.table, 1),
+                "judged": fingerprint(declared_table(ctx.table)),
                 "files": [[f.name, f.size, f.sha256()] for f in day.files],
                 "modified": {f.name: f.mtime_ns for f in day.files},
                 "rows": {"kept": 5},
@@ -130,13 +133,8 @@ def test_no_files_names_the_glob(lake: Lake, ws: Workspace) -> None:
     with pytest.raises(UserError) as e:
         lake.days(D3)
     assert str(e.value).startswith(f"no landing files for {D3} match {ws.home}/in/{D3}/* nor ")
-    snapshot = Context(
-        context(ws, D3).spec.model_copy(
-            update={"source": context(ws, D3).spec.source.model_copy(update={"path": "/nowhere/*.csv"})}
-        ),
-        ws,
-        D3,
-    )
+    daily = context(ws, D3)
+    snapshot = replace(daily, source=daily.source.model_copy(update={"path": "/nowhere/*.csv"}))
     with pytest.raises(UserError, match=r"no landing files match /nowhere/\*\.csv; put them there"):
         covered_days(snapshot, lake.history)
 
@@ -271,12 +269,11 @@ def test_the_version_of_a_day_is_the_last_that_changed_it_or_days_before(lake: L
 
 
 def test_new_keys_at_their_defaults_leave_a_declaration_what_it_was(ws: Workspace) -> None:
-    spec = context(ws, D1).spec
-    assert not {"timezone", "timestamps"} & set(declared_source(spec))
-    assert "clock_skew_seconds" not in declared_table(spec)
-    other = context(ws, D1, clock_skew_seconds=5).spec
-    assert declared_table(other) == declared_table(spec) | {"clock_skew_seconds": 5}
-    assert declaration(other, 1) != declaration(spec, 1)
+    plain, other = context(ws, D1), context(ws, D1, clock_skew_seconds=5)
+    assert not {"timezone", "timestamps"} & set(declared_source(plain.source))
+    assert "clock_skew_seconds" not in declared_table(plain.table)
+    assert declared_table(other.table) == declared_table(plain.table) | {"clock_skew_seconds": 5}
+    assert declaration(other.source, other.table, 1) != declaration(plain.source, plain.table, 1)
 
 
 def rewritten(action: dict[str, Any]) -> dict[str, Any]:

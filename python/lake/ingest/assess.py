@@ -12,7 +12,7 @@ from headrace.lake.ingest.day_files import DayFiles
 from headrace.lake.ingest.load_history import LoadRecord
 from headrace.lake.ingest.plan import LoadPlan, loaded_after
 from headrace.lake.ingest.profile import FileProfile
-from headrace.stage import Context
+from headrace.lake.ingest.source_context import SourceContext
 
 _LOG = logging.getLogger("headrace.lake")
 
@@ -21,7 +21,7 @@ _NOT_IN_NAMES = set(" ,;{}()\n\t=")
 
 
 def assess_day(
-    ctx: Context,
+    ctx: SourceContext,
     plan: LoadPlan,
     day: DayFiles,
     files: Sequence[FileProfile],
@@ -32,7 +32,7 @@ def assess_day(
     """Check a day that has been read.
 
     Args:
-        ctx: of the run.
+        ctx: of the source.
         plan: of the run.
         day: its landing files.
         files: what was found in them.
@@ -46,13 +46,13 @@ def assess_day(
     Raises:
         UserError: the day has no rows, breaks an expectation, or has columns that are refused.
     """
-    table = ctx.spec.table
+    table = ctx.table
     read, expanded = sum(f.read for f in files), sum(f.expanded for f in files)
     if not read and table.expectations.min_rows:
-        globs = " nor ".join(landing.patterns(ctx.spec.landing_source, ctx.ws, day.ds))
+        globs = " nor ".join(landing.patterns(ctx.landing_source, ctx.ws, day.ds))
         raise UserError(
             f"the {len(files)} landing files of {day.ds} hold no rows ({globs}); deliver them again, or set "
-            f"table.expectations.min_rows to 0"
+            f"{ctx.where}table.expectations.min_rows to 0"
         )
     declared = {c.name for c in table.columns}
     accepted = frozenset(n for n in existing if n not in declared and n != "ds" and not n.startswith("_"))
@@ -64,7 +64,7 @@ def assess_day(
     if table.new_columns == "accept":
         extra += _acceptable([d.column for d in drift if d.change == "new"], existing)
     reasons = summed(f.reasons for f in files)
-    end = landing.midnight(ctx.spec.source, landing.following(day.ds))
+    end = landing.midnight(ctx.source, landing.following(day.ds))
     checks = expectations.check(day.ds, end, files, duplicates, table.expectations)
     expectations.enforce(checks, drift, reasons, duplicates)
     good, bad = sum(f.good for f in files), sum(f.bad for f in files)
@@ -73,7 +73,7 @@ def assess_day(
         rows["deleted"] = deleted
     if expanded:
         rows["expanded"] = expanded
-    reloads = day.ds in plan.records and table.keys and ctx.spec.source.daily
+    reloads = day.ds in plan.records and table.keys and ctx.source.daily
     record = LoadRecord(
         ds=day.ds,
         key=ctx.key,

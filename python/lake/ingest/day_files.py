@@ -13,9 +13,9 @@ from typing import Any
 from headrace.errors import UserError
 from headrace.lake import landing
 from headrace.lake.ingest.load_history import LoadHistory, LoadRecord
+from headrace.lake.ingest.source_context import SourceContext
 from headrace.lake.landing import LandingDay, LandingFile
 from headrace.manifest import fingerprint
-from headrace.stage import Context
 
 #: Files whose checksums are computed at once: hashing lets go of the interpreter's lock.
 _READERS = 4
@@ -69,25 +69,24 @@ def day_files(day: LandingDay, record: LoadRecord | None) -> DayFiles:
         return DayFiles(day, record, tuple(pool.map(lambda f: _identity(f, record), day.files)))
 
 
-def covered_days(ctx: Context, history: LoadHistory) -> tuple[DayFiles, ...]:
+def covered_days(ctx: SourceContext, history: LoadHistory) -> tuple[DayFiles, ...]:
     """The days that a run covers, oldest first, the run's own last: those with landing files, or loaded from some.
 
     Raises:
         UserError: there are no files for the run's own day, and it is not loaded; names the glob.
     """
-    found = []
-    for ds in landing.covered(ctx.spec.source, ctx.ds):
-        day = landing.find(ctx.spec.landing_source, ctx.ws, ds)
+    found, source = [], ctx.landing_source
+    for ds in landing.covered(source, ctx.ds):
+        day = landing.find(source, ctx.ws, ds)
         record = history.records.get(ds)
         if day.files or record is not None:
             found.append(day_files(day, record))
     if not found or found[-1].ds != ctx.ds:
-        source = ctx.spec.landing_source
         tried = " nor ".join(landing.patterns(source, ctx.ws, ctx.ds))
         what = f"for {ctx.ds} " if source.daily else ""
         raise UserError(
-            f"no landing files {what}match {tried}; put them there, or change source.path "
-            f"(for example --set source.path=/data/*.gz)"
+            f"no landing files {what}match {tried}; put them there, or change "
+            f"{ctx.where}source.path (for example --set {ctx.where}source.path=/data/*.gz)"
         )
     return tuple(found)
 

@@ -28,6 +28,7 @@ from headrace.lake.ingest.day_files import DayFiles
 from headrace.lake.ingest.load_history import LoadRecord
 from headrace.lake.ingest.plan import LoadPlan
 from headrace.lake.ingest.profile import FileProfile, profiles
+from headrace.lake.ingest.source_context import SourceContext
 from headrace.lake.ingest.tables import may_have_rows, replace_days
 from headrace.lake.ingest.typed_rows import typed
 from headrace.lake.ingest.withhold import withheld_rows
@@ -35,7 +36,6 @@ from headrace.lake.landing import LandingDay, following
 from headrace.lake.sources.formats import FORMATS, SourceFormat
 from headrace.lake.sources.frame import BAD, GOOD, quoted
 from headrace.lake.sources.lines import FileDamaged, LandingBatch, damaged_file_named, one_file_a_task
-from headrace.stage import Context
 from headrace.storage import Location
 
 _LOG = logging.getLogger("headrace.lake")
@@ -76,13 +76,11 @@ class _Dropped:
 
 @dataclass(frozen=True)
 class Load:
-    """The loading of one run."""
+    """The loading of one source in one run."""
 
-    ctx: Context
+    ctx: SourceContext
     plan: LoadPlan
     spark: SparkSession
-    events: Location
-    quarantine: Location
 
     def run(self) -> None:
         """Load all days of the plan.
@@ -94,7 +92,7 @@ class Load:
             self._load(days)
 
     def _load(self, days: list[DayFiles]) -> None:
-        batch = LandingBatch(self.spark, self.ctx.spec.landing_source, self.ctx.spec.table, tuple(d.day for d in days))
+        batch = LandingBatch(self.spark, self.ctx.landing_source, self.ctx.table, tuple(d.day for d in days))
         try:
             self._load_batch(batch, days)
         except FileDamaged as e:
@@ -141,7 +139,7 @@ class Load:
     ) -> tuple[list[_CheckedDay], UserError | None]:
         """The days up to the first that may not be loaded, and why not."""
         checked: list[_CheckedDay] = []
-        existing = DeltaLog(self.events).columns()
+        existing = DeltaLog(self.ctx.events).columns()
         for day in days:
             try:
                 of_day = [f for f in files if f.ds == day.ds]
@@ -156,7 +154,7 @@ class Load:
     @contextmanager
     def _staging(self) -> Iterator[Location]:
         """A folder for rows on their way, gone at the end (a killed run's goes here)."""
-        folder = self.ctx.ws.spark_local / "ingest" / self.ctx.spec.pipeline
+        folder = self.ctx.staging
         folder.remove_quietly()
         folder.make_dir()
         try:
@@ -176,31 +174,31 @@ class Load:
         return rows if source.finish is None else _stage(self.spark, source.finish(rows, batch), folder / "finished")
 
     def _duplicates(self, rows: DataFrame, days: tuple[LandingDay, ...]) -> DataFrame | None:
-        spec = self.ctx.spec
-        if not spec.table.keys:
+        table = self.ctx.table
+        if not table.keys:
             return None
         loaded = None
-        if spec.source.daily:
-            late = spec.table.late_days
-            near = self.spark.read.format("delta").load(str(self.events))
+        if self.ctx.source.daily:
+            late = table.late_days
+            near = self.spark.read.format("delta").load(str(self.ctx.events))
             near = near.where(F.col("ds").between(following(days[0].ds, -late), following(days[-1].ds, late)))
             # Days that are loaded and stay: those still to be loaded again are compared when their turn comes.
             pending = {d.ds for d in self.plan.days if d.ds >= days[0].ds}
             near = near.where(~F.col("ds").isin(sorted(pending)))
-            loaded = near.select(*(F.col(k) for k in quoted(spec.table.keys)), "ds")
-        return deduplicate.duplicates(rows, loaded, spec.table)
+            loaded = near.select(*(F.col(k) for k in quoted(table.keys)), "ds")
+        return deduplicate.duplicates(rows, loaded, table)
 
     def _commit_quarantine(self, rows: DataFrame, days: list[LandingDay], any_bad: bool) -> None:
         """Bad rows of all the days, in one commit: what a kill before the events' commits leaves is replaced again."""
         for day in days:
             _check_unchanged(day)
         names = [day.ds for day in days]
-        if not any_bad and not may_have_rows(self.quarantine, names):
+        if not any_bad and not may_have_rows(self.ctx.quarantine, names):
             return
         bad = rows.where((F.col("_state") == BAD) & F.col("_ds").isin(names))
         line = F.col("_line").alias("_source_line")
         bad = bad.select("_source_file", line, "_raw", "_reason", F.col("_ds").alias("ds"))
-        replace_days(bad, self.quarantine, names, "")
+        replace_days(bad, self.ctx.quarantine, names, "")
 
     def _commit_events(self, rows: DataFrame, checked: _CheckedDay) -> None:
         tick = time.perf_counter()
@@ -208,14 +206,14 @@ class Load:
         _check_unchanged(day)
         good = rows.where((F.col("_ds") == day.ds) & (F.col("_state") == GOOD))
         good = good.select(
-            *quoted([c.name for c in self.ctx.spec.table.columns]),
+            *quoted([c.name for c in self.ctx.table.columns]),
             *(F.try_element_at("_extra", F.lit(name)).alias(name) for name in checked.extra),
             "_source_file",
             F.col("_line").alias("_source_line"),
             F.col("_ds").alias("ds"),
         )
-        record = replace(checked.record, quarantine=_newest(self.quarantine))
-        replace_days(good, self.events, [day.ds], record.metadata())
+        record = replace(checked.record, quarantine=_newest(self.ctx.quarantine))
+        replace_days(good, self.ctx.events, [day.ds], record.metadata())
         counts = ", ".join(f"{name} {n:,}" for name, n in record.rows.items())
         _LOG.info("%s: %s; committed in %.1f s", day.ds, counts, time.perf_counter() - tick)
 

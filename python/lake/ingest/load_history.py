@@ -176,7 +176,7 @@ def _commits(log: DeltaLog) -> tuple[Commit, ...]:
     return _read_commits(log.folder, version, log.committed_ns(version))
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def _read_commits(folder: Location, version: int, committed_ns: int) -> tuple[Commit, ...]:
     return tuple(DeltaLog(folder).commits())
 

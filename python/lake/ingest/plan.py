@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.config import Section, Spec
+from headrace.config import Section, Source, Table
 from headrace.errors import UserError
 from headrace.lake import landing
 from headrace.lake.ingest.day_files import DayFiles, day_files
 from headrace.lake.ingest.load_history import LoadHistory, LoadRecord
+from headrace.lake.ingest.source_context import SourceContext
 from headrace.lake.landing import LandingDay
 from headrace.manifest import fingerprint
-from headrace.stage import Context
 
 _LOG = logging.getLogger("headrace.lake")
 
@@ -56,11 +56,11 @@ class LoadPlan:
             yield batch
 
 
-def plan_load(ctx: Context, history: LoadHistory, covered: Sequence[DayFiles], version: int) -> LoadPlan:
+def plan_load(ctx: SourceContext, history: LoadHistory, covered: Sequence[DayFiles], version: int) -> LoadPlan:
     """Compare the landing files with the load history.
 
     Args:
-        ctx: of the run.
+        ctx: of the source.
         history: of the events' table.
         covered: the days that the run covers, its own last.
         version: of the stage ingest.
@@ -69,8 +69,8 @@ def plan_load(ctx: Context, history: LoadHistory, covered: Sequence[DayFiles], v
         UserError: a day must be loaded again and cannot be: its files are gone, or others have deleted rows of it that
             cannot be known any more.
     """
-    spec, records = ctx.spec, history.records
-    declared, judged = declaration(spec, version), fingerprint(declared_table(spec))
+    source, table, records = ctx.source, ctx.table, history.records
+    declared, judged = declaration(source, table, version), fingerprint(declared_table(table))
     reload = {d for r in records.values() for d in r.then if d in records and records[d].version < r.version}
     found: dict[str, DayFiles] = {}
     for files in covered:
@@ -78,15 +78,15 @@ def plan_load(ctx: Context, history: LoadHistory, covered: Sequence[DayFiles], v
         why = _why_load(files, history, declared, judged if own else None)
         if why is not None and _can_load(files, why, own):
             found[files.ds] = files
-    if spec.source.daily and spec.table.keys:
-        reload |= {x for d in found if d in records for x in loaded_after(d, records, spec.table.late_days)}
+    if source.daily and table.keys:
+        reload |= {x for d in found if d in records for x in loaded_after(d, records, table.late_days)}
     for ds in sorted(reload - set(found)):
-        files = day_files(landing.find(spec.landing_source, ctx.ws, ds), records[ds])
+        files = day_files(landing.find(ctx.landing_source, ctx.ws, ds), records[ds])
         if _can_load(files, "an earlier day changed", own=False):
             found[ds] = files
     days = tuple(found[ds] for ds in sorted(found))
     erased = frozenset(ds for ds in found if _is_erased(history, ds))
-    withhold = frozenset(f.ds for f in days if f.unchanged and any(_is_erased(history, d) for d in _near(spec, f.ds)))
+    withhold = frozenset(f.ds for f in days if f.unchanged and any(_is_erased(history, d) for d in _near(ctx, f.ds)))
     return LoadPlan(days, records, declared, judged, erased, withhold)
 
 
@@ -95,23 +95,23 @@ def loaded_after(ds: str, records: Mapping[str, LoadRecord], late_days: int) -> 
     return [d for d in (landing.following(ds, k) for k in range(1, late_days + 1)) if d in records]
 
 
-def declaration(spec: Spec, version: int) -> str:
+def declaration(source: Source, table: Table, version: int) -> str:
     """All that decides what becomes of a row; not what only stops a day."""
-    table, source = declared_table(spec), declared_source(spec)
-    table["expectations"] = {"ranges": table["expectations"]["ranges"]}
+    of_rows, files = declared_table(table), declared_source(source)
+    of_rows["expectations"] = {"ranges": of_rows["expectations"]["ranges"]}
     for key in ("path", "catch_up_days"):
-        del source[key]
-    return fingerprint({"version": version, "table": table, "source": source})
+        del files[key]
+    return fingerprint({"version": version, "table": of_rows, "source": files})
 
 
-def declared_source(spec: Spec) -> dict[str, Any]:
+def declared_source(source: Source) -> dict[str, Any]:
     """The section `source` for fingerprints."""
-    return _without_defaults(spec.source, ("timezone", "timestamps", "trim"))
+    return _without_defaults(source, ("timezone", "timestamps", "trim"))
 
 
-def declared_table(spec: Spec) -> dict[str, Any]:
+def declared_table(table: Table) -> dict[str, Any]:
     """The section `table` for fingerprints."""
-    return _without_defaults(spec.table, ("clock_skew_seconds",))
+    return _without_defaults(table, ("clock_skew_seconds",))
 
 
 def _without_defaults(section: Section, keys: Sequence[str]) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def _is_erased(history: LoadHistory, ds: str) -> bool:
     return ds in history.records and (history.records[ds].erased or bool(history.state(ds).changed_by))
 
 
-def _near(spec: Spec, ds: str) -> list[str]:
+def _near(ctx: SourceContext, ds: str) -> list[str]:
     """A day and those on which its duplicates may have been kept."""
-    late = spec.table.late_days if spec.table.keys and spec.source.daily else 0
+    late = ctx.table.late_days if ctx.table.keys and ctx.source.daily else 0
     return [landing.following(ds, k) for k in range(-late, late + 1)]

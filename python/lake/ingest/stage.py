@@ -1,19 +1,22 @@
-"""The stage `ingest`: landing files to the lake's Delta table, one commit a landing day."""
+"""The stage `ingest`: landing files to the lake's Delta tables, one commit a landing day of each source."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from headrace.config import Spec, TableSource
+from pyspark.sql import SparkSession
+
+from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.ingest.assess import summed
 from headrace.lake.ingest.day_files import DayFiles, covered_days
 from headrace.lake.ingest.load import Load
 from headrace.lake.ingest.load_history import LoadHistory, last_change, row_counts
-from headrace.lake.ingest.plan import declared_source, declared_table, plan_load
+from headrace.lake.ingest.plan import LoadPlan, declared_source, declared_table, plan_load
+from headrace.lake.ingest.source_context import SourceContext, source_contexts
 from headrace.lake.ingest.tables import check_columns, create_tables
 from headrace.lake.ingest.typed_rows import check_table
 from headrace.lake.session import session
@@ -24,30 +27,35 @@ _LOG = logging.getLogger("headrace.lake")
 
 
 class Ingest(Stage):
-    """Load the landing files of a day, and of earlier days that are not loaded, exactly once."""
+    """Load the landing files of a day, and of earlier days that are not loaded, exactly once, source by source."""
 
     name = "ingest"
     version = 1
     needs: tuple[str, ...] = ()
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
-        """The sections `source` and `table`."""
-        return {"source": declared_source(spec), "table": declared_table(spec)}
+        """The sections `source`, `table` and `sources`."""
+        named = {
+            name: {"source": declared_source(s.source), "table": declared_table(s.table)}
+            for name, s in spec.sources.items()
+        }
+        return {
+            "source": declared_source(spec.source),
+            "table": declared_table(spec.table),
+            **({"sources": named} if named else {}),
+        }
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
         """The landing files of each day covered, as one input a day; of a loaded day, purged ones among them.
 
         Raises:
-            UserError: the run's own day has no files and is not loaded.
+            UserError: the run's own day has no files of a source and is not loaded.
         """
-        source = ctx.spec.source
-        if isinstance(source, TableSource):
-            raise UserError(f"source: tables are not read yet ({source.shown}); write its rows to files of text")
-        history = LoadHistory(DeltaLog(ctx.ws.table(ctx.spec.pipeline, "events")))
-        return _inputs(ctx, covered_days(ctx, history))
+        return tuple(i for source in source_contexts(ctx) for i in _inputs(source, _covered(source)))
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
-        """Both tables have their version, the events of the days loaded are on disk, and nobody has deleted some."""
+        """All tables have their version, the events of the days loaded are on disk, and nobody has deleted some."""
+        loaded = {ctx.ws.name_of(s.events): _facts_of(s, manifest)["days"] for s in source_contexts(ctx)}
         for output in manifest.outputs:
             log = DeltaLog(ctx.ws.locate(output.name))
             version = int(output.version)
@@ -55,7 +63,7 @@ class Ingest(Stage):
                 return f"version {version} of {output.name} is gone"
             if output.kind != "delta":
                 continue
-            rows = row_counts(log, version, _own_days(manifest.facts["days"], ctx.ds))
+            rows = row_counts(log, version, _own_days(loaded[output.name], ctx.ds))
             if rows is None or sum(rows.values()) != output.rows:
                 return f"rows of version {version} of {output.name} are gone"
             removed = LoadHistory(log).removed_by_others(version, ctx.ds)
@@ -69,41 +77,59 @@ class Ingest(Stage):
         Raises:
             UserError: files that are damaged, changed while they were read, or lack a required column; a day that is
                 empty or breaks an expectation; refused columns; a declaration that does not fit the table. Days before
-                that one are loaded.
+                that one are loaded, and so are the sources before that one.
         """
-        check_table(ctx.spec.table)
-        events, quarantine = (ctx.ws.table(ctx.spec.pipeline, name) for name in ("events", "quarantine"))
-        history = LoadHistory(DeltaLog(events))
-        covered = covered_days(ctx, history)
-        if _inputs(ctx, covered) != ctx.inputs:
+        sources = list(source_contexts(ctx))
+        for source in sources:
+            check_table(source.table, source.where)
+        covered = [_covered(source) for source in sources]
+        found = tuple(i for source, days in zip(sources, covered, strict=True) for i in _inputs(source, days))
+        if found != ctx.inputs:
             raise UserError(f"landing files of {ctx.ds} or of days before came or changed as the run began; run again")
-        plan = plan_load(ctx, history, covered, self.version)
-        if plan.days:
+        plans = [plan_load(s, s.history(), days, self.version) for s, days in zip(sources, covered, strict=True)]
+        if any(plan.days for plan in plans):
             with session(ctx.spec.spark, ctx.ws, f"ingest {ctx.spec.pipeline} {ctx.ds}") as spark:
-                check_columns(ctx.spec.table, events)
-                create_tables(spark, ctx.spec.table, events, quarantine)
-                Load(ctx, plan, spark, events, quarantine).run()
+                for source, plan in zip(sources, plans, strict=True):
+                    _load(source, plan, spark)
         else:
             _LOG.info("all landing files up to %s are loaded already", ctx.ds)
         return result(ctx)
 
 
+def _load(source: SourceContext, plan: LoadPlan, spark: SparkSession) -> None:
+    if not plan.days:
+        return
+    if source.name is not None:
+        _LOG.info("source %s:", source.name)
+    check_columns(source.table, source.events, source.where)
+    create_tables(spark, source.table, source.events, source.quarantine)
+    Load(source, plan, spark).run()
+
+
 def result(ctx: Context) -> Result:
-    """What this run, its killed attempts included, has loaded; else what the day was loaded with.
+    """What this run, its killed attempts included, has loaded; else what the day was loaded with."""
+    main, *named = (_source_result(source) for source in source_contexts(ctx))
+    rows, facts = dict(main.rows), dict(main.facts)
+    for name, of_source in zip(ctx.spec.sources, named, strict=True):
+        rows |= {f"{name}.{count}": n for count, n in of_source.rows.items()}
+        facts["sources"] = {**facts.get("sources", {}), name: of_source.facts}
+    return Result(outputs=tuple(o for one in (main, *named) for o in one.outputs), rows=rows, facts=facts)
+
+
+def _source_result(ctx: SourceContext) -> Result:
+    """Of one source.
 
     The versions are those that last changed a day up to `ds`: days after it, loaded before or since, are no part of
     what the run has made, and a rerun says what the first run said.
     """
-    events, quarantine = (ctx.ws.table(ctx.spec.pipeline, name) for name in ("events", "quarantine"))
-    log = DeltaLog(events)
-    history = LoadHistory(log)
+    history = ctx.history()
     records = history.records
     mine = [records[ds] for ds in sorted(records) if records[ds].key == ctx.key] or [records[ctx.ds]]
     rows = summed(r.rows for r in mine)
     version = history.last_change(ctx.ds)
-    kept = row_counts(log, version, _own_days([r.ds for r in mine], ctx.ds))
+    kept = row_counts(history.log, version, _own_days([r.ds for r in mine], ctx.ds))
     if kept is None:
-        raise RuntimeError(f"version {version} of {events} is not whole after its load")
+        raise RuntimeError(f"version {version} of {ctx.events} is not whole after its load")
     states = {day.ds: history.state(day.ds) for day in covered_days(ctx, history) if day.ds in records}
     changed = [
         {"ds": ds, "rows": state.rows - records[ds].rows["kept"], "by": list(state.changed_by)}
@@ -112,8 +138,8 @@ def result(ctx: Context) -> Result:
     ]
     order = ("read", "kept", "quarantined", "duplicates", "deleted", "expanded")
     outputs = (
-        ("delta", events, version, sum(kept.values())),
-        ("quarantine", quarantine, last_change(DeltaLog(quarantine), ctx.ds), rows["quarantined"]),
+        ("delta", ctx.events, version, sum(kept.values())),
+        ("quarantine", ctx.quarantine, last_change(DeltaLog(ctx.quarantine), ctx.ds), rows["quarantined"]),
     )
     return Result(
         outputs=tuple(
@@ -132,8 +158,17 @@ def result(ctx: Context) -> Result:
     )
 
 
-def _inputs(ctx: Context, days: Sequence[DayFiles]) -> tuple[Input, ...]:
-    return tuple(Input(kind="landing", name=f"landing/{ctx.spec.pipeline}/{d.ds}", version=d.version) for d in days)
+def _covered(ctx: SourceContext) -> tuple[DayFiles, ...]:
+    return covered_days(ctx, ctx.history())
+
+
+def _inputs(ctx: SourceContext, days: Sequence[DayFiles]) -> Iterator[Input]:
+    return (Input(kind="landing", name=f"{ctx.inputs_name}/{d.ds}", version=d.version) for d in days)
+
+
+def _facts_of(ctx: SourceContext, manifest: Manifest) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = manifest.facts if ctx.name is None else manifest.facts["sources"][ctx.name]
+    return found
 
 
 def _own_days(days: Iterable[str], ds: str) -> set[str]:

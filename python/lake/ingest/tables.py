@@ -39,8 +39,8 @@ def create_tables(spark: SparkSession, table: Table, events: Location, quarantin
             )
 
 
-def check_columns(table: Table, events: Location) -> None:
-    """Raises UserError where the table has a declared column as another type."""
+def check_columns(table: Table, events: Location, where: str = "") -> None:
+    """Raises UserError where the table has a declared column as another type. `where`: before `table` in a key."""
     existing = {name.lower(): (name, type_) for name, type_ in DeltaLog(events).columns().items()}
     for c in table.columns:
         if c.name.lower() not in existing:
@@ -48,8 +48,8 @@ def check_columns(table: Table, events: Location) -> None:
         name, type_ = existing[c.name.lower()]
         if name != c.name or not _same_type(type_, c.type):
             raise UserError(
-                f"table.columns declares '{c.name}' as {c.type}, but {events} has '{name}' as {type_}; give the column "
-                f"another name, or the pipeline, or move that table away to load everything again"
+                f"{where}table.columns declares '{c.name}' as {c.type}, but {events} has '{name}' as {type_}; give the "
+                f"column another name, or the pipeline, or move that table away to load everything again"
             )
 
 

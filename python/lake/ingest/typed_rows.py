@@ -45,8 +45,8 @@ def kind_unreadable(column: Declared) -> str:
     return f"{column.name}: not {_article(column.type)}"
 
 
-def check_table(table: Table) -> None:
-    """Refuse declarations that rows cannot be checked by.
+def check_table(table: Table, where: str = "") -> None:
+    """Refuse declarations that rows cannot be checked by. `where`: before `table` in a key, for messages.
 
     Raises:
         UserError: a reserved name, a range of a column that has no order, an event time that is no time.
@@ -54,13 +54,14 @@ def check_table(table: Table) -> None:
     types = {c.name: c.type for c in table.columns}
     for name in types:
         if name.startswith("_") or name.lower() == "ds":
-            raise UserError(f"table.columns: '{name}' is a reserved name (`ds` and names that begin with `_`)")
+            raise UserError(f"{where}table.columns: '{name}' is a reserved name (`ds` and names that begin with `_`)")
     for name in table.expectations.ranges:
         if types[name] not in _NUMERIC:
-            raise UserError(f"table.expectations.ranges: column '{name}' is {types[name]}, not a number")
+            raise UserError(f"{where}table.expectations.ranges: column '{name}' is {types[name]}, not a number")
     if table.event_time and types[table.event_time] not in ("timestamp", "date"):
         raise UserError(
-            f"table.event_time: column '{table.event_time}' is {types[table.event_time]}; declare it timestamp or date"
+            f"{where}table.event_time: column '{table.event_time}' is {types[table.event_time]}; declare it timestamp "
+            f"or date"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from headrace.monitor import facts, plots
 from headrace.monitor.blocks import Block, Cell, Plot, Section, Table, Text
@@ -73,34 +73,40 @@ def data_quality(day: Day) -> Section:
     if "ingest" not in day.manifests:
         return Section("data", "Data quality", (not_run("ingest"),))
     found = day.facts("ingest")
-    blocks: list[Block] = []
+    blocks = list(_of_source(day, found, ""))
+    for name, of_source in facts.mapping(found.get("sources")).items():
+        blocks += _of_source(day, facts.mapping(of_source), f" of source {facts.short(name)}")
+    days = [str(d) for d in facts.sequence(found.get("days"))]
+    note = f"Days loaded by this run: {_span(days)}." if days else ""
+    return Section("data", "Data quality", tuple(blocks), note)
+
+
+def _of_source(day: Day, found: Mapping[str, object], of: str) -> Iterable[Block]:
+    """What was wrong with one source's files. `of`: ends the titles."""
     every = facts.records(found.get("expectations"))
     mine = [r for r in every if str(r.get("ds", day.ds)) == day.ds or r.get("ok") is not True]
     checked = checks(mine)
     if checked:
-        title = "Expectations" + (f" of {day.ds}" if len(mine) < len(every) else "")
-        blocks.append(Table(("Expectation", ">Value", ">Limit", ""), checked, title))
+        title = f"Expectations{of}" + (f" of {day.ds}" if len(mine) < len(every) else "")
+        yield Table(("Expectation", ">Value", ">Limit", ""), checked, title)
     if len(mine) < len(every):
-        blocks.append(Text(f"Other expectations held, of earlier days: {len(every) - len(mine)}.", "good", wide=False))
+        yield Text(f"Other expectations{of} held, of earlier days: {len(every) - len(mine)}.", "good", wide=False)
     reasons = facts.numbers(found.get("reasons"))
     if reasons:
         ordered = sorted(reasons.items(), key=lambda kv: -kv[1])
         top = ordered[0][1] or 1.0
         rows = tuple((n, Cell(facts.count(v), bar=max(0.0, v / top))) for n, v in ordered)
-        blocks.append(Table(("Reason", ">Rows"), rows, "Quarantine"))
+        yield Table(("Reason", ">Rows"), rows, f"Quarantine{of}")
     else:
-        blocks.append(Text("No row went to quarantine.", "good", wide=False))
+        yield Text(f"No row{of} went to quarantine.", "good", wide=False)
     drift = tuple(
         (Cell(str(r.get("column")), code=True), str(r.get("change")), facts.show(r.get("detail")))
         for r in facts.records(found.get("drift"))
     )
     if drift:
-        blocks.append(Table(("Column", "Change", "Detail"), drift, "Schema drift"))
+        yield Table(("Column", "Change", "Detail"), drift, f"Schema drift{of}")
     else:
-        blocks.append(Text("No schema drift: the files have the declared columns.", "good", wide=False))
-    days = [str(d) for d in facts.sequence(found.get("days"))]
-    note = f"Days loaded by this run: {_span(days)}." if days else ""
-    return Section("data", "Data quality", tuple(blocks), note)
+        yield Text(f"No schema drift{of}: the files have the declared columns.", "good", wide=False)
 
 
 def _span(days: Sequence[str]) -> str:

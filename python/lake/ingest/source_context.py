@@ -1,0 +1,93 @@
+"""One source of a pipeline as `ingest` loads it: its declaration, and the two tables that it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from headrace.config import LandingSource, Source, Table
+from headrace.errors import UserError
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.ingest.load_history import LoadHistory
+from headrace.stage import Context
+from headrace.storage import Location
+from headrace.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class SourceContext:
+    """What the loading of one source is given. Sources know nothing of each other."""
+
+    run: Context
+    #: Of a named source; None: the main one, whose table is `events`.
+    name: str | None
+    source: Source
+    table: Table
+
+    @property
+    def ws(self) -> Workspace:
+        return self.run.ws
+
+    @property
+    def pipeline(self) -> str:
+        return self.run.spec.pipeline
+
+    @property
+    def ds(self) -> str:
+        return self.run.ds
+
+    @property
+    def key(self) -> str:
+        """Of the run."""
+        return self.run.key
+
+    @property
+    def events(self) -> Location:
+        """The Delta table of good rows."""
+        return self.ws.events(self.pipeline, self.name)
+
+    @property
+    def quarantine(self) -> Location:
+        """The Delta table of bad rows."""
+        return self.ws.quarantine(self.pipeline, self.name)
+
+    @property
+    def staging(self) -> Location:
+        """A folder for rows on their way."""
+        folder = self.ws.spark_local / "ingest" / self.pipeline
+        return folder if self.name is None else folder / self.name
+
+    @property
+    def landing_source(self) -> LandingSource:
+        """The source, where it is landing files.
+
+        Raises:
+            UserError: it is a table.
+        """
+        if isinstance(self.source, LandingSource):
+            return self.source
+        raise UserError(
+            f"{self.where}source: tables are not read yet ({self.source.shown}); write its rows to files of text"
+        )
+
+    @property
+    def inputs_name(self) -> str:
+        """The first part of the names of its inputs in a manifest: `<inputs_name>/<ds>`."""
+        return f"landing/{self.pipeline}" + ("" if self.name is None else f"/{self.name}")
+
+    @property
+    def where(self) -> str:
+        """What stands before `source` and `table` in a key of the spec, for messages."""
+        return "" if self.name is None else f"sources.{self.name}."
+
+    def history(self) -> LoadHistory:
+        """What has been loaded, as the table's log says now."""
+        return LoadHistory(DeltaLog(self.events))
+
+
+def source_contexts(ctx: Context) -> Iterator[SourceContext]:
+    """The main source, then the named ones in the order of the spec."""
+    spec = ctx.spec
+    yield SourceContext(ctx, None, spec.source, spec.table)
+    for name, named in spec.sources.items():
+        yield SourceContext(ctx, name, named.source, named.table)
