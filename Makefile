@@ -11,7 +11,7 @@
 #   make bench-gpu on a machine with a GPU: floors, the embedding step, whole DLRM steps (bench/gpu/run.py)
 #   make sanitize-gpu  on a machine with a GPU: native functions and Triton kernels under compute-sanitizer
 #   make bench-peers       TorchRec and FBGEMM beside the environment (build/peers), for make bench-embeddings, bench-dynamic, bench-train
-#   make bench-etl-peers   NVTabular's own environment (build/peers), for make bench-etl
+#   make bench-etl-peers   NVTabular, DuckDB and Polars in environments of their own (build/peers), for make bench-etl
 #   make doctor    what is installed, what is missing, what to do
 #   make airflow   Airflow's own environment (.venv-airflow)
 #   make clean     remove build/, the environments and ./var; keep the caches
@@ -99,9 +99,14 @@ $(STAMPS)/airflow: requirements/airflow.lock $(STAMPS)/tools
 	@$(STEP) "install Airflow's environment" bash -c '[ -x .venv-airflow/bin/python ] || $(UV) venv -q --python "$$(scripts/prerequisites.sh --python)" .venv-airflow; $(UV) pip sync -q --require-hashes --python .venv-airflow/bin/python requirements/airflow.lock'
 	@touch $@
 
-$(STAMPS)/bench-etl-peers: requirements/nvtabular.lock $(STAMPS)/tools
-	@$(STEP) "install NVTabular's environment" bash -c '[ -x build/peers/nvtabular/bin/python ] || $(UV) venv -q --python "$$(scripts/prerequisites.sh --python)" build/peers/nvtabular; $(UV) pip sync -q --require-hashes --python build/peers/nvtabular/bin/python requirements/nvtabular.lock'
-	@touch $@
+# peer-env NAME TITLE: requirements/NAME.lock in build/peers/NAME
+define peer-env
+$(STAMPS)/peers-$(1): requirements/$(1).lock $(STAMPS)/tools
+	@$(STEP) "install $(2)'s environment" bash -c '[ -x build/peers/$(1)/bin/python ] || $(UV) venv -q --python "$$$$(scripts/prerequisites.sh --python)" build/peers/$(1); $(UV) pip sync -q --require-hashes --python build/peers/$(1)/bin/python requirements/$(1).lock'
+	@touch $$@
+endef
+$(eval $(call peer-env,nvtabular,NVTabular))
+$(eval $(call peer-env,duckdb-polars,DuckDB and Polars))
 
 env: $(STAMPS)/package $(STAMPS)/native $(STAMPS)/jars $(STAMPS)/classes
 jars: $(STAMPS)/jars
@@ -158,7 +163,7 @@ bench-peers: $(STAMPS)/bench-peers
 
 BENCHES := $(patsubst bench/bench_%.py,%,$(wildcard bench/bench_*.py))
 bench: $(addprefix bench-,$(BENCHES))
-bench-etl-peers: $(STAMPS)/bench-etl-peers
+bench-etl-peers: $(STAMPS)/peers-nvtabular $(STAMPS)/peers-duckdb-polars
 bench-gpu: env
 	@$(PYTHON) bench/gpu/run.py
 sanitize-gpu: env
@@ -180,6 +185,7 @@ lock: $(STAMPS)/tools
 	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 requirements/cuda.in -o requirements/cuda.lock
 	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 --override requirements/airflow.overrides requirements/airflow.in -o requirements/airflow.lock
 	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 --override requirements/nvtabular.overrides requirements/nvtabular.in -o requirements/nvtabular.lock
+	@$(UV) pip compile -q --no-header --generate-hashes --python-version 3.11 requirements/duckdb-polars.in -o requirements/duckdb-polars.lock
 
 clean:
 	@rm -rf build .venv .venv-airflow var .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .gradle *.egg-info python/*.egg-info

@@ -2,15 +2,17 @@
 
     make bench-etl                               # 1 and 2 million rows, vocabularies, real lines; all peers
     python -m bench.bench_etl 1 4 8              # millions of rows, each a part of its own
-    python -m bench.bench_etl 8 --peers none     # or nvtabular, textbook, nvtabular,textbook
+    python -m bench.bench_etl 4 16 --peers duckdb,polars
+    python -m bench.bench_etl 8 --peers none     # or some of nvtabular, duckdb, polars, textbook
     python -m bench.bench_etl vocabulary real    # the other parts
     python -m bench.bench_etl 1 2 4 8 --resume   # only what this checkout has not measured yet
 
 Workflow: 26 categories by categorify (min_count 15), 13 counts by fill_missing, clip, log, normalize; eight days in a
 Delta table, the last validates. Figures are rows a second over all rows (the higher the better) unless they say MiB or
-values, of the best of three tries (of NVTabular, of its two schedulers). Floors: a plain Spark copy of the same files
-in the same session, and pyarrow's bare decode and write of as many bytes. Peers: as named, on the same files. One that
-is not there is left out, with the reason.
+values, of the best of three tries (one above 8 million rows; of NVTabular, of its two schedulers). Floors: a plain
+Spark copy of the same files in the same session, and pyarrow's bare decode and write of as many bytes. Peers: as named,
+on the same files. One that is not there is left out, with the reason. What DuckDB and Polars wrote is compared with
+ours, row by row; where it differs, the part fails.
 
 A part runs in a process of its own, with a warmed session, and leaves build/bench/etl/PART.json; etl.json beside that
 folder has the figures of all parts. So a part that is stopped loses only itself.
@@ -29,8 +31,8 @@ from pathlib import Path
 
 from bench.criteo_data import write_days
 from bench.etl_lake import DAYS, MIN_COUNT, Lake, spec_of
-from bench.etl_others import PEERS
 from bench.etl_parts import of_real_lines, of_size, of_vocabulary
+from bench.etl_peers import APART
 from bench.etl_table import markdown
 from bench.peers.etl_textbook import textbook
 from bench.report import Figure, publish
@@ -41,6 +43,7 @@ from headrace.storage import local
 from headrace.workspace import Workspace, checkout
 
 OTHER_PARTS = ("vocabulary", "real")
+PEERS = (*APART, "textbook")
 _WARM_ROWS = 40_000
 _FOLDER = checkout() / "build" / "bench" / "etl"
 _TOTAL = re.compile(r"^fit, transform and write, ([0-9.]+) M rows$")

@@ -13,20 +13,25 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from bench.criteo_data import CATEGORIES, COUNTS, hexadecimal, write_days
+from bench.etl_check import differences
+from bench.etl_floors import decode, decode_and_write, seconds, seconds_apart
 from bench.etl_lake import DAYS, MIN_COUNT, Lake, spec_of
-from bench.etl_others import decode, decode_and_write, nvtabular, seconds, seconds_apart
+from bench.etl_peers import APART, run_apart
 from bench.memory import peak_of_tree
 from bench.peers.etl_textbook import textbook
 from bench.report import Figure
 from headrace.config import load_spec
 from headrace.drift.count_day import count_day
 from headrace.features.build.stage import BuildFeatures
+from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.lake.ingest.stage import Ingest
 from headrace.stage import run_stage
 from headrace.workspace import Workspace, checkout
 
 #: Of the copies and of ours each; the best counts, as of NVTabular's two schedulers.
 REPEATS = 3
+#: Above so many rows one of each is enough.
+REPEATED_ROWS = 8_000_000
 #: Rows of the growth with vocabularies, the columns, and the values that each column's rows are drawn from.
 VOCABULARY_ROWS = 4_000_000
 VOCABULARY_COLUMNS = ("C1", "C2", "C3")
@@ -91,7 +96,7 @@ def of_lake(spark: SparkSession, lake: Lake, at: str, peers: set[str], work: Pat
     rows, spec = lake.rows, spec_of()
     everything = lake.paths(False) + lake.paths(True)
     copies, bare, decoded, mine, nexts = [], [], [], [], []
-    for _ in range(REPEATS):
+    for _ in range(REPEATS if rows <= REPEATED_ROWS else 1):
         with peak_of_tree() as copy_peak:
             copies.append(seconds(lambda: spark.read.parquet(*everything).write.parquet(str(work / "copy"))))
         shutil.rmtree(work / "copy")
@@ -115,13 +120,15 @@ def of_lake(spark: SparkSession, lake: Lake, at: str, peers: set[str], work: Pat
         Figure(f"against pyarrow's decode alone, {at}", total, "rows/s", floor=rows / min(decoded)),
         Figure(f"values in vocabularies, {at}", float(sum(map(len, fitted.vocabularies.values()))), "values"),
         Figure(f"peak memory of all processes, {at}", peak.mib, "MiB", floor=copy_peak.mib),
+        Figure(f"peak memory beyond the JVM's heap, {at}", peak.python_mib + beyond_heap_mib(spark), "MiB"),
     ]
     if "textbook" in peers:
         parts = textbook(spark, lake.paths(False), lake.paths(True), work / "textbook", MIN_COUNT)
         name = f"against the textbook way (a broadcast join a column), {at}"
         figures.append(Figure(name, total, "rows/s", peer=rows / sum(parts)))
-    if "nvtabular" in peers:
-        figures += against_nvtabular(lake, at, (fit, write, peak.mib), work, CATEGORIES, COUNTS, MIN_COUNT)
+        shutil.rmtree(work / "textbook")
+    for name in (p for p in APART if p in peers):
+        figures += against(name, lake, at, (fit, write, peak.mib), work, CATEGORIES, COUNTS, MIN_COUNT, fitted)
     return figures
 
 
@@ -145,8 +152,8 @@ def of_vocabulary(spark: SparkSession, peers: set[str], work: Path) -> list[Figu
             Figure(f"fit, transform and write, {at}; peer: the fewest values", total, "rows/s", peer=first),
             Figure(f"peak memory of all processes, {at}", peak.mib, "MiB"),
         ]
-        if "nvtabular" in peers:
-            figures += against_nvtabular(lake, at, (fit, write, peak.mib), folder, VOCABULARY_COLUMNS, (), 1)
+        for name in (p for p in APART if p in peers):
+            figures += against(name, lake, at, (fit, write, peak.mib), folder, VOCABULARY_COLUMNS, (), 1, fitted)
         shutil.rmtree(folder)
     return figures
 
@@ -169,7 +176,8 @@ def drawn_days(folder: Path, values: int) -> list[Path]:
     return paths
 
 
-def against_nvtabular(
+def against(
+    name: str,
     lake: Lake,
     at: str,
     mine: tuple[float, float, float],
@@ -177,23 +185,43 @@ def against_nvtabular(
     categories: Sequence[str],
     counts: Sequence[str],
     least: int,
+    fitted: FittedWorkflow,
 ) -> list[Figure]:
-    """Ours (seconds of fit, seconds of write, MiB) beside NVTabular on the same files; nothing where it did not run."""
-    theirs = nvtabular(lake, work / "nvtabular", categories, counts, least)
+    """Ours (seconds of fit, seconds of write, MiB) beside a peer on the same files; nothing where it did not run.
+
+    Args:
+        work: has our dataset in `out`.
+
+    Raises:
+        RuntimeError: the peer's dataset is not the same as ours.
+    """
+    theirs = run_apart(name, lake, work / name, categories, counts, least)
     if theirs is None:
         return []
-    rows, (fit, write, mib) = lake.rows, mine
+    title, rows, (fit, write, mib) = APART[name].title, lake.rows, mine
+    if APART[name].checked:
+        vocabularies = {n: v.table for n, v in fitted.vocabularies.items()}
+        if found := differences(work / "out", theirs.folder, vocabularies, categories, counts):
+            raise RuntimeError(f"{title} made another dataset than ours: {'; '.join(found)}")
+    shutil.rmtree(work / name)
     return [
-        Figure(
-            f"against NVTabular 23.8, {at}",
-            rows / (fit + write),
-            "rows/s",
-            peer=rows / (theirs["fit"] + theirs["write"]),
-        ),
-        Figure(f"fit against NVTabular 23.8, {at}", rows / fit, "rows/s", peer=rows / theirs["fit"]),
-        Figure(f"write against NVTabular 23.8, {at}", rows / write, "rows/s", peer=rows / theirs["write"]),
-        Figure(f"peak memory against NVTabular 23.8, {at}", mib, "MiB", peer=theirs["peak"]),
+        Figure(f"against {title}, {at}", rows / (fit + write), "rows/s", peer=rows / theirs.seconds),
+        Figure(f"fit against {title}, {at}", rows / fit, "rows/s", peer=rows / theirs.fit_s),
+        Figure(f"write against {title}, {at}", rows / write, "rows/s", peer=rows / theirs.write_s),
+        Figure(f"peak memory against {title}, {at}", mib, "MiB", peer=theirs.peak_mib),
     ]
+
+
+def beyond_heap_mib(spark: SparkSession) -> float:
+    """MiB that the session's JVM holds beside its heap: classes, compiled code, buffers."""
+    assert spark._jvm is not None
+    beans = spark._jvm.java.lang.management
+    held = beans.ManagementFactory.getMemoryMXBean().getNonHeapMemoryUsage().getCommitted()
+    for pool in beans.ManagementFactory.getPlatformMXBeans(
+        spark._jvm.java.lang.Class.forName("java.lang.management.BufferPoolMXBean")
+    ):
+        held += pool.getMemoryUsed() if pool.getName() == "direct" else 0
+    return float(held) / 2**20
 
 
 def _meta_columns(day: int, rows: int) -> dict[str, pa.Array]:

@@ -17,10 +17,17 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "ours / copy": (_TOTAL, "ratio floor"),
     "NVTabular": ("against NVTabular 23.8, ", "peer"),
     "ours / NVTabular": ("against NVTabular 23.8, ", "ratio peer"),
+    "DuckDB": ("against DuckDB 2.0, ", "peer"),
+    "ours / DuckDB": ("against DuckDB 2.0, ", "ratio peer"),
+    "Polars": ("against Polars 2.1, ", "peer"),
+    "ours / Polars": ("against Polars 2.1, ", "ratio peer"),
     "ours / join a column": ("against the textbook way (a broadcast join a column), ", "ratio peer"),
     "ours / bare decode and write": ("against pyarrow's decode and write of as many bytes, ", "ratio floor"),
     "peak MiB": ("peak memory of all processes, ", "value"),
+    "beyond the JVM's heap": ("peak memory beyond the JVM's heap, ", "value"),
     "NVTabular's": ("peak memory against NVTabular 23.8, ", "peer"),
+    "DuckDB's": ("peak memory against DuckDB 2.0, ", "peer"),
+    "Polars's": ("peak memory against Polars 2.1, ", "peer"),
 }
 
 

@@ -12,9 +12,12 @@ _EVERY_S = 0.2
 
 
 class Peak:
-    """The largest sum seen, MiB."""
+    """The largest sums seen, MiB."""
 
+    #: Of all processes.
     mib: float = 0.0
+    #: Of those that are no JVM.
+    python_mib: float = 0.0
 
 
 @contextmanager
@@ -31,7 +34,9 @@ def peak_of_tree(pid: int | None = None) -> Iterator[Peak]:
         known: set[int] = set()
         while not done.wait(_EVERY_S):
             now = set(_tree(root))
-            peak.mib = max(peak.mib, sum(map(_mib, now & known)))
+            held = {pid: _mib(pid) for pid in now & known}
+            peak.mib = max(peak.mib, sum(held.values()))
+            peak.python_mib = max(peak.python_mib, sum(mib for pid, mib in held.items() if not _is_jvm(pid)))
             known = now
 
     thread = threading.Thread(target=watch, daemon=True)
@@ -53,6 +58,13 @@ def _tree(pid: int) -> list[int]:
         for child in children:
             found += _tree(int(child))
     return found
+
+
+def _is_jvm(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == "java"
+    except OSError:
+        return False
 
 
 def _mib(pid: int) -> float:

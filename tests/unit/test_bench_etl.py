@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 
 from bench import bench_etl, etl_parts
 from bench.bench_etl import combined, part_named
 from bench.criteo_data import CATEGORIES, COUNTS, table_of_day
+from bench.etl_check import differences
 from bench.etl_table import markdown
 from bench.report import Figure
 from headrace.errors import UserError
@@ -49,6 +53,36 @@ def test_parts_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for version in ("abd", "abc-dirty"):
         monkeypatch.setattr(bench_etl, "checkout_version", lambda version=version: version)
         assert not bench_etl.is_measured("8")
+
+
+def test_what_a_peer_wrote_is_compared_row_by_row(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    # Ours has a and b as 2 and 3, theirs as 3 and 2; 0 is null and 1 unknown in both.
+    rows = pd.DataFrame({"C": rng.integers(0, 4, 500), "n": rng.random(500), "label": rng.integers(0, 2, 500)})
+    theirs = rows.assign(C=np.array([0, 1, 3, 2])[rows["C"]], n=rows["n"] + 1e-7).sample(frac=1, random_state=1)
+
+    def left(name: str, frame: pd.DataFrame, values: dict[str, int]) -> list[str]:
+        for folder, given in ((tmp_path / "ours", rows), (tmp_path / name, frame)):
+            for split, part in (("train", given[given["n"] < 0.5]), ("valid", given[given["n"] >= 0.5])):
+                (folder / split).mkdir(parents=True, exist_ok=True)
+                part.astype({"C": "int32", "n": "float32"}).to_parquet(folder / split / "0.parquet")
+        (tmp_path / name / "vocabulary").mkdir()
+        saved = pd.DataFrame({"value": list(values), "code": list(values.values())})
+        saved.to_parquet(tmp_path / name / "vocabulary" / "C.parquet")
+        mine = {"C": pa.table({"value": ["a", "b"], "code": [2, 3]})}
+        return differences(tmp_path / "ours", tmp_path / name, mine, ["C"], ["n"])
+
+    assert left("same", theirs, {"b": 2, "a": 3}) == []
+    assert left("codes", theirs, {"a": 2, "b": 3}) == [
+        f"{split}: rows have other codes or labels" for split in ("train", "valid")
+    ]
+    assert "lacks 1, 0 are its own" in left("fewer", theirs, {"b": 2})[0]
+    assert "lacks 1, 1 are its own" in left("other", theirs, {"b": 2, "c": 3})[0]
+    labels = theirs.assign(label=1 - theirs["label"])
+    assert len(left("labels", labels, {"b": 2, "a": 3})) == 2
+    assert "rows, ours has" in left("shorter", theirs.head(499), {"b": 2, "a": 3})[-1]
+    numbers = theirs.assign(n=theirs["n"] + 1e-3 * (theirs["n"] < 0.4))
+    assert left("numbers", numbers, {"b": 2, "a": 3})[0].startswith("train.n: numbers differ by 0.001")
 
 
 def test_names_of_parts() -> None:
