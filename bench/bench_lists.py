@@ -53,7 +53,11 @@ def write(folder: Path, mean: float, as_lists: bool) -> DatasetSchema:
     history = np.where(np.arange(LENGTH) < length[:, None], rng.integers(1, 1000, (ROWS, LENGTH)), 0).astype(np.int32)
     table = {f"n{i}": rng.random(ROWS, np.float32) for i in range(13)}
     table |= {f"c{i}": rng.integers(0, 1000, ROWS).astype(np.int32) for i in range(26)}
-    table |= {"h": lists.trim_zeros(history)} if as_lists else {f"h{i}": history[:, i].copy() for i in range(LENGTH)}
+    table |= (
+        {"h": lists.trim_zeros(lists.from_arrays(np.arange(ROWS + 1) * LENGTH, history.ravel()))}
+        if as_lists
+        else {f"h{i}": history[:, i].copy() for i in range(LENGTH)}
+    )
     table["y"] = np.zeros(ROWS, np.float32)
     whole = pa.table(table)
     for g in range(ROWS // GROUP):

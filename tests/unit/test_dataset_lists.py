@@ -1,4 +1,4 @@
-"""Lists in the dataset: cut where their values end, padded again, in all layouts that Arrow may have them in."""
+"""Lists in the dataset: they end with their values, and are padded again, in any layout that Arrow may have them in."""
 
 from __future__ import annotations
 
@@ -19,18 +19,25 @@ MATRICES = st.integers(1, 5).flatmap(
 )
 
 
-def cut_plainly(row: list[int]) -> list[int]:
+def trimmed(matrix: np.ndarray) -> pa.ListArray:
+    """The rows as lists of all lengths' longest, in a slice whose offsets do not begin at 0, without their zeros."""
+    rows, length = matrix.shape
+    full = lists.from_arrays(np.arange(rows + 2) * length, np.append(np.full(length, 7, matrix.dtype), matrix))
+    return lists.trim_zeros(full.slice(1))
+
+
+def trim_plainly(row: list[int]) -> list[int]:
     while row and row[-1] == 0:
         row = row[:-1]
     return row
 
 
 @given(MATRICES, st.sampled_from([np.int32, np.float32]), st.data())
-def test_cut_and_padded_again(rows: list[list[int]], dtype: type, data: st.DataObject) -> None:
+def test_trimmed_and_padded_again(rows: list[list[int]], dtype: type, data: st.DataObject) -> None:
     length = len(rows[0]) if rows else 2
     matrix = np.array(rows, dtype).reshape(-1, length)
-    stored = lists.trim_zeros(matrix)
-    assert stored.to_pylist() == [cut_plainly(r) for r in rows]
+    stored = trimmed(matrix)
+    assert stored.to_pylist() == [trim_plainly(r) for r in rows]
     # Cut into chunks and slices, whose offsets do not begin at 0.
     edges = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=3)))
     start, ends = (edges[0], edges[1:]) if edges else (0, [])
@@ -38,10 +45,22 @@ def test_cut_and_padded_again(rows: list[list[int]], dtype: type, data: st.DataO
     out = np.full((len(rows) - start, length), 9, np.int64 if dtype is np.int32 else np.float32)
     lists.pad(pa.chunked_array(chunks, stored.type), out, "here")
     np.testing.assert_array_equal(out, matrix[start:])
+    columns = np.full((length, len(rows) - start), 9, out.dtype)  # as they lie in a batch
+    lists.pad(pa.chunked_array(chunks, stored.type), columns.T, "here")
+    np.testing.assert_array_equal(columns.T, matrix[start:])
+
+
+@given(st.lists(st.lists(st.integers(-3, 3), max_size=5), max_size=9), st.data())
+def test_rows_of_lists_are_taken_in_any_order(rows: list[list[int]], data: st.DataObject) -> None:
+    stored = pa.array([[1, 2], *rows], pa.list_(pa.int32())).slice(1)
+    order = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=20)) if rows else []
+    taken = lists.from_arrays(*lists.take(*lists.to_numpy(stored), np.array(order, np.intp)))
+    assert taken.to_pylist() == [rows[i] for i in order]
+    assert not taken.type.value_field.nullable
 
 
 def test_negative_zero_inside_a_list_stays() -> None:
-    assert str(lists.trim_zeros(np.array([[-0.0, 1.0, -0.0]], np.float32)).to_pylist()) == "[[-0.0, 1.0]]"
+    assert str(trimmed(np.array([[-0.0, 1.0, -0.0]], np.float32)).to_pylist()) == "[[-0.0, 1.0]]"
 
 
 @pytest.mark.parametrize(
@@ -59,7 +78,7 @@ def test_what_no_batch_can_hold(column: pa.ListArray, message: str) -> None:
 
 def test_other_readers_see_plain_parquet_lists(tmp_path: Path) -> None:
     """The three levels that Spark, cuDF and pandas know, required ones."""
-    table = pa.table({"tags": lists.trim_zeros(np.array([[4, 0], [0, 0]], np.int32))})
+    table = pa.table({"tags": trimmed(np.array([[4, 0], [0, 0]], np.int32))})
     pq.write_table(table.cast(pa.schema([table.schema.field(0).with_nullable(False)])), tmp_path / "a.parquet")
     assert pq.ParquetFile(tmp_path / "a.parquet").schema.column(0).path == "tags.list.element"
     assert [list(v) for v in pq.read_table(tmp_path / "a.parquet").to_pandas()["tags"]] == [[4], []]

@@ -160,9 +160,9 @@ def test_skipping_decodes_no_earlier_row_group(split: Split, monkeypatch: pytest
     decoded: list[int] = []
     original = module.write_features
 
-    def counted(stored: StoredRowGroup, *args: Any, **more: Any) -> None:
+    def counted(stored: StoredRowGroup, *args: Any, **more: Any) -> Any:
         decoded.append(stored.num_rows)
-        original(stored, *args, **more)
+        return original(stored, *args, **more)
 
     monkeypatch.setattr(module, "write_features", counted)
     with TrainLoader(*split, TRAIN, start_step=1000, depth=1) as source:
@@ -409,10 +409,10 @@ def test_a_failing_stream_is_heard_where_its_rows_are_missing(split: Split, monk
 
     original, calls = module.write_features, itertools.count()
 
-    def failing(*args: Any, **more: Any) -> None:
+    def failing(*args: Any, **more: Any) -> Any:
         if next(calls) == 7:
             raise UserError("no more")
-        original(*args, **more)
+        return original(*args, **more)
 
     monkeypatch.setattr(module, "write_features", failing)
     with TrainLoader(*split, TRAIN) as source:

@@ -1,28 +1,36 @@
 """Batches put together in place: each stream writes its rows where they belong; a batch is ready when all have.
 
 So a value is written once: from its column in the file's order to its place in a batch. The matrices lie column by
-column, and a stream's rows of a step are consecutive in each.
+column, and a stream's rows of a step are consecutive in each. Lists are padded when their batch is taken: those that
+wait take the memory of their values alone.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
 from headrace.dataset.buffers import BufferPool
 from headrace.dataset.loader.batch import Batch
+from headrace.dataset.loader.matrices import JaggedColumn, MatrixColumns
 from headrace.dataset.native import Array
+
+Part = TypeVar("Part")
 
 _ALIGNMENT = 64
 
 
 @dataclass
 class PartialBatch:
-    """A batch that is being put together: continuous float32 [C, B], codes int64 [S, B], labels float32 [1, B]."""
+    """A batch that is being put together; of continuous and codes the features of one value a row.
+
+    continuous: float32 [C', B]; codes: int64 [S', B]; labels: float32 [1, B].
+    """
 
     continuous: Array
     codes: Array
@@ -31,6 +39,8 @@ class PartialBatch:
     missing: int
     #: By carried column, then by stream: parts in order.
     carried: dict[str, dict[int, list[Array]]] = field(default_factory=dict)
+    #: By list feature, then by stream: parts in order.
+    jagged: dict[str, dict[int, list[JaggedColumn]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -48,8 +58,8 @@ class BatchAssembler:
     Streams begin what is at most `ahead` steps before the step that is taken next.
 
     Args:
-        continuous: columns.
-        codes: columns.
+        continuous: the columns of the continuous features.
+        codes: those of the categorical ones.
         carried: names of the columns that are carried.
         rows_each: rows of a step that each stream has.
         totals: rows of each stream that are given in all; None: without end.
@@ -60,8 +70,8 @@ class BatchAssembler:
 
     def __init__(
         self,
-        continuous: int,
-        codes: int,
+        continuous: MatrixColumns,
+        codes: MatrixColumns,
         carried: Sequence[str],
         rows_each: int,
         totals: Sequence[int] | None,
@@ -132,7 +142,10 @@ class BatchAssembler:
             self._next += 1
             self._changed.notify_all()
         carried = {name: _joined(batch.carried.get(name, {})) for name in self._carried}
-        return Batch(batch.continuous.T, batch.codes.T, batch.labels[0], carried)
+        jagged = {name: _in_order(parts) for name, parts in batch.jagged.items()}
+        continuous = self._padded(self._continuous, batch.continuous, jagged)
+        codes = self._padded(self._codes, batch.codes, jagged)
+        return Batch(continuous.T, codes.T, batch.labels[0], carried)
 
     def close(self) -> None:
         """Let streams end."""
@@ -156,15 +169,24 @@ class BatchAssembler:
     def _new_batch(self, step: int) -> PartialBatch:
         """Its three matrices are one block of memory."""
         rows = self._rows_of(step)
-        first = -(-self._continuous * rows * 4 // _ALIGNMENT) * _ALIGNMENT
-        second = first + self._codes * rows * 8
+        continuous, codes = len(self._continuous.scalars), len(self._codes.scalars)
+        first = -(-continuous * rows * 4 // _ALIGNMENT) * _ALIGNMENT
+        second = first + codes * rows * 8
         block = self._buffers.empty((second + rows * 4,), np.uint8)
         return PartialBatch(
-            block[: self._continuous * rows * 4].view(np.float32).reshape(self._continuous, rows),
-            block[first:second].view(np.int64).reshape(self._codes, rows),
+            block[: continuous * rows * 4].view(np.float32).reshape(continuous, rows),
+            block[first:second].view(np.int64).reshape(codes, rows),
             block[second:].view(np.float32).reshape(1, rows),
             missing=rows,
         )
+
+    def _padded(self, columns: MatrixColumns, scalars: Array, jagged: Mapping[str, Sequence[JaggedColumn]]) -> Array:
+        """A batch's matrix [width, B]: `scalars` itself where no feature is a list."""
+        if not columns.lists:
+            return scalars
+        out = self._buffers.empty((columns.width, scalars.shape[1]), scalars.dtype)
+        columns.fill(out, scalars, jagged)
+        return out
 
 
 def run_streams(
@@ -203,5 +225,9 @@ def run_streams(
 
 
 def _joined(by_stream: dict[int, list[Array]]) -> Array:
-    parts = [part for stream in sorted(by_stream) for part in by_stream[stream]]
+    parts = _in_order(by_stream)
     return np.concatenate(parts) if parts else np.empty(0)
+
+
+def _in_order(by_stream: Mapping[int, Sequence[Part]]) -> list[Part]:
+    return [part for stream in sorted(by_stream) for part in by_stream[stream]]

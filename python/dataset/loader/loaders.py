@@ -13,9 +13,10 @@ from types import TracebackType
 from headrace import config
 from headrace.dataset.loader.assembler import BatchAssembler, run_streams
 from headrace.dataset.loader.batch import Batch
+from headrace.dataset.loader.matrices import MatrixColumns
 from headrace.dataset.loader.negatives import NegativeSampler, expanded_sizes
 from headrace.dataset.loader.stream import Stream
-from headrace.dataset.parquet.layout import SplitLayout, check_streams, columns_of, split_of
+from headrace.dataset.parquet.layout import SplitLayout, check_streams, split_of
 from headrace.manifest import Manifest
 from headrace.schema import DatasetSchema, Kind
 from headrace.workspace import Workspace
@@ -47,7 +48,7 @@ class _Loader:
         mine = streams_of(world, streams)
         sizes = [[g.rows for g in layout.stream(i, streams)] for i in mine]
         largest = max((rows for groups in sizes for rows in groups), default=1)
-        continuous, codes = (len(columns_of(schema.of(k))) for k in (Kind.CONTINUOUS, Kind.CATEGORICAL))
+        continuous, codes = (MatrixColumns(schema.of(k)) for k in (Kind.CONTINUOUS, Kind.CATEGORICAL))
         self._assembler = BatchAssembler(
             continuous,
             codes,

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from headrace.dataset.loader.assembler import BatchAssembler, BatchSlice
-from headrace.dataset.loader.matrices import write_features
+from headrace.dataset.loader.matrices import JaggedColumn, MatrixColumns, write_features
 from headrace.dataset.loader.negatives import NegativeSampler, expanded_sizes
 from headrace.dataset.loader.order import RowGroupRead, negatives_generator, row_group_reads, row_order
 from headrace.dataset.native import Array, Order, OutputColumns
-from headrace.dataset.parquet.layout import RowGroup, SplitLayout, columns_of, stored_columns
+from headrace.dataset.parquet.layout import RowGroup, SplitLayout, stored_columns
 from headrace.dataset.parquet.petastorm_reader import RowGroupReader
 from headrace.dataset.parquet.row_group import StoredRowGroup
 from headrace.schema import DatasetSchema, Kind
@@ -99,7 +99,10 @@ class Stream:
                 [s.batch.labels for s in slices],
             )
         ]
-        write_features(stored, self._schema, places, *targets, where=f"{group.path}, row group {group.index}")
+        where = f"{group.path}, row group {group.index}"
+        jagged = write_features(stored, self._schema, places, *targets, where=where)
+        for name, lists in jagged.items():
+            self._write_lists(name, lists, slices)
         if copies is not None:
             generator = negatives_generator(self._seed, read.epoch, self._stream, read.group)
             copies.draw(generator, read.skip, targets[1], targets[2])
@@ -113,6 +116,13 @@ class Stream:
         for part in slices:
             end = at + part.rows.stop - part.rows.start
             part.batch.carried.setdefault(name, {}).setdefault(self._place, []).append(values[at:end])
+            at = end
+
+    def _write_lists(self, name: str, lists: JaggedColumn, slices: list[BatchSlice]) -> None:
+        at = 0
+        for part in slices:
+            end = at + part.rows.stop - part.rows.start
+            part.batch.jagged.setdefault(name, {}).setdefault(self._place, []).append(lists.rows(at, end))
             at = end
 
     def close(self) -> None:
@@ -131,7 +141,10 @@ class _WithNegatives:
         self.order = np.repeat(order, copies)
         self._is_copy = np.ones(len(self.order), bool)
         self._is_copy[np.cumsum(copies) - copies] = False
-        name = columns_of(schema.of(Kind.CATEGORICAL))[plan.column]  # a scalar: stored under that name
+        columns = MatrixColumns(schema.of(Kind.CATEGORICAL))
+        #: Of the codes of one value a row, which one is drawn.
+        self._column = columns.scalar_columns.index(plan.column)
+        name = columns.scalars[self._column].name
         self._own = stored.values(name)[order[labels > 0]].astype(np.int64)
 
     def draw(self, generator: np.random.Generator, skip: int, codes: OutputColumns, labels: OutputColumns) -> None:
@@ -142,6 +155,6 @@ class _WithNegatives:
         for code, label in zip(codes.views, labels.views, strict=True):
             part = slice(at, at + code.shape[1])
             mine = self._is_copy[part]
-            code[self._plan.column, mine] = drawn[part][mine]
+            code[self._column, mine] = drawn[part][mine]
             label[0, mine] = 0.0
             at = part.stop

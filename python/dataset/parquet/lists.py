@@ -19,17 +19,56 @@ from headrace.schema import Feature
 Array = npt.NDArray[Any]
 
 
-def trim_zeros(padded: Array) -> pa.ListArray:
-    """The rows of a matrix [rows, length] as lists without the zeros at their ends; no nulls."""
-    rows, length = padded.shape
-    there = padded != 0
-    # From the right: how far it is to the last one that is not 0.
-    lengths = np.where(there.any(axis=1), length - there[:, ::-1].argmax(axis=1), 0)
-    offsets = np.zeros(rows + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    values = padded[np.arange(length) < lengths[:, None]]
-    element = pa.field("element", pa.from_numpy_dtype(padded.dtype), nullable=False)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), type=pa.list_(element))
+def from_arrays(offsets: Array, values: Array) -> pa.ListArray:
+    """Lists as the dataset has them: no null list, no null element.
+
+    Args:
+        offsets: [rows + 1]; list i is values[offsets[i]:offsets[i + 1]].
+        values: numbers of any type.
+    """
+    element = pa.field("element", pa.from_numpy_dtype(values.dtype), nullable=False)
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values), type=pa.list_(element))
+
+
+def trim_zeros(lists: pa.ListArray) -> pa.ListArray:
+    """Lists without the zeros at their ends. Neither list nor element may be null."""
+    offsets, values = to_numpy(lists)
+    there = np.flatnonzero(values)
+    # Of each list's end the number of values before it that are not 0; the last of these ends the list.
+    before = np.searchsorted(there, offsets[1:])
+    ends = np.where(before > 0, there[before - 1] + 1, 0) if len(there) else np.zeros(len(lists), np.int64)
+    lengths = np.maximum(ends - offsets[:-1], 0)
+    trimmed = np.zeros(len(lists) + 1, np.int32)
+    np.cumsum(lengths, out=trimmed[1:])
+    if trimmed[-1] < len(values):
+        values = values.take(_positions(offsets[:-1], trimmed))
+    return from_arrays(trimmed, values)
+
+
+def to_numpy(lists: pa.ListArray) -> tuple[Array, Array]:
+    """(offsets int32 [rows + 1], beginning at 0; values), in the array's memory where they can be. No nulls."""
+    offsets = lists.offsets.to_numpy()
+    first, last = int(offsets[0]), int(offsets[-1])
+    return offsets - first if first else offsets, lists.values.slice(first, last - first).to_numpy()
+
+
+def take(offsets: Array, values: Array, rows: Array) -> tuple[Array, Array]:
+    """Lists of some rows, in their order: (offsets int32 [n + 1], values).
+
+    Args:
+        offsets: [rows + 1], beginning at 0.
+        values: all lists' values, one list behind the other.
+        rows: [n]; a row may come more than once.
+    """
+    starts = offsets[:-1].take(rows)
+    taken = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum(offsets[1:].take(rows) - starts, out=taken[1:])
+    return taken, values.take(_positions(starts, taken))
+
+
+def _positions(starts: Array, offsets: Array) -> Array:
+    """Where the values are of lists that begin at `starts` and are as long as `offsets` says: int64 [offsets[-1]]."""
+    return np.repeat(starts.astype(np.int64) - offsets[:-1], np.diff(offsets)) + np.arange(offsets[-1])
 
 
 def pad(lists: pa.ChunkedArray | pa.ListArray, out: Array, what: str) -> None:
@@ -40,33 +79,30 @@ def pad(lists: pa.ChunkedArray | pa.ListArray, out: Array, what: str) -> None:
     """
     at = 0
     for chunk in lists.chunks if isinstance(lists, pa.ChunkedArray) else [lists]:
-        _pad(chunk, out[at : at + len(chunk)], what)
+        check(chunk, out.shape[1], what)
+        fill(out[at : at + len(chunk)], *to_numpy(chunk))
         at += len(chunk)
 
 
-def _pad(lists: pa.ListArray, out: Array, what: str) -> None:
-    rows, length = out.shape
+def check(lists: pa.ListArray, length: int, what: str) -> None:
+    """Raise UserError where there is a null list, a null element, or a list of more than `length` values."""
     offsets = lists.offsets.to_numpy()
-    elements = lists.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
-    nulls = lists.null_count + elements.null_count
-    lengths = np.diff(offsets)
-    longest = int(lengths.max(initial=0))
+    nulls = lists.null_count + lists.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).null_count
+    longest = int(np.diff(offsets).max(initial=0))
     if nulls or longest > length:
         found = f"{nulls} nulls" if nulls else f"a list of {longest} values, and the schema says {length} at most"
         raise UserError(f"{what} has {found}. Delete the dataset's folder and run the features stage again")
-    values = elements.to_numpy()
+
+
+def fill(out: Array, offsets: Array, values: Array) -> None:
+    """Fill `out` [rows, length] with lists, none longer than `length`: 0 behind each list's end."""
+    rows, length = out.shape
     if len(values) == rows * length:  # all are full
         out[:] = values.reshape(rows, length)
         return
-    # Place by place, as matrices lie in memory: the values there of the lists that reach so far.
     out[:] = 0
-    starts, which = offsets[:-1] - offsets[0], None
-    for place in range(longest):
-        reach = np.flatnonzero(lengths > place)
-        if len(reach) < len(lengths):
-            starts, lengths = starts[reach], lengths[reach]
-            which = reach if which is None else which[reach]
-        out[slice(None) if which is None else which, place] = values.take(starts + place)
+    lengths = np.diff(offsets)
+    out[np.repeat(np.arange(rows), lengths), np.arange(len(values)) - np.repeat(offsets[:-1], lengths)] = values
 
 
 def by_column(table: pa.Table, features: Sequence[Feature], what: str = "dataset") -> Mapping[str, Array]:

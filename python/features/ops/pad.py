@@ -56,21 +56,20 @@ class Pad(Op):
         return out
 
     def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:
-        return {name: self._pad(x, context.types[name]) for name, x in columns.items()}
+        return {name: self._truncate(x, context.types[name]) for name, x in columns.items()}
 
-    def _pad(self, x: pa.ListArray, input_type: ValueType) -> pa.FixedSizeListArray:
-        lengths = pc.list_value_length(x).to_numpy(zero_copy_only=False).astype(np.int64)
-        starts = np.cumsum(lengths) - lengths
+    def _truncate(self, x: pa.ListArray, input_type: ValueType) -> pa.ListArray:
+        """Lists of at most `length` elements, nulls 0. What is behind a list's end is filled where a model wants it."""
+        lengths = pc.fill_null(pc.list_value_length(x), 0).to_numpy(zero_copy_only=False).astype(np.int64)
         elements = x.flatten()
         if pa.types.is_boolean(elements.type):
             elements = elements.cast(pa.int8())
         stored = input_type.arrow.value_type if input_type.is_categorical else pa.float64()
-        elements = elements.cast(stored, safe=False)
-        # One zero more, which all padding points at.
-        flat = np.append(pc.fill_null(elements, 0).to_numpy(zero_copy_only=False), 0)
-        place = np.arange(self.length)
-        if self.keep == "last":
-            starts = starts + np.maximum(lengths - self.length, 0)
-        index = np.where(place < lengths[:, None], starts[:, None] + place, len(flat) - 1)
-        padded = flat[index].astype(stored.to_pandas_dtype()).ravel()
-        return pa.FixedSizeListArray.from_arrays(pa.array(padded), self.length)
+        elements = pc.fill_null(elements.cast(stored, safe=False), 0)
+        kept = np.minimum(lengths, self.length)
+        offsets = np.zeros(len(kept) + 1, np.int32)
+        np.cumsum(kept, out=offsets[1:])
+        if offsets[-1] < len(elements):
+            starts = np.cumsum(lengths) - (kept if self.keep == "last" else lengths)
+            elements = elements.take(pa.array(np.repeat(starts - offsets[:-1], kept) + np.arange(offsets[-1])))
+        return pa.ListArray.from_arrays(pa.array(offsets), elements)

@@ -16,8 +16,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from headrace import __version__
+from headrace.dataset.parquet import lists
 from headrace.errors import UserError
-from headrace.features.functions.arrays import doubles, input_values, is_missing, to_numpy
+from headrace.features.functions.arrays import doubles, input_values, is_missing, to_numpy, with_elements
 from headrace.features.learn.statistics import IDENTITY
 from headrace.features.ops.base import State
 from headrace.features.types import ValueType
@@ -97,12 +98,37 @@ class FittedWorkflow:
             UserError: an input column is missing or has another type.
         """
         features = self.features if only is None else tuple(f for f in self.features if f.name in only)
-        wanted = {f.name for f in features}
+        arrays = self._finished(batch, {f.name for f in features})
+        out: list[pa.Array] = []
+        for feature in features:
+            array = arrays[feature.name]
+            if feature.is_list:
+                matrix = np.empty((feature.length, len(array)), array.type.value_type.to_pandas_dtype())
+                lists.pad(array, matrix.T, f"feature '{feature.name}'")
+                out += [pa.array(column) for column in matrix]
+            else:
+                out.append(array)
+        schema = self.arrow_schema if only is None else physical_schema(features)
+        for name in keep:
+            schema = schema.append(batch.schema.field(name))
+            out.append(batch.column(name))
+        return pa.RecordBatch.from_arrays(out, schema=schema)
+
+    def transform_lists(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """`transform_batch` as the dataset's files have it, an array for each of `features`: lists are not padded.
+
+        A list feature is an array of lists without the zeros at their ends (headrace.dataset.parquet.lists).
+        """
+        arrays = self._finished(batch, {f.name for f in self.features})
+        return [lists.trim_zeros(arrays[f.name]) if f.is_list else arrays[f.name] for f in self.features]
+
+    def _finished(self, batch: pa.RecordBatch, wanted: Collection[str]) -> dict[str, pa.Array]:
+        """By name of the feature: numbers, codes or raw ids of the rows of a raw batch, or lists of them."""
         arrays: dict[str, pa.Array] = {}
         index = batch.schema.get_field_index(IDENTITY)
         identity = batch.column(index) if index >= 0 else None
         for i, (chain, states) in enumerate(zip(self.workflow.chains, self.states, strict=True)):
-            if wanted.isdisjoint(chain.outputs):
+            if not any(name in wanted for name in chain.outputs):
                 continue
             columns = {name: self._column(batch, name) for name in chain.columns}
             for j, (step, state) in enumerate(zip(chain.steps, states, strict=True)):
@@ -112,19 +138,7 @@ class FittedWorkflow:
             for name, end in chain.outputs.items():
                 if name in wanted:
                     arrays[name] = finished(columns[name], end)
-        out: list[pa.Array] = []
-        for feature in features:
-            array = arrays[feature.name]
-            if feature.is_list:
-                matrix = array.flatten().to_numpy().reshape(-1, feature.length)
-                out += [pa.array(matrix[:, i].copy()) for i in range(feature.length)]
-            else:
-                out.append(array)
-        schema = self.arrow_schema if only is None else physical_schema(features)
-        for name in keep:
-            schema = schema.append(batch.schema.field(name))
-            out.append(batch.column(name))
-        return pa.RecordBatch.from_arrays(out, schema=schema)
+        return arrays
 
     def _table(self, scope: str, name: str) -> KeyedTable:
         return self.tables[f"{scope}.{name}"]
@@ -183,11 +197,14 @@ class FittedWorkflow:
 
 
 def finished(x: pa.Array, end: ValueType) -> pa.Array:
-    """Codes and raw ids as they are, numbers as float32. What is missing or not finite as float32 is 0."""
+    """Codes and raw ids as they are, numbers as float32. What is missing or not finite as float32 is 0.
+
+    Lists have at most `end.length` elements.
+    """
     if end.is_categorical:
-        return x
+        return with_elements(x, x.flatten()) if pa.types.is_fixed_size_list(x.type) else x
     flat = x.flatten() if end.is_list else x
     with np.errstate(over="ignore"):
         single = to_numpy(doubles(flat)).astype(np.float32)
     out = pa.array(np.where(np.isfinite(single), single, np.float32(0)))
-    return pa.FixedSizeListArray.from_arrays(out, end.length) if end.is_list else out
+    return with_elements(x, out) if end.is_list else out

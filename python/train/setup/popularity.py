@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from headrace.dataset.parquet.layout import open_split
-from headrace.dataset.parquet.lists import by_column
 from headrace.embeddings.planner.popularity import Popularity
 from headrace.embeddings.sharding.plan import tables_of
 from headrace.schema import DatasetSchema
@@ -27,18 +27,16 @@ def sampled_popularity(dataset: Location, schema: DatasetSchema) -> dict[str, Po
     groups = open_split(dataset, "train", schema).row_groups
     chosen = groups[:: max(1, -(-len(groups) // _ROW_GROUPS))]
     each = max(1, _ROWS // max(1, len(chosen)))
-    features = {f.name: f for f in schema.features}
     counts = {t.name: np.zeros(0, dtype=np.int64) for t in tables}
     for group in chosen:
         with pq.ParquetFile(group.path) as file:
             read = file.read_row_group(group.index, [x.feature for x in lookups]).slice(0, each)
-        columns = by_column(read, [features[x.feature] for x in lookups], str(group.path))
         for x in lookups:
-            for name in features[x.feature].physical:
-                found = np.bincount(columns[name])
-                if x.is_list and len(found):
-                    found[0] = 0  # padding is not looked up
-                counts[x.table] = _add(counts[x.table], found)
+            column = read.column(x.feature)
+            found = np.bincount((pc.list_flatten(column) if x.is_list else column).to_numpy())
+            if x.is_list and len(found):
+                found[0] = 0  # a null's code is not looked up
+            counts[x.table] = _add(counts[x.table], found)
     return {t.name: Popularity.sampled(counts[t.name], t.rows) for t in tables if counts[t.name].any()}
 
 

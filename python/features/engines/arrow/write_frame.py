@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
-from headrace.dataset.parquet import lists
 from headrace.features.functions.spark_expressions import col
 from headrace.features.layout.files import (
     ColumnCounts,
@@ -26,7 +25,7 @@ from headrace.features.layout.files import (
 )
 from headrace.features.layout.placement import identity, placed
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.features.workflow.schema import physical_schema, stored_schema
+from headrace.features.workflow.schema import stored_schema
 from headrace.schema import NULL_CODE, OOV_CODE, DatasetSchema, Kind
 from headrace.storage import Location
 
@@ -80,8 +79,8 @@ class _Task:
 
     def _transform(self, fitted: FittedWorkflow, batch: pa.RecordBatch) -> pa.RecordBatch:
         rest = [batch.column(batch.schema.get_field_index(c)) for c in ("__label", *self.carried)]
-        made = fitted.transform_batch(batch).columns
-        return pa.RecordBatch.from_arrays([*made, *rest], schema=physical_schema(fitted.schema.features))
+        made = fitted.transform_lists(batch)
+        return pa.RecordBatch.from_arrays([*made, *rest], schema=stored_schema(fitted.schema.features))
 
     def _write(
         self, fitted: FittedWorkflow, index: int, done: list[pa.RecordBatch], missing: Mapping[tuple[str, ...], int]
@@ -96,13 +95,13 @@ def write_part(
     """Write the files of a part.
 
     Args:
-        table: its rows in order (`physical_schema`): lists padded, which they are not in the files.
+        table: its rows in order (`stored_schema`).
         missing: by `source_sets`, rows that lack a value of one of these columns.
 
     Returns:
         What `written_dataset` puts together: JSON values.
     """
-    table = _stored(schema, table)
+    table = table.combine_chunks()  # where a column has several chunks Parquet may cut pages
     rows = table.num_rows
     groups = plan.groups_of(rows)
     edges = [rows * i // groups for i in range(groups + 1)]
@@ -149,18 +148,6 @@ def _count(schema: DatasetSchema, table: pa.Table, missing: Mapping[tuple[str, .
             is_oov = (codes >= OOV_CODE) & (codes < feature.first_code)
             out[feature.name].oov += int(np.count_nonzero(is_oov))
     return out
-
-
-def _stored(schema: DatasetSchema, table: pa.Table) -> pa.Table:
-    """Padded columns as lists. One chunk a column: where there are several Parquet may cut pages."""
-    table = table.combine_chunks()
-    columns = []
-    for f in schema.features:
-        if f.is_list:
-            columns.append(lists.trim_zeros(np.stack([table.column(c).to_numpy() for c in f.physical], axis=1)))
-        else:
-            columns.append(table.column(f.physical[0]))
-    return pa.Table.from_arrays(columns, schema=stored_schema(schema.features))
 
 
 @lru_cache(maxsize=2)

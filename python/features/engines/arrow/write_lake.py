@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
+from headrace.dataset.parquet import lists
 from headrace.features.engines.arrow.array_file import load_arrays, save_arrays
 from headrace.features.engines.arrow.dictionary import apply_op
 from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile, LakeRowGroup, row_groups
@@ -27,8 +28,9 @@ from headrace.features.functions.arrays import doubles, is_missing
 from headrace.features.layout.files import FilePlan, WrittenDataset, source_sets
 from headrace.features.layout.split_rule import day_number
 from headrace.features.workflow.fitted import FittedWorkflow, finished
-from headrace.features.workflow.schema import physical_schema
+from headrace.features.workflow.schema import stored_schema
 from headrace.lake.tasks import cores_of, grouped, run_tasks
+from headrace.schema import Feature
 from headrace.storage import Location
 
 Array = npt.NDArray[Any]
@@ -181,10 +183,11 @@ def _identities(sources: Sequence[tuple[LakeRowGroup, Array]], rows: Array) -> t
 
 
 def outputs_of(fitted: FittedWorkflow, row_group: LakeRowGroup, identity: pa.Array | None) -> dict[str, Array]:
-    """What a row group's columns become, by physical column of the features.
+    """What a row group's columns become, by feature.
 
     `value.NAME`: a result for each distinct value of the one input column that the feature is made of, whose index the
-    row group has; `row.NAME`: one for each row.
+    row group has; `row.NAME`: one for each row. Of lists the values, one list behind the other, and as
+    `value_offsets.NAME` or `row_offsets.NAME` where each begins and the last one ends.
     """
     out: dict[str, Array] = {}
     wanted = {f.name: f for f in fitted.features}
@@ -201,11 +204,9 @@ def outputs_of(fitted: FittedWorkflow, row_group: LakeRowGroup, identity: pa.Arr
             array = finished(columns[name].values, output)
             kind = "row" if columns[name].indices is None else "value"
             if wanted[name].is_list:
-                matrix = array.flatten().to_numpy().reshape(-1, wanted[name].length)
-                for k, column in enumerate(wanted[name].physical):
-                    out[f"{kind}.{column}"] = matrix[:, k]
+                out[f"{kind}_offsets.{name}"], out[f"{kind}.{name}"] = lists.to_numpy(lists.trim_zeros(array))
             else:
-                out[f"{kind}.{wanted[name].physical[0]}"] = array.to_numpy(zero_copy_only=False)
+                out[f"{kind}.{name}"] = array.to_numpy(zero_copy_only=False)
     return out
 
 
@@ -238,16 +239,17 @@ class _WriteTask:
         order = _in_order(hashes, [(s.row_group, s.rows) for s in sources])
         columns: list[pa.Array] = []
         for feature in fitted.features:
-            for name in feature.physical:
-                parts = [s.output(name, feature.sources) for s in sources]
-                columns.append(pa.array(np.concatenate(parts).take(order)))
+            if feature.is_list:
+                columns.append(pa.concat_arrays([s.output_lists(feature) for s in sources]).take(pa.array(order)))
+            else:
+                columns.append(pa.array(np.concatenate([s.output(feature) for s in sources]).take(order)))
         label = [doubles(s.column(fitted.workflow.label_column)).cast(pa.float32()) for s in sources]
         taken = pa.array(order)
         columns.append(pa.concat_arrays(label).take(taken))
         for name in fitted.workflow.carried_columns:
             columns.append(pa.concat_arrays([s.column(name) for s in sources]).take(taken))
         missing = {of: sum(s.missing(of) for s in sources) for of in source_sets(fitted)}
-        table = pa.Table.from_arrays(columns, schema=physical_schema(fitted.schema.features))
+        table = pa.Table.from_arrays(columns, schema=stored_schema(fitted.schema.features))
         yield write_part(fitted.schema, self.plans[part], self.folder, table, missing)
 
 
@@ -259,14 +261,21 @@ class _PartRows:
         self.row_group, self.rows, self._outputs = row_group, rows.astype(np.intp), outputs
         self._indexes: dict[str, Array] = {}
 
-    def output(self, column: str, sources: Sequence[str]) -> Array:
-        """A physical column's values."""
-        by_value = self._outputs.get(f"value.{column}")
+    def output(self, feature: Feature) -> Array:
+        """A feature's values; of lists see `output_lists`."""
+        by_value = self._outputs.get(f"value.{feature.name}")
         if by_value is None:
-            found: Array = self._outputs[f"row.{column}"].take(self.rows)
+            found: Array = self._outputs[f"row.{feature.name}"].take(self.rows)
             return found
-        out: Array = by_value.take(self._index(sources[0]))
+        out: Array = by_value.take(self._index(feature.sources[0]))
         return out
+
+    def output_lists(self, feature: Feature) -> pa.ListArray:
+        """A list feature's lists, without the zeros at their ends."""
+        kind = "value" if f"value.{feature.name}" in self._outputs else "row"
+        rows = self._index(feature.sources[0]) if kind == "value" else self.rows
+        offsets, values = (self._outputs[f"{k}.{feature.name}"] for k in (f"{kind}_offsets", kind))
+        return lists.from_arrays(*lists.take(offsets, values, rows))
 
     def column(self, name: str) -> pa.Array:
         """An input column's values."""
