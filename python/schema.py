@@ -2,28 +2,96 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+)
 
-#: Column types that a landing file may declare, as Spark's `simpleString` spells them.
-ColumnType = Literal[
+from headrace.errors import nearest
+
+#: Column types that can be declared, as Spark's `simpleString` spells them; and `decimal(p,s)`.
+COLUMN_TYPES = (
     "string",
+    "tinyint",
+    "smallint",
     "int",
     "bigint",
     "float",
     "double",
     "boolean",
     "timestamp",
+    "timestamp_ntz",
     "date",
+    "binary",
     "array<string>",
     "array<int>",
     "array<bigint>",
     "array<float>",
     "array<double>",
-]
+)
+_DECIMAL = re.compile(r"decimal\(\s*(\d{1,2})\s*,\s*(\d{1,2})\s*\)")
+_MOST_DIGITS = 38
+#: Other names of types that people bring along.
+_SPELLED = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "bool": "boolean"}
+#: A step of `path`: a name, behind a dot but for the first, or a key in brackets and quotes, which are doubled in it.
+_STEP = re.compile(
+    r"""(?:^|(?<=[^.])\.)(?P<name>[^.\[\]'"]+)"""
+    r"""|\[(?:'(?P<single>(?:[^']|'')+)'|"(?P<double>(?:[^"]|"")+)")\]"""
+)
+
+
+def _column_type(text: str) -> str:
+    if text in COLUMN_TYPES:
+        return text
+    if digits := decimal_digits(text):
+        precision, scale = digits
+        if not 1 <= precision <= _MOST_DIGITS or scale > precision:
+            raise ValueError(f"'{text}': a decimal has 1 to {_MOST_DIGITS} digits, of which none to all are its scale")
+        return f"decimal({precision},{scale})"
+    hint = f"; did you mean '{_SPELLED[text]}'?" if text in _SPELLED else nearest(text, COLUMN_TYPES)
+    raise ValueError(f"'{text}' is no type; types: {', '.join(COLUMN_TYPES)}, decimal(p,s){hint}")
+
+
+#: One of COLUMN_TYPES, or `decimal(p,s)`.
+ColumnType = Annotated[str, AfterValidator(_column_type)]
+
+
+def decimal_digits(type_: str) -> tuple[int, int] | None:
+    """(precision, scale) of `decimal(p,s)`; None of another type."""
+    match = _DECIMAL.fullmatch(type_)
+    return None if match is None else (int(match.group(1)), int(match.group(2)))
+
+
+def path_steps(path: str) -> tuple[str, ...]:
+    """The names and keys of `user.geo.country`, `attributes['os']` or `['a.b'].c`, outermost first.
+
+    Raises:
+        ValueError: it is no path.
+    """
+    steps, end = [], 0
+    for match in _STEP.finditer(path):
+        if match.start() != end:
+            break
+        if match.lastgroup == "name":
+            steps.append(match.group("name"))
+        else:
+            quote = "'" if match.lastgroup == "single" else '"'
+            steps.append(match.group(str(match.lastgroup)).replace(2 * quote, quote))
+        end = match.end()
+    if end != len(path) or not steps:
+        raise ValueError(f"'{path}' is no path; write names with dots, user.geo.country, or keys, attributes['os']")
+    return tuple(steps)
+
 
 #: Vocabulary codes that mean the same in every vocabulary, for ever; one with more than one out-of-vocabulary bucket
 #: has its first value's code further behind (`Feature.first_code`).
@@ -33,14 +101,45 @@ FIRST_CODE = 2
 
 
 class TableColumn(BaseModel):
-    """One declared column of a landing file and of the lake's table."""
+    """One declared column of the source and of the lake's table."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
+    #: One of string, tinyint, smallint, int, bigint, float, double, decimal(p,s), boolean, timestamp, timestamp_ntz (a
+    #: local time without zone), date, binary (kept as its SHA-256 in hexadecimal: text), and array<...> of string,
+    #: int, bigint, float or double.
     type: ColumnType = "string"
     #: A row with a null here goes to quarantine.
     required: bool = False
+    #: Where the source has it, when not under its own name: nested fields with dots (`user.geo.country`), keys of maps
+    #: likewise or in brackets (`attributes['os']`), another column's name alone (`userId`).
+    path: str | None = None
+
+    @field_validator("path")
+    @classmethod
+    def _is_path(cls, value: str | None) -> str | None:
+        if value is not None:
+            path_steps(value)
+        return value
+
+    @model_serializer(mode="wrap")
+    def _without_default_path(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fingerprints of declarations without paths are those from before there were any."""
+        dumped: dict[str, Any] = serialize(self)
+        if self.path is None:
+            dumped.pop("path", None)
+        return dumped
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The names and keys that lead to it in the source, outermost first."""
+        return (self.name,) if self.path is None else path_steps(self.path)
+
+    @property
+    def stored_type(self) -> str:
+        """Spark's type of the lake's column."""
+        return "string" if self.type == "binary" else self.type
 
 
 class Kind(StrEnum):

@@ -61,4 +61,4 @@ class Table(Section):
     @property
     def spark_schema(self) -> str:
         """The declared columns as a Spark DDL string."""
-        return ", ".join(f"`{c.name}` {c.type}" for c in self.columns)
+        return ", ".join(f"`{c.name}` {c.stored_type}" for c in self.columns)

@@ -19,6 +19,7 @@ from headrace.drift.bins import I64, Bins, NumberBins, ValueBins, describe
 from headrace.drift.column_statistics import ColumnStatistics
 from headrace.features.engines.arrow.dictionary import DictionaryColumn
 from headrace.features.functions.arrays import nan_to_null
+from headrace.features.ops import decimal
 from headrace.features.types import ValueType
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.schema import NULL_CODE, OOV_CODE, Feature, Kind
@@ -69,7 +70,7 @@ class MeasuredColumn:
         if self.is_list:
             missing = len(x) - int(pc.sum(pc.greater(pc.list_value_length(x), 0)).as_py() or 0)
             return _drop(pc.list_flatten(x)), missing
-        values = _drop(_seconds(x))
+        values = _drop(_plain(x))
         return values, len(x) - len(values)
 
     def weighed(
@@ -85,7 +86,7 @@ class MeasuredColumn:
             x = column.decode()
             return *self.values([x if mask is None else x.filter(pa.array(mask))]), None
         times = np.bincount(column.indices if mask is None else column.indices[mask], minlength=len(column.values))
-        x = _seconds(column.values)
+        x = _plain(column.values)
         there = x.is_valid().to_numpy(zero_copy_only=False)
         missing = int(times[~there].sum())
         there &= times > 0
@@ -95,7 +96,7 @@ class MeasuredColumn:
 def input_columns(types: Mapping[str, ValueType], features: Sequence[Feature]) -> list[MeasuredColumn]:
     """The raw columns that features are made of, in their order.
 
-    Integers that only become codes are categories (ids, an hour); other integers are numbers.
+    Integers that only become codes are categories (ids, an hour); other integers, and decimals, are numbers.
     """
     coded: dict[str, bool] = {}
     for feature in features:
@@ -200,8 +201,10 @@ def _drop(x: pa.Array) -> pa.Array:
     return x.drop_null()
 
 
-def _seconds(x: pa.Array) -> pa.Array:
-    """Moments as seconds since 1970, other values as they are."""
+def _plain(x: pa.Array) -> pa.Array:
+    """Moments as seconds since 1970, decimals as doubles, other values as they are."""
+    if pa.types.is_decimal(x.type):
+        return decimal.doubles(x)
     if pa.types.is_timestamp(x.type):
         return pc.divide(x.cast(pa.timestamp("us", x.type.tz)).cast(pa.int64()).cast(pa.float64(), safe=False), 1e6)
     if pa.types.is_date(x.type):

@@ -217,9 +217,10 @@ def _hash_limit(rows: int) -> int | None:
 
 def _plain(measured: MeasuredColumn, frame: DataFrame) -> Column:
     """A raw column in a type that counts; moments as seconds since 1970."""
-    x = col(measured.name)
+    x, type_ = col(measured.name), dict(frame.dtypes)[measured.name]
+    if type_.startswith("decimal"):
+        return x.cast("double")
     if measured.kind == "time":
-        type_ = dict(frame.dtypes)[measured.name]
         return spark_micros(x, ValueType("date" if type_ == "date" else "timestamp")).cast("double") / F.lit(1e6)
     return x
 

@@ -7,11 +7,12 @@ from typing import Literal
 
 import pyarrow as pa
 
-from headrace.schema import TableColumn
+from headrace.schema import TableColumn, decimal_digits
 
 #: `code` is the output of an operator that makes embedding rows of values: int32, 0 for null. `id` is a raw id, which
-#: finds its row while the model is trained: int64, 0 for null.
-Element = Literal["string", "int", "bigint", "float", "double", "boolean", "timestamp", "date", "code", "id"]
+#: finds its row while the model is trained: int64, 0 for null. A `decimal` is one only up to the beginning of a chain:
+#: there it becomes a double or text (headrace.features.workflow.binding).
+Element = Literal["string", "int", "bigint", "float", "double", "decimal", "boolean", "timestamp", "date", "code", "id"]
 
 _ARROW: dict[str, pa.DataType] = {
     "string": pa.string(),
@@ -25,6 +26,10 @@ _ARROW: dict[str, pa.DataType] = {
     "code": pa.int32(),
     "id": pa.int64(),
 }
+
+#: Declared types that features see as another one, which has room for all their values: a local time as if it were of
+#: UTC, binary as the text of its hash.
+_SEEN_AS: dict[str, Element] = {"tinyint": "int", "smallint": "int", "timestamp_ntz": "timestamp", "binary": "string"}
 
 
 class OpError(ValueError):
@@ -52,6 +57,9 @@ class ValueType:
     most: int | None = None
     #: It is done: the chain's later operators do not take it, it passes by them (an indicator, not to be normalized).
     final: bool = False
+    #: `decimal` only: its digits, and how many of them are behind the point.
+    precision: int = 0
+    scale: int = 0
 
     @property
     def is_number(self) -> bool:
@@ -69,9 +77,13 @@ class ValueType:
 
     @property
     def arrow(self) -> pa.DataType:
+        if self.element == "decimal":
+            return pa.decimal128(self.precision, self.scale)
         return pa.list_(_ARROW[self.element]) if self.is_list else _ARROW[self.element]
 
     def __str__(self) -> str:
+        if self.element == "decimal":
+            return f"decimal({self.precision},{self.scale})"
         return f"array<{self.element}>" if self.is_list else self.element
 
 
@@ -81,7 +93,11 @@ def least(a: int | None, b: int | None) -> int | None:
 
 
 def declared(column: TableColumn) -> ValueType:
-    """The type of a declared column."""
+    """The type of a declared column, as features see it."""
+    if digits := decimal_digits(column.type):
+        return ValueType("decimal", precision=digits[0], scale=digits[1])
+    if column.type in _SEEN_AS:
+        return ValueType(_SEEN_AS[column.type])
     is_list = column.type.startswith("array<")
     element = column.type.removeprefix("array<").removesuffix(">")
     return ValueType(element, is_list)  # type: ignore[arg-type]  # ColumnType's names are Element's

@@ -25,6 +25,7 @@ from headrace.features.build.events import events_output
 from headrace.features.functions.arrays import one_batch
 from headrace.features.functions.spark_expressions import col
 from headrace.features.table_ops.preparation import prepared_columns
+from headrace.features.types import declared
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.session import session
@@ -141,7 +142,7 @@ def _check_table(ctx: Context) -> None:
     assert spec.score is not None
     folder = ctx.ws.table(spec.pipeline, "scores")
     there = DeltaLog(folder).columns()
-    types = {c.name: c.type for c in prepared_columns(spec)}
+    types = {c.name: str(declared(c)) for c in prepared_columns(spec)}
     keys = (spec.score.user.key, spec.score.item.key)
     wanted = {
         "ds": "string",
@@ -280,7 +281,7 @@ def _write(
         yield from score_batches(shared.value, batches, counter.add)
         report_peak_memory(peak)
 
-    types = {c.name: c.type for c in prepared_columns(spec)}
+    types = {c.name: str(declared(c)) for c in prepared_columns(spec)}
     best = partitioned.mapInArrow(
         work, f"user {types[score.user.key]}, item {types[score.item.key]}, rank int, score float"
     )

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
@@ -12,9 +16,22 @@ from headrace.config import Spec, build_spec
 from headrace.drift.count_day import count_day
 from headrace.features.build import run
 from headrace.features.build.stage import BuildFeatures
+from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
-from tests.spark.test_features_stage import DS, clicks, dataset, digests, land, make_clicks, make_snapshot, snapshot
+from tests.spark.test_features_stage import (
+    DS,
+    SNAPSHOT,
+    assert_same_dataset,
+    clicks,
+    dataset,
+    digests,
+    land,
+    make_clicks,
+    make_snapshot,
+    read,
+    snapshot,
+)
 
 #: Beside what the pipelines have: what is not value by value, what is out of fold, what looks at several columns.
 FURTHER = [
@@ -58,3 +75,70 @@ def test_by_position_and_column(spark: SparkSession, ws: Workspace, monkeypatch:
             one, two = both(ws, spec, patch)
             assert one.facts == two.facts
             assert one.rows == two.rows
+
+
+TYPES: list[dict[str, Any]] = [
+    {"name": "label", "type": "tinyint"},
+    {"name": "price", "type": "decimal(10,2)"},
+    {"name": "ladder", "type": "decimal(4,1)"},
+    {"name": "age", "type": "smallint"},
+    {"name": "local", "type": "timestamp_ntz"},
+    {"name": "day", "type": "date"},
+    {"name": "blob", "type": "binary"},
+]
+
+
+def test_types_that_features_see_as_others(spark: SparkSession, ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each declared type that features have no operators for: from files, from a frame, and by the Spark engine."""
+    n = 40
+    events = pd.DataFrame(
+        {
+            "label": [i % 2 for i in range(n)],
+            "price": [None if i % 9 == 5 else Decimal(i * 1037 - 9000).scaleb(-2) for i in range(n)],
+            "ladder": [Decimal(i % 4 * 5).scaleb(-1) for i in range(n)],
+            "age": [i % 7 - 3 for i in range(n)],
+            "local": [datetime(2026, 1, 1, i % 24, 30, tzinfo=UTC) for i in range(n)],
+            "day": [date(2026, 1, 1 + i % 20) for i in range(n)],
+            "blob": [f"{i % 5:064x}" for i in range(n)],
+            "_source_file": ["in/a.csv"] * n,
+            "_source_line": range(n),
+            "ds": ["2026-01-03"] * n,
+        }
+    )
+    features = SNAPSHOT["features"] | {
+        "label": "label",
+        "carried": ["age"],
+        "workflow": [
+            {"columns": ["price"], "ops": [{"fill_missing": {"value": -1}}]},
+            {"columns": ["ladder", "blob"], "ops": ["categorify"]},
+            {"columns": ["age"], "ops": []},
+            {"columns": ["local"], "ops": [{"cyclic": {"of": "hour"}}]},
+            {"columns": ["day"], "ops": [{"cyclic": {"of": "weekday"}}]},
+        ],
+    }
+    data = SNAPSHOT | {"table": {"columns": TYPES}, "features": features}
+    spec = build_spec(data)
+    land(spark, ws, spec, events)
+    one, two = both(ws, spec, monkeypatch)
+    assert one.facts == two.facts
+    monkeypatch.undo()
+    rows = pd.concat([read(dataset(ws, one), split) for split in ("train", "valid")])
+    assert sorted(rows["price"]) == sorted(-1.0 if p is None else np.float32(float(p)) for p in events["price"])
+    assert sorted(rows["age"]) == sorted(events["age"])
+    fitted = FittedWorkflow.load(ws.locate(one.output("dataset").name) / "workflow")
+    # A decimal as a category is its text, with all digits of its scale.
+    assert sorted(fitted.vocabularies["ladder"].table.column("value").to_pylist()) == ["0.0", "0.5", "1.0", "1.5"]
+
+    # Table operators compare and sum decimals as doubles; and the other engine's dataset is the same.
+    features["prepare"] = [
+        {"filter": {"where": "price < 200 and age is not null"}},
+        {"lambda": {"add": {"cheap": {"expression": "price < 10", "type": "tinyint"}}}},
+    ]
+    features["workflow"].append({"columns": ["cheap"], "ops": []})
+    three = run_stage(BuildFeatures(count_day), build_spec(data), ws, DS).manifest
+    features["engine"] = "spark"
+    four = run_stage(BuildFeatures(count_day), build_spec(data), ws, DS).manifest
+    assert three.rows == four.rows
+    assert sum(three.rows.values()) == sum(p is not None and p < 200 for p in events["price"])
+    assert_same_dataset(dataset(ws, four), dataset(ws, three))
+    assert three.facts == four.facts

@@ -25,6 +25,7 @@ from headrace.drift.count_day import count_day
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.engines.spark.write import _OPTIONS
+from headrace.features.functions.spark_expressions import col
 from headrace.features.types import declared
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow
@@ -104,9 +105,10 @@ def land(
     types = {c.name: declared(c).arrow for c in spec.table.columns}
     types |= {"_source_file": pa.string(), "_source_line": pa.int64(), "ds": pa.string()}
     table = pa.table({n: pa.array(list(events[n]), t) for n, t in types.items()})
-    ddl = ", ".join([*(f"`{c.name}` {c.type}" for c in spec.table.columns), *META])
+    ddl = ", ".join([*(f"`{c.name}` {declared(c)}" for c in spec.table.columns), *META])
     path = ws.table(spec.pipeline, "events").local_path()
     frame = spark.createDataFrame(table, ddl).repartition(partitions)
+    frame = frame.withColumns({c.name: col(c.name).cast(c.stored_type) for c in spec.table.columns})
     frame.write.format("delta").mode("overwrite").partitionBy("ds").save(str(path))
     version = max(int(p.stem) for p in (path / "_delta_log").glob("*.json"))
     Manifest(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
 from headrace.features.build.prepared_rows import first_day
+from headrace.features.functions.spark_expressions import col
+from headrace.features.types import declared
 from headrace.manifest import Output
+from headrace.schema import TableColumn
 from headrace.stage import Context
 
 
@@ -24,10 +29,18 @@ def events_output(ctx: Context) -> Output:
 
 
 def read_events(ctx: Context, spark: SparkSession) -> DataFrame:
-    """All rows of the pinned version."""
+    """All rows of the pinned version, columns in the types that features see them in."""
     pinned = events_output(ctx)
     reader = spark.read.format("delta").option("versionAsOf", int(pinned.version))
-    return reader.load(str(ctx.ws.locate(pinned.name)))
+    return as_features_see(reader.load(str(ctx.ws.locate(pinned.name))), ctx.spec.table.columns)
+
+
+def as_features_see(events: DataFrame, columns: Sequence[TableColumn]) -> DataFrame:
+    """Declared columns of small integers as int, local times as if they were of UTC (headrace.features.types)."""
+    other = {c.name: str(declared(c)) for c in columns if c.stored_type != str(declared(c))}
+    # A column that is there as another type, of an older declaration, stays for others to complain about.
+    stored = {c.name: c.stored_type for c in columns}
+    return events.withColumns({n: col(n).cast(t) for n, t in other.items() if dict(events.dtypes).get(n) == stored[n]})
 
 
 def events_of_window(ctx: Context, events: DataFrame) -> DataFrame:

@@ -25,6 +25,7 @@ from headrace.features.engines.spark import write as spark_write
 from headrace.features.engines.spark.fit import fit
 from headrace.features.layout.files import Engine, FilePlan, WrittenDataset, plan_files
 from headrace.features.layout.split import SPLIT, SplitRows, check_rows
+from headrace.features.types import declared
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
@@ -210,12 +211,12 @@ def day_events(ctx: Context, workflow: Workflow, spark: SparkSession) -> DataFra
     events = read_events(ctx, spark)
     there = dict(events.dtypes)
     wanted = {*workflow.input_columns, *workflow.carried_columns, f"{workflow.label_column}"}
-    for declared in spec.table.columns:
-        column, found = declared.name, there.get(declared.name, "no column at all")
+    for c in spec.table.columns:
+        column, found = c.name, there.get(c.name, "no column at all")
         # Table operators may look at any of them.
-        if (column in wanted or spec.features.prepare) and found != declared.type:
+        if (column in wanted or spec.features.prepare) and found != str(declared(c)):
             raise UserError(
-                f"column '{column}' is declared {declared.type}, but {pinned.name} (version {pinned.version}) has it "
+                f"column '{column}' is declared {c.type}, but {pinned.name} (version {pinned.version}) has it "
                 f"as {found}; run ingest again"
             )
     return events_of_window(ctx, events)

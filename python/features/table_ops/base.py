@@ -171,7 +171,7 @@ def scalar(schema: TableSchema, column: str, elements: tuple[str, ...], what: st
     return type_
 
 
-NUMBERS = ("int", "bigint", "float", "double", "boolean")
+NUMBERS = ("int", "bigint", "float", "double", "decimal", "boolean")
 
 
 def with_types(schema: TableSchema, types: Mapping[str, ValueType]) -> TableSchema:

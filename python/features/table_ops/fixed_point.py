@@ -27,15 +27,16 @@ _LOW = 2**32 - 1
 I64 = npt.NDArray[np.int64]
 
 
-def _is_real(input_type: ValueType) -> bool:
-    return input_type.element in ("float", "double")
+def is_real(input_type: ValueType) -> bool:
+    """Whether it is summed on the grid."""
+    return input_type.element in ("float", "double", "decimal")
 
 
 def whole(x: Column, input_type: ValueType) -> Column:
     """A number as a bigint on its grid; null where it is no finite number."""
     from pyspark.sql import functions as F
 
-    if not _is_real(input_type):
+    if not is_real(input_type):
         return x.cast("int").cast("bigint") if input_type.element == "boolean" else x.cast("bigint")
     x = x.cast("double")
     infinity = F.lit(float("inf"))
@@ -57,4 +58,4 @@ def joined(high: Column, low: Column, input_type: ValueType) -> Column:
     from pyspark.sql import functions as F
 
     total = high.cast("double") * F.lit(float(2**32)) + low.cast("double")
-    return total * F.lit(1 / _GRID) if _is_real(input_type) else total
+    return total * F.lit(1 / _GRID) if is_real(input_type) else total

@@ -62,6 +62,10 @@ class Made(BaseModel):
     expression: str
     type: ColumnType
 
+    def value_type(self, name: str) -> ValueType:
+        """The type of the column, as features see it."""
+        return declared(TableColumn(name=name, type=self.type))
+
 
 class Lambda(TableOp):
     """Adds columns, each an expression of Spark's SQL over the other columns of its row.
@@ -98,7 +102,7 @@ class Lambda(TableOp):
                     raise OpError(f"'{name}': `{text}` answers otherwise when the day is run again")
                 if word in _NOT_A_ROW and word not in columns:
                     raise OpError(f"'{name}': `{text}` is no function of one row")
-        return schema.adding({n: declared(TableColumn(name=n, type=made.type)) for n, made in self.add.items()})
+        return schema.adding({name: made.value_type(name) for name, made in self.add.items()})
 
     def made_of(self, column: str, schema: TableSchema) -> frozenset[str]:
         if column not in self.add:
@@ -115,11 +119,12 @@ class Lambda(TableOp):
             try:
                 # Only what was declared: not the row's identity, nor helper columns.
                 visible = frame.select(*[f"`{c.replace('`', '``')}`" for c in context.schema.types])
-                result = visible.select(F.expr(made.expression).cast(made.type).alias(name))
+                result = visible.select(F.expr(made.expression).cast(str(made.value_type(name))).alias(name))
                 _check_plan(name, visible, result, types.index(label) if label in types else None)
             except PySparkException as e:
                 raise UserError(f"features.prepare (lambda): '{name}': {' '.join(str(e).split())[:400]}") from None
-        return frame.select("*", *[F.expr(m.expression).cast(m.type).alias(n) for n, m in self.add.items()])
+        made_types = {name: str(made.value_type(name)) for name, made in self.add.items()}
+        return frame.select("*", *[F.expr(m.expression).cast(made_types[n]).alias(n) for n, m in self.add.items()])
 
 
 def _words(expression: str) -> Iterator[tuple[str, bool]]:

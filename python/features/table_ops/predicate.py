@@ -5,7 +5,7 @@
 Columns (in backticks where they are no plain names), numbers, 'texts', true and false; = == != <> < <= > >=,
 `in (...)`, `between`, `is [not] null`, `and`, `or`, `not`, parentheses. Timestamps and dates compare with texts
 ('2026-01-31', '2026-01-31 12:00:00', UTC). Logic is SQL's: a comparison with null is unknown, and unknown is not true.
-NaN is null. Integers compare as 64-bit integers, with a real number on either side as doubles.
+NaN is null. Integers compare as 64-bit integers, with a real number on either side as doubles; decimals as doubles.
 """
 
 from __future__ import annotations
@@ -219,7 +219,12 @@ class Predicate:
         type_ = self._types[operand.column]
         if type_.is_list:
             raise self._fault(f"column '{operand.column}' is {type_}; only `is null` can be asked of it")
-        kinds: Mapping[str, Kind] = {**{k: k for k in get_args(Kind)}, "int": "bigint", "float": "double"}
+        kinds: Mapping[str, Kind] = {
+            **{k: k for k in get_args(Kind)},
+            "int": "bigint",
+            "float": "double",
+            "decimal": "double",
+        }
         return kinds[type_.element]
 
     # The Spark implementation.

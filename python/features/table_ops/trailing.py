@@ -122,7 +122,7 @@ class Trailing(FilteredEventsOp):
             if kind == "values":
                 x = F.when(x.isNotNull(), F.lit(1)).otherwise(F.lit(0)).cast("bigint")
             elif kind == "ones":
-                x = F.when(x == (1 << 20 if types[column].element in ("float", "double") else 1), F.lit(1))
+                x = F.when(x == (1 << 20 if fixed_point.is_real(types[column]) else 1), F.lit(1))
                 x = x.otherwise(F.lit(0)).cast("bigint")
             elif kind in ("high", "low"):
                 x = fixed_point.halves(x)[kind == "low"]

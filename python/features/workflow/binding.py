@@ -12,6 +12,7 @@ from headrace.config import Chain
 from headrace.errors import UserError, nearest
 from headrace.features.ops import REGISTRY
 from headrace.features.ops.base import ArrowOpContext, Op, SparkOpContext, State, no_table
+from headrace.features.ops.decimal import FromDecimal
 from headrace.features.registry import build
 from headrace.features.types import OpError, ValueType, least
 from headrace.features.vocabulary.keyed_table import KeyedTable
@@ -103,12 +104,26 @@ def bind(chain: Chain, declared: Mapping[str, ValueType], label: str, where: str
             raise UserError(f"{where}.columns: '{column}' is the label; a feature made of it would leak it")
         if chain.columns.count(column) > 1:
             raise UserError(f"{where}.columns: names '{column}' twice")
+    if any(declared[c].element == "decimal" for c in chain.columns):
+        try:
+            return _bound(chain, declared, where, FromDecimal(to="double"))
+        except UserError as as_number:
+            try:
+                return _bound(chain, declared, where, FromDecimal(to="string"))
+            except UserError:
+                raise as_number from None
+    return _bound(chain, declared, where)
+
+
+def _bound(chain: Chain, declared: Mapping[str, ValueType], where: str, entry: Op | None = None) -> BoundChain:
+    """The chain's operators in their places, behind `entry` where there is one."""
     checked: list[_CheckedOp] = []
     types: dict[str, ValueType] = {c: declared[c] for c in chain.columns}
     sources: dict[str, tuple[str, ...]] = {c: (c,) for c in chain.columns}
     ops = [build(REGISTRY, spec.op, spec.params, f"{where}.ops[{j}]", "operator") for j, spec in enumerate(chain.ops)]
-    for j, op in enumerate(ops):
-        checked.append(_check_op(op, types, f"{where}.ops[{j}] ({op.name})"))
+    placed = [(op, f"{where}.ops[{j}] ({op.name})") for j, op in enumerate(ops)]
+    for op, at in [(entry, where), *placed] if entry is not None else placed:
+        checked.append(_check_op(op, types, at))
         types = checked[-1].outputs
         sources = {n: tuple(dict.fromkeys(s for m in checked[-1].of[n] for s in sources[m])) for n in types}
     for column, output in types.items():

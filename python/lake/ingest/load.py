@@ -230,6 +230,11 @@ def _source_format(batch: LandingBatch) -> SourceFormat:
     for name in found.columns:
         if name not in declared:
             raise UserError(f"source.format '{batch.source.format}' needs column '{name}' in table.columns")
+    for c in batch.table.columns:
+        if c.path is not None and not found.paths:
+            raise UserError(
+                f"table.columns: '{c.name}' has a path, but the fields of '{batch.source.format}' have none"
+            )
     return found
 
 

@@ -46,7 +46,7 @@ def check_columns(table: Table, events: Location, where: str = "") -> None:
         if c.name.lower() not in existing:
             continue
         name, type_ = existing[c.name.lower()]
-        if name != c.name or not _same_type(type_, c.type):
+        if name != c.name or not _same_type(type_, c.stored_type):
             raise UserError(
                 f"{where}table.columns declares '{c.name}' as {c.type}, but {events} has '{name}' as {type_}; give the "
                 f"column another name, or the pipeline, or move that table away to load everything again"
@@ -76,7 +76,7 @@ def replace_days(frame: DataFrame, path: Location, days: Collection[str], metada
 
 def _same_type(existing: str, declared: str) -> bool:
     """Delta's spelling of a type against the declaration's."""
-    simple = {"integer": "int", "long": "bigint"}
+    simple = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
     if declared.startswith("array<"):
         element = {"int": "integer", "bigint": "long"}.get(declared[6:-1], declared[6:-1])
         return f'"elementType": "{element}"' in existing

@@ -1,17 +1,6 @@
-"""Text to the declared types, and the reasons why a row is no row of the table.
+"""Rows of the declared types, and the reasons why a row is no row of the table.
 
-A value that is there but cannot be read as its type makes the row bad; nothing is turned into null silently, and
-nothing raises (Spark 4's ANSI casts would). What counts as readable is narrower than Spark's own cast, which takes
-`12d` for a double, `2026` for a timestamp, and `12:30` for a time of today:
-
-  int, bigint      an optional sign and decimal digits, within the type's range
-  float, double    decimal or scientific notation, finite
-  boolean          true, false, t, f, yes, no, y, n, 1, 0
-  timestamp        ISO 8601 date, or date and time (`T` or a blank between), fraction and offset optional; without an
-                   offset in `source.timezone`. A column of `source.timestamps`: seconds or milliseconds since 1970, as
-                   decimal or scientific notation, of the years 1 to 9999
-  date             yyyy-MM-dd
-  array<...>       each element by its type; null elements stay
+What text is readable as which type: headrace.lake.sources.values.
 """
 
 from __future__ import annotations
@@ -21,21 +10,15 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from headrace.config import AnySource, EpochUnit, Table
+from headrace.config import AnySource, Table
 from headrace.errors import UserError
 from headrace.lake.ingest.rules import Wrong, column_of, missing, out_of_range, untimely
 from headrace.lake.sources.frame import BAD, GOOD, SKIPPED, mask_names, quoted
+from headrace.lake.sources.values import from_text, list_from_texts
 from headrace.schema import TableColumn as Declared
+from headrace.schema import decimal_digits
 
-_TIMESTAMP = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.]\d{1,9})?)?( ?(Z|[+-]\d{2}(:?\d{2})?))?)?$"
-_NO_OFFSET = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.]\d{1,9})?)?)?$"
-_EPOCH = r"^[+-]?\d+([.]\d+)?([eE][+]?\d{1,2})?$"
-#: Microseconds since 1970 at the beginning of year 1 and the end of year 9999.
-_FIRST_MICROS, _LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
-_DATE = r"^\d{4}-\d{2}-\d{2}$"
-#: Java reads `1d`, `1f`, `0x1p3` and `NaN`.
-_NO_NUMBER = "[A-DF-Za-df-z]"
-_NUMERIC = ("int", "bigint", "float", "double")
+_NUMERIC = ("tinyint", "smallint", "int", "bigint", "float", "double")
 #: Characters of a value that a reason quotes.
 _SHOWN = 100
 
@@ -56,7 +39,7 @@ def check_table(table: Table, where: str = "") -> None:
         if name.startswith("_") or name.lower() == "ds":
             raise UserError(f"{where}table.columns: '{name}' is a reserved name (`ds` and names that begin with `_`)")
     for name in table.expectations.ranges:
-        if types[name] not in _NUMERIC:
+        if types[name] not in _NUMERIC and not decimal_digits(types[name]):
             raise UserError(f"{where}table.expectations.ranges: column '{name}' is {types[name]}, not a number")
     if table.event_time and types[table.event_time] not in ("timestamp", "date"):
         raise UserError(
@@ -120,44 +103,10 @@ def _wrong(frame: DataFrame, source: AnySource, table: Table) -> list[Wrong]:
 
 
 def _cast(frame: DataFrame, i: int, column: Declared, source: AnySource) -> Column:
-    ready = f"_v{i}" if f"_v{i}" in frame.columns else f"_t{i}"
+    ready = F.col(f"_v{i}" if f"_v{i}" in frame.columns else f"_t{i}")
     if column.type.startswith("array"):
-        element = column.type[len("array<") : -1]
-        if element == "string":
-            return F.col(ready)
-        return F.transform(ready, lambda e: _scalar(e, element))
-    if column.name in source.timestamps:
-        return _since_1970(F.col(ready), source.timestamps[column.name])
-    if column.type == "timestamp":
-        return _timestamp(F.col(ready), source.timezone)
-    return _scalar(F.col(ready), column.type)
-
-
-def _timestamp(text: Column, timezone: str) -> Column:
-    value = F.when(text.rlike(_TIMESTAMP), text.try_cast("timestamp"))
-    if timezone == "UTC":
-        return value
-    # The session's time zone is UTC: what has no offset was read as UTC.
-    return F.when(text.rlike(_NO_OFFSET), F.to_utc_timestamp(value, F.lit(timezone))).otherwise(value)
-
-
-def _since_1970(text: Column, unit: EpochUnit) -> Column:
-    digits, factor = (6, 1_000_000) if unit == "epoch_seconds" else (3, 1_000)
-    number = F.when(text.rlike(_EPOCH), text.try_cast(f"decimal(24,{digits})"))
-    micros = (number * F.lit(factor)).try_cast("bigint")
-    return F.when(micros.between(_FIRST_MICROS, _LAST_MICROS), F.timestamp_micros(micros))
-
-
-def _scalar(text: Column, type_: str) -> Column:
-    if type_ == "string":
-        return text
-    if type_ in ("float", "double"):
-        number = F.when(~text.rlike(_NO_NUMBER), text.try_cast(type_))
-        # NaN is above infinity in Spark's order.
-        return F.when(F.abs(number) < F.lit(float("inf")).cast(type_), number)
-    if type_ == "date":
-        return F.when(text.rlike(_DATE), text.try_cast(type_))
-    return text.try_cast(type_)
+        return list_from_texts(ready, column.type, source)
+    return from_text(ready, column.type, source, source.timestamps.get(column.name))
 
 
 def _unread(i: int, column: Declared, has_value: bool) -> Column | None:

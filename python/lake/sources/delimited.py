@@ -16,6 +16,7 @@ from headrace.errors import UserError
 from headrace.lake.landing import LandingFile
 from headrace.lake.sources.frame import EXTRA_TYPE, WRONG_FIELDS, presence_masks, with_line_faults, without
 from headrace.lake.sources.lines import LandingBatch
+from headrace.lake.sources.nested import NestedTexts
 
 #: Lists in one CSV field.
 LIST_SEPARATOR = "|"
@@ -62,7 +63,7 @@ def delimited(
         UserError: a header names a column twice.
     """
     by_header: dict[tuple[str, ...], list[int]] = {}
-    declared = tuple(c.name for c in batch.table.columns)
+    declared = tuple(dict.fromkeys(c.steps[0] for c in batch.table.columns))
     for i in files:
         names = header_of(batch.files[i][1], separator, trim) if header else declared
         by_header.setdefault(names, []).append(i)
@@ -96,27 +97,37 @@ def _delimited(
 
     place = {name: k for k, name in enumerate(names)}
     none = F.lit(None).cast("string")
-    undeclared = [name for name in names if name not in {c.name for c in columns}]
+    undeclared = [name for name in names if name not in {c.steps[0] for c in columns}]
     extra = (
         F.create_map(*(part for n in undeclared for part in (F.lit(n), text(place[n]))))
         if undeclared
         else F.lit(None).cast(EXTRA_TYPE)
     )
-    lines = lines.select(
-        *without(lines, "_row"),
-        *((text(place[c.name]) if c.name in place else none).alias(f"_t{i}") for i, c in enumerate(columns)),
-        *presence_masks([F.lit(c.name in place) for c in columns]),
+    texts = NestedTexts(lines, columns, lambda name: text(place[name]) if name in place else none)
+    inside = {i: c for i, c in enumerate(columns) if len(c.steps) > 1}
+    has = [texts.has(c.steps) if i in inside else F.lit(c.steps[0] in place) for i, c in enumerate(columns)]
+    lines = texts.frame.select(
+        *without(texts.frame, "_row", *texts.parsed),
+        *(texts.shown(c.steps).alias(f"_t{i}") for i, c in enumerate(columns)),
+        *(texts.text(c.steps).alias(f"_n{i}") for i, c in inside.items()),
+        *presence_masks(has),
         extra.alias("_extra"),
         F.col("_row._bad").isNotNull().alias("_unread"),
     )
     values = []
     for i, c in enumerate(columns):
-        if c.type.startswith("array"):
+        if i in inside:
+            value = F.col(f"_n{i}")
+            # In JSON a list is JSON's, too.
+            values.append(
+                (F.from_json(value, "array<string>") if c.type.startswith("array") else value).alias(f"_v{i}")
+            )
+        elif c.type.startswith("array"):
             values.append(F.split(f"_t{i}", re.escape(LIST_SEPARATOR)).alias(f"_v{i}"))
         elif c.name in fix:
             values.append(fix[c.name](F.col(f"_t{i}")).alias(f"_v{i}"))
     first = F.lit(header) & (F.col("_line") == 1)
-    frame = lines.select("*", *values)
+    frame = lines.select(*without(lines, *(f"_n{i}" for i in inside)), *values)
     return with_line_faults(frame, F.when(F.col("_unread"), F.lit(WRONG_FIELDS)), first).drop("_unread")
 
 

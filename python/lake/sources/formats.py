@@ -26,12 +26,14 @@ class SourceFormat:
     finish: Callable[[DataFrame, LandingBatch], DataFrame] | None = None
     #: Columns that the spec must declare.
     columns: tuple[str, ...] = ()
+    #: Whether columns may be declared by `path`.
+    paths: bool = False
 
 
 FORMATS: Mapping[str, SourceFormat] = {
-    "clicks": SourceFormat(read_clicks),
-    "csv": SourceFormat(read_csv),
-    "jsonl": SourceFormat(read_jsonl),
+    "clicks": SourceFormat(read_clicks, paths=True),
+    "csv": SourceFormat(read_csv, paths=True),
+    "jsonl": SourceFormat(read_jsonl, paths=True),
     "criteo": SourceFormat(read_criteo),
     "talkingdata": SourceFormat(read_talkingdata),
     "movielens": SourceFormat(movielens.read_ratings, movielens.leave_last_out, movielens.COLUMNS),

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from headrace.lake.sources.frame import EXTRA_TYPE, NOT_JSON, mask_names, presence_masks, with_line_faults, without
+from headrace.lake.sources.frame import NOT_JSON, mask_names, presence_masks, with_line_faults, without
 from headrace.lake.sources.lines import LandingBatch
+from headrace.lake.sources.nested import NestedTexts
+from headrace.lake.sources.values import only_object, parse_object
 
 
 def read_jsonl(batch: LandingBatch) -> list[DataFrame]:
@@ -19,27 +21,37 @@ def read_jsonl(batch: LandingBatch) -> list[DataFrame]:
 def json_lines(batch: LandingBatch, files: Sequence[int]) -> DataFrame:
     """One JSON object a line. Nested values of undeclared columns are kept as JSON text."""
     lines = batch.lines(files)
-    # As the one element of a list: so that text after the object, or a second one, is an error and not ignored.
-    parsed = F.from_json(F.concat(F.lit("["), F.col("_text"), F.lit("]")), f"array<{EXTRA_TYPE}>")
-    whole = F.rtrim("_text").endswith("}")
-    lines = lines.select("*", F.when(whole & (F.length("_text") > 0), parsed).alias("_json"))
-    lines = lines.select(*without(lines, "_json"), F.when(F.size("_json") == 1, F.col("_json")[0]).alias("_map"))
+    lines = lines.select("*", parse_object(F.col("_text")).alias("_json"))
+    lines = lines.select(*without(lines, "_json"), only_object(F.col("_json")).alias("_map"))
     columns = batch.table.columns
-    lines = lines.select("*", *(F.try_element_at("_map", F.lit(c.name)).alias(f"_t{i}") for i, c in enumerate(columns)))
-    has = [F.col(f"_t{i}").isNotNull() | F.map_contains_key("_map", c.name) for i, c in enumerate(columns)]
-    declared = [c.name for c in columns]
-    lists = [
-        F.from_json(F.col(f"_t{i}"), "array<string>").alias(f"_v{i}")
-        for i, c in enumerate(columns)
-        if c.type.startswith("array")
-    ]
-    lines = lines.select("*", *presence_masks(has), *lists)
-    present = sum((F.bit_count(name) for name in mask_names(len(columns))), start=F.lit(0))
-    extra = F.map_filter("_map", lambda key, _: ~key.isin(declared))
-    frame = lines.select(
-        *without(lines, "_map"),
-        # Looked for only where there is more than what is declared.
-        F.when(F.size("_map") > present, extra).alias("_extra"),
-        F.col("_map").isNull().alias("_unread"),
+    texts = NestedTexts(lines, columns, lambda key: F.try_element_at("_map", F.lit(key)))
+    lines = texts.frame.select(
+        "*",
+        *(texts.shown(c.steps).alias(f"_t{i}") for i, c in enumerate(columns)),
+        *(texts.text(c.steps).alias(f"_n{i}") for i, c in enumerate(columns) if len(c.steps) > 1),
+        *(texts.has(c.steps).alias(f"_h{i}") for i, c in enumerate(columns) if len(c.steps) > 1),
     )
+    lines = lines.select(*without(lines, *texts.parsed))
+    has = [
+        F.col(f"_h{i}") if len(c.steps) > 1 else F.col(f"_t{i}").isNotNull() | F.map_contains_key("_map", c.steps[0])
+        for i, c in enumerate(columns)
+    ]
+    ready = []
+    for i, c in enumerate(columns):
+        text = f"_n{i}" if len(c.steps) > 1 else f"_t{i}"
+        if c.type.startswith("array"):
+            ready.append(F.from_json(F.col(text), "array<string>").alias(f"_v{i}"))
+        elif len(c.steps) > 1:
+            ready.append(F.col(text).alias(f"_v{i}"))
+    nested = [f"_{kind}{i}" for kind in "nh" for i, c in enumerate(columns) if len(c.steps) > 1]
+    lines = lines.select(*without(lines, *nested), *presence_masks(has), *ready)
+    declared = list(dict.fromkeys(c.steps[0] for c in columns))
+    extra = F.map_filter("_map", lambda key, _: ~key.isin(declared))
+    if declared == [c.steps[0] for c in columns] and not nested:
+        present = sum((F.bit_count(name) for name in mask_names(len(columns))), start=F.lit(0))
+        # Looked for only where there is more than what is declared.
+        extra = F.when(F.size("_map") > present, extra)
+    else:
+        extra = F.when(F.exists(F.map_keys("_map"), lambda key: ~key.isin(declared)), extra)
+    frame = lines.select(*without(lines, "_map"), extra.alias("_extra"), F.col("_map").isNull().alias("_unread"))
     return with_line_faults(frame, F.when(F.col("_unread"), F.lit(NOT_JSON))).drop("_unread")

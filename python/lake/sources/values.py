@@ -1,0 +1,252 @@
+"""A declared column's values: from the text of a landing file, or from a table as another writer typed it.
+
+A value that is there but cannot be read as its declared type is *unread*, and makes its row bad; nothing is turned into
+null silently, and nothing raises (Spark 4's ANSI casts would). What counts as readable text is narrower than Spark's
+own cast, which takes `12d` for a double, `2026` for a timestamp, and `12:30` for a time of today:
+
+  tinyint .. bigint  an optional sign and decimal digits, within the type's range
+  decimal(p,s)     decimal notation that the type holds exactly: 1.500 is a decimal(3,1), 1.55 is none
+  float, double    decimal or scientific notation, finite
+  boolean          true, false, t, f, yes, no, y, n, 1, 0
+  timestamp        ISO 8601 date, or date and time (`T` or a blank between), fraction and offset optional; without an
+                   offset in `source.timezone`. A column of `source.timestamps`: seconds or milliseconds since 1970, as
+                   decimal or scientific notation, of the years 1 to 9999
+  timestamp_ntz    the same without an offset: the local time as it is written
+  date             yyyy-MM-dd
+  binary           Base64 (RFC 4648); its value is the SHA-256 of the bytes, 64 hexadecimal digits
+  array<...>       each element by its type; null elements stay
+
+A table's column is read as the declared type where no value can change on the way (an int as a bigint), or where those
+that would are told from the others (a bigint as an int, a decimal as one of fewer digits): see `extract`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from headrace.config import AnySource, EpochUnit
+from headrace.errors import UserError, nearest
+from headrace.lake.sources.frame import EXTRA_TYPE, quoted
+from headrace.schema import TableColumn, decimal_digits
+
+_TIMESTAMP = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.]\d{1,9})?)?( ?(Z|[+-]\d{2}(:?\d{2})?))?)?$"
+_NO_OFFSET = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.]\d{1,9})?)?)?$"
+_EPOCH = r"^[+-]?\d+([.]\d+)?([eE][+]?\d{1,2})?$"
+#: Microseconds since 1970 at the beginning of year 1 and the end of year 9999.
+_FIRST_MICROS, _LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
+_DATE = r"^\d{4}-\d{2}-\d{2}$"
+#: Java reads `1d`, `1f`, `0x1p3` and `NaN`.
+_NO_NUMBER = "[A-DF-Za-df-z]"
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+#: Types whose cast to text has one spelling a value.
+_SPELLED_ONCE = (*_INTEGERS, "boolean", "date", "timestamp", "timestamp_ntz")
+
+
+def from_text(text: Column, type_: str, source: AnySource, unit: EpochUnit | None = None) -> Column:
+    """Text as a scalar of a declared type; null where it cannot be read as one. `unit`: of `source.timestamps`."""
+    if unit is not None:
+        return _since_1970(F.when(text.rlike(_EPOCH), text), unit)
+    if type_ == "string":
+        return text
+    if type_ in ("float", "double"):
+        number = F.when(~text.rlike(_NO_NUMBER), text.try_cast(type_))
+        # NaN is above infinity in Spark's order.
+        return F.when(F.abs(number) < F.lit(float("inf")).cast(type_), number)
+    if type_ == "date":
+        return F.when(text.rlike(_DATE), text.try_cast(type_))
+    if type_ == "timestamp":
+        return _timestamp(text, source.timezone)
+    if type_ == "timestamp_ntz":
+        return F.when(text.rlike(_NO_OFFSET), text.try_cast(type_))
+    if type_ == "binary":
+        return hashed(F.try_to_binary(text, F.lit("base64")))
+    if digits := decimal_digits(type_):
+        # Nothing but zeros may stand behind the digits that it has room for: Spark's cast would round.
+        exact = rf"^[+-]?\d*([.]\d{{0,{digits[1]}}}0*)?$"
+        return F.when(text.rlike(exact), text.try_cast(type_))
+    return text.try_cast(type_)
+
+
+def list_from_texts(texts: Column, type_: str, source: AnySource) -> Column:
+    """array<string> as a declared list; elements that cannot be read are null."""
+    element = type_[len("array<") : -1]
+    return texts if element == "string" else F.transform(texts, lambda e: from_text(e, element, source))
+
+
+def hashed(data: Column) -> Column:
+    """Binary as the text that stands for it: its SHA-256, 64 lower-case hexadecimal digits."""
+    return F.sha2(data, 256)
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """A declared column of a table's rows."""
+
+    #: Of `TableColumn.stored_type`; null where there is nothing, and where `unread`.
+    value: Column
+    #: Boolean, never null: there is a value that is none of the declared type.
+    unread: Column
+    #: String: the value as a reason shows it.
+    text: Column
+
+
+def extract(column: TableColumn, schema: T.StructType, source: AnySource) -> Extracted:
+    """A declared column as expressions over the columns of a table (Delta, Parquet, Iceberg, ...).
+
+    Its `path` goes through structs, maps with text keys, and JSON objects in text. What is there is read
+
+    - as an integer: from another integer, a boolean (0 and 1), a float or double without fraction (NaN is null); what
+      does not fit is unread;
+    - as a decimal: from integers and decimals, exactly; as float or double: from any number, rounded to nearest;
+    - as text: from integers, booleans, decimals (plain notation), dates and timestamps (UTC);
+    - as a timestamp: from a date or a timestamp without zone, both in `source.timezone`; from numbers by
+      `source.timestamps`. As timestamp_ntz: from a timestamp, in `source.timezone`. As a date: from a date;
+    - as binary (SHA-256): from binary; as a list: from a list, element by element;
+    - as any scalar from text, as a landing file's.
+
+    Args:
+        column: as declared.
+        schema: of the table.
+        source: timezone and timestamps.
+
+    Raises:
+        UserError: the table has no such column or field, or has it as a type that cannot be read as declared.
+    """
+    value, type_ = _at_path(column, schema)
+    unit = source.timestamps.get(column.name)
+    if column.type.startswith("array<"):
+        if not isinstance(type_, T.ArrayType):
+            raise _unreadable(column, type_)
+        element, there = column.type[len("array<") : -1], type_.elementType
+        if _same(there, element):
+            read = value
+        else:
+            _convert(F.lit(None).cast(there), there, element, source, None, column)  # raises here, not in a lambda
+            read = F.transform(value, lambda e: _convert(e, there, element, source, None, column))
+        lost = F.exists(F.arrays_zip(value.alias("a"), read.alias("b")), lambda e: e["a"].isNotNull() & e["b"].isNull())
+        unread = F.coalesce(lost, F.lit(False))
+        return Extracted(F.when(~unread, read), unread, F.to_json(value))
+    if isinstance(type_, (T.FloatType, T.DoubleType)) and column.type in _INTEGERS:
+        value = F.when(~F.isnan(value), value)
+    read = _convert(value, type_, column.type, source, unit, column)
+    text = F.base64(value) if isinstance(type_, T.BinaryType) else value.cast("string")
+    return Extracted(read, value.isNotNull() & read.isNull(), text)
+
+
+def parse_object(text: Column) -> Column:
+    """The JSON object in a text: array<map<string,string>>, for `only_object`; null where there is no object."""
+    # As the one element of a list: so that text after the object, or a second one, is an error and not ignored.
+    parsed = F.from_json(F.concat(F.lit("["), text, F.lit("]")), f"array<{EXTRA_TYPE}>")
+    return F.when(F.rtrim(text).endswith("}") & (F.length(text) > 0), parsed)
+
+
+def only_object(parsed: Column) -> Column:
+    """Members of a parsed object, nested ones as JSON text: map<string,string>; null where the text was no object.
+
+    `parsed` had better be a column: it is looked at twice.
+    """
+    return F.when(F.size(parsed) == 1, parsed[0])
+
+
+def _at_path(column: TableColumn, schema: T.StructType) -> tuple[Column, T.DataType]:
+    """The value that a column's path leads to, and its type in the table."""
+    steps = column.steps
+    at: T.DataType = schema
+    value: Column | None = None
+    for i, step in enumerate(steps):
+        if isinstance(at, T.StructType):
+            if step not in at.names:
+                where = "the table" if value is None else f"'{'.'.join(steps[:i])}'"
+                raise UserError(
+                    f"table.columns: '{column.name}': {where} has no column '{step}'{nearest(step, at.names)} (there "
+                    f"are: {', '.join(at.names)})"
+                )
+            value = F.col(quoted([step])[0]) if value is None else value.getField(step)
+            at = at[step].dataType
+        elif isinstance(at, T.MapType) and isinstance(at.keyType, T.StringType):
+            assert value is not None, "a schema is a struct"
+            value, at = F.try_element_at(value, F.lit(step)), at.valueType
+        elif isinstance(at, T.StringType):
+            assert value is not None, "a schema is a struct"
+            value = F.try_element_at(only_object(parse_object(value)), F.lit(step))
+        else:
+            raise UserError(
+                f"table.columns: '{column.name}': path {column.path} leads through '{'.'.join(steps[:i])}', which is "
+                f"{at.simpleString()}: no struct, no map with text keys, no JSON text"
+            )
+    assert value is not None, "a path has a step"
+    return value, at
+
+
+def _convert(
+    x: Column, there: T.DataType, wanted: str, source: AnySource, unit: EpochUnit | None, column: TableColumn
+) -> Column:
+    """A scalar as the declared type; null where it cannot be."""
+    name = there.simpleString()
+    if isinstance(there, T.StringType):
+        return from_text(x, wanted, source, unit)
+    if unit is not None and (name in _INTEGERS or isinstance(there, (T.DecimalType, T.FloatType, T.DoubleType))):
+        return _since_1970(x, unit)
+    if wanted == "binary":
+        if name == "binary":
+            return hashed(x)
+    elif name == wanted:
+        return x
+    elif wanted in _INTEGERS:
+        if name in (*_INTEGERS, "boolean"):
+            return x.try_cast(wanted)
+        if name in ("float", "double"):
+            whole = x.try_cast(wanted)
+            return F.when(whole.cast("double") == x.cast("double"), whole)
+    elif wanted in ("float", "double"):
+        if name in _INTEGERS or isinstance(there, (T.DecimalType, T.FloatType, T.DoubleType)):
+            return x.try_cast(wanted)
+    elif decimal_digits(wanted):
+        if name in _INTEGERS:
+            return x.try_cast(wanted)
+        if isinstance(there, T.DecimalType):
+            read = x.try_cast(wanted)
+            return F.when(read == x, read)
+    elif wanted == "string":
+        if name in _SPELLED_ONCE or isinstance(there, T.DecimalType):
+            return x.cast("string")
+    elif wanted == "timestamp":
+        if name in ("timestamp_ntz", "date"):
+            return _to_utc(x.cast("timestamp"), source.timezone)
+    elif wanted == "timestamp_ntz" and name == "timestamp":
+        local = x if source.timezone == "UTC" else F.from_utc_timestamp(x, F.lit(source.timezone))
+        return local.cast("timestamp_ntz")
+    raise _unreadable(column, there)
+
+
+def _same(there: T.DataType, wanted: str) -> bool:
+    return wanted != "binary" and there.simpleString() == wanted
+
+
+def _unreadable(column: TableColumn, there: T.DataType) -> UserError:
+    return UserError(
+        f"table.columns: '{column.name}' is {there.simpleString()} in the table, which cannot be read as {column.type}"
+    )
+
+
+def _timestamp(text: Column, timezone: str) -> Column:
+    value = F.when(text.rlike(_TIMESTAMP), text.try_cast("timestamp"))
+    if timezone == "UTC":
+        return value
+    # The session's time zone is UTC: what has no offset was read as UTC.
+    return F.when(text.rlike(_NO_OFFSET), _to_utc(value, timezone)).otherwise(value)
+
+
+def _to_utc(local: Column, timezone: str) -> Column:
+    """A local time that was read as UTC, as the instant that it is in the time zone."""
+    return local if timezone == "UTC" else F.to_utc_timestamp(local, F.lit(timezone))
+
+
+def _since_1970(x: Column, unit: EpochUnit) -> Column:
+    digits, factor = (6, 1_000_000) if unit == "epoch_seconds" else (3, 1_000)
+    micros = (x.try_cast(f"decimal(24,{digits})") * F.lit(factor)).try_cast("bigint")
+    return F.when(micros.between(_FIRST_MICROS, _LAST_MICROS), F.timestamp_micros(micros))
