@@ -66,6 +66,8 @@ class LandingSource(AnySource):
     header: bool = True
     #: The text that means null, besides the empty one.
     null_value: str | None = None
+    #: Delimited text (csv, clicks) only: a quoted field may have line breaks. Python reads the files, each in one task.
+    multiline: bool = False
     #: csv only: blanks before and after a field, and a name of the header, are no part of it.
     trim: bool = False
 
@@ -77,6 +79,12 @@ class LandingSource(AnySource):
             hint = nearest(str(value), [*files, *tables])
             raise ValueError(f"'{value}' is no format{hint}; files: {', '.join(files)}; tables: {', '.join(tables)}")
         return value
+
+    @model_validator(mode="after")
+    def _multiline_is_for_delimited_text(self) -> LandingSource:
+        if self.multiline and self.format not in ("csv", "clicks"):
+            raise ValueError(f"multiline: a row of format '{self.format}' is one line; leave it out")
+        return self
 
     @property
     def daily(self) -> bool:

@@ -53,7 +53,7 @@ UNREADABLE = {
     "decimal(20,18)": ["100"],
     "timestamp_ntz": ["2026-03-29T02:30:00Z", "2026-03-29 02:30:00+01:00", "12:30"],
     "date": ["2023-02-29", "2023-2-1"],
-    "binary": ["not Base64!", "abc"],
+    "binary": ["not Base64!", "a", "YQ==YQ=="],
 }
 
 
@@ -132,7 +132,7 @@ def test_paths_are_for_formats_with_names(spark: SparkSession, ws: Workspace) ->
     (ws.home / "in").mkdir(parents=True)
     (ws.home / "in" / "x").write_text("1\n")
     spec = spec.model_copy(update={"source": spec.source.model_copy(update={"path": "in/x"})})
-    with pytest.raises(UserError, match="'I1' has a path, but fields of 'criteo' have none"):
+    with pytest.raises(UserError, match="'I1' has a path, but the fields of 'criteo' have none"):
         ingest(spec, ws)
 
 

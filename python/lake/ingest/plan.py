@@ -106,7 +106,7 @@ def declaration(source: Source, table: Table, version: int) -> str:
 
 def declared_source(source: Source) -> dict[str, Any]:
     """The section `source` for fingerprints."""
-    return _without_defaults(source, ("timezone", "timestamps", "trim"))
+    return _without_defaults(source, ("timezone", "timestamps", "trim", "multiline"))
 
 
 def declared_table(table: Table) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 
 from headrace.errors import UserError
+from headrace.lake.sources.compression import COMPRESSIONS, without_ending
 from headrace.lake.sources.delimited import delimited
 from headrace.lake.sources.json_lines import json_lines
 from headrace.lake.sources.lines import LandingBatch
@@ -21,15 +22,15 @@ def read_clicks(batch: LandingBatch) -> list[DataFrame]:
     """
     json_files, csv_files_ = [], []
     for i, (_, file) in enumerate(batch.files):
-        stem = file.name.removesuffix(".gz")
+        stem = without_ending(file.name)
         if stem.endswith(_JSON_ENDINGS):
             json_files.append(i)
         elif stem.endswith(_CSV_ENDINGS):
             csv_files_.append(i)
         else:
             raise UserError(
-                f"landing file {file.name}: its name ends in neither .json nor .csv (with or without .gz), so its "
-                f"format is unknown; rename it, or narrow source.path"
+                f"landing file {file.name}: its name ends in neither .json nor .csv (with or without "
+                f"{', '.join(COMPRESSIONS)}), so its format is unknown; rename it, or narrow source.path"
             )
     frames = [json_lines(batch, json_files)] if json_files else []
     return frames + delimited(batch, csv_files_, separator=",", header=True)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
 from headrace.lake.landing import LandingFile
-from headrace.lake.sources.frame import EXTRA_TYPE, WRONG_FIELDS, presence_masks, with_line_faults, without
+from headrace.lake.sources.compression import DamagedError, open_plain
+from headrace.lake.sources.frame import EXTRA_TYPE, UNCLOSED, WRONG_FIELDS, presence_masks, with_line_faults, without
 from headrace.lake.sources.lines import LandingBatch
 from headrace.lake.sources.nested import NestedTexts
+from headrace.lake.sources.text_lines import QuotedFields
 
 #: Lists in one CSV field.
 LIST_SEPARATOR = "|"
@@ -47,8 +48,9 @@ def delimited(
     trim: bool = False,
     fix: Mapping[str, Callable[[Column], Column]] | None = None,
 ) -> list[DataFrame]:
-    """Delimited text, RFC 4180 quotes, one row a line (no line breaks within quotes); nothing between two separators
-    is null. One frame for each different header.
+    """Delimited text, RFC 4180 quotes; nothing between two separators is null. One frame for each different header.
+
+    A row is a line; with `source.multiline` a record, which may have line breaks within quotes.
 
     Args:
         reading: what is read.
@@ -65,7 +67,7 @@ def delimited(
     by_header: dict[tuple[str, ...], list[int]] = {}
     declared = tuple(dict.fromkeys(c.steps[0] for c in batch.table.columns))
     for i in files:
-        names = header_of(batch.files[i][1], separator, trim) if header else declared
+        names = header_of(batch.files[i][1], separator, trim, batch.source.multiline) if header else declared
         by_header.setdefault(names, []).append(i)
     return [
         _delimited(batch, chosen, names, separator, header, null_value, trim, fix or {})
@@ -84,7 +86,7 @@ def _delimited(
     fix: Mapping[str, Callable[[Column], Column]],
 ) -> DataFrame:
     columns = batch.table.columns
-    lines = batch.lines(files)
+    lines = batch.lines(files, QuotedFields(separator, trim) if batch.source.multiline else None)
     schema = ", ".join([*(f"f{k} string" for k in range(len(names))), "_bad string"])
     options = {"sep": separator, "escape": '"', "columnNameOfCorruptRecord": "_bad", "mode": "PERMISSIVE"}
     if trim:
@@ -126,13 +128,16 @@ def _delimited(
             values.append(F.split(f"_t{i}", re.escape(LIST_SEPARATOR)).alias(f"_v{i}"))
         elif c.name in fix:
             values.append(fix[c.name](F.col(f"_t{i}")).alias(f"_v{i}"))
+    broken = F.when(F.col("_unread"), F.lit(WRONG_FIELDS))
+    if "_open" in lines.columns:
+        broken = F.when(F.col("_open"), F.lit(UNCLOSED)).otherwise(broken)
     first = F.lit(header) & (F.col("_line") == 1)
     frame = lines.select(*without(lines, *(f"_n{i}" for i in inside)), *values)
-    return with_line_faults(frame, F.when(F.col("_unread"), F.lit(WRONG_FIELDS)), first).drop("_unread")
+    return with_line_faults(frame, broken, first).drop("_unread", "_open")
 
 
-def header_of(file: LandingFile, separator: str, trim: bool = False) -> tuple[str, ...]:
-    """The column names in a file's first line; () for an empty file.
+def header_of(file: LandingFile, separator: str, trim: bool = False, multiline: bool = False) -> tuple[str, ...]:
+    """The column names in a file's first line (with `multiline`: its first record); () for an empty file.
 
     A column without a name, as pandas writes for its index, is `column<k>`, k its place from 0 (DuckDB's name for it).
 
@@ -140,19 +145,16 @@ def header_of(file: LandingFile, separator: str, trim: bool = False) -> tuple[st
         UserError: it cannot be read, or names a column twice.
     """
     try:
-        with (
-            file.path.open() as raw,
-            gzip.open(raw) if file.path.suffix == ".gz" else nullcontext(raw) as data,
-            io.TextIOWrapper(data, "utf-8-sig", newline="") as text,
-        ):
+        with open_plain(file.path) as data, io.TextIOWrapper(data, "utf-8-sig", newline="") as text:
             line = text.readline().rstrip("\r\n")
-    except (EOFError, gzip.BadGzipFile) as e:
+            record = itertools.chain([line + "\n"], text) if multiline else [line]
+            fields = next(csv.reader(record, delimiter=separator, skipinitialspace=trim), [])
+    except DamagedError as e:
         raise UserError(f"landing file {file.name} is damaged: {e}; deliver it again") from None
     except OSError as e:
         raise UserError(f"landing file {file.name} cannot be read: {e.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"landing file {file.name}: its first line, the header, is not UTF-8 text") from None
-    fields = next(csv.reader([line], delimiter=separator, skipinitialspace=trim), [])
     names = tuple((field.strip() if trim else field) or f"column{k}" for k, field in enumerate(fields))
     for name in names:
         if names.count(name) > 1:

@@ -28,8 +28,9 @@ EXTRA_TYPE = "map<string,string>"
 NOT_UTF8 = "not UTF-8 text"
 NOT_JSON = "not a JSON object"
 WRONG_FIELDS = "wrong number of fields"
+UNCLOSED = "a quoted field is not closed"
 #: Reasons that are about a line as a whole.
-LINE_FAULTS = frozenset({NOT_UTF8, NOT_JSON, WRONG_FIELDS})
+LINE_FAULTS = frozenset({NOT_UTF8, NOT_JSON, WRONG_FIELDS, UNCLOSED})
 
 
 def fixed_fields(

@@ -2,7 +2,9 @@
 
 Each file is read as one split, so that Spark's `monotonically_increasing_id` counts its lines: the lower 33 bits are
 the place within a task's partition, and a partition is one file. gzip files are one split anyway; for others, and to
-keep small files from sharing a task, `one_file_a_task` sets the two sizes that Spark packs by.
+keep small files from sharing a task, `one_file_a_task` sets the two sizes that Spark packs by. Files in compressions
+that Spark cannot read, and those whose records go over several lines, are read by Python in its tasks, a file a task
+too (headrace.lake.sources.text_lines).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import reduce
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -22,12 +25,15 @@ from pyspark.sql import functions as F
 from headrace.config import LandingSource, Table
 from headrace.lake.landing import LandingDay, LandingFile, following, midnight
 from headrace.lake.session import spark_settings
+from headrace.lake.sources.compression import COMPRESSIONS, READ_BY_SPARK, ending
+from headrace.lake.sources.text_lines import DAMAGED, QuotedFields, ReadLines
 
 #: Place of a row within its partition: see monotonically_increasing_id in Spark's documentation.
 _PLACE = (1 << 33) - 1
 #: 4 TiB: above any file, far from overflowing when Spark adds it up once a file.
 _UNSPLIT = 1 << 42
 _GLOB_CHARACTERS = re.compile(r"([\[\]{}*?\\])")
+_DAMAGED = re.compile(rf"{DAMAGED} (\S+) ([^\n]*)")
 _FAILED = re.compile(r"FAILED_READ_FILE[^\]]*\] Encountered error while reading file (\S+?)\.\s")
 
 #: Loggers that print traces, or tell of the clean-up, when a task cannot read its file.
@@ -66,23 +72,25 @@ class LandingBatch:
         """(ds, file), oldest day first, by name within a day. The place in this list is a file's `_file`."""
         return [(day.ds, file) for day in self.days for file in day.files]
 
-    def lines(self, chosen: Sequence[int]) -> DataFrame:
+    def lines(self, chosen: Sequence[int], fields: QuotedFields | None = None) -> DataFrame:
         """The lines of some files, by their numbers.
+
+        Args:
+            chosen: the numbers.
+            fields: of records that may go over several lines: each is on its first one, the others are empty.
 
         Returns:
             `_file` int, `_ds` string, `_source_file` string, `_from`/`_to` timestamp (an event's time is in
             [_from, _to); `_from` null where nothing is too late), `_line` bigint from 1, `_copy` int 0,
-            `_text` string without its line end.
+            `_text` string without its line end; with `fields` also `_open` boolean: a quoted field that begins in
+            the line is not closed.
         """
-        files = self.files
-        paths = [_GLOB_CHARACTERS.sub(r"\\\1", str(files[i][1].path)) for i in chosen]
-        text = self.spark.read.option("lineSep", "\n").text(paths)
-        place = F.monotonically_increasing_id().bitwiseAND(F.lit(_PLACE)) + 1
-        text = text.select(
-            F.col("_metadata.file_path").alias("_path"),
-            place.alias("_line"),
-            F.expr("trim(trailing '\\r' from value)").alias("_text"),
-        )
+        by_spark = [i for i in chosen if fields is None and ending(self.files[i][1].name) in READ_BY_SPARK]
+        by_python = [i for i in chosen if i not in by_spark]
+        parts = [self._by_spark(by_spark)] if by_spark else []
+        parts += [self._by_python(by_python, fields)] if by_python else []
+        text = reduce(DataFrame.unionByName, parts)
+        text = text.withColumn("_text", F.expr("trim(trailing '\\r' from _text)"))
         bom = F.expr("trim(leading '\\ufeff' from _text)")
         known = self.spark.createDataFrame(
             [self._known(i) for i in chosen],
@@ -98,15 +106,35 @@ class LandingBatch:
             "_line",
             F.lit(0).alias("_copy"),
             F.when(F.col("_line") == 1, bom).otherwise(F.col("_text")).alias("_text"),
+            *(["_open"] if fields is not None else []),
         )
+
+    def _by_spark(self, chosen: Sequence[int]) -> DataFrame:
+        """`_path`, `_line`, `_text`."""
+        files = self.files
+        paths = [_GLOB_CHARACTERS.sub(r"\\\1", str(files[i][1].path)) for i in chosen]
+        text = self.spark.read.option("lineSep", "\n").text(paths)
+        place = F.monotonically_increasing_id().bitwiseAND(F.lit(_PLACE)) + 1
+        return text.select(
+            F.col("_metadata.file_path").alias("_path"), place.alias("_line"), F.col("value").alias("_text")
+        )
+
+    def _by_python(self, chosen: Sequence[int], fields: QuotedFields | None) -> DataFrame:
+        """The same, with `_open` where there are `fields`."""
+        task = ReadLines(tuple((self.uri(i), self.files[i][1].path) for i in chosen), fields)
+        text = self.spark.range(0, len(chosen), 1, len(chosen)).mapInArrow(task, task.SCHEMA)
+        return text.select("_path", "_line", F.col("value").alias("_text"), *([] if fields is None else ["_open"]))
+
+    def uri(self, i: int) -> str:
+        """A file's place as Spark spells it."""
+        assert self.spark._jvm is not None
+        return str(self.spark._jvm.java.io.File(str(self.files[i][1].path)).toURI().toString())
 
     def _known(self, i: int) -> tuple[Any, ...]:
         ds, file = self.files[i]
         end = midnight(self.source, following(ds)) + timedelta(seconds=self.table.clock_skew_seconds)
         start = midnight(self.source, following(ds, -self.table.late_days)) if self.source.daily else None
-        assert self.spark._jvm is not None
-        uri = self.spark._jvm.java.io.File(str(file.path)).toURI().toString()
-        return (uri, i, ds, file.name, start, end)
+        return (self.uri(i), i, ds, file.name, start, end)
 
 
 def one_file_a_task(spark: SparkSession) -> AbstractContextManager[None]:
@@ -133,15 +161,14 @@ def damaged_file_named(batch: LandingBatch) -> Iterator[None]:
             yield
         except (Py4JJavaError, PySparkException) as e:
             message = str(e)
-            found = _FAILED.search(message)
+            found = _FAILED.search(message) or _DAMAGED.search(message)
             if found is None:
                 raise
             name = found.group(1)
-            for ds, file in batch.files:
-                assert batch.spark._jvm is not None
-                uri = batch.spark._jvm.java.io.File(str(file.path)).toURI().toString()
-                if _slashes(uri) == _slashes(name):
-                    raise FileDamaged(ds, file, _cause(file, message)) from None
+            for i, (ds, file) in enumerate(batch.files):
+                if _slashes(batch.uri(i)) == _slashes(name):
+                    cause = found.group(2) if found.re is _DAMAGED else _cause(file, message)
+                    raise FileDamaged(ds, file, cause) from None
             raise
 
 
@@ -153,8 +180,8 @@ def _slashes(uri: str) -> str:
 def _cause(file: LandingFile, message: str) -> str:
     if "Unexpected end of" in message or "EOFException" in message:
         return "it ends in the middle (truncated)"
-    if file.name.endswith(".gz"):
-        return "its gzip data are damaged"
+    if kind := ending(file.name):
+        return f"its {COMPRESSIONS[kind]} data are damaged"
     return "it cannot be read"
 
 
