@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,12 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import Param
 from airflow.sdk.bases.hook import BaseHook
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowRescheduleException,
+    AirflowSkipException,
+)
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -107,7 +112,7 @@ def _by_path(name: str) -> Any:
 
 
 STAGES = _by_path("stages").STAGES
-_EXIT_USER_ERROR = _by_path("errors").EXIT_USER_ERROR
+_ERRORS = _by_path("errors")
 
 
 def params() -> dict[str, Param]:
@@ -132,7 +137,7 @@ def params() -> dict[str, Param]:
 DEFAULT_ARGS: dict[str, Any] = {
     "owner": "headrace",
     "retries": 1,
-    # Also the wait for another run of the same pipeline: a job refuses to start beside it.
+    # Also the wait for another run of the same pipeline (a job refuses to start beside it), and for a day's data.
     "retry_delay": timedelta(minutes=5),
 }
 
@@ -174,6 +179,8 @@ class HeadraceJob(SparkSubmitOperator):
             AirflowSkipException: the pipeline has no such stage.
             AirflowFailException: something is not set up, or the job says that the user must mend something: trying
                 again would not help.
+            AirflowRescheduleException: the day is not complete yet. The task gives its slot back and comes again, as
+                often as the DAG's time limit allows; that is no try.
             AirflowException: the job failed in another way, or another run of the pipeline is at work.
         """
         stage, pipeline, *options = self.application_args
@@ -193,8 +200,12 @@ class HeadraceJob(SparkSubmitOperator):
         try:
             super().execute(context)
         except AirflowException as e:
-            if self._hook is not None and getattr(self._hook._submit_sp, "returncode", None) == _EXIT_USER_ERROR:
+            code = None if self._hook is None else getattr(self._hook._submit_sp, "returncode", None)
+            if code == _ERRORS.EXIT_USER_ERROR:
                 raise AirflowFailException(f"{stage} of '{pipeline}': its log says what to mend") from e
+            if code == _ERRORS.EXIT_INCOMPLETE:
+                self.log.info("%s of '%s': the day is not complete yet, as its log says", stage, pipeline)
+                raise AirflowRescheduleException(datetime.now(UTC) + self.retry_delay) from e
             raise
 
 

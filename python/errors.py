@@ -10,6 +10,8 @@ EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
 #: `EX_UNAVAILABLE` of sysexits.h.
 EXIT_BUSY = 69
+#: `EX_TEMPFAIL` of sysexits.h.
+EXIT_INCOMPLETE = 75
 
 
 class UserError(Exception):
@@ -25,6 +27,12 @@ class BusyError(UserError):
     """Another process is at work on the same thing: nothing to mend, try later; exit code 69."""
 
     exit_code = EXIT_BUSY
+
+
+class IncompleteError(UserError):
+    """A day's data are not all there yet: nothing to mend, try later; exit code 75."""
+
+    exit_code = EXIT_INCOMPLETE
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:

@@ -10,11 +10,14 @@ from rich.markup import escape
 from headrace.commands import summary
 from headrace.commands.screen import out
 from headrace.config import Spec, load_spec, parse_ds
-from headrace.errors import EXIT_BUSY, EXIT_DONE, EXIT_FAILURE, EXIT_USER_ERROR, UserError
+from headrace.errors import EXIT_BUSY, EXIT_DONE, EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
 from headrace.stage import check_stage
 from headrace.stages import ORDER, STAGES
 from headrace.storage import Location
 from headrace.workspace import Workspace
+
+#: Exit codes of jobs that have said in one message what is the matter.
+_EXPLAINED = (EXIT_USER_ERROR, EXIT_BUSY, EXIT_INCOMPLETE)
 
 
 def resolve(pipeline: str, ds: str | None, overrides: Sequence[str]) -> tuple[Spec, str]:
@@ -81,7 +84,7 @@ def run(
         code = submit(stage.name, pipeline, spec, ws, day, overrides)
         if code != EXIT_DONE:
             _explain_failure(stage.name, code, ws.log(spec.pipeline, day, stage.name))
-            return code if code in (EXIT_USER_ERROR, EXIT_BUSY) else EXIT_FAILURE
+            return code if code in _EXPLAINED else EXIT_FAILURE
         states[stage.name] = "done"
     if show_results:
         summary.show(spec, ws, day, states)
@@ -103,7 +106,7 @@ def _between(first: str, last: str) -> tuple[str, ...]:
 
 
 def _explain_failure(stage: str, code: int, log: Location) -> None:
-    how = "see the message above" if code in (EXIT_USER_ERROR, EXIT_BUSY) else f"exit code {code}"
+    how = "see the message above" if code in _EXPLAINED else f"exit code {code}"
     if code == 128 + signal.SIGTERM:
         how = "it was asked to stop"
     elif code > 128:

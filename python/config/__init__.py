@@ -6,6 +6,7 @@ Every field says its unit. Unknown keys and wrong types are refused with the fil
 valid name. Nothing below the command line reads the environment: what a stage obeys is in here.
 """
 
+from headrace.config.complete import Complete, ControlFile, Watermark, parse_duration
 from headrace.config.drift import Drift, DriftColumn
 from headrace.config.features import Chain, Features, OpSpec, Split
 from headrace.config.generate import Generate
@@ -38,6 +39,8 @@ __all__ = [
     "AnySource",
     "Baseline",
     "Chain",
+    "Complete",
+    "ControlFile",
     "Drift",
     "DriftColumn",
     "DynamicTable",
@@ -72,10 +75,12 @@ __all__ = [
     "TableSource",
     "Train",
     "Warehouse",
+    "Watermark",
     "build_spec",
     "is_secret",
     "load_overlay",
     "load_spec",
     "parse_ds",
+    "parse_duration",
     "spark_profile",
 ]

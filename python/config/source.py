@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import itertools
 import re
 from collections.abc import Mapping
 from datetime import datetime
@@ -10,6 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
+from headrace.config.complete import Complete
 from headrace.config.section import PathText, Section
 from headrace.errors import nearest
 
@@ -34,6 +37,8 @@ class AnySource(Section):
     timezone: str = "UTC"
     #: Timestamp columns that the source spells as numbers since 1970 (UTC), not as ISO 8601 or a timestamp.
     timestamps: Mapping[str, EpochUnit] = Field(default_factory=dict)
+    #: What says that a day is complete, so that it may be taken. None: a day is taken as it is when a run comes.
+    complete: Complete | None = None
 
     @field_validator("timezone")
     @classmethod
@@ -79,6 +84,16 @@ class LandingSource(AnySource):
             hint = nearest(str(value), [*files, *tables])
             raise ValueError(f"'{value}' is no format{hint}; files: {', '.join(files)}; tables: {', '.join(tables)}")
         return value
+
+    @model_validator(mode="after")
+    def _success_file_is_of_a_day(self) -> LandingSource:
+        folders = itertools.takewhile(lambda part: not glob.has_magic(part), self.path.split("/")[:-1])
+        if self.complete and self.complete.success_file and self.daily and not any("{ds}" in f for f in folders):
+            raise ValueError(
+                f"complete.success_file: path {self.path} has no folder for each day before its first wildcard; use "
+                f"complete.marker"
+            )
+        return self
 
     @model_validator(mode="after")
     def _multiline_is_for_delimited_text(self) -> LandingSource:
@@ -171,6 +186,8 @@ class TableSource(AnySource):
             raise ValueError("path of a table has no {ds}: say what its days are by day: {partition: COLUMN}")
         if self.version is not None and self.as_of is not None:
             raise ValueError("version and as_of say the same twice; give one of them")
+        if self.complete and self.complete.success_file and not self.is_files:
+            raise ValueError("complete.success_file is of files in folders; use complete.marker")
         if self.is_files and (self.version is not None or self.as_of is not None):
             raise ValueError(f"format {self.format} has no versions; leave version and as_of out")
         if self.day is not None and self.day.changes and self.format not in (None, "delta"):

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the stage and exit.
 
     0: done or nothing to do. 2: what the user can mend (one message). 69: another run of the pipeline is at work, try
-    later. 1: a failure (with a trace).
+    later. 75: the day is not complete yet, try later. 1: a failure (with a trace).
     """
     args = _arguments(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")

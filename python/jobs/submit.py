@@ -150,7 +150,8 @@ def submit(
     the JVM's chatter. Progress that rewrites its line (carriage returns) is shown only where `echo` is a terminal.
 
     Returns:
-        Its exit code: 0 done or nothing to do, 2 user error, 69 another run is at work, anything else a failure.
+        Its exit code: 0 done or nothing to do, 2 user error, 69 another run is at work, 75 the day is not complete yet,
+        anything else a failure.
 
     Raises:
         KeyboardInterrupt: Ctrl-C (`Stopped`: SIGTERM, SIGHUP); the application and all that it started are gone.

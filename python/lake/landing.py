@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
-from headrace.config import AnySource, LandingSource
+from headrace.config import AnySource, LandingSource, TableSource
 from headrace.errors import UserError
 from headrace.storage import Location, local
 from headrace.workspace import Workspace, checkout
@@ -76,14 +76,38 @@ def patterns(source: LandingSource, ws: Workspace, ds: str) -> tuple[str, ...]:
     path = source.path.replace("{ds}", ds)
     if Path(path).is_absolute():
         return (path,)
-    bases = (ws.lake, checkout())
-    return tuple(os.path.normpath(f"{glob.escape(str(base))}/{path}") for base in bases)
+    return tuple(os.path.normpath(f"{glob.escape(str(base))}/{path}") for base in _bases(ws))
+
+
+def places(path: str, ws: Workspace, ds: str) -> tuple[str, ...]:
+    """The absolute places where a single file of the spec (a marker) may lie, as the globs of `patterns` do."""
+    path = path.replace("{ds}", ds)
+    return tuple(os.path.normpath(path if Path(path).is_absolute() else f"{base}/{path}") for base in _bases(ws))
+
+
+def day_folders(source: AnySource, ws: Workspace, ds: str) -> tuple[Location, ...]:
+    """The folders in which a day's success file may lie: those of `source.path` before its first wildcard; of a table
+    of files the day's partition, or all of the table where it is one snapshot.
+    """
+    if isinstance(source, LandingSource):
+        return tuple(local(_static_base(pattern)) for pattern in patterns(source, ws, ds))
+    assert isinstance(source, TableSource)
+    assert source.path is not None, "checked by the spec"
+    folders = [local(place) for place in dict.fromkeys(places(source.path, ws, ds))]
+    if source.day is None or source.day.partition is None:
+        return tuple(folders)
+    name = source.day.partition
+    return tuple(f / f"{name}={value}" for f in folders for value in (ds, ds.replace("-", "")))
 
 
 def find(source: LandingSource, ws: Workspace, ds: str) -> LandingDay:
     """The landing files of one day (or of the snapshot), sorted by name; none where there are none."""
+    complete = source.complete
+    named = [complete.marker, complete.control.path if complete.control else None] if complete else []
+    # Beside the files, perhaps: what says that they are complete is no data.
+    not_data = {place for path in named if path for place in places(path, ws, ds)}
     for pattern in patterns(source, ws, ds):
-        files = _matches(pattern, ws)
+        files = tuple(f for f in _matches(pattern, ws) if str(f.path) not in not_data)
         if files:
             return LandingDay(ds, files)
     return LandingDay(ds, ())
@@ -104,6 +128,10 @@ def midnight(source: AnySource, ds: str) -> datetime:
 def following(ds: str, days: int = 1) -> str:
     """The day so many days after (or before) another."""
     return (date.fromisoformat(ds) + timedelta(days=days)).isoformat()
+
+
+def _bases(ws: Workspace) -> tuple[Location | Path, ...]:
+    return (ws.lake, checkout())
 
 
 @lru_cache(maxsize=1 << 16)

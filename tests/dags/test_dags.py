@@ -205,15 +205,22 @@ def test_only_pipelines_of_the_folder_may_be_asked_for(ask: Ask, recorder: Path,
 
 
 def test_what_the_user_must_mend_is_not_tried_again(ask: Ask, recorder: Path, tmp_path: Path) -> None:
-    """Exit code 2. A failure and another run at work (69) are."""
-    codes = {"2026-01-02": 2, "2026-01-03": 1, "2026-01-04": 69}
-    recorder.write_text(f"{recorder.read_text()}sys.exit({codes}[sys.argv[sys.argv.index('--ds') + 1]])\n")
+    """Exit code 2. A failure and another run at work (69) are, and a day that is not complete (75) is waited for."""
+    codes = {"2026-01-02": [2], "2026-01-03": [1], "2026-01-04": [69], "2026-01-05": [75, 75, 75, 0]}
+    answers = tmp_path / "answers"
+    recorder.write_text(
+        f"{recorder.read_text()}"
+        f"ds, codes = sys.argv[sys.argv.index('--ds') + 1], {codes}\n"
+        f"with open({str(answers)!r} + ds, 'a+') as f:\n"
+        "    f.write('x')\n"
+        "    sys.exit(codes[ds][min(f.tell(), len(codes[ds])) - 1])\n"
+    )
     env = {"HEADRACE_SPARK_SUBMIT": str(recorder), "HEADRACE_HOME": str(tmp_path / "home")}
     asked = [w for ds in codes for w in ("headrace_score", json.dumps({"ds": ds, "retries": True}))]
     seen = ask("run", *asked, env=env)
-    assert [r["tasks"]["score"] for r in seen["runs"]] == ["failed"] * 3, seen["log"][-4000:]
-    days = [call["argv"][call["argv"].index("--ds") + 1] for call in calls(recorder)]
-    assert {ds: days.count(ds) for ds in codes} == {"2026-01-02": 1, "2026-01-03": 2, "2026-01-04": 2}
+    assert [r["tasks"]["score"] for r in seen["runs"]] == [*["failed"] * 3, "success"], seen["log"][-4000:]
+    days = [c["argv"][c["argv"].index("--ds") + 1] for c in calls(recorder) if "score" in c["argv"]]
+    assert {ds: days.count(ds) for ds in codes} == {"2026-01-02": 1, "2026-01-03": 2, "2026-01-04": 2, "2026-01-05": 4}
 
 
 @pytest.fixture(scope="module")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.errors import IncompleteError, UserError
 from headrace.lake.ingest import load, stage
 from headrace.manifest import Manifest
 from headrace.workspace import Workspace
-from tests.ingest_support import D1, D2, D3, D4, event, ids, jsonl, make_spec, put, run, table, version
+from tests.ingest_support import COLUMNS, D1, D2, D3, D4, event, ids, jsonl, make_spec, put, run, table, version
 
 
 def test_changed_file_replaces_its_day_and_never_doubles(spark: SparkSession, ws: Workspace) -> None:
@@ -194,3 +196,38 @@ def test_a_rerun_of_a_day_says_what_it_said(spark: SparkSession, ws: Workspace) 
     ws.manifest("shop", D1, "ingest").remove()
     assert run(make_spec(), ws, D1).manifest.outputs == first.outputs
     assert ids(spark, ws) == {D1: ["e1"], D2: ["e2"]}
+
+
+def test_a_day_is_taken_when_it_is_complete(
+    spark: SparkSession, ws: Workspace, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By a watermark and a control file: the run's own day waits, one before it is left out, another is loaded."""
+    columns = [*COLUMNS, {"name": "seen", "type": "timestamp"}]
+    complete = {"watermark": {"column": "seen"}, "control": {"path": "count/{ds}.json", "key": "rows"}}
+    spec = make_spec({"complete": complete}, columns=columns)
+
+    def rows(ds: str, numbers: range, seen: str) -> list[dict[str, Any]]:
+        return [event(n, ds, seen=f"{ds}T10:00:00Z") for n in numbers] + [event(numbers.stop, ds, seen=seen)]
+
+    for ds, count in ((D1, 4), (D2, 4), (D3, 4)):
+        put(ws, f"count/{ds}.json", json.dumps({"rows": count}).encode())
+    put(ws, f"in/{D1}/a.json", jsonl(rows(D1, range(3), f"{D2}T00:00:00Z")))
+    put(ws, f"in/{D2}/a.json", jsonl(rows(D2, range(10, 13), f"{D2}T23:59:59Z")))
+    put(ws, f"in/{D3}/a.json", jsonl(rows(D3, range(20, 23), f"{D3}T23:59:59Z")))
+    with pytest.raises(IncompleteError, match=rf"{D3} is not complete yet: 'seen' has reached {D3}T23:59:59"):
+        run(spec, ws, D3)
+    assert f"{D2} is left out" in caplog.text
+    assert {ds: len(found) for ds, found in ids(spark, ws).items()} == {D1: 4}
+    before = version(ws)
+    # A repeated row is counted as one that was delivered. Others than the control file says: nothing is committed.
+    put(ws, f"in/{D3}/b.json", jsonl([event(20, D3, seen=f"{D4}T00:00:00Z"), event(24, D3)]))
+    with pytest.raises(UserError, match=r"6 rows were read, and the control file says 4"):
+        run(spec, ws, D3)
+    assert version(ws) == before
+    put(ws, f"count/{D3}.json", b'{"rows": 6}')
+    put(ws, f"in/{D2}/b.json", jsonl([event(14, D2, seen=f"{D3}T00:00:00Z")]))
+    put(ws, f"count/{D2}.json", b'{"rows": 5}')
+    manifest = run(spec, ws, D3).manifest
+    assert {ds: len(found) for ds, found in ids(spark, ws).items()} == {D1: 4, D2: 5, D3: 5}
+    assert {"name": "control_rows", "value": 6, "limit": 6, "ok": True, "ds": D3} in manifest.facts["expectations"]
+    assert run(spec, ws, D3).skipped

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from headrace.errors import UserError
 from headrace.lake import landing
 from headrace.lake.ingest import expectations
+from headrace.lake.ingest.completeness import declared_rows
 from headrace.lake.ingest.day_files import DayFiles
 from headrace.lake.ingest.load_history import LoadRecord
 from headrace.lake.ingest.plan import LoadPlan, loaded_after
@@ -44,7 +45,8 @@ def assess_day(
         the record of its load, and the undeclared columns that the table has or gets.
 
     Raises:
-        UserError: the day has no rows, breaks an expectation, or has columns that are refused.
+        UserError: the day has no rows, or not as many as its control file says; it breaks an expectation, or has
+            columns that are refused.
     """
     table = ctx.table
     read, expanded = sum(f.read for f in files), sum(f.expanded for f in files)
@@ -66,6 +68,9 @@ def assess_day(
     reasons = summed(f.reasons for f in files)
     end = landing.midnight(ctx.source, landing.following(day.ds))
     checks = expectations.check(day.ds, end, files, duplicates, table.expectations)
+    wanted = declared_rows(ctx.source, ctx.ws, day.ds)
+    if wanted is not None:
+        checks.append(expectations.Check(day.ds, "control_rows", read, wanted, read == wanted))
     expectations.enforce(checks, drift, reasons, duplicates)
     good, bad = sum(f.good for f in files), sum(f.bad for f in files)
     rows = {"read": read, "kept": good - duplicates - deleted, "quarantined": bad, "duplicates": duplicates}

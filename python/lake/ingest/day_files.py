@@ -6,16 +6,22 @@ purged: the day stays as it was loaded. (To take a file's rows back, deliver it 
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from headrace.errors import UserError
+from headrace.errors import IncompleteError, UserError
 from headrace.lake import landing
+from headrace.lake.ingest.completeness import lacking
 from headrace.lake.ingest.load_history import LoadHistory, LoadRecord
 from headrace.lake.ingest.source_context import SourceContext
 from headrace.lake.landing import LandingDay, LandingFile
 from headrace.manifest import fingerprint
+
+_LOG = logging.getLogger("headrace.lake")
 
 #: Files whose checksums are computed at once: hashing lets go of the interpreter's lock.
 _READERS = 4
@@ -73,14 +79,17 @@ def covered_days(ctx: SourceContext, history: LoadHistory) -> tuple[DayFiles, ..
     """The days that a run covers, oldest first, the run's own last: those with landing files, or loaded from some.
 
     Raises:
-        UserError: there are no files for the run's own day, and it is not loaded; names the glob.
+        UserError: there are no files for the run's own day, and it is not loaded; names the glob. (IncompleteError) The
+            run's own day lacks what `source.complete` asks for; says what. Such days before it are left out, or stay as
+            they were loaded.
     """
     found, source = [], ctx.landing_source
     for ds in landing.covered(source, ctx.ds):
-        day = landing.find(source, ctx.ws, ds)
-        record = history.records.get(ds)
-        if day.files or record is not None:
-            found.append(day_files(day, record))
+        files, lacks = files_to_take(ctx, ds, history.records.get(ds))
+        if lacks and ds == ctx.ds:
+            raise incomplete(ctx, ds, lacks)
+        if files is not None:
+            found.append(files)
     if not found or found[-1].ds != ctx.ds:
         tried = " nor ".join(landing.patterns(source, ctx.ws, ctx.ds))
         what = f"for {ctx.ds} " if source.daily else ""
@@ -89,6 +98,35 @@ def covered_days(ctx: SourceContext, history: LoadHistory) -> tuple[DayFiles, ..
             f"{ctx.where}source.path (for example --set {ctx.where}source.path=/data/*.gz)"
         )
     return tuple(found)
+
+
+def files_to_take(ctx: SourceContext, ds: str, record: LoadRecord | None) -> tuple[DayFiles | None, list[str]]:
+    """The files of a day that may be loaded, and what a day with new ones lacks that is not complete.
+
+    Such a day has the files that it was loaded from, or none (None).
+    """
+    source = ctx.landing_source
+    # Before the files are listed: see headrace.lake.ingest.completeness.
+    lacks = lacking(source, ctx.ws, ds)
+    day = landing.find(source, ctx.ws, ds)
+    files = day_files(day, record) if day.files or record is not None else None
+    if not lacks or (files is not None and not files.is_new):
+        return files, []
+    if day.files and ds != ctx.ds:
+        _warn_once(f"{ds} is left out as it is not complete: {'; '.join(lacks)}")
+    return None if record is None else day_files(LandingDay(ds, ()), record), lacks
+
+
+def incomplete(ctx: SourceContext, ds: str, lacks: Sequence[str]) -> IncompleteError:
+    """That a day cannot be taken yet, and why."""
+    day = ds if ctx.name is None else f"{ds} of source '{ctx.name}'"
+    return IncompleteError(f"{day} is not complete yet: {'; '.join(lacks)}. Nothing of it was loaded; try again later")
+
+
+@lru_cache(maxsize=1 << 10)
+def _warn_once(message: str) -> None:
+    """A run looks at its days several times."""
+    _LOG.warning("%s", message)
 
 
 def _identity(file: LandingFile, record: LoadRecord | None) -> list[Any]:

@@ -151,6 +151,7 @@ def _describe(c: Check) -> str:
     kinds = {
         "min_rows": f"min_rows: {value} rows, at least {c.limit:,} wanted",
         "max_rows": f"max_rows: {value} rows, at most {c.limit:,} wanted",
+        "control_rows": f"{value} rows were read, and the control file says {c.limit:,}",
         "freshness_hours": f"freshness_hours: the newest event is {value} hours before the end of the day, "
         f"at most {c.limit:g} wanted",
     }

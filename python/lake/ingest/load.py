@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -24,7 +24,8 @@ from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.ingest import deduplicate
 from headrace.lake.ingest.assess import assess_day
-from headrace.lake.ingest.day_files import DayFiles
+from headrace.lake.ingest.completeness import behind
+from headrace.lake.ingest.day_files import DayFiles, incomplete
 from headrace.lake.ingest.load_history import LoadRecord
 from headrace.lake.ingest.plan import LoadPlan
 from headrace.lake.ingest.profile import FileProfile, profiles
@@ -87,6 +88,7 @@ class Load:
 
         Raises:
             UserError: a file is damaged, or a day may not be loaded. Days before it are loaded.
+            IncompleteError: the run's own day is behind its watermark. Others are loaded.
         """
         for days in self.plan.batches():
             self._load(days)
@@ -112,9 +114,13 @@ class Load:
         with self._staging() as staging:
             rows = self._read(batch, staging / "rows")
             files = profiles(rows, batch.table, batch)
+            found, left_out = len(days), self._behind(days, files)
+            days = [d for d in days if d.ds not in left_out]
+            if len(days) < found:
+                rows = rows.where(~F.col("_ds").isin(sorted(left_out)))
             deleted = _Dropped.stage(withheld_rows(self.ctx, self.plan, rows, days), staging / "deleted")
             remaining = deleted.without(rows)
-            duplicates = _Dropped.stage(self._duplicates(remaining, batch.days), staging / "duplicates")
+            duplicates = _Dropped.stage(self._duplicates(remaining, batch.days, left_out), staging / "duplicates")
             read = sum(f.read for f in files)
             seconds = time.perf_counter() - tick
             _LOG.info(
@@ -133,6 +139,20 @@ class Load:
                 self._commit_events(duplicates.without(of_day, c.day.ds), c)
             if stopped is not None:
                 raise stopped
+            if self.ctx.ds in left_out:
+                raise incomplete(self.ctx, self.ctx.ds, [left_out[self.ctx.ds]])
+
+    def _behind(self, days: list[DayFiles], files: list[FileProfile]) -> dict[str, str]:
+        """Days that are behind their watermark, and how far."""
+        found = {}
+        for day in days:
+            greatest = max((f.watermark for f in files if f.ds == day.ds and f.watermark), default=None)
+            why = behind(self.ctx.source, day.ds, greatest)
+            if why is not None:
+                found[day.ds] = why
+                if day.ds != self.ctx.ds:
+                    _LOG.warning("%s is left out as it is not complete: %s", day.ds, why)
+        return found
 
     def _check_days(
         self, days: list[DayFiles], files: list[FileProfile], duplicates: _Dropped, deleted: _Dropped
@@ -173,7 +193,7 @@ class Load:
             rows = _stage(self.spark, reduce(DataFrame.unionByName, frames), folder / "lines")
         return rows if source.finish is None else _stage(self.spark, source.finish(rows, batch), folder / "finished")
 
-    def _duplicates(self, rows: DataFrame, days: tuple[LandingDay, ...]) -> DataFrame | None:
+    def _duplicates(self, rows: DataFrame, days: tuple[LandingDay, ...], left_out: Collection[str]) -> DataFrame | None:
         table = self.ctx.table
         if not table.keys:
             return None
@@ -183,7 +203,7 @@ class Load:
             near = self.spark.read.format("delta").load(str(self.ctx.events))
             near = near.where(F.col("ds").between(following(days[0].ds, -late), following(days[-1].ds, late)))
             # Days that are loaded and stay: those still to be loaded again are compared when their turn comes.
-            pending = {d.ds for d in self.plan.days if d.ds >= days[0].ds}
+            pending = {d.ds for d in self.plan.days if d.ds >= days[0].ds} - set(left_out)
             near = near.where(~F.col("ds").isin(sorted(pending)))
             loaded = near.select(*(F.col(k) for k in quoted(table.keys)), "ds")
         return deduplicate.duplicates(rows, loaded, table)

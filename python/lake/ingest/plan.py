@@ -10,7 +10,7 @@ from typing import Any
 from headrace.config import Section, Source, Table
 from headrace.errors import UserError
 from headrace.lake import landing
-from headrace.lake.ingest.day_files import DayFiles, day_files
+from headrace.lake.ingest.day_files import DayFiles, files_to_take
 from headrace.lake.ingest.load_history import LoadHistory, LoadRecord
 from headrace.lake.ingest.source_context import SourceContext
 from headrace.lake.landing import LandingDay
@@ -81,9 +81,9 @@ def plan_load(ctx: SourceContext, history: LoadHistory, covered: Sequence[DayFil
     if source.daily and table.keys:
         reload |= {x for d in found if d in records for x in loaded_after(d, records, table.late_days)}
     for ds in sorted(reload - set(found)):
-        files = day_files(landing.find(ctx.landing_source, ctx.ws, ds), records[ds])
-        if _can_load(files, "an earlier day changed", own=False):
-            found[ds] = files
+        again, _ = files_to_take(ctx, ds, records[ds])
+        if again is not None and _can_load(again, "an earlier day changed", own=False):
+            found[ds] = again
     days = tuple(found[ds] for ds in sorted(found))
     erased = frozenset(ds for ds in found if _is_erased(history, ds))
     withhold = frozenset(f.ds for f in days if f.unchanged and any(_is_erased(history, d) for d in _near(ctx, f.ds)))
@@ -106,7 +106,10 @@ def declaration(source: Source, table: Table, version: int) -> str:
 
 def declared_source(source: Source) -> dict[str, Any]:
     """The section `source` for fingerprints."""
-    return _without_defaults(source, ("timezone", "timestamps", "trim", "multiline"))
+    declared = _without_defaults(source, ("timezone", "timestamps", "trim", "multiline"))
+    # When a day is taken, not what becomes of it.
+    declared.pop("complete", None)
+    return declared
 
 
 def declared_table(table: Table) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -13,6 +13,8 @@ from headrace.lake.ingest.rules import event_time
 from headrace.lake.ingest.typed_rows import kind_unreadable
 from headrace.lake.sources.frame import BAD, GOOD, LINE_FAULTS, MASK_BITS, SKIPPED, mask_names, quoted
 from headrace.lake.sources.lines import LandingBatch
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class FileProfile:
     #: First reason of each bad row.
     reasons: dict[str, int] = field(default_factory=dict)
     newest: datetime | None = None
+    #: Greatest value of the column of `source.complete.watermark` in good rows.
+    watermark: datetime | None = None
 
 
 def profiles(rows: DataFrame, table: Table, batch: LandingBatch) -> list[FileProfile]:
@@ -91,6 +95,10 @@ def _count(rows: DataFrame, table: Table, source: AnySource, found: list[FilePro
     if table.event_time:
         time = event_time(table.event_time, source)
         aggregates.append(F.max(F.when(good, F.unix_micros(time))).alias("newest"))
+    watermark = source.complete and source.complete.watermark
+    if watermark:
+        reached = event_time(watermark.column, source)
+        aggregates.append(F.max(F.when(good, F.unix_micros(reached))).alias("watermark"))
     for row in rows.groupBy("_file").agg(*aggregates).collect():
         if row["_file"] is None or row["lines"] != row["last"]:
             raise RuntimeError(f"lines of landing files were lost or misnumbered: {row.asDict()}")
@@ -106,6 +114,8 @@ def _count(rows: DataFrame, table: Table, source: AnySource, found: list[FilePro
             )
         if table.event_time and row["newest"] is not None:
             one.newest = datetime.fromtimestamp(row["newest"] / 1e6, UTC)
+        if watermark and row["watermark"] is not None:
+            one.watermark = _EPOCH + timedelta(microseconds=row["watermark"])
     return extras
 
 

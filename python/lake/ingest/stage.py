@@ -12,6 +12,7 @@ from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.ingest.assess import summed
+from headrace.lake.ingest.completeness import check_watermark
 from headrace.lake.ingest.day_files import DayFiles, covered_days
 from headrace.lake.ingest.load import Load
 from headrace.lake.ingest.load_history import LoadHistory, last_change, row_counts
@@ -50,6 +51,7 @@ class Ingest(Stage):
 
         Raises:
             UserError: the run's own day has no files of a source and is not loaded.
+            IncompleteError: it lacks what `source.complete` asks for.
         """
         return tuple(i for source in source_contexts(ctx) for i in _inputs(source, _covered(source)))
 
@@ -78,10 +80,12 @@ class Ingest(Stage):
             UserError: files that are damaged, changed while they were read, or lack a required column; a day that is
                 empty or breaks an expectation; refused columns; a declaration that does not fit the table. Days before
                 that one are loaded, and so are the sources before that one.
+            IncompleteError: the run's own day is behind its watermark.
         """
         sources = list(source_contexts(ctx))
         for source in sources:
             check_table(source.table, source.where)
+            check_watermark(source.source, source.table, source.where)
         covered = [_covered(source) for source in sources]
         found = tuple(i for source, days in zip(sources, covered, strict=True) for i in _inputs(source, days))
         if found != ctx.inputs:

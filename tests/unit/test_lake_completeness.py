@@ -1,0 +1,140 @@
+"""When a day of a source is complete: markers, control files, watermarks, and what is said until then."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from headrace.config import LandingSource, TableSource, parse_duration
+from headrace.errors import EXIT_INCOMPLETE, IncompleteError, UserError
+from headrace.lake import landing
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.ingest.completeness import behind, declared_rows, lacking, wanted_watermark
+from headrace.lake.ingest.day_files import covered_days
+from headrace.lake.ingest.load_history import LoadHistory
+from headrace.lake.ingest.plan import declared_source
+from headrace.lake.ingest.source_context import source_contexts
+from headrace.stage import Context
+from headrace.workspace import Workspace
+from tests.ingest_support import D1, D2, make_spec
+
+
+def source(complete: dict[str, Any] | None, path: str = "in/{ds}/*", **more: Any) -> LandingSource:
+    return LandingSource.model_validate({"format": "clicks", "path": path, "complete": complete, **more})
+
+
+def put(ws: Workspace, name: str, text: str = "x") -> None:
+    path = ws.home / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_markers(ws: Workspace) -> None:
+    assert lacking(source(None), ws, D1) == []
+    wanted = source({"success_file": "_SUCCESS", "marker": "done/{ds}.ok"}, path="in/{ds}/part*/*.gz")
+    first, second = lacking(wanted, ws, D1)
+    assert first.startswith("_SUCCESS is not in ")
+    assert f"/in/{D1}" in first
+    assert f"/done/{D1}.ok or " in second
+    put(ws, f"in/{D1}/_SUCCESS")
+    put(ws, f"done/{D2}.ok")
+    assert lacking(wanted, ws, D1) == [second]
+    put(ws, f"done/{D1}.ok", "")
+    assert lacking(wanted, ws, D1) == []
+
+
+@pytest.mark.parametrize(
+    ("control", "text", "rows"),
+    [
+        ({}, "12\n", 12),
+        ({}, "\ufeff 0", 0),
+        ({"key": "counts.rows"}, '{"counts": {"rows": 7}}', 7),
+        ({"key": "counts['a.b']"}, '{"counts": {"a.b": "8"}}', 8),
+        ({"column": "n"}, 'file,n\na.gz,3\n"b,c.gz",4\n', 7),
+        ({"column": "n"}, "file,n\n", 0),
+        ({}, "many", None),
+        ({}, "-1", None),
+        ({"key": "rows"}, '{"row": 7}', None),
+        ({"key": "rows"}, '{"rows": 7.5}', None),
+        ({"key": "rows"}, '{"rows": true}', None),
+        ({"key": "rows"}, "[7]", None),
+        ({"column": "m"}, "file,n\na,3\n", None),
+    ],
+)
+def test_control_files(ws: Workspace, control: dict[str, str], text: str, rows: int | None) -> None:
+    wanted = source({"control": {"path": "in/{ds}.count", **control}})
+    assert "the control file" in lacking(wanted, ws, D1)[0]
+    put(ws, f"in/{D1}.count", "")
+    assert lacking(wanted, ws, D1)[0].endswith("is still empty")
+    put(ws, f"in/{D1}.count", text)
+    assert lacking(wanted, ws, D1) == []
+    if rows is None:
+        with pytest.raises(UserError, match=r"control file .*\.count: .* is no number of rows"):
+            declared_rows(wanted, ws, D1)
+    else:
+        assert declared_rows(wanted, ws, D1) == rows
+
+
+def test_a_marker_among_the_files_is_no_data(ws: Workspace) -> None:
+    for name in ("a.json", "all.done", "rows.json"):
+        put(ws, f"in/{D1}/{name}")
+    wanted = source({"marker": "in/{ds}/all.done", "control": {"path": "in/{ds}/rows.json"}})
+    assert [f.name for f in landing.find(wanted, ws, D1).files] == [f"in/{D1}/a.json"]
+
+
+def test_watermarks(ws: Workspace) -> None:
+    wanted = source({"watermark": {"column": "seen"}}, timezone="Europe/Berlin")
+    # The day of 23 hours.
+    assert wanted_watermark(wanted, "2026-03-29") == datetime(2026, 3, 29, 22, tzinfo=UTC)
+    assert behind(wanted, "2026-03-29", datetime(2026, 3, 29, 22, tzinfo=UTC)) is None
+    assert "'seen' has reached 2026-03-29T21:59:59+00:00" in str(
+        behind(wanted, "2026-03-29", datetime(2026, 3, 29, 21, 59, 59, tzinfo=UTC))
+    )
+    assert "has reached nothing" in str(behind(wanted, "2026-03-29", None))
+    later = source({"watermark": {"column": "seen", "at_least": "1d2h"}})
+    assert wanted_watermark(later, D1) == datetime(2026, 3, 2, 2, tzinfo=UTC)
+    assert [parse_duration(t).total_seconds() for t in ("36h", "23h30m", "90s", "1d")] == [129_600, 84_600, 90, 86_400]
+
+
+@pytest.mark.parametrize(
+    ("complete", "message"),
+    [
+        ({}, "say how"),
+        ({"success_file": "a/b"}, "is no file's name"),
+        ({"watermark": {"column": "a", "at_least": "soon"}}, "'soon' is no duration"),
+        ({"control": {"path": "x", "key": "a", "column": "b"}}, "give one of them"),
+        ({"success_file": "_SUCCESS"}, "has no folder for each day"),
+    ],
+)
+def test_what_is_no_declaration(complete: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        source(complete, path="in/*/{ds}.json")
+    with pytest.raises(ValidationError, match="is of files in folders"):
+        TableSource.model_validate({"table": "a.b", "complete": {"success_file": "_SUCCESS"}})
+
+
+def test_the_runs_own_day_waits_and_days_before_are_left_out(ws: Workspace, caplog: pytest.LogCaptureFixture) -> None:
+    spec = make_spec({"complete": {"marker": "done/{ds}"}, "catch_up_days": 1})
+    history = LoadHistory(DeltaLog(ws.table("shop", "events")))
+
+    def days() -> list[str]:
+        (context,) = source_contexts(Context(spec, ws, D2))
+        return [d.ds for d in covered_days(context, history)]
+
+    with pytest.raises(IncompleteError, match=rf"{D2} is not complete yet: the marker .*/done/{D2} .*try again later"):
+        days()
+    assert IncompleteError.exit_code == EXIT_INCOMPLETE == 75
+    put(ws, f"in/{D1}/a.json")
+    put(ws, f"in/{D2}/a.json")
+    put(ws, f"done/{D2}")
+    with caplog.at_level(logging.WARNING, "headrace.lake"):
+        assert days() == [D2]
+    assert f"{D1} is left out as it is not complete" in caplog.text
+    put(ws, f"done/{D1}")
+    assert days() == [D1, D2]
+    # When a day is taken says nothing of its rows.
+    assert declared_source(spec.source) == declared_source(make_spec({"catch_up_days": 1}).source)

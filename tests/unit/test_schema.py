@@ -1,0 +1,46 @@
+"""Declared columns: their types, and where the source has them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from headrace.features.types import declared
+from headrace.schema import COLUMN_TYPES, TableColumn, path_steps
+
+
+@given(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=4), st.sampled_from("'\""))
+def test_any_names_can_be_a_path(names: list[str], quote: str) -> None:
+    assert path_steps("".join(f"[{quote}{n.replace(quote, 2 * quote)}{quote}]" for n in names)) == tuple(names)
+
+
+def test_paths() -> None:
+    assert path_steps("user.geo.country") == ("user", "geo", "country")
+    assert path_steps("attributes['os.name'].x") == ("attributes", "os.name", "x")
+    assert TableColumn(name="a.b").steps == ("a.b",)
+    for bad in ("", ".a", "a.", "a..b", "a[", "a['b", "a]b", "a[b]", "a['']"):
+        with pytest.raises(ValueError, match="is no path"):
+            path_steps(bad)
+
+
+def test_types() -> None:
+    assert TableColumn(name="a", type="decimal( 10 , 2)").type == "decimal(10,2)"
+    assert str(declared(TableColumn(name="a", type="decimal(10,2)"))) == "decimal(10,2)"
+    for type_ in COLUMN_TYPES:
+        column = TableColumn(name="a", type=type_)
+        # What features see has room for all that the lake stores.
+        assert declared(column).arrow is not None
+        assert column.model_dump() == {"name": "a", "type": type_, "required": False}
+        assert TableColumn.model_validate(column.model_dump()) == column
+    with_path = TableColumn(name="a", path="b.c")
+    assert TableColumn.model_validate_json(with_path.model_dump_json()) == with_path
+    for bad, message in (
+        ("byte", "'tinyint'"),
+        ("decimal(39,1)", "1 to 38"),
+        ("decimal(2,3)", "scale"),
+        ("map", "types"),
+    ):
+        with pytest.raises(ValidationError, match=message):
+            TableColumn(name="a", type=bad)
