@@ -39,7 +39,7 @@ def _faults_of(kind: type[BaseModel], error: ValidationError) -> str:
     faults = []
     for fault in error.errors():
         key = ".".join(str(p) for p in fault["loc"])
-        known = list(kind.model_fields)
+        known = [field.alias or name for name, field in kind.model_fields.items()]
         if fault["type"] == "extra_forbidden":
             faults.append(f"unknown parameter '{key}'{nearest(key, known)} (known: {', '.join(known) or 'none'})")
         elif fault["type"] == "missing":

@@ -13,7 +13,8 @@ from pyspark.sql import functions as F
 
 from headrace.config import Entity, Spec
 from headrace.features.build.events import events_of_window, read_events
-from headrace.features.build.prepared_rows import within
+from headrace.features.build.source_rows import SourceRows
+from headrace.features.build.window import within
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import DAY_MICROS, spark_micros
 from headrace.features.layout.split import SPLIT, split_rows
@@ -36,6 +37,7 @@ class Active:
     #: The other table operators.
     rest: Preparation
     reader: ExternalReader
+    sources: SourceRows
 
     @staticmethod
     def of(ctx: Context, spark: SparkSession) -> Active:
@@ -45,10 +47,11 @@ class Active:
         # The tables that the dataset was made with, not those of today.
         tables = (*leading.externals, *rest.externals)
         reader = ExternalReader.of(ctx.ws, tables, ctx.upstream["features"].inputs)
+        sources = SourceRows.of(ctx, spark)
         if leading.steps:
-            events = leading.spark(within(spec, events, ctx.ds), reader).drop(QUERY)
+            events = leading.spark(within(spec, events, ctx.ds), reader, sources=sources).drop(QUERY)
         past = within(spec, events, ctx.ds) if rest.steps else events
-        return Active(ctx, split_rows(spec, events, ctx.ds).frame, past, rest, reader)
+        return Active(ctx, split_rows(spec, events, ctx.ds).frame, past, rest, reader, sources)
 
     @contextmanager
     def entities(self, user: Entity, item: Entity) -> Iterator[tuple[DataFrame, DataFrame]]:
@@ -68,7 +71,7 @@ class Active:
         for added in lookups:
             rows = rows.unionByName(added)
         wanted = {kind: list(dict.fromkeys((entity.key, *entity.columns))) for kind, entity in kinds.items()}
-        values = self.rest.spark(rows, self.reader).where(F.col(QUERY).isNotNull())
+        values = self.rest.spark(rows, self.reader, sources=self.sources).where(F.col(QUERY).isNotNull())
         values = values.select(QUERY, *[col(c) for c in dict.fromkeys([*wanted["user"], *wanted["item"]])])
         values = values.persist(StorageLevel.MEMORY_AND_DISK)
         try:

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import Score, Spec
 from headrace.errors import UserError
-from headrace.features.build.events import events_output
+from headrace.features.build.events import pinned_table
 from headrace.features.functions.arrays import one_batch
 from headrace.features.functions.spark_expressions import col
 from headrace.features.table_ops.preparation import prepared_columns
@@ -75,7 +75,7 @@ class ScoreCandidates(Stage):
         """The events at ingest's version, and the model. Raises UserError where columns or the model are missing."""
         assert ctx.spec.score is not None
         check_columns(ctx.spec, ctx.spec.score)
-        events, model = events_output(ctx), scoring_model(ctx).output
+        events, model = pinned_table(ctx), scoring_model(ctx).output
         return (
             Input(kind="delta", name=events.name, version=events.version),
             Input(kind="model", name=model.name, version=model.version),

@@ -27,12 +27,12 @@ def join_external(op: JoinExternal, table: pa.Table, context: ArrowTableContext)
         leader = rows[np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))] if len(rows) else rows
         rows = rows[np.all([r[rows] == r[leader] for r in ranks], axis=0)] if len(rows) else rows
     _, counts = np.unique(its[rows], return_counts=True)
-    refuse_duplicates(op.path, ", ".join(theirs), int((counts > 1).sum()), int(counts[counts > 1].sum()))
+    refuse_duplicates(op.what, ", ".join(theirs), int((counts > 1).sum()), int(counts[counts > 1].sum()))
     where = np.full(int(max(codes.max(initial=-1), 0)) + 1, -1, np.int64)
     where[its[rows]] = rows
     found = np.where(ours >= 0, where[np.maximum(ours, 0)], -1)
     out = table
-    for added, name in zip(op._added(), op.add, strict=True):
+    for added, name in zip(op.added(context.schema), op.add, strict=True):
         values_ = one(other, name)
         if not m:
             out = replaced(out, added, pa.nulls(n, values_.type))
@@ -45,6 +45,8 @@ def join_asof(op: JoinAsof, table: pa.Table, context: ArrowTableContext) -> pa.T
     schema = context.schema
     time = schema.needs_time()
     external = op.external(schema)
+    assert external is not None
+    assert op.valid_from is not None
     other, needed = context.read(external), [*op.keys.values(), op.valid_from]
     n, m = table.num_rows, other.num_rows
     both = [pa.concat_arrays([one(table, a), one(other, b).cast(one(table, a).type)]) for a, b in op.keys.items()]
@@ -56,12 +58,12 @@ def join_asof(op: JoinAsof, table: pa.Table, context: ArrowTableContext) -> pa.T
     rows = rows[np.lexsort((since[rows], its[rows]))]
     g, s = its[rows], since[rows]
     _, counts = np.unique(np.stack([g, s]), axis=1, return_counts=True)
-    refuse_duplicates(op.path, ", ".join(needed), int((counts > 1).sum()), int(counts[counts > 1].sum()))
+    refuse_duplicates(op.what, ", ".join(needed), int((counts > 1).sum()), int(counts[counts > 1].sum()))
     at = newest_at(group, t, g, s, op.at == "upto")
     if op._tolerance is not None and len(s):
         at = np.where((at >= 0) & (s[np.maximum(at, 0)] > t - op._tolerance), at, -1)
     out = table
-    for added, name in zip(op._added(), op.add, strict=True):
+    for added, name in zip(op.added(context.schema), op.add, strict=True):
         x = one(other, name)
         if not len(rows):
             out = replaced(out, added, pa.nulls(n, x.type))

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
-from headrace.features.build.prepared_rows import first_day
+from headrace.features.build.window import first_day
 from headrace.features.functions.spark_expressions import col
 from headrace.features.types import declared
 from headrace.manifest import Output
@@ -16,23 +16,25 @@ from headrace.schema import TableColumn
 from headrace.stage import Context
 
 
-def events_output(ctx: Context) -> Output:
-    """The pinned table.
+def pinned_table(ctx: Context, source: str | None = None) -> Output:
+    """The pinned table of events: the main source's, or a named one's.
 
     Raises:
         UserError: the manifest names none.
     """
+    name = ctx.ws.name_of(ctx.ws.events(ctx.spec.pipeline, source))
     for output in ctx.upstream["ingest"].outputs:
-        if output.kind == "delta" and output.name.endswith("/events"):
+        if output.kind == "delta" and output.name == name:
             return output
-    raise UserError(f"ingest's manifest of {ctx.ds} names no events table; run ingest again")
+    raise UserError(f"ingest's manifest of {ctx.ds} names no table {name}; run ingest again")
 
 
-def read_events(ctx: Context, spark: SparkSession) -> DataFrame:
-    """All rows of the pinned version, columns in the types that features see them in."""
-    pinned = events_output(ctx)
+def read_events(ctx: Context, spark: SparkSession, source: str | None = None) -> DataFrame:
+    """All rows of the pinned version of a source, columns in the types that features see them in."""
+    pinned = pinned_table(ctx, source)
+    table = ctx.spec.table if source is None else ctx.spec.sources[source].table
     reader = spark.read.format("delta").option("versionAsOf", int(pinned.version))
-    return as_features_see(reader.load(str(ctx.ws.locate(pinned.name))), ctx.spec.table.columns)
+    return as_features_see(reader.load(str(ctx.ws.locate(pinned.name))), table.columns)
 
 
 def as_features_see(events: DataFrame, columns: Sequence[TableColumn]) -> DataFrame:

@@ -6,52 +6,36 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import date, timedelta
 from itertools import count
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
-from headrace.config import Spec
-from headrace.features.functions.spark_expressions import col
-from headrace.features.functions.timestamps import spark_micros
+from headrace.features.build.events import pinned_table
+from headrace.features.build.source_rows import SourceRows
+from headrace.features.build.window import within
 from headrace.features.layout.split import SplitRows, split_rows, time_ranges
 from headrace.features.table_ops.base import QUERY
 from headrace.features.table_ops.external import ExternalReader, pin
-from headrace.features.table_ops.preparation import Preparation, midnight, train_range
-from headrace.features.types import declared
+from headrace.features.table_ops.preparation import Preparation, train_range
 from headrace.manifest import Input
 from headrace.stage import Context
 from headrace.storage import Location
-from headrace.workspace import Workspace
 
 _LOG = logging.getLogger("headrace.features")
 
 
-def first_day(spec: Spec, ds: str) -> str:
-    """The first day whose events are read: that of the training range, or earlier ones that table operators look at."""
-    first = time_ranges(spec.features, ds)[0][0]
-    if not spec.features.prepare:
-        return first
-    back = spec.features.history_days
-    if back is None:
-        back = Preparation.from_spec(spec).lookback_days
-    return (date.fromisoformat(first) - timedelta(days=back)).isoformat()
+def other_inputs(ctx: Context) -> tuple[Input, ...]:
+    """The tables that are joined, as they are now, and the named sources that are read, as ingest's manifest pins them.
 
-
-def external_inputs(spec: Spec, ws: Workspace) -> tuple[Input, ...]:
-    """The tables that are joined, as they are now. Raises UserError where one is missing."""
-    return pin(ws, Preparation.from_spec(spec).externals) if spec.features.prepare else ()
-
-
-def within(spec: Spec, events: DataFrame, ds: str) -> DataFrame:
-    """Events that happened from `first_day` to the end of ds, whenever they landed (split by time of daily sources)."""
-    if not (spec.source.daily and spec.features.split.by == "time"):
-        return events
-    assert spec.table.event_time is not None
-    type_ = next(declared(c) for c in spec.table.columns if c.name == spec.table.event_time)
-    t = spark_micros(col(spec.table.event_time), type_)
-    return events.where((t >= F.lit(midnight(first_day(spec, ds)))) & (t < F.lit(midnight(ds, 1))))
+    Raises:
+        UserError: one is missing.
+    """
+    if not ctx.spec.features.prepare:
+        return ()
+    preparation = Preparation.from_spec(ctx.spec)
+    pinned = (pinned_table(ctx, name) for name in preparation.sources)
+    sources = (Input(kind="delta", name=p.name, version=p.version) for p in pinned)
+    return (*pin(ctx.ws, preparation.externals), *sources)
 
 
 @contextmanager
@@ -62,7 +46,7 @@ def day_rows(ctx: Context, events: DataFrame) -> Iterator[SplitRows]:
     to count, to fit, to write.
 
     Args:
-        ctx: its inputs pin the tables that are joined, see `external_inputs`.
+        ctx: its inputs pin the tables that are joined, see `other_inputs`.
         events: the pinned events from `first_day` on.
 
     Raises:
@@ -87,7 +71,11 @@ def day_rows(ctx: Context, events: DataFrame) -> Iterator[SplitRows]:
         preparation = Preparation.from_spec(spec)
         reader = ExternalReader.of(ctx.ws, preparation.externals, ctx.inputs)
         frame = preparation.spark(
-            within(spec, events, ctx.ds), reader, train_range(spec, train[0], valid[0]), materialize
+            within(spec, events, ctx.ds),
+            reader,
+            train_range(spec, train[0], valid[0]),
+            materialize,
+            SourceRows.of(ctx, events.sparkSession),
         )
         frame = frame.drop(QUERY)
         if spec.features.split.by == "time":

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.features.build import append
-from headrace.features.build.events import events_of_window, events_output, read_events
+from headrace.features.build.events import events_of_window, pinned_table, read_events
 from headrace.features.build.lake_files import files_of_day, fit_files
 from headrace.features.build.listing import complete, facts_of
 from headrace.features.engines.arrow import write_frame
@@ -142,8 +142,8 @@ def append_day(
     with day_files(ctx, workflow, rows) as files, vocabularies.in_background():
         if files is None:
             raise UserError(
-                f"features.append works on the lake's files, and the log of {events_output(ctx).name} no longer names "
-                f"those of version {events_output(ctx).version}, or deletion vectors mark rows of them as deleted; run "
+                f"features.append works on the lake's files, and the log of {pinned_table(ctx).name} no longer names "
+                f"those of version {pinned_table(ctx).version}, or deletion vectors mark rows of them as deleted; run "
                 f"ingest again, or write the files anew (REORG TABLE delta.`...` APPLY (PURGE)) and run ingest again, "
                 f"or set append: false"
             )
@@ -207,7 +207,7 @@ def _result(
 
 def day_events(ctx: Context, workflow: Workflow, spark: SparkSession) -> DataFrame:
     """The pinned events that a dataset of `ds` may see."""
-    spec, pinned = ctx.spec, events_output(ctx)
+    spec, pinned = ctx.spec, pinned_table(ctx)
     events = read_events(ctx, spark)
     there = dict(events.dtypes)
     wanted = {*workflow.input_columns, *workflow.carried_columns, f"{workflow.label_column}"}
@@ -226,5 +226,5 @@ def day_files(ctx: Context, workflow: Workflow, rows: SplitRows) -> AbstractCont
     """The pinned events as files, for the Arrow engine."""
     if engine_of(ctx.spec) != "arrow":
         return nullcontext()
-    pinned = events_output(ctx)
+    pinned = pinned_table(ctx)
     return files_of_day(ctx.spec, ctx.ws, ctx.ds, ctx.ws.locate(pinned.name), int(pinned.version), workflow, rows)

@@ -11,9 +11,10 @@ from headrace.config import Spec
 from headrace.dataset.parquet.layout import LISTING
 from headrace.errors import UserError
 from headrace.features.build import append
-from headrace.features.build.events import events_output
-from headrace.features.build.prepared_rows import day_rows, external_inputs
+from headrace.features.build.events import pinned_table
+from headrace.features.build.prepared_rows import day_rows, other_inputs
 from headrace.features.build.run import CountStatistics, append_day, build, day_events, engine_of
+from headrace.features.table_ops.preparation import Preparation
 from headrace.features.vocabulary.delta_table import again_if_overtaken
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DeltaLog
@@ -57,14 +58,15 @@ class BuildFeatures(Stage):
             "event_time": spec.table.event_time,
             "daily": spec.source.daily,
             **({"statistics": counted} if counted else {}),
+            **_sources_part(spec),
         }
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """The events' table at ingest's version, the tables that are joined to it, the dataset that is appended to."""
-        events, base = events_output(ctx), append.base_input(ctx, self.spec_part(ctx.spec), self.version)
+        """The events at ingest's version, tables and sources that operators read, the dataset that is appended to."""
+        events, base = pinned_table(ctx), append.base_input(ctx, self.spec_part(ctx.spec), self.version)
         return (
             Input(kind="delta", name=events.name, version=events.version),
-            *external_inputs(ctx.spec, ctx.ws),
+            *other_inputs(ctx),
             *([base] if base is not None else ()),
         )
 
@@ -112,3 +114,19 @@ class BuildFeatures(Stage):
                 "the spec has a section `drift`: this stage needs headrace.drift.count_day to count for it"
             )
         return self._count_statistics
+
+
+def _sources_part(spec: Spec) -> dict[str, Any]:
+    """What the dataset depends on of the declarations of the named sources that are read."""
+    if not spec.sources:
+        return {}
+    found = {
+        name: {
+            "columns": [c.model_dump() for c in spec.sources[name].table.columns],
+            "event_time": spec.sources[name].table.event_time,
+            "daily": spec.sources[name].source.daily,
+            "timezone": spec.sources[name].source.timezone,
+        }
+        for name in Preparation.from_spec(spec).sources
+    }
+    return {"sources": found} if found else {}

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from headrace.errors import nearest
 from headrace.features.types import OpError, ValueType
 
 if TYPE_CHECKING:
@@ -41,6 +42,30 @@ TABLE_KEY_TYPES = ("string", "int", "bigint", "boolean", "date")
 
 
 @dataclass(frozen=True)
+class SourceTable:
+    """A named source of the pipeline, as operators that say `from:` see it."""
+
+    types: Mapping[str, ValueType]
+    #: The column of the time of its events (timestamp or date); None where it has none.
+    time: str | None = None
+
+
+@dataclass(frozen=True)
+class SourceRead:
+    """What an operator reads of a named source.
+
+    events: what happened, by its time; of a snapshot source the newest snapshot.
+    versions: what was valid from its time on; of a source without a time, from the end of the landing day.
+    table: the newest snapshot, or all landing days.
+    """
+
+    name: str
+    use: Literal["events", "versions", "table"]
+    #: Microseconds before a row that are enough; None: all there are.
+    lookback: int | None = None
+
+
+@dataclass(frozen=True)
 class TableSchema:
     """What is known of the table that arrives at an operator, before any data is seen."""
 
@@ -50,6 +75,15 @@ class TableSchema:
     time: str | None = None
     #: Whether `prepare` may know which rows are of the training range.
     knows_train: bool = False
+    sources: Mapping[str, SourceTable] = field(default_factory=dict)
+
+    def of_source(self, name: str) -> TableSchema:
+        """A named source as a table of its own, without a label. Raises OpError where there is none of that name."""
+        if name not in self.sources:
+            known = f"; sources has: {', '.join(self.sources)}" if self.sources else "; the pipeline has no `sources`"
+            raise OpError(f"from: there is no source '{name}'{nearest(name, self.sources)}{known}")
+        source = self.sources[name]
+        return TableSchema(source.types, "", source.time)
 
     def type_of(self, column: str) -> ValueType:
         """The type of a column. Raises OpError where there is none of that name."""
@@ -115,6 +149,9 @@ class SparkTableContext:
 
     schema: TableSchema
     read: Callable[[ExternalTable], DataFrame]
+    #: The rows of a named source: its columns, FILE, LINE, and EVENT_MICROS (spark_windows), the microsecond since 1970
+    #: from which on it can be known.
+    source: Callable[[SourceRead], DataFrame]
     train: TrainRange | None = None
     #: Compute a frame once where it is used several times; the stage writes it to disk.
     materialize: Callable[[DataFrame], DataFrame] = field(default=lambda frame: frame)
@@ -143,8 +180,12 @@ class TableOp(BaseModel):
         """The other table that it reads, if it does."""
         return None
 
+    def source(self) -> SourceRead | None:
+        """What it reads of a named source, if it does."""
+        return None
+
     def lookback(self) -> int:
-        """Microseconds before a row that it must see, where there is such a bound; else 0."""
+        """Microseconds before a row that it must see of the events, where there is such a bound; else 0."""
         return 0
 
     def keys_of(self) -> tuple[str, ...]:

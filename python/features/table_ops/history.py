@@ -28,6 +28,9 @@ class History(FilteredEventsOp):
     events follow each other by source file and line. End the chain with `pad`; to share a vocabulary with the column
     itself, name it in both `categorify`.
 
+    With `from: purchases` the events are those of that source, with its columns in `values` and `where`; the lists are
+    called `purchases_COLUMN_history`.
+
     `where: clicked = 1` with the label needs `delay_hours`: a label is known only some time after its event.
 
     Input: keys string, int, bigint, boolean or date; columns string, int, bigint, float, double. Source: NVTabular's
@@ -53,11 +56,14 @@ class History(FilteredEventsOp):
     def columns(self, schema: TableSchema) -> dict[str, ValueType]:
         self.check_keys(schema)
         self.check_where(schema)
-        new = {}
+        events, new = self.events_schema(schema), {}
         for value in self.values:
-            type_ = scalar(schema, value, _ELEMENTS, "values")
-            new[f"{value}_{self.suffix}"] = ValueType(type_.element, is_list=True)
+            type_ = scalar(events, value, _ELEMENTS, "values")
+            new[self._name(value)] = ValueType(type_.element, is_list=True)
         return schema.adding(new)
+
+    def _name(self, value: str) -> str:
+        return "_".join([*([self.from_] if self.from_ is not None else []), value, self.suffix])
 
     def spark(self, frame: DataFrame, context: SparkTableContext) -> DataFrame:
         from pyspark.sql import Window
@@ -77,32 +83,34 @@ class History(FilteredEventsOp):
             with_time,
         )
 
-        types, columns = context.schema.types, frame.columns
+        types, given, keys = self.events_schema(context.schema).types, frame.columns, self.keys
         ok = self.spark_chosen(context)
-        rows = with_time(frame, context, self.keys)
-        inputs = {
-            f"__h{i}": F.when(is_event(self.keys) & ok, input_column(v, types[v])) for i, v in enumerate(self.values)
-        }
-        rows = shifted(rows.withColumns(inputs), columns, self.keys, [self.delay] if self.delay else [])
+        values = {f"h{i}": F.when(ok, input_column(v, types[v])) for i, v in enumerate(self.values)}
+        both, values = self.with_events(frame, context, values)
+        columns = both.columns
+        rows = with_time(both, context, keys)
+        inputs = {f"__{name}": F.when(is_event(keys), value) for name, value in values.items()}
+        rows = shifted(rows.withColumns(inputs), columns, keys, [self.delay] if self.delay else [])
         enters = F.col(COPY) == (1 if self.delay else 0)
         # First of all by the keys alone: rows that are together by them are together by them and `__has`.
-        by_time = Window.partitionBy(*partition_columns(self.keys)).orderBy(SHIFTED_MICROS, FILE, LINE)
+        by_time = Window.partitionBy(*partition_columns(keys)).orderBy(SHIFTED_MICROS, FILE, LINE)
         rows = rows.withColumn("__first", first_of_instant(by_time, SHIFTED_MICROS))
         found = []
         for i, value in enumerate(self.values):
             x = f"__h{i}"
             there = enters & F.col(x).isNotNull()
             # Among rows that have a value, the last ones are the last values.
-            order = Window.partitionBy(*partition_columns(self.keys), "__has").orderBy(SHIFTED_MICROS, FILE, LINE)
+            order = Window.partitionBy(*partition_columns(keys), "__has").orderBy(SHIFTED_MICROS, FILE, LINE)
             rows = rows.withColumn("__has", there)
             empty = F.array().cast(f"array<{types[value].element}>")
             rows = _with_last(rows, x, self.length, order, empty)
             rows = rows.withColumn("__list", F.when(F.col("__has"), F.col("__list")))
-            rows = newest_before(rows, self.keys, f"__f{i}", F.col("__list"), empty, SHIFTED_MICROS)
-            past = F.when(has_key_and_time(self.keys), F.col(f"__f{i}")).otherwise(empty)
+            rows = newest_before(rows, keys, f"__f{i}", F.col("__list"), empty, SHIFTED_MICROS)
+            past = F.when(has_key_and_time(keys), F.col(f"__f{i}")).otherwise(empty)
             past = F.reverse(past) if self.newest == "first" else past
-            found.append(past.alias(f"{value}_{self.suffix}"))
-        return rows.where(F.col(COPY) == 0).select(*passthrough_columns(rows, columns), *found)
+            found.append(past.alias(self._name(value)))
+        rows = self.asking_rows(rows.where(F.col(COPY) == 0))
+        return rows.select(*passthrough_columns(rows, given), *found)
 
 
 def _with_last(rows: DataFrame, column: str, length: int, order: WindowSpec, empty: Column) -> DataFrame:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import model_validator
 
-from headrace.features.table_ops.base import ExternalTable, SparkTableContext, TableSchema, refuse
-from headrace.features.table_ops.external import ReadsExternalTable, duplicates_spark, refuse_duplicates
+from headrace.features.table_ops.base import ExternalTable, SourceRead, SparkTableContext, TableSchema, refuse
+from headrace.features.table_ops.external import ReadsOtherTable, duplicates_spark, refuse_duplicates
 from headrace.features.types import ValueType
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _ORDERED = ("string", "int", "bigint", "boolean", "timestamp", "date")
 
 
-class JoinExternal(ReadsExternalTable):
+class JoinExternal(ReadsOtherTable):
     """Adds columns of another table to the rows that have its key; null to the others (a left join).
 
         join_external: {path: tables/items, keys: [item_id], add: {brand: string, stock: bigint}}
@@ -24,7 +24,10 @@ class JoinExternal(ReadsExternalTable):
     A key with several rows is refused, with their number, unless `on_duplicate: first` takes the first of them by
     `order`: columns among `add`, ascending, or descending with a `-` before the name, nulls as the smallest. Null keys
     meet nothing. The table is read as it is when the day is run (a Delta table at the newest version, which the run's
-    manifest names); for values that change over time use join_asof. Source: NVTabular's JoinExternal.
+    manifest names); for values that change over time use join_asof. `from: users` in place of `path` takes a named
+    source as it is on that day: all its landing days up to it, or its newest snapshot.
+
+    Source: NVTabular's JoinExternal.
     """
 
     name: ClassVar[str] = "join_external"
@@ -41,15 +44,18 @@ class JoinExternal(ReadsExternalTable):
 
     def columns(self, schema: TableSchema) -> dict[str, ValueType]:
         schema.not_label(list(self.keys), "the key")
-        types = self.external(schema).columns
+        types = self.wanted(schema, {})
         for name in self.order:
             plain = name.removeprefix("-")
             refuse(plain not in types, f"order: '{plain}' is not among the columns that are taken")
             refuse(types[plain].is_list or types[plain].element not in _ORDERED, f"order: '{plain}' is {types[plain]}")
-        return schema.adding(self._added())
+        return schema.adding(self.added(schema))
 
-    def external(self, schema: TableSchema) -> ExternalTable:
-        return self._external(schema, {})
+    def external(self, schema: TableSchema) -> ExternalTable | None:
+        return self.external_table(schema, {})
+
+    def source(self) -> SourceRead | None:
+        return None if self.from_ is None else SourceRead(self.from_, "table")
 
     def spark(self, frame: DataFrame, context: SparkTableContext) -> DataFrame:
         from pyspark.sql import Window
@@ -58,7 +64,7 @@ class JoinExternal(ReadsExternalTable):
         from headrace.features.functions.spark_expressions import col
 
         theirs = list(self.keys.values())
-        other = context.read(self.external(context.schema)).dropna(subset=[f"`{k}`" for k in theirs])
+        other = self.read(context, {}).dropna(subset=[f"`{k}`" for k in theirs])
         if self.on_duplicate == "first":
             order: list[Column] = [
                 F.desc_nulls_last(f"`{n[1:]}`") if n.startswith("-") else F.asc_nulls_first(f"`{n}`")
@@ -69,12 +75,11 @@ class JoinExternal(ReadsExternalTable):
                 "__rank", F.rank().over(Window.partitionBy(*[col(k) for k in theirs]).orderBy(*order))
             )
             other = other.where(F.col("__rank") == 1).drop("__rank")
-        refuse_duplicates(self.path, ", ".join(theirs), *duplicates_spark(other, theirs))
+        refuse_duplicates(self.what, ", ".join(theirs), *duplicates_spark(other, theirs))
         side = other.select(
             *[col(k).alias(f"__k{i}") for i, k in enumerate(theirs)],
             *[col(n).alias(f"__e{i}") for i, n in enumerate(self.add)],
         )
         on = [col(ours) == F.col(f"__k{i}") for i, ours in enumerate(self.keys)]
-        return frame.join(side, on, "left").select(
-            *[col(c) for c in frame.columns], *[F.col(f"__e{i}").alias(n) for i, n in enumerate(self._added())]
-        )
+        added = [F.col(f"__e{i}").alias(n) for i, n in enumerate(self.added(context.schema))]
+        return frame.join(side, on, "left").select(*[col(c) for c in frame.columns], *added)

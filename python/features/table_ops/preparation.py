@@ -7,18 +7,20 @@ prepared.spark(events, reader, train)           # DataFrame -> DataFrame
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from headrace.config import OpSpec, Spec
+from headrace.config import NamedSource, OpSpec, Spec
 from headrace.errors import UserError, nearest
 from headrace.features.functions.timestamps import DAY_MICROS
 from headrace.features.registry import build
 from headrace.features.table_ops import TABLE_OPS
 from headrace.features.table_ops.base import (
     ExternalTable,
+    SourceRead,
+    SourceTable,
     SparkTableContext,
     TableOp,
     TableSchema,
@@ -55,6 +57,7 @@ class Preparation:
         label: str,
         time: str | None,
         knows_train: bool = False,
+        sources: Mapping[str, SourceTable] | None = None,
         where: str = "features.prepare",
     ) -> None:
         """Check everything that can be known without data.
@@ -66,7 +69,7 @@ class Preparation:
         types = {c.name: declared(c) for c in columns}
         if time is not None and (types[time].is_list or types[time].element not in ("timestamp", "date")):
             time = None
-        schema = TableSchema(types, label, time, knows_train)
+        schema = TableSchema(types, label, time, knows_train, sources or {})
         steps: list[BoundTableOp] = []
         for i, spec in enumerate(ops):
             at = f"{where}[{i}]"
@@ -89,7 +92,9 @@ class Preparation:
     def from_spec(spec: Spec) -> Preparation:
         """The operators of a pipeline. Raises UserError, see `Preparation`."""
         f = spec.features
-        return Preparation(f.prepare, spec.table.columns, f.label, spec.table.event_time, f.split.by != "position")
+        sources = {name: source_table(s) for name, s in spec.sources.items()}
+        time = spec.table.event_time
+        return Preparation(f.prepare, spec.table.columns, f.label, time, f.split.by != "position", sources)
 
     @property
     def columns(self) -> tuple[TableColumn, ...]:
@@ -107,6 +112,12 @@ class Preparation:
         """The other tables that are read."""
         found = (s.op.external(s.schema) for s in self.steps)
         return tuple(e for e in found if e is not None)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The named sources that are read, in order."""
+        found = (s.op.source() for s in self.steps)
+        return tuple(dict.fromkeys(read.name for read in found if read is not None))
 
     @property
     def lookback_days(self) -> int:
@@ -144,6 +155,7 @@ class Preparation:
         reader: ExternalReader,
         train: TrainRange | None = None,
         materialize: Callable[[DataFrame], DataFrame] | None = None,
+        sources: Callable[[SourceRead], DataFrame] | None = None,
     ) -> DataFrame:
         """Apply all operators to rows with `_source_file` and `_source_line`.
 
@@ -153,7 +165,8 @@ class Preparation:
             frame: the events; a column `__query` marks rows that only ask.
             reader: of external tables.
             train: which rows are of the training range; for `negatives`.
-            once: computes a frame once that is used several times.
+            materialize: computes a frame once that is used several times.
+            sources: reads named sources, see `SparkTableContext.source`.
         """
         from headrace.features.table_ops.spark_windows import without_helpers
 
@@ -161,10 +174,25 @@ class Preparation:
         spark = frame.sparkSession
         for step in self.steps:
             context = SparkTableContext(
-                step.schema, lambda table: reader.spark(spark, table), train, materialize or (lambda x: x)
+                step.schema,
+                lambda table: reader.spark(spark, table),
+                sources or _no_sources,
+                train,
+                materialize or (lambda x: x),
             )
             frame = step.op.spark(frame, context)
         return without_helpers(frame)
+
+
+def source_table(source: NamedSource) -> SourceTable:
+    """A named source as operators see it."""
+    types = {c.name: declared(c) for c in source.table.columns}
+    time = source.table.event_time
+    return SourceTable(types, time if time is not None and types[time].element in ("timestamp", "date") else None)
+
+
+def _no_sources(read: SourceRead) -> DataFrame:
+    raise RuntimeError(f"nobody gave the rows of source '{read.name}'")
 
 
 def prepared_columns(spec: Spec) -> tuple[TableColumn, ...]:

@@ -8,7 +8,7 @@ computed anew for each row by Spark, and held in memory whole by RAPIDS.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, Window, WindowSpec
@@ -26,7 +26,7 @@ EVENT_MICROS, _ALONE = "__t", "__alone"
 SHIFTED_MICROS, COPY = "__at", "__kind"
 
 
-def _alone(keys: Sequence[str]) -> str:
+def _alone(keys: Collection[str]) -> str:
     return f"{_ALONE}({','.join(sorted(keys))})"
 
 
@@ -34,7 +34,7 @@ def _stays(column: str) -> bool:
     return column == EVENT_MICROS or column.startswith(_ALONE)
 
 
-def with_time(frame: DataFrame, context: SparkTableContext, keys: Sequence[str]) -> DataFrame:
+def with_time(frame: DataFrame, context: SparkTableContext, keys: Collection[str]) -> DataFrame:
     """The rows with EVENT_MICROS, and with what `has_key_and_time` and `partition_columns` look at."""
     time = context.schema.needs_time()
     if EVENT_MICROS not in frame.columns:
@@ -57,17 +57,17 @@ def passthrough_columns(frame: DataFrame, columns: Sequence[str]) -> list[Column
     return [col(c) for c in dict.fromkeys([*columns, *(c for c in frame.columns if _stays(c))])]
 
 
-def has_key_and_time(keys: Sequence[str]) -> Column:
+def has_key_and_time(keys: Collection[str]) -> Column:
     """Boolean: the row has its keys and its time (after `with_time`)."""
     return col(_alone(keys)).isNull()
 
 
-def is_event(keys: Sequence[str]) -> Column:
+def is_event(keys: Collection[str]) -> Column:
     """Boolean: `has_key_and_time`, and no query row."""
     return F.col(QUERY).isNull() & has_key_and_time(keys)
 
 
-def partition_columns(keys: Sequence[str]) -> list[Column]:
+def partition_columns(keys: Collection[str]) -> list[Column]:
     """What partitions are made by, the same for keys in another order."""
     return [*(col(k) for k in sorted(keys)), col(_alone(keys))]
 
@@ -83,7 +83,7 @@ def first_of_instant(order: WindowSpec, at: str = EVENT_MICROS) -> Column:
 
 
 def sums_before(
-    frame: DataFrame, keys: Sequence[str], values: Mapping[str, Column], at: str = EVENT_MICROS
+    frame: DataFrame, keys: Collection[str], values: Mapping[str, Column], at: str = EVENT_MICROS
 ) -> DataFrame:
     """The rows with sums, by name, of a bigint column over the key's rows at strictly earlier instants; 0 if none."""
     order = Window.partitionBy(*partition_columns(keys)).orderBy(at)
@@ -102,7 +102,7 @@ def sums_before(
 
 
 def newest_before(
-    frame: DataFrame, keys: Sequence[str], name: str, value: Column, empty: Column, at: str = EVENT_MICROS
+    frame: DataFrame, keys: Collection[str], name: str, value: Column, empty: Column, at: str = EVENT_MICROS
 ) -> DataFrame:
     """The rows with a column `name`: `value` of the newest row at a strictly earlier instant where it is not null.
 
@@ -117,7 +117,7 @@ def newest_before(
     return frame.drop("__x", "__y", "__z")
 
 
-def shifted(frame: DataFrame, columns: Sequence[str], keys: Sequence[str], offsets: Sequence[int]) -> DataFrame:
+def shifted(frame: DataFrame, columns: Sequence[str], keys: Collection[str], offsets: Sequence[int]) -> DataFrame:
     """Each row at its time (COPY 0), and each event again at its time + offsets[i] (COPY i + 1), at SHIFTED_MICROS.
 
     The copies keep the keys, identity and helper columns; of `columns` all others are null there.
@@ -150,7 +150,7 @@ class Sums:
         return f"__s_{name}_{window}"
 
 
-def window_sums(frame: DataFrame, context: SparkTableContext, keys: Sequence[str], sums: Sums) -> DataFrame:
+def window_sums(frame: DataFrame, context: SparkTableContext, keys: Collection[str], sums: Sums) -> DataFrame:
     """The rows with the sums over events at u of the key with t - delay - window <= u < t - delay, t the row's time.
 
     A sum over a window is one running sum over a sequence in which each event enters (+) and, a window later, leaves
@@ -190,7 +190,7 @@ _ORDER, _VALUE = "__order", "__value"
 def newest_version(
     frame: DataFrame,
     context: SparkTableContext,
-    keys: Sequence[str],
+    keys: Collection[str],
     versions: DataFrame,
     value: Sequence[str],
     inclusive: bool,

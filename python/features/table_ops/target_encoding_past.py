@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from headrace.features.functions.timestamps import DAY_MICROS, spark_micros
 from headrace.features.table_ops import fixed_point
-from headrace.features.table_ops.base import NUMBERS, QUERY, SparkTableContext, TableSchema, scalar
+from headrace.features.table_ops.base import NUMBERS, QUERY, SparkTableContext, TableSchema, refuse, scalar
 from headrace.features.table_ops.earlier_events import DelayedEventsOp
 from headrace.features.types import ValueType
 
@@ -29,7 +29,9 @@ class TargetEncodingPast(DelayedEventsOp):
     labels were known before the row's day (UTC) began. Where there is none yet, the encoding is y / n; null where n
     is 0 too. Time-ordered like CatBoost's ordered target statistics (Prokhorenkova et al., 2018), but by real time.
 
-    Adds `NAME_target` (double), NAME being the keys' names with `_` between them, or `prefix`.
+    Adds `NAME_target` (double), NAME being the keys' names (and that of `from`) with `_` between them, or `prefix`.
+
+    With `from: purchases` the events are those of that source, and `target` is a number of theirs.
 
     `delay_hours` has no default: how late labels arrive is a fact about the log. With 0, an event's label is known
     before the next instant.
@@ -56,12 +58,14 @@ class TargetEncodingPast(DelayedEventsOp):
 
     @property
     def _name(self) -> str:
-        return f"{self.prefix or '_'.join(self.keys)}_target"
+        return f"{self.prefix or self.key_name}_target"
 
     def columns(self, schema: TableSchema) -> dict[str, ValueType]:
         self.check_keys(schema)
-        schema.not_label(self.keys, "the key")
-        scalar(schema, self.target or schema.label, NUMBERS, "target")
+        schema.not_label(list(self.keys), "the key")
+        events = self.events_schema(schema)
+        refuse(self.from_ is not None and self.target is None, f"give `target`: the column of source '{self.from_}'")
+        scalar(events, self.target or schema.label, NUMBERS, "target")
         return schema.adding({self._name: ValueType("double")})
 
     def spark(self, frame: DataFrame, context: SparkTableContext) -> DataFrame:
@@ -72,14 +76,15 @@ class TargetEncodingPast(DelayedEventsOp):
 
         schema, columns = context.schema, frame.columns
         target = self.target or schema.label
-        type_ = schema.types[target]
+        type_ = self.events_schema(schema).types[target]
         q = fixed_point.whole(col(target), type_)
         high, low = fixed_point.halves(q)
         n = F.when(q.isNotNull(), F.lit(1)).otherwise(F.lit(0)).cast("bigint")
-        sums = Sums({"n": n, "h": high, "l": low}, [None], self.delay)
         if self.prior is None:
             frame = context.materialize(frame)
-        rows = window_sums(frame, context, self.keys, sums)
+        both, values = self.with_events(frame, context, {"n": n, "h": high, "l": low})
+        sums = Sums(values, [None], self.delay)
+        rows = self.asking_rows(window_sums(both, context, self.keys, sums))
         if self.prior is None:
             rows = self._with_prior(rows, frame, context)
             prior = F.col("__prior")
@@ -100,12 +105,13 @@ class TargetEncodingPast(DelayedEventsOp):
         from pyspark.sql import functions as F
 
         from headrace.features.functions.spark_expressions import col
-        from headrace.features.table_ops.spark_windows import running
+        from headrace.features.table_ops.spark_windows import EVENT_MICROS, running
 
-        schema = context.schema
+        schema, read = context.schema, self.source()
         time, target = schema.needs_time(), self.target or schema.label
+        type_ = self.events_schema(schema).types[target]
         t = spark_micros(col(time), schema.types[time])
-        q = F.when(F.col(QUERY).isNull(), fixed_point.whole(col(target), schema.types[target]))
+        q = fixed_point.whole(col(target), type_)
 
         def day(x: Column) -> Column:
             return ((x - F.pmod(x, F.lit(DAY_MICROS))) / F.lit(DAY_MICROS)).cast("int")
@@ -113,8 +119,17 @@ class TargetEncodingPast(DelayedEventsOp):
         none = F.lit(None).cast("bigint")
         # A row asks for its day, and adds to the day on which its label is known.
         asks = F.struct(day(t).alias("day"), none.alias("q"))
-        adds = F.struct(day(t + F.lit(self.delay)).alias("day"), q.alias("q"))
-        both = frame.where(t.isNotNull()).select(F.explode(F.array(asks, adds)).alias("r"))
+
+        def adds(u: Column, number: Column) -> Column:
+            return F.struct(day(u + F.lit(self.delay)).alias("day"), number.alias("q"))
+
+        rows_of = frame.where(t.isNotNull())
+        if read is None:
+            of_event = adds(t, F.when(F.col(QUERY).isNull(), q))
+            both = rows_of.select(F.explode(F.array(asks, of_event)).alias("r"))
+        else:
+            known = context.source(read).where(F.col(EVENT_MICROS).isNotNull())
+            both = rows_of.select(asks.alias("r")).unionByName(known.select(adds(F.col(EVENT_MICROS), q).alias("r")))
         high, low = fixed_point.halves(F.col("r.q"))
         days = both.groupBy(F.col("r.day").alias("__day")).agg(
             F.count("r.q").alias("n"),
@@ -126,7 +141,7 @@ class TargetEncodingPast(DelayedEventsOp):
         order = running(Window.partitionBy("__all").orderBy("__day"))
         before = {c: F.sum(c).over(order) - F.col(c) for c in ("n", "h", "l")}
         days = days.select("__day", *[x.alias(f"__{c}") for c, x in before.items()])
-        y = fixed_point.joined(F.col("__h"), F.col("__l"), schema.types[target])
+        y = fixed_point.joined(F.col("__h"), F.col("__l"), type_)
         days = days.select("__day", F.when(F.col("__n") > 0, y / F.col("__n").cast("double")).alias("__prior"))
         rows = rows.withColumn("__day", day(t))
         return rows.join(F.broadcast(days), "__day", "left")

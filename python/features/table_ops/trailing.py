@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from headrace.features.functions.timestamps import DAY_MICROS
 from headrace.features.table_ops import fixed_point
-from headrace.features.table_ops.base import NUMBERS, SparkTableContext, TableSchema, refuse, scalar
+from headrace.features.table_ops.base import NUMBERS, SparkTableContext, TableSchema, scalar
 from headrace.features.table_ops.earlier_events import FilteredEventsOp
 from headrace.features.types import ValueType
 
@@ -29,9 +29,14 @@ class Trailing(FilteredEventsOp):
     - `NAME_COLUMN_mean_7d` (double): the same by their number; null without any;
     - `NAME_COLUMN_rate_7d` (double): the share of 1 among the values; null without any.
 
-    NAME is the keys' names with `_` between them, or `prefix`. Sums are exact on a grid (see
+    NAME is the keys' names (and that of `from`) with `_` between them, or `prefix`. Sums are exact on a grid (see
     table_ops.fixed_point) and do not depend on partitioning. A null key or time has no past: counts and sums are 0,
     the others null.
+
+    With `from: purchases` the events are those of that source, with its columns in `values` and `where`, and the row is
+    none of them: "what this user has bought in the seven days before" is
+
+        trailing: {from: purchases, keys: [user_id], windows: [7], values: [amount], stats: [count, sum]}
 
     A label is known only some time after its event, and the row's own is never used: give `delay_hours`.
 
@@ -68,8 +73,11 @@ class Trailing(FilteredEventsOp):
             raise ValueError("`values` are given, but no stat that uses them: sum, mean, rate")
         return self
 
-    def lookback(self) -> int:
-        return self.delay + max((w for w in self._micros if w is not None), default=0)
+    def reach(self) -> int | None:
+        bounded = [w for w in self._micros if w is not None]
+        if self.from_ is not None and len(bounded) < len(self._micros):
+            return None
+        return self.delay + max(bounded, default=0)
 
     @property
     def _micros(self) -> list[int | None]:
@@ -78,15 +86,13 @@ class Trailing(FilteredEventsOp):
     def _name(self, stat: Stat, value: str | None, window: int) -> str:
         w = self.windows[window]
         days = "all" if w == "all" else f"{w:g}d"
-        return "_".join([self.prefix or "_".join(self.keys), *([value] if value else []), stat, days])
+        return "_".join([self.prefix or self.key_name, *([value] if value else []), stat, days])
 
     def columns(self, schema: TableSchema) -> dict[str, ValueType]:
-        schema.needs_time()
-        for key in self.keys:
-            schema.key(key)
+        self.check_keys(schema)
+        events = self.events_schema(schema)
         for value in self.values:
-            scalar(schema, value, NUMBERS, "values")
-        refuse(len(set(self.keys)) < len(self.keys), "a key is given twice")
+            scalar(events, value, NUMBERS, "values")
         self.check_where(schema)
         new = {}
         for i in range(len(self.windows)):
@@ -114,7 +120,7 @@ class Trailing(FilteredEventsOp):
         from headrace.features.functions.spark_expressions import col
         from headrace.features.table_ops.spark_windows import Sums, passthrough_columns, window_sums
 
-        types = context.schema.types
+        types = self.events_schema(context.schema).types
         ok = self.spark_chosen(context)
         values: dict[str, Column] = {}
         for name, (kind, column) in self._atoms().items():
@@ -127,8 +133,9 @@ class Trailing(FilteredEventsOp):
             elif kind in ("high", "low"):
                 x = fixed_point.halves(x)[kind == "low"]
             values[name] = F.when(ok, x)
+        both, values = self.with_events(frame, context, values)
         sums = Sums(values, self._micros, self.delay)
-        rows = window_sums(frame, context, self.keys, sums)
+        rows = self.asking_rows(window_sums(both, context, self.keys, sums))
         out = []
         for w in range(len(self.windows)):
             if "count" in self.stats:
