@@ -6,14 +6,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.features.table_ops.fixed_point import _GRID, _LOW, _MOST, _is_real
+from headrace.features.table_ops.fixed_point import _GRID, _LOW, _MOST, is_real
 from headrace.features.types import ValueType
 from tests.arrow_table_ops.windows import I64
 
 
 def whole(x: pa.Array, input_type: ValueType) -> tuple[I64, npt.NDArray[np.bool_]]:
     """As `whole`: int64 [n], and where there is a value, bool [n]."""
-    if not _is_real(input_type):
+    if not is_real(input_type):
         there = x.is_valid().to_numpy(zero_copy_only=False)
         return x.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False), there
     values = x.cast(pa.float64()).to_numpy(zero_copy_only=False)
@@ -30,4 +30,4 @@ def halves(q: I64) -> tuple[I64, I64]:
 def joined(high: I64, low: I64, input_type: ValueType) -> npt.NDArray[np.float64]:
     """As `joined`."""
     total = high.astype(np.float64) * float(2**32) + low.astype(np.float64)
-    return total * (1 / _GRID) if _is_real(input_type) else total
+    return total * (1 / _GRID) if is_real(input_type) else total
