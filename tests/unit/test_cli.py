@@ -92,7 +92,7 @@ def test_a_stage_that_the_pipeline_lacks_is_left_out_but_refused_by_name(yard: Y
     assert "has no 'baseline' section" in result.stderr
 
 
-@pytest.mark.parametrize(("code", "exit_code"), [(2, 2), (1, 1), (137, 1)])
+@pytest.mark.parametrize(("code", "exit_code"), [(2, 2), (1, 1), (137, 1), (69, 69), (75, 75)])
 def test_a_stage_that_fails_ends_the_run_and_names_its_log(yard: Yard, code: int, exit_code: int) -> None:
     yard.codes["train"] = code
     result = yard.run()
@@ -237,3 +237,11 @@ def test_help_and_misspelt_keys_load_no_stack() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\n"
+
+
+def test_a_day_that_is_not_complete_is_exit_code_75(tmp_path: Path) -> None:
+    """Found out here, before a JVM is started."""
+    marker = "source.complete={marker: 'landing/{ds}.done'}"
+    result = CliRunner().invoke(app, ["run", "clicks", "--ds", DS, "--home", str(tmp_path), "--set", marker])
+    assert result.exit_code == 75
+    assert f"{DS} is not complete yet: the marker" in " ".join(result.output.split())
