@@ -93,7 +93,7 @@ def run_stage(stage: Stage, spec: Spec, ws: Workspace, ds: str) -> Outcome:
     """
     with run_lock(ws, spec.pipeline) as lease:
         ws.manifest(spec.pipeline, ds, stage.name).parent.discard_unfinished()
-        plan = _plan_run(stage, spec, ws, ds)
+        plan = plan_run(stage, spec, ws, ds)
         if plan.reason is None:
             assert plan.manifest is not None
             return Outcome(plan.manifest, skipped=True, reason="already done with the same inputs")
@@ -127,21 +127,27 @@ def check_stage(stage: Stage, spec: Spec, ws: Workspace, ds: str, verify: bool =
     Raises:
         UserError: as `run_stage` would, but for the lock.
     """
-    return _plan_run(stage, spec, ws, ds, verify).reason
+    return plan_run(stage, spec, ws, ds, verify).reason
 
 
 @dataclass(frozen=True)
-class _RunPlan:
+class RunPlan:
     """What is known before a run: the context with its key, the pinned inputs, and what is there already."""
 
     ctx: Context
     inputs: tuple[Input, ...]
     spec_hash: str
     manifest: Manifest | None
+    #: Why the stage would work; None where there is nothing to do.
     reason: str | None
 
 
-def _plan_run(stage: Stage, spec: Spec, ws: Workspace, ds: str, verify: bool = True) -> _RunPlan:
+def plan_run(stage: Stage, spec: Spec, ws: Workspace, ds: str, verify: bool = True) -> RunPlan:
+    """What `run_stage` would do now, and on what. Changes nothing and takes no lock; `verify` as of `check_stage`.
+
+    Raises:
+        UserError: as `run_stage` would, but for the lock.
+    """
     upstream = _upstream(stage, spec, ws, ds)
     ctx = Context(spec=spec, ws=ws, ds=ds, upstream=upstream)
     inputs = (
@@ -161,7 +167,7 @@ def _plan_run(stage: Stage, spec: Spec, ws: Workspace, ds: str, verify: bool = T
     )
     ctx = replace(ctx, key=key, inputs=inputs)
     manifest = Manifest.load(ws.manifest(spec.pipeline, ds, stage.name))
-    return _RunPlan(ctx, inputs, spec_hash, manifest, _why_run(stage, ctx, manifest, verify))
+    return RunPlan(ctx, inputs, spec_hash, manifest, _why_run(stage, ctx, manifest, verify))
 
 
 def identity(manifest: Manifest) -> str:

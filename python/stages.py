@@ -29,6 +29,9 @@ class StageEntry:
     hours: float = 2
     #: The counts of its manifest's rows that say most about it, in this order.
     counts: tuple[str, ...] = ()
+    #: Where it writes, with {pipeline}, {ds}, the run's {key} and {scores}, the warehouse's table: paths below the
+    #: workspace.
+    writes: tuple[str, ...] = ()
 
     def applies(self, spec: object) -> bool:
         """Whether the pipeline of a spec (an object with the sections as attributes) has the stage."""
@@ -42,6 +45,7 @@ _ENTRIES = (
         "headrace.lake.ingest.stage:Ingest",
         dag="headrace_retrain",
         counts=("kept", "quarantined"),
+        writes=("lake/{pipeline}/events", "lake/{pipeline}/quarantine"),
     ),
     StageEntry(
         "features",
@@ -49,6 +53,7 @@ _ENTRIES = (
         "headrace.jobs.stages:features_stage",
         dag="headrace_retrain",
         counts=("train", "valid", "rank"),
+        writes=("datasets/{pipeline}/{ds}/{key}", "lake/{pipeline}/vocabulary"),
     ),
     StageEntry(
         "drift",
@@ -67,6 +72,7 @@ _ENTRIES = (
         dag="headrace_retrain",
         hours=6,
         counts=("train", "valid"),
+        writes=("models/{pipeline}/{ds}/{key}",),
     ),
     StageEntry(
         "baseline",
@@ -75,6 +81,7 @@ _ENTRIES = (
         dag="headrace_retrain",
         section="baseline",
         counts=("train", "valid"),
+        writes=("models/{pipeline}/{ds}/{key}",),
     ),
     StageEntry(
         "score",
@@ -84,6 +91,7 @@ _ENTRIES = (
         section="score",
         hours=4,
         counts=("scores", "users"),
+        writes=("lake/{pipeline}/scores",),
     ),
     StageEntry(
         "publish",
@@ -92,6 +100,7 @@ _ENTRIES = (
         dag="headrace_score",
         section="publish",
         counts=("published",),
+        writes=("lake/{pipeline}/published", "{scores} in the warehouse"),
     ),
     StageEntry(
         "report",
@@ -100,6 +109,7 @@ _ENTRIES = (
         dag="headrace_score",
         spark=False,
         hours=0.5,
+        writes=("reports/{pipeline}/{ds}.html",),
     ),
 )
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.options import VAR, Ds, Home, MaybePipeline, Sets, examples
+from headrace.cli.options import VAR, Ds, Home, Json, MaybePipeline, Sets, examples
 from headrace.cli.root import app
 from headrace.errors import UserError
 from headrace.workspace import Workspace
@@ -19,12 +19,13 @@ def status(
     last: Annotated[int, typer.Option(help="The newest N days; 0: all.", metavar="N", min=0)] = 3,
     verify: Annotated[bool, typer.Option("--verify", help="Look at the outputs, too, not at manifests alone.")] = False,
     sets: Sets = None,
+    as_json: Json = False,
     home: Home = VAR,
 ) -> None:
     """Show what is done, stale or missing, with rows and times."""
     from headrace.commands.status import status as command
 
-    command(Workspace(home), pipeline, ds, last, verify, sets or [])
+    command(Workspace(home), pipeline, ds, last, verify, sets or [], as_json)
 
 
 @app.command(
@@ -37,12 +38,13 @@ def status(
 def lineage(
     name: Annotated[str, typer.Argument(metavar="TABLE_OR_MODEL", help="A table, a registered model, or a key.")],
     ds: Ds = None,
+    as_json: Json = False,
     home: Home = VAR,
 ) -> None:
     """Walk from a table or a model back to the landing files that it came from."""
     from headrace.commands.lineage import lineage as command
 
-    command(Workspace(home), name, ds)
+    command(Workspace(home), name, ds, as_json)
 
 
 @app.command(
@@ -74,6 +76,7 @@ def plan(
     ] = None,
     ds: Ds = None,
     sets: Sets = None,
+    as_json: Json = False,
     home: Home = VAR,
 ) -> None:
     """Show what a pipeline would do, without doing it.
@@ -88,7 +91,7 @@ def plan(
     if sharding:
         from headrace.commands.plan_sharding import sharding as sharding_command
 
-        sharding_command(Workspace(home), pipeline, tables, ds, world, memory, sets or [])
+        sharding_command(Workspace(home), pipeline, tables, ds, world, memory, sets or [], as_json)
         return
     from headrace.commands.plan import gpu as command
 
@@ -96,15 +99,15 @@ def plan(
         raise UserError("say what to plan: --gpu or --sharding")
     if pipeline and operators:
         raise UserError("name a pipeline or operators, not both")
-    raise typer.Exit(command(pipeline, sets or [], operators or []))
+    raise typer.Exit(command(pipeline, sets or [], operators or [], as_json))
 
 
 @app.command(epilog=examples("headrace doctor", "headrace doctor clicks"))
-def doctor(pipeline: MaybePipeline = None, home: Home = VAR) -> None:
+def doctor(pipeline: MaybePipeline = None, as_json: Json = False, home: Home = VAR) -> None:
     """Look for everything that headrace needs; exit code 1 when something needed is missing.
 
     With a pipeline its warehouse is tried, too.
     """
     from headrace.commands.doctor import doctor as command
 
-    raise typer.Exit(command(Workspace(home), pipeline))
+    raise typer.Exit(command(Workspace(home), pipeline, as_json))

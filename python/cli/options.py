@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from headrace.stages import ORDER
 from headrace.storage import local_folder
+from headrace.workspace import pipeline_file
 
 Home = Annotated[
     Path,
@@ -19,11 +21,31 @@ Home = Annotated[
         metavar="FOLDER",
     ),
 ]
+
+
+def _pipelines(incomplete: str) -> list[str]:
+    """For the shell: the shipped pipelines, and what may be a file or on the way to one."""
+    shipped = (p.stem for p in pipeline_file("x").parent.glob("*.yaml"))
+    folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    ways = (f"{p}/" if p.is_dir() else str(p) for p in files if p.is_dir() or p.suffix in (".yaml", ".yml"))
+    return sorted(n for n in (*shipped, *ways) if n.startswith(incomplete))
+
+
+def complete_stage(incomplete: str) -> list[str]:
+    """For the shell: names of stages."""
+    return [s for s in ORDER if s.startswith(incomplete)]
+
+
 Pipeline = Annotated[
-    str, typer.Argument(metavar="PIPELINE", help="A shipped pipeline's name, or the path of a .yaml file.")
+    str,
+    typer.Argument(
+        metavar="PIPELINE", help="A shipped pipeline's name, or the path of a .yaml file.", autocompletion=_pipelines
+    ),
 ]
 MaybePipeline = Annotated[
-    str | None, typer.Argument(metavar="[PIPELINE]", help="A shipped pipeline's name, or a .yaml file.")
+    str | None,
+    typer.Argument(metavar="[PIPELINE]", help="A shipped pipeline's name, or a .yaml file.", autocompletion=_pipelines),
 ]
 Ds = Annotated[str | None, typer.Option("--ds", help="The day, YYYY-MM-DD.", metavar="DATE")]
 Sets = Annotated[
@@ -36,6 +58,9 @@ Overlays = Annotated[
         help="A YAML file with some keys of the spec, as `headrace tune` writes them; before --set; may be repeated.",
         metavar="FILE",
     ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="One JSON document in place of text, for programs (docs/commands.md).")
 ]
 VAR = Path("var")
 

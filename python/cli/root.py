@@ -12,7 +12,6 @@ from headrace.cli.groups import Root
 app = typer.Typer(
     cls=Root,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.groups import StageGroup
-from headrace.cli.options import VAR, Ds, Home, Overlays, Pipeline, Sets, examples, overrides
+from headrace.cli.options import VAR, Ds, Home, Overlays, Pipeline, Sets, complete_stage, examples, overrides
 from headrace.cli.root import app
 from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace
@@ -18,6 +18,7 @@ from headrace.workspace import Workspace
 @app.command(
     epilog=examples(
         "headrace run clicks --ds 2026-01-08",
+        "headrace run clicks --ds 2026-01-08 --dry-run",
         "headrace run clicks --ds 2026-01-08 --from train --to report --set train.epochs=5",
         "headrace run conf/pipelines/clicks.yaml --ds 2026-01-08 --home /data/headrace",
     )
@@ -25,8 +26,15 @@ from headrace.workspace import Workspace
 def run(
     pipeline: Pipeline,
     ds: Ds = None,
-    first: Annotated[str, typer.Option("--from", help="The first stage.", metavar="STAGE")] = ORDER[0],
-    last: Annotated[str, typer.Option("--to", help="The last stage.", metavar="STAGE")] = ORDER[-1],
+    first: Annotated[
+        str, typer.Option("--from", help="The first stage.", metavar="STAGE", autocompletion=complete_stage)
+    ] = ORDER[0],
+    last: Annotated[
+        str, typer.Option("--to", help="The last stage.", metavar="STAGE", autocompletion=complete_stage)
+    ] = ORDER[-1],
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would run and why, what it reads and writes; start nothing.")
+    ] = False,
     overlays: Overlays = None,
     sets: Sets = None,
     home: Home = VAR,
@@ -36,8 +44,12 @@ def run(
     Each stage is a Spark application of its own. One that is done with the same inputs is left alone, so a run that
     was stopped goes on with the same command, and a second run changes nothing.
     """
+    from headrace.commands.dry_run import dry_run
     from headrace.commands.run import run as command
 
+    if dry:
+        dry_run(pipeline, Workspace(home), ds, overrides(overlays, sets), first, last)
+        return
     raise typer.Exit(command(pipeline, Workspace(home), ds, overrides(overlays, sets), first, last))
 
 

@@ -10,14 +10,14 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
 from rich.text import Text
 
-from headrace.commands.screen import out, table
+from headrace.commands.screen import out, print_json, table
 from headrace.config import load_spec
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
 from headrace.workspace import Workspace, checkout, jars_dir
@@ -41,14 +41,17 @@ class Finding:
     todo: str = ""
 
 
-def doctor(ws: Workspace, pipeline: str | None = None) -> int:
+def doctor(ws: Workspace, pipeline: str | None = None, as_json: bool = False) -> int:
     """Print the findings; 1 when something needed is missing."""
     findings = list(examine(ws, pipeline))
+    missing = [f.what for f in findings if f.state == "missing"]
+    if as_json:
+        print_json({"findings": [asdict(f) for f in findings], "missing": missing})
+        return EXIT_FAILURE if missing else EXIT_DONE
     shown = table("what", "state", "found", "what to do")
     for f in findings:
         shown.add_row(f.what, Text(f.state, style=_STYLES[f.state]), Text(f.found), Text(f.todo))
     out.print(shown)
-    missing = [f.what for f in findings if f.state == "missing"]
     out.print()
     out.print(f"missing: {', '.join(missing)}" if missing else "everything that is needed is here", markup=False)
     return EXIT_FAILURE if missing else EXIT_DONE

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.text import Text
 from rich.tree import Tree
 
-from headrace.commands.screen import out
+from headrace.commands.screen import out, print_json
 from headrace.config import parse_ds
 from headrace.monitor.lineage import Node, find, load_runs, trace
 from headrace.workspace import Workspace
 
 
-def lineage(ws: Workspace, name: str, ds: str | None) -> None:
+def lineage(ws: Workspace, name: str, ds: str | None, as_json: bool = False) -> None:
     """Print the tree from a table, a model, a dataset or a key back to landing files.
 
     Raises:
         UserError: nothing of that name was made, or a manifest is damaged.
     """
     runs = load_runs(ws)
-    out.print(_grown(trace(runs, *find(runs, name, parse_ds(ds) if ds else None))), soft_wrap=True)
+    root = trace(runs, *find(runs, name, parse_ds(ds) if ds else None))
+    if as_json:
+        print_json(_as_json(root))
+    else:
+        out.print(_grown(root), soft_wrap=True)
+
+
+def _as_json(node: Node) -> dict[str, Any]:
+    found = dict(node.facts)
+    if node.warning:
+        found["warning"] = node.warning
+    return {**found, "inputs": [_as_json(child) for child in node.children]}
 
 
 def _grown(node: Node) -> Tree:

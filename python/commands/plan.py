@@ -6,10 +6,11 @@ import logging
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.text import Text
 
-from headrace.commands.screen import out, table
+from headrace.commands.screen import out, print_json, table
 from headrace.config import load_spec
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
 from headrace.features.ops import REGISTRY
@@ -19,7 +20,7 @@ from headrace.gpu_plan.gate import LOG, StepPlans, check_operators, check_pipeli
 from headrace.workspace import Workspace, checkout
 
 
-def gpu(pipeline: str | None, sets: Sequence[str], operators: Sequence[str] = ()) -> int:
+def gpu(pipeline: str | None, sets: Sequence[str], operators: Sequence[str] = (), as_json: bool = False) -> int:
     """Print what stays on the GPU and what does not; 1 when anything leaves it.
 
     Args:
@@ -44,8 +45,24 @@ def gpu(pipeline: str | None, sets: Sequence[str], operators: Sequence[str] = ()
                 seen += check_operators(explainer, Workspace(Path(folder) / "operators"), operators)
             for spec in specs:
                 seen += check_pipeline(explainer, ws, spec)
-    _print(seen)
-    return EXIT_DONE if all(s.green for s in seen) else EXIT_FAILURE
+    green = all(s.green for s in seen)
+    if as_json:
+        print_json({"on_gpu": green, "steps": [as_record(s) for s in seen]})
+    else:
+        _print(seen)
+    return EXIT_DONE if green else EXIT_FAILURE
+
+
+def as_record(seen: StepPlans) -> dict[str, Any]:
+    """A step for programs. Reads of the table's log are on the CPU by design: `on_gpu` is null."""
+    return {
+        "subject": seen.subject,
+        "step": seen.step,
+        "plans": len(seen.plans),
+        "on_gpu": None if seen.step == LOG else seen.green,
+        "operators": _names(seen),
+        "faults": seen.faults(),
+    }
 
 
 def shipped() -> list[str]:
@@ -80,5 +97,8 @@ def _operators(seen: StepPlans) -> str:
     """The physical operators of the step, each once, as the plan has them from the top."""
     if seen.step == LOG:
         return "the table's log"
-    names = [n.name.removesuffix("Exec") for p in seen.plans for n in p.execs]
-    return ", ".join(dict.fromkeys(names))
+    return ", ".join(_names(seen))
+
+
+def _names(seen: StepPlans) -> list[str]:
+    return list(dict.fromkeys(n.name.removesuffix("Exec") for p in seen.plans for n in p.execs))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from rich.table import Table as Screen
 
 from headrace.comm.shared_memory import may_share
-from headrace.commands.screen import out, table
+from headrace.commands.screen import out, print_json, table
 from headrace.config import Sharding, load_spec
 from headrace.embeddings.dynamic.memory import dynamic_table_bytes, most_bytes
 from headrace.embeddings.dynamic.spec import DynamicSpec, dynamic_features, dynamic_specs
@@ -37,6 +38,7 @@ def sharding(
     world: int,
     memory_gib: float | None,
     sets: Sequence[str],
+    as_json: bool = False,
 ) -> Planned:
     """Plan and print. Without `declared`, the tables are those of the pipeline's newest dataset (or that of `ds`).
 
@@ -83,6 +85,9 @@ def sharding(
         other_memory=other_memory,
         card=spec is not None and spec.train.device == "cuda",
     )
+    if as_json:
+        print_json(as_record(planned, source))
+        return planned
     show(planned, source)
     for r in raw:
         out.print(f"beside these, raw ids of {r.name}, dealt by their hash: {_limit(r, optimizer, world)}")
@@ -106,6 +111,44 @@ def _dataset(ws: Workspace, pipeline: str, ds: str | None) -> tuple[str, Dataset
     schema = manifest.dataset_schema
     popularity = sampled_popularity(ws.locate(manifest.output("dataset").name), schema)
     return f"{pipeline}, dataset of {day}", schema, popularity
+
+
+def as_record(planned: Planned, source: str) -> dict[str, Any]:
+    """A plan for programs; memory in GiB, messages of a step in MB, times in milliseconds."""
+    work, load = planned.work, planned.load
+    ms = load.seconds(work.settings) * 1e3
+    blocks = {t.name: planned.plan.blocks_of(t.name) for t in work.tables}
+    return {
+        "source": source,
+        "ranks": work.world_size,
+        "batch_size": work.batch_size,
+        "optimizer": work.optimizer,
+        "step_ms": float(ms.max()),
+        "tables": [
+            {
+                "table": t.name,
+                "rows": t.rows,
+                "width": t.dim,
+                "storage": t.storage,
+                "kind": planned.plan.kind_of(t.name),
+                "cached": t.cached,
+                "first_ranks": [b.first_rank for b in blocks[t.name]],
+                "memory_gib": float(load_of(work, blocks[t.name]).memory.max()) / GIB,
+            }
+            for t in work.tables
+        ],
+        "by_rank": [
+            {
+                "rank": rank,
+                "tables_gib": float(load.memory[rank]) / GIB,
+                "step_gib": float(load.buffers[rank]) / GIB,
+                "sent_mb": float(load.sent[rank] + load.reduced[rank]) / 1e6,
+                "received_mb": float(load.received[rank]) / 1e6,
+                "ms": float(ms[rank]),
+            }
+            for rank in range(work.world_size)
+        ],
+    }
 
 
 def show(planned: Planned, source: str) -> None:

@@ -68,7 +68,7 @@ def run(
     from headrace.jobs.stages import load_stage, require_stage
     from headrace.jobs.submit import submit
 
-    named = _between(first, last)
+    named = between(first, last)
     stages = [load_stage(name) for name in named if STAGES[name].applies(spec)]
     if not stages:
         require_stage(spec, named[0])
@@ -91,7 +91,7 @@ def run(
     return EXIT_DONE
 
 
-def _between(first: str, last: str) -> tuple[str, ...]:
+def between(first: str, last: str) -> tuple[str, ...]:
     """The stages from one to another.
 
     Raises:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -20,6 +22,11 @@ def table(*headings: str, title: str | None = None) -> Table:
     for heading in headings:
         made.add_column(heading.removeprefix(">"), justify="right" if heading.startswith(">") else "left")
     return made
+
+
+def print_json(value: Any) -> None:
+    """For programs: one JSON document on standard output, its field names as docs/commands.md has them."""
+    out.print(json.dumps(value, indent=1, ensure_ascii=False), markup=False, soft_wrap=True)
 
 
 def log_to_screen() -> None:

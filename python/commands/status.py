@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from itertools import groupby
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from headrace.commands.screen import out, table
+from headrace.commands.screen import out, print_json, table
 from headrace.commands.summary import main_counts, manifests_of
 from headrace.config import Spec, load_spec, parse_ds
 from headrace.errors import UserError
@@ -16,14 +19,48 @@ from headrace.manifest import Manifest
 from headrace.monitor import facts
 from headrace.stage import Stage, check_stage, identity
 from headrace.stages import ORDER, STAGES
-from headrace.storage import Location
 from headrace.workspace import Workspace, pipeline_file
 
 _STYLES = {"done": "green", "stale": "yellow", "missing": "dim"}
 
 
+@dataclass(frozen=True)
+class StageState:
+    """What became of one stage of a day."""
+
+    pipeline: str
+    ds: str
+    stage: str
+    #: done, stale or missing, as `status` says.
+    state: str
+    #: Why it is stale.
+    reason: str
+    manifest: Manifest | None
+
+    def as_json(self) -> dict[str, Any]:
+        m = self.manifest
+        return {
+            "pipeline": self.pipeline,
+            "ds": self.ds,
+            "stage": self.stage,
+            "state": self.state,
+            "reason": self.reason or None,
+            "key": m.key if m else None,
+            "rows": dict(m.rows) if m else {},
+            "started": m.started.isoformat() if m else None,
+            "seconds": m.seconds if m else None,
+            "peak_memory_mib": dict(m.peak_memory_mib) if m else {},
+        }
+
+
 def status(
-    ws: Workspace, pipeline: str | None, ds: str | None, last: int, verify: bool, overrides: Sequence[str] = ()
+    ws: Workspace,
+    pipeline: str | None,
+    ds: str | None,
+    last: int,
+    verify: bool,
+    overrides: Sequence[str] = (),
+    as_json: bool = False,
 ) -> None:
     """Print a table of the newest `last` days of one pipeline, or of all that have run.
 
@@ -35,21 +72,26 @@ def status(
     """
     spec = load_spec(pipeline, overrides) if pipeline else None
     names = [spec.pipeline] if spec else ws.pipelines()
-    shown = table("pipeline", "ds", "stage", "state", ">rows", ">seconds", "finished, UTC")
-    busy: list[str] = []
+    states: list[StageState] = []
+    busy: dict[str, str] = {}
     for name in names:
         days = ws.days(name)
         days = [parse_ds(ds)] if ds else days[-last:] if last else days
-        busy += _at_work(ws.lock(name), name)
+        if (holder := ws.lock(name).holder()) is not None:
+            busy[name] = str(holder)
         known = spec or _shipped(name, overrides)
         for day in days:
-            _add_day(shown, ws, name, known, day, verify)
-    if not shown.row_count:
+            states += _day(ws, name, known, day, verify)
+    if not states:
         where = f" of pipeline '{names[0]}'" if pipeline else ""
         raise UserError(f"nothing{where} has run in {ws.home}. Run: headrace run {pipeline or 'PIPELINE'} --ds DATE")
-    out.print(shown)
-    for line in busy:
-        out.print(line, markup=False)
+    if as_json:
+        at_work = [{"pipeline": name, "holder": who} for name, who in busy.items()]
+        print_json({"home": str(ws.home), "stages": [s.as_json() for s in states], "at_work": at_work})
+        return
+    out.print(_table(states))
+    for name, who in busy.items():
+        out.print(f"{name}: a stage is at work ({who})", markup=False)
 
 
 def _shipped(name: str, overrides: Sequence[str]) -> Spec | None:
@@ -57,22 +99,31 @@ def _shipped(name: str, overrides: Sequence[str]) -> Spec | None:
     return load_spec(name, overrides) if pipeline_file(name).is_file() else None
 
 
-def _add_day(shown: Table, ws: Workspace, name: str, spec: Spec | None, ds: str, verify: bool) -> None:
+def _day(ws: Workspace, name: str, spec: Spec | None, ds: str, verify: bool) -> list[StageState]:
+    """The stages that the pipeline has, in order."""
     manifests = manifests_of(ws, name, ds)
+    found = []
     for stage_name in ORDER:
-        manifest = manifests.get(stage_name)
         state, reason = _state(ws, spec, ds, stage_name, manifests, verify)
-        if state is None:
-            continue
-        cell = Text(state, style=_STYLES[state])
-        if reason:
-            cell.append(f": {reason}", style="dim")
-        seconds, ended = "–", "–"
-        if manifest is not None:
-            seconds = f"{manifest.seconds:,.1f}"
-            ended = facts.when(manifest.started + timedelta(seconds=manifest.seconds))
-        shown.add_row(name, ds, stage_name, cell, main_counts(manifest), seconds, ended)
-    shown.add_section()
+        if state is not None:
+            found.append(StageState(name, ds, stage_name, state, reason, manifests.get(stage_name)))
+    return found
+
+
+def _table(states: Sequence[StageState]) -> Table:
+    shown = table("pipeline", "ds", "stage", "state", ">rows", ">seconds", "finished, UTC")
+    for _, day in groupby(states, key=lambda s: (s.pipeline, s.ds)):
+        for s in day:
+            cell = Text(s.state, style=_STYLES[s.state])
+            if s.reason:
+                cell.append(f": {s.reason}", style="dim")
+            seconds, ended = "–", "–"
+            if s.manifest is not None:
+                seconds = f"{s.manifest.seconds:,.1f}"
+                ended = facts.when(s.manifest.started + timedelta(seconds=s.manifest.seconds))
+            shown.add_row(s.pipeline, s.ds, s.stage, cell, main_counts(s.manifest), seconds, ended)
+        shown.add_section()
+    return shown
 
 
 def _state(
@@ -102,9 +153,3 @@ def _state(
         # An input is gone: what was made from it still stands, but could not be made again.
         return "stale", str(e).split(". Run:")[0]
     return ("done", "") if reason is None else ("stale", reason)
-
-
-def _at_work(lock: Location, pipeline: str) -> list[str]:
-    """A line where a run of the pipeline is going on."""
-    holder = lock.holder()
-    return [f"{pipeline}: a stage is at work ({holder})"] if holder else []

@@ -7,7 +7,8 @@ of ours did not make (a landing file) is a leaf.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from headrace.errors import UserError, nearest
 from headrace.manifest import Input, Manifest, Output
@@ -31,6 +32,9 @@ class Node:
     #: Set where the chain no longer holds: what was read has been made anew since, or its record is gone.
     warning: str = ""
     children: tuple[Node, ...] = ()
+    #: The same for programs: of a run `stage`, `pipeline`, `ds`, `key`, `outputs` (or `repeated`, where it is told
+    #: above), of an input or an output `kind`, `name`, `version`; of those not listed `kind` and `more`, their number.
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_runs(ws: Workspace, pipeline: str | None = None) -> dict[tuple[str, str, str], Manifest]:
@@ -110,7 +114,7 @@ def trace(runs: Runs, manifest: Manifest, output: Output | None = None) -> Node:
     below = _run_node(runs, manifest, seen)
     if output is None:
         return below
-    return Node(title=output.name, detail=_describe(output), children=(below,))
+    return Node(title=output.name, detail=_describe(output), children=(below,), facts=output.model_dump())
 
 
 def _run_node(runs: Runs, manifest: Manifest, seen: set[tuple[str, str, str]], version: str | None = None) -> Node:
@@ -120,8 +124,10 @@ def _run_node(runs: Runs, manifest: Manifest, seen: set[tuple[str, str, str]], v
     if version is not None and identity(manifest) != version:
         warning = "has been run again since with another result"
     place = (manifest.pipeline, manifest.ds, manifest.stage)
+    facts: dict[str, Any] = {f: getattr(manifest, f) for f in ("stage", "pipeline", "ds", "key")}
     if place in seen:
-        return Node(title, "as above", warning)
+        return Node(title, "as above", warning, facts=facts | {"repeated": True})
+    facts["outputs"] = [o.model_dump() for o in manifest.outputs]
     seen.add(place)
     made = "; ".join(f"{o.name} {_describe(o)}" for o in manifest.outputs)
     # Upstream stages in the day's order: what later ones share is then told once, near the root. A table that such a
@@ -135,7 +141,7 @@ def _run_node(runs: Runs, manifest: Manifest, seen: set[tuple[str, str, str]], v
         children += _earlier_days(runs, manifest, seen)
     named = any(o.version == manifest.key for o in manifest.outputs)
     detail = "; ".join([*([] if named else [f"key {manifest.key}"]), *([f"made {made}"] if made else [])])
-    return Node(title, detail, warning, tuple(children))
+    return Node(title, detail, warning, tuple(children), facts)
 
 
 def _order(read: Input) -> int:
@@ -146,21 +152,22 @@ def _input_node(runs: Runs, reader: Manifest, read: Input, seen: set[tuple[str, 
     if read.kind == "stage":
         upstream = runs.get((reader.pipeline, reader.ds, read.name))
         if upstream is None:
-            return Node(f"{read.name} {reader.ds}", warning="its manifest is gone")
+            gone = {"stage": read.name, "pipeline": reader.pipeline, "ds": reader.ds, "key": None}
+            return Node(f"{read.name} {reader.ds}", warning="its manifest is gone", facts=gone)
         return _run_node(runs, upstream, seen, read.version)
     title, detail = read.name, f"{read.kind}, version {read.version}"
     for maker in runs.values():
         if maker is not reader and any(o.name == read.name and o.version == read.version for o in maker.outputs):
-            return Node(title, detail, children=(_run_node(runs, maker, seen),))
-    return Node(title, detail)
+            return Node(title, detail, children=(_run_node(runs, maker, seen),), facts=read.model_dump())
+    return Node(title, detail, facts=read.model_dump())
 
 
 def _landing(manifest: Manifest) -> list[Node]:
     # A run covers earlier days, too; the newest are the telling ones.
     files = sorted((i for i in manifest.inputs if i.kind == "landing"), key=lambda i: i.name, reverse=True)
-    nodes = [Node(i.name, f"landing, version {i.version}") for i in files[:_LISTED]]
-    if len(files) > _LISTED:
-        nodes.append(Node(f"and {len(files) - _LISTED} more from landing"))
+    nodes = [Node(i.name, f"landing, version {i.version}", facts=i.model_dump()) for i in files[:_LISTED]]
+    if (more := len(files) - _LISTED) > 0:
+        nodes.append(Node(f"and {more} more from landing", facts={"kind": "landing", "more": more}))
     return nodes
 
 
@@ -177,7 +184,8 @@ def _earlier_days(runs: Runs, manifest: Manifest, seen: set[tuple[str, str, str]
         files = sum(i.kind == "landing" for i in other.inputs)
         rows = other.rows.get("kept")
         kept = f", {rows:,} rows kept" if rows is not None else ""
-        nodes.append(Node(f"ingest {ds}", f"earlier day of the same table: {files} landing inputs{kept}"))
+        facts = {"stage": stage, "pipeline": pipeline, "ds": ds, "key": other.key, "rows": dict(other.rows)}
+        nodes.append(Node(f"ingest {ds}", f"earlier day of the same table: {files} landing inputs{kept}", facts=facts))
     return nodes
 
 

@@ -1,0 +1,97 @@
+"""`headrace run --dry-run`: which stages would run and why, what they would read and write. Starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from headrace.commands.run import between, resolve
+from headrace.commands.screen import out, table
+from headrace.config import Spec
+from headrace.manifest import Input, Manifest, Output
+from headrace.stage import Stage, plan_run
+from headrace.stages import STAGES
+from headrace.workspace import Workspace
+
+#: Inputs and outputs of a stage that are named one by one.
+_LISTED = 4
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """What a run would do at one stage."""
+
+    stage: str
+    runs: bool
+    #: Why it would run; where it would not, why not.
+    why: str
+    #: What it reads, with versions where they are known.
+    reads: tuple[str, ...]
+    #: What it writes: of a finished stage with the versions that stay, else the places.
+    writes: tuple[str, ...]
+
+
+def dry_run(
+    pipeline: str, ws: Workspace, ds: str | None, overrides: Sequence[str], first: str, last: str
+) -> list[PlannedStage]:
+    """Print, stage by stage, what `run` would do now.
+
+    Raises:
+        UserError: as `run` would before it starts anything.
+    """
+    # Late: jobs bring the stages, and with them pyspark (no JVM).
+    from headrace.jobs.stages import load_stage, require_stage
+
+    spec, day = resolve(pipeline, ds, overrides)
+    names = between(first, last)
+    stages = [load_stage(name) for name in names if STAGES[name].applies(spec)]
+    if not stages:
+        require_stage(spec, names[0])
+    planned: dict[str, PlannedStage] = {}
+    for stage in stages:
+        planned[stage.name] = _plan(stage, spec, ws, day, planned)
+    running = sum(p.runs for p in planned.values())
+    out.print(f"{spec.pipeline}, {day}: {running} of {len(planned)} stages would run\n", markup=False)
+    shown = table("stage", "would run", "why", "reads", "writes")
+    for p in planned.values():
+        state = Text("yes", style="bold") if p.runs else Text("no", style="dim")
+        reads, writes = (Text("\n".join(_some(lines))) for lines in (p.reads, p.writes))
+        shown.add_row(p.stage, state, Text(p.why), reads, writes)
+    out.print(shown)
+    return list(planned.values())
+
+
+def _plan(stage: Stage, spec: Spec, ws: Workspace, ds: str, before: Mapping[str, PlannedStage]) -> PlannedStage:
+    needs = [need.rstrip("?") for need in stage.needs]
+    again = [name for name in needs if name in before and before[name].runs]
+    if again:
+        # What those make decides what this one reads: its inputs are not known yet.
+        why = "not yet run for this date"
+        if Manifest.load(ws.manifest(spec.pipeline, ds, stage.name)) is not None:
+            why = f"if what {', '.join(again)} {'makes' if len(again) == 1 else 'make'} is new"
+        reads = [f"what {name} makes" if name in again else name for name in needs if name in before]
+        return PlannedStage(stage.name, True, why, tuple(reads), _places(stage.name, spec, ds, "<key>"))
+    plan = plan_run(stage, spec, ws, ds)
+    reads = [_named(i) for i in plan.inputs]
+    if plan.reason is None:
+        assert plan.manifest is not None
+        why, writes = "done with the same inputs", tuple(_named(o) for o in plan.manifest.outputs)
+        return PlannedStage(stage.name, False, why, tuple(reads), writes)
+    return PlannedStage(stage.name, True, plan.reason, tuple(reads), _places(stage.name, spec, ds, plan.ctx.key))
+
+
+def _places(stage: str, spec: Spec, ds: str, key: str) -> tuple[str, ...]:
+    scores = (spec.publish and spec.publish.table) or f"{spec.pipeline}_scores"
+    return tuple(p.format(pipeline=spec.pipeline, ds=ds, key=key, scores=scores) for p in STAGES[stage].writes)
+
+
+def _named(thing: Input | Output) -> str:
+    return f"{thing.name} ({thing.kind}, version {thing.version})"
+
+
+def _some(lines: Sequence[str]) -> Iterable[str]:
+    yield from lines[:_LISTED]
+    if len(lines) > _LISTED:
+        yield f"and {len(lines) - _LISTED:,} more"

@@ -1,0 +1,70 @@
+"""`headrace run --dry-run`: the stages that a run would work at, why, on what; and that it changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.commands.dry_run import PlannedStage, dry_run
+from headrace.errors import UserError
+from headrace.manifest import Manifest
+from headrace.stages import ORDER
+from headrace.workspace import Workspace
+from tests.cli_support import DS, Yard, make_yard
+
+
+@pytest.fixture
+def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
+    return make_yard(tmp_path, monkeypatch)
+
+
+def planned(yard: Yard, first: str = ORDER[0], last: str = ORDER[-1]) -> dict[str, PlannedStage]:
+    return {p.stage: p for p in dry_run("clicks", Workspace(yard.home), DS, [], first, last)}
+
+
+def test_before_the_first_run_all_would_run(yard: Yard) -> None:
+    result = yard.run("--dry-run")
+    assert result.exit_code == 0, result.output
+    assert f"clicks, {DS}: 8 of 8 stages would run" in result.output
+    assert (yard.submitted, yard.home.exists()) == ([], False)
+    found = planned(yard)
+    assert {p.why for p in found.values()} == {"not yet run for this date"}
+    assert found["ingest"].reads == (f"landing/clicks/{DS} (landing, version v1)",)
+    assert found["ingest"].writes == ("lake/clicks/events", "lake/clicks/quarantine")
+    assert found["features"].reads == ("what ingest makes",)
+    assert found["publish"].writes == ("lake/clicks/published", "clicks_scores in the warehouse")
+    assert found["report"].writes == (f"reports/clicks/{DS}.html",)
+
+
+def test_what_is_done_stays_and_what_changed_runs(yard: Yard) -> None:
+    yard.run()
+    found = planned(yard)
+    assert not any(p.runs for p in found.values())
+    manifest = Manifest.load(Workspace(yard.home).manifest("clicks", DS, "train"))
+    assert manifest is not None
+    assert found["train"].writes == (f"lake/clicks/train (model, version {manifest.key})",)
+    yard.fakes["ingest"].source = "v2"
+    found = planned(yard)
+    assert all(p.runs for p in found.values())
+    assert found["ingest"].why == "its inputs or its part of the spec have changed"
+    assert found["features"].why == "if what ingest makes is new"
+    # What would run is what does run.
+    assert yard.run().exit_code == 0
+    assert yard.submitted == list(ORDER)
+
+
+def test_keys_are_those_that_the_run_will_have(yard: Yard) -> None:
+    yard.run("--to", "features")
+    path = planned(yard, "train", "train")["train"].writes[0]
+    yard.run("--from", "train", "--to", "train")
+    manifest = Manifest.load(Workspace(yard.home).manifest("clicks", DS, "train"))
+    assert manifest is not None
+    assert path == f"models/clicks/{DS}/{manifest.key}"
+
+
+def test_it_refuses_what_a_run_refuses(yard: Yard) -> None:
+    assert yard.run("--dry-run", "--from", "train").exit_code == 2
+    with pytest.raises(UserError, match="needs stage 'features'"):
+        planned(yard, "train")
+    assert yard.run("--dry-run", "--from", "report", "--to", "train").exit_code == 2

@@ -1,0 +1,119 @@
+"""`--json`: documents whose fields are promised in docs/commands.md; the same facts as for people."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.commands import doctor, plan
+from headrace.gpu_plan.gate import LOG, StepPlans
+from headrace.manifest import Manifest
+from headrace.stages import ORDER
+from headrace.workspace import Workspace, checkout
+from tests.cli_support import DS, Yard, make_yard
+
+PAGE = (checkout() / "docs" / "commands.md").read_text()
+
+
+@pytest.fixture
+def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
+    return make_yard(tmp_path, monkeypatch)
+
+
+def document(result: Any) -> Any:
+    assert result.exit_code in (0, 1), result.output
+    return json.loads(result.output)
+
+
+def promised(heading: str) -> set[str]:
+    """The fields that the page's table below a heading names, in backquotes."""
+    section = PAGE.split(f"### {heading}\n", 1)[1].split("\n#", 1)[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    return {name for cell in rows for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def fields(value: Any, prefix: str = "") -> set[str]:
+    """The paths of a document's fields; a list's entries are `name[]`, a mapping by data has no fields."""
+    found: set[str] = set()
+    for name, inner in value.items() if isinstance(value, dict) else ():
+        path = f"{prefix}{name}"
+        if isinstance(inner, list) and inner and isinstance(inner[0], dict):
+            found.add(f"{path}[]")
+            for entry in inner:
+                found |= fields(entry, f"{path}[].")
+        else:
+            found.add(path)
+    return found
+
+
+def test_status(yard: Yard) -> None:
+    yard.run("--to", "train")
+    yard.fakes["ingest"].source = "v2"
+    with Workspace(yard.home).lock("clicks").lease():
+        found = document(yard("status", "clicks", "--json"))
+    assert fields(found) == promised("status")
+    assert found["home"] == str(yard.home)
+    assert [s["stage"] for s in found["stages"]] == list(ORDER)
+    ingest, *_, report = found["stages"]
+    manifest = Manifest.load(Workspace(yard.home).manifest("clicks", DS, "ingest"))
+    assert manifest is not None
+    assert (ingest["state"], ingest["key"], ingest["rows"]) == ("stale", manifest.key, {"kept": 1234})
+    assert (report["state"], report["key"], report["started"]) == ("missing", None, None)
+    assert [a["pipeline"] for a in found["at_work"]] == ["clicks"]
+
+
+def test_lineage(yard: Yard) -> None:
+    yard.run("--to", "train")
+    found = document(yard("lineage", "clicks", "--json"))
+    seen: dict[str, Any] = {}
+
+    def walk(node: dict[str, Any]) -> None:
+        assert node.keys() <= promised("lineage"), node
+        seen[node.get("stage") or node["kind"]] = node
+        for inner in node["inputs"]:
+            walk(inner)
+
+    walk(found)
+    assert {"model", "train", "features", "ingest", "landing"} <= seen.keys()
+    manifest = Manifest.load(Workspace(yard.home).manifest("clicks", DS, "train"))
+    assert manifest is not None
+    assert (found["kind"], found["version"]) == ("model", manifest.key)
+    assert seen["train"]["outputs"] == [o.model_dump() for o in manifest.outputs]
+    assert seen["landing"]["version"] == "v1"
+
+
+def test_sharding_plan(yard: Yard) -> None:
+    found = document(yard("plan", "--sharding", "--tables", "mlperf", "--world", "8", "--json"))
+    assert fields(found) == promised("plan --sharding")
+    assert len(found["by_rank"]) == found["ranks"] == 8
+    assert found["step_ms"] == max(r["ms"] for r in found["by_rank"])
+    assert sum(t["rows"] for t in found["tables"]) > 10**8
+
+
+def test_gpu_plan() -> None:
+    steps = [StepPlans("operator log", "transform", ()), StepPlans("x", "fit", (), "no plan"), StepPlans("x", LOG, ())]
+    found = {"on_gpu": False, "steps": [plan.as_record(s) for s in steps]}
+    assert fields(found) == promised("plan --gpu")
+    assert [s["on_gpu"] for s in found["steps"]] == [True, False, None]  # type: ignore[index]
+    assert found["steps"][1]["faults"] == ["no plan"]  # type: ignore[index]
+
+
+def test_doctor(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = [doctor.Finding("Python", "ok", "3.11"), doctor.Finding("Java", "missing", "none", "install a JDK")]
+    monkeypatch.setattr(doctor, "examine", lambda ws, pipeline: iter(findings))
+    result = yard("doctor", "--json")
+    found = document(result)
+    assert result.exit_code == 1
+    assert fields(found) == promised("doctor")
+    assert found == {"findings": [asdict(f) for f in findings], "missing": ["Java"]}
+
+
+def test_errors_are_text_on_the_other_stream(tmp_path: Path, yard: Yard) -> None:
+    result = yard("status", "--json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "nothing has run" in result.stderr
