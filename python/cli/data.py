@@ -1,7 +1,8 @@
-"""Commands about data that comes in: `generate`."""
+"""Commands about data that comes in: `init`, `generate`."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,6 +10,44 @@ import typer
 from headrace.cli.options import VAR, Home, Pipeline, Sets, examples
 from headrace.cli.root import app
 from headrace.workspace import Workspace
+
+
+@app.command(
+    epilog=examples(
+        "headrace init clicks.csv.gz",
+        "headrace init '/data/clicks/*/*.jsonl' -o clicks.yaml --label clicked",
+        "headrace init census.data --label income --positive '>50K'",
+        "headrace init /lake/events",
+    )
+)
+def init(
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="TABLE_OR_PATH", help="A file, a folder, a glob in quotes, or the folder of a Delta table."
+        ),
+    ],
+    target: Annotated[
+        Path | None, typer.Option("-o", "--out", help="The pipeline's file; default: NAME.yaml here.", metavar="FILE")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The pipeline's name; default: the path's.", metavar="NAME")] = None,
+    label: Annotated[str | None, typer.Option(help="The column to predict.", metavar="COLUMN")] = None,
+    positive: Annotated[str | None, typer.Option(help="The label's value that means 1.", metavar="VALUE")] = None,
+    time: Annotated[str | None, typer.Option(help="When the event happened.", metavar="COLUMN")] = None,
+    key: Annotated[str | None, typer.Option(help="What numbers the rows.", metavar="COLUMN")] = None,
+    user: Annotated[str | None, typer.Option(help="Who items are scored for.", metavar="COLUMN")] = None,
+    item: Annotated[str | None, typer.Option(help="What is scored.", metavar="COLUMN")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+) -> None:
+    """Look at data of your own and write a pipeline for it, with a comment at each choice.
+
+    CSV, JSON lines (both also gzip), Parquet and Delta. Types, missing values, the label, the time, users and items are
+    told from a part of the rows, by names and values; the options say what you know better. The pipeline runs as it is.
+    """
+    from headrace.commands.init import init as command
+    from headrace.scaffold.roles import Named
+
+    command(path, target, name, Named(label, positive, time, key, user, item), force)
 
 
 @app.command(

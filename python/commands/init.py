@@ -1,0 +1,90 @@
+"""`headrace init`: a first pipeline for data that nobody has described yet."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from headrace.commands.screen import out, table
+from headrace.config import load_spec
+from headrace.config.section import NAME
+from headrace.errors import UserError
+from headrace.features.workflow.workflow import Workflow
+from headrace.scaffold.columns import ColumnProfile, profile
+from headrace.scaffold.pipeline_yaml import pipeline_yaml
+from headrace.scaffold.roles import Named, Roles, find_roles
+from headrace.scaffold.sample import Sample, take_sample
+from headrace.score.pair_features import check_columns
+from headrace.storage import local
+
+
+def init(path: str, target: Path | None, name: str | None, named: Named, force: bool) -> None:
+    """Look at data, write a pipeline for it, and print what was found.
+
+    Args:
+        path: of a file, a folder, a glob or a Delta table.
+        target: the pipeline's file; None: `<name>.yaml` in this folder.
+        name: of the pipeline; None: from the path.
+        named: what the user says of columns.
+        force: whether a file that is there is replaced.
+
+    Raises:
+        UserError: nothing is there, no label is likely, or the pipeline's file is there already.
+    """
+    if name is not None and not NAME.fullmatch(name):
+        raise UserError(f"--name {name}: a pipeline's name must match {NAME.pattern}")
+    sample = take_sample(path)
+    name = name or sample.name
+    file = target or Path(f"{name}.yaml")
+    if file.exists() and not force:
+        raise UserError(f"{file} is there already: name another (-o FILE), or replace it with --force")
+    columns = profile(sample.rows, copied=sample.source["format"] in ("csv", "jsonl"))
+    roles = find_roles(columns, named, sample.partitions)
+    if not roles.features:
+        raise UserError(f"{path}: no column is left to learn from: {'; '.join(map(': '.join, roles.left_out.items()))}")
+    local(file).put_text(pipeline_yaml(sample, columns, roles, name))
+    _show(sample, columns, roles)
+    spec = load_spec(file)
+    Workflow.from_spec(spec)
+    if spec.score is not None:
+        check_columns(spec, spec.score)
+    day = f" --ds {sample.newest_day or 'DATE'}" if spec.ds is None else ""
+    quoted = shlex.quote(str(file))
+    out.print(f"\nwrote {file}. Read it, then:\n", markup=False, soft_wrap=True)
+    out.print(f"  headrace run {quoted}{day} --dry-run", markup=False, soft_wrap=True)
+    out.print(f"  headrace run {quoted}{day}", markup=False, soft_wrap=True)
+
+
+def _show(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles) -> None:
+    seen = "all" if sample.whole else f"{sample.rows.num_rows:,}"
+    about = "" if sample.whole else "about "
+    out.print(f"{sample.shown}: {about}{sample.total_rows:,} rows, {seen} looked at\n", markup=False)
+    shown = table("column", "type", ">nulls", ">values", "for", "why")
+    for c in columns:
+        use, why = _use(c, roles)
+        style = {"label": "bold green", "-": "dim"}.get(use, "")
+        nulls = f"{c.null_rate:.1%}" if c.nulls else ""
+        values = "" if c.fault else f"{c.distinct:,}"
+        shown.add_row(Text(c.name), Text("" if c.fault else c.type), nulls, values, Text(use, style=style), Text(why))
+    out.print(shown)
+
+
+def _use(column: ColumnProfile, roles: Roles) -> tuple[str, str]:
+    name, label = column.name, roles.label
+    if name == label.column.name:
+        how = f"; 1 where {label.expression}" if label.expression else ""
+        return "label", f"{label.why}{how}; {label.rate:.2%} positive"
+    if roles.time is not None and name == roles.time.name:
+        return "time", roles.why[name]
+    if name in roles.left_out:
+        return "-", roles.left_out[name]
+    if roles.key is not None and name == roles.key.name:
+        return "key", roles.why[name]
+    for side, key in (("user", roles.user), ("item", roles.item)):
+        if key is not None and name == key.name:
+            return side, roles.why[name]
+    side = "user's " if name in roles.user_columns else "item's " if name in roles.item_columns else ""
+    return f"{side}feature", roles.why[name]

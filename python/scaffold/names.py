@@ -1,0 +1,106 @@
+"""What a column's name says: the words that people use for labels, times, users, items."""
+
+from __future__ import annotations
+
+import re
+
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+#: Words of a label, the surest first.
+LABELS = _list(
+    "label target click clicked clicks converted conversion purchase purchased bought buy order ordered attributed "
+    "installed install churn churned fraud default defaulted outcome response liked like watched booked subscribed "
+    "survived class classification income y"
+)
+#: Values of a label that mean 1.
+POSITIVE = frozenset(_list("1 1.0 yes true y t positive pos click clicked buy bought purchase converted churned won"))
+#: Words of a judgement with more than two values.
+RATINGS = frozenset(_list("rating stars score grade"))
+#: Words of the time of an event, the surest first.
+TIMES = _list("timestamp ts time datetime date at created day")
+_USERS = frozenset(
+    _list("user customer member visitor client account buyer viewer subscriber player reader guest shopper cookie")
+)
+_ITEMS = frozenset(
+    _list(
+        "item product article movie film video song track book ad advert advertisement sku listing offer content post "
+        "news restaurant hotel app campaign creative asin isbn"
+    )
+)
+#: Words that say which one, not what about it; and those that are also counts.
+_IDS = frozenset(_list("id ids key uid uuid guid hash code sk pk zip zipcode postcode"))
+_NUMBERS = frozenset(_list("no nr num number"))
+
+
+def words(name: str) -> tuple[str, ...]:
+    """The words of a name in small letters: `userId`, `user_id`, `user id` are the same."""
+    return tuple(w.lower() for w in _WORDS.findall(name))
+
+
+def is_identifier(name: str) -> bool:
+    """Whether it names which one: `user_id`, `zip_code`, `uid`."""
+    found = words(name)
+    return bool(found) and (found[-1] in _IDS or found[-1] in ("userid", "itemid"))
+
+
+def is_key(name: str) -> bool:
+    """Whether it may number the rows themselves."""
+    found = words(name)
+    if not found:
+        return True
+    return found[-1] in _IDS | _NUMBERS or is_line_number(name)
+
+
+def is_line_number(name: str) -> bool:
+    """Whether it counts the lines of a file: `column0` is what has no name, as pandas writes its index."""
+    return name in ("column0", "index", "row") or words(name) in (("unnamed", "0"), ("row", "index"))
+
+
+def is_time(name: str) -> bool:
+    """Whether it names a time."""
+    return any(w in TIMES or w in ("timestamps", "epoch", "unixtime") for w in words(name))
+
+
+def is_user(name: str) -> bool:
+    """Whether it names users: `user_id`, `customer`, `uid`; not `user_age`."""
+    return _is_side(words(name), _USERS) or name.lower() in ("uid", "userid")
+
+
+def is_item(name: str) -> bool:
+    """Whether it names items."""
+    return _is_side(words(name), _ITEMS) or name.lower() == "itemid"
+
+
+def _is_side(found: tuple[str, ...], side: frozenset[str]) -> bool:
+    named = [w for w in found if w not in _IDS | _NUMBERS]
+    return len(named) == 1 and named[0] in side and len(found) <= 3
+
+
+def side_of(name: str) -> str | None:
+    """`user` or `item` where the first word says so and no other word says the other; `both` where one does."""
+    found = words(name)
+    user, item = any(w in _USERS for w in found), any(w in _ITEMS for w in found)
+    if user and item:
+        return "both"
+    if found and found[0] in _USERS:
+        return "user"
+    return "item" if found and found[0] in _ITEMS else None
+
+
+def label_rank(name: str) -> int | None:
+    """How surely it names a label, 0 the surest; None where nothing says so."""
+    ranks = [LABELS.index(w) for w in words(name) if w in LABELS]
+    return min(ranks, default=None)
+
+
+def time_rank(name: str) -> int:
+    """How surely it names the time of the event, 0 the surest."""
+    found = words(name)
+    if "event" in found:
+        return 0
+    return min((1 + TIMES.index(w) for w in found if w in TIMES), default=len(TIMES) + 1)

@@ -1,0 +1,188 @@
+"""Some rows of a table or of files, whatever their size, and the section `source` that reads them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from headrace.errors import UserError
+from headrace.scaffold.parquet_sample import delta_rows, parquet_rows
+from headrace.scaffold.text_sample import csv_rows, json_rows, sample_bytes
+
+Format = Literal["csv", "jsonl", "parquet", "delta"]
+
+#: Ends of names, without `.gz`.
+_ENDINGS: Mapping[str, Format] = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".txt": "csv",
+    ".data": "csv",
+    ".json": "jsonl",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+}
+_DATE = re.compile(r"(?<!\d)\d{4}-\d{2}-\d{2}(?!\d)")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What was seen of the data."""
+
+    #: Text columns as text: headrace.scaffold.columns says what is in them.
+    rows: pa.Table
+    #: The keys of the section `source`, in order.
+    source: Mapping[str, Any]
+    #: All rows; an estimate unless `whole`.
+    total_rows: int
+    #: Whether `rows` are all there are.
+    whole: bool
+    #: For a person: format, files, size.
+    shown: str
+    #: What a person should know about the source; a comment each.
+    notes: tuple[str, ...] = ()
+    #: A name for the pipeline.
+    name: str = "pipeline"
+    #: YYYY-MM-DD: the newest file's.
+    modified: str = ""
+    #: Columns that partition a table.
+    partitions: tuple[str, ...] = field(default=())
+    #: The newest day that a path with `{ds}` has files of.
+    newest_day: str | None = None
+
+
+def take_sample(text: str) -> Sample:
+    """Look at a file, a folder, a glob or a Delta table.
+
+    Raises:
+        UserError: nothing is there, several formats are mixed, or it cannot be read.
+    """
+    path = Path(text).expanduser().absolute()
+    if (path / "_delta_log").is_dir():
+        rows, total, whole, partitions = delta_rows(path)
+        files: Sequence[Path] = sorted((path / "_delta_log").glob("*.json"))
+        source: dict[str, Any] = {"format": "delta", "path": str(path)}
+        return Sample(rows, source, total, whole, "Delta table", (), _name(path), _modified(files), tuple(partitions))
+    files = _files(path, text)
+    format_ = _format(files, text)
+    size = sum(f.stat().st_size for f in files)
+    shown = f"{format_}, {len(files):,} file{'s' if len(files) > 1 else ''}, {_bytes(size)}"
+    if format_ == "parquet":
+        root = path if path.is_dir() else path.parent
+        rows, total, whole, partitions = parquet_rows(files, root)
+        source = {"format": "parquet", "path": str(path)}
+        return Sample(rows, source, total, whole, shown, (), _name(path), _modified(files), tuple(partitions))
+    pattern, newest = _by_day(path, files)
+    source = {"format": format_, "path": pattern}
+    chunks = sample_bytes(files)
+    notes: tuple[str, ...] = ()
+    if format_ == "csv":
+        rows, options, notes = csv_rows(chunks, text)
+        source |= options
+    else:
+        rows = json_rows(chunks, text)
+    if not rows.num_rows:
+        raise UserError(f"{text}: no rows to look at")
+    read = sum(c.read_bytes for c in chunks)
+    whole = all(c.whole for c in chunks) and len(chunks) == len(files)
+    total = rows.num_rows if whole else round(rows.num_rows * size / max(read, 1))
+    return Sample(rows, source, total, whole, shown, notes, _name(path), _modified(files), (), newest)
+
+
+def _files(path: Path, text: str) -> list[Path]:
+    if path.is_dir():
+        found = [p for p in sorted(path.rglob("*")) if p.is_file() and _ending(p) is not None and not _hidden(p, path)]
+        if not found:
+            raise UserError(
+                f"{text}: no files that end in {', '.join(_ENDINGS)} (or with .gz behind), and no Delta log"
+            )
+        return found
+    if path.is_file():
+        return [path]
+    found = [p for p in sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor)))) if p.is_file()]
+    if not found:
+        raise UserError(
+            f"{text}: no such file or folder. A table of a catalog is read by `source: {{table: NAME}}`; for a look "
+            f"at it here, give its folder"
+        )
+    return found
+
+
+def _hidden(file: Path, root: Path) -> bool:
+    return any(part.startswith(("_", ".")) for part in file.relative_to(root).parts)
+
+
+def _ending(file: Path) -> Format | None:
+    name = file.name.lower().removesuffix(".gz")
+    return next((f for ending, f in _ENDINGS.items() if name.endswith(ending)), None)
+
+
+def _format(files: Sequence[Path], text: str) -> Format:
+    formats = {_ending(f) for f in files}
+    if formats == {None} or not formats:
+        raise UserError(f"{text}: its name ends in none of {', '.join(_ENDINGS)} (.gz may stand behind)")
+    if len(formats) > 1:
+        names = ", ".join(sorted(str(f) for f in formats))
+        raise UserError(f"{text}: files of several kinds ({names}); give a glob of those that are rows of one table")
+    (format_,) = formats
+    assert format_ is not None
+    return format_
+
+
+def _by_day(path: Path, files: Sequence[Path]) -> tuple[str, str | None]:
+    """(the glob of section `source`, the newest day where names have days)."""
+    if len(files) > 1 or path.is_dir():
+        days = [_DATE.findall(str(f)) for f in files]
+        if all(len(set(d)) == 1 for d in days):
+            patterns = {_DATE.sub("{ds}", str(f)) for f in files}
+            newest = max(d[0] for d in days)
+            return _common(patterns), newest
+    if path.is_dir():
+        return _common({str(f) for f in files}), None
+    return str(path), None
+
+
+def _common(paths: set[str]) -> str:
+    """One glob for paths that differ in their names."""
+    if len(paths) == 1:
+        return next(iter(paths))
+    parts = [Path(p).parts for p in paths]
+    if len({len(p) for p in parts}) > 1:
+        shortest = min(len(p) for p in parts)
+        same = [a[0] for a in zip(*(p[: shortest - 1] for p in parts), strict=False) if len(set(a)) == 1]
+        return str(Path(*same, "**", "*"))
+    made = []
+    for options in zip(*parts, strict=True):
+        if len(set(options)) == 1:
+            made.append(options[0])
+            continue
+        endings = {"".join(Path(o).suffixes) for o in options}
+        kept = "{ds}*" if all(o.startswith("{ds}") for o in options) else "*"
+        made.append(kept + (next(iter(endings)) if len(endings) == 1 else ""))
+    return str(Path(*made))
+
+
+def _name(path: Path) -> str:
+    """A pipeline's name from a path."""
+    stem = path.name.split(".")[0] if not path.is_dir() else path.name
+    name = re.sub(r"[^a-z0-9]+", "_", stem.lower()).strip("_")
+    return name if re.match(r"[a-z]", name) else f"pipeline_{name}".rstrip("_")
+
+
+def _modified(files: Sequence[Path]) -> str:
+    newest = max(f.stat().st_mtime for f in files)
+    return datetime.fromtimestamp(newest, UTC).date().isoformat()
+
+
+def _bytes(size: int) -> str:
+    for unit in ("bytes", "KB", "MB"):
+        if size < 1_000:
+            return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
+        size = size // 1_000 if size >= 1_000_000 else size / 1_000  # type: ignore[assignment]
+    return f"{size:,.1f} GB"

@@ -1,0 +1,268 @@
+"""Rows of text files: delimited text and JSON lines, plain or gzip, a part of each file where they are large."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+
+from headrace.errors import UserError
+
+#: Bytes of text that are looked at, over all files, and the files that they are from.
+SAMPLE_BYTES, SAMPLE_FILES = 32 << 20, 8
+_SEPARATORS = (",", "\t", ";", "|")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+#: Texts that stand for nothing.
+_NULLS = ("?", "NA", "N/A", "n/a", "NULL", "null", "None", "nan", "NaN", r"\N", "-")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Whole lines of one file."""
+
+    file: Path
+    #: The file's first bytes, decompressed, up to the end of a line.
+    head: bytes
+    #: The end of a large file: whole lines.
+    tail: bytes
+    #: Bytes of the file, compressed or not, that `head` and `tail` are.
+    read_bytes: int
+    whole: bool
+
+    def lines(self) -> list[bytes]:
+        return (self.head + self.tail).splitlines()
+
+
+def sample_bytes(files: Sequence[Path]) -> list[Chunk]:
+    """Lines of up to SAMPLE_FILES files, evenly from the first to the last.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    total = sum(f.stat().st_size for f in files)
+    chosen = list(files)
+    if total > SAMPLE_BYTES and len(files) > SAMPLE_FILES:
+        step = (len(files) - 1) / (SAMPLE_FILES - 1)
+        chosen = [files[round(i * step)] for i in range(SAMPLE_FILES)]
+    each = SAMPLE_BYTES // len(chosen) if total > SAMPLE_BYTES else SAMPLE_BYTES
+    try:
+        return [_chunk(f, each) for f in chosen]
+    except (OSError, EOFError, gzip.BadGzipFile) as e:
+        raise UserError(f"cannot be read: {e}") from None
+
+
+def _chunk(file: Path, most: int) -> Chunk:
+    size = file.stat().st_size
+    with file.open("rb") as raw:
+        if file.suffix == ".gz":
+            with gzip.open(raw) as data:
+                head = data.read(most + 1)
+                used = raw.tell()
+            if len(head) <= most:
+                return Chunk(file, head, b"", size, True)
+            return Chunk(file, _whole_lines(head), b"", min(used, size), False)
+        head = raw.read(most if size > most else size)
+        if size <= most:
+            return Chunk(file, head, b"", size, True)
+        # Files are mostly in the order of time: the end says until when.
+        head = _whole_lines(head[: most * 3 // 4])
+        raw.seek(size - most // 4)
+        tail = raw.read().partition(b"\n")[2]
+        return Chunk(file, head, tail, len(head) + len(tail), False)
+
+
+def _whole_lines(data: bytes) -> bytes:
+    return data[: data.rfind(b"\n") + 1]
+
+
+# --- delimited text ---------------------------------------------------------------------------------------------------
+
+
+def csv_rows(chunks: Sequence[Chunk], text: str) -> tuple[pa.Table, dict[str, Any], tuple[str, ...]]:
+    """(rows, all text; keys of section `source`; notes).
+
+    Raises:
+        UserError: not UTF-8, not a table, or a name twice.
+    """
+    lines = _first_lines(chunks[0], text)
+    separator = _separator(lines)
+    first = next(csv.reader([lines[0]], delimiter=separator))
+    # A blank behind each separator, as people write lists.
+    blank = [f for line in lines[1:20] for f in line.split(separator)[1:]]
+    trim = bool(blank) and sum(f.startswith(" ") for f in blank) > len(blank) / 2
+    if trim:
+        first = [f.strip() for f in first]
+    header = _has_header(first, lines, separator, trim)
+    tables, skipped = [], 0
+    for chunk in chunks:
+        # Each file has names of its own, in an order of its own.
+        own = _names(chunk, separator, trim, text) if header else tuple(f"column{k}" for k in range(len(first)))
+        found, bad = _parse(chunk, own, separator, header, text)
+        tables.append(found)
+        skipped += bad
+    rows = pa.concat_tables(tables, promote_options="default")
+    names = rows.column_names
+    if trim:
+        rows = pa.table({n: pc.utf8_trim_whitespace(rows[n]) for n in names})
+        rows = pa.table({n: pc.if_else(pc.equal(rows[n], ""), None, rows[n]) for n in names})
+    null, others = _null_value(rows)
+    options: dict[str, Any] = {}
+    if separator != ",":
+        options["separator"] = separator
+    if not header:
+        options["header"] = False
+    if null is not None:
+        options["null_value"] = null
+        rows = pa.table({n: pc.if_else(pc.equal(rows[n], null), None, rows[n]) for n in names})
+    if trim:
+        options["trim"] = True
+    notes = []
+    if skipped:
+        notes.append(f"{skipped:,} of the lines looked at have another number of fields: they go to quarantine")
+    if others:
+        notes.append(f"also seen, and taken as text: {', '.join(others)}")
+    if not header:
+        notes.append("no line with names was seen: columns are numbered; rename them below, in their order")
+    return rows, options, tuple(notes)
+
+
+def _names(chunk: Chunk, separator: str, trim: bool, text: str) -> tuple[str, ...]:
+    """The names in a file's first line, as `ingest` takes them (headrace.lake.sources.delimited)."""
+    fields = next(csv.reader([_first_lines(chunk, text)[0]], delimiter=separator, skipinitialspace=trim))
+    names = tuple((f.strip() if trim else f) or f"column{k}" for k, f in enumerate(fields))
+    if twice := [n for n, k in Counter(names).items() if k > 1]:
+        raise UserError(f"{text}: the header of {chunk.file.name} names column '{twice[0]}' twice")
+    return names
+
+
+def _first_lines(chunk: Chunk, text: str) -> list[str]:
+    try:
+        lines = [line for line in chunk.head[: 1 << 18].decode("utf-8-sig").splitlines() if line.strip()]
+    except UnicodeDecodeError as e:
+        if e.start < (1 << 18) - 4:
+            raise UserError(f"{text}: {chunk.file.name} is not UTF-8 text (byte {e.start:,})") from None
+        lines = chunk.head[: e.start].decode("utf-8-sig").splitlines()
+    if not lines:
+        raise UserError(f"{text}: {chunk.file.name} is empty")
+    return lines[:200]
+
+
+def _separator(lines: Sequence[str]) -> str:
+    """The one that cuts most lines into the same number of fields, more than one."""
+
+    def share(separator: str) -> tuple[float, int]:
+        counts = Counter(len(row) for row in csv.reader(lines, delimiter=separator))
+        fields, lines_so = counts.most_common(1)[0]
+        return (lines_so / len(lines) if fields > 1 else 0.0, fields)
+
+    return max(_SEPARATORS, key=share)
+
+
+def _has_header(first: Sequence[str], lines: Sequence[str], separator: str, trim: bool) -> bool:
+    """Whether the first line has names: nothing in it reads as a number, nor stands below it, too."""
+    if any(_NUMBER.fullmatch(f) for f in first):
+        return False
+    rest = [[f.strip() if trim else f for f in row] for row in csv.reader(lines[1:51], delimiter=separator)]
+    if not rest:
+        return True
+    named = [f for f in first if f]
+    # A text that stands among the values of its column is a value.
+    repeated = sum(any(k < len(row) and row[k] == f for row in rest) for k, f in enumerate(first) if f)
+    return repeated <= len(named) // 4
+
+
+def _parse(chunk: Chunk, names: Sequence[str], separator: str, header: bool, text: str) -> tuple[pa.Table, int]:
+    bad = 0
+
+    def skip(row: Any) -> str:
+        nonlocal bad
+        bad += 1
+        return "skip"
+
+    body = chunk.head.partition(b"\n")[2] if header else chunk.head
+    if not (body + chunk.tail).strip():
+        return pa.table({n: pa.array([], pa.string()) for n in names}), 0
+    try:
+        table = pacsv.read_csv(
+            io.BytesIO(body + chunk.tail),
+            read_options=pacsv.ReadOptions(column_names=list(names)),
+            parse_options=pacsv.ParseOptions(delimiter=separator, invalid_row_handler=skip),
+            convert_options=pacsv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.string()),
+                strings_can_be_null=True,
+                null_values=[""],
+                quoted_strings_can_be_null=False,
+            ),
+        )
+    except pa.ArrowInvalid as e:
+        raise UserError(f"{text}: {chunk.file.name}: {' '.join(str(e).split())[:200]}") from None
+    return table, bad
+
+
+def _null_value(rows: pa.Table) -> tuple[str | None, list[str]]:
+    """(the text that most often stands for nothing, others that do)."""
+    counts: Counter[str] = Counter()
+    for name in rows.column_names:
+        found = pc.value_counts(rows[name].combine_chunks())
+        seen = {v: c for v, c in zip(found.field(0).to_pylist(), found.field(1).to_pylist(), strict=True) if v}
+        tokens = [t for t in _NULLS if t in seen]
+        others = [v for v in seen if v not in _NULLS]
+        numeric = bool(others) and all(_NUMBER.fullmatch(v) for v in others[:1_000])
+        for token in tokens:
+            # A dash or a word may be a value of a text column; in a column of numbers it is none.
+            if numeric or token in ("?", r"\N", "NULL", "N/A", "NA"):
+                counts[token] += seen[token]
+    ordered = [token for token, _ in counts.most_common()]
+    return (ordered[0] if ordered else None), ordered[1:]
+
+
+# --- JSON lines -------------------------------------------------------------------------------------------------------
+
+
+def json_rows(chunks: Sequence[Chunk], text: str) -> pa.Table:
+    """Rows of JSON lines; values of one column that have several types are text.
+
+    Raises:
+        UserError: no line is a JSON object.
+    """
+    objects: list[Mapping[str, Any]] = []
+    bad = 0
+    for chunk in chunks:
+        for line in chunk.lines():
+            if not line.strip():
+                continue
+            try:
+                found = json.loads(line)
+            except ValueError:
+                found = None
+            if isinstance(found, dict):
+                objects.append(found)
+            else:
+                bad += 1
+    if not objects or bad > len(objects):
+        raise UserError(f"{text}: not JSON lines (one object a line): {bad:,} lines of {bad + len(objects):,} are none")
+    names = dict.fromkeys(key for o in objects for key in o)
+    return pa.table({name: _json_column([o.get(name) for o in objects]) for name in names})
+
+
+def _json_column(values: Sequence[Any]) -> pa.Array:
+    kinds = {type(v) for v in values if v is not None}
+    try:
+        if not kinds <= {int, float} and len(kinds) > 1:
+            raise pa.ArrowInvalid("several types")
+        return pa.array([float(v) if kinds == {int, float} and v is not None else v for v in values])
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return pa.array(
+            [None if v is None else v if isinstance(v, str) else json.dumps(v) for v in values], pa.string()
+        )

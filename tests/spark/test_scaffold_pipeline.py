@@ -1,0 +1,52 @@
+"""A pipeline as `headrace init` wrote it, untouched, through ingest and features, beside pandas on the same file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.commands.init import init
+from headrace.config import load_spec
+from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.jobs.stages import load_stage
+from headrace.scaffold.roles import Named
+from headrace.stage import run_stage
+from headrace.storage import local
+from headrace.workspace import Workspace
+from tests.dataset_support import read_padded
+from tests.scaffold_support import clicks
+
+
+def test_it_runs_as_it_was_written(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
+    """With a label of two words, a nameless index and no users, so that `prepare` makes label and users."""
+    data = clicks(1_200, 3).drop(columns=["userId", "impression_id"])
+    data["user_country"] = data.pop("country")
+    data["outcome"] = np.where(data.pop("clicked") == 1, "click", "view")
+    file = tmp_path / "log.csv.gz"
+    data.to_csv(file)
+    init(str(file), tmp_path / "log.yaml", None, Named(), force=False)
+    spec = load_spec(tmp_path / "log.yaml", ["features.min_row_groups=1"])
+    assert spec.ds is not None
+    loaded = run_stage(load_stage("ingest"), spec, ws, spec.ds).manifest
+    assert (loaded.rows["kept"], loaded.rows["quarantined"]) == (len(data), 0)
+    made = run_stage(load_stage("features"), spec, ws, spec.ds).manifest
+    day = pd.to_datetime(data["ts"]).dt.strftime("%Y-%m-%d")
+    assert made.rows == {"train": int((day < spec.ds).sum()), "valid": int((day == spec.ds).sum())}
+    folder = ws.home / made.output("dataset").name
+    schema = FittedWorkflow.load(local(folder / "workflow")).schema
+    for split, wanted in (("train", data[day < spec.ds]), ("valid", data[day == spec.ds])):
+        found = read_padded(sorted((folder / split).glob("*.parquet")), schema).set_index("column0").sort_index()
+        positive = (wanted["outcome"] == "click").to_numpy()
+        assert found.index.tolist() == wanted.index.tolist()
+        assert (found["label"] == positive).all()
+        if split == "train":
+            logs = np.log1p(wanted["item_price"].to_numpy())
+            assert found["item_price"].to_numpy() == pytest.approx((logs - logs.mean()) / logs.std(ddof=1), abs=1e-5)
+            # Three countries, three segments of users.
+            assert set(zip(found["user_country"], found["user_segment"], strict=True)) <= {
+                (code, code) for code in (2, 3, 4)
+            }

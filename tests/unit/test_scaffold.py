@@ -1,0 +1,340 @@
+"""`headrace init` on small files of each kind: what it finds of known data, and that what it writes loads."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from headrace.cli import app
+from headrace.commands import screen
+from headrace.commands.init import init
+from headrace.config import Spec, load_spec
+from headrace.config.source import LandingSource
+from headrace.errors import UserError
+from headrace.features.workflow.workflow import Workflow
+from headrace.scaffold.roles import Named
+from tests.scaffold_support import clicks
+
+
+def written(path: Path | str, target: Path, **named: str) -> Spec:
+    """The pipeline of some data; its features bind, too."""
+    init(str(path), target, None, Named(**named), force=False)
+    spec = load_spec(target)
+    Workflow.from_spec(spec)
+    return spec
+
+
+def landing(spec: Spec) -> LandingSource:
+    assert isinstance(spec.source, LandingSource)
+    return spec.source
+
+
+def types(spec: Spec) -> dict[str, str]:
+    return {c.name: c.type for c in spec.table.columns}
+
+
+def features(spec: Spec) -> dict[str, list[str]]:
+    """Column -> its operators."""
+    return {column: [op.op for op in chain.ops] for chain in spec.features.workflow for column in chain.columns}
+
+
+def test_a_click_log(tmp_path: Path) -> None:
+    data = clicks()
+    path = tmp_path / "Click log.csv.gz"
+    data.to_csv(path, index=False)
+    spec = written(path, tmp_path / "p.yaml")
+    assert (spec.pipeline, spec.ds, landing(spec).path) == ("click_log", "2026-03-04", str(path))
+    assert types(spec) == {
+        "impression_id": "string",
+        "ts": "timestamp",
+        "userId": "bigint",
+        "item_id": "string",
+        "user_age": "double",
+        "country": "string",
+        "item_price": "double",
+        "slot": "int",
+        "referrer_hash": "string",
+        "query": "string",
+        "clicked_at": "timestamp",
+        "source": "string",
+        "clicked": "int",
+    }
+    assert (spec.table.keys, spec.table.event_time) == (("impression_id",), "ts")
+    assert (spec.features.label, spec.features.carried) == ("clicked", ("impression_id",))
+    assert (spec.features.split.by, spec.features.window_days) == ("time", 3)
+    assert features(spec) == {
+        "ts": ["cyclic"],
+        "userId": ["categorify"],
+        "item_id": ["categorify"],
+        "user_age": ["fill_missing", "normalize"],
+        "country": ["categorify"],
+        "item_price": ["fill_missing", "log", "normalize"],
+        "slot": ["categorify"],
+    }
+    assert spec.score is not None
+    # The country follows from the user and the price from the item, though neither name says so of the first.
+    assert (spec.score.user.key, set(spec.score.user.columns)) == ("userId", {"user_age", "country"})
+    assert (spec.score.item.key, spec.score.item.columns) == ("item_id", ("item_price",))
+    assert spec.score.context.keys() == {"ts", "slot"}
+    assert spec.publish is not None
+
+
+def test_the_table_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screen.out, "_file", None)
+    monkeypatch.setattr(screen.out, "_width", 220)
+    monkeypatch.chdir(tmp_path)
+    clicks().to_csv("log.csv", index=False)
+    result = CliRunner().invoke(app, ["init", "log.csv"])
+    assert result.exit_code == 0, result.output
+    lines = {line.split()[0]: " ".join(line.split()) for line in result.output.splitlines() if line.strip()}
+    assert "suspected leak: it has a value exactly where the label is 1" in lines["clicked_at"]
+    assert "free text (7 words on average)" in lines["query"]
+    assert "almost another value in each row" in lines["referrer_hash"]
+    assert "one value alone: 'app'" in lines["source"]
+    assert "label by its name and its two values; 20" in lines["clicked"]
+    assert result.output.rstrip().endswith("headrace run log.yaml")
+    # Each choice has its comment, the columns that are left out too.
+    text = (tmp_path / "log.yaml").read_text()
+    assert "#   clicked_at: suspected leak" in text
+    assert "# the last day of its events" in text or "the last day of its events." in text
+    result = CliRunner().invoke(app, ["init", "log.csv"])
+    assert (result.exit_code, "log.yaml is there already" in result.output) == (2, True)
+    assert CliRunner().invoke(app, ["init", "log.csv", "--force"]).exit_code == 0
+
+
+def test_json_lines_by_day(tmp_path: Path) -> None:
+    data = clicks().assign(ts=lambda d: pd.to_datetime(d["ts"]).astype("int64") // 10**6)
+    rng = np.random.default_rng(1)
+    for day, part in data.groupby(pd.to_datetime(data["ts"], unit="ms").dt.date):
+        folder = tmp_path / "landing" / str(day)
+        folder.mkdir(parents=True)
+        with gzip.open(folder / "part-0.jsonl.gz", "wt") as f:
+            for row in part.drop(columns="clicked_at").replace({np.nan: None}).to_dict("records"):
+                tags = [f"t{k}" for k in rng.integers(0, 9, rng.integers(0, 5))]
+                f.write(json.dumps(row | {"tags": tags, "page": {"url": "x"}}) + "\n")
+    spec = written(tmp_path / "landing", tmp_path / "p.yaml")
+    assert landing(spec).path == str(tmp_path / "landing" / "{ds}" / "part-0.jsonl.gz")
+    assert (spec.source.daily, spec.ds) == (True, None)
+    assert (spec.table.event_time, dict(spec.source.timestamps)) == ("ts", {"ts": "epoch_milliseconds"})
+    assert types(spec)["tags"] == "array<string>"
+    # Not declared, and the file says why.
+    assert "page" not in types(spec)
+    assert "not declared: 'page'" in (tmp_path / "p.yaml").read_text()
+    assert features(spec)["tags"] == ["categorify", "pad"]
+    assert spec.features.window_days == 14
+
+
+def as_arrow(data: pd.DataFrame) -> pa.Table:
+    return pa.Table.from_pandas(data.assign(ts=pd.to_datetime(data["ts"])), preserve_index=False)
+
+
+def test_parquet_with_partitions_by_day(tmp_path: Path) -> None:
+    table = as_arrow(clicks())
+    for k in range(4):
+        folder = tmp_path / "events" / f"day=2026-03-0{k + 1}"
+        folder.mkdir(parents=True)
+        pq.write_table(table.slice(k * 1_000, 1_000), folder / "a.parquet")
+    spec = written(tmp_path / "events", tmp_path / "p.yaml")
+    assert spec.source.model_dump(exclude_defaults=True) == {
+        "format": "parquet",
+        "path": str(tmp_path / "events"),
+        "day": {"partition": "day"},
+    }
+    assert types(spec)["clicked"] == "bigint", "as the files have it"
+    assert "day" not in types(spec)
+
+
+def test_a_delta_table_by_its_log(tmp_path: Path) -> None:
+    """Of two files the newest version has one: the other, which would break the label, is not looked at."""
+    table = as_arrow(clicks(1_000, 1))
+    folder = tmp_path / "lake" / "events"
+    (folder / "_delta_log").mkdir(parents=True)
+    pq.write_table(table, folder / "live.parquet")
+    pq.write_table(table.set_column(12, "clicked", pa.array([7] * 1_000)), folder / "removed.parquet")
+    schema = {
+        "type": "struct",
+        "fields": [{"name": n, "type": "string", "nullable": True, "metadata": {}} for n in "ab"],
+    }
+    meta = {"id": "x", "format": {"provider": "parquet", "options": {}}, "schemaString": json.dumps(schema)}
+    commits: list[list[dict[str, Any]]] = [
+        [
+            {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
+            {"metaData": meta | {"partitionColumns": [], "configuration": {}, "createdTime": 0}},
+            *(
+                {
+                    "add": {
+                        "path": f"{n}.parquet",
+                        "partitionValues": {},
+                        "size": 1,
+                        "modificationTime": 0,
+                        "dataChange": True,
+                    }
+                }
+                for n in ("live", "removed")
+            ),
+        ],
+        [{"remove": {"path": "removed.parquet", "deletionTimestamp": 1, "dataChange": True}}],
+    ]
+    for version, actions in enumerate(commits):
+        (folder / "_delta_log" / f"{version:020d}.json").write_text("".join(json.dumps(a) + "\n" for a in actions))
+    spec = written(folder, tmp_path / "p.yaml")
+    assert spec.source.model_dump(exclude_defaults=True) == {"format": "delta", "path": str(folder)}
+    # One day alone cannot be split by time.
+    assert (spec.features.label, spec.features.split.by) == ("clicked", "position")
+
+
+@pytest.mark.parametrize(
+    ("values", "positive", "expression"),
+    [
+        (["no", "yes"], None, None),
+        (["<=50K", ">50K"], None, "`income` = '>50K'"),
+        (["<=50K", ">50K"], "<=50K", "`income` = '<=50K'"),
+        (["it's", "ain't"], "ain't", r"`income` = 'ain\'t'"),
+        (["1", "2"], None, "`income` = 1"),
+    ],
+)
+def test_labels_that_are_not_0_and_1(
+    tmp_path: Path, values: list[str], positive: str | None, expression: str | None
+) -> None:
+    """The census of the UCI: blanks behind commas, `?` for nothing, no users. The rarer value is the positive one,
+    unless a word (1, yes, true) says it.
+    """
+    rng = np.random.default_rng(5)
+    lines = ["age, zip, job, income"]
+    for k in range(400):
+        job = "?" if k % 9 == 0 else ["smith", "miller"][k % 2]
+        lines.append(f"{rng.integers(18, 90)}, {k % 30:05d}, {job}, {values[int(rng.random() < 0.3)]}")
+    (tmp_path / "census.data").write_text("\n".join(lines))
+    named = {"label": "income", "positive": positive} if positive else {}
+    spec = written(tmp_path / "census.data", tmp_path / "p.yaml", **named)
+    source = landing(spec)
+    assert (source.null_value, source.trim, source.header) == ("?", True, True)
+    # A number with a leading zero is a name.
+    assert types(spec)["age"], types(spec)["zip"] == ("int", "string")
+    assert (spec.score, spec.publish) == (None, None)
+    if expression is None:
+        assert (types(spec)["income"], spec.features.label, spec.features.prepare) == ("boolean", "income", ())
+        return
+    assert spec.features.label == "label"
+    assert spec.features.prepare[0].params["add"]["label"]["expression"] == expression
+
+
+def test_no_users_but_what_describes_them(tmp_path: Path) -> None:
+    """A combination of users' columns stands for a user; a nameless index numbers the lines."""
+    data = clicks().drop(columns=["userId", "impression_id"]).assign(user_country=lambda d: d["country"])
+    data.to_csv(tmp_path / "log.csv")
+    spec = written(tmp_path / "log.csv", tmp_path / "p.yaml")
+    assert spec.table.keys == ("column0",)
+    assert spec.score is not None
+    assert (spec.score.user.key, set(spec.score.user.columns)) == ("user_segment", {"user_age", "user_country"})
+    assert spec.features.prepare[0].params["add"]["user_segment"]["expression"] == "concat_ws('|', `user_country`)"
+
+
+def test_options_outrank_what_is_found(tmp_path: Path) -> None:
+    data = clicks()
+    data.to_csv(tmp_path / "log.csv", index=False)
+    spec = written(
+        tmp_path / "log.csv", tmp_path / "p.yaml", label="slot", positive="2", user="country", key="referrer_hash"
+    )
+    assert spec.features.prepare[0].params["add"]["label"] == {"expression": "`slot` = 2", "type": "int"}
+    assert (spec.table.keys, spec.score and spec.score.user.key) == (("referrer_hash",), "country")
+
+
+@pytest.mark.parametrize("separator", [",", "\t", ";", "|"])
+def test_separators_and_files_without_names(tmp_path: Path, separator: str) -> None:
+    rng = np.random.default_rng(2)
+    rows = [[int(rng.random() < 0.5), rng.integers(0, 9), f"{rng.random():.3f}"] for _ in range(300)]
+    (tmp_path / "x.tsv").write_text("".join(separator.join(map(str, row)) + "\n" for row in rows))
+    spec = written(tmp_path / "x.tsv", tmp_path / "p.yaml")
+    assert (landing(spec).separator, landing(spec).header) == (separator, False)
+    assert types(spec) == {"column0": "int", "column1": "int", "column2": "double"}
+    assert spec.features.label == "column0"
+
+
+def test_a_column_that_says_the_label(tmp_path: Path) -> None:
+    """By values, by a threshold, by being there; chance does none of it."""
+    rng = np.random.default_rng(8)
+    y = (rng.random(1_000) < 0.3).astype(int)
+    data = pd.DataFrame(
+        {
+            "status": np.where(y, np.where(rng.random(1_000) < 0.5, "paid", "shipped"), "open"),
+            "amount": np.where(y, 100.0, 0.0) + rng.random(1_000),
+            "paid_at": np.where(y, "2026-01-02 10:00:00", ""),
+            "chance": rng.random(1_000),
+            "almost": np.where(rng.random(1_000) < 0.05, 1 - y, y),
+            "label": y,
+        }
+    )
+    data.to_csv(tmp_path / "log.csv", index=False)
+    assert set(features(written(tmp_path / "log.csv", tmp_path / "p.yaml"))) == {"chance", "almost"}
+
+
+def test_large_files_are_looked_at_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The beginning, and the end for the last day; the number of rows is an estimate."""
+    monkeypatch.setattr("headrace.scaffold.text_sample.SAMPLE_BYTES", 100_000)
+    clicks(20_000, 9).to_csv(tmp_path / "log.csv", index=False)
+    spec = written(tmp_path / "log.csv", tmp_path / "p.yaml")
+    assert spec.ds == "2026-03-09"
+    assert spec.table.expectations.min_rows == pytest.approx(10_000, rel=0.05)
+    assert "in the rows looked at" in " ".join((tmp_path / "p.yaml").read_text().replace("#", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("files", "named", "message"),
+    [
+        ({}, {}, "no such file or folder"),
+        ({"a.csv": "", "b.csv": ""}, {}, "is empty"),
+        ({"a.csv": "x,y\n1,2\n"}, {}, "no column looks like a label; no column has exactly two values"),
+        ({"a.csv": "x,on\n1,2\n2,3\n1,3\n3,2\n"}, {}, "two values have: on. Say which one it is: --label COLUMN"),
+        ({"a.csv": "x,on\n1,2\n"}, {"label": "onn"}, "--label onn: no such column; did you mean 'on'"),
+        ({"a.csv": "x,y\na,1\nb,2\nc,3\n"}, {"label": "x"}, "say which of them means 1: --positive VALUE"),
+        ({"a.csv": "x,y\na,1\nb,2\nc,3\n"}, {"label": "x", "positive": "d"}, "--positive d: no value of 'x'"),
+        ({"a.csv": "x,x\n1,2\n"}, {}, "names column 'x' twice"),
+        ({"a.csv": "x,y\n1,2\n", "b.jsonl": "{}\n"}, {}, "files of several kinds"),
+        ({"a.jsonl": "[1]\n"}, {}, "not JSON lines"),
+        ({"a.csv.gz": "no gzip"}, {}, "cannot be read"),
+        ({"a.parquet": "no parquet"}, {}, "cannot be read as Parquet"),
+        ({"a.csv": "label,x\n1,a\n0,a\n"}, {}, "no column is left to learn from: x: one value alone"),
+        ({"a.csv": "label,x\n1,a\n0,b\n"}, {"time": "x"}, "--time x: it is string, neither a timestamp nor a date"),
+    ],
+)
+def test_what_a_user_can_mend(tmp_path: Path, files: dict[str, str], named: dict[str, str], message: str) -> None:
+    folder = tmp_path / "in"
+    for name, text in files.items():
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    with pytest.raises(UserError, match=message):
+        written(folder, tmp_path / "p.yaml", **named)
+    assert not (tmp_path / "p.yaml").exists()
+
+
+def test_names_that_yaml_would_read_otherwise(tmp_path: Path) -> None:
+    data = clicks(300, 2).rename(columns={"slot": "no", "country": "a: b # c"})
+    data.to_csv(tmp_path / "log.csv", index=False)
+    init(str(tmp_path / "log.csv"), tmp_path / "p.yaml", None, Named(), force=False)
+    text = (tmp_path / "p.yaml").read_text()
+    assert "no" in types(load_spec(tmp_path / "p.yaml"))
+    # A blank in a name is refused by Delta, so such a column stays out.
+    assert "not declared: 'a: b # c'" in text
+    assert yaml.safe_load(text)["pipeline"] == "log"
+
+
+def test_files_whose_columns_differ(tmp_path: Path) -> None:
+    data, folder = clicks(1_000, 2), tmp_path / "in"
+    folder.mkdir()
+    data.iloc[:500].drop(columns="slot").to_csv(folder / "a.csv", index=False)
+    data.iloc[500:][list(reversed(data.columns))].to_csv(folder / "b.csv", index=False)
+    spec = written(folder, tmp_path / "p.yaml")
+    assert landing(spec).path == str(folder / "*.csv")
+    assert types(spec).keys() == set(data.columns)
+    assert "{name: slot, type: int}  # 3 values, 50.0% null" in (tmp_path / "p.yaml").read_text()
