@@ -105,6 +105,7 @@ class TableColumn(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    #: As the source has it, where `path` does not say; without case, as Spark's.
     name: str
     #: One of string, tinyint, smallint, int, bigint, float, double, decimal(p,s), boolean, timestamp, timestamp_ntz (a
     #: local time without zone), date, binary (kept as its SHA-256 in hexadecimal: text), and array<...> of string,

@@ -83,3 +83,11 @@ def generate(
     overrides = [*(sets or []), *([f"generate.rows_per_day={rows_per_day}"] if rows_per_day is not None else [])]
     spec = load_spec(pipeline, overrides)
     command.generate(spec, Workspace(home), command.wanted_days(spec, days, start, until), force, spark)
+
+
+@app.command(epilog=examples("headrace reference > docs/reference.md", "headrace reference | less"))
+def reference() -> None:
+    """Print every key of a pipeline's YAML and every operator: type, default, meaning (docs/reference.md)."""
+    from headrace.commands.reference import reference as command
+
+    command()

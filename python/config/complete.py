@@ -75,6 +75,7 @@ class Complete(Section):
     success_file: str | None = None
     #: This file is there, with {ds} in its name; relative to the workspace's home unless absolute.
     marker: PathText | None = None
+    #: A column whose values have come so far.
     watermark: Watermark | None = None
     #: This file is there, and the day has as many rows as it says (headers and empty lines are none; bad rows are).
     control: ControlFile | None = None

@@ -13,9 +13,13 @@ from headrace.config.section import Section
 class DriftColumn(Section):
     """Limits of one column; None: the section's."""
 
+    #: Population stability index.
     max_psi: float | None = Field(default=None, ge=0)
+    #: Difference of the shares of rows without a value.
     max_missing_change: float | None = Field(default=None, ge=0, le=1)
+    #: Share of today's values that the vocabulary lacks.
     max_oov_rate: float | None = Field(default=None, ge=0, le=1)
+    #: ignore: counted, never judged.
     action: Literal["warn", "stop", "ignore"] | None = None
 
 
@@ -39,6 +43,7 @@ class Drift(Section):
     min_values: int = Field(default=1_000, ge=1)
     #: A number's bins are about these quantiles of the training range; a category's are its most frequent values.
     quantiles: int = Field(default=10, ge=2, le=1_000)
+    #: A category's most frequent values that are counted one by one.
     top_values: int = Field(default=20, ge=1, le=10_000)
 
     def limits(self, column: str) -> DriftColumn:

@@ -13,7 +13,9 @@ from headrace.config.section import Section
 class OpSpec(Section):
     """One operator: in YAML `name`, or `name: {parameter: value}`. Parameters are checked by headrace.features."""
 
+    #: The operator's name.
     op: str
+    #: Its parameters, by name.
     params: Mapping[str, Any] = Field(default_factory=dict)
 
 
@@ -32,7 +34,9 @@ class Chain(Section):
     A column may begin several chains; the names of the features that come out are unique.
     """
 
+    #: Columns of the table, or such as `prepare` makes.
     columns: tuple[str, ...]
+    #: Operators, in order.
     ops: tuple[Annotated[OpSpec, BeforeValidator(_op_spec)], ...] = ()
     #: Of the chain's features. `ops: [{add_tags: [user, id]}]` is another way to write it.
     tags: tuple[str, ...] = ()
@@ -71,9 +75,13 @@ class Split(Section):
     column: the value of `column` names the split (`train`, `valid`, `rank`).
     """
 
+    #: What decides.
     by: Literal["time", "position", "column"]
+    #: time: days up to ds that validate.
     valid_days: int = Field(default=1, ge=1)
+    #: position: the share of the rows that validate.
     valid_fraction: float = Field(default=0.1, gt=0, lt=1)
+    #: column: the column with the names of the splits.
     column: str | None = None
 
     @model_validator(mode="after")
@@ -104,7 +112,9 @@ class Features(Section):
 
     #: 0/1 column.
     label: str
+    #: Chains of operators: columns to features.
     workflow: tuple[Chain, ...]
+    #: Which rows train and which validate.
     split: Split
     #: Train on this many days before the validation range (daily sources); statistics come from these rows alone.
     window_days: int = Field(default=14, ge=1)

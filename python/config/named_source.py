@@ -17,7 +17,9 @@ class NamedSource(Section):
     It is loaded by `ingest` as the main source is, and read by operators that say `from: NAME`.
     """
 
+    #: Where its rows come from.
     source: Source
+    #: What a row of it is.
     table: Table
 
 

@@ -14,7 +14,9 @@ from headrace.config.section import NAME, Section
 class Entity(Section):
     """One side of a score: its key and the columns that travel with it, taken from its newest event."""
 
+    #: The column that says which one.
     key: str
+    #: Columns that the features read, as its newest event has them.
     columns: tuple[str, ...] = ()
     #: Active within the training window, most events first; None: all.
     limit: int | None = None
@@ -23,7 +25,9 @@ class Entity(Section):
 class Score(Section):
     """Batch scoring of users x candidate items."""
 
+    #: Who is scored for.
     user: Entity
+    #: What is scored.
     item: Entity
     #: Scores kept for each user.
     top_k: int = Field(default=10, ge=1)
@@ -38,22 +42,30 @@ class Score(Section):
 class Warehouse(Section):
     """Where scores are published. `embedded` starts the PostgreSQL that comes as a wheel, on loopback."""
 
+    #: embedded: a PostgreSQL of the workspace's own. postgres: a server of yours.
     kind: Literal["embedded", "postgres"] = "embedded"
+    #: A name, an address, or the folder of a socket.
     host: str = "127.0.0.1"
     #: 0 with `embedded`: a free port.
     port: int = Field(default=0, ge=0, le=65_535)
+    #: It must be there already, but for `embedded`.
     database: str = "headrace"
+    #: The role that owns the tables.
     user: str = "headrace"
+    #: The schema of the tables.
     schema_name: str = Field(default="public", alias="schema")
     #: Where the password or access token is (never itself): a variable's name or a file. Embedded makes its own file.
     password_env: str | None = None
+    #: Path of the file with the password.
     password_file: str | None = None
     #: As libpq's. None: verify-full, and prefer for a server on this machine (a loopback address, a socket's folder).
     sslmode: Literal["disable", "prefer", "require", "verify-ca", "verify-full"] | None = None
     #: Files, as libpq's, at the same path on each executor: the root certificate (`system`: those of the machine's
     #: OpenSSL; None: ~/.postgresql/root.crt), and a client's certificate with its key.
     sslrootcert: str | None = None
+    #: Path of the client's certificate.
     sslcert: str | None = None
+    #: Path of its private key.
     sslkey: str | None = None
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), populate_by_name=True)
@@ -88,6 +100,7 @@ class Publish(Section):
 
     #: Table in the warehouse; default `<pipeline>_scores`.
     table: str | None = None
+    #: Where to.
     warehouse: Warehouse = Warehouse()
     #: The audit: rows, users with a full top-K, scores within [0, 1], no nulls, no duplicate keys.
     min_rows: int = Field(default=1, ge=0)

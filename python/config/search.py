@@ -16,7 +16,9 @@ SEARCHABLE = ("model", "train.batch_size", "train.dense", "train.embeddings", "t
 class Parameter(Section):
     """The values of one field that are tried: `{low, high}`, both inclusive, or `{choices}`."""
 
+    #: Least value of a range.
     low: float | None = None
+    #: Greatest value of a range.
     high: float | None = None
     #: Draw evenly over the logarithm.
     log: bool = False
@@ -57,11 +59,14 @@ class Search(Section):
     objective: Literal["auc", "log_loss", "ndcg"] = "auc"
     #: Rows of the splits that a trial sees at most: row groups evenly over the split, of each the same share of rows.
     rows: int = Field(default=500_000, ge=1)
+    #: Rows of the split that judges a trial, at most.
     valid_rows: int = Field(default=200_000, ge=1)
     #: A trial's length: passes over its rows, and at most so many steps, and no further than the first evaluation after
     #: so many seconds.
     epochs: int = Field(default=1, ge=1)
+    #: Steps of a trial at most; null: not limited.
     steps: int | None = Field(default=None, ge=1)
+    #: Seconds of a trial, to the next evaluation; null: not limited.
     seconds: float | None = Field(default=None, gt=0)
     #: Evaluations in a trial, at equal distances, besides the ends of epochs.
     evaluations: int = Field(default=4, ge=1)
@@ -69,4 +74,5 @@ class Search(Section):
     prune: bool = True
     #: Trials before the first that is pruned, and before parameters are drawn where earlier trials were good.
     warmup_trials: int = Field(default=5, ge=1)
+    #: Of the sampler of parameters.
     seed: int = 1

@@ -64,10 +64,14 @@ class LandingSource(AnySource):
     run's ds.
     """
 
+    #: How the files are written.
     format: LandingFormat
+    #: A glob; {ds} in it stands for the day.
     path: PathText
-    #: csv only.
+    #: csv only: the character between two fields.
     separator: str = ","
+    #: csv only: whether the first line of each file has the names of the columns; else they are the declared
+    #: ones, in order.
     header: bool = True
     #: The text that means null, besides the empty one.
     null_value: str | None = None
@@ -146,15 +150,19 @@ class TableSource(AnySource):
     catalogs). Without `day` the whole table is one snapshot, taken as the run's ds.
     """
 
+    #: With `path`: how the table is written.
     format: TableFormat | None = None
+    #: The folder of a table, relative to the workspace's home unless absolute.
     path: PathText | None = None
     #: `events`, `database.events` or `catalog.database.events`.
     table: str | None = None
+    #: What a day is; null: the whole table is one snapshot.
     day: SourceDay | None = None
     #: The version that is read (Delta's version, Iceberg's snapshot id) instead of the newest.
     version: int | None = None
     #: The newest version that was committed up to this time is read (ISO 8601 with an offset).
     as_of: str | None = None
+    #: What is done about days that changed after they were taken.
     changed_days: ChangedDays = ChangedDays()
 
     @field_validator("table")

@@ -32,8 +32,11 @@ def is_secret(key: str) -> bool:
 class Spark(Section):
     """The Spark application of each stage: a profile of conf/spark and what this pipeline changes in it."""
 
+    #: A file of conf/spark: cpu or gpu.
     profile: str = "cpu"
+    #: Spark's master URL.
     master: str = "local[*]"
+    #: The driver's heap, as Spark spells it.
     driver_memory: str = "3g"
     #: Further properties, highest priority.
     properties: Mapping[str, str] = Field(default_factory=dict)

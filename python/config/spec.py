@@ -27,22 +27,35 @@ from headrace.errors import nearest
 class Spec(Section):
     """A whole pipeline."""
 
+    #: Its name: of its folders below the workspace, its tables, its registered model.
     pipeline: str
+    #: For people: in the report and in the registry.
     description: str = ""
     #: The day that is run when none is given (snapshots).
     ds: str | None = None
+    #: The click-log generator; only for `headrace generate`.
     generate: Generate | None = None
+    #: Where rows come from.
     source: Source
+    #: What a row is, and what must hold for a day of them.
     table: Table
     #: Other sources: users, items, events of another kind. `from: NAME` reads one.
     sources: Mapping[str, NamedSource] = Field(default_factory=dict)
+    #: From rows to the dataset.
     features: Features
+    #: Counts columns by day and judges them; without it there is no stage `drift`.
     drift: Drift | None = None
+    #: The neural model.
     model: Model = Model()
+    #: How it is trained.
     train: Train = Train()
+    #: XGBoost beside it; without it there is no stage `baseline`.
     baseline: Baseline | None = None
+    #: Scores of users x items; without it there is no stage `score`.
     score: Score | None = None
+    #: Scores to a warehouse; without it there is no stage `publish`.
     publish: Publish | None = None
+    #: The Spark applications of the stages.
     spark: Spark = Spark()
 
     @field_validator("pipeline")

@@ -15,7 +15,9 @@ from headrace.schema import TableColumn
 class Expectations(Section):
     """What must hold for a day's rows; a breach stops the day before anything is committed."""
 
+    #: Rows that a day has at least, those in quarantine not counted.
     min_rows: int = Field(default=1, ge=0)
+    #: Rows that a day has at most; null: any number.
     max_rows: int | None = None
     #: Largest share of rows that may go to quarantine.
     max_bad_rate: float = Field(default=0.05, ge=0, le=1)
@@ -30,6 +32,7 @@ class Expectations(Section):
 class Table(Section):
     """The lake's Delta table, partitioned by `ds` (the landing day; a snapshot's: the run's)."""
 
+    #: The columns that are read; others are only reported, see `new_columns`.
     columns: tuple[TableColumn, ...]
     #: Rows equal in these columns are one event: the first is kept, also against the days within `late_days`.
     keys: tuple[str, ...] = ()
@@ -41,6 +44,7 @@ class Table(Section):
     clock_skew_seconds: int = Field(default=0, ge=0, le=86_400)
     #: A column that the declaration lacks: report it and go on, add it to the table as text, or stop.
     new_columns: Literal["report", "accept", "refuse"] = "report"
+    #: What must hold for a day.
     expectations: Expectations = Expectations()
 
     @model_validator(mode="after")

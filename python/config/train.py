@@ -19,12 +19,15 @@ ShardingKind = Literal["table_wise", "row_wise", "column_wise", "data_parallel"]
 class Schedule(Section):
     """The learning rate by step (headrace.train.optim.schedule): a linear rise over `warmup_steps`, then a curve."""
 
+    #: The curve behind the rise.
     kind: Literal["constant", "linear", "cosine", "step"] = "constant"
+    #: Steps of the linear rise.
     warmup_steps: int = Field(default=0, ge=0)
     #: linear, cosine: the share of the learning rate that the last step has.
     final: float = Field(default=0.0, ge=0, le=1)
     #: step: after each so many steps the rate is multiplied by `factor`.
     every_steps: int | None = Field(default=None, ge=1)
+    #: step: what the rate is multiplied by.
     factor: float = Field(default=0.1, gt=0)
 
     @model_validator(mode="after")
@@ -37,16 +40,22 @@ class Schedule(Section):
 class Optimizer(Section):
     """An optimizer and its settings."""
 
+    #: The rule.
     kind: Literal["sgd", "adagrad", "adam"] = "adagrad"
+    #: At the top of the schedule.
     learning_rate: float = Field(default=0.05, gt=0)
+    #: Share of a weight that a step takes off, times the learning rate.
     weight_decay: float = Field(default=0.0, ge=0)
+    #: The learning rate by step.
     schedule: Schedule = Schedule()
 
 
 class TableOptimizer(Section):
     """What is special about one table's updates; None: as for the others."""
 
+    #: Of this table.
     learning_rate: float | None = Field(default=None, gt=0)
+    #: Of this table.
     weight_decay: float | None = Field(default=None, ge=0)
 
 
@@ -73,9 +82,13 @@ class DynamicTable(Section):
 class EmbeddingOptimizer(Section):
     """The optimizer of embedding rows. `rowwise_adagrad` keeps one number a row where adagrad keeps one a weight."""
 
+    #: The rule.
     kind: EmbeddingOptimizerKind = "adagrad"
+    #: At the top of the schedule.
     learning_rate: float = Field(default=0.05, gt=0)
+    #: As of the dense optimizer; of the rows that a step touches.
     weight_decay: float = Field(default=0.0, ge=0)
+    #: The learning rate by step.
     schedule: Schedule = Schedule()
     #: Scale a step's gradient down to this norm over all rows of all tables; None: leave it.
     clip_norm: float | None = Field(default=None, gt=0)
@@ -88,6 +101,7 @@ class EmbeddingOptimizer(Section):
 class TableSharding(Section):
     """What is decided about one table before the planner decides the rest."""
 
+    #: How it is cut; null: the planner's choice.
     kind: ShardingKind | None = None
     #: Ranks that the rows, or blocks of columns, are dealt to; None: the planner's choice.
     parts: int | None = Field(default=None, ge=1)
@@ -103,7 +117,9 @@ class TableSharding(Section):
 class Sharding(Section):
     """How embedding tables are spread over the ranks. `row_wise`: all of them; `auto`: by the planner's cost model."""
 
+    #: Who decides.
     kind: Literal["row_wise", "auto"] = "row_wise"
+    #: How rows are stored; arithmetic is float32.
     storage: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
     #: How float32 vectors and gradients travel between ranks. bf16 halves the bytes; each number is then rounded to 8
     #: bits of mantissa (an error of at most 2^-8 of it).
@@ -123,10 +139,13 @@ class Sharding(Section):
     #: Most weights and states of a rank, in means over the ranks, where there is a way (below 1 GiB no matter what);
     #: None: what is fastest, however uneven.
     memory_imbalance: float | None = Field(default=2.0, ge=1)
-    #: Ranks of one machine, and GB/s of a rank: to its memory, to ranks of its machine, to other machines.
+    #: Ranks of one machine.
     ranks_per_node: int = Field(default=8, ge=1)
+    #: GB/s of a rank to its memory.
     memory_gbps: float = Field(default=2_000.0, gt=0)
+    #: GB/s of a rank to ranks of its machine.
     node_gbps: float = Field(default=200.0, gt=0)
+    #: GB/s of a rank to other machines.
     network_gbps: float = Field(default=20.0, gt=0)
     #: GB/s from host memory to a rank's GPU: PCIe 4 with 16 lanes.
     host_gbps: float = Field(default=25.0, gt=0)
@@ -139,7 +158,9 @@ class Sharding(Section):
 class Negatives(Section):
     """Negatives drawn anew for each batch: for every positive row, copies with another value of `column`, label 0."""
 
+    #: The item that is replaced, a feature's column.
     column: str
+    #: Copies of each positive row.
     per_positive: int = Field(default=4, ge=1)
     #: uniform: any known value. in_batch: those of the positive rows that are read together with it, a row group of the
     #: stream; so a value is drawn as often as it is clicked.
@@ -155,6 +176,7 @@ class Train(Section):
     batch_size: int = Field(default=4_096, ge=1)
     #: The dataset is read as this many independent streams; each rank reads streams/ranks of them.
     streams: int = Field(default=4, ge=1)
+    #: Passes over the dataset at most.
     epochs: int = Field(default=3, ge=1)
     #: Stop after this many steps, whatever the epochs.
     max_steps: int | None = None
@@ -165,6 +187,7 @@ class Train(Section):
     #: Stop after this many evaluations in a row (of epochs' ends, where `eval_steps` is not set) that did not lower the
     #: log loss of the split `valid`. The model is that of the lowest. None: take all epochs and keep the last.
     patience: int | None = Field(default=1, ge=1)
+    #: Of initial weights and of the order of batches.
     seed: int = 1
     #: Arithmetic of the dense part while it learns. bf16: matrix products of bfloat16 (torch.autocast); tf32 (cuda): of
     #: float32 with 10 bits of mantissa; weights, embeddings, their gradients and the loss stay fp32, as do evaluation
@@ -175,12 +198,17 @@ class Train(Section):
     device: Literal["cpu", "cuda"] = "cpu"
     #: With `device: cuda`: launch the dense part's forward and backward pass as one CUDA graph.
     cuda_graphs: bool = False
+    #: The optimizer of the dense part.
     dense: Optimizer = Optimizer(kind="adam", learning_rate=0.001)
+    #: The optimizer of embedding rows.
     embeddings: EmbeddingOptimizer = EmbeddingOptimizer(kind="adagrad", learning_rate=0.05)
+    #: Negatives that are drawn anew for each batch; null: none but the dataset's.
     negatives: Negatives | None = None
+    #: How embedding tables are spread over the ranks.
     sharding: Sharding = Sharding()
     #: A checkpoint each this many steps, and at the end; the newest `keep` stay.
     checkpoint_steps: int = Field(default=200, ge=1)
+    #: Checkpoints that stay, the newest.
     keep: int = Field(default=2, ge=1)
     #: Write checkpoints while training goes on. A rank then needs twice the memory of its tables while it writes.
     background_checkpoints: bool = False
@@ -204,6 +232,7 @@ class Train(Section):
     profile: bool = False
     #: HR@k and NDCG@k over the split `rank`, grouped by this carried column.
     rank_group: str | None = None
+    #: k of HR@k and NDCG@k.
     rank_k: int = Field(default=10, ge=1)
     #: Hyper-parameters to search for (`headrace tune`); training itself does not look at it.
     search: Search | None = None

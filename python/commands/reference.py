@@ -1,0 +1,91 @@
+"""`headrace reference`: every key of a pipeline's YAML and every operator, as Markdown, from the code itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from pydantic import BaseModel
+
+from headrace.commands.screen import out
+from headrace.config import Spec
+from headrace.config.documentation import Key, keys_of, meaning_of
+from headrace.features.ops import REGISTRY
+from headrace.features.table_ops import TABLE_OPS
+
+#: The command that writes the page anew.
+COMMAND = "headrace reference > docs/reference.md"
+_INTRODUCTION = f"""\
+# Reference
+
+Every key of a pipeline's YAML: type, default and meaning. A key without a default must be given; a type that leads to
+a section below stands for the keys of that section. `NAME` is a name of your own, `[]` stands for each entry of a list.
+
+Written by `{COMMAND}` from the models of `python/config/` and the operators of `python/features/`: a
+change goes there.
+"""
+
+
+def reference() -> None:
+    """Print the page."""
+    out.print(page(), markup=False, soft_wrap=True, end="")
+
+
+def page() -> str:
+    """The whole page."""
+    places: dict[type[BaseModel], list[str]] = {Spec: []}
+    # Sections in the order in which the file names them, each before those within it.
+    order: list[type[BaseModel]] = []
+    waiting: list[tuple[type[BaseModel], str]] = [(Spec, "")]
+    while waiting:
+        model, place = waiting.pop(0)
+        if model not in order:
+            order.append(model)
+        inner = [(m, _place(place, key)) for key in keys_of(model) for m in key.models]
+        for m, at in inner:
+            if at not in places.setdefault(m, []):
+                places[m].append(at)
+        waiting = [*inner, *waiting]
+    parts = [_INTRODUCTION, *(_section(m, keys_of(m), places=places[m]) for m in order)]
+    parts += _operators("Row operators", "of a chain's `ops`", REGISTRY)
+    parts += _operators("Table operators", "of `features.prepare`", TABLE_OPS)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _place(outer: str, key: Key) -> str:
+    many = {"list": "[]", "mapping": ".NAME"}.get(key.accepts.split(" ", 1)[0], "")
+    return f"{outer}.{key.name}{many}".removeprefix(".")
+
+
+def _section(
+    model: type[BaseModel], keys: Sequence[Key], level: str = "##", title: str = "", places: Sequence[str] = ()
+) -> str:
+    lines = [f"{level} {title or model.__name__}", ""]
+    if places:
+        lines += [f"At {', '.join(f'`{p}`' for p in places)}.", ""]
+    if meaning := meaning_of(model):
+        lines += [meaning, ""]
+    if keys:
+        lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
+        lines += [f"| `{k.name}` | {_cell(k.accepts)} | {_code(k.default)} | {_cell(k.meaning)} |" for k in keys]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _operators(heading: str, where: str, known: Mapping[str, type[BaseModel]]) -> Iterator[str]:
+    yield f"## {heading}\n\nOperators {where}, written `name` or `name: {{key: value}}`.\n"
+    shown: set[type[BaseModel]] = set()
+    for name, op in sorted(known.items()):
+        keys = keys_of(op)
+        yield _section(op, keys, "###", f"`{name}`")
+        for model in dict.fromkeys(m for k in keys for m in k.models):
+            if model not in shown:
+                shown.add(model)
+                yield _section(model, keys_of(model), "####")
+
+
+def _code(text: str) -> str:
+    return f"`{_cell(text)}`" if text else ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
