@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from headrace.lake.arrow_frame import arrow_frame
 from headrace.lake.delta.log import DeltaLog
 from headrace.storage import Location
 
@@ -85,15 +86,15 @@ def write_statistics(
                 return version
             break
     full = [{**r, "ds": ds, **_range(ranges.get(str(r["split"])))} for r in rows]
-    frame = spark.createDataFrame(pa.Table.from_pylist(full, SCHEMA)).coalesce(1)
-    (
-        frame.write.format("delta")
-        .mode("overwrite")
-        .partitionBy("ds")
-        .option("replaceWhere", f"ds = '{ds}'")
-        .option("userMetadata", json.dumps(said))
-        .save(str(path))
-    )
+    with arrow_frame(spark, pa.Table.from_pylist(full, SCHEMA)) as frame:
+        (
+            frame.write.format("delta")
+            .mode("overwrite")
+            .partitionBy("ds")
+            .option("replaceWhere", f"ds = '{ds}'")
+            .option("userMetadata", json.dumps(said))
+            .save(str(path))
+        )
     return next(version for version, text in DeltaLog(path).user_metadata() if _said(text) == said)
 
 

@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.errors import UserError
 from headrace.features.vocabulary import lookup
 from headrace.features.vocabulary.rule import VocabularyRule
+from headrace.lake.arrow_frame import arrow_frame
 from headrace.lake.delta.log import LOG_RETENTION, DeltaLog
 from headrace.storage import Location
 from headrace.udfs.xxhash64 import xxhash64_strings
@@ -215,7 +216,6 @@ class VocabularyTable:
         """
         if self.version is not None and not rows.num_rows:
             return
-        frame = self._spark.createDataFrame(rows).coalesce(max(1, rows.num_rows // _ROWS_A_FILE))
         # An append alone conflicts with nothing. One that is a version of an application does: Delta leaves it out
         # where the table has that version already, and refuses it where another one's commit comes in between.
         said = f"headrace vocabulary of {self._ds} {uuid.uuid4().hex}"
@@ -224,7 +224,8 @@ class VocabularyTable:
             options["delta.logRetentionDuration"] = LOG_RETENTION
         failure: Exception | None = None
         try:
-            frame.write.format("delta").mode("append").options(**options).save(str(self._path))
+            with arrow_frame(self._spark, rows, max(1, rows.num_rows // _ROWS_A_FILE)) as frame:
+                frame.write.format("delta").mode("append").options(**options).save(str(self._path))
         except (PySparkException, Py4JError) as e:
             failure = e
         log, read = DeltaLog(self._path), -1 if self.version is None else self.version
