@@ -4,40 +4,76 @@ from __future__ import annotations
 
 import os
 import resource
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 
-def peak_memory_mib() -> dict[str, float]:
-    """Peak resident sizes in MiB: `python` (this process), `children` (the largest ended one), `jvm` (the driver).
+@dataclass(frozen=True)
+class PeakMemory:
+    """The peaks of a stretch of this process's life: what was before, of other stages, does not count."""
 
-    Under spark-submit the JVM is this process's parent; a session started from Python is its child.
-    """
-    peaks = {
-        "python": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-        "children": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024, 1),
-    }
-    candidates = [os.getppid(), *_children(os.getpid())]
-    jvms = [peak for pid in candidates if (peak := _jvm_peak_mib(pid)) is not None]
-    if jvms:
-        peaks["jvm"] = max(jvms)
-    return peaks
+    #: KiB; of the processes that had ended before.
+    _ended: int
+
+    @staticmethod
+    def begin() -> PeakMemory:
+        """From now on. The kernel forgets the peaks of this process, of the JVM beside it, and of all below them.
+
+        So what Spark's Python workers on this machine needed for another stage does not count either
+        (headrace.lake.worker_memory).
+        """
+        above = {os.getpid(), *_jvms()}
+        for pid in above.union(*(_below(pid) for pid in above)):
+            # Not Linux, or not our process: peaks are then those of its whole life.
+            with suppress(OSError):
+                Path(f"/proc/{pid}/clear_refs").write_text("5")
+        return PeakMemory(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+
+    def mib(self) -> dict[str, float]:
+        """Peak resident sizes in MiB: `python` (this process), `children` (the largest ended one), `jvm` (the driver).
+
+        `children` is left out where one that ended before was larger. Under spark-submit the JVM is this process's
+        parent; a session started from Python is its child.
+        """
+        peaks = {"python": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        if ended > self._ended or not self._ended:
+            peaks["children"] = ended
+        found = {name: round(kib / 1024, 1) for name, kib in peaks.items()}
+        jvms = [peak for pid in _jvms() if (peak := _peak_mib(pid)) is not None]
+        return {**found, "jvm": max(jvms)} if jvms else found
+
+
+def _jvms() -> list[int]:
+    """The parent and the children of this process that are JVMs."""
+    found = []
+    for pid in (os.getppid(), *_children(os.getpid())):
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text().startswith("java"):
+                found.append(pid)
+    return found
 
 
 def _children(pid: int) -> list[int]:
-    try:
-        return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
+    """The processes that the threads of one have started."""
+    found = []
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                found += [int(c) for c in (task / "children").read_text().split()]
+    return found
 
 
-def _jvm_peak_mib(pid: int) -> float | None:
-    """The peak of `pid` where it is a JVM; None where it is something else, is gone, or /proc is not there."""
-    try:
-        if not Path(f"/proc/{pid}/comm").read_text().startswith("java"):
-            return None
+def _below(pid: int) -> set[int]:
+    own = set(_children(pid))
+    return own.union(*(_below(child) for child in own))
+
+
+def _peak_mib(pid: int) -> float | None:
+    """The peak of a process; None where it is gone, or /proc is not there."""
+    with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return round(int(line.split()[1]) / 1024, 1)
-    except OSError:
-        pass
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from headrace.config import Spec
 from headrace.errors import BusyError, UserError
 from headrace.manifest import Input, Manifest, Output, fingerprint
-from headrace.memory import peak_memory_mib
+from headrace.memory import PeakMemory
 from headrace.schema import DatasetSchema
 from headrace.storage import Lease
 from headrace.storage.lease import Held
@@ -32,6 +32,8 @@ class Context:
     #: The pinned inputs that the key was computed from, upstream stages among them. `run` and `verify` read these
     #: versions and never look for the newest again: a commit in between would be data that the manifest does not name.
     inputs: tuple[Input, ...] = ()
+    #: When its turn came (seconds since 1970) in a process that has served other stages; None: it is the first in its.
+    began: float | None = None
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,23 @@ class Outcome:
     reason: str
 
 
-def run_stage(stage: Stage, spec: Spec, ws: Workspace, ds: str) -> Outcome:
+def run_stage(
+    stage: Stage,
+    spec: Spec,
+    ws: Workspace,
+    ds: str,
+    announce: Callable[[str | None], None] = lambda reason: None,
+    began: float | None = None,
+) -> Outcome:
     """Run one stage for one day unless its result is already there.
+
+    Args:
+        stage: the stage.
+        spec: the pipeline.
+        ws: the workspace.
+        ds: the day.
+        announce: called before the work with the reason for it, or with None where there is nothing to do.
+        began: see Context.
 
     Raises:
         UserError: an upstream stage or an input is missing, or (BusyError) another run of this pipeline holds the
@@ -94,11 +111,12 @@ def run_stage(stage: Stage, spec: Spec, ws: Workspace, ds: str) -> Outcome:
     with run_lock(ws, spec.pipeline) as lease:
         ws.manifest(spec.pipeline, ds, stage.name).parent.discard_unfinished()
         plan = plan_run(stage, spec, ws, ds)
+        announce(plan.reason)
         if plan.reason is None:
             assert plan.manifest is not None
             return Outcome(plan.manifest, skipped=True, reason="already done with the same inputs")
-        started, tick = datetime.now(UTC), time.perf_counter()
-        result = stage.run(plan.ctx)
+        started, tick, peak = datetime.now(UTC), time.perf_counter(), PeakMemory.begin()
+        result = stage.run(replace(plan.ctx, began=began))
         manifest = Manifest(
             stage=stage.name,
             pipeline=spec.pipeline,
@@ -112,7 +130,7 @@ def run_stage(stage: Stage, spec: Spec, ws: Workspace, ds: str) -> Outcome:
             dataset_schema=result.dataset_schema,
             started=started,
             seconds=round(time.perf_counter() - tick, 3),
-            peak_memory_mib={**peak_memory_mib(), **result.peak_memory_mib},
+            peak_memory_mib={**peak.mib(), **result.peak_memory_mib},
         )
         lease.check()
         manifest.save(ws.manifest(spec.pipeline, ds, stage.name))

@@ -25,6 +25,8 @@ class StageEntry:
     section: str | None = None
     #: Whether it opens a Spark session. One that does not starts as plain Python, without a JVM.
     spark: bool = True
+    #: The key of the spec that says how many of its tasks run at once; None: it takes the slots that there are.
+    slots: str | None = None
     #: Hours after which Airflow ends it.
     hours: float = 2
     #: The counts of its manifest's rows that say most about it, in this order.
@@ -70,6 +72,7 @@ _ENTRIES = (
         "Train the model with sharded embeddings on Horovod's ranks, evaluate it, register it.",
         "headrace.train.stage:Train",
         dag="headrace_retrain",
+        slots="train.ranks",
         hours=6,
         counts=("train", "valid"),
         writes=("models/{pipeline}/{ds}/{key}",),
@@ -80,6 +83,7 @@ _ENTRIES = (
         "headrace.train.baseline.stage:TrainBaseline",
         dag="headrace_retrain",
         section="baseline",
+        slots="baseline.workers",
         counts=("train", "valid"),
         writes=("models/{pipeline}/{ds}/{key}",),
     ),

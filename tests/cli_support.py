@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from headrace.commands import screen
 from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.jobs import stages, submit
+from headrace.jobs.events import StageEvent
 from headrace.manifest import Input, Manifest, Output
 from headrace.stage import Context, Result, run_stage
 from headrace.stages import ORDER
@@ -65,6 +66,10 @@ class Fake:
         return Result((output,), rows=rows, facts=facts, peak_memory_mib={"jvm": 2048.0})
 
 
+class Killed(Exception):
+    """A stage's application came to its end."""
+
+
 @dataclass
 class Yard:
     """Fake stages, a submitter that runs them here, and what it was asked."""
@@ -73,25 +78,48 @@ class Yard:
     fakes: dict[str, Fake] = field(default_factory=lambda: {n: Fake(n) for n in ORDER})
     codes: dict[str, int] = field(default_factory=dict)
     submitted: list[str] = field(default_factory=list)
+    applications: list[tuple[str, ...]] = field(default_factory=list)
     overrides: list[list[str]] = field(default_factory=list)
     interrupt: BaseException | None = None
 
     def submit(
-        self, stage: str, pipeline: str, spec: Spec, ws: Workspace, ds: str, overrides: list[str], echo: Any = None
+        self,
+        stages: Sequence[str],
+        pipeline: str,
+        spec: Spec,
+        ws: Workspace,
+        ds: str,
+        overrides: list[str],
+        on_event: Callable[[StageEvent], None],
     ) -> int:
-        self.submitted.append(stage)
+        self.applications.append(tuple(stages))
         self.overrides.append(list(overrides))
         if self.interrupt:
             raise self.interrupt
-        if not self.codes.get(stage):
-            run_stage(self.fakes[stage], spec, ws, ds)
-        return self.codes.get(stage, 0)
+        for stage in stages:
+            on_event(StageEvent(stage, "check"))
+
+            def announce(reason: str | None, stage: str = stage) -> None:
+                on_event(StageEvent(stage, "skip" if reason is None else "run", reason or ""))
+                if reason is not None:
+                    self.submitted.append(stage)
+                    if self.codes.get(stage):
+                        raise Killed
+
+            try:
+                outcome = run_stage(self.fakes[stage], spec, ws, ds, announce)
+            except Killed:
+                return self.codes[stage]
+            if not outcome.skipped:
+                on_event(StageEvent(stage, "done"))
+        return 0
 
     def __call__(self, *arguments: str) -> Any:
         return CliRunner().invoke(app, [*arguments, "--home", str(self.home)])
 
     def run(self, *arguments: str) -> Any:
         self.submitted.clear()
+        self.applications.clear()
         return self("run", "clicks", "--ds", DS, *arguments)
 
 

@@ -32,6 +32,9 @@ def run(
     last: Annotated[
         str, typer.Option("--to", help="The last stage.", metavar="STAGE", autocompletion=complete_stage)
     ] = ORDER[-1],
+    isolated: Annotated[
+        bool, typer.Option("--isolated", help="Each stage as a Spark application of its own, with a JVM of its own.")
+    ] = False,
     dry: Annotated[
         bool, typer.Option("--dry-run", help="Say what would run and why, what it reads and writes; start nothing.")
     ] = False,
@@ -41,8 +44,9 @@ def run(
 ) -> None:
     """Bring a day up to date, stage by stage.
 
-    Each stage is a Spark application of its own. One that is done with the same inputs is left alone, so a run that
-    was stopped goes on with the same command, and a second run changes nothing.
+    Stages that follow each other share a Spark application where their settings of Spark agree; each commits what it
+    made by itself. One that is done with the same inputs is left alone, so a run that was stopped goes on with the same
+    command, and a second run changes nothing.
     """
     from headrace.commands.dry_run import dry_run
     from headrace.commands.run import run as command
@@ -50,7 +54,7 @@ def run(
     if dry:
         dry_run(pipeline, Workspace(home), ds, overrides(overlays, sets), first, last)
         return
-    raise typer.Exit(command(pipeline, Workspace(home), ds, overrides(overlays, sets), first, last))
+    raise typer.Exit(command(pipeline, Workspace(home), ds, overrides(overlays, sets), first, last, isolated))
 
 
 def _stage_command(stage: str) -> Callable[..., None]:

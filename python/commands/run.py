@@ -1,4 +1,4 @@
-"""`headrace run` and the stages' own verbs: what is pending, each as an application of its own; then what came out."""
+"""`headrace run` and the stages' own verbs: what is pending, in as few applications as can be; then what came out."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from headrace.commands import summary
 from headrace.commands.screen import out
 from headrace.config import Spec, load_spec, parse_ds
 from headrace.errors import EXIT_BUSY, EXIT_DONE, EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
+from headrace.jobs.events import StageEvent
 from headrace.stage import check_stage
 from headrace.stages import ORDER, STAGES
 from headrace.storage import Location
@@ -42,11 +43,13 @@ def run(
     overrides: Sequence[str] = (),
     first: str = ORDER[0],
     last: str = ORDER[-1],
+    isolated: bool = False,
     show_results: bool = True,
 ) -> int:
     """Bring the stages from `first` to `last` up to date, in order; stop at the first that fails.
 
-    What needs no work is found out here, from manifests and the lake's log, without starting a JVM.
+    What needs no work before the first stage that does is found out here, from manifests and the lake's log, without
+    starting a JVM; after it, by the application.
 
     Args:
         pipeline: a shipped pipeline's name or a YAML file.
@@ -55,6 +58,7 @@ def run(
         overrides: `key=value` for the spec.
         first: the first stage.
         last: the last stage.
+        isolated: each stage as an application of its own, instead of one for those whose Spark settings agree.
         show_results: show the day's results at the end.
 
     Returns:
@@ -65,30 +69,51 @@ def run(
     """
     spec, day = resolve(pipeline, ds, overrides)
     # Late: jobs bring the stages, and with them pyspark; a misspelt key should be told at once.
+    from headrace.jobs.applications import applications
     from headrace.jobs.stages import load_stage, require_stage
     from headrace.jobs.submit import submit
 
     named = between(first, last)
-    stages = [load_stage(name) for name in named if STAGES[name].applies(spec)]
+    stages = [name for name in named if STAGES[name].applies(spec)]
     if not stages:
         require_stage(spec, named[0])
-    states: dict[str, str] = {}
-    for number, stage in enumerate(stages, 1):
-        label = f"[{number}/{len(stages)}] {stage.name}"
-        reason = check_stage(stage, spec, ws, day)
-        if reason is None:
-            states[stage.name] = "nothing to do"
-            out.print(f"{label}: already done with the same inputs; nothing to do", markup=False)
+    progress = _Progress(stages)
+    for group in applications(stages, spec, isolated):
+        pending = list(group)
+        while pending and check_stage(load_stage(pending[0]), spec, ws, day) is None:
+            progress.show(StageEvent(pending.pop(0), "skip"))
+        if not pending:
             continue
-        out.print(f"[bold]{escape(label)}[/]: {escape(reason)}", soft_wrap=True)
-        code = submit(stage.name, pipeline, spec, ws, day, overrides)
+        progress.stage = pending[0]
+        code = submit(pending, pipeline, spec, ws, day, overrides, progress.show)
         if code != EXIT_DONE:
-            _explain_failure(stage.name, code, ws.log(spec.pipeline, day, stage.name))
+            _explain_failure(progress.stage, code, ws.log(spec.pipeline, day, progress.stage))
             return code if code in _EXPLAINED else EXIT_FAILURE
-        states[stage.name] = "done"
     if show_results:
-        summary.show(spec, ws, day, states)
+        summary.show(spec, ws, day, progress.states)
     return EXIT_DONE
+
+
+class _Progress:
+    """What became of each stage, and a line about it when its turn comes."""
+
+    def __init__(self, stages: Sequence[str]) -> None:
+        self._stages = list(stages)
+        #: Whose turn it is.
+        self.stage = self._stages[0]
+        #: What is said at the end.
+        self.states: dict[str, str] = {}
+
+    def show(self, event: StageEvent) -> None:
+        self.stage = event.stage
+        label = f"[{self._stages.index(event.stage) + 1}/{len(self._stages)}] {event.stage}"
+        if event.kind == "skip":
+            self.states[event.stage] = "nothing to do"
+            out.print(f"{label}: already done with the same inputs; nothing to do", markup=False)
+        elif event.kind == "run":
+            out.print(f"[bold]{escape(label)}[/]: {escape(event.reason)}", soft_wrap=True)
+        elif event.kind == "done":
+            self.states[event.stage] = "done"
 
 
 def between(first: str, last: str) -> tuple[str, ...]:

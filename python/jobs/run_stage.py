@@ -1,6 +1,9 @@
-"""The program that spark-submit runs: one stage of a pipeline for one day.
+"""The program of stages: one or several of a pipeline, one after another, for one day.
 
-spark-submit python/jobs/run_stage.py STAGE PIPELINE --ds DATE --home DIR
+spark-submit python/jobs/run_stage.py STAGE[,STAGE...] PIPELINE --ds DATE --home DIR
+
+Or by Python: the JVM then starts beside the imports, where a stage needs one. Stages that come together share a Spark
+application; each takes the lock, works and commits as it would alone, and the first that fails ends the program.
 """
 
 from __future__ import annotations
@@ -13,10 +16,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-from headrace.config import load_spec, parse_ds
+from headrace.config import Spec, load_spec, parse_ds
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
+from headrace.jobs.events import Kind, StageEvent
 from headrace.stage import run_stage
 from headrace.stages import ORDER, STAGES
 from headrace.storage import local_folder
@@ -26,10 +31,11 @@ _PARENT_CHECK_SECONDS = 2.0
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the stage and exit.
+    """Run the stages and exit.
 
-    0: done or nothing to do. 2: what the user can mend (one message). 69: another run of the pipeline is at work, try
-    later. 75: the day is not complete yet, try later. 1: a failure (with a trace).
+    0: all are done or had nothing to do. 2: what the user can mend (one message). 69: another run of the pipeline is
+    at work, try later. 75: the day is not complete yet, try later. 128 + N: signal N has ended the JVM. 1: another
+    failure (with a trace).
     """
     args = _arguments(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
@@ -41,40 +47,102 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="run_stage",
-        description="Run one stage of a pipeline for one day.",
+        description="Run one stage of a pipeline for one day, or several that follow each other in one application.",
         epilog="\n".join(f"{entry.name:<10}{entry.help}" for entry in STAGES.values()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("stage", choices=ORDER, help="the stage", metavar="STAGE")
+    parser.add_argument("stages", type=_stages, help="the stage; several with commas between", metavar="STAGE")
     parser.add_argument("pipeline", help="a shipped pipeline's name or the path of a .yaml file", metavar="PIPELINE")
     parser.add_argument("--ds", help="the day, YYYY-MM-DD (default: the spec's)")
     parser.add_argument("--home", default="var", help="the workspace's folder (default: %(default)s)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the spec")
+    parser.add_argument("--events", action="store_true", help="print lines about the stages for headrace.jobs.submit")
     return parser.parse_args(argv)
 
 
-def _run(args: argparse.Namespace) -> int:
-    # Late: `--help` and a misspelt option answer at once.
-    from headrace.jobs.stages import load_stage, require_stage
+def _stages(text: str) -> list[str]:
+    names = text.split(",")
+    if names != [name for name in ORDER if name in names]:
+        raise argparse.ArgumentTypeError(f"'{text}': write stages in the day's order: {','.join(ORDER)}")
+    return names
 
+
+def _run(args: argparse.Namespace) -> int:
     try:
         spec = load_spec(args.pipeline, args.set)
         ds = parse_ds(args.ds) if args.ds else spec.ds
         if ds is None:
             raise UserError(f"pipeline '{spec.pipeline}' needs a day: --ds YYYY-MM-DD")
-        require_stage(spec, args.stage)
-        outcome = run_stage(load_stage(args.stage), spec, Workspace(local_folder(args.home, "--home")), ds)
+        ws = Workspace(local_folder(args.home, "--home"))
+        with _session(args, spec, ws, ds) as tidy:
+            for number, name in enumerate(args.stages):
+                if number:
+                    tidy()
+                _run_one(name, spec, ws, ds, args.events, time.time() if number else None)
     except UserError as e:
         print(f"error: {e}", file=sys.stderr)
         return e.exit_code
     except Exception:  # the process's last line of defence: anything else is a failure with its trace
         traceback.print_exc()
-        return EXIT_FAILURE
-    if outcome.skipped:
-        print(f"{args.stage}: {outcome.reason}; nothing to do")
-    else:
-        print(f"{args.stage}: done in {outcome.manifest.seconds:.1f} s")
+        return _killed_jvm() or EXIT_FAILURE
     return EXIT_DONE
+
+
+@contextmanager
+def _session(args: argparse.Namespace, spec: Spec, ws: Workspace, ds: str) -> Iterator[Callable[[], None]]:
+    """The session that the stages share, where one of them needs any; gives what to call between two of them."""
+    if not any(STAGES[name].spark for name in args.stages):
+        yield lambda: None
+        return
+    # Late: `--help` and a misspelt option answer at once, and what needs no Spark does not wait for it.
+    from headrace.jobs.applications import applications, spark_settings_of
+    from headrace.jobs.stages import require_stage
+    from headrace.lake.session import shared_session
+
+    for name in args.stages:
+        require_stage(spec, name)
+    groups = applications(args.stages, spec)
+    if len(groups) > 1:
+        shown = " and ".join(",".join(group) for group in groups)
+        raise UserError(f"these stages need different Spark settings; run {shown}, each in an application of its own")
+    conf = next(conf for name in args.stages if (conf := spark_settings_of(name, spec)) is not None)
+    title = f"headrace {spec.pipeline} {','.join(args.stages)} {ds}"
+    # A submitter that hears of the stages has looked: the first of them has work to do.
+    with shared_session(conf, ws, title, begin=args.events and STAGES[args.stages[0]].spark) as tidy:
+        yield tidy
+
+
+def _run_one(name: str, spec: Spec, ws: Workspace, ds: str, events: bool, began: float | None) -> None:
+    from headrace.jobs.stages import load_stage, require_stage
+
+    def tell(kind: Kind, reason: str = "") -> None:
+        if events:
+            StageEvent(name, kind, reason).send()
+
+    def announce(reason: str | None) -> None:
+        if reason is None:
+            tell("skip")
+        else:
+            tell("run", reason)
+
+    require_stage(spec, name)
+    tell("check")
+    outcome = run_stage(load_stage(name), spec, ws, ds, announce, began)
+    if not outcome.skipped:
+        print(f"{name}: done in {outcome.manifest.seconds:.1f} s", flush=True)
+        tell("done")
+    elif not events:
+        print(f"{name}: {outcome.reason}; nothing to do", flush=True)
+
+
+def _killed_jvm() -> int | None:
+    """The exit code where a failure is that a signal has ended the JVM."""
+    if "headrace.lake.session" not in sys.modules:
+        return None
+    from headrace.lake.session import jvm_exit_code
+
+    code = jvm_exit_code()
+    return code if code is not None and code > 128 else None
 
 
 def _leave_with_parent() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import re
 import shlex
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from headrace.config import LOOPBACK, Spark, spark_profile
@@ -19,6 +24,8 @@ from headrace.workspace import Workspace, class_archive, jars_dir, rapids_dir
 #: Casts between texts, dates and timestamps obey it.
 _TIME_ZONE = "spark.sql.session.timeZone"
 _PLUGIN = "com.nvidia.spark.SQLPlugin"
+#: What a JVM that is about to end gets for it, where a failure may have come of that.
+_JVM_END_SECONDS = 0.5
 #: Of local masters, below a profile's own: a cluster has an address that its executors reach, a disk of its own on each
 #: machine, and more cores than these partitions.
 _LOCAL = {
@@ -109,19 +116,57 @@ def read_properties(path: Path) -> dict[str, str]:
     return found
 
 
+def with_slots(spark: Spark, ranks: int) -> Spark:
+    """The session's settings with a task slot for each rank, where the master is this machine.
+
+    Ranks must run at once; they are processes of their own, so more slots than cores only share the cores.
+    """
+    slots = _slots(spark.master)
+    return spark if slots is None else spark.model_copy(update={"master": f"local[{max(slots, ranks)}]"})
+
+
+def _slots(master: str) -> int | None:
+    """How many tasks a master that is one process on this machine runs at once; None: it is another one."""
+    found = re.fullmatch(r"local(?:\[(\d+|\*)\])?", master)
+    if found is None:
+        return None
+    return {None: 1, "*": os.cpu_count() or 1}.get(found[1]) or int(found[1])
+
+
+def agree(one: Spark, other: Spark) -> bool:
+    """Whether one application can serve the stages with these settings.
+
+    Not where a plugin is loaded: what RAPIDS takes of a GPU, an application keeps to its end.
+    """
+    if "spark.plugins" in (read_properties(spark_profile(one.profile)) | dict(one.properties)):
+        return False
+    # local[*] is local[2] on two cores.
+    masters = [_slots(conf.master) or conf.master for conf in (one, other)]
+    return masters[0] == masters[1] and one.model_copy(update={"master": other.master}) == other
+
+
 @contextmanager
 def session(conf: Spark, ws: Workspace, name: str) -> Iterator[SparkSession]:
-    """A session for one stage, stopped at the end; one that is already active is used and left running, in UTC until
-    the stage is done.
+    """A session for one stage, stopped at the end; within `shared_session` that one, and where one is already active,
+    that: used and left running, in UTC until the stage is done.
 
     Under spark-submit the JVM is already there with these properties (the submitter wrote them to its properties
     file); started from Python, they take effect here.
     """
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        with spark_settings(active, {_TIME_ZONE: "UTC"}):
-            yield active
+    active = SparkSession.getActiveSession() if _shared is None else _shared.get()
+    if active is None:
+        spark = _start(conf, ws, name)
+        try:
+            yield spark
+        finally:
+            spark.stop()
         return
+    active.sparkContext.setJobDescription(name)
+    with spark_settings(active, {_TIME_ZONE: "UTC"}):
+        yield active
+
+
+def _start(conf: Spark, ws: Workspace, name: str) -> SparkSession:
     (ws.spark_local / "local").make_dir()
     # Workers must run this very interpreter, whatever `python3` is on PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -130,11 +175,84 @@ def session(conf: Spark, ws: Workspace, name: str) -> Iterator[SparkSession]:
     builder = SparkSession.builder.appName(name)
     for key, value in properties(conf, ws).items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    return builder.getOrCreate()
+
+
+class _Shared:
+    """A session that is started when it is first asked for, in a thread: its starter goes on with its imports."""
+
+    def __init__(self, start: Callable[[], SparkSession]) -> None:
+        self._start = start
+        self._pool = ThreadPoolExecutor(1, "session")
+        self._session: Future[SparkSession] | None = None
+
+    def begin(self) -> None:
+        self._session = self._session or self._pool.submit(self._start)
+
+    def get(self) -> SparkSession:
+        self.begin()
+        assert self._session is not None
+        spark = self._session.result()
+        # Spark keeps it by thread.
+        SparkSession._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)
+        return spark
+
+    def tidy(self) -> None:
+        """Give back what the stage before has left in memory, but for a heap that is as small as it can be."""
+        if self._session is None or not self._session.done():
+            return
+        spark = self.get()
+        spark.catalog.clearCache()
+        gc.collect()
+        # Broadcasts and shuffles go with the last Java object that refers to them; and the heap shrinks.
+        jvm = spark._jvm
+        assert jvm is not None
+        jvm.java.lang.System.gc()
+
+    def stop(self) -> None:
+        self._pool.shutdown()
+        if self._session is not None and self._session.exception() is None:
+            self._session.result().stop()
+
+
+_shared: _Shared | None = None
+
+
+@contextmanager
+def shared_session(conf: Spark, ws: Workspace, name: str, begin: bool) -> Iterator[Callable[[], None]]:
+    """Within, `session` always gives the same one, started when it is first asked for and stopped at the end.
+
+    Args:
+        conf: settings that `agree` with those of all stages within.
+        ws: the workspace.
+        name: of the Spark application.
+        begin: start it now, beside what the caller does until it asks for it.
+
+    Yields:
+        what to call between two stages: it frees what the first has left in the session's memory.
+    """
+    global _shared
+    mine = _Shared(lambda: _start(conf, ws, name))
+    _shared = mine
     try:
-        yield spark
+        if begin:
+            mine.begin()
+        yield mine.tidy
     finally:
-        spark.stop()
+        _shared = None
+        mine.stop()
+
+
+def jvm_exit_code() -> int | None:
+    """The exit code of the JVM that this process started, 128 + N where signal N ended it; None: it runs, or there is
+    none."""
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is None:
+        return None
+    with suppress(subprocess.TimeoutExpired):
+        code = int(process.wait(_JVM_END_SECONDS))
+        return code if code >= 0 else 128 - code
+    return None
 
 
 @contextmanager

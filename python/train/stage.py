@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
-import re
 import threading
 from collections.abc import Mapping
 from typing import Any
 
 from headrace import registry
-from headrace.config import Spark, Spec
+from headrace.config import Spec
 from headrace.dataset.loader.negatives import NegativeSampler
 from headrace.dataset.parquet.layout import check_streams, open_split
 from headrace.embeddings.dynamic.spec import dynamic_specs
 from headrace.errors import UserError
-from headrace.lake.session import session
+from headrace.lake.session import session, with_slots
 from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import read_meta
 from headrace.registry.versions import preload
@@ -59,7 +57,7 @@ class Train(Stage):
         return None
 
     def run(self, ctx: Context) -> Result:
-        phase_ends = driver_phase_ends()
+        phase_ends = driver_phase_ends(ctx.began)
         job = make_job(ctx)
         check_dataset(job)
         # Imports Horovod and, with it, pyspark's pickling of functions: not for those who only ask what a stage is.
@@ -160,19 +158,6 @@ def check_dataset(job: Job) -> None:
         raise UserError(f"{dataset / 'valid'} holds no rows to evaluate on: widen features.split")
     if job.train.rank_group is not None:
         open_split(dataset, "rank", schema, [schema.carried_name(job.train.rank_group)])
-
-
-def with_slots(spark: Spark, ranks: int) -> Spark:
-    """The session's settings with a task slot for each rank, where the master is this machine.
-
-    Ranks must run at once; they are processes of their own, so more slots than cores only share the cores.
-    """
-    found = re.fullmatch(r"local(?:\[(\d+|\*)\])?", spark.master)
-    if found is None:
-        return spark
-    cores = os.cpu_count() or 1
-    slots = {None: 1, "*": cores}.get(found[1]) or int(found[1])
-    return spark.model_copy(update={"master": f"local[{max(slots, ranks)}]"})
 
 
 def summary(report: Report) -> str:

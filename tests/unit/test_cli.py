@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from headrace import __version__
 from headrace.cli import app
-from headrace.jobs import submit
+from headrace.jobs.process import Stopped
 from headrace.stages import ORDER
 from headrace.workspace import Workspace, checkout
 from tests.cli_support import DS, Yard, make_yard
@@ -66,6 +66,35 @@ def test_what_changed_and_what_follows_from_it_runs_again(yard: Yard) -> None:
     yard.fakes["ingest"].source = "v2"
     yard.run("--set", "train.epochs=9")
     assert yard.submitted == list(ORDER)
+
+
+def test_stages_share_an_application_unless_they_are_isolated(yard: Yard) -> None:
+    two_slots = ["--set", "spark.master=local[2]"]
+    assert yard.run(*two_slots).exit_code == 0
+    assert yard.applications == [ORDER]
+    # What is done before the first that has work to do needs no application; what is done after it is left alone there.
+    again = yard.run(*two_slots, "--set", "train.epochs=9")
+    assert yard.applications == [ORDER[ORDER.index("train") :]]
+    assert again.output.count("nothing to do") >= ORDER.index("train")
+    Workspace(yard.home).manifest("clicks", DS, "ingest").local_path().unlink()
+    again = yard.run(*two_slots, "--set", "train.epochs=9", "--to", "drift")
+    assert (yard.applications, yard.submitted) == ([("ingest", "features", "drift")], ["ingest"])
+    assert "[2/3] features: already done with the same inputs; nothing to do" in again.output
+    yard.run("--isolated", *two_slots, "--set", "train.epochs=3")
+    assert yard.applications == [(stage,) for stage in ORDER[ORDER.index("train") :]]
+    # Ranks need slots that the others were not given.
+    yard.run("--set", "spark.master=local[1]", "--set", "train.epochs=4")
+    assert yard.applications == [("train", "baseline"), ORDER[ORDER.index("score") :]]
+
+
+def test_a_failure_in_the_middle_of_an_application_is_its_stages(yard: Yard) -> None:
+    yard.codes["score"] = 137
+    result = yard.run("--set", "spark.master=local[2]")
+    assert (result.exit_code, yard.applications, yard.submitted[-1]) == (1, [ORDER], "score")
+    assert "score did not finish: killed by signal 9 (out of memory?)" in " ".join(result.output.split())
+    yard.codes.clear()
+    assert yard.run("--set", "spark.master=local[2]").exit_code == 0
+    assert yard.applications == [ORDER[ORDER.index("score") :]]
 
 
 def test_from_and_to_bound_the_run(yard: Yard) -> None:
@@ -141,7 +170,7 @@ def test_usage_errors_are_exit_code_2(arguments: list[str]) -> None:
     assert CliRunner().invoke(app, arguments).exit_code == 2
 
 
-@pytest.mark.parametrize(("cause", "code"), [(KeyboardInterrupt(), 130), (submit.Stopped(15), 143)])
+@pytest.mark.parametrize(("cause", "code"), [(KeyboardInterrupt(), 130), (Stopped(15), 143)])
 def test_an_interrupted_run_says_how_to_go_on(yard: Yard, cause: BaseException, code: int) -> None:
     yard.interrupt = cause
     result = yard.run()

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headrace import storage
-from headrace.config import load_spec
+from headrace.config import Spark, load_spec
 from headrace.errors import UserError
 from headrace.jobs import submit
+from headrace.jobs.applications import applications
+from headrace.jobs.events import MARK, StageEvent
+from headrace.jobs.output import copy_output
+from headrace.jobs.process import PROGRAM, run_logged
 from headrace.jobs.stages import load_stage, require_stage
+from headrace.lake.session import agree
 from headrace.stage import run_lock
 from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace
@@ -56,7 +65,7 @@ def test_help_of_a_job_loads_no_stack() -> None:
         "import runpy, sys\n"
         f"sys.argv = ['x', '--help']\n"
         "try:\n"
-        f"    runpy.run_path({str(submit.PROGRAM)!r}, run_name='__main__')\n"
+        f"    runpy.run_path({str(PROGRAM)!r}, run_name='__main__')\n"
         "except SystemExit as e:\n"
         "    heavy = {'pyspark', 'torch', 'mlflow', 'xgboost', 'matplotlib'}\n"
         "    print('exit', e.code, sorted(heavy & set(sys.modules)))\n"
@@ -67,7 +76,7 @@ def test_help_of_a_job_loads_no_stack() -> None:
 
 
 def run_job(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, str(submit.PROGRAM), name, *arguments]
+    line = [sys.executable, str(PROGRAM), name, *arguments]
     return subprocess.run(line, capture_output=True, text=True, check=False)
 
 
@@ -104,33 +113,68 @@ def test_exit_codes_of_a_job(ws: Workspace) -> None:
     assert "Traceback" in broken.stderr
 
 
-def test_the_command_is_the_packages_own_spark_submit(ws: Workspace) -> None:
-    line = submit.command("train", "clicks", DS, ws, ["train.epochs=1", "spark.master=local[1]"], Path("/p.properties"))
-    program = Path(line[0])
-    assert program.is_file()
-    assert program.parent.parent.name == "pyspark"
-    assert line[1:3] == ["--properties-file", "/p.properties"]
-    job = line.index(str(submit.PROGRAM))
-    assert line[job + 1 :] == [
-        "train",
-        "clicks",
-        "--ds",
-        DS,
-        "--home",
-        str(ws.home),
-        "--set",
-        "train.epochs=1",
-        "--set",
-        "spark.master=local[1]",
-    ]
-    assert submit.command("report", "clicks", DS, ws)[:2] == [sys.executable, str(submit.PROGRAM)]
-    env = submit.environment(load_spec("clicks").spark, {"KEEP": "me"})
+def test_the_command_names_the_stages_and_the_environment_the_packages_own_spark(ws: Workspace) -> None:
+    overrides = ["train.epochs=1", "spark.master=local[1]"]
+    line = submit.command(["train", "baseline"], "clicks", DS, ws, overrides, events=True)
+    assert line[:2] == [sys.executable, str(PROGRAM)]
+    wanted = ["train,baseline", "clicks", "--ds", DS, "--home", str(ws.home)]
+    assert line[2:] == [*wanted, "--set", "train.epochs=1", "--set", "spark.master=local[1]", "--events"]
+    env = submit.environment(load_spec("clicks").spark, {"KEEP": "me"}, storage.local(Path("/a folder/p.properties")))
     assert env["KEEP"] == "me"
-    assert env["SPARK_HOME"] == str(program.parent.parent)
+    assert (Path(env["SPARK_HOME"]) / "bin" / "spark-submit").is_file()
+    assert Path(env["SPARK_HOME"]).name == "pyspark"
     assert env["PYSPARK_PYTHON"] == env["PYSPARK_DRIVER_PYTHON"] == sys.executable
+    assert env["PYSPARK_SUBMIT_ARGS"] == "--properties-file '/a folder/p.properties' pyspark-shell"
     assert env["SPARK_LOCAL_IP"] == "127.0.0.1"
+    assert "PYSPARK_SUBMIT_ARGS" not in submit.environment(load_spec("clicks").spark, {})
     cluster = load_spec("clicks", ["spark.master=spark://head:7077"]).spark
     assert "SPARK_LOCAL_IP" not in submit.environment(cluster, {"KEEP": "me"})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wanted"),
+    [
+        ([], [ORDER]),
+        (["spark.master=local[8]"], [ORDER]),
+        (["spark.master=yarn"], [ORDER]),
+        (["spark.master=local[1]"], [ORDER[:3], ("train", "baseline"), ORDER[5:]]),
+        (["spark.master=local[1]", "train.ranks=1"], [ORDER[:4], ("baseline",), ORDER[5:]]),
+        (["spark.master=local[1]", "train.ranks=1", "baseline.workers=1"], [ORDER]),
+        (
+            ["spark.profile=gpu"],
+            [("ingest",), ("features", "drift"), ("train",), ("baseline",), ("score",), ("publish", "report")],
+        ),
+        (["spark.properties={spark.plugins: com.nvidia.spark.SQLPlugin}"], None),
+        (["baseline=null", "drift=null"], [tuple(n for n in ORDER if n not in ("baseline", "drift"))]),
+    ],
+    ids=str,
+)
+def test_stages_share_an_application_where_their_settings_agree(
+    overrides: list[str], wanted: list[tuple[str, ...]] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    spec = load_spec("clicks", overrides)
+    stages = [name for name in ORDER if STAGES[name].applies(spec)]
+    found = applications(stages, spec)
+    assert [name for group in found for name in group] == stages
+    if wanted is None:
+        assert all(sum(STAGES[name].spark for name in group) <= 1 for group in found)
+    else:
+        assert found == wanted
+    assert applications(stages, spec, isolated=True) == [(name,) for name in stages]
+
+
+def test_settings_agree_where_all_that_an_application_is_started_with_is_the_same() -> None:
+    one = Spark(master="local[4]")
+    assert agree(one, Spark(master="local[4]"))
+    for other in (
+        Spark(master="local[2]"),
+        Spark(master="local[4]", driver_memory="4g"),
+        Spark(master="local[4]", properties={"spark.jars": "x.jar"}),
+        Spark(master="spark://head:7077"),
+    ):
+        assert not agree(one, other)
+    assert not agree(Spark(profile="gpu"), Spark(profile="gpu"))
 
 
 def test_what_belongs_to_one_machine_is_set_for_local_masters_alone(ws: Workspace, tmp_path: Path) -> None:
@@ -146,9 +190,9 @@ def test_the_log_holds_no_values_of_overrides(ws: Workspace, monkeypatch: pytest
     monkeypatch.setattr(submit, "run_logged", lambda *_: 0)
     spec = load_spec("clicks")
     for stage in ("report", "score"):
-        submit.submit(stage, "clicks", spec, ws, DS, ["spark.driver_memory=2g", "a={password: hunter2}"])
+        submit.submit([stage], "clicks", spec, ws, DS, ["spark.driver_memory=2g", "a={password: hunter2}"])
         text = ws.log("clicks", DS, stage).read_text()
-        assert "--set spark.driver_memory=... --set a=...\n" in text
+        assert "--set spark.driver_memory=... --set a=... --events\n" in text
         assert "hunter2" not in text
 
 
@@ -190,7 +234,7 @@ def test_output_is_logged_whole_and_shown_without_noise(code: int) -> None:
     for screen in (echo, live):
         sink.seek(0)
         sink.truncate()
-        assert submit.run_logged([sys.executable, "-c", SAYS, str(code)], os.environ, sink, screen) == code
+        assert run_logged([sys.executable, "-c", SAYS, str(code)], os.environ, sink, screen) == code
     logged = sink.getvalue()
     assert b"incubator" in logged
     assert b"native-hadoop" in logged
@@ -199,9 +243,89 @@ def test_output_is_logged_whole_and_shown_without_noise(code: int) -> None:
     assert "\r\x1b[2K10 %\r\x1b[2K20 %\r\x1b[2K100 %\n" in live.getvalue()
 
 
+EVENTS = """
+import os, sys
+from headrace.jobs.events import StageEvent
+for stage in ("ingest", "features", "drift"):
+    StageEvent(stage, "check").send()
+    if stage == "features":
+        StageEvent(stage, "skip").send()
+        continue
+    StageEvent(stage, "run", "not yet" * 1000).send()
+    print(stage, "works")
+    print("half a line", end="")
+    StageEvent(stage, "done").send()
+"""
+
+
+def test_each_stage_has_a_log_of_its_own(ws: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(EVENTS)
+    monkeypatch.setattr(submit, "command", lambda *_, **__: [sys.executable, str(program)])
+    heard, echo = list[StageEvent](), io.StringIO()
+    spec = load_spec("clicks")
+    stages = ["ingest", "features", "drift"]
+    assert submit.submit(stages, "clicks", spec, ws, DS, on_event=heard.append, echo=echo) == 0
+    kinds = [(e.stage, e.kind) for e in heard]
+    assert kinds == [
+        *(("ingest", kind) for kind in ("check", "run", "done")),
+        *(("features", kind) for kind in ("check", "skip")),
+        *(("drift", kind) for kind in ("check", "run", "done")),
+    ]
+    assert heard[1].reason.startswith("not yetnot yet")
+    assert echo.getvalue() == "ingest works\nhalf a line\ndrift works\nhalf a line\n"
+    for stage in ("ingest", "drift"):
+        first, *lines = ws.log("clicks", DS, stage).read_text().split("\n")
+        assert first.startswith("# 20")
+        assert lines == [f"{stage} works", "half a line"]
+    assert not ws.log("clicks", DS, "features").exists()
+
+
+@settings(max_examples=200)
+@given(
+    parts=st.lists(
+        st.one_of(
+            st.binary(max_size=20).filter(lambda b: MARK not in b),
+            st.sampled_from([b"\n", b"\r", b"\x1e not an event\n", b"\x1e"]),
+            st.builds(
+                StageEvent,
+                st.sampled_from(ORDER),
+                st.sampled_from(["check", "run", "skip", "done"]),
+                st.text(max_size=9),
+            ),
+        ),
+        max_size=12,
+    ),
+    cuts=st.lists(st.integers(1, 30), min_size=1, max_size=40),
+)
+def test_events_are_told_from_output_wherever_it_is_cut(parts: list[bytes | StageEvent], cuts: list[int]) -> None:
+    """Against the list of parts: events in order, each with what came before it; all else byte for byte."""
+    data, reasons = b"", list[StageEvent]()
+    for part in parts:
+        if isinstance(part, StageEvent):
+            # A control character that nothing has ended takes the next line with it.
+            data += b"\n" + MARK + json.dumps(asdict(part)).encode() + b"\n"
+            reasons.append(part)
+        else:
+            data += part
+    outer = b"".join(b"\n" if isinstance(p, StageEvent) else p for p in parts)
+    chunks = []
+    while data:
+        size = cuts[len(chunks) % len(cuts)]
+        chunks.append(data[:size])
+        data = data[size:]
+    sink, heard = io.BytesIO(), list[StageEvent]()
+    left = iter([*chunks, b""])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "read", lambda *_: next(left))
+        copy_output(0, sink, io.StringIO(), heard.append)
+    assert heard == reasons
+    assert sink.getvalue() == outer
+
+
 def test_a_killed_application_is_no_small_exit_code() -> None:
     line = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
-    assert submit.run_logged(line, os.environ, io.BytesIO(), io.StringIO()) == 137
+    assert run_logged(line, os.environ, io.BytesIO(), io.StringIO()) == 137
 
 
 def test_a_line_is_shown_when_it_is_written(tmp_path: Path) -> None:
@@ -222,7 +346,7 @@ def test_a_line_is_shown_when_it_is_written(tmp_path: Path) -> None:
         "sys.exit(9)\n"
     )
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    assert submit.run_logged([sys.executable, "-c", code], env, io.BytesIO(), Screen()) == 0
+    assert run_logged([sys.executable, "-c", code], env, io.BytesIO(), Screen()) == 0
 
 
 # A family as Spark's: the application starts a helper in a group of its own that will not go when asked.
@@ -238,13 +362,13 @@ time.sleep(600)
 SUBMITTER = """
 import io, os, signal, sys
 from headrace.errors import UserError
-from headrace.jobs import submit
+from headrace.jobs import process
 # Whoever runs the tests may ignore them: a shell's background job, nohup.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-submit._GRACE_SECONDS = submit._PROGRAM_SECONDS = 0.5
+process._GRACE_SECONDS = process._PROGRAM_SECONDS = 0.5
 try:
-    submit.run_logged([sys.executable, "-c", sys.argv[1], sys.argv[2]], os.environ, io.BytesIO(), io.StringIO())
+    process.run_logged([sys.executable, "-c", sys.argv[1], sys.argv[2]], os.environ, io.BytesIO(), io.StringIO())
 except KeyboardInterrupt as e:
     sys.exit(128 + getattr(e, "signum", 2))
 """

@@ -14,12 +14,12 @@ import pytest
 
 from headrace.config import Model, Spark, Spec, build_spec
 from headrace.errors import UserError
+from headrace.lake.session import with_slots
 from headrace.manifest import Manifest, Output
 from headrace.schema import DatasetSchema
 from headrace.storage import local
 from headrace.train.callbacks.progress import ProgressBar, ProgressEvent, ProgressReader, ProgressWriter, show
 from headrace.train.setup.warm_start import find_warm_start
-from headrace.train.stage import with_slots
 from headrace.workspace import Workspace
 
 

@@ -12,13 +12,12 @@ from headrace import registry
 from headrace.config import Spec
 from headrace.embeddings.dynamic.spec import dynamic_features
 from headrace.errors import UserError
-from headrace.lake.session import session
+from headrace.lake.session import session, with_slots
 from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import read_meta
 from headrace.registry.versions import preload
 from headrace.stage import Context, Result, Stage
 from headrace.train.evaluation.metrics import calibration_bins, click_metrics
-from headrace.train.stage import with_slots
 
 log = logging.getLogger("headrace.train")
 

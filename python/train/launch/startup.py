@@ -1,4 +1,4 @@
-"""From `spark-submit` to the first step: when each phase ended.
+"""From the application's (in one that has served other stages: the stage's) start to the first step: each phase's end.
 
 Times are wall-clock: they are taken in three processes. Where the chief runs on another machine than the driver,
 `ranks` has the difference of the two clocks in it.
@@ -14,7 +14,7 @@ import psutil
 
 #: The phases in order, each with what happens in it.
 PHASES: Mapping[str, str] = {
-    "jvm": "spark-submit: the JVM, until it starts the driver's Python",
+    "jvm": "spark-submit: the JVM, until it starts the driver's Python; else the JVM is part of `session`",
     "driver": "the driver's imports, the check of what is to be done, the dataset's footers",
     "session": "the Spark session; on a cluster the request for executors",
     "ranks": "executors, tasks, Horovod's registration, until the chief's process begins",
@@ -32,8 +32,14 @@ def process_began() -> float:
     return float(psutil.Process().create_time())
 
 
-def driver_phase_ends() -> dict[str, float]:
-    """BEGIN, and the end of `jvm` where the parent is spark-submit's JVM."""
+def driver_phase_ends(began: float | None = None) -> dict[str, float]:
+    """BEGIN, and the end of `jvm` where the parent is spark-submit's JVM.
+
+    Args:
+        began: when the stage's turn came in a process that has served others; None: with the process.
+    """
+    if began is not None:
+        return {BEGIN: began}
     own = process_began()
     parent = psutil.Process(os.getppid())
     if parent.name() != "java":

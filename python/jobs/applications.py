@@ -1,0 +1,42 @@
+"""Which stages one Spark application serves: those that follow each other and whose settings of Spark agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+
+from headrace.config import Spark, Spec
+from headrace.lake.session import agree as settings_agree
+from headrace.lake.session import with_slots
+from headrace.stages import STAGES
+
+
+def spark_settings_of(stage: str, spec: Spec) -> Spark | None:
+    """The settings of the session that a stage opens; None: it opens none."""
+    entry = STAGES[stage]
+    if not entry.spark:
+        return None
+    return spec.spark if entry.slots is None else with_slots(spec.spark, attrgetter(entry.slots)(spec))
+
+
+def applications(stages: Sequence[str], spec: Spec, isolated: bool = False) -> list[tuple[str, ...]]:
+    """Stages by application, in order.
+
+    A stage without a session goes with those before it.
+
+    Args:
+        stages: in the day's order.
+        spec: has all their sections.
+        isolated: an application for each.
+    """
+    groups: list[list[str]] = []
+    shared: Spark | None = None
+    for stage in stages:
+        own = spark_settings_of(stage, spec)
+        if groups and not isolated and (own is None or shared is None or settings_agree(shared, own)):
+            groups[-1].append(stage)
+            shared = shared or own
+        else:
+            groups.append([stage])
+            shared = own
+    return [tuple(group) for group in groups]

@@ -1,0 +1,41 @@
+"""What an application that serves several stages says to its submitter: lines of JSON among all else that it prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+#: Begins such a line: the control character "record separator", which no text has in it.
+MARK = b"\x1e"
+#: Letters of a reason. A line so short reaches a pipe in one piece, whoever else writes to it (PIPE_BUF).
+_MOST_REASON = 300
+
+Kind = Literal["check", "run", "skip", "done"]
+
+
+@dataclass(frozen=True)
+class StageEvent:
+    """Something about a stage: it is checked, it begins to work, there is nothing to do, it is done."""
+
+    stage: str
+    kind: Kind
+    #: Why it works (`run`).
+    reason: str = ""
+
+    def send(self) -> None:
+        """Print it, behind what this process has printed before."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        data = asdict(self) | {"reason": self.reason[:_MOST_REASON]}
+        os.write(sys.stdout.fileno(), MARK + json.dumps(data).encode() + b"\n")
+
+    @staticmethod
+    def parse(line: bytes) -> StageEvent | None:
+        """An event of what follows MARK in a line; None: it is none."""
+        try:
+            return StageEvent(**json.loads(line))
+        except (ValueError, TypeError):
+            return None

@@ -1,0 +1,99 @@
+"""What an application prints: into its stages' logs whole, to the screen without the JVM's chatter."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from typing import Protocol, TextIO
+
+from headrace.jobs.events import MARK, StageEvent
+
+OnEvent = Callable[[StageEvent], None]
+
+#: Lines that say nothing to the user; they stay in the log.
+_NOISE = re.compile(
+    r"WARNING: Using incubator modules"
+    r"|Unable to load native-hadoop library"
+    r"|Using Spark's default log4j profile|Setting default log level to|To adjust logging level use sc\.setLogLevel"
+    r"|Note that spark\.local\.dir will be overridden"
+    r"|Picked up (JAVA_TOOL_OPTIONS|_JAVA_OPTIONS)"
+    r"|^WARNING: (A terminally deprecated|An illegal reflective|Please consider reporting|Use --illegal-access|"
+    r"All illegal access|sun\.misc\.Unsafe|.* has been called by )"
+)
+
+
+class Sink(Protocol):
+    """Where output is kept, byte for byte."""
+
+    def write(self, data: bytes, /) -> object: ...
+
+    def flush(self) -> object: ...
+
+
+def ignore(event: StageEvent) -> None:
+    """For applications that send no events."""
+
+
+def copy_output(source: int, sink: Sink, echo: TextIO, on_event: OnEvent) -> None:
+    """Copy all that comes from a file descriptor, until its end.
+
+    Args:
+        source: the read end of a pipe.
+        sink: gets every byte but those of events.
+        echo: gets the lines as they come, without noise. Progress that rewrites its line (carriage returns) is shown
+            only where it is a terminal.
+        on_event: called with each event when all before it is written, and nothing after it.
+    """
+    screen, held = _Screen(echo), b""
+    while chunk := os.read(source, 65_536):
+        held += chunk
+        while held:
+            text, mark, rest = held.partition(MARK)
+            line, end, rest = rest.partition(b"\n")
+            event = StageEvent.parse(line) if end else None
+            if mark and end and event is None:
+                text, mark, held = text + mark + line + end, b"", rest
+            else:
+                held = mark + line if mark and not end else rest
+            if text:
+                sink.write(text)
+                sink.flush()
+                screen.write(text)
+            if event is not None:
+                screen.end_line()
+                on_event(event)
+            elif mark:
+                break  # the end of its line is still to come
+    if held:
+        sink.write(held)
+        sink.flush()
+        screen.write(held)
+    screen.end_line()
+
+
+class _Screen:
+    def __init__(self, echo: TextIO) -> None:
+        self._echo, self._live = echo, echo.isatty()
+        self._partial = b""
+
+    def write(self, data: bytes) -> None:
+        *pieces, self._partial = re.split(rb"(?<=[\n\r])", self._partial + data)
+        self._show(pieces)
+
+    def end_line(self) -> None:
+        pieces, self._partial = [self._partial] if self._partial else [], b""
+        self._show(pieces)
+
+    def _show(self, pieces: list[bytes]) -> None:
+        for piece in pieces:
+            text = piece.decode("utf-8", errors="replace")
+            if text in ("\n", "\r") or _NOISE.search(text):
+                continue
+            if text.endswith("\r"):
+                if self._live:
+                    self._echo.write("\r\x1b[2K" + text[:-1])
+            else:
+                # A line that ends what a progress bar left half-written starts from the left.
+                self._echo.write(("\r\x1b[2K" if self._live else "") + text.rstrip("\n") + "\n")
+        self._echo.flush()

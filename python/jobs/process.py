@@ -1,0 +1,160 @@
+"""An application as a process: its output copied, its whole family stopped with it, nobody left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, TextIO
+
+from headrace.jobs.output import OnEvent, Sink, copy_output, ignore
+
+if TYPE_CHECKING:
+    import psutil
+
+#: The program of every stage.
+PROGRAM = Path(__file__).with_name("run_stage.py")
+
+#: What a stopped application gets to end by itself before it is killed.
+_GRACE_SECONDS = 10.0
+#: The same for its Python program, before the JVM below it is asked: training writes a checkpoint (train.stop_seconds).
+_PROGRAM_SECONDS = 60.0
+
+
+class Stopped(KeyboardInterrupt):
+    """SIGTERM or SIGHUP arrived; the application has been stopped. `signum` says which."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+
+def run_logged(
+    line: Sequence[str], env: Mapping[str, str], sink: Sink, echo: TextIO, on_event: OnEvent = ignore
+) -> int:
+    """Run a command; copy its output (`copy_output`). Signals stop its whole family.
+
+    Returns:
+        Its exit code; 128 + N where signal N killed it.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C (`Stopped`: SIGTERM, SIGHUP); the process and all that it started are gone.
+    """
+    with _signals_raise():
+        process = subprocess.Popen(  # the pipe is read to its end below, and the process waited for
+            list(line),
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            # A group of its own: Ctrl-C reaches this process, which then stops the group in order.
+            start_new_session=True,
+            preexec_fn=_die_with_parent(),
+        )
+        try:
+            assert process.stdout is not None
+            with process.stdout as pipe:
+                copy_output(pipe.fileno(), sink, echo, on_event)
+            code = process.wait()
+        except BaseException:
+            stop_process_tree(process)
+            raise
+    # Killed by a signal: the shell's convention, never a small code that means something else.
+    return code if code >= 0 else 128 - code
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """Make the kernel stop the application when this process is killed outright (Linux; elsewhere: nothing).
+
+    Without it a SIGKILLed `headrace run` would leave a JVM at work that holds the pipeline's lock.
+    """
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def ask() -> None:
+        libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, see prctl(2)
+
+    return ask
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise `Stopped` in the main thread while the block runs."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(signum: int, _frame: FrameType | None) -> None:
+        raise Stopped(signum)
+
+    # What the caller ignores stays ignored: nohup.
+    heard = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is not signal.SIG_IGN]
+    before = {s: signal.signal(s, stop) for s in heard}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def stop_process_tree(process: subprocess.Popen[bytes]) -> None:
+    """Stop a process, its group, and its descendants in other groups (Horovod's ranks lead groups of their own).
+
+    Asks first (SIGTERM), kills what is left after a grace period. Returns when all of them are gone. The Python program
+    is asked before the JVM, which would take its tasks down with it.
+    """
+    import psutil
+
+    try:
+        whole = psutil.Process(process.pid)
+        family = whole.children(recursive=True)
+    except psutil.NoSuchProcess:
+        whole, family = None, []
+    try:
+        programs = [member for member in (whole, *family) if member is not None and _is_job(member)]
+        for member in programs:
+            _quietly(member.terminate)
+        psutil.wait_procs(programs, timeout=_PROGRAM_SECONDS)
+        _signal_group(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_SECONDS)
+        for member in family:
+            _quietly(member.terminate)
+        psutil.wait_procs(family, timeout=_GRACE_SECONDS / 2)
+    finally:
+        # Also when a second Ctrl-C cuts the waiting short: nothing stays behind.
+        _signal_group(process.pid, signal.SIGKILL)
+        for member in family:
+            _quietly(member.kill)
+        process.wait()
+
+
+def _is_job(process: psutil.Process) -> bool:
+    import psutil
+
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        return False
+    return str(PROGRAM) in words
+
+
+def _signal_group(group: int, signum: int) -> None:
+    # The group is gone; on macOS a group of zombies refuses instead.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signum)
+
+
+def _quietly(act: Callable[[], object]) -> None:
+    import psutil
+
+    with suppress(psutil.NoSuchProcess):  # it ended by itself
+        act()
