@@ -135,6 +135,7 @@ def stop_process_tree(process: subprocess.Popen[bytes]) -> None:
         for member in family:
             _quietly(member.kill)
         process.wait()
+        psutil.wait_procs(family, timeout=_GRACE_SECONDS)
 
 
 def _is_job(process: psutil.Process) -> bool:
