@@ -1,9 +1,11 @@
-"""How each stage's time and memory grow with the log: whole days of 1, 2 and 4 million generated rows.
+"""How each stage's time and memory grow with the log, and what one application for the day's stages saves.
 
-    make bench-day                           # 1 M, 2 M, 4 M
+    make bench-day                           # days of 1 M, 2 M and 4 M generated rows
     python -m bench.bench_day 0.1 0.2        # millions of rows
 
-The peer of a size's seconds is the smallest size's, scaled by rows: a ratio below 1 means better than linear.
+Each size is run in one application, and with an application for each stage (`headrace run --isolated`), over the same
+landing files. The peer of a stage's seconds is the smallest size's, scaled by rows: a ratio below 1 means better than
+linear. The peer of the whole day, from `headrace run` to its end, is the isolated day.
 """
 
 from __future__ import annotations
@@ -12,6 +14,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.report import Figure, publish
@@ -25,20 +30,40 @@ DAYS = 8
 DS = "2026-01-08"
 
 
-def measure(millions: float) -> dict[str, Manifest]:
-    """Generate and run one whole day in a folder of its own; the stages' manifests by name."""
-    home = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
+@dataclass(frozen=True)
+class Day:
+    """A day that was run: its stages' manifests, and the seconds of the whole command."""
+
+    manifests: dict[str, Manifest]
+    seconds: float
+
+
+def measure(millions: float) -> tuple[Day, Day]:
+    """Generate a log, and run its day in a home of its own, twice: in one application, and isolated."""
+    folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
     try:
         overrides = ["--set", f"generate.rows_per_day={int(millions * 1e6 / DAYS)}"]
-        base = [sys.executable, "-m", "headrace.cli"]
-        subprocess.run([*base, "generate", "clicks", "--home", str(home), "--until", DS, *overrides], check=True)
-        subprocess.run([*base, "run", "clicks", "--home", str(home), "--ds", DS, *overrides], check=True)
-        ws = Workspace(home)
-        found = {stage: Manifest.load(ws.manifest("clicks", DS, stage)) for stage in ORDER}
-        return {stage: m for stage, m in found.items() if m is not None}
+        _headrace("generate", "clicks", "--home", str(folder / "shared"), "--until", DS, *overrides)
+        shutil.copytree(folder / "shared" / "landing", folder / "isolated" / "landing")
+        return _run(folder / "shared", overrides), _run(folder / "isolated", [*overrides, "--isolated"])
     finally:
-        subprocess.run([sys.executable, "-m", "headrace.cli", "warehouse", "stop", "--home", str(home)], check=False)
-        shutil.rmtree(home, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(home: Path, arguments: Sequence[str]) -> Day:
+    ws = Workspace(home)
+    try:
+        tick = time.perf_counter()
+        _headrace("run", "clicks", "--home", str(home), "--ds", DS, *arguments)
+        seconds = time.perf_counter() - tick
+    finally:
+        _headrace("warehouse", "stop", "--home", str(home), check=False)
+    found = {stage: Manifest.load(ws.manifest("clicks", DS, stage)) for stage in ORDER}
+    return Day({stage: m for stage, m in found.items() if m is not None}, seconds)
+
+
+def _headrace(*arguments: str, check: bool = True) -> None:
+    subprocess.run([sys.executable, "-m", "headrace.cli", *arguments], check=check)
 
 
 def main(sizes: list[float]) -> None:
@@ -47,21 +72,39 @@ def main(sizes: list[float]) -> None:
     figures: list[Figure] = []
     smallest: dict[str, float] = {}
     for size in sorted(sizes):
-        for stage, manifest in measure(size).items():
+        shared, isolated = measure(size)
+        for stage, manifest in shared.manifests.items():
             first = smallest.setdefault(stage, manifest.seconds)
-            figures.append(Figure(f"{stage} {size:g} M rows", manifest.seconds, "s", peer=first * size / min(sizes)))
+            alone = isolated.manifests[stage]
+            figures += [
+                Figure(f"{stage} {size:g} M rows", manifest.seconds, "s", peer=first * size / min(sizes)),
+                Figure(f"{stage} {size:g} M rows, isolated", alone.seconds, "s"),
+            ]
             figures += [
                 Figure(f"{stage} {size:g} M rows, peak memory of {process}", mib, "MiB")
                 for process, mib in manifest.peak_memory_mib.items()
             ]
-            # From spark-submit to the first step (headrace.train.launch.startup); the floor of each part is the whole.
-            start = manifest.facts.get("startup_seconds", {})
+            # Of an application that train begins (headrace.train.launch.startup); the floor of each phase is the whole.
+            start = alone.facts.get("startup_seconds", {})
             figures += [
-                Figure(f"{stage} {size:g} M rows, start: {part.replace('_', ' ')}", seconds, "s", start["total"])
-                for part, seconds in start.items()
+                Figure(f"{stage} {size:g} M rows, isolated, start: {part.replace('_', ' ')}", s, "s", start["total"])
+                for part, s in start.items()
                 if part != "total"
             ]
+        figures.append(Figure(f"day {size:g} M rows", shared.seconds, "s", peer=isolated.seconds))
+        print(table(size, shared, isolated))
     publish("day", figures)
+
+
+def table(size: float, shared: Day, isolated: Day) -> str:
+    """The seconds of a day's stages, in one application and in one each; `between`: starts and ends of applications."""
+    lines = [f"{size:g} M rows  one application  isolated"]
+    for stage, manifest in shared.manifests.items():
+        lines.append(f"{stage:<10}{manifest.seconds:>15.1f} s{isolated.manifests[stage].seconds:>8.1f} s")
+    starts = [day.seconds - sum(m.seconds for m in day.manifests.values()) for day in (shared, isolated)]
+    lines.append(f"{'between':<10}{starts[0]:>15.1f} s{starts[1]:>8.1f} s")
+    lines.append(f"{'day':<10}{shared.seconds:>15.1f} s{isolated.seconds:>8.1f} s")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
