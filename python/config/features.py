@@ -107,6 +107,10 @@ def _append(value: Any) -> Any:
     return {True: {}, False: None}[value] if isinstance(value, bool) else value
 
 
+#: Table operators that treat each row alone.
+_ROWWISE = ("filter", "dropna", "rename", "lambda")
+
+
 class Features(Section):
     """From the events table to the dataset."""
 
@@ -141,7 +145,10 @@ class Features(Section):
             return self
         for wrong, what in (
             (self.split.by != "time", f"split by {self.split.by}: only days can be appended, so split by time"),
-            (bool(self.prepare), "prepare: late events change what table operators say of older rows"),
+            (
+                not all(op.op in _ROWWISE for op in self.prepare),
+                "prepare: late events change what its table operators say of older rows",
+            ),
             (self.engine == "spark", "engine: spark: only the Arrow engine appends"),
         ):
             if wrong:

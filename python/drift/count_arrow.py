@@ -81,7 +81,7 @@ def measure_lake(
     names = [m.name for m in measured]
     parts: dict[str, list[pa.Array]] = {n: [] for n in names}
     for file in rows.files:
-        for row_group in row_groups(file, rows.folder, rows.columns)[0]:
+        for row_group in row_groups(file, rows.folder, rows.layout)[0]:
             mask = rows.splitter.split(row_group) == train
             if limit is not None:
                 mask &= row_group.hashes < limit
@@ -191,7 +191,7 @@ class _CountLakeTask:
     def __call__(self, number: int) -> Iterator[dict[str, Any]]:
         tallies: StatisticsByColumn = {}
         for file in self.groups[number]:
-            for row_group in row_groups(file, self.rows.folder, self.rows.columns)[0]:
+            for row_group in row_groups(file, self.rows.folder, self.rows.layout)[0]:
                 self.task.row_group(tallies, row_group, self.rows.splitter.split(row_group))
         return packed(tallies)
 

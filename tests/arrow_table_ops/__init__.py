@@ -18,16 +18,13 @@ from tests.arrow_table_ops import external, joins, operators
 from tests.arrow_table_ops.context import ArrowTableContext
 from tests.arrow_table_ops.negatives import negatives
 
-#: By the operator's name. `lambda` is an expression of Spark's SQL.
+#: By the operator's name. Those that treat each row alone have their own (`TableOp.arrow_rows`).
 IMPLEMENTATIONS: dict[str, Callable[[Any, pa.Table, ArrowTableContext], pa.Table]] = {
-    "dropna": operators.dropna,
-    "filter": operators.filter_,
     "history": operators.history,
     "join_asof": joins.join_asof,
     "join_external": joins.join_external,
     "lag": operators.lag,
     "negatives": negatives,
-    "rename": operators.rename,
     "sessions": operators.sessions,
     "target_encoding_past": operators.target_encoding_past,
     "trailing": operators.trailing,
@@ -39,6 +36,10 @@ def by_arrow(p: Preparation, table: pa.Table, reader: ExternalReader, train: Tra
     if QUERY not in table.schema.names:
         table = table.append_column(QUERY, pa.nulls(table.num_rows, pa.string()))
     for step in p.steps:
+        rows = step.op.arrow_rows(step.schema)
+        if rows is not None:
+            table = rows(table)
+            continue
         table = IMPLEMENTATIONS[step.op.name](
             step.op, table, ArrowTableContext(step.schema, partial(external.read, reader), train)
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import reduce
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -12,18 +10,14 @@ import pyarrow.compute as pc
 from headrace.features.functions.arrays import doubles
 from headrace.features.functions.timestamps import DAY_MICROS
 from headrace.features.table_ops.base import QUERY
-from headrace.features.table_ops.dropna import Dropna
 from headrace.features.table_ops.earlier_events import EarlierEventsOp, FilteredEventsOp
-from headrace.features.table_ops.filter import Filter
 from headrace.features.table_ops.history import History
 from headrace.features.table_ops.lag import _UNITS, Lag
 from headrace.features.table_ops.predicate import Predicate
-from headrace.features.table_ops.rename import Rename
 from headrace.features.table_ops.sessions import _BETWEEN, Sessions
 from headrace.features.table_ops.target_encoding_past import TargetEncodingPast
 from headrace.features.table_ops.trailing import Trailing
 from tests.arrow_table_ops.context import ArrowTableContext
-from tests.arrow_table_ops.predicate import predicate
 from tests.arrow_table_ops.sums import halves, joined, whole
 from tests.arrow_table_ops.windows import I64, Bits, Past, hashes, micros_of, nan_to_null, nulled, one, replaced, take
 
@@ -40,29 +34,9 @@ def chosen(op: FilteredEventsOp, table: pa.Table, context: ArrowTableContext) ->
     """As `spark_chosen`: bool [n]."""
     if op.where is None:
         return np.ones(table.num_rows, np.bool_)
-    found: Bits = predicate(Predicate(op.where, context.schema.types), table).to_numpy(zero_copy_only=False)
+    condition = Predicate(op.where, context.schema.types)
+    found: Bits = condition.arrow(lambda name: one(table, name)).to_numpy(zero_copy_only=False)
     return found
-
-
-def dropna(op: Dropna, table: pa.Table, context: ArrowTableContext) -> pa.Table:
-    missing = []
-    for column in op.subset:
-        x = one(table, column)
-        if context.schema.types[column].is_list:
-            missing.append(pc.equal(pc.fill_null(pc.list_value_length(x), 0), 0))
-        else:
-            missing.append(pc.is_null(nan_to_null(x)))
-    drop = reduce(pc.or_ if op.how == "any" else pc.and_, missing)
-    return table.filter(pc.or_(pc.invert(drop), one(table, QUERY).is_valid()))
-
-
-def filter_(op: Filter, table: pa.Table, context: ArrowTableContext) -> pa.Table:
-    keep = predicate(Predicate(op.where, context.schema.types), table)
-    return table.filter(pc.or_(keep, one(table, QUERY).is_valid()))
-
-
-def rename(op: Rename, table: pa.Table, context: ArrowTableContext) -> pa.Table:
-    return table.rename_columns([op.to.get(c, c) for c in table.schema.names])
 
 
 def history(op: History, table: pa.Table, context: ArrowTableContext) -> pa.Table:

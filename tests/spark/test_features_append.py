@@ -72,8 +72,10 @@ def assert_rows(found: pd.DataFrame, expected: pd.DataFrame, columns: list[str])
 
 
 def test_days_are_appended(spark: SparkSession, ws: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, plain = clicks(append=True), clicks()
-    events = make_clicks(1600, days=7)
+    # Rows that `prepare` drops are nowhere, not even in what a day's files were made of: some land a day late.
+    prepare = [{"filter": {"where": "device <> 'bot'"}}, {"dropna": {"subset": ["event_id"]}}]
+    spec, plain = clicks(append=True, prepare=prepare), clicks(prepare=prepare)
+    events, bots = make_clicks(1600, days=7), make_clicks(300, days=7, seed=1).assign(device="bot")
     day = np.array([t.day for t in events["ts"]])
     landing = np.array([t.strftime("%Y-%m-%d") for t in events["ts"]], dtype=object)
     late = np.flatnonzero((day == 4) & (np.arange(len(day)) % 10 == 0))
@@ -92,10 +94,14 @@ def test_days_are_appended(spark: SparkSession, ws: Workspace, tmp_path: Path, m
         return expected_split(rows, train).set_index("event_id").sort_index()
 
     def put(number: int, into: Workspace) -> None:
-        land(spark, into, spec, events[landing == day_of(number)], day_of(number))
+        mine = [events[landing == day_of(number)], bots[bots["ds"] == day_of(number)]]
+        land(spark, into, spec, pd.concat(mine), day_of(number))
+
+    def put_first(into: Workspace, of: Spec) -> None:
+        land(spark, into, of, pd.concat([landed(5), bots[bots["ds"] <= day_of(5)]]), day_of(5))
 
     # The first day writes everything: a full build, but for the names of its files.
-    land(spark, ws, spec, landed(5), day_of(5))
+    put_first(ws, spec)
     first = run(spec, ws, day_of(5)).manifest
     base, learned_from = dataset(ws, first), of_days(2, 4, 5)
     assert first.facts["append"] == {
@@ -151,7 +157,7 @@ def test_days_are_appended(spark: SparkSession, ws: Workspace, tmp_path: Path, m
     mine = found.loc[sorted(new["event_id"])]
     assert_rows(mine, expected(new, learned_from), NUMBERS)
     other = Workspace(tmp_path / "other")
-    land(spark, other, plain, landed(5), day_of(5))
+    put_first(other, plain)
     run(plain, other, day_of(5))
     put(6, other)
     full = run(plain, other, day_of(6)).manifest

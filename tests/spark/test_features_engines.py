@@ -16,6 +16,7 @@ from headrace.config import Spec, build_spec
 from headrace.drift.count_day import count_day
 from headrace.features.build import run
 from headrace.features.build.stage import BuildFeatures
+from headrace.features.table_ops.row_preparation import row_preparation
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.stage import run_stage
 from headrace.workspace import Workspace
@@ -41,6 +42,24 @@ FURTHER = [
     {"columns": ["user_id", "device"], "ops": ["raw_id", {"rename": {"suffix": "_raw"}}]},
     {"columns": ["item_tags"], "ops": ["raw_id", {"pad": {"length": 3}}, {"rename": {"suffix": "_raw"}}]},
 ]
+#: Operators on a row alone, which the Arrow engine applies to the files, and Spark to a frame.
+PREPARE: list[dict[str, Any]] = [
+    {"filter": {"where": "not (device = 'phone' and item_price > 2000) or user_country is null"}},
+    {"dropna": {"subset": ["user_age", "user_country"], "how": "all"}},
+    {
+        "lambda": {
+            "add": {
+                "paid": {"expression": "coalesce(item_price, 0.0) / 2 - item_age_days * 0.1", "type": "float"},
+                "young": {
+                    "expression": "case when user_age < 18 then 'yes' when user_age >= 18 then 'no' end",
+                    "type": "string",
+                },
+            }
+        }
+    },
+    {"rename": {"to": {"young": "minor", "paid": "spent"}}},
+]
+PREPARED = [{"columns": ["spent"], "ops": ["fill_missing", "normalize"]}, {"columns": ["minor"], "ops": ["categorify"]}]
 
 
 def both(ws: Workspace, spec: Spec, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
@@ -57,8 +76,10 @@ def both(ws: Workspace, spec: Spec, monkeypatch: pytest.MonkeyPatch) -> tuple[An
 
 def test_by_time(spark: SparkSession, ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     data = clicks().model_dump(mode="json", by_alias=True, exclude_none=True)
-    data["features"]["workflow"] += FURTHER
+    data["features"]["workflow"] += [*FURTHER, *PREPARED]
+    data["features"]["prepare"] = PREPARE
     spec = build_spec(data)
+    assert row_preparation(spec) is not None
     # Several files a day, days of which no row is seen, rows that landed a day late.
     land(spark, ws, spec, make_clicks(1200, days=6), partitions=2)
     one, two = both(ws, spec, monkeypatch)

@@ -13,6 +13,7 @@ from headrace.errors import UserError
 from headrace.features.build.append import AppendPlan, BaseDataset, DayFiles, base_input, check, link_kept, merge
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.layout.files import ColumnCounts, WrittenDataset, WrittenFile
+from headrace.features.table_ops.row_preparation import row_preparation, spark_alone
 from headrace.features.workflow.workflow import Workflow
 from headrace.manifest import Manifest, Output, fingerprint
 from headrace.stage import Context
@@ -38,7 +39,10 @@ def test_spellings() -> None:
     [
         ({"split": {"by": "position"}}, "append does not go with split by position"),
         ({"engine": "spark"}, "append does not go with engine: spark"),
-        ({"prepare": [{"filter": {"where": "device = 'web'"}}]}, "append does not go with prepare"),
+        (
+            {"prepare": [{"filter": {"where": "hour > 1"}}, {"sessions": {"keys": ["user_id"]}}]},
+            "does not go with prepare",
+        ),
         ({"append": {"rebase_days": 0}}, "features.append.rebase_days"),
         ({"append": {"rebase": 1}}, "features.append.rebase"),
     ],
@@ -46,6 +50,22 @@ def test_spellings() -> None:
 def test_what_does_not_go_with_it(features: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         clicks(**{"append": True, **features})
+
+
+def test_operators_on_a_row_alone_go_with_it() -> None:
+    steps: list[dict[str, Any]] = [
+        {"filter": {"where": "hour > 1"}},
+        {"dropna": {"subset": ["user_age"]}},
+        {"lambda": {"add": {"late": {"expression": "hour > 20", "type": "int"}}}},
+        {"rename": {"to": {"late": "at_night"}}},
+    ]
+    assert spark_alone(clicks(True, prepare=steps)) is None
+    rows = row_preparation(clicks(True, prepare=steps))
+    assert rows is not None
+    assert set(rows.inputs(["at_night", "device"])) == {"hour", "user_age", "device"}
+    steps[2] = {"lambda": {"add": {"late": {"expression": "length(device) > 3", "type": "int"}}}}
+    assert spark_alone(clicks(True, prepare=steps)) == "features.prepare[2] (lambda)"
+    assert row_preparation(clicks(True, prepare=steps)) is None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from headrace.features.table_ops.predicate import Predicate
 from headrace.features.types import declared
 from tests.arrow_table_ops import by_arrow
-from tests.arrow_table_ops.predicate import predicate
 from tests.tables_support import COLUMNS, DAY, NOWHERE, ROWS, START, TYPES, Row, as_table, by_identity, number, prepare
 
 
@@ -86,6 +85,7 @@ def test_conditions_are_sql(rows: list[Row], where: str) -> None:
 
 def test_conditions_on_times_and_odd_names() -> None:
     rows = number([{"ts": START, "day": START.date(), "odd.na`me": 1.5}, {"ts": START + DAY, "day": None, "n": 2}])
+    columns = {c.name: as_table(rows).column(c.name).combine_chunks() for c in COLUMNS}
     for where, wanted in (
         ("ts >= '2026-01-02'", [1]),
         ("ts < '2026-01-02 00:00:00.000001' and ts > '2026-01-01T00:00:00+00:00'", [1]),
@@ -93,5 +93,5 @@ def test_conditions_on_times_and_odd_names() -> None:
         ("`odd.na``me` > 1", [0]),
         ("day <> '2025-12-31' or n=2", [0, 1]),
     ):
-        keep = predicate(Predicate(where, {c.name: declared(c) for c in COLUMNS}), as_table(rows)).to_pylist()
+        keep = Predicate(where, {c.name: declared(c) for c in COLUMNS}).arrow(columns.__getitem__).to_pylist()
         assert [i for i, k in enumerate(keep) if k] == wanted, where

@@ -12,6 +12,8 @@ from headrace.features.engines.arrow.fit import LakeFit
 from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter, lake_rows
 from headrace.features.layout.split import SplitRows, check_counts, time_ranges
 from headrace.features.layout.split_rule import columns_of
+from headrace.features.table_ops.preparation import prepared_columns
+from headrace.features.table_ops.row_preparation import row_preparation
 from headrace.features.types import ValueType, declared
 from headrace.features.vocabulary.delta_table import Vocabularies
 from headrace.features.workflow.fitted import FittedWorkflow
@@ -27,17 +29,20 @@ def files_of_day(
 ) -> Iterator[LakeRows | None]:
     """The lake's files that hold the events of a dataset of `ds`, pinned; None where the rows must come from a frame.
 
-    That is where table operators make them, where the table's log no longer names the version's files, or where
-    deletion vectors mark rows of them as deleted.
+    That is where table operators make them that need more than Arrow and a row, where the table's log no longer names
+    the version's files, or where deletion vectors mark rows of them as deleted.
     """
-    files = None if spec.features.prepare else DeltaLog(events).plain_files(version)
+    preparation = row_preparation(spec)
+    by_spark = bool(spec.features.prepare) and preparation is None
+    files = None if by_spark else DeltaLog(events).plain_files(version)
     if files is None:
         yield None
         return
-    types = {c.name: declared(c) for c in spec.table.columns}
+    types = {c.name: declared(c) for c in prepared_columns(spec)}
     extra: dict[str, ValueType] = {name: types[name] for name in columns_of(rows.rule)}
     splitter = Splitter(rows.rule, rows.splits, workflow.label_column, by_day=spec.features.append is not None)
-    with lake_rows(workflow, of_day(spec, ds, files), splitter, ws.encoded(spec.pipeline), extra) as found:
+    home = ws.encoded(spec.pipeline)
+    with lake_rows(workflow, of_day(spec, ds, files), splitter, home, extra, preparation) as found:
         yield found
 
 

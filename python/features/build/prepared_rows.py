@@ -17,6 +17,7 @@ from headrace.features.layout.split import SplitRows, split_rows, time_ranges
 from headrace.features.table_ops.base import QUERY
 from headrace.features.table_ops.external import ExternalReader, pin
 from headrace.features.table_ops.preparation import Preparation, train_range
+from headrace.features.table_ops.row_preparation import row_preparation
 from headrace.manifest import Input
 from headrace.stage import Context
 from headrace.storage import Location
@@ -39,15 +40,16 @@ def other_inputs(ctx: Context) -> tuple[Input, ...]:
 
 
 @contextmanager
-def day_rows(ctx: Context, events: DataFrame) -> Iterator[SplitRows]:
+def day_rows(ctx: Context, events: DataFrame, *, from_files: bool = False) -> Iterator[SplitRows]:
     """The rows that the dataset of a day is made of.
 
     With table operators they are computed once and kept as Parquet files while the stage goes over them several times:
-    to count, to fit, to write.
+    to count, to fit, to write; but not where the engine makes them of the lake's files itself.
 
     Args:
         ctx: its inputs pin the tables that are joined, see `other_inputs`.
         events: the pinned events from `first_day` on.
+        from_files: whether the engine works on the lake's files where it can (`row_preparation`).
 
     Raises:
         UserError: as the operators and the split do; a table that was joined has changed.
@@ -60,8 +62,11 @@ def day_rows(ctx: Context, events: DataFrame) -> Iterator[SplitRows]:
     # What a killed run left.
     folder.remove_quietly()
     numbers = count()
+    in_place = from_files and row_preparation(spec) is not None
 
     def materialize(frame: DataFrame) -> DataFrame:
+        if in_place:
+            return frame
         path = folder / str(next(numbers))
         path.parent.make_dir()
         return _kept(frame, path)

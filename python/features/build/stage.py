@@ -15,6 +15,7 @@ from headrace.features.build.events import pinned_table
 from headrace.features.build.prepared_rows import day_rows, other_inputs
 from headrace.features.build.run import CountStatistics, append_day, build, day_events, engine_of
 from headrace.features.table_ops.preparation import Preparation
+from headrace.features.table_ops.row_preparation import spark_alone
 from headrace.features.vocabulary.delta_table import again_if_overtaken
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DeltaLog
@@ -93,13 +94,19 @@ class BuildFeatures(Stage):
         workflow = Workflow.from_spec(ctx.spec)
         if ctx.spec.features.append is not None:
             append.check(workflow)
+            if ctx.spec.features.prepare and (step := spark_alone(ctx.spec)) is not None:
+                raise UserError(
+                    f"{step}: features.append works on the lake's files, to which only filter, dropna, rename and such "
+                    f"lambda expressions are applied as Arrow evaluates like Spark (docs/features.md); leave "
+                    f"features.append or the operator out"
+                )
             if engine_of(ctx.spec) != "arrow":
                 raise UserError(
                     "features.append: only the Arrow engine appends; set features.engine: arrow, or append: false"
                 )
         with (
             session(ctx.spec.spark, ctx.ws, f"features {ctx.spec.pipeline} {ctx.ds}") as spark,
-            day_rows(ctx, day_events(ctx, workflow, spark)) as rows,
+            day_rows(ctx, day_events(ctx, workflow, spark), from_files=engine_of(ctx.spec) == "arrow") as rows,
         ):
             count = self._counting(ctx.spec)
             if ctx.spec.features.append is not None:

@@ -5,7 +5,8 @@ row what was before it. They run before the chains, which then use their columns
 they are the list `features.prepare`, applied in order.
 
 To add one, write a class in a file of headrace.features.table_ops and name it in that package's registry; and, for the
-tests, the same over Arrow tables in tests/arrow_table_ops.
+tests, the same over Arrow tables in tests/arrow_table_ops. Where each row is treated alone the Arrow body is the
+operator's own (`arrow_rows`): the Arrow engine then applies it to the lake's files as it decodes them.
 
 Time. *Before* a row means: events at a strictly earlier instant (microsecond; a day where `table.event_time` is a
 date). Neither the row itself nor another one at the same instant is before it, so the order of rows within an instant
@@ -18,10 +19,12 @@ that are scored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from headrace.errors import nearest
@@ -176,6 +179,17 @@ class TableOp(BaseModel):
         """Rows with META: expressions, joins and windows; no Python function."""
         raise NotImplementedError
 
+    def arrow_rows(self, schema: TableSchema) -> Callable[[pa.Table], pa.Table] | None:
+        """What makes of events in an Arrow table, with META or without, the rows that `spark` makes, to the bit.
+
+        None: only Spark does it. Texts may be dictionaries; NaN and nulls of lists are as in the lake.
+        """
+        return None
+
+    def reads(self, wanted: Collection[str], schema: TableSchema) -> set[str]:
+        """The columns that `wanted` ones, and which rows there are, are made of; a superset of them."""
+        return set(schema.types)
+
     def external(self, schema: TableSchema) -> ExternalTable | None:
         """The other table that it reads, if it does."""
         return None
@@ -202,6 +216,13 @@ def with_query(frame: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     return frame if QUERY in frame.columns else frame.withColumn(QUERY, F.lit(None).cast("string"))
+
+
+def kept(rows: pa.Table, condition: pa.Array) -> pa.Table:
+    """The rows of an Arrow table for which a condition without nulls is true, and all query rows."""
+    if QUERY in rows.schema.names:
+        condition = pc.or_(condition, pc.is_valid(rows.column(QUERY)))
+    return rows.filter(condition)
 
 
 def scalar(schema: TableSchema, column: str, elements: tuple[str, ...], what: str) -> ValueType:

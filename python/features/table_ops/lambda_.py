@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.errors import UserError
+from headrace.features.functions.arrays import one_chunk
 from headrace.features.table_ops.base import SparkTableContext, TableOp, TableSchema
+from headrace.features.table_ops.row_expression import RowExpression, parse
 from headrace.features.types import OpError, ValueType, declared
 from headrace.schema import ColumnType, TableColumn
 
@@ -104,6 +107,19 @@ class Lambda(TableOp):
                     raise OpError(f"'{name}': `{text}` is no function of one row")
         return schema.adding({name: made.value_type(name) for name, made in self.add.items()})
 
+    def reads(self, wanted: Collection[str], schema: TableSchema) -> set[str]:
+        used = (self.made_of(name, schema) for name in self.add if name in wanted)
+        return set(wanted).difference(self.add).union(*used)
+
+    def arrow_rows(self, schema: TableSchema) -> Callable[[pa.Table], pa.Table] | None:
+        found = {
+            n: parse(m.expression, schema.types, declared(TableColumn(name=n, type=m.type)))
+            for n, m in self.add.items()
+        }
+        # A column without an expression here is Spark's, and so are all rows then.
+        expressions = {n: e for n, e in found.items() if e is not None}
+        return (lambda rows: _with_columns(rows, expressions)) if len(expressions) == len(found) else None
+
     def made_of(self, column: str, schema: TableSchema) -> frozenset[str]:
         if column not in self.add:
             return frozenset()
@@ -125,6 +141,23 @@ class Lambda(TableOp):
                 raise UserError(f"features.prepare (lambda): '{name}': {' '.join(str(e).split())[:400]}") from None
         made_types = {name: str(made.value_type(name)) for name, made in self.add.items()}
         return frame.select("*", *[F.expr(m.expression).cast(made_types[n]).alias(n) for n, m in self.add.items()])
+
+
+def _with_columns(rows: pa.Table, expressions: Mapping[str, RowExpression]) -> pa.Table:
+    """The rows with more columns; those that nobody wants may lack what they are made of.
+
+    Raises:
+        UserError: an overflow of integers, or a division by zero.
+    """
+    out, there = rows, set(rows.schema.names)
+    for name, expression in expressions.items():
+        if not there.issuperset(expression.columns):
+            continue
+        try:
+            out = out.append_column(name, expression.arrow(lambda column: one_chunk(rows.column(column))))
+        except pa.ArrowInvalid as e:
+            raise UserError(f"features.prepare (lambda): '{name}': {e}") from None
+    return out
 
 
 def _words(expression: str) -> Iterator[tuple[str, bool]]:

@@ -1,4 +1,4 @@
-"""Conditions on a row, written as in SQL's WHERE, as Spark expressions.
+"""Conditions on a row, written as in SQL's WHERE, as Spark expressions and over Arrow arrays.
 
     clicked = 1 and (device in ('phone', 'web') or item_price is not null) and not user_age between 0 and 17
 
@@ -16,6 +16,10 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.features.functions.arrays import nan_to_null
 from headrace.features.types import OpError, ValueType
 
 if TYPE_CHECKING:
@@ -81,6 +85,15 @@ class Predicate:
         from pyspark.sql import functions as F
 
         return F.coalesce(self._spark(self._root), F.lit(False))
+
+    def arrow(self, column: Callable[[str], pa.Array]) -> pa.Array:
+        """bool [rows], never null; `column` gives the values of a column in its declared type."""
+
+        def values(name: str) -> pa.Array:
+            x = column(name)
+            return nan_to_null(x) if pa.types.is_floating(x.type) else x
+
+        return pc.fill_null(_arrow(self._root, values), False)
 
     # Parsing: or > and > not > comparison.
 
@@ -263,6 +276,39 @@ class Predicate:
 
         x = col(name.column)
         return nan_to_null(x) if self._types[name.column] in (ValueType("float"), ValueType("double")) else x
+
+
+_ARROW = {
+    "bigint": pa.int64(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "boolean": pa.bool_(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "date": pa.date32(),
+}
+
+
+def _arrow(node: _Node, column: Callable[[str], pa.Array]) -> pa.Array:
+    if node.does in ("and", "or"):
+        a, b = (_arrow(x, column) for x in node.of)
+        return pc.and_kleene(a, b) if node.does == "and" else pc.or_kleene(a, b)
+    if node.does == "not":
+        return pc.invert(_arrow(node.of[0], column))
+    if node.does in ("null", "true"):
+        x = column(node.of[0].column)
+        return pc.is_null(x) if node.does == "null" else x
+    left, right, kind = node.of
+
+    def value(x: _Name | _Value) -> Any:
+        if isinstance(x, _Name):
+            return column(x.column).cast(_ARROW[kind], safe=False)
+        if kind == "timestamp":
+            return pa.scalar(datetime.fromisoformat(str(x.value)), _ARROW[kind])
+        if kind == "date":
+            return pa.scalar(date.fromisoformat(str(x.value)), _ARROW[kind])
+        return pa.scalar(float(x.value) if kind == "double" else x.value, _ARROW[kind])
+
+    return getattr(pc, node.does)(value(left), value(right))
 
 
 def _moment(text: str, kind: str, of: Predicate) -> str:

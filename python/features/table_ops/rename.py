@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+import pyarrow as pa
 from pydantic import Field
 
 from headrace.features.table_ops.base import SparkTableContext, TableOp, TableSchema, refuse, reserved
@@ -40,6 +41,12 @@ class Rename(TableOp):
             there.add(new.lower())
             out[new] = type_
         return out
+
+    def reads(self, wanted: Collection[str], schema: TableSchema) -> set[str]:
+        return {c for c in schema.types if self.to.get(c, c) in wanted}
+
+    def arrow_rows(self, schema: TableSchema) -> Callable[[pa.Table], pa.Table]:
+        return lambda rows: rows.rename_columns([self.to.get(c, c) for c in rows.schema.names])
 
     def spark(self, frame: DataFrame, context: SparkTableContext) -> DataFrame:
         from headrace.features.functions.spark_expressions import col

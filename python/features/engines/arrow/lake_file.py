@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from headrace.errors import UserError
 from headrace.features.engines.arrow.dictionary import DictionaryColumn
 from headrace.features.functions.arrays import input_values, one_chunk
+from headrace.features.table_ops.row_preparation import RowPreparation
 from headrace.features.types import ValueType
 from headrace.manifest import fingerprint
 from headrace.storage import Location
@@ -78,25 +79,46 @@ class LakeRowGroup:
         return found
 
 
-def layout_key(columns: Mapping[str, ValueType]) -> str:
-    """Names the folder of all row groups with these columns."""
-    return fingerprint({"format": _FORMAT, "columns": {name: str(t) for name, t in columns.items()}})
+@dataclass(frozen=True)
+class RowGroupLayout:
+    """What the row groups hold of the lake's rows. Pickled into tasks."""
+
+    #: Name -> type.
+    columns: Mapping[str, ValueType]
+    #: What makes the rows of the lake's; None: they are as they are.
+    preparation: RowPreparation | None = None
+
+    @property
+    def key(self) -> str:
+        """Names the folder of all row groups of this layout."""
+        named = {name: str(t) for name, t in self.columns.items()}
+        if self.preparation is None:
+            return fingerprint({"format": _FORMAT, "columns": named})
+        lake = {name: str(t) for name, t in self.inputs.items()}
+        made = {"lake": lake, "prepare": self.preparation.key()}
+        return fingerprint({"format": _FORMAT, "columns": named, **made})
+
+    @property
+    def inputs(self) -> Mapping[str, ValueType]:
+        """The lake's columns that are read."""
+        return self.columns if self.preparation is None else self.preparation.inputs(self.columns)
 
 
-def row_groups(file: LakeFile, folder: Location, columns: Mapping[str, ValueType]) -> tuple[list[LakeRowGroup], bool]:
+def row_groups(file: LakeFile, folder: Location, layout: RowGroupLayout) -> tuple[list[LakeRowGroup], bool]:
     """The row groups of a lake file, made where they are not there; and whether they were."""
     found = _whole(folder / file.key, file)
     if found is not None:
         return found, True
-    encode(file, folder, columns)
+    encode(file, folder, layout)
     made = _whole(folder / file.key, file)
     if made is None:
         raise RuntimeError(f"the decoded row groups of {file.path} vanished from {folder} while they were made")
     return made, False
 
 
-def encode(file: LakeFile, folder: Location, columns: Mapping[str, ValueType]) -> None:
+def encode(file: LakeFile, folder: Location, layout: RowGroupLayout) -> None:
     """Decode a lake file into `folder`, in one step."""
+    columns = layout.inputs
     # A task may run twice: both write the same.
     with (folder / file.key).new_folder(alone=False) as made:
         parquet = pq.ParquetFile(
@@ -110,8 +132,10 @@ def encode(file: LakeFile, folder: Location, columns: Mapping[str, ValueType]) -
         written: list[int] = []
         for group in range(parquet.num_row_groups):
             table = parquet.read_row_group(group, columns=wanted, use_threads=False)
+            if layout.preparation is not None:
+                table = _prepared(table, columns, layout.preparation)
             if table.num_rows:
-                written.append(_write(_encoded(table, columns), made / f"{len(written)}.arrow"))
+                written.append(_write(_encoded(table, layout.columns), made / f"{len(written)}.arrow"))
         (made / _META).put_text(json.dumps({"size": file.size, "pieces": written}))
 
 
@@ -144,6 +168,27 @@ def _write(batch: pa.RecordBatch, path: Location) -> int:
     ):
         writer.write_batch(batch)
     return path.size()
+
+
+def _prepared(table: pa.Table, columns: Mapping[str, ValueType], preparation: RowPreparation) -> pa.Table:
+    """The rows that the operators make of the lake's."""
+    n = table.num_rows
+    typed = {
+        name: _declared(table.column(name), t.arrow, name) if name in table.column_names else pa.nulls(n, t.arrow)
+        for name, t in columns.items()
+    }
+    rows = preparation.apply(
+        pa.table({**typed, FILE: _declared(table.column(FILE), pa.string(), FILE), LINE: table.column(LINE)})
+    )
+    if rows.num_rows == n:
+        return rows
+    # No dictionary keeps a value of a row that was dropped.
+    return pa.table(
+        {
+            name: x.cast(pa.string()) if pa.types.is_dictionary(x.type) else x
+            for name, x in zip(rows.schema.names, rows.columns, strict=True)
+        }
+    )
 
 
 def _encoded(table: pa.Table, columns: Mapping[str, ValueType]) -> pa.RecordBatch:
@@ -186,7 +231,19 @@ def _cells(column: pa.ChunkedArray, type_: ValueType, name: str) -> pa.Array:
 
 
 def _one(column: pa.ChunkedArray, type_: pa.DataType, name: str = "") -> pa.Array:
-    """One array of a column read from Parquet; texts as a dictionary with a null in it where a row has one."""
+    """`_declared`; texts as a dictionary with a null in it where a row has one."""
+    array = _declared(column, type_, name)
+    if not pa.types.is_dictionary(array.type):
+        return array
+    index, values = array.indices, array.dictionary.cast(pa.string())
+    if index.null_count:
+        index = pc.fill_null(index, len(values))
+        values = pa.concat_arrays([values, pa.nulls(1, pa.string())])
+    return pa.DictionaryArray.from_arrays(index.cast(pa.int32()), values)
+
+
+def _declared(column: pa.ChunkedArray, type_: pa.DataType, name: str) -> pa.Array:
+    """One array of a column read from Parquet, in its declared type; texts as a dictionary."""
     if pa.types.is_dictionary(column.type) or pa.types.is_string(column.type):
         if not pa.types.is_dictionary(column.type):
             column = column.dictionary_encode()
@@ -194,12 +251,7 @@ def _one(column: pa.ChunkedArray, type_: pa.DataType, name: str = "") -> pa.Arra
             raise UserError(f"column '{name}' is text in the lake and cannot be read as {type_}")
         if column.num_chunks > 1:
             column = pa.chunked_array([pa.concat_arrays(column.unify_dictionaries().chunks)])
-        array = column.chunk(0) if column.num_chunks else pa.array([], pa.string()).dictionary_encode()
-        index, values = array.indices, array.dictionary.cast(pa.string())
-        if index.null_count:
-            index = pc.fill_null(index, len(values))
-            values = pa.concat_arrays([values, pa.nulls(1, pa.string())])
-        return pa.DictionaryArray.from_arrays(index.cast(pa.int32()), values)
+        return column.chunk(0) if column.num_chunks else pa.array([], pa.string()).dictionary_encode()
     array = one_chunk(column)
     if array.type == type_:
         return array

@@ -19,10 +19,19 @@ from pyspark.sql import SparkSession
 
 from headrace.features.engines.arrow.aggregate import TrainRows
 from headrace.features.engines.arrow.dictionary import DictionaryColumn
-from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile, LakeRowGroup, layout_key, prune, row_groups
+from headrace.features.engines.arrow.lake_file import (
+    FILE,
+    LINE,
+    LakeFile,
+    LakeRowGroup,
+    RowGroupLayout,
+    prune,
+    row_groups,
+)
 from headrace.features.engines.arrow.split import days, split_codes
 from headrace.features.functions.arrays import doubles, to_numpy
 from headrace.features.layout.split_rule import Rule, TimeRule, columns_of
+from headrace.features.table_ops.row_preparation import RowPreparation
 from headrace.features.types import ValueType
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DataFile
@@ -88,8 +97,8 @@ class LakeRows:
     """The files, where their row groups are, and how their rows are seen."""
 
     files: list[LakeFile]
-    #: Of the row groups: name -> type.
-    columns: Mapping[str, ValueType]
+    #: Of the row groups.
+    layout: RowGroupLayout
     splitter: Splitter
     #: Of the row groups; tasks see it too.
     folder: Location
@@ -100,7 +109,7 @@ class LakeRows:
     def scan(self, spark: SparkSession | None, visit: FileVisitor | None = None) -> list[Any]:
         """Count splits and labels (into `counts`), and let `visit` work on each file; its results, by file."""
         tasks = grouped(list(enumerate(self.files)), lambda pair: pair[1].size, cores_of(spark))
-        work = _ScanTask(tuple(tuple(t) for t in tasks), self.folder, dict(self.columns), self.splitter, visit)
+        work = _ScanTask(tuple(tuple(t) for t in tasks), self.folder, self.layout, self.splitter, visit)
         found = sorted(run_tasks(spark, len(tasks), work), key=lambda f: f["file"])
         rows = np.array([f["splits"] for f in found], np.int64).reshape(len(found), len(self.splitter.splits)).sum(0)
         self.counts = SplitCounts(
@@ -118,17 +127,24 @@ class LakeRows:
 
 @contextmanager
 def lake_rows(
-    workflow: Workflow, files: Sequence[DataFile], splitter: Splitter, home: Location, extra: Mapping[str, ValueType]
+    workflow: Workflow,
+    files: Sequence[DataFile],
+    splitter: Splitter,
+    home: Location,
+    extra: Mapping[str, ValueType],
+    preparation: RowPreparation | None = None,
 ) -> Iterator[LakeRows]:
     """The rows of data files; what an earlier run left and this one does not need is removed.
 
     Args:
         home: where the row groups of this pipeline are kept.
         extra: types of columns that the split needs besides those of the workflow.
+        preparation: what makes the rows of the files'.
     """
     names = dict.fromkeys((*workflow.input_columns, workflow.label_column, *workflow.carried_columns))
     columns = {n: workflow.input_type(n) for n in names} | dict(extra)
-    key = layout_key(columns)
+    layout = RowGroupLayout(columns, preparation)
+    key = layout.key
     for other in home.entries():
         if other.name != key:
             other.remove_quietly()
@@ -138,7 +154,7 @@ def lake_rows(
     (home / key).make_dir()
     scratch.make_dir()
     try:
-        yield LakeRows(wanted, columns, splitter, home / key, scratch)
+        yield LakeRows(wanted, layout, splitter, home / key, scratch)
     finally:
         scratch.remove_quietly()
 
@@ -149,13 +165,13 @@ class _ScanTask:
 
     tasks: tuple[tuple[tuple[int, LakeFile], ...], ...]
     folder: Location
-    columns: Mapping[str, ValueType]
+    layout: RowGroupLayout
     splitter: Splitter
     visit: FileVisitor | None
 
     def __call__(self, task: int) -> Iterator[dict[str, Any]]:
         for number, file in self.tasks[task]:
-            found, kept = row_groups(file, self.folder, self.columns)
+            found, kept = row_groups(file, self.folder, self.layout)
             splits = np.zeros(len(self.splitter.splits), np.int64)
             by_day: dict[int, int] = {}
             null = bad = 0

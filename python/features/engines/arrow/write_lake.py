@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from headrace.dataset.parquet import lists
 from headrace.features.engines.arrow.array_file import load_arrays, save_arrays
 from headrace.features.engines.arrow.dictionary import apply_op
-from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile, LakeRowGroup, row_groups
+from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile, LakeRowGroup, RowGroupLayout, row_groups
 from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter
 from headrace.features.engines.arrow.write_frame import loaded, write_part, written_dataset
 from headrace.features.functions.arrays import doubles, is_missing
@@ -57,7 +57,7 @@ def write_lake_rows(
     transform_task = _TransformTask(
         tuple(tuple(t) for t in tasks),
         rows.folder,
-        dict(rows.columns),
+        rows.layout,
         rows.splitter,
         workflow,
         rows.scratch,
@@ -78,7 +78,7 @@ class _TransformTask:
 
     tasks: tuple[tuple[tuple[int, LakeFile], ...], ...]
     folder: Location
-    columns: Mapping[str, Any]
+    layout: RowGroupLayout
     splitter: Splitter
     workflow: Location
     scratch: Location
@@ -89,7 +89,7 @@ class _TransformTask:
         fitted = loaded(self.workflow, self.most_values)
         for number, file in self.tasks[task]:
             out = []
-            for i, row_group in enumerate(row_groups(file, self.folder, self.columns)[0]):
+            for i, row_group in enumerate(row_groups(file, self.folder, self.layout)[0]):
                 split = self.splitter.split(row_group)
                 part = parts_of(
                     split, row_group.hashes, self.splitter.splits, self.plans, self.splitter.days(row_group)

@@ -1,0 +1,411 @@
+"""Expressions of Spark's SQL over one row that Arrow evaluates to the same bits; all others are left to Spark.
+
+What is taken: columns in backticks or as plain names, whole numbers, decimals beside doubles, 'texts', true and false;
+`+ - * /` of int, bigint and double; `= == != <> < <= > >=` of two numbers, texts, booleans, dates or timestamps; `in`,
+`between`, `is [not] null`, `and`, `or`, `not`, `if`, `case when`, `coalesce`, and `cast` between numbers and to text.
+
+As in Spark's ANSI mode: int and bigint are bigint, either of them with double is double; a quotient is a double; an
+overflow of integers and a division by zero are errors. NaN equals itself and is above all numbers. What may be an error
+is not taken below `and`, `or`, `case` and the like, which Spark evaluates only as far as a row needs it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.features.types import ValueType
+
+#: A row's columns by name, as they are in the table: NaN is NaN.
+Rows = Callable[[str], pa.Array]
+
+_TYPES = {
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "boolean": pa.bool_(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
+_SPELLINGS = {"integer": "int", "long": "bigint"}
+_RANK = {"int": 0, "bigint": 1, "double": 2}
+#: Of the type of a value, the types that it is cast to exactly as Spark does; those that may be an error besides.
+_CASTS = {
+    "int": {"bigint", "float", "double", "string"},
+    "bigint": {"float", "double", "string"},
+    "float": {"double"},
+    "double": {"float"},
+    "boolean": {"int", "bigint", "double", "string"},
+}
+_NARROWED = {("bigint", "int")}
+
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<number>(?:\d+\.\d+|\.\d+|\d+)(?![\w.]))|(?P<text>'[^'\\]*')|(?P<quoted>`(?:[^`]|``)+`)
+    |(?P<sign><=(?!>)|>=|<>|!=|==|=|<|>|\(|\)|,|\+|-|\*|/)|(?P<word>[A-Za-z_]\w*))""",
+    re.VERBOSE,
+)
+_COMPARE = {"=", "==", "!=", "<>", "<", "<=", ">", ">="}
+_WORDS = frozenset(
+    {"and", "or", "not", "in", "is", "null", "between", "true", "false", "case", "when", "then", "else", "end", "cast"}
+    | {"as", "like", "rlike", "ilike", "div", "mod", "interval", "distinct", "over", "escape", "collate", "exists"}
+)
+
+
+class _OnlySpark(Exception):
+    """What only Spark evaluates."""
+
+
+@dataclass(frozen=True)
+class _Node:
+    type: str
+    value: Callable[[Rows], Any]
+    #: Whether a value may be an error.
+    fails: bool = False
+    #: Of a whole number, a decimal or a text that is written there.
+    literal: str | None = None
+
+
+class RowExpression:
+    """An expression that was parsed, with the type that its result is cast to."""
+
+    def __init__(self, root: _Node, columns: Sequence[str]) -> None:
+        self._root, self.columns = root, tuple(columns)
+
+    def arrow(self, rows: Rows) -> pa.Array:
+        """The result for each row. Raises pa.ArrowInvalid for an overflow or a division by zero."""
+        return self._root.value(rows)
+
+
+def parse(text: str, types: Mapping[str, ValueType], result: ValueType) -> RowExpression | None:
+    """An expression over columns of these types, cast to `result`; None where only Spark evaluates it as Spark does."""
+    try:
+        parser = _Parser(text, types)
+        root = _cast(parser.whole(), str(result))
+    except _OnlySpark:
+        return None
+    return RowExpression(root, list(parser.columns)) if parser.columns else None
+
+
+class _Parser:
+    """Or > and > not > comparison > sum > product > sign, as in Spark's grammar."""
+
+    def __init__(self, text: str, types: Mapping[str, ValueType]) -> None:
+        if "--" in text or "/*" in text:
+            raise _OnlySpark  # a comment
+        self._tokens: list[tuple[str, str]] = []
+        at = 0
+        while text[at:].strip():
+            match = _TOKEN.match(text, at)
+            if match is None:
+                raise _OnlySpark
+            self._tokens.append((str(match.lastgroup), match[str(match.lastgroup)]))
+            at = match.end()
+        self._at, self._types = 0, types
+        self._names = {name.lower(): name for name in types}
+        self.columns: dict[str, None] = {}
+
+    def whole(self) -> _Node:
+        found = self._or()
+        if self._at < len(self._tokens):
+            raise _OnlySpark
+        return found
+
+    def _or(self) -> _Node:
+        left = self._and()
+        while self._word("or"):
+            left = _logic(pc.or_kleene, left, self._and())
+        return left
+
+    def _and(self) -> _Node:
+        left = self._not()
+        while self._word("and"):
+            left = _logic(pc.and_kleene, left, self._not())
+        return left
+
+    def _not(self) -> _Node:
+        return _negated(self._not()) if self._word("not") else self._comparison()
+
+    def _comparison(self) -> _Node:
+        left = self._sum()
+        if self._word("is"):
+            negated = self._word("not")
+            self._need("null")
+            found = _Node("boolean", lambda rows: pc.is_null(left.value(rows)), left.fails)
+            return _negated(found) if negated else found
+        negated = self._word("not")
+        if self._word("between"):
+            low = self._sum()
+            self._need("and")
+            found = _logic(pc.and_kleene, _compared(">=", left, low), _compared("<=", left, self._sum()))
+        elif self._word("in"):
+            found = self._in(left)
+        elif negated:
+            raise _OnlySpark
+        else:
+            sign = self._next("sign", _COMPARE)
+            if sign is None:
+                return left
+            found = _compared(sign, left, self._sum())
+            if self._next("sign", _COMPARE) is not None:
+                raise _OnlySpark
+        return _negated(found) if negated else found
+
+    def _in(self, left: _Node) -> _Node:
+        self._need("(")
+        several = [left, self._sum()]
+        while self._next("sign", {","}) is not None:
+            several.append(self._sum())
+        self._need(")")
+        left, *others = _alike(several)
+        found = _compared("=", left, others[0])
+        for other in others[1:]:
+            found = _logic(pc.or_kleene, found, _compared("=", left, other))
+        return found
+
+    def _sum(self) -> _Node:
+        left = self._product()
+        while (sign := self._next("sign", {"+", "-"})) is not None:
+            left = _arithmetic(sign, left, self._product())
+        return left
+
+    def _product(self) -> _Node:
+        left = self._signed()
+        while (sign := self._next("sign", {"*", "/"})) is not None:
+            left = (_quotient if sign == "/" else _product)(left, self._signed())
+        return left
+
+    def _signed(self) -> _Node:
+        if self._next("sign", {"-"}) is None:
+            return self._primary()
+        x = self._signed()
+        if x.literal is not None and x.type in ("int", "bigint", "decimal"):
+            return _number(x.literal[1:] if x.literal.startswith("-") else f"-{x.literal}")
+        if x.type not in _RANK:
+            raise _OnlySpark
+        return replace(
+            x, value=lambda rows: pc.negate_checked(x.value(rows)), fails=x.fails or x.type != "double", literal=None
+        )
+
+    def _primary(self) -> _Node:
+        if self._at >= len(self._tokens):
+            raise _OnlySpark
+        kind, text = self._tokens[self._at]
+        self._at += 1
+        if kind == "number":
+            return _number(text)
+        if kind == "text":
+            return _Node("string", lambda rows: pa.scalar(text[1:-1]), literal=text[1:-1])
+        if text == "(":
+            inner = self._or()
+            self._need(")")
+            return replace(inner, literal=None) if inner.type != "decimal" else inner
+        word = text.lower() if kind == "word" else ""
+        if word in ("true", "false"):
+            return _Node("boolean", lambda rows: pa.scalar(word == "true"))
+        if word == "case":
+            return self._case()
+        if word and self._next("sign", {"("}) is not None:
+            return self._call(word)
+        if kind == "sign" or word in _WORDS:
+            raise _OnlySpark
+        return self._column(text if word else text[1:-1].replace("``", "`"))
+
+    def _column(self, text: str) -> _Node:
+        name = self._names.get(text.lower())  # Spark's names have no case
+        if name is None or self._types[name].is_list or self._types[name].element not in _TYPES:
+            raise _OnlySpark
+        self.columns[name] = None
+        element = self._types[name].element
+        return _Node(element, lambda rows: pc.cast(rows(name), _TYPES[element]))
+
+    def _case(self) -> _Node:
+        conditions, values = [], []
+        self._need("when")
+        while True:
+            conditions.append(self._or())
+            self._need("then")
+            values.append(self._or())
+            if not self._word("when"):
+                break
+        if self._word("else"):
+            values.append(self._or())
+        self._need("end")
+        return _chosen(conditions, values)
+
+    def _call(self, function: str) -> _Node:
+        if function == "cast":
+            x = self._or()
+            self._need("as")
+            type_ = self._next("word", None)
+            self._need(")")
+            return _cast(x, _SPELLINGS.get(str(type_).lower(), str(type_).lower()))
+        arguments = [self._or()]
+        while self._next("sign", {","}) is not None:
+            arguments.append(self._or())
+        self._need(")")
+        if function == "if" and len(arguments) == 3:
+            return _chosen(arguments[:1], arguments[1:])
+        if function == "coalesce":
+            same = _alike(arguments)
+            _no_error(same)
+            return _Node(same[0].type, lambda rows: pc.coalesce(*(x.value(rows) for x in same)))
+        raise _OnlySpark
+
+    def _next(self, kind: str, texts: set[str] | None) -> str | None:
+        """The next token, taken, where it is of that kind and one of `texts` (None: any)."""
+        if self._at < len(self._tokens):
+            found, text = self._tokens[self._at]
+            if found == kind and (texts is None or text.lower() in texts):
+                self._at += 1
+                return text
+        return None
+
+    def _word(self, word: str) -> bool:
+        return self._next("word", {word}) is not None
+
+    def _need(self, text: str) -> None:
+        if self._next("word" if text.isalpha() else "sign", {text}) is None:
+            raise _OnlySpark
+
+
+def _number(text: str) -> _Node:
+    if "." in text:
+        return _Node("decimal", lambda rows: None, literal=text)
+    value = int(text)
+    if abs(value) >= 2**63 or abs(value) == 2**31:
+        raise _OnlySpark
+    type_ = "int" if abs(value) < 2**31 else "bigint"
+    return _Node(type_, lambda rows: pa.scalar(value, _TYPES[type_]), literal=text)
+
+
+def _logic(function: Callable[[Any, Any], Any], a: _Node, b: _Node) -> _Node:
+    _no_error([a, b])
+    if a.type != "boolean" or b.type != "boolean":
+        raise _OnlySpark
+    return _Node("boolean", lambda rows: function(a.value(rows), b.value(rows)))
+
+
+def _negated(x: _Node) -> _Node:
+    if x.type != "boolean":
+        raise _OnlySpark
+    return _Node("boolean", lambda rows: pc.invert(x.value(rows)), x.fails)
+
+
+def _no_error(nodes: Sequence[_Node]) -> None:
+    if any(x.fails for x in nodes):
+        raise _OnlySpark
+
+
+def _alike(nodes: Sequence[_Node]) -> list[_Node]:
+    """The same values in one type, as Spark would widen them."""
+    types = {x.type for x in nodes} - {"decimal"}
+    if len(types) == 1 and not any(x.type == "decimal" for x in nodes):
+        if types & {"float"}:
+            raise _OnlySpark
+        return list(nodes)
+    if not types or not types <= _RANK.keys() or (len(types) < len({x.type for x in nodes}) and types != {"double"}):
+        raise _OnlySpark
+    wide = max(types, key=_RANK.__getitem__)
+    return [_widened(x, wide) for x in nodes]
+
+
+def _widened(x: _Node, wide: str) -> _Node:
+    if x.type == "decimal":  # beside doubles alone
+        number = float(str(x.literal))
+        return _Node("double", lambda rows: pa.scalar(number))
+    if x.type == wide:
+        return x
+    return _Node(wide, lambda rows: pc.cast(x.value(rows), _TYPES[wide], safe=False), x.fails, x.literal)
+
+
+def _arithmetic(sign: str, a: _Node, b: _Node) -> _Node:
+    a, b = _alike([a, b])
+    if a.type not in _RANK:
+        raise _OnlySpark
+    function = {"+": pc.add_checked, "-": pc.subtract_checked, "*": pc.multiply_checked}[sign]
+    fails = a.fails or b.fails or a.type != "double"
+    return _Node(a.type, lambda rows: function(a.value(rows), b.value(rows)), fails)
+
+
+def _product(a: _Node, b: _Node) -> _Node:
+    return _arithmetic("*", a, b)
+
+
+def _quotient(a: _Node, b: _Node) -> _Node:
+    if {a.type, b.type} - {"decimal"} <= {"int", "bigint"} and "decimal" in (a.type, b.type):
+        raise _OnlySpark
+    numerator, divisor = (_alike([x, _Node("double", lambda rows: pa.scalar(0.0))])[0] for x in (a, b))
+    whole = b.literal is not None and float(b.literal) != 0
+
+    def divide(rows: Rows) -> Any:
+        over, under = numerator.value(rows), divisor.value(rows)
+        by_zero = pc.and_(pc.is_valid(over), pc.equal(under, 0.0))
+        if not whole and (by_zero if isinstance(by_zero, pa.Scalar) else pc.any(by_zero)).as_py():
+            raise pa.ArrowInvalid("divide by zero")
+        return pc.divide(over, under)
+
+    return _Node("double", divide, a.fails or b.fails or not whole)
+
+
+def _compared(sign: str, a: _Node, b: _Node) -> _Node:
+    a, b = _alike([a, b])
+    if a.type == "boolean" and sign not in ("=", "==", "!=", "<>"):
+        raise _OnlySpark
+
+    def both(function: Callable[[Any, Any], Any]) -> _Node:
+        return _Node("boolean", lambda rows: function(a.value(rows), b.value(rows)), a.fails or b.fails)
+
+    is_double = a.type == "double"
+    equal = both(_equal_doubles if is_double else pc.equal)
+    less = both(_less_doubles if is_double else pc.less)
+    greater = both((lambda x, y: _less_doubles(y, x)) if is_double else pc.greater)
+    found: Mapping[str, Callable[[], _Node]] = {
+        "=": lambda: equal,
+        "!=": lambda: _negated(equal),
+        "<": lambda: less,
+        ">": lambda: greater,
+        "<=": lambda: _negated(greater),
+        ">=": lambda: _negated(less),
+    }
+    return found[{"==": "=", "<>": "!="}.get(sign, sign)]()
+
+
+def _equal_doubles(x: Any, y: Any) -> Any:
+    return pc.or_(pc.equal(x, y), pc.and_(pc.is_nan(x), pc.is_nan(y)))
+
+
+def _less_doubles(x: Any, y: Any) -> Any:
+    return pc.or_(pc.less(x, y), pc.and_(pc.invert(pc.is_nan(x)), pc.is_nan(y)))
+
+
+def _chosen(conditions: Sequence[_Node], values: Sequence[_Node]) -> _Node:
+    """The value of the first condition that is true; behind the last one's, if there is one more, the value else."""
+    same = _alike(values)
+    _no_error([*conditions, *same])
+    if any(c.type != "boolean" for c in conditions):
+        raise _OnlySpark
+    type_ = same[0].type
+
+    def choose(rows: Rows) -> Any:
+        out = same[-1].value(rows) if len(same) > len(conditions) else pa.scalar(None, _TYPES[type_])
+        for condition, value in reversed(list(zip(conditions, same, strict=False))):
+            out = pc.if_else(pc.fill_null(condition.value(rows), False), value.value(rows), out)
+        return out
+
+    return _Node(type_, choose)
+
+
+def _cast(x: _Node, type_: str) -> _Node:
+    if x.type == type_:
+        return x
+    narrowed = (x.type, type_) in _NARROWED
+    if not narrowed and type_ not in _CASTS.get(x.type, ()):
+        raise _OnlySpark
+    return _Node(type_, lambda rows: pc.cast(x.value(rows), _TYPES[type_], safe=narrowed), x.fails or narrowed)
