@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ _BOOLEANS = ({"true", "false"}, {"yes", "no"}, {"t", "f"}, {"y", "n"})
 _INT32 = 2**31 - 1
 #: 2001 to 2100, seconds since 1970.
 _EPOCH = (978_307_200, 4_102_444_800)
-#: What Delta does not take in a name without column mapping.
+#: What Delta takes in no name without column mapping.
 _BAD_NAME = re.compile(r"[ ,;{}()\n\t=]")
 
 
@@ -43,6 +44,8 @@ class ColumnProfile:
     values: pa.Array
     #: Of times spelled as numbers.
     epoch: EpochUnit | None = None
+    #: Where the source has it, where its name does not say so.
+    path: str | None = None
     #: Why it cannot be declared; then only the name counts.
     fault: str = ""
 
@@ -64,7 +67,11 @@ class ColumnProfile:
 
     @property
     def is_number(self) -> bool:
-        return self.type in ("int", "bigint", "float", "double")
+        return self.is_integer or self.type in ("float", "double") or self.type.startswith("decimal")
+
+    @property
+    def is_integer(self) -> bool:
+        return self.type in ("tinyint", "smallint", "int", "bigint")
 
     @property
     def is_time(self) -> bool:
@@ -124,24 +131,61 @@ def _day(seconds: float) -> str:
 
 
 def profile(rows: pa.Table, copied: bool) -> list[ColumnProfile]:
-    """Each column's profile, in order.
+    """Each column's profile, in order; the fields of a structure are columns of their own.
 
     Args:
         rows: of a sample.
         copied: whether rows become a Delta table of ours, which does not take all names.
     """
-    return [_column(name, rows[name].combine_chunks(), copied) for name in rows.column_names]
+    taken = {name.lower() for name in rows.column_names}
+    found = []
+    for name in rows.column_names:
+        for steps, values in _leaves((name,), rows[name].combine_chunks()):
+            plain = steps[0] if len(steps) == 1 else None
+            if plain is not None and not (_is_reserved(plain) or (copied and _BAD_NAME.search(plain))):
+                found.append(_column(plain, values, copied))
+                continue
+            made = _free_name("_".join(steps), taken)
+            found.append(replace(_column(made, values, copied), path=_path(steps)))
+    return found
+
+
+def _leaves(steps: tuple[str, ...], values: pa.Array) -> Iterator[tuple[tuple[str, ...], pa.Array]]:
+    if isinstance(values, pa.ChunkedArray):
+        values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
+    if not pa.types.is_struct(values.type):
+        yield steps, values
+        return
+    for field in values.type:
+        yield from _leaves((*steps, field.name), pc.struct_field(values, field.name))
+
+
+def _is_reserved(name: str) -> bool:
+    return name.startswith("_") or name.lower() == "ds"
+
+
+def _free_name(wanted: str, taken: set[str]) -> str:
+    """A name that Delta takes and no column has; it is then taken."""
+    name = re.sub(r"_+", "_", re.sub(r"[^\w-]", "_", wanted)).strip("_") or "column"
+    numbered = (f"{name}_{k}" for k in count(2))
+    name = next(n for n in chain([name], numbered) if n.lower() not in taken | {"ds"})
+    taken.add(name.lower())
+    return name
+
+
+def _path(steps: tuple[str, ...]) -> str:
+    """As `path` of a declared column writes it (headrace.schema.path_steps)."""
+    parts = []
+    for k, step in enumerate(steps):
+        plain = re.fullmatch(r"[^.\[\]'\"]+", step)
+        quoted = step.replace("'", "''")
+        parts.append(("." if k else "") + step if plain else f"['{quoted}']")
+    return "".join(parts)
 
 
 def _column(name: str, values: pa.Array, copied: bool) -> ColumnProfile:
-    if isinstance(values, pa.ChunkedArray):
-        values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
-    if name.startswith("_") or name.lower() == "ds":
-        return ColumnProfile(name, "string", values, fault="a reserved name (`ds` and names that begin with `_`)")
-    if copied and _BAD_NAME.search(name):
-        return ColumnProfile(name, "string", values, fault="Delta takes no blank and none of ,;{}()= in a name")
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         return _text(name, values.cast(pa.string()))
     if pa.types.is_null(values.type):
@@ -169,9 +213,13 @@ def _column(name: str, values: pa.Array, copied: bool) -> ColumnProfile:
 
 def _arrow_type(type_: pa.DataType) -> str | None:
     """The declared type of an Arrow type; None where there is none."""
+    if pa.types.is_decimal(type_):
+        return f"decimal({type_.precision},{type_.scale})"
     for check, name in (
         (pa.types.is_string, "string"),
         (pa.types.is_large_string, "string"),
+        (pa.types.is_int8, "tinyint"),
+        (pa.types.is_int16, "smallint"),
         (pa.types.is_int32, "int"),
         (pa.types.is_int64, "bigint"),
         (pa.types.is_float32, "float"),

@@ -137,6 +137,8 @@ def _table(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles, daily
         if c.fault or c.name in sample.partitions:
             continue
         entry: dict[str, Any] = {"name": c.name, "type": c.type}
+        if c.path is not None:
+            entry["path"] = c.path
         if c.name in needed and not c.nulls:
             entry["required"] = True
         nulls = f", {c.null_rate:.1%} null" if c.nulls else ""
@@ -344,5 +346,5 @@ def _constant(column: ColumnProfile, roles: Roles) -> str:
         return "[]"
     if column.is_number and roles.features.get(column.name) in ("number", "skewed"):
         middle = float(np.nanmedian(column.numbers))
-        return _flow(round(middle) if column.type in ("int", "bigint") else middle)
+        return _flow(middle if column.type in ("float", "double") else round(middle))
     return _flow(column.top)

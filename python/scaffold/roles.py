@@ -144,7 +144,7 @@ def _key(roles: Roles, left: dict[str, ColumnProfile], named: Named) -> None:
         roles.why[named.key] = "key: you said so"
     else:
         for c in left.values():
-            single = not c.is_list and c.type in ("string", "int", "bigint")
+            single = not c.is_list and (c.type == "string" or c.is_integer)
             if single and c.rows >= 20 and c.distinct == c.rows and is_key(c.name):
                 roles.key = c
                 roles.why[c.name] = "key: another value in each row, and its name"
@@ -159,7 +159,7 @@ def _sides(roles: Roles, left: dict[str, ColumnProfile], named: Named) -> None:
         if said is not None:
             found, why = [_said(left, option, said)], "you said so"
         else:
-            found = [c for c in left.values() if by_name(c.name) and c.type in ("string", "int", "bigint")]
+            found = [c for c in left.values() if by_name(c.name) and (c.type == "string" or c.is_integer)]
             found = [c for c in found if c.distinct > 1]
             # Of several, the one whose name says that it is an id, then the one with more values.
             found.sort(key=lambda c: (not is_identifier(c.name), -c.distinct))
@@ -167,14 +167,14 @@ def _sides(roles: Roles, left: dict[str, ColumnProfile], named: Named) -> None:
         if not found:
             continue
         column = found[0]
-        if column.type not in ("string", "int", "bigint"):
+        if not (column.type == "string" or column.is_integer):
             raise UserError(f"--{option} {column.name}: it is {column.type}; a key of scores is text or an integer")
         setattr(roles, option, column)
         roles.features[column.name] = "id"
         roles.why[column.name] = f"{option}: {why}"
         del left[column.name]
     if roles.user is None and roles.item is not None:
-        own = [c for c in left.values() if side_of(c.name) == "user" and c.type in ("string", "int", "bigint")]
+        own = [c for c in left.values() if side_of(c.name) == "user" and (c.type == "string" or c.is_integer)]
         own = [c for c in own if 1 < c.distinct <= c.rows // 10]
         if own:
             roles.segment = [c.name for c in own]
@@ -185,7 +185,7 @@ def _treat(roles: Roles, column: ColumnProfile) -> None:
     name = column.name
     if column.distinct <= 1 and column.null_rate < 0.01 and not column.is_list:
         roles.left_out[name] = f"one value alone: {column.top!r}"
-    elif column.type in ("int", "bigint") and is_line_number(name) and column.distinct > _FEW:
+    elif column.is_integer and is_line_number(name) and column.distinct > _FEW:
         roles.left_out[name] = "numbers the lines of a file, by its name"
     elif "propensity" in words(name):
         roles.left_out[name] = "how likely it was to be shown, by its name: carried for evaluation, no feature"
@@ -220,12 +220,12 @@ def _text(roles: Roles, column: ColumnProfile) -> None:
 def _number(roles: Roles, column: ColumnProfile) -> None:
     name = column.name
     values = column.numbers[~np.isnan(column.numbers)]
-    if column.type in ("int", "bigint") and is_identifier(name):
+    if column.is_integer and is_identifier(name):
         if column.rows >= 100 and column.distinct > 0.9 * len(values):
             roles.left_out[name] = "almost another value in each row: nothing could be learned of it"
             return
         roles.features[name], roles.why[name] = "category", f"an id by its name, {column.distinct:,} values"
-    elif column.type in ("int", "bigint") and column.distinct <= _FEW:
+    elif column.is_integer and column.distinct <= _FEW:
         roles.features[name], roles.why[name] = "category", f"{column.distinct} whole numbers"
     elif values.min() >= 0 and values.max() > 20 * max(float(np.median(values)), 1.0):
         roles.features[name], roles.why[name] = "skewed", "not negative, with a long tail: log first"

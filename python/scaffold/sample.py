@@ -12,12 +12,13 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from headrace.errors import UserError
+from headrace.lake.sources.compression import COMPRESSIONS, without_ending
 from headrace.scaffold.parquet_sample import delta_rows, parquet_rows
 from headrace.scaffold.text_sample import csv_rows, json_rows, sample_bytes
 
 Format = Literal["csv", "jsonl", "parquet", "delta"]
 
-#: Ends of names, without `.gz`.
+#: Ends of names, before those of compressed files.
 _ENDINGS: Mapping[str, Format] = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -100,7 +101,8 @@ def _files(path: Path, text: str) -> list[Path]:
         found = [p for p in sorted(path.rglob("*")) if p.is_file() and _ending(p) is not None and not _hidden(p, path)]
         if not found:
             raise UserError(
-                f"{text}: no files that end in {', '.join(_ENDINGS)} (or with .gz behind), and no Delta log"
+                f"{text}: no Delta log, and no files that end in {', '.join(_ENDINGS)} "
+                f"({', '.join(COMPRESSIONS)} may follow)"
             )
         return found
     if path.is_file():
@@ -119,14 +121,16 @@ def _hidden(file: Path, root: Path) -> bool:
 
 
 def _ending(file: Path) -> Format | None:
-    name = file.name.lower().removesuffix(".gz")
+    name = without_ending(file.name.lower())
     return next((f for ending, f in _ENDINGS.items() if name.endswith(ending)), None)
 
 
 def _format(files: Sequence[Path], text: str) -> Format:
     formats = {_ending(f) for f in files}
     if formats == {None} or not formats:
-        raise UserError(f"{text}: its name ends in none of {', '.join(_ENDINGS)} (.gz may stand behind)")
+        raise UserError(
+            f"{text}: its name ends in none of {', '.join(_ENDINGS)} ({', '.join(COMPRESSIONS)} may follow)"
+        )
     if len(formats) > 1:
         names = ", ".join(sorted(str(f) for f in formats))
         raise UserError(f"{text}: files of several kinds ({names}); give a glob of those that are rows of one table")

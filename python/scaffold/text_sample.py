@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import re
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +18,13 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from headrace.errors import UserError
+from headrace.lake.sources.compression import DamagedError, ending, open_plain
+from headrace.storage import local
 
 #: Bytes of text that are looked at, over all files, and the files that they are from.
 SAMPLE_BYTES, SAMPLE_FILES = 32 << 20, 8
+#: Bytes whose compression tells that of the rest.
+_PROBE = 1 << 20
 _SEPARATORS = (",", "\t", ";", "|")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 #: Texts that stand for nothing.
@@ -58,20 +62,21 @@ def sample_bytes(files: Sequence[Path]) -> list[Chunk]:
     each = SAMPLE_BYTES // len(chosen) if total > SAMPLE_BYTES else SAMPLE_BYTES
     try:
         return [_chunk(f, each) for f in chosen]
-    except (OSError, EOFError, gzip.BadGzipFile) as e:
+    except (OSError, DamagedError) as e:
         raise UserError(f"cannot be read: {e}") from None
 
 
 def _chunk(file: Path, most: int) -> Chunk:
     size = file.stat().st_size
+    if ending(file.name):
+        with open_plain(local(file)) as data:
+            head = data.read(most + 1)
+        if len(head) <= most:
+            return Chunk(file, head, b"", size, True)
+        # How many bytes of the file these are is not known: as zlib would do it.
+        used = round(len(head) * len(zlib.compress(head[:_PROBE])) / len(head[:_PROBE]))
+        return Chunk(file, _whole_lines(head), b"", min(used, size), False)
     with file.open("rb") as raw:
-        if file.suffix == ".gz":
-            with gzip.open(raw) as data:
-                head = data.read(most + 1)
-                used = raw.tell()
-            if len(head) <= most:
-                return Chunk(file, head, b"", size, True)
-            return Chunk(file, _whole_lines(head), b"", min(used, size), False)
         head = raw.read(most if size > most else size)
         if size <= most:
             return Chunk(file, head, b"", size, True)
@@ -104,11 +109,12 @@ def csv_rows(chunks: Sequence[Chunk], text: str) -> tuple[pa.Table, dict[str, An
     if trim:
         first = [f.strip() for f in first]
     header = _has_header(first, lines, separator, trim)
+    multiline = _has_line_breaks(chunks[0], separator)
     tables, skipped = [], 0
     for chunk in chunks:
         # Each file has names of its own, in an order of its own.
         own = _names(chunk, separator, trim, text) if header else tuple(f"column{k}" for k in range(len(first)))
-        found, bad = _parse(chunk, own, separator, header, text)
+        found, bad = _parse(chunk, own, separator, header, multiline, text)
         tables.append(found)
         skipped += bad
     rows = pa.concat_tables(tables, promote_options="default")
@@ -125,6 +131,8 @@ def csv_rows(chunks: Sequence[Chunk], text: str) -> tuple[pa.Table, dict[str, An
     if null is not None:
         options["null_value"] = null
         rows = pa.table({n: pc.if_else(pc.equal(rows[n], null), None, rows[n]) for n in names})
+    if multiline:
+        options["multiline"] = True
     if trim:
         options["trim"] = True
     notes = []
@@ -169,6 +177,20 @@ def _separator(lines: Sequence[str]) -> str:
     return max(_SEPARATORS, key=share)
 
 
+def _has_line_breaks(chunk: Chunk, separator: str) -> bool:
+    """Whether quoted fields go on in the next line: records then have one number of fields, and lines have not."""
+    text = _whole_lines(chunk.head[: 1 << 18] + b"\n").decode("utf-8-sig", errors="replace")
+    if '"' not in text:
+        return False
+    lines = [line for line in text.splitlines() if line.strip()]
+    try:
+        records = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator) if row]
+    except csv.Error:
+        return False
+    fields = Counter(map(len, records)).most_common(1)[0][1]
+    return len(records) < len(lines) and fields > 0.9 * len(records)
+
+
 def _has_header(first: Sequence[str], lines: Sequence[str], separator: str, trim: bool) -> bool:
     """Whether the first line has names: nothing in it reads as a number, nor stands below it, too."""
     if any(_NUMBER.fullmatch(f) for f in first):
@@ -182,7 +204,9 @@ def _has_header(first: Sequence[str], lines: Sequence[str], separator: str, trim
     return repeated <= len(named) // 4
 
 
-def _parse(chunk: Chunk, names: Sequence[str], separator: str, header: bool, text: str) -> tuple[pa.Table, int]:
+def _parse(
+    chunk: Chunk, names: Sequence[str], separator: str, header: bool, multiline: bool, text: str
+) -> tuple[pa.Table, int]:
     bad = 0
 
     def skip(row: Any) -> str:
@@ -197,7 +221,9 @@ def _parse(chunk: Chunk, names: Sequence[str], separator: str, header: bool, tex
         table = pacsv.read_csv(
             io.BytesIO(body + chunk.tail),
             read_options=pacsv.ReadOptions(column_names=list(names)),
-            parse_options=pacsv.ParseOptions(delimiter=separator, invalid_row_handler=skip),
+            parse_options=pacsv.ParseOptions(
+                delimiter=separator, invalid_row_handler=skip, newlines_in_values=multiline
+            ),
             convert_options=pacsv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()),
                 strings_can_be_null=True,

@@ -127,9 +127,8 @@ def test_json_lines_by_day(tmp_path: Path) -> None:
     assert (spec.source.daily, spec.ds) == (True, None)
     assert (spec.table.event_time, dict(spec.source.timestamps)) == ("ts", {"ts": "epoch_milliseconds"})
     assert types(spec)["tags"] == "array<string>"
-    # Not declared, and the file says why.
-    assert "page" not in types(spec)
-    assert "not declared: 'page'" in (tmp_path / "p.yaml").read_text()
+    # Of an object, the fields.
+    assert {c.name: c.path for c in spec.table.columns if c.path} == {"page_url": "page.url"}
     assert features(spec)["tags"] == ["categorify", "pad"]
     assert spec.features.window_days == 14
 
@@ -323,10 +322,39 @@ def test_names_that_yaml_would_read_otherwise(tmp_path: Path) -> None:
     data.to_csv(tmp_path / "log.csv", index=False)
     init(str(tmp_path / "log.csv"), tmp_path / "p.yaml", None, Named(), force=False)
     text = (tmp_path / "p.yaml").read_text()
-    assert "no" in types(load_spec(tmp_path / "p.yaml"))
-    # A blank in a name is refused by Delta, so such a column stays out.
-    assert "not declared: 'a: b # c'" in text
+    spec = load_spec(tmp_path / "p.yaml")
+    assert "no" in types(spec)
+    # Delta takes no blank in a name: the column has another, and the path says what the file calls it.
+    assert {c.name: c.steps for c in spec.table.columns if c.path} == {"a_b_c": ("a: b # c",)}
     assert yaml.safe_load(text)["pipeline"] == "log"
+
+
+@pytest.mark.parametrize("compression", ["bz2", "zst", "gz"])
+def test_compressed_files_and_line_breaks_within_quotes(tmp_path: Path, compression: str) -> None:
+    data = clicks(500, 2)
+    data["query"] = "a\n" + data["query"]
+    path = tmp_path / f"log.csv.{compression}"
+    with pa.output_stream(path, compression={"zst": "zstd", "gz": "gzip"}.get(compression, compression)) as out:
+        out.write(data.to_csv(index=False).encode())
+    spec = written(path, tmp_path / "p.yaml")
+    assert (landing(spec).multiline, spec.table.expectations.min_rows) == (True, 250)
+    assert types(spec)["clicked"] == "int"
+
+
+def test_types_of_a_table(tmp_path: Path) -> None:
+    table = as_arrow(clicks(1_000, 2))
+    rng = np.random.default_rng(1)
+    table = table.append_column("paid", pa.array(rng.random(1_000) * 100).cast(pa.decimal128(21, 2), safe=False))
+    table = table.append_column("shelf", pa.array(rng.integers(0, 5, 1_000).astype("int8")))
+    table = table.append_column("geo", pa.array([{"city": {"name": f"c{k % 3}"}, "a.b": k / 7} for k in range(1_000)]))
+    pq.write_table(table, tmp_path / "t.parquet")
+    spec = written(tmp_path / "t.parquet", tmp_path / "p.yaml")
+    found = {c.name: (c.type, c.path) for c in spec.table.columns}
+    assert found["paid"] == ("decimal(21,2)", None)
+    assert found["shelf"] == ("tinyint", None)
+    assert found["geo_city_name"] == ("string", "geo.city.name")
+    assert found["geo_a_b"] == ("double", "geo['a.b']")
+    assert {"paid", "shelf", "geo_city_name", "geo_a_b"} <= features(spec).keys()
 
 
 def test_files_whose_columns_differ(tmp_path: Path) -> None:
