@@ -1,8 +1,18 @@
-"""Operators of a spec, by name and parameters, and what is wrong with those in words."""
+"""Operators of a spec, by name and parameters, and what is wrong with those in words.
+
+Three kinds of names: those of the operators that headrace has; `module:Class`, a class of the user's; and the name of
+an entry point, by which an installed package offers one (group `headrace.operators`, or `headrace.table_operators`):
+
+    [project.entry-points."headrace.operators"]
+    halve = "my_package.operators:Halve"
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -12,19 +22,21 @@ from headrace.errors import UserError, nearest
 T = TypeVar("T", bound=BaseModel)
 
 
-def build(registry: Mapping[str, type[T]], name: str, params: Mapping[str, Any], where: str, what: str) -> T:
-    """An operator of a registry with its parameters.
+def build(
+    registry: Mapping[str, type[T]], name: str, params: Mapping[str, Any], where: str, what: str, base: type[T]
+) -> T:
+    """An operator of a registry, or of the user's, with its parameters.
 
     Args:
         where: its place in the spec, for messages.
         what: what the registry holds: `operator`, `table operator`.
+        base: the class that operators of the kind extend.
 
     Raises:
-        UserError: no such operator, no such parameter, a wrong value; with the place and the nearest valid name.
+        UserError: no such operator, a class that cannot be imported or is no operator, no such parameter, a wrong
+            value; with the place and the nearest valid name.
     """
-    kind = registry.get(name)
-    if kind is None:
-        raise UserError(f"{where}: no {what} '{name}'{nearest(name, registry)} (known: {', '.join(sorted(registry))})")
+    kind = registry.get(name) or _plugin(registry, name, where, what, base)
     if not isinstance(params, Mapping):
         raise UserError(
             f"{where} ({name}): write its parameters as a mapping, for example {name}: {{PARAMETER: VALUE}}"
@@ -33,6 +45,35 @@ def build(registry: Mapping[str, type[T]], name: str, params: Mapping[str, Any],
         return kind.model_validate(dict(params))
     except ValidationError as e:
         raise UserError(f"{where} ({name}): {_faults_of(kind, e)}") from None
+
+
+def _plugin(registry: Mapping[str, type[T]], name: str, where: str, what: str, base: type[T]) -> type[T]:
+    offered = _offered(f"headrace.{what.replace(' ', '_')}s")
+    reference = offered[name].value if name in offered else name
+    module, colon, path = reference.partition(":")
+    if not colon:
+        known = sorted({*registry, *offered})
+        raise UserError(
+            f"{where}: no {what} '{name}'{nearest(name, known)} (known: {', '.join(known)}; one of your own: "
+            f"MODULE:CLASS)"
+        )
+    try:
+        found: Any = import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as e:
+        raise UserError(
+            f"{where}: {what} '{name}' cannot be imported: {e}. Install the package in this environment (on a cluster "
+            f"also in that of the executors), or set PYTHONPATH to the folder of its module"
+        ) from None
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise UserError(f"{where}: '{name}' is no {what}: it does not extend {base.__module__}:{base.__qualname__}")
+    return found
+
+
+@cache
+def _offered(group: str) -> Mapping[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=group)}
 
 
 def _faults_of(kind: type[BaseModel], error: ValidationError) -> str:

@@ -20,6 +20,8 @@ from headrace.dataset.parquet.row_group import StoredRowGroup
 
 # pyarrow deprecated the dataset API that Petastorm 0.12 stands on; nothing here can be done about it.
 warnings.filterwarnings("ignore", category=FutureWarning, module=r"petastorm\..*")
+# We give patterns of whole names, as it now takes them; it warns of every column whose name begins another's.
+warnings.filterwarnings("ignore", "schema_fields behavior", UserWarning, r"petastorm\..*")
 # Each reader says at INFO that the dataset is plain Parquet, which is what we write.
 logging.getLogger("petastorm").setLevel(logging.WARNING)
 

@@ -1,6 +1,8 @@
 """What an operator is: parameters, types, and two implementations that give the same bits.
 
-To add one, write a class in a file of headrace.features.ops and name it in that package's registry.
+To add one, write a class in a file of headrace.features.ops and name it in that package's registry. One of your own can
+be in any module that is installed: a spec names it as `module:Class` (headrace.features.registry), and
+headrace.testing checks that its two bodies agree.
 
     class Halve(Elementwise):
         name = "halve"
@@ -100,6 +102,12 @@ class Op(BaseModel):
     #: Whether each column that comes out depends on one column alone, value by value: then its Arrow kernel can take
     #: each distinct value once, in columns of different lengths.
     by_value: ClassVar[bool] = False
+
+    @classmethod
+    def reference(cls) -> str:
+        """What a spec names the class by: `name` for headrace's own, `module:Class` for the user's."""
+        own = cls.__module__.startswith(f"{__name__.rpartition('.')[0]}.")
+        return cls.name if own else f"{cls.__module__}:{cls.__qualname__}"
 
     def types(self, inputs: Mapping[str, ValueType]) -> dict[str, ValueType]:
         """Types of the columns that come out. Raises OpError for a column that it cannot take."""

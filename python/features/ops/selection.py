@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from pydantic import ValidationError
 
@@ -20,7 +20,10 @@ from headrace.errors import UserError
 class Operator(Protocol):
     """What a selection needs of an operator (headrace.features.ops.base.Op)."""
 
-    name: ClassVar[str]
+    @classmethod
+    def reference(cls) -> str:
+        """What a spec names it by."""
+        ...
 
     def model_dump(self, *, mode: str, exclude_unset: bool) -> dict[str, Any]:
         """Its parameters, those that were given."""
@@ -98,7 +101,7 @@ class Selection:
     def chain(self) -> Chain:
         """The spec that YAML would give."""
         # What was not said is left out: a default may change, and YAML leaves it out too.
-        ops = tuple(OpSpec(op=op.name, params=op.model_dump(mode="json", exclude_unset=True)) for op in self.ops)
+        ops = tuple(OpSpec(op=op.reference(), params=op.model_dump(mode="json", exclude_unset=True)) for op in self.ops)
         try:
             return Chain(columns=self.columns, ops=ops, tags=self.tags, metadata=dict(self.metadata))
         except ValidationError as e:

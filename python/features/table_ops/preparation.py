@@ -73,7 +73,7 @@ class Preparation:
         steps: list[BoundTableOp] = []
         for i, spec in enumerate(ops):
             at = f"{where}[{i}]"
-            op = build(TABLE_OPS, spec.op, spec.params, at, "table operator")
+            op = build(TABLE_OPS, spec.op, spec.params, at, "table operator", TableOp)
             past = [s.op.name for s in steps if s.op.keys_of()]
             if isinstance(op, Negatives) and past:
                 raise UserError(

@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.errors import UserError
 from headrace.features.vocabulary import lookup
+from headrace.features.vocabulary.codes import give_codes
 from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.lake.arrow_frame import arrow_frame
 from headrace.lake.delta.log import LOG_RETENTION, DeltaLog
@@ -129,7 +130,7 @@ class VocabularyTable:
             """(rows to append, value and code of all that this day sees, how many of them are this day's)."""
             mine, known = _named(counted, name), _named(there, name)
             _check_unique(name, known, str(self._path))
-            new = _give_codes(name, mine, known, rules[name])
+            new = give_codes(name, mine, known, rules[name])
             if self._pinned is not None:
                 # A value that got no code then gets none now.
                 new = new.slice(0, 0)
@@ -266,26 +267,6 @@ def _check_unique(name: str, known: pa.Table, path: str) -> None:
             f"the table to the version before the second of them (RESTORE TABLE ... TO VERSION AS OF ...), delete the "
             f"features manifests of the days after that, and run these days again"
         )
-
-
-def _give_codes(name: str, counted: pa.Table, known: pa.Table, rule: VocabularyRule) -> pa.Table:
-    """The counted values that are not known, with codes that go on after the highest: (value, code, count)."""
-    first = rule.first_code
-    if known.num_rows and (lowest := pc.min(known.column("code")).as_py()) != first:
-        raise UserError(
-            f"vocabulary '{name}' began with oov_buckets: {lowest - 1}, and its codes stay for ever; "
-            f"set oov_buckets to {lowest - 1} again, or begin another (vocabulary: NEW_NAME)"
-        )
-    highest = pc.max(known.column("code")).as_py() if known.num_rows else first - 1
-    new = counted.filter(pc.invert(pc.is_in(counted.column("value"), known.column("value"))))
-    if rule.max_size is not None:
-        # Codes have no gaps in the table, so the highest says how many values there are.
-        room = max(rule.max_size - (highest - first + 1), 0)
-        new = new.sort_by([("count", "descending"), ("value", "ascending")]).slice(0, room)
-    # Arrow orders texts by their UTF-8 bytes.
-    new = new.sort_by([("day", "ascending"), ("count", "descending"), ("value", "ascending")])
-    codes = pa.array(np.arange(highest + 1, highest + 1 + new.num_rows), pa.int64())
-    return new.select(["value", "count"]).append_column("code", codes)
 
 
 def _rows(name: str, new: pa.Table, ds: str) -> pa.Table:

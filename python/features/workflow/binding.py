@@ -120,7 +120,9 @@ def _bound(chain: Chain, declared: Mapping[str, ValueType], where: str, entry: O
     checked: list[_CheckedOp] = []
     types: dict[str, ValueType] = {c: declared[c] for c in chain.columns}
     sources: dict[str, tuple[str, ...]] = {c: (c,) for c in chain.columns}
-    ops = [build(REGISTRY, spec.op, spec.params, f"{where}.ops[{j}]", "operator") for j, spec in enumerate(chain.ops)]
+    ops = [
+        build(REGISTRY, spec.op, spec.params, f"{where}.ops[{j}]", "operator", Op) for j, spec in enumerate(chain.ops)
+    ]
     placed = [(op, f"{where}.ops[{j}] ({op.name})") for j, op in enumerate(ops)]
     for op, at in [(entry, where), *placed] if entry is not None else placed:
         checked.append(_check_op(op, types, at))

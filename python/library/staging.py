@@ -1,0 +1,119 @@
+"""A frame as data files: the Arrow engine works on Parquet files whose rows say where they come from."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from headrace.errors import UserError
+from headrace.features.engines.arrow.lake_file import FILE, LINE
+from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter, lake_rows
+from headrace.features.layout.split_rule import ColumnRule
+from headrace.features.types import ValueType
+from headrace.features.workflow.workflow import Workflow
+from headrace.lake.delta.log import DataFile
+from headrace.library.frames import library_of, to_arrow
+from headrace.storage import local
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+#: The column that names a row's split.
+SPLIT = "__split"
+_ROW_GROUP_ROWS = 131_072
+
+
+@contextmanager
+def staged_rows(
+    workflow: Workflow, frames: Mapping[str, Any], staging: str | os.PathLike[str] | None = None
+) -> Iterator[tuple[LakeRows, SparkSession | None]]:
+    """Frames as lake rows, each of a split of its own, and the Spark session whose tasks read them (None: none).
+
+    Args:
+        workflow: says which columns are needed.
+        frames: by split.
+        staging: a folder for the files, which Spark's executors see, too; they are removed at the end. None: one of the
+            system's for temporary files.
+
+    Raises:
+        UserError: frames of Spark are mixed with others; a column is missing or of another type.
+    """
+    kinds = {library_of(frame) == "spark" for frame in frames.values()}
+    if len(kinds) > 1:
+        raise UserError("some of the frames are Spark's and some are not; give all of one kind")
+    if staging is not None and not Path(staging).is_dir():
+        raise UserError(f"staging folder {staging} is not there")
+    spark = next(iter(frames.values())).sparkSession if kinds == {True} else None
+    with tempfile.TemporaryDirectory(prefix="headrace-", dir=staging) as name:
+        home, files = local(name), list[DataFile]()
+        for split, frame in frames.items():
+            folder = Path(name) / "rows" / split
+            if spark is not None:
+                _write_spark(workflow, frame, split, folder)
+            else:
+                folder.mkdir(parents=True)
+                _write_table(to_arrow(frame, _needed(workflow)), split, folder / "part-0.parquet")
+            paths = sorted(folder.glob("*.parquet"))
+            files += [DataFile(local(path), {}, None) for path in paths]
+        splits = tuple(dict.fromkeys(("train", *frames)))
+        splitter = Splitter(ColumnRule(SPLIT), splits, workflow.label_column)
+        with lake_rows(workflow, files, splitter, home / "encoded", {SPLIT: ValueType("string")}) as rows:
+            yield rows, spark
+
+
+def _needed(workflow: Workflow) -> Sequence[Any]:
+    wanted = {*workflow.input_columns, workflow.label_column, *workflow.carried_columns}
+    return [c for c in workflow.declared if c.name in wanted]
+
+
+def _write_table(table: pa.Table, split: str, path: Path) -> None:
+    n = table.num_rows
+    table = table.append_column(FILE, pa.repeat(split, n)).append_column(LINE, pa.array(range(n), pa.int64()))
+    table = table.append_column(SPLIT, pa.repeat(split, n))
+    pq.write_table(table, path, row_group_size=_ROW_GROUP_ROWS, compression="none")
+
+
+def _write_spark(workflow: Workflow, frame: DataFrame, split: str, folder: Path) -> None:
+    """A row's place is its partition and its number there: the same as long as Spark makes the frame the same way."""
+    from pyspark.sql import functions as F
+
+    from headrace.features.functions.spark_expressions import col
+
+    chosen = frame.select(
+        *(col(c.name).cast(c.type).alias(c.name) for c in _needed(workflow)),
+        F.lit(split).alias(FILE),
+        F.monotonically_increasing_id().alias(LINE),
+        F.lit(split).alias(SPLIT),
+    )
+    chosen.write.parquet(str(folder))
+
+
+def split_frame(frame: Any, valid: float) -> dict[str, Any]:
+    """The splits of a frame: its last rows, a share `valid` of them, validate (0: there is no such split).
+
+    Raises:
+        UserError: the share is not in [0, 1), or the frame is Spark's, whose rows have no order.
+    """
+    if not 0 <= valid < 1:
+        raise UserError(
+            f"valid={valid}: give the share of the rows that validate, from 0 to below 1, or a frame of them"
+        )
+    if not valid:
+        return {"train": frame}
+    if library_of(frame) == "spark":
+        raise UserError(
+            "the rows of a Spark frame have no order, so none are its last; give the rows to validate on as a frame of "
+            "their own (valid=...), for example frame.where(...)"
+        )
+    rows = len(frame) if not isinstance(frame, pa.RecordBatch) else frame.num_rows
+    train = rows - int(rows * valid)
+    if library_of(frame) == "pandas":
+        return {"train": frame.iloc[:train], "valid": frame.iloc[train:]}
+    return {"train": frame.slice(0, train), "valid": frame.slice(train)}
