@@ -117,7 +117,7 @@ ROW_CASES: Mapping[str, Sequence[Chain]] = {
     "value_count": [_chain("s i", "value_count"), _chain("b", {"value_count": {"log": True}})],
 }
 
-#: By table operator: its parameters.
+#: By table operator: its parameters. The named source that some read is `other`.
 TABLE_CASES: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "filter": [
         {"where": "label = 1 and (s in ('a', 'b') or x is not null) and not i between 90 and 99"},
@@ -151,9 +151,11 @@ TABLE_CASES: Mapping[str, Sequence[Mapping[str, Any]]] = {
             "valid_from": "since",
             "add": {"price": "double"},
             "tolerance_days": 30,
-        }
+        },
+        {"from": "other", "keys": {"item": "key"}, "add": ["brand", "price"], "tolerance_days": 30},
     ],
     "trailing": [
+        {"from": "other", "keys": {"item": "key"}, "windows": [7], "values": ["price"], "stats": ["count", "sum"]},
         {"keys": ["user"], "windows": [1, 7, "all"], "values": ["x"], "stats": ["count", "sum", "mean"]},
         {
             "keys": ["user", "item"],
@@ -177,11 +179,17 @@ TABLE_CASES: Mapping[str, Sequence[Mapping[str, Any]]] = {
             "suffix": "clicked",
         },
         {"keys": ["user"], "values": ["item"], "length": 70},
+        {"from": "other", "keys": {"item": "key"}, "values": ["brand"], "length": 4, "delay_hours": 24},
     ],
     "sessions": [{"keys": ["user"], "gap_minutes": 30}],
     "target_encoding_past": [
+        {"from": "other", "keys": {"item": "key"}, "target": "stock", "delay_hours": 24},
         {"keys": ["item"], "delay_hours": 24},
         {"keys": ["user", "s"], "delay_hours": 0, "prior": 0.1, "smoothing": 5},
+    ],
+    "attribution": [
+        {"from": "other", "keys": {"item": "key"}, "within": "7 days", "add": "label", "credit": credit}
+        for credit in ("every", "last", "first")
     ],
     "negatives": [
         {"item": "item", "item_columns": ["s"], "per_positive": 2},

@@ -20,18 +20,24 @@ import pyarrow.parquet as pq
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-from headrace.config import Chain, OpSpec, Spec
+from headrace.config import Chain, OpSpec, Spec, Table
 from headrace.drift.count_day import count_day
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.engines.spark.fit import fit
 from headrace.features.engines.spark.transform import transform
+from headrace.features.functions.timestamps import spark_micros
+from headrace.features.layout.split import split_ranges
 from headrace.features.ops import REGISTRY
 from headrace.features.table_ops import TABLE_OPS
-from headrace.features.table_ops.base import TrainRange
+from headrace.features.table_ops.attribution import Attribution
+from headrace.features.table_ops.base import SourceRead, SourceTable, TrainRange
 from headrace.features.table_ops.external import ExternalReader
 from headrace.features.table_ops.preparation import Preparation
+from headrace.features.table_ops.spark_windows import EVENT_MICROS
+from headrace.features.types import declared
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
@@ -147,8 +153,18 @@ def _table_case(
     explainer: Explainer, ws: Workspace, frame: DataFrame, op: Mapping[str, Any]
 ) -> Iterator[tuple[str, list[Plan]]]:
     ops = [OpSpec(op=name, params=params) for name, params in op.items()]
-    p = Preparation(ops, gpu_cases.COLUMNS, gpu_cases.LABEL, gpu_cases.TIME, knows_train=True)
-    made = p.spark(frame, ExternalReader(ws), TrainRange(0, 2**60))
+    label = gpu_cases.LABEL
+    makes_label = Attribution.name in op
+    columns = [c for c in gpu_cases.COLUMNS if not (makes_label and c.name == label)]
+    other = SourceTable({c.name: declared(c) for c in _EXTERNAL}, "since")
+    p = Preparation(ops, columns, label, gpu_cases.TIME, knows_train=True, sources={"other": other})
+
+    def source(read: SourceRead) -> DataFrame:
+        rows = explainer.spark.read.format("delta").load(str(ws.scratch / "external"))
+        return rows.withColumn(EVENT_MICROS, spark_micros(F.col("since"), other.types["since"]))
+
+    rows = frame.drop(label) if makes_label else frame
+    made = p.spark(rows, ExternalReader(ws), TrainRange(0, 2**60), sources=source, seen_until=2**60)
     if ran := explainer.ran():
         yield "jobs", ran
     yield "rows", [explainer.explain(made)]
@@ -221,24 +237,30 @@ def _first_line(e: Exception) -> str:
 
 
 def _land(spark: SparkSession, ws: Workspace, spec: Spec, ds: str) -> None:
-    """What ingest leaves: the events' table, and a manifest that pins it."""
+    """What ingest leaves: the tables of events, and a manifest that pins them."""
+    outputs = [_land_source(spark, ws, spec, ds, None, spec.table)]
+    outputs += [_land_source(spark, ws, spec, ds, name, s.table) for name, s in spec.sources.items()]
+    Manifest(
+        stage="ingest", pipeline=spec.pipeline, ds=ds, key="gpu-check", spec_hash="gpu-check", outputs=tuple(outputs)
+    ).save(ws.manifest(spec.pipeline, ds, "ingest"))
+
+
+def _land_source(spark: SparkSession, ws: Workspace, spec: Spec, ds: str, name: str | None, table: Table) -> Output:
     f = spec.features
-    days = f.window_days + f.split.valid_days if f.split.by == "time" else 2
+    days = 2
+    if f.split.by == "time":
+        # From the training range's first day to ds, which is later than the range's end where labels are waited for.
+        days = (date.fromisoformat(ds) - date.fromisoformat(split_ranges(spec, ds)[0][0])).days + 1
     first = (date.fromisoformat(ds) - timedelta(days=days - 1)).isoformat()
-    rows = made_rows(spec.table.columns, f.label, first, days, spec.table.event_time, f.split.column)
+    rows = made_rows(table.columns, f.label, first, days, table.event_time, f.split.column)
     file = _fresh(ws, "landed") / "rows.parquet"
     with file.new_file() as made:
         pq.write_table(rows, made)
-    ddl = ", ".join(
-        [*(f"`{c.name}` {c.type}" for c in spec.table.columns), "_source_file string", "_source_line bigint"]
-    )
+    ddl = ", ".join([*(f"`{c.name}` {c.type}" for c in table.columns), "_source_file string", "_source_line bigint"])
     frame = spark.read.schema(ddl).parquet(str(file)).selectExpr("*", f"'{ds}' AS ds")
-    path = ws.table(spec.pipeline, "events")
+    path = ws.events(spec.pipeline, name)
     frame.write.format("delta").mode("overwrite").partitionBy("ds").save(str(path))
-    events = Output(kind="delta", name=ws.name_of(path), version="0", rows=rows.num_rows)
-    Manifest(
-        stage="ingest", pipeline=spec.pipeline, ds=ds, key="gpu-check", spec_hash="gpu-check", outputs=(events,)
-    ).save(ws.manifest(spec.pipeline, ds, "ingest"))
+    return Output(kind="delta", name=ws.name_of(path), version="0", rows=rows.num_rows)
 
 
 def _table(spark: SparkSession, path: Location, columns: Sequence[TableColumn], delta: bool = False) -> DataFrame:

@@ -18,7 +18,7 @@ from headrace.features.build.window import within
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import DAY_MICROS, spark_micros
 from headrace.features.layout.split import SPLIT, split_rows
-from headrace.features.table_ops.base import FILE, LINE, QUERY
+from headrace.features.table_ops.base import FILE, LABEL_KNOWN, LINE, QUERY
 from headrace.features.table_ops.external import ExternalReader
 from headrace.features.table_ops.preparation import Preparation, midnight
 from headrace.features.types import ValueType
@@ -49,9 +49,12 @@ class Active:
         reader = ExternalReader.of(ctx.ws, tables, ctx.upstream["features"].inputs)
         sources = SourceRows.of(ctx, spark)
         if leading.steps:
-            events = leading.spark(within(spec, events, ctx.ds), reader, sources=sources).drop(QUERY)
+            # Labels as they are by now: which rows have theirs for good is the dataset's question.
+            now = midnight(ctx.ds, 1)
+            events = leading.spark(within(spec, events, ctx.ds), reader, sources=sources, seen_until=now)
+            events = events.drop(QUERY, LABEL_KNOWN)
         past = within(spec, events, ctx.ds) if rest.steps else events
-        return Active(ctx, split_rows(spec, events, ctx.ds).frame, past, rest, reader, sources)
+        return Active(ctx, split_rows(spec, events, ctx.ds, without_labels=True).frame, past, rest, reader, sources)
 
     @contextmanager
     def entities(self, user: Entity, item: Entity) -> Iterator[tuple[DataFrame, DataFrame]]:

@@ -182,6 +182,112 @@ def test_nothing_of_a_sources_future_is_seen(
     assert_same_rows(*told)
 
 
+def labels(
+    spark: SparkSession, rows: list[Row], bought: list[Row], op: dict[str, Any], until: datetime | None = None
+) -> dict[tuple[str, int], tuple[int, bool]]:
+    columns = [c for c in COLUMNS if c.name != "click"]
+    p = Preparation([OpSpec(op="attribution", params=op)], columns, "click", "ts", True, SOURCES)
+    nowhere = ExternalReader(Workspace("/nonexistent"))  # type: ignore[arg-type]
+    frame = as_frame(spark, as_table(rows)).drop("click")
+    seen = None if until is None else micros(until)
+    found = p.spark(frame, nowhere, sources=reading(spark, bought), seen_until=seen).toArrow()
+    assert found.num_rows == len(rows)
+    return {key: (r["click"], r["__label_known"]) for key, r in by_identity(found).items()}
+
+
+_LABEL = {"from": "bought", "keys": {"user": "buyer"}, "add": "click"}
+LABELS: list[dict[str, Any]] = [
+    {**_LABEL, "within": "6 hours", "wait": "1 hour"},
+    {**_LABEL, "within": "1.5 days", "where": "n > 0", "credit": "last"},
+    {**_LABEL, "within": "36 hours", "credit": "first"},
+]
+WITHIN = (6 * HOUR, 36 * HOUR, 36 * HOUR)
+
+
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
+@given(ROWS, PURCHASES)
+def test_labels_are_what_follows_in_another_source(spark: SparkSession, rows: list[Row], bought: list[Row]) -> None:
+    rows, bought = number(rows), number(bought)
+    shown = pd.DataFrame([{"user": r["user"], "ts": r["ts"]} for r in rows if r["user"] and r["ts"]] or None)
+    for op, within in zip(LABELS, WITHIN, strict=True):
+        found = labels(spark, rows, bought, op)
+        # To whom each purchase is credited: (user, instant).
+        credited = set()
+        for b in bought:
+            if b["buyer"] is None or b["at"] is None or shown.empty:
+                continue
+            if "where" in op and not (b["n"] is not None and b["n"] > 0):
+                continue
+            mine = shown[(shown["user"] == b["buyer"]) & (shown["ts"] <= b["at"]) & (shown["ts"] > b["at"] - within)][
+                "ts"
+            ]
+            if mine.empty:
+                continue
+            chosen = {"last": [mine.max()], "first": [mine.min()]}.get(str(op.get("credit")), list(mine))
+            credited |= {(b["buyer"], t) for t in chosen}
+        times = [r["ts"] for r in rows if r["ts"]] + [b["at"] for b in bought if b["at"]]
+        wait = within + (HOUR if "wait" in op else 0 * HOUR)
+        for r in rows:
+            known = r["ts"] is not None and r["ts"] + wait < max(times)
+            label = int((r["user"], r["ts"]) in credited)
+            assert found[r["_source_file"], r["_source_line"]] == (label, known), (op, r)
+
+
+@settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
+@given(ROWS, ROWS, PURCHASES, PURCHASES, st.integers(4, 13))
+def test_a_known_label_never_changes(
+    spark: SparkSession, rows: list[Row], others: list[Row], bought: list[Row], changed: list[Row], quarter: int
+) -> None:
+    """Whatever comes from the end of the day on: a row that a dataset of that day may have keeps its label."""
+    at: datetime = START + quarter * DAY / 4
+    kept = [r for r in number(bought) if r["at"] is not None and r["at"] < at]
+    future = [{**r, "at": max(r["at"] or at, at), "_source_file": "new"} for r in number(changed)]
+    now, then = perturbed(rows, others, at)
+    for op in LABELS:
+        told = [labels(spark, r, b, op, at) for r, b in ((now, number(bought)), (then, [*future, *kept]))]
+        known = [{key: label for key, (label, known) in found.items() if known} for found in told]
+        assert known[0] == known[1]
+
+
+@pytest.mark.parametrize(
+    ("op", "message"),
+    [
+        ({**_LABEL, "within": "soon"}, "write a number and a unit"),
+        ({**_LABEL, "within": "1 day", "add": "clicked"}, "adds 'clicked', which is not the label"),
+        ({**_LABEL, "within": "1 day", "from": "plans"}, "set sources.plans.table.event_time"),
+        ({**_LABEL, "within": "1 day", "where": "price > 1"}, "price"),
+    ],
+)
+def test_what_makes_no_label_is_said(op: dict[str, Any], message: str) -> None:
+    columns = [c for c in COLUMNS if c.name != "click"]
+    with pytest.raises(UserError, match=r"features\.prepare\[0\] \(attribution\)") as e:
+        Preparation([OpSpec(op="attribution", params=op)], columns, "click", "ts", True, SOURCES)
+    assert message in str(e.value)
+
+
+def test_earlier_labels_are_waited_for() -> None:
+    columns = [c for c in COLUMNS if c.name != "click"]
+
+    def with_label(*ops: dict[str, Any]) -> Preparation:
+        specs = [OpSpec(op=name, params=params) for op in ops for name, params in op.items()]
+        return Preparation(specs, columns, "click", "ts", True, SOURCES)
+
+    label = {"attribution": LABELS[0]}
+    ops: tuple[dict[str, Any], ...] = (
+        {"trailing": {"keys": ["item"], "windows": [1], "values": ["click"], "stats": ["rate"]}},
+        {"history": {"keys": ["user"], "values": ["item"], "where": "click = 1"}},
+        {"target_encoding_past": {"keys": ["user"], "delay_hours": 0}},
+    )
+    for op in ops:
+        ((name, params),) = op.items()
+        with pytest.raises(UserError, match=r"known 7 hours after an event.*set delay_hours"):
+            with_label(label, {name: {**params, "delay_hours": 6.9}})
+        with_label(label, {name: {**params, "delay_hours": 7}})
+    with pytest.raises(UserError, match="put it before trailing: the label comes first"):
+        with_label({"trailing": {"keys": ["item"], "windows": [1]}}, label)
+    assert with_label(label).label_wait == 7 * HOUR // HOUR.resolution
+
+
 @pytest.mark.parametrize(
     ("op", "message"),
     [

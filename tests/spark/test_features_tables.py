@@ -417,4 +417,6 @@ def told(known: list[Row], row: Row) -> tuple[Any, ...]:
 def test_every_operator_is_tested() -> None:
     """A new operator comes with its comparison of both engines."""
     tested = {name for op in [*PAST, *OTHERS, NEGATIVES] for name in op} | {"lambda"}
+    # Beside sources, in test_features_sources.
+    tested |= {"attribution"}
     assert tested == set(TABLE_OPS)

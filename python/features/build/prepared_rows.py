@@ -9,12 +9,14 @@ from dataclasses import replace
 from itertools import count
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from headrace.features.build.events import pinned_table
 from headrace.features.build.source_rows import SourceRows
 from headrace.features.build.window import within
-from headrace.features.layout.split import SplitRows, split_rows, time_ranges
-from headrace.features.table_ops.base import QUERY
+from headrace.features.layout.label_horizon import seen_until
+from headrace.features.layout.split import SplitRows, split_ranges, split_rows
+from headrace.features.table_ops.base import LABEL_KNOWN, QUERY
 from headrace.features.table_ops.external import ExternalReader, pin
 from headrace.features.table_ops.preparation import Preparation, train_range
 from headrace.features.table_ops.row_preparation import row_preparation
@@ -72,7 +74,7 @@ def day_rows(ctx: Context, events: DataFrame, *, from_files: bool = False) -> It
         return _kept(frame, path)
 
     try:
-        train, valid = time_ranges(spec.features, ctx.ds)
+        train, valid = split_ranges(spec, ctx.ds)
         preparation = Preparation.from_spec(spec)
         reader = ExternalReader.of(ctx.ws, preparation.externals, ctx.inputs)
         frame = preparation.spark(
@@ -81,7 +83,10 @@ def day_rows(ctx: Context, events: DataFrame, *, from_files: bool = False) -> It
             train_range(spec, train[0], valid[0]),
             materialize,
             SourceRows.of(ctx, events.sparkSession),
+            seen_until(spec, ctx.ds),
         )
+        if LABEL_KNOWN in frame.columns:
+            frame = frame.where(F.col(LABEL_KNOWN)).drop(LABEL_KNOWN)
         frame = frame.drop(QUERY)
         if spec.features.split.by == "time":
             # Without a look at the rows, and what was read for the past alone is not kept.

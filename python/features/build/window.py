@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from headrace.config import Spec
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import spark_micros
-from headrace.features.layout.split import time_ranges
+from headrace.features.layout.split import split_ranges
 from headrace.features.table_ops.preparation import Preparation, midnight
 from headrace.features.types import declared
 
@@ -18,7 +18,7 @@ from headrace.features.types import declared
 def first_day(spec: Spec, ds: str) -> str:
     """The first day whose events are read: that of the training range, or earlier ones that table operators look at."""
     if not spec.features.prepare:
-        return time_ranges(spec.features, ds)[0][0]
+        return split_ranges(spec, ds)[0][0]
     back = spec.features.history_days
     if back is None:
         back = Preparation.from_spec(spec).lookback_days
@@ -27,7 +27,7 @@ def first_day(spec: Spec, ds: str) -> str:
 
 def days_before_training(spec: Spec, ds: str, days: int) -> str:
     """The day so many days before the training range's first."""
-    return (date.fromisoformat(time_ranges(spec.features, ds)[0][0]) - timedelta(days=days)).isoformat()
+    return (date.fromisoformat(split_ranges(spec, ds)[0][0]) - timedelta(days=days)).isoformat()
 
 
 def by_days(spec: Spec) -> bool:

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from headrace.config import Features, Spec
 from headrace.errors import UserError
 from headrace.features.functions.spark_expressions import col
+from headrace.features.layout.label_horizon import last_labelled_day
 from headrace.features.layout.split_rule import ColumnRule, PositionRule, Rule, TimeRule, day_number
 
 #: Name of the column that says the split.
@@ -50,11 +51,20 @@ def time_ranges(features: Features, ds: str) -> tuple[DayRange, DayRange]:
     return (train_from.isoformat(), train_to.isoformat()), (valid_from.isoformat(), last.isoformat())
 
 
-def split_rows(spec: Spec, events: DataFrame, ds: str) -> SplitRows:
-    """Mark each row's split; rows outside all ranges are dropped (split by time only)."""
+def split_ranges(spec: Spec, ds: str) -> tuple[DayRange, DayRange]:
+    """`time_ranges` up to the last day up to `ds` whose events have labels by then."""
+    return time_ranges(spec.features, last_labelled_day(spec, ds))
+
+
+def split_rows(spec: Spec, events: DataFrame, ds: str, without_labels: bool = False) -> SplitRows:
+    """Mark each row's split; rows outside all ranges are dropped (split by time only).
+
+    Args:
+        without_labels: whether events up to `ds` whose labels are not known yet are among those of `valid`.
+    """
     split = spec.features.split
     if split.by == "time":
-        return _by_time(spec, events, ds)
+        return _by_time(spec, events, ds, without_labels)
     if split.by == "position":
         return _by_position(split.valid_fraction, events)
     assert split.column is not None
@@ -70,8 +80,10 @@ def split_rows(spec: Spec, events: DataFrame, ds: str) -> SplitRows:
     return SplitRows(frame, splits, ColumnRule(split.column))
 
 
-def _by_time(spec: Spec, events: DataFrame, ds: str) -> SplitRows:
-    train, valid = time_ranges(spec.features, ds)
+def _by_time(spec: Spec, events: DataFrame, ds: str, without_labels: bool) -> SplitRows:
+    train, valid = split_ranges(spec, ds)
+    if without_labels:
+        valid = (valid[0], ds)
     assert spec.table.event_time is not None
     column = spec.table.event_time
     type_ = {c.name: c.type for c in spec.table.columns}[column]

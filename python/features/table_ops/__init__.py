@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.features.table_ops.attribution import Attribution
 from headrace.features.table_ops.base import TableOp
 from headrace.features.table_ops.dropna import Dropna
 from headrace.features.table_ops.filter import Filter
@@ -30,12 +31,14 @@ TABLE_OPS: dict[str, type[TableOp]] = {
         History,
         Sessions,
         TargetEncodingPast,
+        Attribution,
         Negatives,
     )
 }
 
 __all__ = [
     "TABLE_OPS",
+    "Attribution",
     "Dropna",
     "Filter",
     "History",

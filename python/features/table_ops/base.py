@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 FILE, LINE = "_source_file", "_source_line"
 #: Why a row is a query row; null for events.
 QUERY = "__query"
+#: False where the row's label may still become another (headrace.features.table_ops.attribution).
+LABEL_KNOWN = "__label_known"
 #: What a table of events has besides its declared columns.
 META: Mapping[str, ValueType] = {FILE: ValueType("string"), LINE: ValueType("bigint"), QUERY: ValueType("string")}
 
@@ -158,6 +160,8 @@ class SparkTableContext:
     train: TrainRange | None = None
     #: Compute a frame once where it is used several times; the stage writes it to disk.
     materialize: Callable[[DataFrame], DataFrame] = field(default=lambda frame: frame)
+    #: The microsecond up to which all that happened has landed; None: up to the newest row that there is.
+    seen_until: int | None = None
 
 
 class TableOp(BaseModel):
@@ -201,6 +205,14 @@ class TableOp(BaseModel):
     def lookback(self) -> int:
         """Microseconds before a row that it must see of the events, where there is such a bound; else 0."""
         return 0
+
+    def label_wait(self) -> int:
+        """Microseconds after a row for which the label that it adds may still become another."""
+        return 0
+
+    def label_delay(self, schema: TableSchema) -> int | None:
+        """Microseconds after which it takes an earlier event's label for known; None: it looks at no labels."""
+        return None
 
     def keys_of(self) -> tuple[str, ...]:
         """What it groups the events by, where it looks at what was before a row."""

@@ -31,6 +31,25 @@ def same_names(keys: Any) -> Any:
     return {k: k for k in keys}
 
 
+def check_source_keys(schema: TableSchema, name: str, keys: Mapping[str, str]) -> TableSchema:
+    """A named source as a table whose events are looked at.
+
+    Args:
+        schema: of the rows.
+        name: of the source.
+        keys: column of the rows -> column of the source.
+
+    Raises:
+        OpError: there is no such source, it has no time, or its keys are not of the rows' types.
+    """
+    source = schema.of_source(name)
+    refuse(source.time is None, f"from: source '{name}' has no time: set sources.{name}.table.event_time")
+    for ours, theirs in keys.items():
+        mine, other = schema.key(ours), source.key(theirs)
+        refuse(mine != other, f"key '{ours}' is {mine}, but '{theirs}' of source '{name}' is {other}")
+    return source
+
+
 class EarlierEventsOp(TableOp):
     """An operator that looks at the events of the row's key at strictly earlier instants."""
 
@@ -92,16 +111,14 @@ class DelayedEventsOp(EarlierEventsOp):
         Raises:
             OpError: there is no such source, it has no time, or its keys are not of the rows' types.
         """
-        if self.from_ is None:
-            return schema
-        source = schema.of_source(self.from_)
-        refuse(
-            source.time is None, f"from: source '{self.from_}' has no time: set sources.{self.from_}.table.event_time"
-        )
-        for ours, theirs in self.keys.items():
-            mine, other = schema.key(ours), source.key(theirs)
-            refuse(mine != other, f"key '{ours}' is {mine}, but '{theirs}' of source '{self.from_}' is {other}")
-        return source
+        return schema if self.from_ is None else check_source_keys(schema, self.from_, self.keys)
+
+    def label_delay(self, schema: TableSchema) -> int | None:
+        return self.delay if self.from_ is None and schema.label in self.looked_at(schema) else None
+
+    def looked_at(self, schema: TableSchema) -> tuple[str, ...]:
+        """The columns of the events that it looks at, besides keys and time."""
+        raise NotImplementedError
 
     def with_events(
         self, frame: DataFrame, context: SparkTableContext, values: Mapping[str, Column]
@@ -133,6 +150,10 @@ class FilteredEventsOp(DelayedEventsOp):
 
     #: A condition, in SQL: events for which it is not true are passed over.
     where: str | None = None
+
+    def columns_of_where(self, schema: TableSchema) -> tuple[str, ...]:
+        """The columns that the condition names."""
+        return () if self.where is None else Predicate(self.where, self.events_schema(schema).types).columns
 
     def check_where(self, schema: TableSchema) -> None:
         """Raise OpError for a condition that cannot be asked of the events."""

@@ -53,6 +53,9 @@ class History(FilteredEventsOp):
             raise ValueError("a column is given twice")
         return values
 
+    def looked_at(self, schema: TableSchema) -> tuple[str, ...]:
+        return (*self.values, *self.columns_of_where(schema))
+
     def columns(self, schema: TableSchema) -> dict[str, ValueType]:
         self.check_keys(schema)
         self.check_where(schema)

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from headrace.config import NamedSource, OpSpec, Spec
 from headrace.errors import UserError, nearest
-from headrace.features.functions.timestamps import DAY_MICROS
+from headrace.features.functions.timestamps import DAY_MICROS, HOUR_MICROS
 from headrace.features.registry import build
 from headrace.features.table_ops import TABLE_OPS
+from headrace.features.table_ops.attribution import Attribution
 from headrace.features.table_ops.base import (
     ExternalTable,
     SourceRead,
@@ -79,7 +80,10 @@ class Preparation:
                 raise UserError(
                     f"{at} (negatives): put it before {', '.join(past)}: they would give a negative its positive's past"
                 )
+            if isinstance(op, Attribution) and past:
+                raise UserError(f"{at} (attribution): put it before {', '.join(past)}: the label comes first")
             try:
+                self._check_label_delay(op, schema, max((s.op.label_wait() for s in steps), default=0))
                 after = op.columns(schema)
                 op.external(schema)
             except OpError as e:
@@ -87,6 +91,18 @@ class Preparation:
             steps.append(BoundTableOp(op, schema, at))
             schema = with_types(schema, after)
         self.steps, self.end = tuple(steps), schema
+
+    @staticmethod
+    def _check_label_delay(op: TableOp, schema: TableSchema, wait: int) -> None:
+        """Raise OpError where an operator takes earlier labels for known that may still become others."""
+        if not wait or schema.label not in schema.types:
+            return
+        delay = op.label_delay(schema)
+        if delay is not None and delay < wait:
+            raise OpError(
+                f"looks at '{schema.label}', which is known {wait / HOUR_MICROS:g} hours after an event (attribution's "
+                f"within and wait): set delay_hours to at least that"
+            )
 
     @staticmethod
     def from_spec(spec: Spec) -> Preparation:
@@ -106,6 +122,16 @@ class Preparation:
         """The columns that the label is made of, where an operator makes it: a feature made of one would leak it."""
         label = self.end.label
         return frozenset(c for s in self.steps if label not in s.schema.types for c in s.op.made_of(label, s.schema))
+
+    @property
+    def label_wait(self) -> int:
+        """Microseconds after an event for which its label may still become another."""
+        return max((s.op.label_wait() for s in self.steps), default=0)
+
+    @property
+    def label_source(self) -> str | None:
+        """The named source that the label is made of, if it is."""
+        return next((s.op.from_ for s in self.steps if isinstance(s.op, Attribution)), None)
 
     @property
     def externals(self) -> tuple[ExternalTable, ...]:
@@ -156,10 +182,12 @@ class Preparation:
         train: TrainRange | None = None,
         materialize: Callable[[DataFrame], DataFrame] | None = None,
         sources: Callable[[SourceRead], DataFrame] | None = None,
+        seen_until: int | None = None,
     ) -> DataFrame:
         """Apply all operators to rows with `_source_file` and `_source_line`.
 
-        The result has the column `__query` besides: null for events, `negative` for drawn rows.
+        The result has the column `__query` besides: null for events, `negative` for drawn rows; and, where a label is
+        made of another source, LABEL_KNOWN.
 
         Args:
             frame: the events; a column `__query` marks rows that only ask.
@@ -167,6 +195,7 @@ class Preparation:
             train: which rows are of the training range; for `negatives`.
             materialize: computes a frame once that is used several times.
             sources: reads named sources, see `SparkTableContext.source`.
+            seen_until: see `SparkTableContext.seen_until`.
         """
         from headrace.features.table_ops.spark_windows import without_helpers
 
@@ -179,6 +208,7 @@ class Preparation:
                 sources or _no_sources,
                 train,
                 materialize or (lambda x: x),
+                seen_until,
             )
             frame = step.op.spark(frame, context)
         return without_helpers(frame)

@@ -60,6 +60,9 @@ class TargetEncodingPast(DelayedEventsOp):
     def _name(self) -> str:
         return f"{self.prefix or self.key_name}_target"
 
+    def looked_at(self, schema: TableSchema) -> tuple[str, ...]:
+        return (self.target or schema.label,)
+
     def columns(self, schema: TableSchema) -> dict[str, ValueType]:
         self.check_keys(schema)
         schema.not_label(list(self.keys), "the key")

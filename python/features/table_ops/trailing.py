@@ -88,6 +88,9 @@ class Trailing(FilteredEventsOp):
         days = "all" if w == "all" else f"{w:g}d"
         return "_".join([self.prefix or self.key_name, *([value] if value else []), stat, days])
 
+    def looked_at(self, schema: TableSchema) -> tuple[str, ...]:
+        return (*self.values, *self.columns_of_where(schema))
+
     def columns(self, schema: TableSchema) -> dict[str, ValueType]:
         self.check_keys(schema)
         events = self.events_schema(schema)
