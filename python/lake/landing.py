@@ -82,7 +82,9 @@ def patterns(source: LandingSource, ws: Workspace, ds: str) -> tuple[str, ...]:
 def places(path: str, ws: Workspace, ds: str) -> tuple[str, ...]:
     """The absolute places where a single file of the spec (a marker) may lie, as the globs of `patterns` do."""
     path = path.replace("{ds}", ds)
-    return tuple(os.path.normpath(path if Path(path).is_absolute() else f"{base}/{path}") for base in _bases(ws))
+    if Path(path).is_absolute():
+        return (os.path.normpath(path),)
+    return tuple(os.path.normpath(f"{base}/{path}") for base in _bases(ws))
 
 
 def day_folders(source: AnySource, ws: Workspace, ds: str) -> tuple[Location, ...]:

@@ -73,7 +73,7 @@ def check(workflow: Workflow) -> None:
         UserError: an operator whose result for a row depends on whether it trains, or that may drop a feature.
     """
     for i, chain in enumerate(workflow.chains):
-        for j, step in enumerate(chain.steps):
+        for j, step in chain.named_steps():
             if step.op.out_of_fold:
                 raise UserError(
                     f"features.workflow[{i}].ops[{j}] ({step.op.name}): gives rows of the training range another value "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +79,10 @@ class BoundChain:
     sources: Mapping[str, tuple[str, ...]]
     tags: tuple[str, ...]
     metadata: Mapping[str, Any]
+
+    def named_steps(self) -> Iterator[tuple[int, BoundOp]]:
+        """The steps that the spec names, with their places in its list."""
+        return enumerate(s for s in self.steps if not isinstance(s.op, FromDecimal))
 
 
 def bind(chain: Chain, declared: Mapping[str, ValueType], label: str, where: str) -> BoundChain:

@@ -117,7 +117,7 @@ class Workflow:
         rules: dict[str, VocabularyRule] = {}
         unnamed: set[str] = set()
         for i, chain in enumerate(self.chains):
-            for j, step in enumerate(chain.steps):
+            for j, step in chain.named_steps():
                 at = f"{self._where}.workflow[{i}].ops[{j}] ({step.op.name})"
                 for name, rule in step.op.vocabularies(step.inputs).items():
                     if rules.setdefault(name, rule) != rule:
