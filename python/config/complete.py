@@ -76,6 +76,7 @@ class Complete(Section):
     #: This file is there, with {ds} in its name; relative to the workspace's home unless absolute.
     marker: PathText | None = None
     #: A column whose values have come so far.
+    #: A time column of the day's rows has come so far.
     watermark: Watermark | None = None
     #: This file is there, and the day has as many rows as it says (headers and empty lines are none; bad rows are).
     control: ControlFile | None = None
