@@ -55,7 +55,7 @@ _ENTRIES = (
         "headrace.jobs.stages:features_stage",
         dag="headrace_retrain",
         counts=("train", "valid", "rank"),
-        writes=("datasets/{pipeline}/{ds}/{key}", "lake/{pipeline}/vocabulary"),
+        writes=("datasets/{pipeline}/{ds}/{key}", "lake/{pipeline}/vocabulary", "lake/{pipeline}/statistics"),
     ),
     StageEntry(
         "drift",

@@ -172,25 +172,7 @@ def _features(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles, da
     others = f" Also possible: {', '.join(label.others)}." if label.others else ""
     lines += _comment(f"{label.column.name!r}, {label.why}; {label.rate:.2%} of the rows are positive.{others}", 2)
     lines.append(f"  label: {_flow(name)}")
-    prepared: dict[str, Any] = {}
-    if label.expression is not None:
-        prepared[name] = {"expression": label.expression, "type": "int"}
-    if roles.segment and roles.user is None:
-        parts = ", ".join(f"`{c}`" for c in roles.segment)
-        prepared["user_segment"] = {"expression": f"concat_ws('|', {parts})", "type": "string"}
-    if prepared:
-        why = []
-        if label.expression is not None:
-            why.append("the label as 0 and 1")
-        if roles.segment:
-            why.append("no column names users, so who looks alike is one: a segment")
-        lines += [
-            *_comment(f"Made of other columns: {'; '.join(why)}.", 2),
-            "  prepare:",
-            "    - lambda:",
-            "        add:",
-        ]
-        lines += [f"          {n}: {_plain(made)}" for n, made in prepared.items()]
+    lines += _prepare(roles, name)
     lines += _split(sample, roles, daily)
     if roles.carried:
         lines += [
@@ -205,6 +187,25 @@ def _features(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles, da
         for column, why_not in roles.left_out.items():
             lines += _comment(f"  {column}: {why_not}", 2)
     return lines
+
+
+def _prepare(roles: Roles, name: str) -> list[str]:
+    """Rows without a label dropped; label and users made where no column is them."""
+    label, why, ops = roles.label, [], []
+    if label.column.nulls:
+        why.append(f"rows without a label are dropped ({label.column.null_rate:.1%})")
+        ops.append(f"    - dropna: {{subset: [{_flow(label.column.name)}]}}")
+    made: dict[str, Any] = {}
+    if label.expression is not None:
+        why.append("the label as 0 and 1")
+        made[name] = {"expression": label.expression, "type": "int"}
+    if roles.segment and roles.user is None:
+        why.append("no column names users, so those who look alike are one, a segment")
+        parts = ", ".join(f"`{c}`" for c in roles.segment)
+        made["user_segment"] = {"expression": f"concat_ws('|', {parts})", "type": "string"}
+    if made:
+        ops += ["    - lambda:", "        add:", *(f"          {n}: {_plain(m)}" for n, m in made.items())]
+    return [*_comment(f"Before the features: {'; '.join(why)}.", 2), "  prepare:", *ops] if ops else []
 
 
 def _split(sample: Sample, roles: Roles, daily: bool) -> list[str]:

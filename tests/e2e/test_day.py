@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.generate import DayTruth, truth_path
-from headrace.stages import ORDER
+from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace
 from tests.support import DAY, NEXT_DAY, Run, assert_same, everything, headrace, manifests, read_delta
 
@@ -87,6 +87,11 @@ def test_status_and_lineage(finished_day: tuple[Path, Run]) -> None:
     lineage = headrace(home, "lineage", "clicks_scores", settings={})
     assert lineage.code == 0, lineage.output
     made = manifests(home)
+    # Where `run --dry-run` says that a stage writes is where it wrote.
+    for stage, manifest in made.items():
+        words = {"pipeline": "clicks", "ds": DAY, "key": manifest.key, "scores": "public.clicks_scores"}
+        places = [place.format(**words).removesuffix(" in the warehouse") for place in STAGES[stage].writes]
+        assert all(o.name.startswith(tuple(places)) for o in manifest.outputs), (stage, manifest.outputs)
     for piece in (made["train"].key, made["features"].key, f"landing/clicks/{DAY}"):
         assert piece in lineage.output, f"{piece!r} is not in:\n{lineage.output}"
 

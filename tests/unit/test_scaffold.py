@@ -366,3 +366,12 @@ def test_files_whose_columns_differ(tmp_path: Path) -> None:
     assert landing(spec).path == str(folder / "*.csv")
     assert types(spec).keys() == set(data.columns)
     assert "{name: slot, type: int}  # 3 values, 50.0% null" in (tmp_path / "p.yaml").read_text()
+
+
+def test_rows_without_a_label_are_dropped(tmp_path: Path) -> None:
+    data = clicks(1_000, 2)
+    data["clicked"] = data["clicked"].where(data.index % 50 != 0).astype("Int64")
+    data.to_csv(tmp_path / "log.csv", index=False)
+    spec = written(tmp_path / "log.csv", tmp_path / "p.yaml")
+    assert [(op.op, dict(op.params)) for op in spec.features.prepare] == [("dropna", {"subset": ["clicked"]})]
+    assert not next(c for c in spec.table.columns if c.name == "clicked").required
