@@ -2,7 +2,9 @@
 //
 // read_plain: a column of a row group as Parquet's PLAIN encoding has it, neither compressed nor with nulls, read from the
 // file to where it is wanted: no copy but the kernel's. A chunk that is anything else is left to Arrow's decoder.
-// gather: values of a column in another order, each to the batch that it belongs to. permutation: such an order. No allocation: the callers own all memory and have checked all sizes.
+// gather: values of a column in another order, each to the batch that it belongs to. permutation: such an order.
+// gather_lists: lists in another order. pad_lists: lists to the columns of a batch.
+// No allocation: the callers own all memory and have checked all sizes.
 //
 // Format: https://github.com/apache/parquet-format, README.md (data pages, version 1) and Encodings.md (PLAIN, RLE); page
 // headers are Thrift structs in the compact protocol (thrift/doc/specs/thrift-compact-protocol.md).
@@ -187,11 +189,44 @@ Unsigned gather(const In* __restrict source, const int32_t* __restrict order, in
   return largest;
 }
 
+// Rows of lists that are padded at a time: a cache line of the widest numbers.
+constexpr int64_t kRows = 8;
+// Of longer lists, column after column is filled with zeros first: blocks of rows would be on too many pages.
+constexpr int64_t kShort = 64;
+
+template <class Value>
+void gather_lists(const int32_t* offsets, const Value* __restrict values, const int32_t* order, int64_t n,
+                  const int32_t* out_offsets, Value* __restrict out) {
+  for (int64_t i = 0; i < n; ++i) {
+    const Value* from = values + offsets[order[i]];
+    for (int32_t at = out_offsets[i]; at < out_offsets[i + 1]; ++at) out[at] = *from++;
+  }
+}
+
+template <class In, class Out>
+void pad_lists(const int32_t* offsets, const In* __restrict values, int64_t rows, int64_t length, Out* __restrict out,
+               int64_t stride) {
+  if (length > kShort) {
+    for (int64_t place = 0; place < length; ++place) std::fill_n(out + place * stride, rows, Out(0));
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t at = offsets[row], place = row; at < offsets[row + 1]; ++at, place += stride) out[place] = Out(values[at]);
+    return;
+  }
+  for (int64_t first = 0; first < rows; first += kRows) {
+    const int64_t count = std::min(kRows, rows - first);
+    for (int64_t place = 0; place < length; ++place)
+      for (int64_t row = first; row < first + count; ++row) {
+        const int64_t at = offsets[row] + place;
+        out[place * stride + row] = at < offsets[row + 1] ? Out(values[at]) : Out(0);
+      }
+  }
+}
+
 }  // namespace
 
 extern "C" {
 
-int headrace_dataset_version() { return 2; }
+int headrace_dataset_version() { return 3; }
 
 // Whether the chunk was read.
 int headrace_read_plain(int fd, int64_t start, int64_t end, int64_t width, int optional, int64_t values, uint8_t* out) {
@@ -254,6 +289,27 @@ uint64_t headrace_gather(const void* source, int64_t width, const int32_t* order
     at = ends[p];
   }
   return largest;
+}
+
+// Lists of int32 offsets, values of 4 or 8 bytes: list i of `out` is list order[i], as long as `out_offsets` [n + 1] says.
+void headrace_gather_lists(const int32_t* offsets, const void* values, int64_t width, const int32_t* order, int64_t n,
+                           const int32_t* out_offsets, void* out) {
+  if (width == 8)
+    gather_lists(offsets, static_cast<const uint64_t*>(values), order, n, out_offsets, static_cast<uint64_t*>(out));
+  else
+    gather_lists(offsets, static_cast<const uint32_t*>(values), order, n, out_offsets, static_cast<uint32_t*>(out));
+}
+
+// Element `place` of list `row`, or 0 behind the list's end, to out[place * stride + row], for all places below `length`.
+// Bytes of a value: 4 to 4, 8 to 8, or int32 to int64.
+void headrace_pad_lists(const int32_t* offsets, const void* values, int64_t width, int64_t rows, int64_t length, void* out,
+                        int64_t wide, int64_t stride) {
+  if (width == 8)
+    pad_lists(offsets, static_cast<const uint64_t*>(values), rows, length, static_cast<uint64_t*>(out), stride);
+  else if (wide == 8)
+    pad_lists(offsets, static_cast<const int32_t*>(values), rows, length, static_cast<int64_t*>(out), stride);
+  else
+    pad_lists(offsets, static_cast<const uint32_t*>(values), rows, length, static_cast<uint32_t*>(out), stride);
 }
 
 }  // extern "C"

@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 Order = npt.NDArray[np.int32]
 
 #: Raise it with that of native/cpp/dataset.cpp when a function's name, arguments or meaning change.
-_VERSION = 2
+_VERSION = 3
 _I64, _U64, _I32, _P = ctypes.c_int64, ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
 DATASET = native.Interface(
     "libheadrace_dataset.so",
@@ -24,6 +24,8 @@ DATASET = native.Interface(
     {
         "headrace_read_plain": (_I32, (_I32, _I64, _I64, _I64, _I32, _I64, _P)),
         "headrace_permutation": (None, (_U64, _U64, _U64, _U64, _I64, _P)),
+        "headrace_gather_lists": (None, (_P, _P, _I64, _P, _I64, _P, _P)),
+        "headrace_pad_lists": (None, (_P, _P, _I64, _I64, _I64, _P, _I64, _I64)),
         "headrace_gather": (_U64, (_P, _I64, _P, _I64, _P, _P, _P, _I64, _I64)),
     },
 )
@@ -117,6 +119,44 @@ def gather(source: Array, order: Order, out: OutputColumns, column: int) -> int:
         b.itemsize,
     )
     return found
+
+
+def gather_lists(offsets: Array, values: Array, order: Array, out_offsets: Array) -> Array | None:
+    """Lists of some rows, one behind the other; None where NumPy must do it.
+
+    Args:
+        offsets: int32 [rows + 1]; list i is values[offsets[i]:offsets[i + 1]].
+        values: numbers.
+        order: int32 [n]: which list; within `offsets`.
+        out_offsets: int32 [n + 1]: as `offsets` of the result, from 0.
+    """
+    lib, width = library(), values.itemsize
+    given = (offsets, order, out_offsets)
+    if lib is None or width not in (4, 8) or not all(x.dtype == np.int32 and x.flags.c_contiguous for x in given):
+        return None
+    if not values.flags.c_contiguous:
+        return None
+    out = np.empty(int(out_offsets[-1]), values.dtype)
+    lib.headrace_gather_lists(*map(_at, (offsets, values)), width, _at(order), len(order), _at(out_offsets), _at(out))
+    return out
+
+
+def pad_lists(offsets: Array, values: Array, out: Array) -> bool:
+    """Fill out [rows, length], whose columns are contiguous, with lists, 0 behind their ends; False: NumPy must do it.
+
+    Args:
+        offsets: int32 [rows + 1]; list i is values[offsets[i]:offsets[i + 1]], none longer than `length`.
+        values: numbers.
+    """
+    lib, a, b = library(), values.dtype, out.dtype
+    known = (a == b and a.itemsize in (4, 8) and a.kind in "if") or (a == np.int32 and b == np.int64)
+    fits = offsets.dtype == np.int32 and offsets.flags.c_contiguous and values.flags.c_contiguous
+    if lib is None or not (known and fits and out.strides[0] == b.itemsize and out.strides[1] % b.itemsize == 0):
+        return False
+    rows, length = out.shape
+    stride = out.strides[1] // b.itemsize
+    lib.headrace_pad_lists(_at(offsets), _at(values), a.itemsize, rows, length, _at(out), b.itemsize, stride)
+    return True
 
 
 def _gather(source: Array, order: Order, out: OutputColumns, column: int) -> int:

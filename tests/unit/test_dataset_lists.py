@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.dataset import native
 from headrace.dataset.parquet import lists
 from headrace.errors import UserError
 
@@ -54,9 +57,38 @@ def test_trimmed_and_padded_again(rows: list[list[int]], dtype: type, data: st.D
 def test_rows_of_lists_are_taken_in_any_order(rows: list[list[int]], data: st.DataObject) -> None:
     stored = pa.array([[1, 2], *rows], pa.list_(pa.int32())).slice(1)
     order = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=20)) if rows else []
-    taken = lists.from_arrays(*lists.take(*lists.to_numpy(stored), np.array(order, np.intp)))
-    assert taken.to_pylist() == [rows[i] for i in order]
-    assert not taken.type.value_field.nullable
+    for kind in (np.intp, np.int32):  # the second is the loader's, in C++
+        taken = lists.from_arrays(*lists.take(*lists.to_numpy(stored), np.array(order, kind)))
+        assert taken.to_pylist() == [rows[i] for i in order]
+        assert not taken.type.value_field.nullable
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 70), max_size=20),
+    longest=st.sampled_from([70, 64, 100]),
+    kinds=st.sampled_from(
+        [(np.int32, np.int64), (np.int64, np.int64), (np.float32, np.float32), (np.int32, np.float32)]
+    ),
+    built=st.booleans(),
+    data=st.data(),
+)
+def test_lists_fill_the_columns_of_a_batch(
+    lengths: list[int], longest: int, kinds: tuple[type, type], built: bool, data: st.DataObject
+) -> None:
+    """Some rows of lists, to some rows of a matrix that lies column by column, by C++ and by NumPy."""
+    lengths = [min(n, longest) for n in lengths]
+    first = data.draw(st.integers(0, len(lengths)))
+    offsets = np.append(0, np.cumsum(lengths)).astype(np.int32)
+    values = np.arange(1, offsets[-1] + 1).astype(kinds[0])
+    out = np.full((longest, len(lengths) + 3), 7, kinds[1])
+    with nullcontext() if built else patch.object(native, "library", lambda: None):
+        lists.fill(out[:, 2 + first : -1].T, offsets[first:], values)
+    expected = np.full_like(out, 7)
+    for row in range(first, len(lengths)):
+        expected[:, 2 + row] = 0
+        expected[: lengths[row], 2 + row] = values[offsets[row] : offsets[row + 1]]
+    np.testing.assert_array_equal(out, expected)
 
 
 def test_negative_zero_inside_a_list_stays() -> None:

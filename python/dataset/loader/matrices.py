@@ -64,8 +64,7 @@ class MatrixColumns:
             at = 0
             for part in jagged.get(feature.name, ()):
                 rows = len(part.offsets) - 1
-                start, end = int(part.offsets[0]), int(part.offsets[-1])
-                lists.fill(padded[at : at + rows], part.offsets - start, part.values[start:end])
+                lists.fill(padded[at : at + rows], part.offsets, part.values)
                 at += rows
 
 

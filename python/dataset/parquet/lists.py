@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headrace.dataset import native
 from headrace.errors import UserError
 from headrace.schema import Feature
 
@@ -63,7 +64,8 @@ def take(offsets: Array, values: Array, rows: Array) -> tuple[Array, Array]:
     starts = offsets[:-1].take(rows)
     taken = np.zeros(len(rows) + 1, np.int32)
     np.cumsum(offsets[1:].take(rows) - starts, out=taken[1:])
-    return taken, values.take(_positions(starts, taken))
+    found = native.gather_lists(offsets, values, rows, taken)
+    return taken, values.take(_positions(starts, taken)) if found is None else found
 
 
 def _positions(starts: Array, offsets: Array) -> Array:
@@ -95,7 +97,17 @@ def check(lists: pa.ListArray, length: int, what: str) -> None:
 
 
 def fill(out: Array, offsets: Array, values: Array) -> None:
-    """Fill `out` [rows, length] with lists, none longer than `length`: 0 behind each list's end."""
+    """Fill `out` [rows, length] with lists, none longer than `length`: 0 behind each list's end.
+
+    Args:
+        out: of the values' type, or int64 for int32.
+        offsets: int32 [rows + 1]; list i is values[offsets[i]:offsets[i + 1]].
+        values: numbers.
+    """
+    if native.pad_lists(offsets, values, out):
+        return
+    first, last = int(offsets[0]), int(offsets[-1])
+    offsets, values = offsets - first, values[first:last]
     rows, length = out.shape
     if len(values) == rows * length:  # all are full
         out[:] = values.reshape(rows, length)
