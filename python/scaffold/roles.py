@@ -230,7 +230,9 @@ def _number(roles: Roles, column: ColumnProfile) -> None:
     elif values.min() >= 0 and values.max() > 20 * max(float(np.median(values)), 1.0):
         roles.features[name], roles.why[name] = "skewed", "not negative, with a long tail: log first"
     else:
-        roles.features[name], roles.why[name] = "number", f"a number, {values.min():,.6g} to {values.max():,.6g}"
+        digits = ",.0f" if column.is_integer else ",.6g"
+        roles.features[name] = "number"
+        roles.why[name] = f"a number, {values.min():{digits}} to {values.max():{digits}}"
 
 
 def _belongs(roles: Roles, left: Mapping[str, ColumnProfile]) -> None:
