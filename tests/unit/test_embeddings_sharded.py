@@ -277,6 +277,17 @@ def test_padding_counts_nothing_and_learns_nothing() -> None:
     assert (before - embeddings.weight).round(decimals=4)[:, 0].tolist() == [1, 0, 0, 0, 0, 0]
 
 
+def test_codes_of_scalars_may_lie_column_by_column() -> None:
+    """As the loader's batches do."""
+    plan = row_wise((Table("t", 9, DIM), Table("u", 4, DIM)), (Lookup("f", "t"), Lookup("g", "u")), 1)
+    embeddings = ShardedEmbeddings(plan, LocalCollective(), seed=1)
+    codes = torch.tensor([[8, 1], [0, 3], [8, 2]])
+    by_column = codes.T.contiguous().T
+    assert not by_column.is_contiguous()
+    with torch.no_grad():
+        assert torch.equal(embeddings(by_column), embeddings(codes))
+
+
 def test_weight_decay_pulls_touched_rows_only() -> None:
     plan = row_wise((Table("t", 4, DIM),), (Lookup("f", "t"),), 1)
     embeddings = ShardedEmbeddings(plan, LocalCollective(), seed=1)

@@ -224,7 +224,7 @@ class _PaddedIndexer:
             # Scalars: one code a piece.
             everything = None if used is None else torch.arange(bags)
             return JaggedIndices(
-                indices.view(-1), bags, everything, everything, None if used is None else used.reshape(-1)
+                indices.reshape(-1), bags, everything, everything, None if used is None else used.reshape(-1)
             )
         kept = ~(self._is_list & (codes == 0))
         bag = (self._piece + torch.arange(codes.shape[0]).unsqueeze(1) * self._pieces)[kept]
