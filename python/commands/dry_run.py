@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
@@ -10,6 +10,7 @@ from rich.text import Text
 from headrace.commands.run import between, resolve
 from headrace.commands.screen import out, table
 from headrace.config import Spec
+from headrace.config.source import LandingSource
 from headrace.manifest import Input, Manifest, Output
 from headrace.stage import Stage, plan_run
 from headrace.stages import STAGES
@@ -84,7 +85,18 @@ def _plan(stage: Stage, spec: Spec, ws: Workspace, ds: str, before: Mapping[str,
 
 def _places(stage: str, spec: Spec, ds: str, key: str) -> tuple[str, ...]:
     scores = (spec.publish and spec.publish.table) or f"{spec.pipeline}_scores"
+    if stage == "ingest":
+        return tuple(_source_tables(spec))
     return tuple(p.format(pipeline=spec.pipeline, ds=ds, key=key, scores=scores) for p in STAGES[stage].writes)
+
+
+def _source_tables(spec: Spec) -> Iterator[str]:
+    """The tables of each source. Rows of a table are not copied: only its bad ones are noted."""
+    folder = f"lake/{spec.pipeline}"
+    for name, source in {"": spec.source, **{n: s.source for n, s in spec.sources.items()}}.items():
+        if isinstance(source, LandingSource):
+            yield f"{folder}/{name or 'events'}"
+        yield f"{folder}/{name}_quarantine" if name else f"{folder}/quarantine"
 
 
 def _named(thing: Input | Output) -> str:

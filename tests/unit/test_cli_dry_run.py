@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from headrace.commands.dry_run import PlannedStage, dry_run
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.stages import ORDER
-from headrace.workspace import Workspace
+from headrace.workspace import Workspace, checkout
 from tests.cli_support import DS, Yard, make_yard
 
 
@@ -68,3 +69,15 @@ def test_it_refuses_what_a_run_refuses(yard: Yard) -> None:
     with pytest.raises(UserError, match="needs stage 'features'"):
         planned(yard, "train")
     assert yard.run("--dry-run", "--from", "report", "--to", "train").exit_code == 2
+
+
+def test_tables_of_other_sources_are_named_and_tables_are_not_copied(yard: Yard, tmp_path: Path) -> None:
+    data = yaml.safe_load((checkout() / "conf" / "pipelines" / "clicks.yaml").read_text())
+    columns = [{"name": "user_id", "type": "bigint"}, {"name": "at", "type": "timestamp"}]
+    files = {"source": {"format": "csv", "path": "landing/bought/{ds}.csv"}, "table": {"columns": columns}}
+    data["sources"] = {"bought": files}
+    data["source"] = {"format": "delta", "path": "/lake/clicks", "day": {"partition": "ds"}}
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(data))
+    ingest, *_ = dry_run(str(path), Workspace(yard.home), DS, [], "ingest", "ingest")
+    assert ingest.writes == ("lake/clicks/quarantine", "lake/clicks/bought", "lake/clicks/bought_quarantine")
