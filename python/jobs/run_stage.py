@@ -76,7 +76,7 @@ def _run(args: argparse.Namespace) -> int:
         ws = Workspace(local_folder(args.home, "--home"))
         with _session(args, spec, ws, ds) as tidy:
             for number, name in enumerate(args.stages):
-                if number:
+                if number and STAGES[args.stages[number - 1]].spark:
                     tidy()
                 _run_one(name, spec, ws, ds, args.events, time.time() if number else None)
     except UserError as e:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 from horovod.runner.common.util.timeout import TimeoutException
+from horovod.spark.task.task_service import SparkTaskService
 from pyspark.sql import SparkSession
 
 from headrace.config import Model, Train
@@ -25,6 +28,7 @@ from headrace.train.launch import slots as slots_module
 from headrace.train.launch.horovod_spark import launch
 from headrace.train.launch.slots import count_slots, watch_slots
 from headrace.train.launch.startup import PHASES, driver_phase_ends, end_phase, phase_seconds, show
+from headrace.train.launch.task_lifetime import count_from_start, counting_from_start
 from headrace.train.result import DiskFull, Diverged, RankError, RankResult, Report
 from headrace.workspace import Workspace
 
@@ -246,3 +250,24 @@ def test_a_rank_that_finds_no_room_says_so(job: Job, tmp_path: Path) -> None:
     assert isinstance(answer.error.exception(), DiskFull)
     assert RankError.model_validate_json(job.error_file.read_text()) == answer.error
     assert list(answer.phase_ends) == ["ranks", "imports", "horovod", "first_step", "model"]
+
+
+def test_a_task_counts_its_lifetime_from_the_start_of_its_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the time that the command itself notes."""
+    monkeypatch.setattr(SparkTaskService, "_run_command", SparkTaskService._run_command)  # put back at the end
+    service = SparkTaskService(0, b"key" * 8, None, 3)
+    noted = tmp_path / "noted"
+    try:
+        for patched in (False, True):
+            if patched:
+                count_from_start()
+            program = (
+                f"import pathlib, time; pathlib.Path({str(noted)!r}).write_text(str(time.time())); time.sleep(0.2)"
+            )
+            service._run_command(f"{sys.executable} -c {shlex.quote(program)}", dict(os.environ), threading.Event())
+            assert service.command_exit_code() == 0
+            counted_from = service._minimum_command_lifetime._timeout_at - 3
+            assert (counted_from <= float(noted.read_text())) == patched
+    finally:
+        service.shutdown()
+    assert list(counting_from_start(lambda index, rows: iter([index, *rows]))(7, [1, 2])) == [7, 1, 2]
