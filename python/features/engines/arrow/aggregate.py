@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.features.engines.arrow.dictionary import DictionaryColumn, Indices
+from headrace.features.engines.arrow.dictionary import DictionaryColumn
+from headrace.features.engines.arrow.kernels import Indices, count
 from headrace.features.functions.arrays import doubles, to_numpy
 from headrace.features.functions.keys import joint_key
 from headrace.features.learn import exact_sums
@@ -59,7 +60,7 @@ class TrainRows:
 
     def weigh(self, index: Indices, size: int) -> I64:
         """How many of these rows have each of the values 0..size-1."""
-        return np.bincount(index if self.train is None else index[self.train], minlength=size)
+        return count(index, self.train, size)
 
     def first_day(self, index: Indices, size: int) -> I64:
         """The first day of each value; of one without rows the last day there is. int64 [size]."""

@@ -15,12 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headrace.features.engines.arrow.kernels import Indices
 from headrace.features.ops.base import State
 from headrace.features.vocabulary.keyed_table import KeyedTable
 from headrace.features.vocabulary.lookup import Lookup
 from headrace.features.workflow.binding import BoundOp
-
-Indices = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class DictionaryColumn:
         """A value a row."""
         return self.values if self.indices is None else self.values.take(pa.array(self.indices))
 
-    def take(self, rows: npt.NDArray[np.int64]) -> pa.Array:
+    def take(self, rows: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> pa.Array:
         """The values of some rows."""
         return self.values.take(pa.array(rows if self.indices is None else self.indices[rows]))
 

@@ -16,8 +16,10 @@ import pyarrow as pa
 
 from headrace.features.engines.arrow.aggregate import TrainRows, aggregate
 from headrace.features.engines.arrow.dictionary import apply_op
+from headrace.features.engines.arrow.kernels import counted_texts
 from headrace.features.engines.arrow.lake_file import LakeRowGroup
 from headrace.features.engines.arrow.lake_rows import LakeRows, concatenated, table_at
+from headrace.features.functions.arrays import one_chunk
 from headrace.features.learn.merge import merge
 from headrace.features.learn.statistics import Partial, Statistic, counts
 from headrace.features.ops.base import FittedState, no_lookup
@@ -128,8 +130,12 @@ class LakeFit:
 
     def _counted(self, vocabulary: str, parts: Sequence[Partial]) -> pa.Table:
         """(name, value, count, day) of the values that are there often enough."""
-        whole = merge(parts)
-        whole = whole.filter(pa.array(counts(whole) >= self._workflow.rules[vocabulary].min_count))
+        least = self._workflow.rules[vocabulary].min_count
+        texts = [(one_chunk(p.column("key")), one_chunk(p.column("rows")), one_chunk(p.column("day"))) for p in parts]
+        whole = counted_texts(texts, least)
+        if whole is None:
+            whole = merge(parts)
+            whole = whole.filter(pa.array(counts(whole) >= least))
         return pa.table(
             {
                 "name": pa.repeat(vocabulary, whole.num_rows),

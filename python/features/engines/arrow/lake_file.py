@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.errors import UserError
+from headrace.features.engines.arrow import kernels
 from headrace.features.engines.arrow.dictionary import DictionaryColumn
 from headrace.features.functions.arrays import input_values, one_chunk
 from headrace.features.table_ops.row_preparation import RowPreparation
@@ -30,7 +31,7 @@ from headrace.storage import Location
 from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 
 #: Part of the folder's name: raise it when a row group's form changes.
-_FORMAT = 1
+_FORMAT = 2
 _META = "pieces.json"
 FILE, LINE, HASH = "_source_file", "_source_line", "__hash"
 #: Numbers are kept once each where this many first rows have at most half as many values.
@@ -226,7 +227,7 @@ def _cells(column: pa.ChunkedArray, type_: ValueType, name: str) -> pa.Array:
         sample = array.slice(0, _SAMPLE)
         if 2 * pc.count_distinct(sample, mode="all").as_py() > len(sample):
             return array
-        return array.dictionary_encode(null_encoding="encode")
+        return kernels.dictionary_encode(array)
     return array
 
 
@@ -236,10 +237,10 @@ def _one(column: pa.ChunkedArray, type_: pa.DataType, name: str = "") -> pa.Arra
     if not pa.types.is_dictionary(array.type):
         return array
     index, values = array.indices, array.dictionary.cast(pa.string())
+    null = len(values)
     if index.null_count:
-        index = pc.fill_null(index, len(values))
         values = pa.concat_arrays([values, pa.nulls(1, pa.string())])
-    return pa.DictionaryArray.from_arrays(index.cast(pa.int32()), values)
+    return pa.DictionaryArray.from_arrays(pa.array(kernels.narrow(index, null, len(values))), values, safe=False)
 
 
 def _declared(column: pa.ChunkedArray, type_: pa.DataType, name: str) -> pa.Array:

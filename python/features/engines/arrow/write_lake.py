@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,13 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from headrace.dataset.parquet import lists
+from headrace.features.engines.arrow import kernels
 from headrace.features.engines.arrow.array_file import load_arrays, save_arrays
 from headrace.features.engines.arrow.dictionary import apply_op
 from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile, LakeRowGroup, RowGroupLayout, row_groups
 from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter
 from headrace.features.engines.arrow.write_frame import loaded, write_part, written_dataset
-from headrace.features.functions.arrays import doubles, is_missing
+from headrace.features.functions.arrays import doubles, is_missing, to_numpy
 from headrace.features.layout.files import FilePlan, WrittenDataset, source_sets
 from headrace.features.layout.split_rule import day_number
 from headrace.features.workflow.fitted import FittedWorkflow, finished
@@ -35,6 +37,8 @@ from headrace.storage import Location
 
 Array = npt.NDArray[Any]
 _ORDER, _EDGES = "order", "edges"
+#: Of an input column with a dictionary: the numbers of the values that are none.
+_MISSING = "missing."
 #: A vocabulary with more values is looked up in its file: in memory each value takes about 60 bytes of every worker.
 MOST_VALUES = 20_000_000
 
@@ -102,6 +106,10 @@ class _TransformTask:
                 )
                 path = self.scratch / f"outputs-{number}-{i}.arrays"
                 arrays: dict[str, Array] = {_ORDER: order, _EDGES: edges}
+                for name in {name for of in source_sets(fitted) for name in of}:
+                    column = row_group.column(name)
+                    if column.indices is not None:
+                        arrays[f"{_MISSING}{name}"] = np.flatnonzero(is_missing(column.values))
                 save_arrays(path, arrays | outputs_of(fitted, row_group, identity))
                 out.append([row_group.path.below(self.folder), path.name])
             yield {"file": number, "row_groups": out}
@@ -151,7 +159,8 @@ def _in_order(hashes: npt.NDArray[np.int64], sources: Sequence[tuple[LakeRowGrou
 
     `hashes` are those of the given rows of the row groups, one row group behind the other.
     """
-    order = np.argsort(hashes, kind="stable")
+    # Rows of several row groups are runs in order, which the stable sort merges.
+    order = np.argsort(hashes, kind="stable" if len(sources) > 1 else None)
     sorted_ = hashes[order]
     ties = np.flatnonzero(sorted_[1:] == sorted_[:-1])
     if not len(ties):
@@ -159,7 +168,7 @@ def _in_order(hashes: npt.NDArray[np.int64], sources: Sequence[tuple[LakeRowGrou
     tied = np.unique(np.concatenate([ties, ties + 1]))
     rows = order[tied]
     file, line = _identities(sources, rows)
-    order[tied] = rows[np.lexsort((line, file, hashes[rows]))]
+    order[tied] = rows[np.lexsort((rows, line, file, hashes[rows]))]
     return order
 
 
@@ -237,15 +246,18 @@ class _WriteTask:
             return
         hashes = np.concatenate([s.row_group.hashes[s.rows] for s in sources])
         order = _in_order(hashes, [(s.row_group, s.rows) for s in sources])
+        places = np.empty(len(order), np.int32)
+        places[order] = np.arange(len(order), dtype=np.int32)
+        starts = np.cumsum([0, *(len(s.rows) for s in sources)])
+        cut = [places[start:end] for start, end in pairwise(starts)]
         columns: list[pa.Array] = []
         for feature in fitted.features:
             if feature.is_list:
                 columns.append(pa.concat_arrays([s.output_lists(feature) for s in sources]).take(pa.array(order)))
             else:
-                columns.append(pa.array(np.concatenate([s.output(feature) for s in sources]).take(order)))
-        label = [doubles(s.column(fitted.workflow.label_column)).cast(pa.float32()) for s in sources]
+                columns.append(_placed([s.output(feature) for s in sources], sources, cut))
+        columns.append(_placed([s.label(fitted.workflow.label_column) for s in sources], sources, cut))
         taken = pa.array(order)
-        columns.append(pa.concat_arrays(label).take(taken))
         for name in fitted.workflow.carried_columns:
             columns.append(pa.concat_arrays([s.column(name) for s in sources]).take(taken))
         missing = {of: sum(s.missing(of) for s in sources) for of in source_sets(fitted)}
@@ -253,56 +265,64 @@ class _WriteTask:
         yield write_part(fitted.schema, self.plans[part], self.folder, table, missing)
 
 
+def _placed(values: Sequence[_Values], sources: Sequence[_PartRows], places: Sequence[kernels.Rows]) -> pa.Array:
+    """A column of the part: of each source its rows' values, each to its place."""
+    out = np.empty(sum(len(s.rows) for s in sources), values[0].values.dtype)
+    for found, source, mine in zip(values, sources, places, strict=True):
+        kernels.scatter(found.values, found.index, source.rows, mine, out)
+    return pa.array(out)
+
+
+@dataclass(frozen=True)
+class _Values:
+    """A row group's values of a column: one for each number of `index`, or (None) for each row."""
+
+    values: Array
+    index: kernels.Indices | None
+
+
 class _PartRows:
     """The rows of a part that one row group has, in the order of their hashes."""
 
-    def __init__(self, row_group: LakeRowGroup, rows: npt.NDArray[np.int32], outputs: Mapping[str, Array]) -> None:
-        # NumPy makes 64-bit indices of others anew each time.
-        self.row_group, self.rows, self._outputs = row_group, rows.astype(np.intp), outputs
-        self._indexes: dict[str, Array] = {}
+    def __init__(self, row_group: LakeRowGroup, rows: kernels.Rows, arrays: Mapping[str, Array]) -> None:
+        """`arrays`: what `_TransformTask` left of the row group."""
+        self.row_group, self.rows, self._arrays = row_group, rows, arrays
 
-    def output(self, feature: Feature) -> Array:
+    def output(self, feature: Feature) -> _Values:
         """A feature's values; of lists see `output_lists`."""
-        by_value = self._outputs.get(f"value.{feature.name}")
+        by_value = self._arrays.get(f"value.{feature.name}")
         if by_value is None:
-            found: Array = self._outputs[f"row.{feature.name}"].take(self.rows)
-            return found
-        out: Array = by_value.take(self._index(feature.sources[0]))
-        return out
+            return _Values(self._arrays[f"row.{feature.name}"], None)
+        return _Values(by_value, self.row_group.column(feature.sources[0]).indices)
+
+    def label(self, name: str) -> _Values:
+        """The label's, float32; NaN of null."""
+        column = self.row_group.column(name)
+        return _Values(to_numpy(doubles(column.values)).astype(np.float32), column.indices)
 
     def output_lists(self, feature: Feature) -> pa.ListArray:
         """A list feature's lists, without the zeros at their ends."""
-        kind = "value" if f"value.{feature.name}" in self._outputs else "row"
-        rows = self._index(feature.sources[0]) if kind == "value" else self.rows
-        offsets, values = (self._outputs[f"{k}.{feature.name}"] for k in (f"{kind}_offsets", kind))
+        rows, kind = self.rows.astype(np.intp), "row"
+        if f"value.{feature.name}" in self._arrays:
+            index = self.row_group.column(feature.sources[0]).indices
+            assert index is not None
+            rows, kind = index[rows].astype(np.intp), "value"
+        offsets, values = (self._arrays[f"{k}.{feature.name}"] for k in (f"{kind}_offsets", kind))
         return lists.from_arrays(*lists.take(offsets, values, rows))
 
     def column(self, name: str) -> pa.Array:
-        """An input column's values."""
-        columns = self.row_group.column(name)
-        if columns.indices is None:
-            return columns.values.take(pa.array(self.rows))
-        return columns.values.take(pa.array(self._index(name)))
+        """An input column's values, a value a row."""
+        return self.row_group.column(name).take(self.rows)
 
     def missing(self, names: Sequence[str]) -> int:
         """Rows without a value in one of the columns."""
-        gone = [self._missing(name) for name in names]
-        return int(np.count_nonzero(np.logical_or.reduce(gone)))
+        gone = self._arrays.get(f"{_MISSING}{names[0]}")
+        if len(names) == 1 and gone is not None:
+            index = self.row_group.column(names[0]).indices if len(gone) else None
+            return 0 if index is None else sum(kernels.count_rows(index, self.rows, int(value)) for value in gone)
+        return int(np.count_nonzero(np.logical_or.reduce([self._missing(name) for name in names])))
 
     def _missing(self, name: str) -> npt.NDArray[np.bool_]:
-        columns = self.row_group.column(name)
-        none = is_missing(columns.values)
-        if columns.indices is None:
-            return none[self.rows]
-        if not none.any():
-            return np.zeros(len(self.rows), np.bool_)
-        where = np.flatnonzero(none)
-        index = self._index(name)
-        return index == where[0] if len(where) == 1 else none[index]
-
-    def _index(self, name: str) -> Array:
-        if name not in self._indexes:
-            index = self.row_group.column(name).indices
-            assert index is not None
-            self._indexes[name] = index.take(self.rows)
-        return self._indexes[name]
+        column = self.row_group.column(name)
+        none = is_missing(column.values)
+        return none[self.rows if column.indices is None else column.indices[self.rows]]

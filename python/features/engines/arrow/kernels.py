@@ -1,0 +1,204 @@
+"""Loops over columns that are kept as a dictionary and, for each row, the number of its value.
+
+In C++ (native/cpp/dictionary.cpp) where `make native` has built it, which lets other threads run; else by NumPy and
+Arrow, with the same results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.dataset import native
+
+Array = npt.NDArray[Any]
+#: Numbers of values: uint8, uint16 or int32.
+Indices = npt.NDArray[Any]
+#: Numbers of rows, or of places.
+Rows = npt.NDArray[np.int32]
+
+#: Integers within so many are numbered by a table.
+_MOST_RANGE = 1 << 22
+#: Texts that are counted at once, a table of them takes 80 MiB; and bytes of texts, which Arrow's offsets must hold.
+_TEXTS_AT_ONCE, _BYTES_AT_ONCE = 1 << 20, 1 << 28
+
+
+def scatter(values: Array, index: Indices | None, rows: Rows, places: Rows, out: Array) -> None:
+    """out[places] = values[index[rows]]; without an index values[rows].
+
+    Args:
+        values: [n], of out's dtype.
+        index: of each row, its value.
+        rows: [m], within `index` (or `values`).
+        places: [m], within `out`, none twice.
+        out: is filled at `places`.
+    """
+    lib = native.library()
+    values = np.ascontiguousarray(values, out.dtype)
+    if lib is not None and lib.headrace_scatter(
+        _at(values),
+        out.itemsize,
+        None if index is None else _at(index),
+        0 if index is None else index.itemsize,
+        _at(rows),
+        _at(places),
+        len(rows),
+        _at(out),
+    ):
+        return
+    out[places] = values[rows if index is None else index[rows]]
+
+
+def count(index: Indices, mask: npt.NDArray[np.bool_] | None, size: int) -> npt.NDArray[np.int64]:
+    """How many of the rows that `mask` has (None: all) have each of the values 0..size-1. int64 [size]."""
+    lib = native.library()
+    if lib is None or 4 * size > len(index):
+        return np.bincount(index if mask is None else index[mask], minlength=size)
+    counts = np.zeros(4 * size, np.int64)
+    index = np.ascontiguousarray(index)
+    mask = None if mask is None else np.ascontiguousarray(mask)
+    done = lib.headrace_count(
+        _at(index), index.itemsize, None if mask is None else _at(mask), len(index), size, _at(counts)
+    )
+    assert done
+    return counts[:size]
+
+
+def count_rows(index: Indices, rows: Rows, value: int) -> int:
+    """How many of the rows have the value."""
+    lib = native.library()
+    if lib is None:
+        return int(np.count_nonzero(index[rows] == value))
+    return int(lib.headrace_count_rows(_at(index), index.itemsize, _at(rows), len(rows), value))
+
+
+def narrow(index: pa.Array, null: int, size: int) -> Indices:
+    """Arrow's int32 indices of a dictionary in as few bytes as hold 0..size-1, that of a null being `null`."""
+    dtype = np.dtype(np.uint8 if size <= 1 << 8 else np.uint16 if size <= 1 << 16 else np.int32)
+    lib = native.library()
+    if lib is None or index.type != pa.int32():
+        wide: Indices = pc.fill_null(index, null).to_numpy(zero_copy_only=False)
+        return wide.astype(dtype)
+    validity, values = index.buffers()
+    out = np.empty(len(index), dtype)
+    done = lib.headrace_narrow(
+        values.address + 4 * index.offset,
+        validity.address if validity is not None and index.null_count else None,
+        index.offset,
+        len(index),
+        null,
+        dtype.itemsize,
+        _at(out),
+    )
+    assert done
+    return out
+
+
+def dictionary_encode(values: pa.Array) -> pa.DictionaryArray:
+    """Integers as `values.dictionary_encode(null_encoding="encode")`, the indices in as few bytes as hold them."""
+    found = _by_table(values)
+    if found is None:
+        whole = values.dictionary_encode(null_encoding="encode")
+        found = whole.indices, whole.dictionary
+    index, dictionary = found
+    return pa.DictionaryArray.from_arrays(pa.array(narrow(index, 0, len(dictionary))), dictionary, safe=False)
+
+
+def _by_table(values: pa.Array) -> tuple[pa.Array, pa.Array] | None:
+    lib = native.library()
+    if lib is None or values.type not in (pa.int32(), pa.int64()) or len(values) == values.null_count:
+        return None
+    ends = pc.min_max(values).as_py()
+    size = ends["max"] - ends["min"] + 1
+    if size > _MOST_RANGE:
+        return None
+    width = values.type.bit_width // 8
+    most = min(size + 1, len(values))
+    numbers, index = np.full(size, -1, np.int32), np.empty(len(values), np.int32)
+    dictionary, null_at = np.empty(most, values.type.to_pandas_dtype()), np.empty(1, np.int64)
+    validity, data = values.buffers()
+    found = lib.headrace_encode_integers(
+        data.address + width * values.offset,
+        width,
+        validity.address if validity is not None and values.null_count else None,
+        values.offset,
+        len(values),
+        ends["min"],
+        _at(numbers),
+        most,
+        _at(index),
+        _at(dictionary),
+        _at(null_at),
+    )
+    assert found > 0
+    mask = np.zeros(found, np.bool_)
+    if null_at[0] >= 0:
+        mask[null_at[0]] = True
+    return pa.array(index), pa.array(dictionary[:found], values.type, mask=mask)
+
+
+def counted_texts(parts: Sequence[tuple[pa.Array, pa.Array, pa.Array]], least: int) -> pa.Table | None:
+    """(key, rows, day): each text of the parts, its rows and its first day; those with at least `least` rows.
+
+    The groups are in any order. Memory does not grow with the texts, but with those that come out: where there are many
+    they are counted by parts of their hash, one after the other.
+
+    Args:
+        parts: (key string, rows int64, day int64) each, no nulls.
+        least: rows that a text must have.
+
+    Returns:
+        None where the library is not there.
+
+    Raises:
+        MemoryError: there is none left for the table.
+    """
+    lib = native.library()
+    if lib is None:
+        return None
+    texts, size = sum(len(key) for key, _, _ in parts), sum(key.nbytes for key, _, _ in parts)
+    rounds = max(1, -(-texts // _TEXTS_AT_ONCE), -(-size // _BYTES_AT_ONCE))
+    found = [_round(lib, parts, least, i, rounds) for i in range(rounds)]
+    return pa.concat_tables(found)
+
+
+def _round(
+    lib: Any, parts: Sequence[tuple[pa.Array, pa.Array, pa.Array]], least: int, number: int, rounds: int
+) -> pa.Table:
+    counts = lib.headrace_text_counts(min(sum(len(key) for key, _, _ in parts), 1 << 12))
+    if not counts:
+        raise MemoryError("no memory to count texts")
+    try:
+        for key, rows, day in parts:
+            _, offsets, data = key.buffers()
+            if len(key) and not lib.headrace_text_counts_add(
+                counts,
+                offsets.address + 4 * key.offset,
+                data.address if data is not None else None,
+                _at(rows.to_numpy()),
+                _at(day.to_numpy()),
+                len(key),
+                number,
+                rounds,
+            ):
+                raise MemoryError("no memory to count texts")
+        size = np.zeros(1, np.int64)
+        n = lib.headrace_text_counts_size(counts, least, _at(size))
+        if size[0] >= 2**31:
+            raise MemoryError(f"{n} texts whose hashes are alike take {size[0]} bytes; a column holds 2 GiB")
+        offsets, data = np.empty(n + 1, np.int32), np.empty(size[0], np.uint8)
+        sums, days = np.empty(n, np.int64), np.empty(n, np.int64)
+        lib.headrace_text_counts_take(counts, least, _at(offsets), _at(data), _at(sums), _at(days))
+    finally:
+        lib.headrace_text_counts_free(counts)
+    keys = pa.StringArray.from_buffers(n, pa.py_buffer(offsets), pa.py_buffer(data))
+    return pa.table({"key": keys, "rows": pa.array(sums), "day": pa.array(days)})
+
+
+def _at(x: Array) -> int:
+    return int(x.__array_interface__["data"][0])

@@ -1,0 +1,138 @@
+"""Loops over dictionary columns (C++ and their stand-ins) against NumPy and pandas."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.dataset import native
+from headrace.features.engines.arrow import kernels
+
+BOTH = pytest.mark.parametrize("built", [True, False])
+
+
+@pytest.fixture(autouse=True)
+def _build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = request.node.callspec.params["built"] if hasattr(request.node, "callspec") else True
+    if built and native.library() is None:
+        pytest.skip("run make native")
+    if not built:
+        monkeypatch.setattr(native, "library", lambda: None)
+
+
+@BOTH
+@pytest.mark.parametrize("width", [None, np.uint8, np.uint16, np.int32])
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.int64])
+def test_scatter(built: bool, width: type | None, dtype: type) -> None:
+    rng = np.random.default_rng(1)
+    values = rng.integers(-(2**30), 2**30, 200).astype(dtype)
+    index = None if width is None else rng.integers(0, 200, 1000).astype(width)
+    rows = rng.integers(0, 200 if index is None else 1000, 300).astype(np.int32)
+    places = rng.permutation(400)[:300].astype(np.int32)
+    out = np.full(400, 7, dtype)
+    kernels.scatter(values, index, rows, places, out)
+    for place in range(400):
+        found = np.flatnonzero(places == place)
+        row = rows[found[0]] if len(found) else -1
+        assert out[place] == (7 if row < 0 else values[row] if index is None else values[index[row]])
+
+
+@BOTH
+@given(data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_counts_and_widths(built: bool, data: st.DataObject) -> None:
+    size = data.draw(st.sampled_from([1, 3, 256, 257, 65_536, 65_537]))
+    given_ = data.draw(st.lists(st.one_of(st.none(), st.integers(0, max(size - 2, 0))), min_size=1, max_size=60))
+    start = data.draw(st.integers(0, len(given_) - 1))
+    repeated = given_ * data.draw(st.sampled_from([1, 40]))
+    index = pa.array(repeated, pa.int32()).slice(start)
+    wanted = np.array([size - 1 if v is None else v for v in repeated[start:]])
+    found = kernels.narrow(index, size - 1, size)
+    assert found.dtype == (np.uint8 if size <= 256 else np.uint16 if size <= 65_536 else np.int32)
+    assert found.tolist() == wanted.tolist()
+    mask = np.array([data.draw(st.booleans()) for _ in range(min(8, len(wanted)))] + [True] * max(0, len(wanted) - 8))
+    for chosen in (None, mask):
+        picked = wanted if chosen is None else wanted[chosen]
+        assert kernels.count(found, chosen, size).tolist() == np.bincount(picked, minlength=size).tolist()
+    rows = np.arange(0, len(wanted), 2, dtype=np.int32)
+    assert kernels.count_rows(found, rows, size - 1) == int((wanted[rows] == size - 1).sum())
+
+
+@BOTH
+@given(
+    values=st.lists(st.one_of(st.none(), st.integers(-5, 300), st.sampled_from([-(2**31), 2**31 - 1])), min_size=1),
+    start=st.integers(0, 3),
+    wide=st.booleans(),
+)
+@settings(deadline=None, max_examples=80)
+def test_integers_are_numbered_as_arrow_does(built: bool, values: list[int | None], start: int, wide: bool) -> None:
+    array = pa.array(values, pa.int64() if wide else pa.int32()).slice(min(start, len(values) - 1))
+    found, wanted = kernels.dictionary_encode(array), array.dictionary_encode(null_encoding="encode")
+    found.validate(full=True)
+    assert found.dictionary.equals(wanted.dictionary)
+    assert found.indices.to_pylist() == wanted.indices.to_pylist()
+    assert found.indices.type == (pa.uint8() if len(wanted.dictionary) <= 256 else pa.uint16())
+
+
+@given(
+    parts=st.lists(
+        st.lists(
+            st.tuples(st.text(st.sampled_from("aü\0z"), max_size=18), st.integers(1, 5), st.integers(-3, 3)),
+            max_size=30,
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    least=st.integers(1, 6),
+    at_once=st.sampled_from([3, 1 << 20]),
+)
+@settings(deadline=None, max_examples=80)
+def test_texts_are_counted_by_any_number_of_rounds(
+    parts: list[list[tuple[str, int, int]]], least: int, at_once: int
+) -> None:
+    sums: defaultdict[str, int] = defaultdict(int)
+    first: dict[str, int] = {}
+    arrays = []
+    for part in parts:
+        for text, rows, day in part:
+            sums[text] += rows
+            first[text] = min(day, first.get(text, day))
+        # A slice, as parts are that were cut from a longer column.
+        whole = [("not of it", 100, -9), *part]
+        columns = (
+            pa.array([t for t, _, _ in whole], pa.string()),
+            pa.array([r for _, r, _ in whole], pa.int64()),
+            pa.array([d for _, _, d in whole], pa.int64()),
+        )
+        arrays.append(tuple(c.slice(1) for c in columns))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_TEXTS_AT_ONCE", at_once)
+        found = kernels.counted_texts(arrays, least)
+    assert found is not None
+    found.validate(full=True)
+    wanted = {t: (n, first[t]) for t, n in sums.items() if n >= least}
+    got = {r["key"]: (r["rows"], r["day"]) for r in found.to_pylist()}
+    assert got == wanted
+    assert found.num_rows == len(wanted)
+
+
+def test_many_texts_are_counted() -> None:
+    rng = np.random.default_rng(3)
+    frames = [
+        pd.DataFrame({"key": rng.integers(0, 60_000, 50_000).astype(str), "rows": 1, "day": day}) for day in (2, 1, 0)
+    ]
+    parts = []
+    for frame in frames:
+        table = pa.Table.from_pandas(frame, preserve_index=False)
+        parts.append(tuple(table.column(c).combine_chunks() for c in ("key", "rows", "day")))
+    found = kernels.counted_texts(parts, 3)
+    assert found is not None
+    whole = pd.concat(frames).groupby("key").agg({"rows": "sum", "day": "min"})
+    wanted = whole[whole["rows"] >= 3].sort_index()
+    pd.testing.assert_frame_equal(found.to_pandas().set_index("key").sort_index(), wanted)
