@@ -84,10 +84,10 @@ class TextCounts {
   }
 
   void add(const uint8_t* text, int64_t size, uint64_t hash, int64_t count, int64_t day) {
-    Slot& slot = find(slots_, text, size, hash);
+    Slot& slot = find(slots_, text, size, uint32_t(hash));
     if (slot.text == nullptr) {
-      slot = {hash, text, size, count, day};
-      if (2 * ++used_ > slots_.size()) grow();
+      slot = {text, count, day, uint32_t(hash), int32_t(size)};
+      if (4 * ++used_ > 3 * slots_.size()) grow();
     } else {
       slot.count += count;
       if (day < slot.day) slot.day = day;
@@ -119,9 +119,10 @@ class TextCounts {
 
  private:
   struct Slot {
-    uint64_t hash = 0;
     const uint8_t* text = nullptr;
-    int64_t size = 0, count = 0, day = 0;
+    int64_t count = 0, day = 0;
+    uint32_t hash = 0;
+    int32_t size = 0;
   };
 
   static uint64_t mixed(uint64_t a, uint64_t b) {
@@ -129,7 +130,7 @@ class TextCounts {
     return uint64_t(product) ^ uint64_t(product >> 64);
   }
 
-  static Slot& find(std::vector<Slot>& slots, const uint8_t* text, int64_t size, uint64_t hash) {
+  static Slot& find(std::vector<Slot>& slots, const uint8_t* text, int64_t size, uint32_t hash) {
     const size_t mask = slots.size() - 1;
     for (size_t at = hash & mask;; at = (at + 1) & mask) {
       Slot& s = slots[at];

@@ -80,6 +80,16 @@ def test_integers_are_numbered_as_arrow_does(built: bool, values: list[int | Non
     assert found.indices.type == (pa.uint8() if len(wanted.dictionary) <= 256 else pa.uint16())
 
 
+@given(values=st.lists(st.one_of(st.none(), st.sampled_from("abcdefgh")), max_size=30), start=st.integers(0, 30))
+@settings(deadline=None, max_examples=80)
+def test_a_part_of_a_dictionary_column_keeps_the_values_that_it_has(values: list[str | None], start: int) -> None:
+    part = pa.array(values, pa.string()).dictionary_encode().slice(min(start, len(values)))
+    found = kernels.used(part)
+    found.validate(full=True)
+    assert found.to_pylist() == part.to_pylist()
+    assert sorted(found.dictionary.to_pylist()) == sorted({v for v in part.to_pylist() if v is not None})
+
+
 @given(
     parts=st.lists(
         st.lists(

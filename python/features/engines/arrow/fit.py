@@ -7,7 +7,8 @@ files, so a fit here learns the same bits as one over a frame.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.features.engines.arrow.aggregate import TrainRows, aggregate
-from headrace.features.engines.arrow.dictionary import apply_op
+from headrace.features.engines.arrow.dictionary import DictionaryColumn, apply_op
 from headrace.features.engines.arrow.kernels import counted_texts
 from headrace.features.engines.arrow.lake_file import LakeRowGroup
 from headrace.features.engines.arrow.lake_rows import LakeRows, concatenated, table_at
@@ -36,7 +37,8 @@ _LOG = logging.getLogger("headrace.features")
 
 #: (chain, step, name of the statistic).
 Name = tuple[int, int, str]
-_MERGING_THREADS = 4
+#: Each has a table of what it merges.
+_MERGING_THREADS = min(4, len(os.sched_getaffinity(0)))
 
 
 class LakeFit:
@@ -160,20 +162,36 @@ class AggregateTask:
     folder: Location
     turn: int
 
-    def __call__(self, number: int, found: Sequence[tuple[LakeRowGroup, TrainRows]]) -> dict[str, Any]:
-        parts: dict[Name, list[Partial]] = {}
-        for row_group, rows in found:
-            for (i, j), statistics in self.requested.items():
-                chain = self.workflow.chains[i]
-                columns = {name: row_group.column(name) for name in chain.columns}
-                for step, learned in zip(chain.steps[:j], self.learned[i], strict=True):
-                    tables = {name: KeyedTable(table) for name, table in learned.tables.items()}
-                    identity = rows.training_identity if step.op.out_of_fold else None
-                    columns = apply_op(step, columns, learned.states, no_lookup, tables.__getitem__, identity)
-                for name, statistic in statistics.items():
-                    made = aggregate(statistic, columns, chain.steps[j].inputs, rows)
-                    parts.setdefault((i, j, name), []).append(made)
+    def __call__(self, number: int, found: Iterable[tuple[LakeRowGroup, TrainRows]]) -> dict[str, Any]:
+        names: list[Name] = []
+
+        def made() -> Iterator[Partial]:
+            """Values with their counts as they come, for there may be many; others merged."""
+            parts: dict[Name, list[Partial]] = {}
+            for row_group, rows in found:
+                for (i, j), statistics in self.requested.items():
+                    chain = self.workflow.chains[i]
+                    columns = self._arriving(i, j, row_group, rows)
+                    for name, statistic in statistics.items():
+                        part = aggregate(statistic, columns, chain.steps[j].inputs, rows)
+                        if isinstance(chain.steps[j].op, Categorify):
+                            names.append((i, j, name))
+                            yield part
+                        else:
+                            parts.setdefault((i, j, name), []).append(part)
+            names.extend(parts)
+            yield from map(merge, parts.values())
+
         path = self.folder / f"partial-{self.turn}-{number}.arrow"
-        names = list(parts)
-        starts = concatenated([merge(parts[n]) for n in names], path)
+        starts = concatenated(made(), path)
         return {"path": path.name, "parts": [[*n, start] for n, start in zip(names, starts, strict=True)]}
+
+    def _arriving(self, i: int, j: int, row_group: LakeRowGroup, rows: TrainRows) -> dict[str, DictionaryColumn]:
+        """The columns of chain i as they arrive at its step j."""
+        chain = self.workflow.chains[i]
+        columns = {name: row_group.column(name) for name in chain.columns}
+        for step, learned in zip(chain.steps[:j], self.learned[i], strict=True):
+            tables = {name: KeyedTable(table) for name, table in learned.tables.items()}
+            identity = rows.training_identity if step.op.out_of_fold else None
+            columns = apply_op(step, columns, learned.states, no_lookup, tables.__getitem__, identity)
+        return columns

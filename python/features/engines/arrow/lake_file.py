@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,6 +34,8 @@ from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 _FORMAT = 2
 _META = "pieces.json"
 FILE, LINE, HASH = "_source_file", "_source_line", "__hash"
+#: What a task may decode at once: 614,000 rows of 41 columns. Of texts the values come on top, of lists their elements.
+_DECODED_BYTES, _CELL_BYTES = 192 << 20, 8
 #: Numbers are kept once each where this many first rows have at most half as many values.
 _SAMPLE = 4_096
 
@@ -52,7 +54,7 @@ class LakeFile:
 
 
 class LakeRowGroup:
-    """One row group of a lake file."""
+    """One row group of a lake file, or an even part of a large one."""
 
     def __init__(self, path: Location) -> None:
         self.path = path
@@ -132,12 +134,25 @@ def encode(file: LakeFile, folder: Location, layout: RowGroupLayout) -> None:
         wanted = [name for name in (*columns, FILE, LINE) if name in there]
         written: list[int] = []
         for group in range(parquet.num_row_groups):
-            table = parquet.read_row_group(group, columns=wanted, use_threads=False)
-            if layout.preparation is not None:
-                table = _prepared(table, columns, layout.preparation)
-            if table.num_rows:
-                written.append(_write(_encoded(table, layout.columns), made / f"{len(written)}.arrow"))
+            for table in _decoded(parquet, group, wanted):
+                if layout.preparation is not None:
+                    table = _prepared(table, columns, layout.preparation)
+                if table.num_rows:
+                    written.append(_write(_encoded(table, layout.columns), made / f"{len(written)}.arrow"))
         (made / _META).put_text(json.dumps({"size": file.size, "pieces": written}))
+
+
+def _decoded(parquet: pq.ParquetFile, group: int, columns: list[str]) -> Iterator[pa.Table]:
+    """The rows of a row group, in even parts of at most _DECODED_BYTES where it has more."""
+    rows = parquet.metadata.row_group(group).num_rows
+    parts = -(-rows * len(columns) * _CELL_BYTES // _DECODED_BYTES)
+    if parts == 1:
+        yield parquet.read_row_group(group, columns=columns, use_threads=False)
+    elif parts:
+        for batch in parquet.iter_batches(-(-rows // parts), row_groups=[group], columns=columns, use_threads=False):
+            # The dictionary goes on from one part to the next.
+            whole = [kernels.used(c) if pa.types.is_dictionary(c.type) else c for c in batch.columns]
+            yield pa.Table.from_arrays(whole, names=batch.schema.names)
 
 
 def prune(folder: Location, files: list[LakeFile]) -> None:

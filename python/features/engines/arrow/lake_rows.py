@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -46,8 +46,8 @@ _SCRATCH = "scratch."
 class FileVisitor(Protocol):
     """Work over the row groups of a file, in a task: what is to be known of their training rows."""
 
-    def __call__(self, number: int, found: Sequence[tuple[LakeRowGroup, TrainRows]]) -> Any:
-        """`number`: of the file. Returns JSON."""
+    def __call__(self, number: int, found: Iterable[tuple[LakeRowGroup, TrainRows]]) -> Any:
+        """`number`: of the file. Takes all of `found`, one after the other. Returns JSON."""
         ...
 
 
@@ -174,20 +174,14 @@ class _ScanTask:
             found, kept = row_groups(file, self.folder, self.layout)
             splits = np.zeros(len(self.splitter.splits), np.int64)
             by_day: dict[int, int] = {}
-            null = bad = 0
-            rows: list[tuple[LakeRowGroup, TrainRows]] = []
-            for row_group in found:
-                split = self.splitter.split(row_group)
-                splits += np.bincount(split[split >= 0], minlength=len(splits))
-                mine = self.splitter.train(row_group, split)
-                day = self.splitter.days(row_group)
-                if day is not None:
-                    for d, count in zip(*np.unique(day[split >= 0], return_counts=True), strict=True):
-                        by_day[int(d)] = by_day.get(int(d), 0) + int(count)
-                n, b = label_faults(row_group.column(self.splitter.label), split >= 0)
-                null, bad = null + n, bad + b
-                rows.append((row_group, mine))
-            result = self.visit(number, rows) if self.visit is not None else None
+            faults = np.zeros(2, np.int64)
+            counted = self._counted(found, splits, by_day, faults)
+            result = None
+            if self.visit is not None:
+                result = self.visit(number, counted)
+            for _ in counted:  # what nobody visited
+                pass
+            null, bad = faults.tolist()
             yield {
                 "file": number,
                 "splits": splits.tolist(),
@@ -197,6 +191,27 @@ class _ScanTask:
                 "kept": kept,
                 "result": result,
             }
+
+    def _counted(
+        self,
+        found: Sequence[LakeRowGroup],
+        splits: np.ndarray[Any, Any],
+        by_day: dict[int, int],
+        faults: np.ndarray[Any, Any],
+    ) -> Iterator[tuple[LakeRowGroup, TrainRows]]:
+        """The row groups, one in memory at a time.
+
+        Adds rows by split, rows by day and (null, bad) labels to what is given.
+        """
+        for row_group in found:
+            split = self.splitter.split(row_group)
+            splits += np.bincount(split[split >= 0], minlength=len(splits))
+            day = self.splitter.days(row_group)
+            if day is not None:
+                for d, count in zip(*np.unique(day[split >= 0], return_counts=True), strict=True):
+                    by_day[int(d)] = by_day.get(int(d), 0) + int(count)
+            faults += label_faults(row_group.column(self.splitter.label), split >= 0)
+            yield row_group, self.splitter.train(row_group, split)
 
 
 def label_faults(label: DictionaryColumn, inside: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[int, int]:
@@ -210,7 +225,7 @@ def label_faults(label: DictionaryColumn, inside: np.ndarray[Any, np.dtype[np.bo
     return int(counts[null].sum()), int(counts[bad].sum())
 
 
-def concatenated(parts: Sequence[pa.Table], path: Location) -> list[int]:
+def concatenated(parts: Iterable[pa.Table], path: Location) -> list[int]:
     """Write tables behind each other as Arrow streams; where each begins."""
     starts = []
     with path.new_file() as partial, pa.OSFile(str(partial), "wb") as sink:
