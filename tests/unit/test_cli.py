@@ -236,6 +236,8 @@ def test_version() -> None:
     [
         [],
         ["generate"],
+        ["init"],
+        ["reference"],
         ["run"],
         ["status"],
         ["lineage"],
