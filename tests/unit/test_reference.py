@@ -1,4 +1,4 @@
-"""The reference of the YAML is what the models say, and the models say something of each key."""
+"""docs/reference.md is what the models say, and the models say something of each key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pydantic import BaseModel, Field
 
-from headrace.commands.reference import page
+from headrace.commands.reference import COMMAND, page
 from headrace.config import Spec, load_spec
 from headrace.config.documentation import Key, keys_of
 from headrace.workspace import checkout
@@ -89,3 +89,8 @@ def test_the_page_has_the_keys_of_the_shipped_pipelines(pipeline: str) -> None:
     for name in [*data, *(n for section in ("source", "model", "train") for n in names(data[section]))]:
         if name not in data["source"].get("timestamps", {}):
             assert f"| `{name}` |" in text, name
+
+
+def test_the_page_is_up_to_date() -> None:
+    there = (checkout() / "docs" / "reference.md").read_text(encoding="utf-8")
+    assert there == page(), f"docs/reference.md is out of date; run: {COMMAND}"
