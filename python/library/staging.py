@@ -20,7 +20,7 @@ from headrace.features.types import ValueType
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DataFile
 from headrace.library.frames import library_of, to_arrow
-from headrace.storage import local
+from headrace.storage import Location, local
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,16 +52,14 @@ def staged_rows(
         raise UserError(f"staging folder {staging} is not there")
     spark = next(iter(frames.values())).sparkSession if kinds == {True} else None
     with tempfile.TemporaryDirectory(prefix="headrace-", dir=staging) as name:
-        home, files = local(name), list[DataFile]()
+        home, files = local(name).transient(), list[DataFile]()
         for split, frame in frames.items():
-            folder = Path(name) / "rows" / split
+            folder = home / "rows" / split
             if spark is not None:
                 _write_spark(workflow, frame, split, folder)
             else:
-                folder.mkdir(parents=True)
                 _write_table(to_arrow(frame, _needed(workflow)), split, folder / "part-0.parquet")
-            paths = sorted(folder.glob("*.parquet"))
-            files += [DataFile(local(path), {}, None) for path in paths]
+            files += [DataFile(file, {}, None) for file in folder.entries() if file.suffix == ".parquet"]
         splits = tuple(dict.fromkeys(("train", *frames)))
         splitter = Splitter(ColumnRule(SPLIT), splits, workflow.label_column)
         with lake_rows(workflow, files, splitter, home / "encoded", {SPLIT: ValueType("string")}) as rows:
@@ -73,14 +71,15 @@ def _needed(workflow: Workflow) -> Sequence[Any]:
     return [c for c in workflow.declared if c.name in wanted]
 
 
-def _write_table(table: pa.Table, split: str, path: Path) -> None:
+def _write_table(table: pa.Table, split: str, file: Location) -> None:
     n = table.num_rows
     table = table.append_column(FILE, pa.repeat(split, n)).append_column(LINE, pa.array(range(n), pa.int64()))
     table = table.append_column(SPLIT, pa.repeat(split, n))
-    pq.write_table(table, path, row_group_size=_ROW_GROUP_ROWS, compression="none")
+    with file.new_file() as path:
+        pq.write_table(table, path, row_group_size=_ROW_GROUP_ROWS, compression="none")
 
 
-def _write_spark(workflow: Workflow, frame: DataFrame, split: str, folder: Path) -> None:
+def _write_spark(workflow: Workflow, frame: DataFrame, split: str, folder: Location) -> None:
     """A row's place is its partition and its number there: the same as long as Spark makes the frame the same way."""
     from pyspark.sql import functions as F
 
