@@ -1,0 +1,58 @@
+"""Peaks of memory are those of a stretch, in processes that live longer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.memory import PeakMemory
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the kernel's files are Linux's")
+
+#: MiB that no test's own needs come near.
+LARGE = 300
+CHILD = f"import sys; b'x' * ({LARGE} << 20); print('made', flush=True); sys.stdin.read()"
+
+
+def resident_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+def test_what_was_needed_before_does_not_count() -> None:
+    before = resident_mib()
+    b"x" * (LARGE << 20)
+    peak = PeakMemory.begin()
+    assert peak.mib()["python"] < before + LARGE / 2
+    held = b"x" * (LARGE << 20)
+    del held
+    assert peak.mib()["python"] > before + 0.9 * LARGE
+
+
+def test_ended_children_count_where_they_are_the_largest() -> None:
+    subprocess.run([sys.executable, "-c", CHILD], input=b"", check=True, stdout=subprocess.DEVNULL)
+    peak = PeakMemory.begin()
+    subprocess.run(["true"], check=True)
+    assert "children" not in peak.mib()
+    larger = CHILD.replace(str(LARGE), str(2 * LARGE))
+    subprocess.run([sys.executable, "-c", larger], input=b"", check=True, stdout=subprocess.DEVNULL)
+    assert peak.mib()["children"] > 1.9 * LARGE
+
+
+def test_a_child_that_lives_on_begins_anew() -> None:
+    """As Spark's Python workers do from stage to stage; against the kernel's own figure."""
+    with subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        status = Path(f"/proc/{child.pid}/status")
+
+        def high_water_mib() -> float:
+            return next(int(x.split()[1]) / 1024 for x in status.read_text().splitlines() if x.startswith("VmHWM"))
+
+        assert high_water_mib() > 0.9 * LARGE
+        PeakMemory.begin()
+        assert high_water_mib() < LARGE / 2
+        child.communicate()
