@@ -15,6 +15,7 @@ from headrace.commands import screen
 from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.jobs import stages, submit
+from headrace.jobs.day_range import days_of, turns
 from headrace.jobs.events import StageEvent
 from headrace.manifest import Input, Manifest, Output
 from headrace.stage import Context, Result, run_stage
@@ -78,6 +79,8 @@ class Yard:
     fakes: dict[str, Fake] = field(default_factory=lambda: {n: Fake(n) for n in ORDER})
     codes: dict[str, int] = field(default_factory=dict)
     submitted: list[str] = field(default_factory=list)
+    #: The day of each of these.
+    days: list[str] = field(default_factory=list)
     applications: list[tuple[str, ...]] = field(default_factory=list)
     overrides: list[list[str]] = field(default_factory=list)
     interrupt: BaseException | None = None
@@ -91,27 +94,29 @@ class Yard:
         ds: str,
         overrides: list[str],
         on_event: Callable[[StageEvent], None],
+        until: str | None = None,
     ) -> int:
         self.applications.append(tuple(stages))
         self.overrides.append(list(overrides))
         if self.interrupt:
             raise self.interrupt
-        for stage in stages:
-            on_event(StageEvent(stage, "check"))
+        for stage, day in turns(stages, days_of(spec, ds, until), spec):
+            on_event(StageEvent(stage, "check", ds=day))
 
-            def announce(reason: str | None, stage: str = stage) -> None:
-                on_event(StageEvent(stage, "skip" if reason is None else "run", reason or ""))
+            def announce(reason: str | None, stage: str = stage, day: str = day) -> None:
+                on_event(StageEvent(stage, "skip" if reason is None else "run", reason or "", day))
                 if reason is not None:
                     self.submitted.append(stage)
+                    self.days.append(day)
                     if self.codes.get(stage):
                         raise Killed
 
             try:
-                outcome = run_stage(self.fakes[stage], spec, ws, ds, announce)
+                outcome = run_stage(self.fakes[stage], spec, ws, day, announce)
             except Killed:
                 return self.codes[stage]
             if not outcome.skipped:
-                on_event(StageEvent(stage, "done"))
+                on_event(StageEvent(stage, "done", ds=day))
         return 0
 
     def __call__(self, *arguments: str) -> Any:
@@ -119,6 +124,7 @@ class Yard:
 
     def run(self, *arguments: str) -> Any:
         self.submitted.clear()
+        self.days.clear()
         self.applications.clear()
         return self("run", "clicks", "--ds", DS, *arguments)
 

@@ -11,6 +11,7 @@ import typer
 from headrace.cli.groups import StageGroup
 from headrace.cli.options import VAR, Ds, Home, Overlays, Pipeline, Sets, complete_stage, examples, overrides
 from headrace.cli.root import app
+from headrace.errors import UserError
 from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace
 
@@ -19,6 +20,7 @@ from headrace.workspace import Workspace
     epilog=examples(
         "headrace run clicks --ds 2026-01-08",
         "headrace run clicks --ds 2026-01-08 --dry-run",
+        "headrace run clicks --ds 2026-01-02 --until 2026-01-08 --to features",
         "headrace run clicks --ds 2026-01-08 --from train --to report --set train.epochs=5",
         "headrace run conf/pipelines/clicks.yaml --ds 2026-01-08 --home /data/headrace",
     )
@@ -26,6 +28,10 @@ from headrace.workspace import Workspace
 def run(
     pipeline: Pipeline,
     ds: Ds = None,
+    until: Annotated[
+        str | None,
+        typer.Option("--until", help="The last day of a range that begins with --ds: all of them.", metavar="DATE"),
+    ] = None,
     first: Annotated[
         str, typer.Option("--from", help="The first stage.", metavar="STAGE", autocompletion=complete_stage)
     ] = ORDER[0],
@@ -47,14 +53,21 @@ def run(
     Stages that follow each other share a Spark application where their settings of Spark agree; each commits what it
     made by itself. One that is done with the same inputs is left alone, so a run that was stopped goes on with the same
     command, and a second run changes nothing.
+
+    A range of days (a backfill) is loaded in one pass, and each application serves its stages for all days; what comes
+    out is what the days would give one by one, in order.
     """
     from headrace.commands.dry_run import dry_run
     from headrace.commands.run import run as command
 
+    if dry and until is not None:
+        raise UserError("--dry-run tells of one day: give --ds alone")
     if dry:
         dry_run(pipeline, Workspace(home), ds, overrides(overlays, sets), first, last)
         return
-    raise typer.Exit(command(pipeline, Workspace(home), ds, overrides(overlays, sets), first, last, isolated))
+    raise typer.Exit(
+        command(pipeline, Workspace(home), ds, overrides(overlays, sets), first, last, isolated, until=until)
+    )
 
 
 def _stage_command(stage: str) -> Callable[..., None]:

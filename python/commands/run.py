@@ -45,8 +45,12 @@ def run(
     last: str = ORDER[-1],
     isolated: bool = False,
     show_results: bool = True,
+    until: str | None = None,
 ) -> int:
     """Bring the stages from `first` to `last` up to date, in order; stop at the first that fails.
+
+    Of a range of days each application serves its stages for all of them (headrace.jobs.day_range), so that all days'
+    features are made in one, and then all days are trained.
 
     What needs no work before the first stage that does is found out here, from manifests and the lake's log, without
     starting a JVM; after it, by the application.
@@ -59,7 +63,8 @@ def run(
         first: the first stage.
         last: the last stage.
         isolated: each stage as an application of its own, instead of one for those whose Spark settings agree.
-        show_results: show the day's results at the end.
+        show_results: show the day's results at the end; of a range, the last day's.
+        until: the last day of a range that begins with `ds`; None: that day alone.
 
     Returns:
         the exit code.
@@ -70,6 +75,7 @@ def run(
     spec, day = resolve(pipeline, ds, overrides)
     # Late: jobs bring the stages, and with them pyspark; a misspelt key should be told at once.
     from headrace.jobs.applications import applications
+    from headrace.jobs.day_range import days_of, turns
     from headrace.jobs.stages import load_stage, require_stage
     from headrace.jobs.submit import submit
 
@@ -77,36 +83,43 @@ def run(
     stages = [name for name in named if STAGES[name].applies(spec)]
     if not stages:
         require_stage(spec, named[0])
-    progress = _Progress(stages)
+    days = days_of(spec, day, until)
+    progress = _Progress(stages, days)
     for group in applications(stages, spec, isolated):
         pending = list(group)
-        while pending and check_stage(load_stage(pending[0]), spec, ws, day) is None:
-            progress.show(StageEvent(pending.pop(0), "skip"))
+        while pending and all(check_stage(load_stage(pending[0]), spec, ws, ds) is None for ds in days):
+            for ds in days:
+                progress.show(StageEvent(pending[0], "skip", ds=ds))
+            pending.pop(0)
         if not pending:
             continue
-        progress.stage = pending[0]
-        code = submit(pending, pipeline, spec, ws, day, overrides, progress.show)
+        progress.stage, progress.day = next(turns(pending, days, spec))
+        code = submit(pending, pipeline, spec, ws, day, overrides, progress.show, until=until)
         if code != EXIT_DONE:
-            _explain_failure(progress.stage, code, ws.log(spec.pipeline, day, progress.stage))
+            _explain_failure(progress.stage, code, ws.log(spec.pipeline, progress.day, progress.stage))
             return code if code in _EXPLAINED else EXIT_FAILURE
     if show_results:
-        summary.show(spec, ws, day, progress.states)
+        summary.show(spec, ws, days[-1], progress.states)
     return EXIT_DONE
 
 
 class _Progress:
     """What became of each stage, and a line about it when its turn comes."""
 
-    def __init__(self, stages: Sequence[str]) -> None:
-        self._stages = list(stages)
+    def __init__(self, stages: Sequence[str], days: Sequence[str]) -> None:
+        self._stages, self._days = list(stages), list(days)
+        #: Whose turn it is.
+        self.day = self._days[0]
         #: Whose turn it is.
         self.stage = self._stages[0]
         #: What is said at the end.
         self.states: dict[str, str] = {}
 
     def show(self, event: StageEvent) -> None:
-        self.stage = event.stage
+        self.stage, self.day = event.stage, event.ds or self._days[0]
         label = f"[{self._stages.index(event.stage) + 1}/{len(self._stages)}] {event.stage}"
+        if len(self._days) > 1:
+            label += f" of {self.day}"
         if event.kind == "skip":
             self.states[event.stage] = "nothing to do"
             out.print(f"{label}: already done with the same inputs; nothing to do", markup=False)

@@ -24,6 +24,8 @@ class StageEvent:
     kind: Kind
     #: Why it works (`run`).
     reason: str = ""
+    #: The day; empty: that of the application.
+    ds: str = ""
 
     def send(self) -> None:
         """Print it, behind what this process has printed before."""

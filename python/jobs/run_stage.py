@@ -1,6 +1,6 @@
-"""The program of stages: one or several of a pipeline, one after another, for one day.
+"""The program of stages: one or several of a pipeline, one after another, for one day or a range of days.
 
-spark-submit python/jobs/run_stage.py STAGE[,STAGE...] PIPELINE --ds DATE --home DIR
+spark-submit python/jobs/run_stage.py STAGE[,STAGE...] PIPELINE --ds DATE [--until DATE] --home DIR
 
 Or by Python: the JVM then starts beside the imports, where a stage needs one. Stages that come together share a Spark
 application; each takes the lock, works and commits as it would alone, and the first that fails ends the program.
@@ -21,6 +21,7 @@ from contextlib import contextmanager
 
 from headrace.config import Spec, load_spec, parse_ds
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
+from headrace.jobs.day_range import days_of, turns
 from headrace.jobs.events import Kind, StageEvent
 from headrace.stage import run_stage
 from headrace.stages import ORDER, STAGES
@@ -54,6 +55,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("stages", type=_stages, help="the stage; several with commas between", metavar="STAGE")
     parser.add_argument("pipeline", help="a shipped pipeline's name or the path of a .yaml file", metavar="PIPELINE")
     parser.add_argument("--ds", help="the day, YYYY-MM-DD (default: the spec's)")
+    parser.add_argument("--until", help="the last day of a range that begins with --ds", metavar="DATE")
     parser.add_argument("--home", default="var", help="the workspace's folder (default: %(default)s)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the spec")
     parser.add_argument("--events", action="store_true", help="print lines about the stages for headrace.jobs.submit")
@@ -74,11 +76,14 @@ def _run(args: argparse.Namespace) -> int:
         if ds is None:
             raise UserError(f"pipeline '{spec.pipeline}' needs a day: --ds YYYY-MM-DD")
         ws = Workspace(local_folder(args.home, "--home"))
+        days = days_of(spec, ds, args.until)
         with _session(args, spec, ws, ds) as tidy:
-            for number, name in enumerate(args.stages):
-                if number and STAGES[args.stages[number - 1]].spark:
+            before = None
+            for number, (name, day) in enumerate(turns(args.stages, days, spec)):
+                if before is not None and STAGES[before].spark:
                     tidy()
-                _run_one(name, spec, ws, ds, args.events, time.time() if number else None)
+                _run_one(name, spec, ws, day, args.events, time.time() if number else None)
+                before = name
     except UserError as e:
         print(f"error: {e}", file=sys.stderr)
         return e.exit_code
@@ -117,7 +122,7 @@ def _run_one(name: str, spec: Spec, ws: Workspace, ds: str, events: bool, began:
 
     def tell(kind: Kind, reason: str = "") -> None:
         if events:
-            StageEvent(name, kind, reason).send()
+            StageEvent(name, kind, reason, ds).send()
 
     def announce(reason: str | None) -> None:
         if reason is None:

@@ -64,7 +64,13 @@ def _java_value(value: str) -> str:
 
 
 def command(
-    stages: Sequence[str], pipeline: str, ds: str, ws: Workspace, overrides: Sequence[str] = (), events: bool = False
+    stages: Sequence[str],
+    pipeline: str,
+    ds: str,
+    ws: Workspace,
+    overrides: Sequence[str] = (),
+    events: bool = False,
+    until: str | None = None,
 ) -> list[str]:
     """The command line of an application.
 
@@ -75,8 +81,11 @@ def command(
         ws: the workspace.
         overrides: `key=value` for the spec.
         events: have it send `StageEvent`s.
+        until: the last day of a range that begins with `ds`; None: that day alone.
     """
     line = [sys.executable, str(PROGRAM), ",".join(stages), pipeline, "--ds", ds, "--home", str(ws.home)]
+    if until is not None:
+        line += ["--until", until]
     for override in overrides:
         line += ["--set", override]
     return [*line, "--events"] if events else line
@@ -113,24 +122,25 @@ class _StageLogs:
     """The logs of the stages of an application; each is opened when something is written to it.
 
     Args:
-        place: where a stage's log is.
+        place: where the log of a stage and day is.
         header: the first line of what the application adds to each.
         stage: at work until another is said to be.
+        ds: the day of its turn.
     """
 
-    def __init__(self, place: Callable[[str], Location], header: bytes, stage: str) -> None:
-        self._place, self._header, self._stage = place, header, stage
+    def __init__(self, place: Callable[[str, str], Location], header: bytes, stage: str, ds: str) -> None:
+        self._place, self._header, self._turn = place, header, (ds, stage)
         self._file: BinaryIO | None = None
 
-    def switch(self, stage: str) -> None:
-        """From now on it is another stage's."""
-        if stage != self._stage:
+    def switch(self, stage: str, ds: str) -> None:
+        """From now on it is another stage's, or another day's."""
+        if (ds, stage) != self._turn:
             self.close()
-            self._stage = stage
+            self._turn = (ds, stage)
 
     def write(self, data: bytes) -> None:
         if self._file is None:
-            log = self._place(self._stage)
+            log = self._place(*self._turn)
             log.parent.make_dir()
             self._file = open(log.local_path(), "ab")  # noqa: SIM115  (closed by `close`)
             self._file.write(self._header)
@@ -155,6 +165,7 @@ def submit(
     overrides: Sequence[str] = (),
     on_event: OnEvent = ignore,
     echo: TextIO | None = None,
+    until: str | None = None,
 ) -> int:
     """Run stages as one application and wait for it.
 
@@ -170,6 +181,7 @@ def submit(
         overrides: `key=value` for the spec.
         on_event: called when it is a stage's turn, when it begins to work or has nothing to do, and when it is done.
         echo: the screen.
+        until: as for `command`.
 
     Returns:
         Its exit code: 0 done or nothing to do, 2 user error, 69 another run is at work, 75 the day is not complete yet,
@@ -184,15 +196,15 @@ def submit(
         properties = properties_file(ws, spec.pipeline)
         write_properties(spec, ws, properties)
         (ws.spark_local / "local").make_dir()
-    line = command(stages, pipeline, ds, ws, overrides, events=True)
+    line = command(stages, pipeline, ds, ws, overrides, events=True, until=until)
     header = f"# {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: {' '.join(_without_values(line))}\n".encode()
 
     def turn(event: StageEvent) -> None:
         if event.kind == "check":
-            logs.switch(event.stage)
+            logs.switch(event.stage, event.ds or ds)
         on_event(event)
 
-    with closing(_StageLogs(lambda stage: ws.log(spec.pipeline, ds, stage), header, stages[0])) as logs:
+    with closing(_StageLogs(lambda day, stage: ws.log(spec.pipeline, day, stage), header, stages[0], ds)) as logs:
         logs.write(b"")
         return run_logged(line, environment(spec.spark, properties=properties), logs, echo or sys.stdout, turn)
 

@@ -1,0 +1,111 @@
+"""A range of days in one pass is what the days are one by one, to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as pads
+from pyspark.sql import SparkSession
+
+from headrace.config import Spec, build_spec
+from headrace.features.build.stage import BuildFeatures
+from headrace.jobs.day_range import days_of, turns
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.ingest.stage import Ingest
+from headrace.manifest import Manifest
+from headrace.stage import Stage, run_stage
+from headrace.workspace import Workspace
+from tests.ingest_support import jsonl, put
+
+DAYS = [f"2026-03-0{n}" for n in range(1, 7)]
+STAGES: dict[str, Stage] = {"ingest": Ingest(), "features": BuildFeatures()}
+
+
+def make_spec() -> Spec:
+    columns = [{"name": "id", "type": "bigint"}, {"name": "user"}, {"name": "ts", "type": "timestamp"}]
+    return build_spec(
+        {
+            "pipeline": "shop",
+            "source": {"format": "jsonl", "path": "shown/{ds}/*"},
+            "table": {"columns": columns, "keys": ["id"], "event_time": "ts", "expectations": {"max_bad_rate": 1}},
+            "sources": {
+                "clicks": {
+                    "source": {"format": "jsonl", "path": "clicks/{ds}/*"},
+                    "table": {"columns": columns, "event_time": "ts"},
+                }
+            },
+            "features": {
+                "label": "clicked",
+                "window_days": 2,
+                "split": {"by": "time"},
+                "min_row_groups": 1,
+                "carried": ["id"],
+                "prepare": [
+                    {"attribution": {"from": "clicks", "keys": ["id"], "within": "2 hours", "add": "clicked"}},
+                    {"trailing": {"from": "clicks", "keys": ["user"], "windows": [1]}},
+                ],
+                "workflow": [
+                    {"columns": ["user"], "ops": ["categorify"]},
+                    {"columns": ["user_clicks_count_1d"], "ops": ["normalize"]},
+                ],
+            },
+        }
+    )
+
+
+def deliver(ws: Workspace) -> None:
+    """Each day brings new users, rows of the day before, some of them again, and bad ones."""
+    for k, ds in enumerate(DAYS):
+        before = DAYS[max(k - 1, 0)]
+        shown = [
+            {"id": 100 * k + i, "user": f"u{(7 * i) % (4 + 3 * k)}", "ts": f"{ds}T{i:02d}:15:00Z"} for i in range(24)
+        ]
+        late = [{"id": 100 * k + 50 + i, "user": f"u{i}", "ts": f"{before}T12:00:00Z"} for i in range(3)]
+        again = [{"id": 100 * max(k - 1, 0) + 3, "user": "twice", "ts": f"{before}T03:15:00Z"}]
+        put(ws, f"shown/{ds}/a.json", jsonl([*shown, *late, *again, f"bad {k}"]))
+        clicks = [{**row, "ts": row["ts"].replace(":15:", ":40:")} for row in shown[:: 2 + k % 2]]
+        put(ws, f"clicks/{ds}/a.json", jsonl(clicks))
+
+
+def rows_of(spark: SparkSession, ws: Workspace, name: str) -> list[str]:
+    return sorted(map(str, spark.read.format("delta").load(str(ws.table("shop", name))).collect()))
+
+
+def test_a_range_is_what_its_days_are(spark: SparkSession, tmp_path: Path) -> None:
+    spec, days = make_spec(), DAYS[3:]
+    one_by_one, together = (Workspace(tmp_path / name) for name in ("a", "b"))
+    deliver(one_by_one)
+    deliver(together)
+    for ds in days:
+        for stage in STAGES.values():
+            run_stage(stage, spec, one_by_one, ds)
+    loads = []
+    for name, ds in turns(list(STAGES), days_of(spec, days[0], days[-1]), spec):
+        run_stage(STAGES[name], spec, together, ds)
+        if name == "ingest":
+            loads.append((ds, DeltaLog(together.table("shop", "events")).version))
+    # One pass loads the first day and those before it, the next all others.
+    assert [ds for ds, _ in loads] == [days[0], days[-1], *days[1:-1]]
+    assert len({version for _, version in loads[1:]}) == 1
+
+    for name in ("events", "quarantine", "clicks", "vocabulary"):
+        assert rows_of(spark, together, name) == rows_of(spark, one_by_one, name), name
+    for ds in days:
+        a, b = (Manifest.load(ws.manifest("shop", ds, "features")) for ws in (one_by_one, together))
+        assert a is not None
+        assert b is not None
+        assert a.rows == b.rows
+        assert {k: v for k, v in a.facts.items() if k != "vocabulary_version"} == {
+            k: v for k, v in b.facts.items() if k != "vocabulary_version"
+        }
+        for split in ("train", "valid"):
+            assert files(one_by_one, a, split) == files(together, b, split)
+    assert all(run_stage(STAGES[name], spec, together, ds).skipped for ds in days for name in STAGES)
+
+
+def files(ws: Workspace, manifest: Manifest, split: str) -> dict[str, Any]:
+    folder = ws.home / manifest.output("dataset").name / split
+    found = {p.name: p.read_bytes() for p in sorted(folder.glob("*.parquet"))}
+    assert pads.dataset(folder, format="parquet").count_rows() == manifest.rows[split] > 0
+    return found
