@@ -13,12 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.errors import UserError
-from headrace.features.engines.arrow.lake_file import FILE, LINE
+from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile
 from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter, lake_rows
 from headrace.features.layout.split_rule import ColumnRule
 from headrace.features.types import ValueType
 from headrace.features.workflow.workflow import Workflow
-from headrace.lake.delta.log import DataFile
 from headrace.library.frames import library_of, to_arrow
 from headrace.storage import Location, local
 
@@ -52,14 +51,14 @@ def staged_rows(
         raise UserError(f"staging folder {staging} is not there")
     spark = next(iter(frames.values())).sparkSession if kinds == {True} else None
     with tempfile.TemporaryDirectory(prefix="headrace-", dir=staging) as name:
-        home, files = local(name).transient(), list[DataFile]()
+        home, files = local(name).transient(), list[LakeFile]()
         for split, frame in frames.items():
             folder = home / "rows" / split
             if spark is not None:
                 _write_spark(workflow, frame, split, folder)
             else:
                 _write_table(to_arrow(frame, _needed(workflow)), split, folder / "part-0.parquet")
-            files += [DataFile(file, {}, None) for file in folder.entries() if file.suffix == ".parquet"]
+            files += [LakeFile(file, file.size()) for file in folder.entries() if file.suffix == ".parquet"]
         splits = tuple(dict.fromkeys(("train", *frames)))
         splitter = Splitter(ColumnRule(SPLIT), splits, workflow.label_column)
         with lake_rows(workflow, files, splitter, home / "encoded", {SPLIT: ValueType("string")}) as rows:

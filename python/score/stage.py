@@ -77,7 +77,7 @@ class ScoreCandidates(Stage):
         check_columns(ctx.spec, ctx.spec.score)
         events, model = pinned_table(ctx), scoring_model(ctx).output
         return (
-            Input(kind="delta", name=events.name, version=events.version),
+            Input(kind=events.kind, name=events.name, version=events.version),
             Input(kind="model", name=model.name, version=model.version),
         )
 

@@ -25,7 +25,7 @@ from headrace.features.engines.arrow.aggregate import TrainRows, aggregate, aggr
 from headrace.features.engines.arrow.array_file import load_arrays, save_arrays
 from headrace.features.engines.arrow.dictionary import DictionaryColumn
 from headrace.features.engines.arrow.fit import LakeFit
-from headrace.features.engines.arrow.lake_file import FILE, LINE
+from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile
 from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter, lake_rows
 from headrace.features.engines.arrow.split import DROPPED, split_codes
 from headrace.features.engines.arrow.write_lake import write_lake_rows
@@ -142,7 +142,9 @@ def land(events: pd.DataFrame, folder: Path, files: int, group: int = 40) -> lis
 @contextmanager
 def opened(files: list[DataFile], home: Path, rule: Rule) -> Iterator[LakeRows]:
     splitter = Splitter(rule, ("train", "valid"), "y")
-    with lake_rows(WORKFLOW, files, splitter, local(home), {"t": ValueType("timestamp")}) as rows:
+    with lake_rows(
+        WORKFLOW, [LakeFile(f.path, f.path.size()) for f in files], splitter, local(home), {"t": ValueType("timestamp")}
+    ) as rows:
         yield rows
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from headrace.config import TableSource
 from headrace.errors import UserError
 from headrace.features.build.window import first_day
 from headrace.features.functions.spark_expressions import col
 from headrace.features.types import declared
+from headrace.lake.source_tables.taken import PinnedTable
 from headrace.manifest import Output
 from headrace.schema import TableColumn
 from headrace.stage import Context
@@ -22,17 +24,61 @@ def pinned_table(ctx: Context, source: str | None = None) -> Output:
     Raises:
         UserError: the manifest names none.
     """
+    given = ctx.spec.source if source is None else ctx.spec.sources[source].source
     name = ctx.ws.name_of(ctx.ws.events(ctx.spec.pipeline, source))
+    if isinstance(given, TableSource):
+        facts = ctx.upstream["ingest"].facts if source is None else ctx.upstream["ingest"].facts["sources"][source]
+        if "table" not in facts:
+            raise UserError(f"ingest's manifest of {ctx.ds} is of landing files; run ingest again")
+        name = facts["table"]["name"]
     for output in ctx.upstream["ingest"].outputs:
-        if output.kind == "delta" and output.name == name:
+        if output.name == name:
             return output
     raise UserError(f"ingest's manifest of {ctx.ds} names no table {name}; run ingest again")
 
 
+def source_table(ctx: Context, source: str | None = None) -> PinnedTable | None:
+    """A source that is a table, as ingest has pinned it; None where the source is landing files.
+
+    Raises:
+        UserError: the version is gone, or files are others than they were.
+    """
+    spec = ctx.spec
+    given, table = (spec.source, spec.table)
+    facts = ctx.upstream["ingest"].facts
+    if source is not None:
+        given, table = spec.sources[source].source, spec.sources[source].table
+        facts = facts["sources"][source]
+    if not isinstance(given, TableSource):
+        return None
+    bad_rows = ctx.ws.quarantine(spec.pipeline, source)
+    name = ctx.ws.name_of(bad_rows)
+    at = next(o.version for o in ctx.upstream["ingest"].outputs if o.name == name)
+    return PinnedTable.of(given, table, ctx.ds, facts, pinned_table(ctx, source).version, (bad_rows, int(at)))
+
+
+def days_of_window(ctx: Context, days: Collection[str]) -> list[str]:
+    """Of days that were taken, those that the dataset of `ctx.ds` may see: see `events_of_window`."""
+    spec = ctx.spec
+    if not spec.source.daily:
+        return sorted(days)
+    first = ""
+    if spec.features.split.by == "time":
+        first = spec.first_landing_day(first_day(spec, ctx.ds))
+    return sorted(d for d in days if first <= d <= ctx.ds)
+
+
 def read_events(ctx: Context, spark: SparkSession, source: str | None = None) -> DataFrame:
-    """All rows of the pinned version of a source, columns in the types that features see them in."""
-    pinned = pinned_table(ctx, source)
+    """All rows of the pinned version of a source, columns in the types that features see them in.
+
+    Of the main source, where it is a table: those that `events_of_window` leaves.
+    """
     table = ctx.spec.table if source is None else ctx.spec.sources[source].table
+    taken = source_table(ctx, source)
+    if taken is not None:
+        days = days_of_window(ctx, taken.days) if source is None else [d for d in taken.days if d <= ctx.ds]
+        return as_features_see(taken.rows(spark, days), table.columns)
+    pinned = pinned_table(ctx, source)
     reader = spark.read.format("delta").option("versionAsOf", int(pinned.version))
     return as_features_see(reader.load(str(ctx.ws.locate(pinned.name))), table.columns)
 
@@ -52,6 +98,8 @@ def events_of_window(ctx: Context, events: DataFrame) -> DataFrame:
     to ds.
     """
     spec = ctx.spec
+    if isinstance(spec.source, TableSource):
+        return events
     if not spec.source.daily:
         # Each run's day of a snapshot source holds all of it.
         newest = events.where(F.col("ds") <= ctx.ds).agg(F.max("ds")).collect()[0][0]

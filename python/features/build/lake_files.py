@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec
+from headrace.features.build.events import days_of_window
 from headrace.features.engines.arrow.fit import LakeFit
+from headrace.features.engines.arrow.lake_file import LakeFile
 from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter, lake_rows
 from headrace.features.layout.split import SplitRows, check_counts, time_ranges
 from headrace.features.layout.split_rule import columns_of
@@ -19,6 +21,8 @@ from headrace.features.vocabulary.delta_table import Vocabularies
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.lake.delta.log import DataFile, DeltaLog
+from headrace.lake.source_tables.taken import PinnedTable
+from headrace.stage import Context
 from headrace.storage import Location
 from headrace.workspace import Workspace
 
@@ -32,9 +36,33 @@ def files_of_day(
     That is where table operators make them that need more than Arrow and a row, where the table's log no longer names
     the version's files, or where deletion vectors mark rows of them as deleted.
     """
-    preparation = row_preparation(spec)
-    by_spark = bool(spec.features.prepare) and preparation is None
-    files = None if by_spark else DeltaLog(events).plain_files(version)
+    files = None if _by_spark(spec) else DeltaLog(events).plain_files(version)
+    mine = None if files is None else [LakeFile(f.path, f.path.size()) for f in of_day(spec, ds, files)]
+    with rows_of_files(spec, ws, mine, workflow, rows) as found:
+        yield found
+
+
+@contextmanager
+def table_files(
+    ctx: Context, taken: PinnedTable, workflow: Workflow, rows: SplitRows, spark: SparkSession
+) -> Iterator[LakeRows | None]:
+    """`files_of_day` of a source that is a table; None also where its files may not be read as they are."""
+    spec = ctx.spec
+    # Operators may look at any column.
+    columns = {c.name for c in spec.table.columns}
+    if not spec.features.prepare:
+        columns = {*workflow.input_columns, workflow.label_column, *workflow.carried_columns, *columns_of(rows.rule)}
+    files = None if _by_spark(spec) else taken.plain_files(spark, days_of_window(ctx, taken.days), columns)
+    mine = None if files is None else [LakeFile(f.path, f.path.size(), f.name) for f in files]
+    with rows_of_files(spec, ctx.ws, mine, workflow, rows) as found:
+        yield found
+
+
+@contextmanager
+def rows_of_files(
+    spec: Spec, ws: Workspace, files: list[LakeFile] | None, workflow: Workflow, rows: SplitRows
+) -> Iterator[LakeRows | None]:
+    """The rows of lake files; None where there are no files to read."""
     if files is None:
         yield None
         return
@@ -42,8 +70,13 @@ def files_of_day(
     extra: dict[str, ValueType] = {name: types[name] for name in columns_of(rows.rule)}
     splitter = Splitter(rows.rule, rows.splits, workflow.label_column, by_day=spec.features.append is not None)
     home = ws.encoded(spec.pipeline)
-    with lake_rows(workflow, of_day(spec, ds, files), splitter, home, extra, preparation) as found:
+    with lake_rows(workflow, files, splitter, home, extra, row_preparation(spec)) as found:
         yield found
+
+
+def _by_spark(spec: Spec) -> bool:
+    """Whether table operators make the rows that need more than Arrow and a row."""
+    return bool(spec.features.prepare) and row_preparation(spec) is None
 
 
 def of_day(spec: Spec, ds: str, files: list[DataFile]) -> list[DataFile]:

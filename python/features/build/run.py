@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.features.build import append
-from headrace.features.build.events import events_of_window, pinned_table, read_events
-from headrace.features.build.lake_files import files_of_day, fit_files
+from headrace.features.build.events import events_of_window, pinned_table, read_events, source_table
+from headrace.features.build.lake_files import files_of_day, fit_files, table_files
 from headrace.features.build.listing import complete, facts_of
 from headrace.features.engines.arrow import write_frame
 from headrace.features.engines.arrow.lake_rows import LakeRows
@@ -99,7 +99,7 @@ def build(
     """Fit the workflow, write the dataset whole and count its statistics. `after` is told each step that has ended."""
     spec, f = ctx.spec, ctx.spec.features
     vocabularies = vocabularies_of(ctx, spark)
-    with day_files(ctx, workflow, rows) as files, vocabularies.in_background():
+    with day_files(ctx, workflow, rows, spark) as files, vocabularies.in_background():
         tick = time.perf_counter()
         if files is None:
             counts = check_rows(rows, f.label, spec.pipeline)
@@ -139,7 +139,7 @@ def append_day(
     spec, f = ctx.spec, ctx.spec.features
     base = append.open_base(ctx, next((i for i in ctx.inputs if i.kind == "dataset"), None))
     vocabularies = vocabularies_of(ctx, spark)
-    with day_files(ctx, workflow, rows) as files, vocabularies.in_background():
+    with day_files(ctx, workflow, rows, spark) as files, vocabularies.in_background():
         if files is None:
             raise UserError(
                 f"features.append works on the lake's files, and the log of {pinned_table(ctx).name} no longer names "
@@ -222,9 +222,14 @@ def day_events(ctx: Context, workflow: Workflow, spark: SparkSession) -> DataFra
     return events_of_window(ctx, events)
 
 
-def day_files(ctx: Context, workflow: Workflow, rows: SplitRows) -> AbstractContextManager[LakeRows | None]:
+def day_files(
+    ctx: Context, workflow: Workflow, rows: SplitRows, spark: SparkSession
+) -> AbstractContextManager[LakeRows | None]:
     """The pinned events as files, for the Arrow engine."""
     if engine_of(ctx.spec) != "arrow":
         return nullcontext()
+    taken = source_table(ctx)
+    if taken is not None:
+        return table_files(ctx, taken, workflow, rows, spark)
     pinned = pinned_table(ctx)
     return files_of_day(ctx.spec, ctx.ws, ctx.ds, ctx.ws.locate(pinned.name), int(pinned.version), workflow, rows)

@@ -66,7 +66,7 @@ class BuildFeatures(Stage):
         """The events at ingest's version, tables and sources that operators read, the dataset that is appended to."""
         events, base = pinned_table(ctx), append.base_input(ctx, self.spec_part(ctx.spec), self.version)
         return (
-            Input(kind="delta", name=events.name, version=events.version),
+            Input(kind=events.kind, name=events.name, version=events.version),
             *other_inputs(ctx),
             *([base] if base is not None else ()),
         )

@@ -24,7 +24,7 @@ _SIDECARS = "_sidecars"
 #: What is read of each action, where a file has it. Statistics may be text, a struct, or both.
 _FIELDS = {
     "add": ("path", "partitionValues", "stats", "deletionVector", "stats_parsed.numRecords"),
-    "metaData": ("schemaString", "configuration"),
+    "metaData": ("schemaString", "configuration", "partitionColumns"),
     "protocol": ("minReaderVersion", "readerFeatures"),
     "txn": ("appId", "version"),
     "sidecar": ("path",),

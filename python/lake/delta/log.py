@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from headrace.errors import UserError
 from headrace.lake.delta.checkpoint import newest_checkpoint
-from headrace.lake.delta.protocol import check_readable
+from headrace.lake.delta.protocol import READER_FEATURES, check_readable
 from headrace.storage import Location, local
 
 #: For tables whose old versions are read again: their log is kept.
@@ -37,6 +37,32 @@ class DataFile:
     rows: int | None
     #: Rows of the Parquet file that a deletion vector marks as deleted: who reads the file itself must leave them out.
     deleted: int = 0
+    #: Identifies its deletion vector; empty without one.
+    vector: str = ""
+
+
+@dataclass(frozen=True)
+class TableState:
+    """A version of a table as its log has it: for those who ask Spark for the rows, and the log for the files alone."""
+
+    #: The `add` actions of the live files.
+    adds: list[Mapping[str, Any]]
+    metadata: Mapping[str, Any]
+    protocol: Mapping[str, Any]
+
+    @property
+    def configuration(self) -> dict[str, str]:
+        """The table's properties."""
+        return dict(self.metadata.get("configuration") or {})
+
+    @property
+    def unknown_features(self) -> list[str]:
+        """Reader features because of which data files may not be read as they are."""
+        return sorted(set(self.protocol.get("readerFeatures") or ()) - READER_FEATURES)
+
+    def data_files(self, folder: Location) -> list[DataFile]:
+        """The live files, in the order of `adds`."""
+        return [_data_file(folder, add) for add in self.adds]
 
 
 @dataclass(frozen=True)
@@ -168,6 +194,13 @@ class DeltaLog:
         fields = json.loads(found.metadata["schemaString"])["fields"]
         return {f["name"]: f["type"] if isinstance(f["type"], str) else json.dumps(f["type"]) for f in fields}
 
+    def state(self, version: int) -> TableState | None:
+        """All of `version`, whatever features the table has; None where the log no longer reaches back that far."""
+        found = self._replay(version, "add", "metaData", "protocol")
+        if found is None or found.metadata is None:
+            return None
+        return TableState(list(found.adds.values()), found.metadata, found.protocol or {})
+
     def files(self, version: int) -> list[DataFile] | None:
         """The live data files at `version`; None where the log no longer reaches back that far.
 
@@ -240,7 +273,8 @@ def _deleted(add: Mapping[str, Any]) -> int:
 
 def _data_file(folder: Location, add: Mapping[str, Any]) -> DataFile:
     # A Parquet map reads as a list of pairs.
-    return DataFile(_path(folder, add["path"]), dict(add["partitionValues"] or {}), _live_rows(add), _deleted(add))
+    partition = dict(add["partitionValues"] or {})
+    return DataFile(_path(folder, add["path"]), partition, _live_rows(add), _deleted(add), _key(add)[1])
 
 
 def _file_action(folder: Location, action: Mapping[str, Any]) -> FileAction:

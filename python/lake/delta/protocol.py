@@ -15,7 +15,26 @@ from headrace.storage import Location
 #: Reader features that are understood. `deletionVectors`: counted (headrace.lake.delta.log.DataFile); `columnMapping`:
 #: only where its mode is none.
 READER_FEATURES = frozenset({"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
+#: Reader features that say nothing of which files are live: whoever asks Spark for the rows may list the files.
+_OF_ROWS = frozenset(
+    {"typeWidening", "typeWidening-preview", "variantType", "variantType-preview", "variantShredding-preview"}
+)
 _MAPPING = "delta.columnMapping.mode"
+
+
+def check_listable(folder: Location, protocol: Mapping[str, Any] | None) -> None:
+    """Refuse a table whose live files would be listed wrongly.
+
+    Args:
+        folder: of the table.
+        protocol: its newest `protocol` action; None: of the first version.
+
+    Raises:
+        UserError: a reader version or feature that is not known.
+    """
+    protocol = dict(protocol or {})
+    protocol["readerFeatures"] = sorted(set(protocol.get("readerFeatures") or ()) - _OF_ROWS)
+    check_readable(folder, protocol, None)
 
 
 def check_readable(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.config import Section, Source, Table
+from headrace.config import Section, Source, Table, TableSource
 from headrace.errors import UserError
 from headrace.lake import landing
 from headrace.lake.ingest.day_files import DayFiles, files_to_take
@@ -99,8 +99,10 @@ def declaration(source: Source, table: Table, version: int) -> str:
     """All that decides what becomes of a row; not what only stops a day."""
     of_rows, files = declared_table(table), declared_source(source)
     of_rows["expectations"] = {"ranges": of_rows["expectations"]["ranges"]}
-    for key in ("path", "catch_up_days"):
-        del files[key]
+    of_runs: tuple[str, ...] = ("path", "catch_up_days")
+    if isinstance(source, TableSource):
+        of_runs = ("version", "as_of", "catch_up_days", "changed_days")
+    files = {k: v for k, v in files.items() if k not in of_runs}
     return fingerprint({"version": version, "table": of_rows, "source": files})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headrace.config import LandingSource, Source, Table
+from headrace.config import LandingSource, Source, Table, TableSource
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.ingest.load_history import LoadHistory
@@ -58,6 +58,11 @@ class SourceContext:
         return folder if self.name is None else folder / self.name
 
     @property
+    def table_source(self) -> TableSource | None:
+        """The source, where it is a table."""
+        return self.source if isinstance(self.source, TableSource) else None
+
+    @property
     def landing_source(self) -> LandingSource:
         """The source, where it is landing files.
 
@@ -66,9 +71,7 @@ class SourceContext:
         """
         if isinstance(self.source, LandingSource):
             return self.source
-        raise UserError(
-            f"{self.where}source: tables are not read yet ({self.source.shown}); write its rows to files of text"
-        )
+        raise UserError(f"{self.where}source: {self.source.shown} is a table, and this is done with landing files")
 
     @property
     def inputs_name(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -19,6 +20,7 @@ from headrace.lake.ingest.load_history import LoadHistory, last_change, row_coun
 from headrace.lake.ingest.plan import LoadPlan, declared_source, declared_table, plan_load
 from headrace.lake.ingest.source_context import SourceContext, source_contexts
 from headrace.lake.ingest.tables import check_columns, create_tables
+from headrace.lake.ingest.take_table import TableCheck, TableLook, look, table_result, why_gone
 from headrace.lake.ingest.typed_rows import check_table
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output
@@ -47,34 +49,30 @@ class Ingest(Stage):
         }
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """The landing files of each day covered, as one input a day; of a loaded day, purged ones among them.
+        """What each day covered is loaded from, as one input a day and source.
+
+        Of a loaded day purged files are among them; of a table, the data files of the day.
 
         Raises:
             UserError: the run's own day has no files of a source and is not loaded.
             IncompleteError: it lacks what `source.complete` asks for.
         """
-        return tuple(i for source in source_contexts(ctx) for i in _inputs(source, _covered(source)))
+        return tuple(i for source in source_contexts(ctx) for i in _Found.of(source).inputs())
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
         """All tables have their version, the events of the days loaded are on disk, and nobody has deleted some."""
-        loaded = {ctx.ws.name_of(s.events): _facts_of(s, manifest)["days"] for s in source_contexts(ctx)}
-        for output in manifest.outputs:
-            log = DeltaLog(ctx.ws.locate(output.name))
-            version = int(output.version)
-            if not log.has(version):
-                return f"version {version} of {output.name} is gone"
-            if output.kind != "delta":
-                continue
-            rows = row_counts(log, version, _own_days(loaded[output.name], ctx.ds))
-            if rows is None or sum(rows.values()) != output.rows:
-                return f"rows of version {version} of {output.name} are gone"
-            removed = LoadHistory(log).removed_by_others(version, ctx.ds)
-            if removed is not None:
-                return f"rows of {output.name} were deleted or changed by {removed}"
+        # Two outputs a source, in the order of the sources.
+        outputs = iter(manifest.outputs)
+        for source in source_contexts(ctx):
+            mine, facts = (next(outputs), next(outputs)), _facts_of(source, manifest)
+            table = source.table_source
+            why = _why_gone(source, mine, facts) if table is None else why_gone(source, table, mine, facts)
+            if why is not None:
+                return why
         return None
 
     def run(self, ctx: Context) -> Result:
-        """Load what is not loaded (headrace.lake.ingest.load).
+        """Load what is not loaded (headrace.lake.ingest.load), check days of tables (headrace.lake.ingest.take_table).
 
         Raises:
             UserError: files that are damaged, changed while they were read, or lack a required column; a day that is
@@ -82,39 +80,70 @@ class Ingest(Stage):
                 that one are loaded, and so are the sources before that one.
             IncompleteError: the run's own day is behind its watermark.
         """
-        sources = list(source_contexts(ctx))
-        for source in sources:
-            check_table(source.table, source.where)
-            check_watermark(source.source, source.table, source.where)
-        covered = [_covered(source) for source in sources]
-        found = tuple(i for source, days in zip(sources, covered, strict=True) for i in _inputs(source, days))
-        if found != ctx.inputs:
-            raise UserError(f"landing files of {ctx.ds} or of days before came or changed as the run began; run again")
-        plans = [plan_load(s, s.history(), days, self.version) for s, days in zip(sources, covered, strict=True)]
-        if any(plan.days for plan in plans):
+        found = [_Found.of(source) for source in source_contexts(ctx)]
+        for one in found:
+            check_table(one.ctx.table, one.ctx.where)
+            check_watermark(one.ctx.source, one.ctx.table, one.ctx.where)
+        if tuple(i for one in found for i in one.inputs()) != ctx.inputs:
+            raise UserError(f"what {ctx.ds} is loaded from came or changed as the run began; run again")
+        plans = [one.plan(self.version) for one in found]
+        if any(plans):
             with session(ctx.spec.spark, ctx.ws, f"ingest {ctx.spec.pipeline} {ctx.ds}") as spark:
-                for source, plan in zip(sources, plans, strict=True):
-                    _load(source, plan, spark)
+                for one, plan in zip(found, plans, strict=True):
+                    _load(one.ctx, plan, spark)
         else:
-            _LOG.info("all landing files up to %s are loaded already", ctx.ds)
-        return result(ctx)
+            _LOG.info("all sources up to %s are loaded already", ctx.ds)
+        return result(found)
 
 
-def _load(source: SourceContext, plan: LoadPlan, spark: SparkSession) -> None:
-    if not plan.days:
+@dataclass(frozen=True)
+class _Found:
+    """A source as a run finds it: the days of its landing files, or the table."""
+
+    ctx: SourceContext
+    files: tuple[DayFiles, ...] = ()
+    table: TableLook | None = None
+
+    @staticmethod
+    def of(ctx: SourceContext) -> _Found:
+        table = ctx.table_source
+        return _Found(ctx, _covered(ctx)) if table is None else _Found(ctx, table=look(ctx, table))
+
+    def inputs(self) -> Iterator[Input]:
+        """What the manifest names."""
+        return _inputs(self.ctx, self.files) if self.table is None else self.table.inputs()
+
+    def plan(self, version: int) -> LoadPlan | TableCheck | None:
+        """What there is to do; None: nothing."""
+        if self.table is not None:
+            check = TableCheck(self.table, version)
+            return check if check.days else None
+        plan = plan_load(self.ctx, self.ctx.history(), self.files, version)
+        return plan if plan.days else None
+
+    def result(self) -> Result:
+        """What the run has made of it."""
+        return _source_result(self.ctx) if self.table is None else table_result(self.table)
+
+
+def _load(source: SourceContext, plan: LoadPlan | TableCheck | None, spark: SparkSession) -> None:
+    if plan is None:
         return
     if source.name is not None:
         _LOG.info("source %s:", source.name)
+    if isinstance(plan, TableCheck):
+        plan.run(spark)
+        return
     check_columns(source.table, source.events, source.where)
     create_tables(spark, source.table, source.events, source.quarantine)
     Load(source, plan, spark).run()
 
 
-def result(ctx: Context) -> Result:
+def result(found: Sequence[_Found]) -> Result:
     """What this run, its killed attempts included, has loaded; else what the day was loaded with."""
-    main, *named = (_source_result(source) for source in source_contexts(ctx))
+    main, *named = (one.result() for one in found)
     rows, facts = dict(main.rows), dict(main.facts)
-    for name, of_source in zip(ctx.spec.sources, named, strict=True):
+    for name, of_source in zip((str(one.ctx.name) for one in found[1:]), named, strict=True):
         rows |= {f"{name}.{count}": n for count, n in of_source.rows.items()}
         facts["sources"] = {**facts.get("sources", {}), name: of_source.facts}
     return Result(outputs=tuple(o for one in (main, *named) for o in one.outputs), rows=rows, facts=facts)
@@ -160,6 +189,24 @@ def _source_result(ctx: SourceContext) -> Result:
             **({"changed_by_others": changed} if changed else {}),
         },
     )
+
+
+def _why_gone(ctx: SourceContext, outputs: Sequence[Output], facts: Mapping[str, Any]) -> str | None:
+    """Why what a manifest says of landing files does not hold any more, or None."""
+    for output in outputs:
+        log = DeltaLog(ctx.ws.locate(output.name))
+        version = int(output.version)
+        if not log.has(version):
+            return f"version {version} of {output.name} is gone"
+        if output.kind != "delta":
+            continue
+        rows = row_counts(log, version, _own_days(facts["days"], ctx.ds))
+        if rows is None or sum(rows.values()) != output.rows:
+            return f"rows of version {version} of {output.name} are gone"
+        removed = LoadHistory(log).removed_by_others(version, ctx.ds)
+        if removed is not None:
+            return f"rows of {output.name} were deleted or changed by {removed}"
+    return None
 
 
 def _covered(ctx: SourceContext) -> tuple[DayFiles, ...]:

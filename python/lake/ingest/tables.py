@@ -15,28 +15,35 @@ from headrace.storage import Location
 
 #: Delta leaves out a commit that changes nothing, and with it the record of the load.
 _SKIP_EMPTY = "spark.databricks.delta.skipRecordingEmptyCommits"
-_QUARANTINE = "_source_file string, _source_line bigint, _raw string, _reason string, ds string"
+#: Columns of the table of bad rows.
+QUARANTINE = "_source_file string, _source_line bigint, _raw string, _reason string, ds string"
 
 
 def create_tables(spark: SparkSession, table: Table, events: Location, quarantine: Location) -> None:
     """Make both tables, empty, where they are not there."""
-    for path, ddl in (
-        (quarantine, _QUARANTINE),
-        (events, f"{table.spark_schema}, _source_file string, _source_line bigint, ds string"),
-    ):
-        if DeltaLog(path).version is None:
-            schema = spark.createDataFrame([], ddl).schema
-            (
-                DeltaTable.createIfNotExists(spark)
-                .location(str(path))
-                .addColumns(schema)
-                .partitionedBy("ds")
-                # The load history is in the log.
-                .property("delta.logRetentionDuration", LOG_RETENTION)
-                .property("delta.enableDeletionVectors", "false")
-                .property("delta.enableChangeDataFeed", "true")
-                .execute()
-            )
+    create_quarantine(spark, quarantine)
+    _create(spark, events, f"{table.spark_schema}, _source_file string, _source_line bigint, ds string")
+
+
+def create_quarantine(spark: SparkSession, quarantine: Location) -> None:
+    """Make the table of bad rows, empty, where it is not there."""
+    _create(spark, quarantine, QUARANTINE)
+
+
+def _create(spark: SparkSession, path: Location, ddl: str) -> None:
+    if DeltaLog(path).version is None:
+        schema = spark.createDataFrame([], ddl).schema
+        (
+            DeltaTable.createIfNotExists(spark)
+            .location(str(path))
+            .addColumns(schema)
+            .partitionedBy("ds")
+            # The load history is in the log.
+            .property("delta.logRetentionDuration", LOG_RETENTION)
+            .property("delta.enableDeletionVectors", "false")
+            .property("delta.enableChangeDataFeed", "true")
+            .execute()
+        )
 
 
 def check_columns(table: Table, events: Location, where: str = "") -> None:

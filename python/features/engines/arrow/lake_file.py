@@ -46,11 +46,15 @@ class LakeFile:
 
     path: Location
     size: int
+    #: Of a file that another wrote: what its rows have as `_source_file`, and their number in the file, from 0, as
+    #: `_source_line`. None: the file has both columns.
+    name: str | None = None
 
     @property
     def key(self) -> str:
         """Names its folder of row groups."""
-        return hashlib.sha256(str(self.path).encode()).hexdigest()[:24]
+        named = str(self.path) if self.name is None else f"{self.path}\n{self.name}\n{self.size}"
+        return hashlib.sha256(named.encode()).hexdigest()[:24]
 
 
 class LakeRowGroup:
@@ -128,13 +132,20 @@ def encode(file: LakeFile, folder: Location, layout: RowGroupLayout) -> None:
             file.path.local_path(),
             memory_map=True,
             coerce_int96_timestamp_unit="us",
-            read_dictionary=[FILE, *(name for name, t in columns.items() if str(t) == "string")],
+            read_dictionary=[
+                *([FILE] if file.name is None else []),
+                *(name for name, t in columns.items() if str(t) == "string"),
+            ],
         )
         there = set(parquet.schema_arrow.names)
-        wanted = [name for name in (*columns, FILE, LINE) if name in there]
+        place = (FILE, LINE) if file.name is None else ()
+        wanted = [name for name in (*columns, *place) if name in there]
         written: list[int] = []
+        before = 0
         for group in range(parquet.num_row_groups):
             for table in _decoded(parquet, group, wanted):
+                if file.name is not None:
+                    table, before = _placed(table, file.name, before), before + table.num_rows
                 if layout.preparation is not None:
                     table = _prepared(table, columns, layout.preparation)
                 if table.num_rows:
@@ -162,6 +173,14 @@ def prune(folder: Location, files: list[LakeFile]) -> None:
     for entry in folder.entries():
         if entry.name not in keep:
             entry.remove_quietly()
+
+
+def _placed(table: pa.Table, name: str, before: int) -> pa.Table:
+    """The table with the place of its rows, of which `before` stand before them in the file."""
+    rows = table.num_rows
+    names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([name]))
+    lines = pa.array(np.arange(before, before + rows, dtype=np.int64))
+    return pa.table([*table.columns, names, lines], names=[*table.column_names, FILE, LINE])
 
 
 def _whole(folder: Location, file: LakeFile) -> list[LakeRowGroup] | None:

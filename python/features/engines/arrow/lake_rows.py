@@ -34,7 +34,6 @@ from headrace.features.layout.split_rule import Rule, TimeRule, columns_of
 from headrace.features.table_ops.row_preparation import RowPreparation
 from headrace.features.types import ValueType
 from headrace.features.workflow.workflow import Workflow
-from headrace.lake.delta.log import DataFile
 from headrace.lake.tasks import cores_of, grouped, run_tasks
 from headrace.storage import Location
 
@@ -128,7 +127,7 @@ class LakeRows:
 @contextmanager
 def lake_rows(
     workflow: Workflow,
-    files: Sequence[DataFile],
+    files: Sequence[LakeFile],
     splitter: Splitter,
     home: Location,
     extra: Mapping[str, ValueType],
@@ -148,7 +147,7 @@ def lake_rows(
     for other in home.entries():
         if other.name != key:
             other.remove_quietly()
-    wanted = [LakeFile(f.path, f.path.size()) for f in sorted(files, key=lambda f: str(f.path))]
+    wanted = sorted(files, key=lambda f: str(f.path))
     prune(home / key, wanted)
     scratch = home / f"{_SCRATCH}{uuid.uuid4().hex[:8]}"
     (home / key).make_dir()

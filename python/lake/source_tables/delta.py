@@ -1,0 +1,136 @@
+"""Delta tables as sources: files by the table's log, rows by Spark.
+
+Rows of a plain table (no deletion vectors, no column mapping) are read from its data files as Parquet, which gives
+their positions. Others are read by Delta itself, which knows what is deleted and how columns are named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from headrace.config import TableSource
+from headrace.errors import UserError
+from headrace.lake.delta.log import DataFile, DeltaLog, TableState
+from headrace.lake.delta.protocol import check_listable
+from headrace.lake.source_tables.days import Bounds, days_of_file, within
+from headrace.lake.source_tables.parquet_files import read_parquet
+from headrace.lake.source_tables.snapshot import FILE, LINE, TableFile, files_of, relative_file, relative_name
+from headrace.storage import Location
+
+_PHYSICAL = "delta.columnMapping.physicalName"
+
+
+def pinned_version(source: TableSource, folder: Location) -> int:
+    """The version that the spec asks for: the newest unless it names another.
+
+    Raises:
+        UserError: there is no table, or no such version.
+    """
+    log = DeltaLog(folder)
+    newest = log.version
+    if newest is None:
+        raise UserError(f"source: there is no Delta table at {folder}; change source.path")
+    if source.version is not None:
+        if source.version > newest:
+            raise UserError(f"source.version: the newest version of {source.shown} is {newest}, not {source.version}")
+        return source.version
+    if source.as_of is None:
+        return newest
+    limit = datetime.fromisoformat(source.as_of).timestamp() * 1e9
+    version = next((v for v in range(newest, -1, -1) if log.has(v) and log.committed_ns(v) <= limit), None)
+    if version is None:
+        raise UserError(f"source.as_of: the log of {source.shown} has no commit up to {source.as_of}")
+    return version
+
+
+@dataclass(frozen=True)
+class DeltaSnapshot:
+    """A Delta table at one version."""
+
+    source: TableSource
+    folder: Location
+    version: int
+    format: str = "delta"
+    versioned: bool = True
+
+    @cached_property
+    def _state(self) -> TableState:
+        state = DeltaLog(self.folder).state(self.version)
+        if state is None:
+            raise UserError(
+                f"source: the log of {self.source.shown} no longer reaches back to version {self.version}; take a "
+                f"newer one, and keep the log for longer (delta.logRetentionDuration)"
+            )
+        check_listable(self.folder, state.protocol)
+        return state
+
+    @cached_property
+    def schema(self) -> T.StructType:
+        """All columns, by their logical names."""
+        return T.StructType.fromJson(json.loads(self._state.metadata["schemaString"]))
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether names of columns in data files are others than those of the table."""
+        return self._state.configuration.get("delta.columnMapping.mode", "none") != "none"
+
+    @property
+    def plain(self) -> bool:
+        return not self.is_mapped and not any(f.deleted for f in self.data_files) and not self._state.unknown_features
+
+    @cached_property
+    def data_files(self) -> list[DataFile]:
+        """The live data files as the log has them."""
+        return self._state.data_files(self.folder)
+
+    @cached_property
+    def files(self) -> list[TableFile]:
+        physical = {str(f.metadata.get(_PHYSICAL, f.name)): f.name.lower() for f in self.schema.fields}
+        time = None if self.source.day is None else self.source.day.time
+        found = []
+        for file, add in zip(self.data_files, self._state.adds, strict=True):
+            partition = {physical.get(k, k.lower()): v or None for k, v in file.partition.items()}
+            bounds = None if time is None else _bounds(add, time.lower(), physical)
+            first, last = days_of_file(self.source, partition, bounds)
+            identity = f"{file.vector}:{file.deleted}" if file.deleted else ""
+            name = relative_name(file.path, self.folder)
+            found.append(TableFile(name, file.path, identity, first, last, partition))
+        return sorted(found, key=lambda f: f.name)
+
+    def pin(self, days: Mapping[str, str]) -> str:
+        return str(self.version)
+
+    def rows(self, spark: SparkSession, days: Collection[str] | None) -> DataFrame:
+        if self.plain:
+            columns = set(self._state.metadata["partitionColumns"])
+            return read_parquet(spark, self.folder, files_of(self, days), self.schema, columns)
+        frame = spark.read.format("delta").option("versionAsOf", self.version).load(str(self.folder))
+        # Delta has positions only of tables that may have deletion vectors.
+        with suppress(AnalysisException):
+            frame = frame.select(
+                "*",
+                relative_file(self.folder, F.col("_metadata.file_path")).alias(FILE),
+                F.col("_metadata.row_index").alias(LINE),
+            )
+        return frame if days is None else within(frame, self.source, self.files, days)
+
+
+def _bounds(add: Mapping[str, Any], column: str, names: Mapping[str, str]) -> Bounds | None:
+    """Least and greatest value of a column in a file by its statistics."""
+    stats = json.loads(add["stats"]) if add.get("stats") else {}
+    found = []
+    for kind in ("minValues", "maxValues"):
+        values = {names.get(k, k.lower()): v for k, v in (stats.get(kind) or {}).items()}
+        found.append(values.get(column))
+    return None if None in found else (found[0], found[1])

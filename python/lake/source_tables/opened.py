@@ -1,0 +1,95 @@
+"""The snapshot of a source table: which format it has, where it is, which version is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+
+from headrace.config import TableSource
+from headrace.errors import UserError
+from headrace.lake.source_tables.delta import DeltaSnapshot, pinned_version
+from headrace.lake.source_tables.folder import FolderSnapshot
+from headrace.lake.source_tables.snapshot import Snapshot
+from headrace.lake.sources.frame import quoted
+from headrace.storage import Location, local
+from headrace.workspace import Workspace, checkout
+
+
+@dataclass(frozen=True)
+class TablePlace:
+    """What a catalog says of a table; goes into manifests."""
+
+    #: delta, parquet, orc, avro.
+    format: str
+    #: Its folder.
+    path: str
+
+    def facts(self) -> dict[str, Any]:
+        """For a manifest."""
+        return asdict(self)
+
+
+def table_name(source: TableSource, ws: Workspace, place: TablePlace) -> str:
+    """The table for a manifest: its name in a catalog, or its path as the workspace names it."""
+    return source.table or ws.name_of(local(place.path))
+
+
+def find_table(source: TableSource, ws: Workspace, spark: SparkSession | None) -> TablePlace | None:
+    """Where the table is; None where a catalog must be asked and there is no session to do so.
+
+    Raises:
+        UserError: no such table, or one that is not read.
+    """
+    if source.day is not None and source.day.changes:
+        raise UserError("source.day.changes: the change data feed is not read yet; name a partition or a time column")
+    if source.path is not None:
+        assert source.format is not None
+        if source.format == "iceberg":
+            raise UserError("source.format: iceberg is not read yet; write the table's rows as Delta or Parquet")
+        return TablePlace(source.format, str(_folder(source.path, ws)))
+    return None if spark is None else _in_catalog(source, spark)
+
+
+def open_table(source: TableSource, place: TablePlace, version: str | None = None) -> Snapshot:
+    """The table at a version that `Snapshot.pin` gave before; None: the one that the spec asks for.
+
+    Raises:
+        UserError: it is not there, or is not read.
+    """
+    folder = local(place.path)
+    if place.format == "delta":
+        return DeltaSnapshot(source, folder, pinned_version(source, folder) if version is None else int(version))
+    return FolderSnapshot(source, folder, place.format)
+
+
+def _folder(path: str, ws: Workspace) -> Location:
+    """A relative path is meant below the workspace's home, or, of a shipped pipeline, below the checkout."""
+    found = [local(path)] if path.startswith("/") else [ws.lake / path, local(checkout()) / path]
+    return next((f for f in found if f.is_dir()), found[0])
+
+
+def _in_catalog(source: TableSource, spark: SparkSession) -> TablePlace:
+    assert source.table is not None
+    try:
+        rows = spark.sql(f"DESCRIBE TABLE EXTENDED {'.'.join(quoted(source.table.split('.')))}").collect()
+    except AnalysisException as e:
+        raise UserError(
+            f"source.table: Spark finds no table {source.table} ({str(e).splitlines()[0]}); a catalog of another "
+            f"service is added by spark.properties: {{spark.sql.catalog.NAME: ...}}"
+        ) from None
+    said: Mapping[str, str] = {r["col_name"].lower(): str(r["data_type"]) for r in rows}
+    format_, location = said.get("provider", "").lower(), said.get("location", "")
+    if format_ not in ("delta", "parquet", "orc", "avro"):
+        what = f"of format {format_}" if format_ else "a view"
+        raise UserError(f"source.table: {source.table} is {what}, which headrace does not read as a source")
+    scheme, colon, path = location.partition(":")
+    if colon and scheme != "file":
+        raise UserError(
+            f"source.table: the files of {source.table} are at {location}, and headrace reads those of the local file "
+            f"system alone"
+        )
+    return TablePlace(format_, "/" + (path if colon else location).lstrip("/"))

@@ -1,0 +1,65 @@
+"""Parquet files by their paths, with each row's file and position."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from headrace.lake.source_tables.snapshot import FILE, LINE, TableFile, relative_file
+from headrace.lake.sources.frame import quoted
+from headrace.storage import Location
+
+_GLOB_CHARACTERS = re.compile(r"([\[\]{}*?\\])")
+
+
+def escaped(files: Sequence[TableFile]) -> list[str]:
+    """Their paths for a reader that takes them for globs."""
+    return [_GLOB_CHARACTERS.sub(r"\\\1", str(f.path)) for f in files]
+
+
+def read_parquet(
+    spark: SparkSession, root: Location, files: Sequence[TableFile], schema: T.StructType, partitioned: Collection[str]
+) -> DataFrame:
+    """The rows of some files of a table.
+
+    Args:
+        spark: the session.
+        root: of the table.
+        files: what is read.
+        schema: all columns of the table.
+        partitioned: those whose values are in `TableFile.partition` and not in the files.
+
+    Returns:
+        the columns of `schema`, `_source_file`, `_source_line`.
+    """
+    stored = T.StructType([f for f in schema.fields if f.name not in partitioned])
+    names = quoted([f.name for f in schema.fields])
+    if not files:
+        return spark.createDataFrame([], T.StructType([*schema.fields, *_PLACE.fields])).select(*names, FILE, LINE)
+    frame = (
+        spark.read.schema(stored)
+        .parquet(*escaped(files))
+        .select(
+            "*", relative_file(root, F.col("_metadata.file_path")).alias(FILE), F.col("_metadata.row_index").alias(LINE)
+        )
+    )
+    given = [f for f in schema.fields if f.name in partitioned]
+    if not given:
+        return frame.select(*names, FILE, LINE)
+    known = spark.createDataFrame(
+        [(f.name, *((f.partition or {}).get(g.name.lower()) for g in given)) for f in files],
+        T.StructType([T.StructField(FILE, T.StringType()), *(T.StructField(g.name, T.StringType()) for g in given)]),
+    )
+    typed = [F.col(quoted([g.name])[0]).cast(g.dataType).alias(g.name) for g in given]
+    # A file that is not found again must be noticed, not lost.
+    found = F.coalesce(F.col("_known"), F.raise_error(F.concat(F.lit("no such data file: "), FILE)).cast("string"))
+    known = known.select(FILE, F.col(FILE).alias("_known"), *typed)
+    frame = frame.join(F.broadcast(known), FILE, "left")
+    return frame.select(*names, found.alias(FILE), LINE)
+
+
+_PLACE = T.StructType([T.StructField(FILE, T.StringType()), T.StructField(LINE, T.LongType())])

@@ -1,0 +1,112 @@
+"""One version of a source table: its data files and the days they may hold, and its rows for Spark.
+
+A row's place is the data file that holds it and its position there: `_source_file` is the file's path relative to the
+table (as Spark spells it in URIs), `_source_line` the row's number in the file, from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import quote
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from headrace.manifest import fingerprint
+from headrace.storage import Location
+
+FILE, LINE = "_source_file", "_source_line"
+#: Before and after every day.
+FIRST, LAST = "", "9999-99-99"
+#: What Java's URIs leave as it is in a path, besides letters and digits.
+_URI_SAFE = "/-_.!~*'()+,;:$&=@"
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """One live data file."""
+
+    #: `_source_file` of its rows.
+    name: str
+    path: Location
+    #: Changes with the live rows in it.
+    identity: str
+    #: The first and last day of which it may hold rows; a file of no day: both FIRST.
+    first: str = FIRST
+    last: str = LAST
+    #: Values of partition columns as text, by column.
+    partition: Mapping[str, str | None] | None = None
+
+    def may_hold(self, ds: str) -> bool:
+        """Whether it may hold rows of a day."""
+        return self.first <= ds <= self.last
+
+
+class Snapshot(Protocol):
+    """A source table at one version."""
+
+    @property
+    def format(self) -> str:
+        """One of headrace.config.source.TableFormat."""
+        ...
+
+    @property
+    def plain(self) -> bool:
+        """Whether its data files are Parquet, each row of which is live under the names that the file has."""
+        ...
+
+    @property
+    def versioned(self) -> bool:
+        """Whether older versions can be read."""
+        ...
+
+    @property
+    def files(self) -> Sequence[TableFile]:
+        """The live data files, by name."""
+        ...
+
+    def pin(self, days: Mapping[str, str]) -> str:
+        """Its version for a manifest; `days`: `day_versions` of the days that are read."""
+        ...
+
+    def rows(self, spark: SparkSession, days: Collection[str] | None) -> DataFrame:
+        """All columns, and where the format has them `_source_file` and `_source_line`.
+
+        Args:
+            spark: the session.
+            days: at least the rows of these; None: all.
+        """
+        ...
+
+
+def day_versions(snapshot: Snapshot, days: Collection[str]) -> dict[str, str]:
+    """By day a fingerprint of the files that may hold its rows; days of which no file does are left out."""
+    found: dict[str, list[list[str]]] = {}
+    for file in snapshot.files:
+        for ds in days:
+            if file.may_hold(ds):
+                found.setdefault(ds, []).append([file.name, file.identity])
+    return {ds: fingerprint({"files": sorted(files)}) for ds, files in sorted(found.items())}
+
+
+def files_of(snapshot: Snapshot, days: Collection[str] | None) -> list[TableFile]:
+    """The files that may hold rows of the days; None: all."""
+    return [f for f in snapshot.files if days is None or any(f.may_hold(ds) for ds in days)]
+
+
+def uri_path(path: str) -> str:
+    """A path as Spark's `_metadata.file_path` spells it."""
+    return "".join(c if ord(c) > 127 else quote(c, safe=_URI_SAFE) for c in path)
+
+
+def relative_name(path: Location, root: Location) -> str:
+    """`_source_file` of a data file."""
+    return uri_path(path.below(root)) if path.is_below(root) else f"file:{uri_path(str(path))}"
+
+
+def relative_file(root: Location, file: Column) -> Column:
+    """The same of a column of URIs."""
+    prefix = f"file:{uri_path(str(root))}/"
+    return F.when(file.startswith(prefix), F.substr(file, F.lit(len(prefix) + 1))).otherwise(file)

@@ -1,0 +1,115 @@
+"""The days of a source table that ingest has taken, as its manifest pins them: what every later stage reads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from headrace.config import Table, TableSource
+from headrace.errors import UserError
+from headrace.lake.source_tables.declared import table_rows
+from headrace.lake.source_tables.opened import TablePlace, open_table
+from headrace.lake.source_tables.snapshot import FILE, LINE, Snapshot, TableFile, day_versions
+from headrace.storage import Location
+
+
+@dataclass(frozen=True)
+class PinnedTable:
+    """A source table at the version that a manifest of ingest names."""
+
+    source: TableSource
+    table: Table
+    #: Of the run.
+    ds: str
+    snapshot: Snapshot
+    #: By day that was taken, up to `ds`: fingerprint of its files, and its rows that are left out.
+    days: Mapping[str, tuple[str, int]]
+    #: The table of the rows that are left out, and its version.
+    quarantine: Location
+    quarantine_version: int
+
+    @staticmethod
+    def of(
+        source: TableSource,
+        table: Table,
+        ds: str,
+        facts: Mapping[str, Any],
+        version: str,
+        quarantine: tuple[Location, int],
+    ) -> PinnedTable:
+        """From a manifest: `facts["table"]`, the output's version, the quarantine table and its version.
+
+        Raises:
+            UserError: the version is gone, or files are others than they were.
+        """
+        said = facts["table"]
+        snapshot = open_table(source, TablePlace(**said["place"]), version)
+        days = {day: (files, int(left_out)) for day, (files, left_out) in said["days"].items()}
+        now = day_versions(snapshot, days)
+        changed = [day for day, (files, left_out) in days.items() if now.get(day, "") != files]
+        if changed:
+            raise UserError(
+                f"source: the files of {source.shown} of {', '.join(changed[:3])} are others than when ingest ran; run "
+                f"ingest again"
+            )
+        return PinnedTable(source, table, ds, snapshot, days, *quarantine)
+
+    def rows(self, spark: SparkSession, days: Collection[str]) -> DataFrame:
+        """The rows of some of the days, without those that are left out.
+
+        Returns:
+            the declared columns, `_source_file`, `_source_line`, `ds`.
+        """
+        wanted = sorted(set(days) & set(self.days))
+        rows, _ = table_rows(spark, self.snapshot, self.table, self.source, wanted, self.ds)
+        if not any(self.days[day][1] for day in wanted):
+            return rows
+        bad = spark.read.format("delta").option("versionAsOf", self.quarantine_version).load(str(self.quarantine))
+        bad = bad.where(F.col("ds").isin(wanted)).select(FILE, LINE)
+        return rows.join(bad, [FILE, LINE], "left_anti")
+
+    def plain_files(
+        self, spark: SparkSession, days: Collection[str], columns: Collection[str]
+    ) -> list[TableFile] | None:
+        """The data files that hold the rows of some of the days, where a reader of Parquet may take them as they are.
+
+        Args:
+            spark: the session.
+            days: of `days`.
+            columns: that are read.
+
+        Returns:
+            None where Spark must read the table: rows are deleted or left out, columns are partitions, have other
+            names or types than declared, or files hold rows of days that were not taken.
+        """
+        wanted = sorted(set(days) & set(self.days))
+        if not self.snapshot.plain or any(self.days[day][1] for day in wanted):
+            return None
+        _, stored = table_rows(spark, self.snapshot, self.table, self.source, wanted, self.ds)
+        exact = {c.name for c in self.table.columns if c.path is None and stored.types.get(c.name) == c.stored_type}
+        files = [f for f in self.snapshot.files if not self.source.daily or any(f.may_hold(day) for day in wanted)]
+        partitions = set((files[0].partition or {}) if files else {})
+        if not set(columns) <= exact or {c.lower() for c in columns} & partitions:
+            return None
+        if self.source.daily and not all(_only(f, wanted) for f in files):
+            return None
+        return files
+
+
+def _only(file: TableFile, days: list[str]) -> bool:
+    """Whether all rows of a file are of these days."""
+    between = [day for day in days if file.may_hold(day)]
+    return bool(between) and _span(file.first, file.last) == len(between)
+
+
+def _span(first: str, last: str) -> int:
+    """Days from one to another; -1 where an end is open."""
+    try:
+        return (date.fromisoformat(last) - date.fromisoformat(first)).days + 1
+    except ValueError:
+        return -1

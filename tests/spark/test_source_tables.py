@@ -1,0 +1,237 @@
+"""Tables as sources: ingest and features of each kind against pandas and Spark's own reading."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from headrace.errors import IncompleteError, UserError
+from headrace.lake.delta.log import DeltaLog
+from headrace.storage import local
+from headrace.workspace import Workspace
+from tests.source_table_support import (
+    COLUMNS,
+    D1,
+    D2,
+    D3,
+    D4,
+    DDL,
+    dataset,
+    expected,
+    ids,
+    ingest,
+    make_rows,
+    make_spec,
+)
+
+
+def frame(spark: SparkSession, rows: pd.DataFrame) -> DataFrame:
+    types = [pa.int64(), pa.timestamp("us", "UTC"), pa.string(), pa.int64(), pa.float64(), pa.int32(), pa.date32()]
+    columns = {name: pa.array(list(rows[name]), t) for name, t in zip(rows.columns, types, strict=True)}
+    return spark.createDataFrame(pa.table(columns))
+
+
+def quarantined(spark: SparkSession, ws: Workspace) -> dict[int, str]:
+    """Reason by id."""
+    found = spark.read.format("delta").load(str(ws.quarantine("shop"))).collect()
+    return {json.loads(r["_raw"])["id"]: r["_reason"] for r in found}
+
+
+@pytest.fixture(scope="module")
+def plain(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Delta table by partition, of plain Spark's."""
+    path = tmp_path_factory.mktemp("plain") / "events"
+    frame(spark, make_rows()).repartition(2).write.format("delta").partitionBy("dt").save(str(path))
+    return path
+
+
+def test_partitions_of_a_delta_table_are_days(spark: SparkSession, ws: Workspace, plain: Path) -> None:
+    spec = make_spec({"format": "delta", "path": str(plain), "day": {"partition": "dt"}})
+    made = ingest(spec, ws, D3)
+    assert [o.kind for o in made.outputs] == ["table", "quarantine"]
+    assert (made.outputs[0].name, made.outputs[0].version) == (str(plain), "0")
+    assert made.rows == {"read": 300, "kept": 300, "quarantined": 0, "duplicates": 0}
+    assert made.facts["days"] == [D1, D2, D3]
+    assert not ws.events("shop").exists()
+    found = dataset(spec, ws, D3)
+    assert ids(found) == expected(make_rows())
+    # The Arrow engine read the data files themselves; Spark's engine makes the same of them.
+    assert [p for p in ws.encoded("shop").entries() if p.is_dir()]
+    other = Workspace(ws.home / "spark")
+    slow = spec.model_copy(update={"features": spec.features.model_copy(update={"engine": "spark"})})
+    ingest(slow, other, D3)
+    for split, rows in dataset(slow, other, D3).items():
+        pd.testing.assert_frame_equal(rows, found[split], check_dtype=False)
+    # Nothing to do again.
+    assert ingest(spec, ws, D3).started == made.started
+
+
+def test_rows_that_break_the_declaration_are_left_out(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
+    rows = make_rows().astype({"user": object})
+    rows.loc[5, "click"] = 7
+    rows.loc[6, "ts"] = rows.loc[6, "ts"] - pd.Timedelta(days=3)
+    rows.loc[7, "ts"] = rows.loc[7, "ts"] + pd.Timedelta(days=2)
+    rows.loc[9, "id"] = 3  # of the same day
+    rows.loc[10, "id"] = 6  # a day later than 6, which is bad
+    rows.loc[14, "id"] = 13  # a day later than 13
+    path = tmp_path / "events"
+    frame(spark, rows).coalesce(1).write.format("delta").partitionBy("dt").save(str(path))
+    spec = make_spec({"format": "delta", "path": str(path), "day": {"partition": "dt"}})
+    made = ingest(spec, ws, D3)
+    assert made.rows == {"read": 300, "kept": 295, "quarantined": 3, "duplicates": 2}
+    assert made.facts["reasons"] == {
+        "click: outside [0, 1]": 1,
+        "ts: after the end of the day": 1,
+        "ts: more than 1 day late": 1,
+    }
+    assert quarantined(spark, ws) == {
+        5: "click: 7 is outside [0, 1]",
+        6: f"ts: '{rows.loc[6, 'ts']:%Y-%m-%d %H:%M:%S}' is more than 1 day late",
+        7: f"ts: '{rows.loc[7, 'ts']:%Y-%m-%d %H:%M:%S}' is after the end of the day",
+        3: "repeats a row with the same id",
+        13: "repeats a row with the same id",
+    }
+    assert ids(dataset(spec, ws, D3)) == expected(rows.drop([5, 6, 7, 9, 14]))
+
+
+def test_a_mapped_table_with_deletion_vectors(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
+    """Days by a time column in a zone of its own; rows that are deleted are never seen, neither at first nor later."""
+    path = tmp_path / "events"
+    properties = "'delta.columnMapping.mode' = 'name', 'delta.enableDeletionVectors' = 'true'"
+    spark.sql(f"CREATE TABLE delta.`{path}` ({DDL}, old double) USING delta TBLPROPERTIES ({properties})")
+    rows = make_rows()
+    made = frame(spark, rows).selectExpr("*", "0d AS old").repartition(2)
+    made.write.format("delta").mode("append").save(str(path))
+    spark.sql(f"ALTER TABLE delta.`{path}` RENAME COLUMN price TO cost")
+    spark.sql(f"ALTER TABLE delta.`{path}` DROP COLUMN old")
+    spark.sql(f"DELETE FROM delta.`{path}` WHERE id % 11 = 0")
+    with pytest.raises(UserError, match="maps its columns' names"):
+        DeltaLog(local(path)).plain_files(4)
+    kept = rows[rows["id"] % 11 != 0]
+    columns = [c | {"name": "cost"} if c["name"] == "price" else c for c in COLUMNS]
+    source = {"format": "delta", "path": str(path), "day": {"time": "ts"}, "timezone": "America/New_York"}
+    workflow = [{"columns": ["cost"], "ops": ["fill_missing", "normalize"]}]
+    spec = make_spec(source, {"columns": columns, "late_days": 3}, {"workflow": workflow})
+    made_of = ingest(spec, ws, D3)
+    here = kept["ts"].dt.tz_convert("America/New_York").dt.strftime("%Y-%m-%d")
+    assert made_of.rows["read"] == (here <= D3).sum()
+    found = ids(dataset(spec, ws, D3))
+    assert found == expected(kept[here <= D3])
+    # Spark's own reading of the same version.
+    seen = spark.read.format("delta").option("versionAsOf", int(made_of.outputs[0].version)).load(str(path))
+    mine = seen.where(f"ts >= '{D3} 00:00:00' AND ts < '{D4} 00:00:00'").collect()
+    assert found["valid"] == sorted(r["id"] for r in mine)
+
+    # Late rows, updates and deletes of days that were taken are counted, and the day is taken as it is now.
+    spark.sql(f"DELETE FROM delta.`{path}` WHERE id IN (1, 4)")
+    spark.sql(f"UPDATE delta.`{path}` SET click = 1 - click WHERE id IN (7, 10, 13)")
+    late = make_rows(5, 1000, D2).rename(columns={"price": "cost"})
+    frame(spark, late).write.format("delta").mode("append").save(str(path))
+    again = ingest(spec, ws, D3)
+    changed = pd.DataFrame(again.facts["changed_days"]).set_index("ds").sum()
+    assert changed.to_dict() == {"late": 5, "updated": 3, "deleted": 2}
+    now = pd.concat([kept[~kept["id"].isin([1, 4])], late])
+    here = now["ts"].dt.tz_convert("America/New_York").dt.strftime("%Y-%m-%d")
+    assert ids(dataset(spec, ws, D3)) == expected(now[here <= D3])
+    # A day that may not change stops the run.
+    spark.sql(f"DELETE FROM delta.`{path}` WHERE id = 2")
+    strict = make_spec(
+        source | {"changed_days": {"deletes": "refuse"}}, {"columns": columns, "late_days": 3}, {"workflow": workflow}
+    )
+    with pytest.raises(UserError, match=f"{D2}: 1 deleted.*source.changed_days"):
+        ingest(strict, ws, D3)
+
+
+def test_a_folder_of_parquet(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    rows = make_rows()
+    frame(spark, rows).selectExpr("* EXCEPT (dt)", "date_format(dt, 'yyyyMMdd') AS dt").write.partitionBy("dt").parquet(
+        str(path)
+    )
+    spec = make_spec({"format": "parquet", "path": str(path), "day": {"partition": "dt"}}, {"keys": []})
+    made = ingest(spec, ws, D3)
+    assert made.rows["kept"] == 300
+    assert ids(dataset(spec, ws, D3)) == expected(rows)
+    # A day that comes later changes nothing for this one; one that is rewritten does.
+    extra = make_rows(9, 1000, D4)
+    frame(spark, extra).drop("dt").write.parquet(str(path / "dt=20260304"))
+    assert ingest(spec, ws, D3).started == made.started
+    assert ingest(spec, ws, D4).rows["kept"] == 9
+    assert ids(dataset(spec, ws, D4)) == expected(pd.concat([rows, extra]), D4)
+    for file in (path / "dt=20260302").glob("*.parquet"):
+        file.unlink()
+    with pytest.raises(UserError, match=f"of {D2} are others than when ingest ran"):
+        dataset(spec.model_copy(update={"features": spec.features.model_copy(update={"window_days": 1})}), ws, D3)
+    again = ingest(spec, ws, D3)
+    assert again.facts["changed_days"] == [{"ds": D2, "late": 0, "updated": 0, "deleted": 100}]
+
+
+def test_a_table_of_sparks_catalog(spark: SparkSession, ws: Workspace) -> None:
+    rows = make_rows()
+    spark.sql("CREATE DATABASE IF NOT EXISTS taken")
+    try:
+        frame(spark, rows).write.format("delta").partitionBy("dt").saveAsTable("taken.events")
+        frame(spark, rows).write.format("parquet").partitionBy("dt").saveAsTable("taken.files")
+        spark.sql("CREATE VIEW taken.seen AS SELECT * FROM taken.events")
+        for name in ("spark_catalog.taken.events", "taken.files"):
+            home = Workspace(ws.home / name)
+            spec = make_spec({"table": name, "day": {"partition": "dt"}})
+            assert ingest(spec, home, D3).outputs[0].name == name
+            assert ids(dataset(spec, home, D3)) == expected(rows)
+        for name, message in (("taken.event", "Spark finds no table"), ("taken.seen", "is a view")):
+            with pytest.raises(UserError, match=message):
+                ingest(make_spec({"table": name}), ws, D3)
+    finally:
+        spark.sql("DROP DATABASE taken CASCADE")
+
+
+def test_a_day_is_taken_when_it_is_complete(ws: Workspace, plain: Path) -> None:
+    source = {"format": "delta", "path": str(plain), "day": {"partition": "dt"}}
+    watermark = {"watermark": {"column": "ts", "at_least": "23h30m"}}
+    for complete, message in (
+        ({"marker": "ready/{ds}"}, "the marker .* is not there"),
+        (watermark, "'ts' has reached"),
+    ):
+        with pytest.raises(IncompleteError, match=f"{D3} is not complete yet: {message}"):
+            ingest(make_spec(source | {"complete": complete}), ws, D3)
+    for ds in (D1, D3):
+        (ws.lake / "ready" / ds).put_text("")
+    made = ingest(make_spec(source | {"complete": {"marker": "ready/{ds}"}}), ws, D3)
+    assert made.facts["days"] == [D1, D3]
+
+
+def test_faults_of_a_declaration(ws: Workspace, plain: Path) -> None:
+    source = {"format": "delta", "path": str(plain), "day": {"partition": "dt"}}
+    text = {"name": "id", "type": "string"}
+    for spec, message in (
+        (make_spec(source | {"day": {"partition": "day"}}), "is not partitioned by 'day'"),
+        (make_spec(source | {"day": {"time": "id"}}), "column 'id' of delta .* is bigint, not a timestamp or date"),
+        (make_spec(source | {"path": "nowhere"}), "there is no Delta table at"),
+        (make_spec(source | {"version": 3}), "the newest version of .* is 0, not 3"),
+        (make_spec(source, {"columns": [text, *COLUMNS[1:]]}), "declared string, but .* bigint"),
+        (make_spec(source, {"columns": [*COLUMNS, {"name": "no", "required": True}]}), "has no column 'no'"),
+        (make_spec(source, {"expectations": {"min_rows": 101}}), f"{D1} breaks 1 of its expectations"),
+    ):
+        with pytest.raises(UserError, match=message):
+            ingest(spec, ws, D3)
+    with pytest.raises(UserError, match=f"has no rows of {D4}: its days are {D1} to {D3}"):
+        ingest(make_spec(source), ws, D4)
+
+
+def test_a_snapshot_at_an_older_version(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    rows = make_rows()
+    frame(spark, rows).write.format("delta").save(str(path))
+    frame(spark, make_rows(30, 1000)).write.format("delta").mode("append").save(str(path))
+    spec = make_spec(
+        {"format": "delta", "path": str(path), "version": 0}, {"event_time": None}, {"split": {"by": "position"}}
+    )
+    made = ingest(spec, ws, D3)
+    assert (made.outputs[0].version, made.rows["kept"]) == ("0", 300)
+    found = ids(dataset(spec, ws, D3))
+    assert sorted(found["train"] + found["valid"]) == list(range(300))
