@@ -193,12 +193,13 @@ def test_a_table_of_sparks_catalog(spark: SparkSession, ws: Workspace) -> None:
 def test_a_day_is_taken_when_it_is_complete(ws: Workspace, plain: Path) -> None:
     source = {"format": "delta", "path": str(plain), "day": {"partition": "dt"}}
     watermark = {"watermark": {"column": "ts", "at_least": "23h30m"}}
-    for complete, message in (
-        ({"marker": "ready/{ds}"}, "the marker .* is not there"),
-        (watermark, "'ts' has reached"),
+    # The days before it are taken when the run's own is behind.
+    for complete, message, home in (
+        ({"marker": "ready/{ds}"}, "the marker .* is not there", ws),
+        (watermark, "'ts' has reached", Workspace(ws.home / "watermark")),
     ):
         with pytest.raises(IncompleteError, match=f"{D3} is not complete yet: {message}"):
-            ingest(make_spec(source | {"complete": complete}), ws, D3)
+            ingest(make_spec(source | {"complete": complete}), home, D3)
     for ds in (D1, D3):
         (ws.lake / "ready" / ds).put_text("")
     made = ingest(make_spec(source | {"complete": {"marker": "ready/{ds}"}}), ws, D3)
@@ -207,13 +208,13 @@ def test_a_day_is_taken_when_it_is_complete(ws: Workspace, plain: Path) -> None:
 
 def test_faults_of_a_declaration(ws: Workspace, plain: Path) -> None:
     source = {"format": "delta", "path": str(plain), "day": {"partition": "dt"}}
-    text = {"name": "id", "type": "string"}
+    flag = {"name": "id", "type": "boolean"}
     for spec, message in (
         (make_spec(source | {"day": {"partition": "day"}}), "is not partitioned by 'day'"),
         (make_spec(source | {"day": {"time": "id"}}), "column 'id' of delta .* is bigint, not a timestamp or date"),
         (make_spec(source | {"path": "nowhere"}), "there is no Delta table at"),
         (make_spec(source | {"version": 3}), "the newest version of .* is 0, not 3"),
-        (make_spec(source, {"columns": [text, *COLUMNS[1:]]}), "declared string, but .* bigint"),
+        (make_spec(source, {"columns": [flag, *COLUMNS[1:]]}), "'id' is bigint in .* cannot be read as boolean"),
         (make_spec(source, {"columns": [*COLUMNS, {"name": "no", "required": True}]}), "has no column 'no'"),
         (make_spec(source, {"expectations": {"min_rows": 101}}), f"{D1} breaks 1 of its expectations"),
     ):
@@ -235,3 +236,93 @@ def test_a_snapshot_at_an_older_version(spark: SparkSession, ws: Workspace, tmp_
     assert (made.outputs[0].version, made.rows["kept"]) == ("0", 300)
     found = ids(dataset(spec, ws, D3))
     assert sorted(found["train"] + found["valid"]) == list(range(300))
+
+
+def test_types_and_places_of_columns(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
+    """Small integers, a decimal, a struct's field, a map's key, binary; a value that its type cannot hold."""
+    path = tmp_path / "events"
+    rows = make_rows()
+    made = frame(spark, rows).selectExpr(
+        "id",
+        "ts",
+        "struct(struct(user AS name) AS who) AS of",
+        "map('item', item, 'other', 0L) AS attributes",
+        "CAST(price AS decimal(12,3)) AS price",
+        "CAST(click AS tinyint) AS click",
+        "CAST(IF(id = 30, 1000, id % 100) AS int) AS small",
+        "to_binary(hex(user), 'hex') AS user_bytes",
+        "dt",
+    )
+    made.coalesce(1).write.format("delta").partitionBy("dt").save(str(path))
+    columns = [
+        *COLUMNS[:2],
+        {"name": "user", "path": "of.who.name"},
+        {"name": "item", "type": "bigint", "path": "attributes['item']"},
+        {"name": "price", "type": "decimal(12,3)"},
+        {"name": "click", "type": "int", "required": True},
+        {"name": "small", "type": "tinyint"},
+        {"name": "hash", "type": "binary", "path": "user_bytes"},
+    ]
+    workflow = [
+        {"columns": ["price"], "ops": [{"fill_missing": {"value": -1}}]},
+        {"columns": ["user", "item"], "ops": ["categorify"]},
+        {"columns": ["hash"], "ops": ["categorify"]},
+        {"columns": ["small"], "ops": []},
+    ]
+    source = {"format": "delta", "path": str(path), "day": {"partition": "dt"}}
+    spec = make_spec(source, {"columns": columns}, {"workflow": workflow})
+    manifest = ingest(spec, ws, D3)
+    assert manifest.rows == {"read": 300, "kept": 299, "quarantined": 1, "duplicates": 0}
+    assert manifest.facts["reasons"] == {"small: not a tinyint": 1}
+    assert quarantined(spark, ws) == {30: "small: '1000' is not a tinyint"}
+    found = dataset(spec, ws, D3)
+    assert ids(found) == expected(rows.drop([30]))
+    for split in found.values():
+        assert (split["small"] == split["id"] % 100).all()
+        assert (split["price"] == split["id"] / 8).all()
+        # One code a user, whichever way it is spelled.
+        assert len(split[["user", "hash"]].drop_duplicates()) == split["user"].nunique() == split["hash"].nunique()
+
+
+def test_days_of_a_table_are_taken_when_they_are_complete(
+    spark: SparkSession, ws: Workspace, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A marker before the version is pinned; a watermark over all of the table; a control file's count."""
+    path = tmp_path / "events"
+    frame(spark, make_rows()).write.format("delta").partitionBy("dt").save(str(path))
+    complete = {
+        "marker": "done/{ds}",
+        "watermark": {"column": "ts", "at_least": "23h"},
+        "control": {"path": "count/{ds}"},
+    }
+    source = {"format": "delta", "path": str(path), "day": {"partition": "dt"}, "complete": complete}
+    spec = make_spec(source)
+
+    def put(name: str, text: str = "") -> None:
+        (ws.home / name).parent.mkdir(parents=True, exist_ok=True)
+        (ws.home / name).write_text(text)
+
+    for ds in (D1, D2, D3):
+        put(f"count/{ds}", "100")
+    with pytest.raises(IncompleteError, match=f"{D3} is not complete yet: the marker"):
+        ingest(spec, ws, D3)
+    put(f"done/{D3}")
+    put(f"done/{D1}")
+    manifest = ingest(spec, ws, D3)
+    assert manifest.facts["days"] == [D1, D3]
+    assert f"{D2} is left out as it is not complete" in caplog.text
+    # The table has nothing of that hour yet; then a count that is not what is there.
+    late = make_spec(source | {"complete": complete | {"watermark": {"column": "ts", "at_least": "2d"}}})
+    put(f"done/{D2}")
+    other = Workspace(ws.home / "other")
+    for name in (f"done/{D3}", f"count/{D3}"):
+        (other.home / name).parent.mkdir(parents=True, exist_ok=True)
+        (other.home / name).write_text("100" if "count" in name else "")
+    with pytest.raises(IncompleteError, match=f"{D3} is not complete yet: 'ts' has reached"):
+        ingest(late, other, D3)
+    (other.home / f"count/{D3}").write_text("99")
+    with pytest.raises(UserError, match="100 rows were read, and the control file says 99"):
+        ingest(spec, other, D3)
+    # Days that were taken are not asked again.
+    (ws.home / f"done/{D1}").unlink()
+    assert ingest(spec, ws, D3).facts["days"] == [D2]

@@ -9,16 +9,21 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from datetime import datetime
+from functools import lru_cache
 
 from headrace.config import AnySource, ControlFile, Table, parse_duration
 from headrace.config.complete import END_OF_DAY
-from headrace.errors import UserError
+from headrace.errors import IncompleteError, UserError
+from headrace.lake.ingest.source_context import SourceContext
 from headrace.lake.landing import day_folders, following, midnight, places
 from headrace.schema import path_steps
 from headrace.storage import Location, local
 from headrace.workspace import Workspace
+
+_LOG = logging.getLogger("headrace.lake")
 
 
 def lacking(source: AnySource, ws: Workspace, ds: str) -> list[str]:
@@ -88,6 +93,18 @@ def behind(source: AnySource, ds: str, greatest: datetime | None) -> str | None:
     assert source.complete.watermark is not None
     reached = "nothing" if greatest is None else greatest.isoformat()
     return f"'{source.complete.watermark.column}' has reached {reached}, and {wanted.isoformat()} is wanted"
+
+
+def incomplete(ctx: SourceContext, ds: str, lacks: Sequence[str]) -> IncompleteError:
+    """That a day cannot be taken yet, and why."""
+    day = ds if ctx.name is None else f"{ds} of source '{ctx.name}'"
+    return IncompleteError(f"{day} is not complete yet: {'; '.join(lacks)}. Nothing of it was loaded; try again later")
+
+
+@lru_cache(maxsize=1 << 10)
+def warn_left_out(ds: str, why: str) -> None:
+    """Say that a day before the run's own is not taken: once, however often a run looks at its days."""
+    _LOG.warning("%s is left out as it is not complete: %s", ds, why)
 
 
 def check_watermark(source: AnySource, table: Table, where: str = "") -> None:

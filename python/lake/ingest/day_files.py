@@ -6,22 +6,17 @@ purged: the day stays as it was loaded. (To take a file's rows back, deliver it 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-from headrace.errors import IncompleteError, UserError
+from headrace.errors import UserError
 from headrace.lake import landing
-from headrace.lake.ingest.completeness import lacking
+from headrace.lake.ingest.completeness import incomplete, lacking, warn_left_out
 from headrace.lake.ingest.load_history import LoadHistory, LoadRecord
 from headrace.lake.ingest.source_context import SourceContext
 from headrace.lake.landing import LandingDay, LandingFile
 from headrace.manifest import fingerprint
-
-_LOG = logging.getLogger("headrace.lake")
 
 #: Files whose checksums are computed at once: hashing lets go of the interpreter's lock.
 _READERS = 4
@@ -113,20 +108,8 @@ def files_to_take(ctx: SourceContext, ds: str, record: LoadRecord | None) -> tup
     if not lacks or (files is not None and not files.is_new):
         return files, []
     if day.files and ds != ctx.ds:
-        _warn_once(f"{ds} is left out as it is not complete: {'; '.join(lacks)}")
+        warn_left_out(ds, "; ".join(lacks))
     return None if record is None else day_files(LandingDay(ds, ()), record), lacks
-
-
-def incomplete(ctx: SourceContext, ds: str, lacks: Sequence[str]) -> IncompleteError:
-    """That a day cannot be taken yet, and why."""
-    day = ds if ctx.name is None else f"{ds} of source '{ctx.name}'"
-    return IncompleteError(f"{day} is not complete yet: {'; '.join(lacks)}. Nothing of it was loaded; try again later")
-
-
-@lru_cache(maxsize=1 << 10)
-def _warn_once(message: str) -> None:
-    """A run looks at its days several times."""
-    _LOG.warning("%s", message)
 
 
 def _identity(file: LandingFile, record: LoadRecord | None) -> list[Any]:

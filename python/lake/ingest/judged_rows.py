@@ -12,8 +12,10 @@ from headrace.config import Table, TableSource
 from headrace.lake.ingest.profile import FileProfile
 from headrace.lake.ingest.rules import Wrong, column_of, event_time, missing, out_of_range, untimely
 from headrace.lake.source_tables.days import day_limits
+from headrace.lake.source_tables.declared import FAULTS
 from headrace.lake.source_tables.snapshot import FILE, LINE
 from headrace.lake.sources.frame import BAD, GOOD, quoted
+from headrace.lake.sources.values import extract
 from headrace.schema import TableColumn
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -40,15 +42,18 @@ def judged(rows: DataFrame, source: TableSource, table: Table) -> DataFrame:
         F.col(LINE).alias("_line"),
         F.lit(0).alias("_copy"),
         *names,
+        FAULTS,
     )
     start, end = day_limits(source, table.late_days, table.clock_skew_seconds)
     frame = frame.select("*", start.alias("_from"), end.alias("_to"))
     wrong = [_missing(c) for c in table.columns if c.required] + out_of_range(table) + untimely(source, table)
-    bad = reduce(lambda a, b: a | b, (w.when for w in wrong), F.lit(False))
+    bad = reduce(lambda a, b: a | b, (w.when for w in wrong), F.size(FAULTS) > 0)
     frame = frame.select("*", F.when(bad, BAD).otherwise(GOOD).alias("_state"))
     is_bad = F.col("_state") == BAD
-    kinds = F.array_compact(F.array(*(F.when(w.when, F.lit(w.kind)) for w in wrong)))
-    reason = F.concat_ws("; ", *(F.when(w.when, w.reason) for w in wrong))
+    more = F.array(*(F.when(w.when, F.lit(w.kind)) for w in wrong)).cast("array<string>")
+    kinds = F.concat(F.transform(FAULTS, lambda f: f["kind"]), F.array_compact(more))
+    unread = F.transform(FAULTS, lambda f: f["reason"])
+    reason = F.concat_ws("; ", unread, *(F.when(w.when, w.reason) for w in wrong))
     return frame.select(
         "_ds",
         "_file",
@@ -81,10 +86,6 @@ def profiles(rows: DataFrame, source: TableSource, table: Table, absent: frozens
     if table.event_time:
         time = event_time(table.event_time, source)
         aggregates.append(F.max(F.when(good, F.unix_micros(time))).alias("newest"))
-    watermark = source.complete and source.complete.watermark
-    if watermark:
-        reached = event_time(watermark.column, source)
-        aggregates.append(F.max(F.when(good, F.unix_micros(reached))).alias("watermark"))
     found: dict[str, FileProfile] = {}
     for row in rows.groupBy("_ds").agg(*aggregates).collect():
         one = found[row["_ds"]] = FileProfile(row["_ds"], source.shown)
@@ -93,8 +94,6 @@ def profiles(rows: DataFrame, source: TableSource, table: Table, absent: frozens
         one.nulls = {name: row[f"n{i}"] for i, name in enumerate(wanted)}
         if table.event_time and row["newest"] is not None:
             one.newest = datetime.fromtimestamp(row["newest"] / 1e6, UTC)
-        if watermark and row["watermark"] is not None:
-            one.watermark = _EPOCH + timedelta(microseconds=row["watermark"])
     bad = [ds for ds, one in found.items() if one.bad]
     if bad:
         # The first reason of each row, as for landing files.
@@ -102,6 +101,17 @@ def profiles(rows: DataFrame, source: TableSource, table: Table, absent: frozens
         for row in first.groupBy("_ds", F.col("_kinds")[0].alias("kind")).count().orderBy("kind").collect():
             found[row["_ds"]].reasons[row["kind"]] = row["count"]
     return found
+
+
+def newest(frame: DataFrame, table: Table, source: TableSource, column: str) -> datetime | None:
+    """The greatest value of a declared time column in all rows of a table (UTC); None where there is none."""
+    declared = next(c for c in table.columns if c.name == column)
+    found = extract(declared, frame.schema, source)
+    if found is None:
+        return None
+    time = F.unix_micros(event_time(column, source))
+    micros = frame.select(found.value.alias(column)).agg(F.max(time)).collect()[0][0]
+    return None if micros is None else _EPOCH + timedelta(microseconds=micros)
 
 
 def to_quarantine(rows: DataFrame, table: Table, reasons: DataFrame | None) -> DataFrame:

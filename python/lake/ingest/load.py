@@ -24,8 +24,8 @@ from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.ingest import deduplicate
 from headrace.lake.ingest.assess import assess_day
-from headrace.lake.ingest.completeness import behind
-from headrace.lake.ingest.day_files import DayFiles, incomplete
+from headrace.lake.ingest.completeness import behind, incomplete, warn_left_out
+from headrace.lake.ingest.day_files import DayFiles
 from headrace.lake.ingest.load_history import LoadRecord
 from headrace.lake.ingest.plan import LoadPlan
 from headrace.lake.ingest.profile import FileProfile, profiles
@@ -151,7 +151,7 @@ class Load:
             if why is not None:
                 found[day.ds] = why
                 if day.ds != self.ctx.ds:
-                    _LOG.warning("%s is left out as it is not complete: %s", day.ds, why)
+                    warn_left_out(day.ds, why)
         return found
 
     def _check_days(

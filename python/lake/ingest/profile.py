@@ -10,9 +10,9 @@ from pyspark.sql import functions as F
 
 from headrace.config import AnySource, Table
 from headrace.lake.ingest.rules import event_time
-from headrace.lake.ingest.typed_rows import kind_unreadable
 from headrace.lake.sources.frame import BAD, GOOD, LINE_FAULTS, MASK_BITS, SKIPPED, mask_names, quoted
 from headrace.lake.sources.lines import LandingBatch
+from headrace.lake.sources.values import kind_unreadable
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

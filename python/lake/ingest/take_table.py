@@ -24,9 +24,8 @@ from headrace.lake.delta.log import DeltaLog
 from headrace.lake.ingest import deduplicate, expectations
 from headrace.lake.ingest.assess import summed
 from headrace.lake.ingest.changed_days import count_changes, net_change, refuse_changes
-from headrace.lake.ingest.completeness import behind, declared_rows, lacking
-from headrace.lake.ingest.day_files import incomplete
-from headrace.lake.ingest.judged_rows import judged, profiles, to_quarantine
+from headrace.lake.ingest.completeness import behind, declared_rows, incomplete, lacking, warn_left_out
+from headrace.lake.ingest.judged_rows import judged, newest, profiles, to_quarantine
 from headrace.lake.ingest.plan import declaration, declared_table
 from headrace.lake.ingest.profile import FileProfile
 from headrace.lake.ingest.source_context import SourceContext
@@ -74,9 +73,14 @@ def look(ctx: SourceContext, source: TableSource, spark: SparkSession | None = N
 
     Raises:
         UserError: there is no such table, or it has no rows of the run's day.
-        IncompleteError: the run's day is new, and lacks what `source.complete` asks for.
+        IncompleteError: the run's own day lacks a marker that `source.complete` asks for. Days before it that do, and
+            were not taken, are left out.
     """
     taken = TakenDays.read(DeltaLog(ctx.quarantine))
+    # Before the version is pinned: see headrace.lake.ingest.completeness.
+    lacks = {ds: lacking(source, ctx.ws, ds) for ds in landing.covered(source, ctx.ds) if ds not in taken.days}
+    if lacks.get(ctx.ds):
+        raise incomplete(ctx, ctx.ds, lacks[ctx.ds])
     place = find_table(source, ctx.ws, spark)
     if place is None and taken.place is not None:
         place = TablePlace(**taken.place)
@@ -85,14 +89,12 @@ def look(ctx: SourceContext, source: TableSource, spark: SparkSession | None = N
             place = find_table(source, ctx.ws, started)
     assert place is not None
     snapshot = open_table(source, place)
-    days = {*landing.covered(source, ctx.ds), *(ds for ds in taken.days if source.daily and ds <= ctx.ds)}
-    found = day_versions(snapshot, days)
-    for ds in sorted(days - taken.days.keys()):
-        lacks = lacking(source, ctx.ws, ds)
-        if lacks and ds == ctx.ds:
-            raise incomplete(ctx, ds, lacks)
-        if lacks and found.pop(ds, None) is not None:
-            _LOG.warning("%s is left out as it is not complete: %s", ds, "; ".join(lacks))
+    days = {ds for ds in landing.covered(source, ctx.ds) if not lacks.get(ds)}
+    days |= {ds for ds in taken.days if source.daily and ds <= ctx.ds}
+    found = day_versions(snapshot, {*days, *lacks})
+    for ds, what in lacks.items():
+        if what and ds in found:
+            warn_left_out(ds, "; ".join(what))
     if ctx.ds not in found and ctx.ds not in taken.days:
         known = sorted(f.last for f in snapshot.files if f.first and f.first == f.last)
         has = f"its days are {known[0]} to {known[-1]}" if known else "it has no files of that day"
@@ -132,7 +134,16 @@ class TableCheck:
 
         Raises:
             UserError: a type is not as declared, a day breaks an expectation, or has changed in a way that is refused.
+            IncompleteError: the run's own day is behind its watermark. Others are taken.
         """
+        left_out = self._behind(spark)
+        self.days = [ds for ds in self.days if ds not in left_out]
+        if self.days:
+            self._take(spark)
+        if self.ctx.ds in left_out:
+            raise incomplete(self.ctx, self.ctx.ds, [left_out[self.ctx.ds]])
+
+    def _take(self, spark: SparkSession) -> None:
         tick = time.perf_counter()
         rows, stored = self._rows(spark, self.seen.snapshot, self.days)
         self._check_columns(stored)
@@ -156,6 +167,19 @@ class TableCheck:
         _LOG.info("checked %s rows of %d days in %.1f s (%s rows/s)", f"{read:,}", len(self.days), seconds, rate)
         if stopped is not None:
             raise stopped
+
+    def _behind(self, spark: SparkSession) -> dict[str, str]:
+        """Days to be taken for the first time that the table's watermark has not reached yet, and how far it is."""
+        watermark = self.source.complete and self.source.complete.watermark
+        new = [ds for ds in self.days if ds not in self.seen.taken.days]
+        if not watermark or not new:
+            return {}
+        greatest = newest(self.seen.snapshot.rows(spark, None), self.table, self.source, watermark.column)
+        found = {ds: why for ds in new if (why := behind(self.source, ds, greatest)) is not None}
+        for ds, why in found.items():
+            if ds != self.ctx.ds:
+                warn_left_out(ds, why)
+        return found
 
     def _rows(self, spark: SparkSession, snapshot: Snapshot, days: Sequence[str]) -> tuple[DataFrame, StoredColumns]:
         return table_rows(spark, snapshot, self.table, self.source, days, self.ctx.ds)
@@ -230,23 +254,15 @@ class TableCheck:
             if profile is None and before is None and ds != self.ctx.ds:
                 continue  # a file without statistics might have had rows of it
             profile = profile or FileProfile(ds, self.source.shown)
-            why = behind(self.source, ds, profile.watermark) if before is None else None
-            if why is not None:
-                left_out = incomplete(self.ctx, ds, [why])
-                if ds == self.ctx.ds:
-                    return records, left_out
-                _LOG.warning("%s is left out as it is not complete: %s", ds, why)
-                continue
             duplicates = repeated.get(ds, 0)
             drift = self._drift(profile, stored)
             checks = []
             if profile.read or ds == self.ctx.ds:
                 end = landing.midnight(self.source, landing.following(ds))
                 checks = expectations.check(ds, end, [profile], duplicates, self.table.expectations)
-                wanted = declared_rows(self.source, self.ctx.ws, ds)
-                if wanted is not None:
-                    checks.append(expectations.Check(ds, "control_rows", profile.read, wanted, profile.read == wanted))
             try:
+                if before is None and (wanted := declared_rows(self.source, self.ctx.ws, ds)) is not None:
+                    checks.append(expectations.Check(ds, "control_rows", profile.read, wanted, profile.read == wanted))
                 expectations.refuse([profile], self.table, drift)
                 expectations.enforce(checks, drift, profile.reasons, duplicates)
             except UserError as e:

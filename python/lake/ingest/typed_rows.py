@@ -14,18 +14,13 @@ from headrace.config import AnySource, Table
 from headrace.errors import UserError
 from headrace.lake.ingest.rules import Wrong, column_of, missing, out_of_range, untimely
 from headrace.lake.sources.frame import BAD, GOOD, SKIPPED, mask_names, quoted
-from headrace.lake.sources.values import from_text, list_from_texts
+from headrace.lake.sources.values import a_type, from_text, kind_unreadable, list_from_texts
 from headrace.schema import TableColumn as Declared
 from headrace.schema import decimal_digits
 
 _NUMERIC = ("tinyint", "smallint", "int", "bigint", "float", "double")
 #: Characters of a value that a reason quotes.
 _SHOWN = 100
-
-
-def kind_unreadable(column: Declared) -> str:
-    """The kind of reason of a value that is not of its type."""
-    return f"{column.name}: not {_article(column.type)}"
 
 
 def check_table(table: Table, where: str = "") -> None:
@@ -95,7 +90,7 @@ def _wrong(frame: DataFrame, source: AnySource, table: Table) -> list[Wrong]:
         name = F.lit(c.name)
         unread = _unread(i, c, f"_v{i}" in there)
         if unread is not None:
-            reason = F.concat(name, F.lit(": '"), shown, F.lit(f"' is not {_article(c.type)}"))
+            reason = F.concat(name, F.lit(": '"), shown, F.lit(f"' is not {a_type(c.type)}"))
             found.append(Wrong(unread, kind_unreadable(c), reason, shown))
         if c.required:
             found.append(missing(c, text.isNull(), shown))
@@ -120,7 +115,3 @@ def _unread(i: int, column: Declared, has_value: bool) -> Column | None:
         return unread
     lost = F.size(F.filter(items, F.isnull)) != F.size(F.filter(value, F.isnull))
     return unread | F.coalesce(lost, F.lit(False))
-
-
-def _article(type_: str) -> str:
-    return f"an {type_}" if type_[0] in "aeiou" else f"a {type_}"

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import Table, TableSource
 from headrace.errors import UserError
-from headrace.lake.source_tables.declared import table_rows
+from headrace.lake.source_tables.declared import FAULTS, table_rows
 from headrace.lake.source_tables.opened import TablePlace, open_table
 from headrace.lake.source_tables.snapshot import FILE, LINE, Snapshot, TableFile, day_versions
 from headrace.storage import Location
@@ -66,7 +66,7 @@ class PinnedTable:
             the declared columns, `_source_file`, `_source_line`, `ds`.
         """
         wanted = sorted(set(days) & set(self.days))
-        rows, _ = table_rows(spark, self.snapshot, self.table, self.source, wanted, self.ds)
+        rows = table_rows(spark, self.snapshot, self.table, self.source, wanted, self.ds)[0].drop(FAULTS)
         if not any(self.days[day][1] for day in wanted):
             return rows
         bad = spark.read.format("delta").option("versionAsOf", self.quarantine_version).load(str(self.quarantine))

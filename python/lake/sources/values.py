@@ -29,7 +29,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from headrace.config import AnySource, EpochUnit
-from headrace.errors import UserError, nearest
+from headrace.errors import UserError
 from headrace.lake.sources.frame import EXTRA_TYPE, quoted
 from headrace.schema import TableColumn, decimal_digits
 
@@ -44,6 +44,16 @@ _NO_NUMBER = "[A-DF-Za-df-z]"
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 #: Types whose cast to text has one spelling a value.
 _SPELLED_ONCE = (*_INTEGERS, "boolean", "date", "timestamp", "timestamp_ntz")
+
+
+def kind_unreadable(column: TableColumn) -> str:
+    """The kind of reason of a value that is not of its type."""
+    return f"{column.name}: not {a_type(column.type)}"
+
+
+def a_type(type_: str) -> str:
+    """`a bigint`, `an int`: for messages."""
+    return f"an {type_}" if type_[0] in "aeiou" else f"a {type_}"
 
 
 def from_text(text: Column, type_: str, source: AnySource, unit: EpochUnit | None = None) -> Column:
@@ -94,7 +104,7 @@ class Extracted:
     text: Column
 
 
-def extract(column: TableColumn, schema: T.StructType, source: AnySource) -> Extracted:
+def extract(column: TableColumn, schema: T.StructType, source: AnySource) -> Extracted | None:
     """A declared column as expressions over the columns of a table (Delta, Parquet, Iceberg, ...).
 
     Its `path` goes through structs, maps with text keys, and JSON objects in text. What is there is read
@@ -113,10 +123,17 @@ def extract(column: TableColumn, schema: T.StructType, source: AnySource) -> Ext
         schema: of the table.
         source: timezone and timestamps.
 
+    Returns:
+        None where the table has no such column or field.
+
     Raises:
-        UserError: the table has no such column or field, or has it as a type that cannot be read as declared.
+        UserError: the table has it as a type that cannot be read as declared, or the path leads through one that has no
+            fields.
     """
-    value, type_ = _at_path(column, schema)
+    found = _at_path(column, schema)
+    if found is None:
+        return None
+    value, type_ = found
     unit = source.timestamps.get(column.name)
     if column.type.startswith("array<"):
         if not isinstance(type_, T.ArrayType):
@@ -152,21 +169,18 @@ def only_object(parsed: Column) -> Column:
     return F.when(F.size(parsed) == 1, parsed[0])
 
 
-def _at_path(column: TableColumn, schema: T.StructType) -> tuple[Column, T.DataType]:
-    """The value that a column's path leads to, and its type in the table."""
+def _at_path(column: TableColumn, schema: T.StructType) -> tuple[Column, T.DataType] | None:
+    """The value that a column's path leads to, and its type in the table; None where a column or field is not there."""
     steps = column.steps
     at: T.DataType = schema
     value: Column | None = None
     for i, step in enumerate(steps):
         if isinstance(at, T.StructType):
-            if step not in at.names:
-                where = "the table" if value is None else f"'{'.'.join(steps[:i])}'"
-                raise UserError(
-                    f"table.columns: '{column.name}': {where} has no column '{step}'{nearest(step, at.names)} (there "
-                    f"are: {', '.join(at.names)})"
-                )
-            value = F.col(quoted([step])[0]) if value is None else value.getField(step)
-            at = at[step].dataType
+            field = _field(at, step)
+            if field is None:
+                return None
+            value = F.col(quoted([field.name])[0]) if value is None else value.getField(field.name)
+            at = field.dataType
         elif isinstance(at, T.MapType) and isinstance(at.keyType, T.StringType):
             assert value is not None, "a schema is a struct"
             value, at = F.try_element_at(value, F.lit(step)), at.valueType
@@ -180,6 +194,12 @@ def _at_path(column: TableColumn, schema: T.StructType) -> tuple[Column, T.DataT
             )
     assert value is not None, "a path has a step"
     return value, at
+
+
+def _field(struct: T.StructType, name: str) -> T.StructField | None:
+    """The field of that name; Spark's names have no case."""
+    same = [f for f in struct.fields if f.name.lower() == name.lower()]
+    return next((f for f in same if f.name == name), same[0] if same else None)
 
 
 def _convert(
