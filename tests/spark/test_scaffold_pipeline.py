@@ -50,3 +50,19 @@ def test_it_runs_as_it_was_written(spark: SparkSession, ws: Workspace, tmp_path:
             assert set(zip(found["user_country"], found["user_segment"], strict=True)) <= {
                 (code, code) for code in (2, 3, 4)
             }
+
+
+def test_a_folder_of_parquet_is_read_where_it_is(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
+    data = clicks(1_200, 3).assign(ts=lambda d: pd.to_datetime(d["ts"]))
+    folder = tmp_path / "events"
+    folder.mkdir()
+    for k in range(3):
+        data.iloc[k * 400 : (k + 1) * 400].to_parquet(folder / f"{k}.parquet", index=False, coerce_timestamps="us")
+    init(str(folder), tmp_path / "p.yaml", None, Named(), force=False)
+    spec = load_spec(tmp_path / "p.yaml", ["features.min_row_groups=1"])
+    assert spec.ds == "2026-03-03"
+    run_stage(load_stage("ingest"), spec, ws, spec.ds)
+    made = run_stage(load_stage("features"), spec, ws, spec.ds).manifest
+    day = data["ts"].dt.strftime("%Y-%m-%d")
+    assert made.rows == {"train": int((day < spec.ds).sum()), "valid": int((day == spec.ds).sum())}
+    assert not (ws.table(spec.pipeline, "events") / "_delta_log").is_dir(), "rows were copied"
