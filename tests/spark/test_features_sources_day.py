@@ -1,0 +1,140 @@
+"""A day's dataset from four tables: events, clicks that label them, purchases by date, a dump of plans each day."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.dataset as pads
+from pyspark.sql import SparkSession
+
+from headrace.config import Spec, build_spec
+from headrace.features.build.stage import BuildFeatures
+from headrace.manifest import Manifest, Output
+from headrace.stage import run_stage
+from headrace.workspace import Workspace
+
+START, DS = datetime(2026, 1, 1, tzinfo=UTC), "2026-01-08"
+TABLES: dict[str, dict[str, str]] = {
+    "events": {"id": "bigint", "user": "bigint", "ts": "timestamp"},
+    "clicks": {"id": "bigint", "at": "timestamp"},
+    "purchases": {"buyer": "bigint", "day": "date"},
+    "plans": {"user": "bigint", "plan": "int"},
+}
+TIMES = {"events": "ts", "clicks": "at", "purchases": "day", "plans": None}
+
+
+def declared(name: str) -> dict[str, Any]:
+    columns = [{"name": n, "type": t} for n, t in TABLES[name].items()]
+    table = {"columns": columns, "event_time": TIMES[name]}
+    return {"source": {"format": "jsonl", "path": f"{{ds}}/{name}"}, "table": table}
+
+
+def make_spec(engine: str = "arrow") -> Spec:
+    return build_spec(
+        {
+            "pipeline": "shop",
+            **declared("events"),
+            "sources": {name: declared(name) for name in ("clicks", "purchases", "plans")},
+            "features": {
+                "engine": engine,
+                "label": "clicked",
+                "window_days": 3,
+                "split": {"by": "time", "valid_days": 1},
+                "min_row_groups": 1,
+                "carried": ["id"],
+                "prepare": [
+                    {"attribution": {"from": "clicks", "keys": ["id"], "within": "1 day", "add": "clicked"}},
+                    {"trailing": {"from": "purchases", "keys": {"user": "buyer"}, "windows": [3]}},
+                    {"join_asof": {"from": "plans", "keys": ["user"], "add": ["plan"]}},
+                ],
+                "workflow": [{"columns": ["user_purchases_count_3d", "plan"], "ops": ["fill_missing"]}],
+            },
+        }
+    )
+
+
+def make_rows(days: int) -> dict[str, pd.DataFrame]:
+    """What lands in so many days; of fewer days it is the same but for the days that are missing."""
+    made: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
+    for k in range(days):
+        rng, midnight = np.random.default_rng(k), START + k * timedelta(days=1)
+        ds = midnight.date().isoformat()
+        for i in range(60):
+            at = midnight + timedelta(minutes=int(rng.integers(0, 1440)))
+            made["events"].append((1000 * k + i, int(rng.integers(0, 9)), at, ds))
+        for _ in range(40):
+            at = midnight + timedelta(minutes=int(rng.integers(0, 1440)))
+            made["clicks"].append((1000 * (k - int(rng.integers(0, 3))) + int(rng.integers(0, 60)), at, ds))
+        for _ in range(10):
+            made["purchases"].append((int(rng.integers(0, 9)), midnight.date(), ds))
+        made["plans"] += [(u, 10 * k + u, ds) for u in range(8)]
+    return {name: pd.DataFrame(rows, columns=[*TABLES[name], "ds"]) for name, rows in made.items()}
+
+
+def land(spark: SparkSession, ws: Workspace, rows: dict[str, pd.DataFrame], version: int) -> None:
+    outputs = []
+    for name, of_table in rows.items():
+        ddl = ", ".join([*(f"{n} {t}" for n, t in TABLES[name].items()), "ds string"])
+        plain = (
+            tuple(v.to_pydatetime() if isinstance(v, pd.Timestamp) else v for v in row)
+            for row in of_table.itertuples(index=False, name=None)
+        )
+        frame = spark.createDataFrame(plain, ddl)
+        frame = frame.selectExpr("*", "concat(ds, '.json') AS _source_file", "xxhash64(*) AS _source_line")
+        frame.write.format("delta").partitionBy("ds").mode("overwrite").save(str(ws.table("shop", name)))
+        outputs.append(Output(kind="delta", name=f"lake/shop/{name}", version=str(version)))
+    made = Manifest(stage="ingest", pipeline="shop", ds=DS, key=f"k{version}", spec_hash="", outputs=tuple(outputs))
+    made.save(ws.manifest("shop", DS, "ingest"))
+
+
+def expected(rows: dict[str, pd.DataFrame], first: int, last: int) -> pd.DataFrame:
+    """The rows of some days, by pandas."""
+    day = timedelta(days=1)
+    events = rows["events"]
+    events = events[(events["ts"] >= START + first * day) & (events["ts"] < START + (last + 1) * day)]
+    hits = events.merge(rows["clicks"], on="id")
+    hits = set(hits[(hits["at"] >= hits["ts"]) & (hits["at"] < hits["ts"] + day)]["id"])
+    bought = rows["purchases"].assign(known=pd.to_datetime(rows["purchases"]["day"], utc=True) + day)
+    told = []
+    for e in events.itertuples():
+        mine = bought[bought["buyer"] == e.user]["known"]
+        # Known in the last microsecond of its day.
+        count = int(((mine <= e.ts) & (mine > e.ts - 3 * day)).sum())
+        dumps = rows["plans"]
+        dumps = dumps[(dumps["user"] == e.user) & (dumps["ds"] < e.ts.date().isoformat())]
+        told.append((e.id, float(e.id in hits), float(count), float(dumps["plan"].iloc[-1]) if len(dumps) else 0.0))
+    return pd.DataFrame(told, columns=["id", "clicked", "user_purchases_count_3d", "plan"])
+
+
+def test_a_day_of_several_sources(spark: SparkSession, ws: Workspace) -> None:
+    rows = make_rows(8)
+    land(spark, ws, rows, 0)
+    made = run_stage(BuildFeatures(), make_spec(), ws, DS).manifest
+    assert run_stage(BuildFeatures(), make_spec(), ws, DS).skipped
+    assert {i.name: i.version for i in made.inputs if i.kind == "delta"} == {
+        f"lake/shop/{name}": "0" for name in TABLES
+    }
+    # Labels take a day: the 7th is the last one whose rows have theirs.
+    assert (made.facts["train_range"], made.facts["valid_range"]) == (["2026-01-04", "2026-01-06"], ["2026-01-07"] * 2)
+
+    def dataset(manifest: Manifest, split: str) -> Any:
+        return pads.dataset(ws.home / manifest.output("dataset").name / split, format="parquet").to_table()
+
+    for split, first, last in (("train", 3, 5), ("valid", 6, 6)):
+        wanted = expected(rows, first, last)
+        assert 0 < wanted["clicked"].sum() < len(wanted)
+        assert wanted["user_purchases_count_3d"].nunique() > 2
+        found = dataset(made, split).to_pandas().sort_values("id")[list(wanted.columns)].reset_index(drop=True)
+        pd.testing.assert_frame_equal(found, wanted, check_dtype=False)
+
+    # Landing days after ds, which a later run loaded, are not seen; nor does the engine matter.
+    more = make_rows(10)
+    assert date.fromisoformat(more["clicks"]["ds"].max()) > date.fromisoformat(DS)
+    land(spark, ws, more, 1)
+    again = run_stage(BuildFeatures(), make_spec("spark"), ws, DS).manifest
+    assert again.key != made.key
+    for split in ("train", "valid"):
+        assert dataset(again, split).equals(dataset(made, split))
