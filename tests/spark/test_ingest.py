@@ -484,13 +484,13 @@ def test_file_that_changes_while_it_is_read(
     spark: SparkSession, ws: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = put(ws, f"in/{D1}/a.json.gz", jsonl([event(1, D1)]))
-    profiles = load.profiles
+    assess = load.assess_day
 
     def meanwhile(*args: Any) -> Any:
         os.utime(path, ns=(0, 0))
-        return profiles(*args)
+        return assess(*args)
 
-    monkeypatch.setattr(load, "profiles", meanwhile)
+    monkeypatch.setattr(load, "assess_day", meanwhile)
     with pytest.raises(UserError, match=rf"landing file in/{D1}/a\.json\.gz changed while it was read"):
         run(make_spec(), ws, D1)
     assert ids(spark, ws) == {}

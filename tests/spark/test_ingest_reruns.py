@@ -60,7 +60,7 @@ def test_killed_run_heals(spark: SparkSession, ws: Workspace, monkeypatch: pytes
     days = {D1: [event(1, D1), event(2, D1), "bad", event(1, D1)], D2: [event(2, D1), event(3, D2), "bad too"]}
     for ds, rows in days.items():
         put(ws, f"in/{ds}/a.json.gz", jsonl(rows))
-    replace, calls = load.replace_days, 0
+    replace, calls = load.commit_files, 0
 
     def dying(*args: Any) -> None:
         nonlocal calls
@@ -73,7 +73,7 @@ def test_killed_run_heals(spark: SparkSession, ws: Workspace, monkeypatch: pytes
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(load, "replace_days", dying)
+        patch.setattr(load, "commit_files", dying)
         if place == "before the manifest":
             patch.setattr(stage, "result", no_result)
         with pytest.raises(Killed):
@@ -100,7 +100,7 @@ def test_kill_after_a_replaced_day_still_reloads_those_that_follow(
     put(ws, f"in/{D2}/a.json.gz", jsonl([event(2, D1), event(3, D2)]))
     run(spec, ws, D2)
     put(ws, f"in/{D1}/a.json.gz", jsonl([event(1, D1)]))
-    replace, calls = load.replace_days, 0
+    replace, calls = load.commit_files, 0
 
     def dying(*args: Any) -> None:
         nonlocal calls
@@ -110,7 +110,7 @@ def test_kill_after_a_replaced_day_still_reloads_those_that_follow(
         replace(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(load, "replace_days", dying)
+        patch.setattr(load, "commit_files", dying)
         with pytest.raises(Killed):
             run(spec, ws, D2)
     assert ids(spark, ws) == {D1: ["e1"], D2: ["e3"]}

@@ -109,7 +109,7 @@ def test_a_run_that_dies_between_two_sources_heals(
 ) -> None:
     deliver(ws)
     spec = make_spec(purchases=PURCHASES)
-    replace, done = load.replace_days, 0
+    replace, done = load.commit_files, 0
 
     def dying(*args: Any) -> None:
         nonlocal done
@@ -119,7 +119,7 @@ def test_a_run_that_dies_between_two_sources_heals(
         replace(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(load, "replace_days", dying)
+        patch.setattr(load, "commit_files", dying)
         with pytest.raises(KeyboardInterrupt):
             run(spec, ws, D2)
     assert Manifest.load(ws.manifest("shop", D2, "ingest")) is None

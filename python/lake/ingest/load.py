@@ -12,31 +12,32 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import dataclass, field, replace
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.ingest import deduplicate
+from headrace.lake.ingest.arrow_rows import remove_files
 from headrace.lake.ingest.assess import assess_day
+from headrace.lake.ingest.batch_rows import BatchRows, Places, read_batch
+from headrace.lake.ingest.commit import commit_files
 from headrace.lake.ingest.completeness import behind, incomplete, warn_left_out
+from headrace.lake.ingest.data_file import WrittenFile, data_schema
 from headrace.lake.ingest.day_files import DayFiles
 from headrace.lake.ingest.load_history import LoadRecord
 from headrace.lake.ingest.plan import LoadPlan
-from headrace.lake.ingest.profile import FileProfile, profiles
+from headrace.lake.ingest.profile import FileProfile
 from headrace.lake.ingest.source_context import SourceContext
-from headrace.lake.ingest.tables import may_have_rows, replace_days
-from headrace.lake.ingest.typed_rows import typed
+from headrace.lake.ingest.tables import may_have_rows
 from headrace.lake.ingest.withhold import withheld_rows
-from headrace.lake.landing import LandingDay, following
-from headrace.lake.sources.formats import FORMATS, SourceFormat
-from headrace.lake.sources.frame import BAD, GOOD, quoted
-from headrace.lake.sources.lines import FileDamaged, LandingBatch, damaged_file_named, one_file_a_task
+from headrace.lake.ingest.write_rows import QUARANTINE, Dropped
+from headrace.lake.landing import LandingDay
+from headrace.lake.sources.frame import quoted
+from headrace.lake.sources.lines import FileDamaged, LandingBatch
 from headrace.storage import Location
 
 _LOG = logging.getLogger("headrace.lake")
@@ -52,27 +53,12 @@ class _CheckedDay:
     extra: list[str]
 
 
-@dataclass(frozen=True)
-class _Dropped:
-    """Rows that are not loaded: their positions, and how many of each day."""
+@dataclass
+class _Written:
+    """Data files that no commit names yet."""
 
-    rows: DataFrame | None
-    counts: Mapping[str, int]
-
-    @staticmethod
-    def stage(rows: DataFrame | None, folder: Location) -> _Dropped:
-        """Compute them once. `rows`: `_ds`, `_file`, `_line`, `_copy`; None: there are none."""
-        if rows is None:
-            return _Dropped(None, {})
-        staged = _stage(rows.sparkSession, rows, folder)
-        return _Dropped(staged, {r["_ds"]: r["count"] for r in staged.groupBy("_ds").count().collect()})
-
-    def without(self, rows: DataFrame, ds: str | None = None) -> DataFrame:
-        """The others of `rows`, which are of the day `ds` (None: of all days)."""
-        if self.rows is None or not (sum(self.counts.values()) if ds is None else self.counts.get(ds)):
-            return rows
-        mine = self.rows if ds is None else self.rows.where(F.col("_ds") == ds)
-        return rows.join(mine.drop("_ds"), ["_file", "_line", "_copy"], "left_anti")
+    events: list[WrittenFile] = field(default_factory=list)
+    quarantine: list[WrittenFile] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -111,16 +97,16 @@ class Load:
 
     def _load_batch(self, batch: LandingBatch, days: list[DayFiles]) -> None:
         tick = time.perf_counter()
-        with self._staging() as staging:
-            rows = self._read(batch, staging / "rows")
-            files = profiles(rows, batch.table, batch)
-            found, left_out = len(days), self._behind(days, files)
+        with self._staging() as staging, self._uncommitted() as written:
+            rows = read_batch(self.ctx, self.plan, batch, days, staging)
+            if rows.arrow is not None:
+                written.events = rows.arrow.written
+            files = rows.profiles()
+            left_out = self._behind(days, files)
             days = [d for d in days if d.ds not in left_out]
-            if len(days) < found:
-                rows = rows.where(~F.col("_ds").isin(sorted(left_out)))
-            deleted = _Dropped.stage(withheld_rows(self.ctx, self.plan, rows, days), staging / "deleted")
-            remaining = deleted.without(rows)
-            duplicates = _Dropped.stage(self._duplicates(remaining, batch.days, left_out), staging / "duplicates")
+            withheld = None if rows.typed is None else withheld_rows(self.ctx, self.plan, rows.typed, days)
+            deleted = Places.stage(withheld, staging / "deleted")
+            duplicates = Places.stage(rows.duplicates(deleted, left_out), staging / "duplicates")
             read = sum(f.read for f in files)
             seconds = time.perf_counter() - tick
             _LOG.info(
@@ -133,10 +119,13 @@ class Load:
             checked, stopped = self._check_days(days, files, duplicates, deleted)
             if checked:
                 any_bad = any(c.record.rows["quarantined"] for c in checked)
-                self._commit_quarantine(rows, [c.day for c in checked], any_bad)
-            for c in checked:
-                of_day = remaining if deleted.counts.get(c.day.ds) else rows
-                self._commit_events(duplicates.without(of_day, c.day.ds), c)
+                self._commit_quarantine(rows, [c.day for c in checked], any_bad, written)
+                dropped = Dropped.save(pa.concat_tables([deleted.table, duplicates.table]), staging / "dropped.npz")
+                rows = rows.without(dropped)
+                if rows.arrow is not None:
+                    written.events = rows.arrow.written
+                for c in checked:
+                    self._commit_events(rows, c, dropped, written)
             if stopped is not None:
                 raise stopped
             if self.ctx.ds in left_out:
@@ -155,7 +144,7 @@ class Load:
         return found
 
     def _check_days(
-        self, days: list[DayFiles], files: list[FileProfile], duplicates: _Dropped, deleted: _Dropped
+        self, days: list[DayFiles], files: list[FileProfile], duplicates: Places, deleted: Places
     ) -> tuple[list[_CheckedDay], UserError | None]:
         """The days up to the first that may not be loaded, and why not."""
         checked: list[_CheckedDay] = []
@@ -182,58 +171,44 @@ class Load:
         finally:
             folder.remove()
 
-    def _read(self, batch: LandingBatch, folder: Location) -> DataFrame:
-        """The typed rows of a batch, as Parquet files: one a landing file.
+    @contextmanager
+    def _uncommitted(self) -> Iterator[_Written]:
+        """The data files that are written; those that no commit names are removed at the end."""
+        written = _Written()
+        # What a killed run was writing.
+        for table in (self.ctx.events, self.ctx.quarantine):
+            for day in self.plan.days:
+                (table / f"ds={day.ds}").discard_unfinished()
+        try:
+            yield written
+        finally:
+            remove_files(self.ctx.events, written.events)
+            remove_files(self.ctx.quarantine, written.quarantine)
 
-        Not Spark's cache: a plan that reads files is a short one, and this one is planned again for each commit.
-        """
-        source = _source_format(batch)
-        with one_file_a_task(self.spark), damaged_file_named(batch):
-            frames = [typed(frame, batch.source, batch.table) for frame in source.read(batch)]
-            rows = _stage(self.spark, reduce(DataFrame.unionByName, frames), folder / "lines")
-        return rows if source.finish is None else _stage(self.spark, source.finish(rows, batch), folder / "finished")
-
-    def _duplicates(self, rows: DataFrame, days: tuple[LandingDay, ...], left_out: Collection[str]) -> DataFrame | None:
-        table = self.ctx.table
-        if not table.keys:
-            return None
-        loaded = None
-        if self.ctx.source.daily:
-            late = table.late_days
-            near = self.spark.read.format("delta").load(str(self.ctx.events))
-            near = near.where(F.col("ds").between(following(days[0].ds, -late), following(days[-1].ds, late)))
-            # Days that are loaded and stay: those still to be loaded again are compared when their turn comes.
-            pending = {d.ds for d in self.plan.days if d.ds >= days[0].ds} - set(left_out)
-            near = near.where(~F.col("ds").isin(sorted(pending)))
-            loaded = near.select(*(F.col(k) for k in quoted(table.keys)), "ds")
-        return deduplicate.duplicates(rows, loaded, table)
-
-    def _commit_quarantine(self, rows: DataFrame, days: list[LandingDay], any_bad: bool) -> None:
+    def _commit_quarantine(self, rows: BatchRows, days: list[LandingDay], any_bad: bool, written: _Written) -> None:
         """Bad rows of all the days, in one commit: what a kill before the events' commits leaves is replaced again."""
         for day in days:
             _check_unchanged(day)
         names = [day.ds for day in days]
-        if not any_bad and not may_have_rows(self.ctx.quarantine, names):
+        table = self.ctx.quarantine
+        if not any_bad and not may_have_rows(table, names):
             return
-        bad = rows.where((F.col("_state") == BAD) & F.col("_ds").isin(names))
-        line = F.col("_line").alias("_source_line")
-        bad = bad.select("_source_file", line, "_raw", "_reason", F.col("_ds").alias("ds"))
-        replace_days(bad, self.ctx.quarantine, names, "")
+        if any_bad:
+            written.quarantine = rows.write_typed(names, table, QUARANTINE, Dropped(None), [], bad=True)
+        commit_files(self.spark, table, names, written.quarantine, "")
+        written.quarantine = []
 
-    def _commit_events(self, rows: DataFrame, checked: _CheckedDay) -> None:
+    def _commit_events(self, rows: BatchRows, checked: _CheckedDay, dropped: Dropped, written: _Written) -> None:
         tick = time.perf_counter()
-        day = checked.day
+        day, table = checked.day, self.ctx.table
         _check_unchanged(day)
-        good = rows.where((F.col("_ds") == day.ds) & (F.col("_state") == GOOD))
-        good = good.select(
-            *quoted([c.name for c in self.ctx.table.columns]),
-            *(F.try_element_at("_extra", F.lit(name)).alias(name) for name in checked.extra),
-            "_source_file",
-            F.col("_line").alias("_source_line"),
-            F.col("_ds").alias("ds"),
-        )
+        columns = ", ".join([table.spark_schema, *(f"{name} string" for name in quoted(checked.extra))])
+        schema = data_schema(columns)
+        written.events += rows.write_typed([day.ds], self.ctx.events, schema, dropped, checked.extra)
+        mine = [f for f in written.events if f.ds == day.ds]
         record = replace(checked.record, quarantine=_newest(self.ctx.quarantine))
-        replace_days(good, self.ctx.events, [day.ds], record.metadata())
+        commit_files(self.spark, self.ctx.events, [day.ds], mine, record.metadata(), columns)
+        written.events = [f for f in written.events if f.ds != day.ds]
         counts = ", ".join(f"{name} {n:,}" for name, n in record.rows.items())
         _LOG.info("%s: %s; committed in %.1f s", day.ds, counts, time.perf_counter() - tick)
 
@@ -242,25 +217,6 @@ def _newest(table: Location) -> int:
     version = DeltaLog(table).version
     assert version is not None
     return version
-
-
-def _source_format(batch: LandingBatch) -> SourceFormat:
-    found = FORMATS[batch.source.format]
-    declared = {c.name for c in batch.table.columns}
-    for name in found.columns:
-        if name not in declared:
-            raise UserError(f"source.format '{batch.source.format}' needs column '{name}' in table.columns")
-    for c in batch.table.columns:
-        if c.path is not None and not found.paths:
-            raise UserError(
-                f"table.columns: '{c.name}' has a path, but the fields of '{batch.source.format}' have none"
-            )
-    return found
-
-
-def _stage(spark: SparkSession, frame: DataFrame, folder: Location) -> DataFrame:
-    frame.write.parquet(str(folder))
-    return spark.read.schema(frame.schema).parquet(str(folder))
 
 
 def _check_unchanged(day: LandingDay) -> None:

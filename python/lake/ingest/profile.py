@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -54,15 +55,31 @@ class FileProfile:
     #: Greatest value of the column of `source.complete.watermark` in good rows.
     watermark: datetime | None = None
 
+    @staticmethod
+    def moment(micros: int) -> datetime:
+        """Of microseconds since 1970."""
+        return datetime.fromtimestamp(micros / 1e6, UTC)
 
-def profiles(rows: DataFrame, table: Table, batch: LandingBatch) -> list[FileProfile]:
-    """A profile of each file of `batch`, in order. `rows` are as headrace.lake.ingest.typed_rows makes them.
+
+def profiles(
+    rows: DataFrame | None, table: Table, batch: LandingBatch, left: Mapping[int, int] | None = None
+) -> list[FileProfile]:
+    """A profile of each file of `batch`, in order.
+
+    Args:
+        rows: as headrace.lake.ingest.typed_rows makes them; None: there are none.
+        table: the declaration.
+        batch: whose lines they are.
+        left: by file, how many lines they are made of; None: of all.
 
     Raises:
         RuntimeError: lines were lost or not numbered one by one; nothing may be committed then.
     """
-    found = [FileProfile(ds, file.name) for ds, file in batch.files]
-    extras = _count(rows, table, batch.source, found)
+    nulls = dict.fromkeys(table.expectations.null_rate, 0)
+    found = [FileProfile(ds, file.name, nulls=dict(nulls)) for ds, file in batch.files]
+    if rows is None:
+        return found
+    extras = _count(rows, table, batch.source, found, left)
     if any(f.bad for f in found):
         _reasons(rows, table, found)
     if not extras:
@@ -74,7 +91,9 @@ def profiles(rows: DataFrame, table: Table, batch: LandingBatch) -> list[FilePro
     return found
 
 
-def _count(rows: DataFrame, table: Table, source: AnySource, found: list[FileProfile]) -> int:
+def _count(
+    rows: DataFrame, table: Table, source: AnySource, found: list[FileProfile], left: Mapping[int, int] | None
+) -> int:
     """Fill in all that one aggregate gives; the number of rows with undeclared columns."""
     extras = 0
     state, columns = F.col("_state"), [c.name for c in table.columns]
@@ -90,7 +109,7 @@ def _count(rows: DataFrame, table: Table, source: AnySource, found: list[FilePro
         F.count_if((state != SKIPPED) & F.col("_extra").isNotNull()).alias("extras"),
         *(F.bit_or(F.when(state != SKIPPED, F.col(m))).alias(m) for m in mask_names(len(columns))),
         *(F.count_if(good & F.col(q).isNull()).alias(f"n{i}") for i, q in enumerate(quoted(wanted_nulls))),
-        *(F.count(q).alias(f"c{i}") for i, q in enumerate(quoted(columns))),
+        *(F.count_if((state != SKIPPED) & F.col(q).isNotNull()).alias(f"c{i}") for i, q in enumerate(quoted(columns))),
     ]
     if table.event_time:
         time = event_time(table.event_time, source)
@@ -99,8 +118,11 @@ def _count(rows: DataFrame, table: Table, source: AnySource, found: list[FilePro
     if watermark:
         reached = event_time(watermark.column, source)
         aggregates.append(F.max(F.when(good, F.unix_micros(reached))).alias("watermark"))
-    for row in rows.groupBy("_file").agg(*aggregates).collect():
-        if row["_file"] is None or row["lines"] != row["last"]:
+    counted = rows.groupBy("_file").agg(*aggregates).collect()
+    if left is not None and {r["_file"]: r["lines"] for r in counted} != left:
+        raise RuntimeError(f"lines of landing files were lost: {left}, {[r.asDict() for r in counted]}")
+    for row in counted:
+        if row["_file"] is None or (left is None and row["lines"] != row["last"]):
             raise RuntimeError(f"lines of landing files were lost or misnumbered: {row.asDict()}")
         extras += row["extras"]
         one = found[row["_file"]]
@@ -113,7 +135,7 @@ def _count(rows: DataFrame, table: Table, source: AnySource, found: list[FilePro
                 name for i, name in enumerate(columns) if not masks[i // MASK_BITS] >> (i % MASK_BITS) & 1
             )
         if table.event_time and row["newest"] is not None:
-            one.newest = datetime.fromtimestamp(row["newest"] / 1e6, UTC)
+            one.newest = FileProfile.moment(row["newest"])
         if watermark and row["watermark"] is not None:
             one.watermark = _EPOCH + timedelta(microseconds=row["watermark"])
     return extras

@@ -14,7 +14,7 @@ from headrace.lake.session import spark_settings
 from headrace.storage import Location
 
 #: Delta leaves out a commit that changes nothing, and with it the record of the load.
-_SKIP_EMPTY = "spark.databricks.delta.skipRecordingEmptyCommits"
+SKIP_EMPTY = "spark.databricks.delta.skipRecordingEmptyCommits"
 #: Columns of the table of bad rows.
 QUARANTINE = "_source_file string, _source_line bigint, _raw string, _reason string, ds string"
 
@@ -70,7 +70,7 @@ def may_have_rows(table: Location, days: Collection[str]) -> bool:
 def replace_days(frame: DataFrame, path: Location, days: Collection[str], metadata: str) -> None:
     """Replace the days' partitions by the rows, in one commit: also where there are none, and were none."""
     listed = ", ".join(f"'{ds}'" for ds in days)
-    with spark_settings(frame.sparkSession, {_SKIP_EMPTY: "false"}):
+    with spark_settings(frame.sparkSession, {SKIP_EMPTY: "false"}):
         (
             frame.write.format("delta")
             .mode("overwrite")

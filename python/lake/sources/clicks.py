@@ -5,6 +5,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 
 from headrace.errors import UserError
+from headrace.lake.landing import LandingFile
 from headrace.lake.sources.compression import COMPRESSIONS, without_ending
 from headrace.lake.sources.delimited import delimited
 from headrace.lake.sources.json_lines import json_lines
@@ -20,17 +21,26 @@ def read_clicks(batch: LandingBatch) -> list[DataFrame]:
     Raises:
         UserError: a file with another ending.
     """
-    json_files, csv_files_ = [], []
+    json_files: list[int] = []
+    csv_files_: list[int] = []
     for i, (_, file) in enumerate(batch.files):
-        stem = without_ending(file.name)
-        if stem.endswith(_JSON_ENDINGS):
-            json_files.append(i)
-        elif stem.endswith(_CSV_ENDINGS):
-            csv_files_.append(i)
-        else:
-            raise UserError(
-                f"landing file {file.name}: its name ends in neither .json nor .csv (with or without "
-                f"{', '.join(COMPRESSIONS)}), so its format is unknown; rename it, or narrow source.path"
-            )
+        (json_files if is_json(file) else csv_files_).append(i)
     frames = [json_lines(batch, json_files)] if json_files else []
     return frames + delimited(batch, csv_files_, separator=",", header=True)
+
+
+def is_json(file: LandingFile) -> bool:
+    """Whether a file has JSON lines; else it is CSV.
+
+    Raises:
+        UserError: its name does not say.
+    """
+    stem = without_ending(file.name)
+    if stem.endswith(_JSON_ENDINGS):
+        return True
+    if stem.endswith(_CSV_ENDINGS):
+        return False
+    raise UserError(
+        f"landing file {file.name}: its name ends in neither .json nor .csv (with or without "
+        f"{', '.join(COMPRESSIONS)}), so its format is unknown; rename it, or narrow source.path"
+    )

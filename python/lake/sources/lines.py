@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import reduce
 from typing import Any
 
@@ -27,6 +27,7 @@ from headrace.lake.landing import LandingDay, LandingFile, following, midnight
 from headrace.lake.session import spark_settings
 from headrace.lake.sources.compression import COMPRESSIONS, READ_BY_SPARK, ending
 from headrace.lake.sources.text_lines import DAMAGED, QuotedFields, ReadLines
+from headrace.storage import Location
 
 #: Place of a row within its partition: see monotonically_increasing_id in Spark's documentation.
 _PLACE = (1 << 33) - 1
@@ -66,6 +67,9 @@ class LandingBatch:
     source: LandingSource
     table: Table
     days: tuple[LandingDay, ...]
+    #: A folder of Parquet files with some of the lines: `_file` int, `_line` bigint, `_text` string, each line without
+    #: its line feed. None: all lines are read.
+    left: Location | None = None
 
     @property
     def files(self) -> list[tuple[str, LandingFile]]:
@@ -85,11 +89,27 @@ class LandingBatch:
             `_text` string without its line end; with `fields` also `_open` boolean: a quoted field that begins in
             the line is not closed.
         """
+        if self.left is not None:
+            return self._of_files(self._left(chosen), "_file", chosen, [])
         by_spark = [i for i in chosen if fields is None and ending(self.files[i][1].name) in READ_BY_SPARK]
         by_python = [i for i in chosen if i not in by_spark]
         parts = [self._by_spark(by_spark)] if by_spark else []
         parts += [self._by_python(by_python, fields)] if by_python else []
         text = reduce(DataFrame.unionByName, parts)
+        return self._of_files(text, "_path", chosen, [] if fields is None else ["_open"])
+
+    def event_times(self, ds: str) -> tuple[datetime | None, datetime]:
+        """When events of a landing day may have happened, [first, end) in UTC; `first` None: nothing is too late."""
+        end = midnight(self.source, following(ds)) + timedelta(seconds=self.table.clock_skew_seconds)
+        return midnight(self.source, following(ds, -self.table.late_days)) if self.source.daily else None, end
+
+    def _left(self, chosen: Sequence[int]) -> DataFrame:
+        """`_file`, `_line`, `_text`."""
+        rows = self.spark.read.schema("_file int, _line bigint, _text string").parquet(str(self.left))
+        return rows.where(F.col("_file").isin(list(chosen)))
+
+    def _of_files(self, text: DataFrame, key: str, chosen: Sequence[int], more: Sequence[str]) -> DataFrame:
+        """Lines with what is known of their files, which a column `key` of both tells."""
         text = text.withColumn("_text", F.expr("trim(trailing '\\r' from _text)"))
         bom = F.expr("trim(leading '\\ufeff' from _text)")
         known = self.spark.createDataFrame(
@@ -97,7 +117,7 @@ class LandingBatch:
             "_path string, _file int, _ds string, _source_file string, _from timestamp, _to timestamp",
         )
         # Left: a file that is not found again must be noticed, not lost.
-        return text.join(F.broadcast(known), "_path", "left").select(
+        return text.join(F.broadcast(known), key, "left").select(
             "_file",
             "_ds",
             "_source_file",
@@ -106,7 +126,7 @@ class LandingBatch:
             "_line",
             F.lit(0).alias("_copy"),
             F.when(F.col("_line") == 1, bom).otherwise(F.col("_text")).alias("_text"),
-            *(["_open"] if fields is not None else []),
+            *more,
         )
 
     def _by_spark(self, chosen: Sequence[int]) -> DataFrame:
@@ -132,8 +152,7 @@ class LandingBatch:
 
     def _known(self, i: int) -> tuple[Any, ...]:
         ds, file = self.files[i]
-        end = midnight(self.source, following(ds)) + timedelta(seconds=self.table.clock_skew_seconds)
-        start = midnight(self.source, following(ds, -self.table.late_days)) if self.source.daily else None
+        start, end = self.event_times(ds)
         return (self.uri(i), i, ds, file.name, start, end)
 
 

@@ -1,0 +1,234 @@
+"""JSON lines, by pyarrow's JSON reader."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pjson
+
+from headrace.lake.blocks.convert import element_type, from_json, list_of
+from headrace.lake.blocks.lines import Block, Mask
+from headrace.lake.blocks.reader import Declaration, Found, Parsed
+from headrace.lake.blocks.screen import odd_json
+from headrace.lake.blocks.text import bounds
+
+_BLOCK = 1 << 20
+_ROW = re.compile(r" in row (\d+)$")
+#: Lines at the beginning of a file that say how it spells its columns.
+_SAMPLE = 200
+#: Of the lines of a block; where more make the parser stop, the rest is left to Spark's rules.
+_MOST_STOPS = 1 / 32
+#: As few lines are not split further to find the one that stops the parser.
+_FEW = 4
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Lines [first, last) of the given ones, parsed."""
+
+    first: int
+    last: int
+    table: pa.Table
+
+
+class JsonReader:
+    """Reads one file."""
+
+    block_size = _BLOCK
+
+    def __init__(self, declaration: Declaration, accept: bool) -> None:
+        """`accept`: columns that nobody declared become columns of the table, so their values matter."""
+        self._declaration, self._accept = declaration, accept
+        self.found = Found()
+        self._kinds: dict[str, pa.DataType] | None = None
+        self._declared = {c.name: c.type for c in declaration.columns}
+
+    def odd(self, block: Block) -> Mask:
+        """Lines that are not `{...}`."""
+        return odd_json(block)
+
+    def skipped(self, block: Block) -> Mask:
+        """None: empty lines are no rows of any format."""
+        return np.zeros(len(block), np.bool_)
+
+    def parse(self, lines: pa.BinaryArray) -> Parsed:
+        """Rows of lines; those that the parser stops at are left out."""
+        start, end = bounds(lines)
+        whole = lines.buffers()[2].slice(start, end - start)
+        offsets = np.frombuffer(lines.buffers()[1], np.int32, len(lines) + 1, lines.offset * 4).astype(np.int64) - start
+        if self._kinds is None:
+            self._kinds = self._sampled(whole.slice(0, int(offsets[min(_SAMPLE, len(lines))])).to_pybytes())
+        pieces = list(_Attempts(whole, offsets, self._schema()).rows(0, len(lines)))
+        places = np.concatenate([np.arange(p.first, p.last) for p in pieces] or [np.zeros(0, np.int64)])
+        unsure = np.zeros(len(places), np.bool_)
+        columns = []
+        for name in self._declaration.names:
+            chunks = [c for p in pieces for c in p.table.column(name).chunks]
+            value = pa.concat_arrays(chunks) if chunks else pa.nulls(0, self._schema().field(name).type)
+            column = self._typed(name, value)
+            if column.null_count != value.null_count:
+                unsure |= pc.and_(column.is_null(), value.is_valid()).to_numpy(zero_copy_only=False)
+            columns.append(column)
+        self._note_extra(pieces, unsure)
+        self._note_present(columns, whole)
+        return Parsed(places, columns, unsure)
+
+    def _typed(self, name: str, value: pa.Array) -> pa.Array:
+        zone, unit = self._declaration.timezone, self._declaration.timestamps.get(name)
+        declared = self._declared.get(name, "string")
+        element = element_type(declared)
+        if element is None:
+            return _valid(from_json(value, declared, zone, unit))
+        return list_of(value, _valid(from_json(value.values, element, zone, None)), declared)
+
+    def _schema(self) -> pa.Schema:
+        assert self._kinds is not None
+        return pa.schema(list(self._kinds.items()))
+
+    def _sampled(self, text: bytes) -> dict[str, pa.DataType]:
+        """How the first lines spell each column."""
+        rows: list[Mapping[str, Any]] = []
+        for line in text.splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict):
+                rows.append(row)
+        return {name: self._kind(name, [r[name] for r in rows if r.get(name) is not None]) for name in self._names}
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return self._declaration.names
+
+    def _kind(self, name: str, values: list[Any]) -> pa.DataType:
+        declared = self._declared.get(name, "string")
+        element = element_type(declared)
+        if element is None:
+            return _spelling(declared, values, name in self._declaration.timestamps)
+        elements = [e for v in values if isinstance(v, list) for e in v if e is not None]
+        return pa.list_(_spelling(element, elements, False))
+
+    def _note_extra(self, pieces: list[_Rows], unsure: Mask) -> None:
+        at = 0
+        for piece in pieces:
+            for name in piece.table.schema.names:
+                if name in self._names:
+                    continue
+                self.found.extra.add(name)
+                if self._accept:
+                    there = piece.table.column(name).is_valid().to_numpy()
+                    unsure[at : at + piece.table.num_rows] |= there
+            at += piece.table.num_rows
+
+    def _note_present(self, columns: list[pa.Array], whole: pa.Buffer) -> None:
+        """A null may be a key or none: text is looked at until one is found."""
+        text: bytes | None = None
+        for name, column in zip(self._names, columns, strict=True):
+            found = self.found.present if name in self._declared else self.found.extra
+            if name in found:
+                continue
+            if column.null_count < len(column):
+                found.add(name)
+                continue
+            text = whole.to_pybytes() if text is None else text
+            signs = [json.dumps(name, ensure_ascii=False).encode(), b"\\u00" if name.isascii() else b"\\u"]
+            if any(name in row for row in _rows_with(text, signs)):
+                found.add(name)
+
+
+class _Attempts:
+    """Parses lines, around those that the parser stops at."""
+
+    def __init__(self, whole: pa.Buffer, offsets: Any, schema: pa.Schema) -> None:
+        self._whole, self._offsets = whole, offsets
+        self._options = pjson.ParseOptions(
+            explicit_schema=schema, newlines_in_values=False, unexpected_field_behavior="infer"
+        )
+        self._left = max(8, int(_MOST_STOPS * (len(offsets) - 1)))
+
+    def rows(self, first: int, last: int) -> Iterator[_Rows]:
+        """Lines [first, last) in stretches, without those that are left to Spark's rules."""
+        while first < last:
+            stop = None
+            try:
+                table = self._read(first, last)
+            except pa.ArrowInvalid as e:
+                found = _ROW.search(str(e))
+                stop = first + int(found.group(1)) if found is not None else None
+            else:
+                if table.num_rows == last - first:
+                    yield _Rows(first, last, table)
+                    return
+            self._left -= 1
+            if self._left < 0 or (last - first <= _FEW and stop is None):
+                return
+            if stop is None or stop >= last:
+                # A value that its column cannot hold, or two objects on a line: somewhere.
+                middle = (first + last) // 2
+                if middle == first:
+                    return
+                yield from self.rows(first, middle)
+                first = middle
+                continue
+            yield from self.rows(first, stop)
+            first = stop + 1
+
+    def _read(self, first: int, last: int) -> pa.Table:
+        start, end = int(self._offsets[first]), int(self._offsets[last])
+        source = pa.BufferReader(self._whole.slice(start, end - start))
+        options = pjson.ReadOptions(use_threads=False, block_size=end - start + 1)
+        return pjson.read_json(source, options, self._options)
+
+
+def _spelling(declared: str, values: list[Any], is_epoch: bool) -> pa.DataType:
+    """What a column's values are in JSON: of those that are there, else what one would write."""
+    first = values[0] if values else None
+    if isinstance(first, bool) or (first is None and declared == "boolean"):
+        return pa.bool_()
+    if isinstance(first, str):
+        return pa.string()
+    if declared in ("float", "double"):
+        return pa.float64()
+    if first is None and declared in ("string", "timestamp", "date") and not is_epoch:
+        return pa.string()
+    return pa.int64()
+
+
+def _valid(column: pa.Array) -> pa.Array:
+    """The column; null where its text is not UTF-8: half a surrogate pair."""
+    if not pa.types.is_string(column.type):
+        return column
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return pa.array([_decodable(v) for v in column.cast(pa.binary()).to_pylist()], pa.string())
+    return column
+
+
+def _decodable(value: bytes | None) -> str | None:
+    try:
+        return value.decode() if value is not None else None
+    except UnicodeDecodeError:
+        return None
+
+
+def _rows_with(text: bytes, signs: list[bytes]) -> Iterator[Mapping[str, Any]]:
+    """The objects of lines that have one of some texts in them."""
+    if not any(sign in text for sign in signs):
+        return
+    for line in text.splitlines():
+        if any(sign in line for sign in signs):
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict):
+                yield row

@@ -1,0 +1,86 @@
+"""Which lines of a block a parser may take: what is odd about a line as bytes is left to Spark's rules."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.lake.blocks.lines import BLANK, BOM, NEWLINE, TAB, Block, Mask
+
+_OPEN, _CLOSE, _QUOTE = ord("{"), ord("}"), ord('"')
+#: Jackson limits the digits of a number and the depth of an object; lines shorter than this reach no limit.
+_LONG, _MOST_DIGITS, _MOST_DEPTH = 900, re.compile(rb"[0-9]{900}"), 400
+_NOT_FINITE = re.compile(rb"[:,\[] *[-+]?(?:NaN|Inf)")
+#: A second half of a surrogate pair without its first one.
+_LONE = re.compile(rb"(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]")
+
+
+def odd_bytes(block: Block) -> Mask:
+    """Lines that are not UTF-8, have control characters (tabs and carriage returns at the end aside), begin with a byte
+    order mark, or begin and end with a blank. bool [lines].
+    """
+    odd = np.zeros(len(block), np.bool_)
+    data, ends = block.bytes, block.ends
+    returns = int((block.newlines - ends).sum())
+    strange = np.flatnonzero((data < BLANK) & (data != NEWLINE) & (data != TAB))
+    if len(strange) != returns:
+        lines = block.line_of(strange)
+        odd[lines[strange < ends[lines]]] = True
+    if returns and int((block.newlines - ends).max()) > 1:
+        odd |= block.newlines - ends > 1
+    if not block.data.isascii():
+        for i in _not_utf8(block):
+            odd[i] = True
+        last = len(data) - 1
+        odd |= np.all([data[np.minimum(block.starts + k, last)] == sign for k, sign in enumerate(BOM)], axis=0)
+    odd |= (ends > block.starts) & (data[block.starts] == BLANK) & (data[ends - 1] == BLANK)
+    return odd
+
+
+def odd_quotes(block: Block, separator: str) -> Mask:
+    """Lines whose quotes are not as RFC 4180 has them. bool [lines]."""
+    odd = np.zeros(len(block), np.bool_)
+    if b'"' not in block.data:
+        return odd
+    quoted = np.unique(block.line_of(np.flatnonzero(block.bytes == _QUOTE)))
+    between = re.escape(separator)
+    field = f'(?:[^"{between}]*|"(?:[^"]|"")*")'
+    whole = f"^{field}(?:{between}{field})*\\r?\\n$"
+    odd[quoted] = ~pc.match_substring_regex(block.lines.take(pa.array(quoted)), whole).to_numpy(zero_copy_only=False)
+    return odd
+
+
+def odd_json(block: Block) -> Mask:
+    """Lines that are not `{...}` from their first byte to their last, and such that JSON parsers differ about.
+    bool [lines].
+    """
+    data, starts, ends = block.bytes, block.starts, block.ends
+    odd: Mask = (data[starts] != _OPEN) | (data[np.maximum(ends - 1, 0)] != _CLOSE) | (ends == starts)
+    for pattern, sign in ((_NOT_FINITE, b"NaN"), (_NOT_FINITE, b"Inf"), (_LONE, b"\\ud"), (_LONE, b"\\uD")):
+        if sign in block.data:
+            places = np.array([m.end() - 1 for m in pattern.finditer(block.data)], np.int64)
+            odd[block.line_of(places)] = True
+    for i in np.flatnonzero(ends - starts > _LONG).tolist():
+        line = block.data[starts[i] : ends[i]]
+        odd[i] |= line.count(b"{") + line.count(b"[") > _MOST_DEPTH or _MOST_DIGITS.search(line) is not None
+    return odd
+
+
+def _not_utf8(block: Block) -> list[int]:
+    try:
+        block.data.decode()
+    except UnicodeDecodeError:
+        pass
+    else:
+        return []
+    lines = np.unique(block.line_of(np.flatnonzero(block.bytes > 127)))
+    found = []
+    for i in lines.tolist():
+        try:
+            block.data[block.starts[i] : block.ends[i]].decode()
+        except UnicodeDecodeError:
+            found.append(i)
+    return found

@@ -1,0 +1,273 @@
+"""The rows of a batch of landing files: read by Arrow where it may, judged by Spark's rules where they must be."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from headrace.errors import UserError
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.ingest import deduplicate
+from headrace.lake.ingest.arrow_plan import arrow_plan
+from headrace.lake.ingest.arrow_rows import DRIVER_BYTES, ArrowRows, read_by_arrow, typed_files
+from headrace.lake.ingest.data_file import WrittenFile
+from headrace.lake.ingest.day_files import DayFiles
+from headrace.lake.ingest.plan import LoadPlan
+from headrace.lake.ingest.profile import FileProfile, profiles
+from headrace.lake.ingest.read_lines import LEFT_FOLDER
+from headrace.lake.ingest.source_context import SourceContext
+from headrace.lake.ingest.typed_rows import typed
+from headrace.lake.ingest.write_rows import Dropped, TypedRowsTask
+from headrace.lake.landing import LandingDay, following
+from headrace.lake.session import spark_settings
+from headrace.lake.sources.formats import FORMATS, SourceFormat
+from headrace.lake.sources.frame import GOOD, quoted
+from headrace.lake.sources.lines import POSITION, LandingBatch, damaged_file_named, one_file_a_task
+from headrace.lake.tasks import run_tasks
+from headrace.storage import Location
+
+_LOG = logging.getLogger("headrace.lake")
+_CODEC = "spark.sql.parquet.compression.codec"
+#: As few lines that Spark has judged are written by the driver.
+_FEW = 50_000
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where rows are that are not loaded."""
+
+    #: Parquet files with `_ds`, `_file`, `_line`, `_copy`; None: there are no such rows.
+    folder: Location | None
+
+    @staticmethod
+    def stage(rows: DataFrame | None, folder: Location) -> Places:
+        """Compute them once."""
+        if rows is None:
+            return Places(None)
+        rows.write.parquet(str(folder))
+        return Places(folder)
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """The places."""
+        schema = pa.schema([("_ds", pa.string()), *((n, pa.int64()) for n in POSITION)])
+        if self.folder is None:
+            return schema.empty_table()
+        return pq.read_table(self.folder.local_path(), partitioning=None).select(schema.names).cast(schema)
+
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        """Rows by day."""
+        return Counter(self.table.column("_ds").to_pylist())
+
+    def without(self, rows: DataFrame) -> DataFrame:
+        """The others of `rows`."""
+        if self.folder is None or not self.table.num_rows:
+            return rows
+        mine = rows.sparkSession.read.parquet(str(self.folder)).drop("_ds")
+        return rows.join(mine, list(POSITION), "left_anti")
+
+
+@dataclass(frozen=True)
+class BatchRows:
+    """The rows of a batch."""
+
+    ctx: SourceContext
+    plan: LoadPlan
+    batch: LandingBatch
+    #: Judged by Spark's rules (headrace.lake.ingest.typed_rows); None: there are none.
+    typed: DataFrame | None
+    #: Their Parquet files.
+    folder: Location
+    #: Read by Arrow; None: Arrow may not.
+    arrow: ArrowRows | None
+    #: Whether those judged are few: the driver itself writes them.
+    few: bool
+
+    def profiles(self) -> list[FileProfile]:
+        """Of each file."""
+        found = profiles(self.typed, self.ctx.table, self.batch, self.arrow.left if self.arrow else None)
+        return found if self.arrow is None else [self.arrow.profile(i, f) for i, f in enumerate(found)]
+
+    def duplicates(self, deleted: Places, left_out: Collection[str]) -> DataFrame | None:
+        """The good rows to drop (headrace.lake.ingest.deduplicate).
+
+        Args:
+            deleted: rows that are not loaded anyway.
+            left_out: days that are not loaded.
+        """
+        table = self.ctx.table
+        if not table.keys:
+            return None
+        if self.arrow is None:
+            assert self.typed is not None
+            rows = deleted.without(self._of_loaded_days(self.typed, left_out))
+            return deduplicate.duplicates(rows, self._loaded(left_out), table)
+        near = near_files(self.ctx, self.plan, self.batch.days, left_out)
+        assert near is not None
+        files = [] if self.typed is None else [p for p in self.folder.entries() if p.suffix == ".parquet"]
+        suspects = self.arrow.suspects(files, near)
+        if suspects is None:
+            return None
+        spark, keys = self.batch.spark, quoted(table.keys)
+        mine: list[DataFrame] = []
+        if suspects[0] is not None:
+            found = spark.read.parquet(str(suspects[0]))
+            mine.append(found.select("*", F.lit(0).alias("_copy"), F.lit(GOOD).alias("_state")))
+        if self.typed is not None:
+            mine.append(self.typed.select(*keys, "_ds", "_file", "_line", "_copy", "_state"))
+        here = self._of_loaded_days(reduce(DataFrame.unionByName, mine), left_out)
+        loaded = None
+        if self.ctx.source.daily:
+            none = here.select(*keys, F.col("_ds").alias("ds")).limit(0)
+            loaded = none if suspects[1] is None else spark.read.parquet(str(suspects[1])).select(*keys, "ds")
+        return deduplicate.duplicates(here, loaded, table)
+
+    def without(self, dropped: Dropped) -> BatchRows:
+        """The same; Arrow's data files lack some rows."""
+        return self if self.arrow is None else replace(self, arrow=self.arrow.without(dropped))
+
+    def write_typed(
+        self,
+        days: Sequence[str],
+        table: Location,
+        schema: pa.Schema,
+        dropped: Dropped,
+        extra: Sequence[str],
+        bad: bool = False,
+    ) -> list[WrittenFile]:
+        """Data files of the good rows that Spark has judged, or the bad ones; no commit names them yet."""
+        if self.typed is None:
+            return []
+        work = tuple(typed_files(self.folder, days))
+        task = TypedRowsTask(work, dropped, table, schema, extra, codec_of(self.batch.spark), bad)
+        return [WrittenFile(**f) for f in run_tasks(None if self.few else self.batch.spark, len(work), task)]
+
+    def _of_loaded_days(self, rows: DataFrame, left_out: Collection[str]) -> DataFrame:
+        return rows.where(~F.col("_ds").isin(sorted(left_out))) if left_out else rows
+
+    def _loaded(self, left_out: Collection[str]) -> DataFrame | None:
+        """The keys of rows of the table that the batch's are compared with (see `near_files`), by Spark."""
+        if not self.ctx.source.daily:
+            return None
+        first, last, pending = _nearby(self.ctx, self.plan, self.batch.days, left_out)
+        near = self.batch.spark.read.format("delta").load(str(self.ctx.events))
+        near = near.where(F.col("ds").between(first, last) & ~F.col("ds").isin(sorted(pending)))
+        return near.select(*(F.col(k) for k in quoted(self.ctx.table.keys)), "ds")
+
+
+def read_batch(
+    ctx: SourceContext, plan: LoadPlan, batch: LandingBatch, days: Sequence[DayFiles], staging: Location
+) -> BatchRows:
+    """Read the files of a batch once.
+
+    Raises:
+        FileDamaged: one cannot be read to its end.
+        UserError: a header or a name that is refused, a declaration that does not suit the format.
+    """
+    form = _source_format(batch)
+    folder = staging / "rows"
+    arrow = _by_arrow(ctx, plan, batch, days, staging / "arrow")
+    if isinstance(arrow, str):
+        _LOG.info("Spark alone reads %s to %s: %s", days[0].ds, days[-1].ds, arrow)
+        few = sum(d.day.size for d in days) <= DRIVER_BYTES
+        rows, where = _by_spark(batch, form, folder)
+        return BatchRows(ctx, plan, batch, rows, where, None, few)
+    left = sum(arrow.left.values())
+    if not left:
+        return BatchRows(ctx, plan, batch, None, folder, arrow, True)
+    rows, where = _by_spark(replace(batch, left=arrow.scratch / LEFT_FOLDER), form, folder)
+    return BatchRows(ctx, plan, batch, rows, where, arrow, left <= _FEW)
+
+
+def near_files(
+    ctx: SourceContext, plan: LoadPlan, days: Sequence[LandingDay], left_out: Collection[str]
+) -> list[tuple[str, Location]] | None:
+    """(day, data file) of the rows that those of `days` are compared with: of loaded days nearby that stay.
+
+    Those still to be loaded again are compared when their turn comes. None: Spark must read them.
+    """
+    if not ctx.table.keys or not ctx.source.daily:
+        return []
+    log = DeltaLog(ctx.events)
+    files = log.plain_files(log.version) if log.version is not None else []
+    if files is None:
+        return None
+    first, last, pending = _nearby(ctx, plan, days, left_out)
+    found = [(str(f.partition.get("ds")), f.path) for f in files]
+    return [(ds, path) for ds, path in found if first <= ds <= last and ds not in pending]
+
+
+def codec_of(spark: SparkSession) -> str:
+    """The compression of data files, as Spark's own writers have it."""
+    return str(spark.conf.get(_CODEC, "snappy"))
+
+
+def _nearby(
+    ctx: SourceContext, plan: LoadPlan, days: Sequence[LandingDay], left_out: Collection[str]
+) -> tuple[str, str, set[str]]:
+    """(first day, last day, those between that do not count)."""
+    late = ctx.table.late_days
+    pending = {d.ds for d in plan.days if d.ds >= days[0].ds} - set(left_out)
+    return following(days[0].ds, -late), following(days[-1].ds, late), pending
+
+
+def _by_arrow(
+    ctx: SourceContext, plan: LoadPlan, batch: LandingBatch, days: Sequence[DayFiles], scratch: Location
+) -> ArrowRows | str:
+    """What Arrow reads, or why it may not."""
+    held = [d.ds for d in days if d.ds in plan.withhold]
+    if held:
+        return f"rows of {held[0]} were deleted by others"
+    if near_files(ctx, plan, batch.days, ()) is None:
+        return f"rows of {ctx.events} are marked as deleted, and must be compared with"
+    declared = {c.name for c in batch.table.columns}
+    columns = DeltaLog(ctx.events).columns()
+    others = [n for n, t in columns.items() if n not in declared and n != "ds" and not n.startswith("_")]
+    arrow = arrow_plan(batch, [n for n in others if columns[n] == "string"])
+    if isinstance(arrow, str):
+        return arrow
+    return read_by_arrow(batch, arrow, ctx.events, scratch, codec_of(batch.spark))
+
+
+def _by_spark(batch: LandingBatch, form: SourceFormat, folder: Location) -> tuple[DataFrame, Location]:
+    """The typed rows of a batch, and their Parquet files: one a landing file.
+
+    Not Spark's cache: a plan that reads files is a short one, and this one is planned again for each use.
+    """
+    with one_file_a_task(batch.spark), damaged_file_named(batch):
+        frames = [typed(frame, batch.source, batch.table) for frame in form.read(batch)]
+        rows = _stage(reduce(DataFrame.unionByName, frames), folder / "lines")
+    if form.finish is None:
+        return rows, folder / "lines"
+    return _stage(form.finish(rows, batch), folder / "finished"), folder / "finished"
+
+
+def _source_format(batch: LandingBatch) -> SourceFormat:
+    found = FORMATS[batch.source.format]
+    declared = {c.name for c in batch.table.columns}
+    for name in found.columns:
+        if name not in declared:
+            raise UserError(f"source.format '{batch.source.format}' needs column '{name}' in table.columns")
+    for c in batch.table.columns:
+        if c.path is not None and not found.paths:
+            raise UserError(
+                f"table.columns: '{c.name}' has a path, but the fields of '{batch.source.format}' have none"
+            )
+    return found
+
+
+def _stage(frame: DataFrame, folder: Location) -> DataFrame:
+    spark = frame.sparkSession
+    # As Arrow reads them; a time of 96 bits is Spark's own.
+    with spark_settings(spark, {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}):
+        frame.write.parquet(str(folder))
+    return spark.read.schema(frame.schema).parquet(str(folder))

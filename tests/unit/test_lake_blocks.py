@@ -1,0 +1,199 @@
+"""Blocks of lines, and values of text, against plain Python."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.lake.blocks.convert import from_json, from_text, list_of, split_list
+from headrace.lake.blocks.lines import Part, UnreadableError, blocks, count_lines
+from headrace.lake.ingest.data_file import DataFileWriter
+from headrace.lake.ingest.key_hash import key_hashes
+from headrace.lake.ingest.write_rows import Dropped, kept
+from headrace.storage import local
+
+LINES = st.lists(st.binary(max_size=12).map(lambda b: b.replace(b"\n", b"")), max_size=30)
+
+
+@given(LINES, st.booleans(), st.integers(1, 40), st.integers(1, 4))
+def test_parts_hold_each_line_once_with_its_number(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], ends: bool, size: int, count: int
+) -> None:
+    data = b"\n".join(lines) + (b"\n" if ends and lines else b"")
+    expected = data.split(b"\n")[: -1 if data.endswith(b"\n") or not data else None]
+    path = local(tmp_path_factory.mktemp("lines") / "a.txt")
+    path.put_bytes(data)
+    edges = [len(data) * k // count for k in range(count + 1)]
+    found, first = [], 1
+    for start, end in itertools.pairwise(edges):
+        if start == end:
+            continue
+        part = Part(0, path, start, end, first)
+        mine = list(blocks(part, size))
+        for block in mine:
+            texts = block.texts(np.ones(len(block), np.bool_)).cast(pa.binary()).to_pylist()
+            found += list(zip(range(block.first_line, block.first_line + len(block)), texts, strict=True))
+            for line, a, b in zip(texts, block.starts.tolist(), block.ends.tolist(), strict=True):
+                assert block.data[a:b] == line.rstrip(b"\r")
+        assert count_lines(part) == sum(len(b) for b in mine)
+        first += sum(len(b) for b in mine)
+    assert found == list(enumerate(expected, 1))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "no gzip"])
+def test_damaged_gzip_is_no_end(tmp_path: Path, damage: str) -> None:
+    whole = gzip.compress(b"".join(f"line {n}\n".encode() for n in range(20_000)))
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 0xFF
+    path = local(tmp_path / "a.gz")
+    path.put_bytes({"truncated": whole[:-100], "flipped": bytes(flipped), "no gzip": b"plain\n" * 50}[damage])
+    with pytest.raises(UnreadableError):
+        list(blocks(Part(0, path), 1 << 16))
+    path.put_bytes(whole + gzip.compress(b"another member\n"))
+    assert sum(len(b) for b in blocks(Part(0, path), 1 << 16)) == 20_001
+
+
+def values(text: Sequence[str | None], type_: str, zone: str = "UTC") -> list[object]:
+    found: list[object] = from_text(pa.array(text, pa.string()), type_, zone, None).to_pylist()
+    return found
+
+
+@given(st.lists(st.one_of(st.none(), st.datetimes(datetime(1900, 1, 1), datetime(9000, 1, 1)))), st.integers(0, 3))
+def test_timestamps_are_those_of_python(moments: list[datetime | None], form: int) -> None:
+    def spelled(t: datetime | None) -> str | None:
+        if t is None:
+            return None
+        text = t.isoformat(sep="T "[form % 2], timespec="auto" if form < 2 else "milliseconds")
+        return text + ["", "Z", "+05:30", "-11:00"][form]
+
+    texts = [spelled(t) for t in moments]
+    offset = [timedelta(0), timedelta(0), timedelta(hours=5, minutes=30), timedelta(hours=-11)][form]
+    cut = [t and t.replace(microsecond=t.microsecond // 1000 * 1000 if form > 1 else t.microsecond) for t in moments]
+    expected = [None if t is None else t.replace(tzinfo=UTC) - offset for t in cut]
+    assert values(texts, "timestamp") == expected
+
+
+@given(st.lists(st.datetimes(datetime(1975, 1, 1), datetime(2030, 1, 1)).map(lambda t: t.replace(microsecond=0))))
+def test_local_times_are_those_of_the_zone(moments: list[datetime]) -> None:
+    zone = ZoneInfo("Europe/Berlin")
+    found = values([t.isoformat() for t in moments], "timestamp", "Europe/Berlin")
+    for t, value in zip(moments, found, strict=True):
+        instant = t.replace(tzinfo=zone).astimezone(UTC)
+        there = instant.astimezone(zone).replace(tzinfo=None) == t
+        assert value == (instant if there else None)
+
+
+@given(
+    st.lists(st.one_of(st.dates(date(1900, 1, 1), date(9000, 1, 1)).map(str), st.sampled_from(["2026-02-30", "x", ""])))
+)
+def test_dates_are_those_of_python(texts: list[str]) -> None:
+    def parsed(text: str) -> date | None:
+        try:
+            return date.fromisoformat(text)
+        except ValueError:
+            return None
+
+    assert values(texts, "date") == [parsed(t) for t in texts]
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False)))
+def test_json_numbers_become_the_float_of_their_text(numbers: list[float]) -> None:
+    found = from_json(pa.array(numbers, pa.float64()), "float", "UTC", None).to_pylist()
+    for number, value in zip(numbers, found, strict=True):
+        if value is not None:
+            assert struct.pack("f", value) == struct.pack("f", np.float32(repr(number)))
+            assert math.isfinite(value)
+    halfway = pa.array([(2**24 + 0.5) / 2**24, 1.5, -0.0], pa.float64())
+    assert from_json(halfway, "float", "UTC", None).to_pylist()[1:] == [1.5, None]
+
+
+def test_a_list_that_lost_an_element_is_null() -> None:
+    lists = split_list(pa.array(["1|2", "", "3|x", None, "7"]), "|")
+    made = list_of(lists, from_text(lists.values, "int", "UTC", None), "array<int>")
+    assert made.to_pylist() == [[1, 2], None, None, None, [7]]
+
+
+def test_equal_keys_have_equal_hashes() -> None:
+    zeros = pa.array([0.0, -0.0, 1.5, None])
+    hashes, keyed = key_hashes([pa.array(["a", "a", "b", "c"]), zeros])
+    assert hashes[0] == hashes[1] != hashes[2]
+    assert keyed.tolist() == [True, True, True, False]
+    chunked, _ = key_hashes([pa.chunked_array([["a"], ["a", "b", "c"]]), zeros])
+    assert chunked.tolist() == hashes.tolist()
+    ints, _ = key_hashes([pa.array([1, 2], pa.int32())])
+    longs, _ = key_hashes([pa.array([1, 2], pa.int64())])
+    assert ints.tolist() == longs.tolist()
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9), st.integers(0, 2)), max_size=30))
+def test_rows_are_left_out_by_their_places(
+    tmp_path_factory: pytest.TempPathFactory, gone: list[tuple[int, int, int]]
+) -> None:
+    every = [(f, n, c) for f in range(4) for n in range(1, 10) for c in range(3)]
+    columns = dict(zip(("_file", "_line", "_copy"), zip(*gone, strict=True), strict=True)) if gone else {}
+    table = pa.table({n: pa.array(columns.get(n, []), pa.int64()) for n in ("_file", "_line", "_copy")})
+    dropped = Dropped.save(table, local(tmp_path_factory.mktemp("dropped") / "dropped.npz")).load()
+    files, lines, copies = (np.array(c) for c in zip(*every, strict=True))
+    assert [r for r, keep in zip(every, kept(dropped, files, lines, copies), strict=True) if keep] == [
+        r for r in every if r not in gone
+    ]
+
+
+def test_a_data_file_has_delta_statistics(tmp_path: Path) -> None:
+    types = {"n": pa.int32(), "x": pa.float64(), "s": pa.string(), "t": pa.timestamp("us", "UTC"), "d": pa.date32()}
+    types |= {"l": pa.list_(pa.field("element", pa.int32())), "_source_file": pa.string(), "_source_line": pa.int64()}
+    schema = pa.schema(list(types.items()))
+    writer = DataFileWriter(local(tmp_path), "2026-03-01", schema, "zstd")
+    moment = datetime(2026, 3, 1, 5, 6, 7, 123_456, UTC)
+    rows = {
+        "n": [3, None, -1],
+        "x": [1.5, 2.5, None],
+        "s": ["b" * 40, "a" * 40, None],
+        "t": [moment, None, None],
+        "d": [date(2026, 3, 1), date(2025, 1, 1), None],
+        "l": [[1, None], None, []],
+        "_source_file": ["in/a"] * 3,
+        "_source_line": [1, 2, 3],
+    }
+    table = pa.Table.from_pydict(rows, schema=schema)
+    for _ in range(2):
+        writer.add(table)
+    written = writer.close()
+    assert written is not None
+    stats = json.loads(written.stats)
+    assert (written.rows, stats["numRecords"]) == (6, 6)
+    assert stats["nullCount"] == {n: 2 * table.column(n).null_count for n in schema.names}
+    assert stats["minValues"] == {
+        "n": -1,
+        "x": 1.5,
+        "s": "a" * 32,
+        "t": "2026-03-01T05:06:07.123Z",
+        "d": "2025-01-01",
+        "_source_file": "in/a",
+        "_source_line": 1,
+    }
+    assert (stats["maxValues"]["t"], stats["maxValues"]["s"]) == ("2026-03-01T05:06:07.124Z", "b" * 32 + "\U0010ffff")
+    assert pq.read_table(tmp_path / written.path, partitioning=None).equals(pa.concat_tables([table, table]))
+    assert json.loads(replace(written).add_action())["add"]["partitionValues"] == {"ds": "2026-03-01"}
+    # Nothing without rows, and nothing of what was given up.
+    assert DataFileWriter(local(tmp_path), "2026-03-02", schema, "snappy").close() is None
+    other = DataFileWriter(local(tmp_path), "2026-03-03", schema, "snappy")
+    other._waiting = [table]
+    other._flush()
+    other.abandon()
+    assert list((tmp_path / "ds=2026-03-03").iterdir()) == []
