@@ -199,7 +199,7 @@ def test_only_pipelines_of_the_folder_may_be_asked_for(ask: Ask, recorder: Path,
         asked += ["headrace_score", json.dumps({"ds": DS, "pipeline": pipeline})]
     seen = ask("run", *asked, env=env)
     assert [r["state"] for r in seen["runs"]] == ["failed", "failed", "refused", "refused"]
-    for message in ("no pipeline 'click' in", r"no pipeline 'clicks\n' in", "there are: clicks, criteo"):
+    for message in ("no pipeline 'click' in", r"no pipeline 'clicks\n' in", "there are: attribution, clicks"):
         assert message in seen["log"], seen["log"][-4000:]
     assert calls(recorder) == []
 

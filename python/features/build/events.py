@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -27,7 +28,7 @@ def pinned_table(ctx: Context, source: str | None = None) -> Output:
     given = ctx.spec.source if source is None else ctx.spec.sources[source].source
     name = ctx.ws.name_of(ctx.ws.events(ctx.spec.pipeline, source))
     if isinstance(given, TableSource):
-        facts = ctx.upstream["ingest"].facts if source is None else ctx.upstream["ingest"].facts["sources"][source]
+        facts = _facts(ctx, source)
         if "table" not in facts:
             raise UserError(f"ingest's manifest of {ctx.ds} is of landing files; run ingest again")
         name = facts["table"]["name"]
@@ -35,6 +36,12 @@ def pinned_table(ctx: Context, source: str | None = None) -> Output:
         if output.name == name:
             return output
     raise UserError(f"ingest's manifest of {ctx.ds} names no table {name}; run ingest again")
+
+
+def _facts(ctx: Context, source: str | None) -> Mapping[str, Any]:
+    """What ingest's manifest says of a source."""
+    facts = ctx.upstream["ingest"].facts
+    return facts if source is None else facts["sources"][source]
 
 
 def source_table(ctx: Context, source: str | None = None) -> PinnedTable | None:
@@ -45,12 +52,11 @@ def source_table(ctx: Context, source: str | None = None) -> PinnedTable | None:
     """
     spec = ctx.spec
     given, table = (spec.source, spec.table)
-    facts = ctx.upstream["ingest"].facts
     if source is not None:
         given, table = spec.sources[source].source, spec.sources[source].table
-        facts = facts["sources"][source]
     if not isinstance(given, TableSource):
         return None
+    facts = _facts(ctx, source)
     bad_rows = ctx.ws.quarantine(spec.pipeline, source)
     name = ctx.ws.name_of(bad_rows)
     at = next(o.version for o in ctx.upstream["ingest"].outputs if o.name == name)
