@@ -78,7 +78,7 @@ def test_expressions_of_arrow_are_sparks(spark: SparkSession, rows: list[Row], m
     assert by_arrow is not None, [e for e, t in made if parse(e, step.schema.types, ValueType(t)) is None]  # type: ignore[arg-type]
     table = as_table(rows)
     frame = as_frame(spark, table)
-    by_spark = step.op.spark(frame, SparkTableContext(step.schema, lambda other: frame)).toArrow()
+    by_spark = step.op.spark(frame, SparkTableContext(step.schema, lambda other: frame, lambda other: frame)).toArrow()
     assert_rows(by_spark, by_arrow(table))
 
 
