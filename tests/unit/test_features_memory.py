@@ -16,14 +16,13 @@ import pyarrow.parquet as pq
 from headrace.config import Chain
 from headrace.features.build.lake_files import fit_files
 from headrace.features.engines.arrow import kernels, lake_file
-from headrace.features.engines.arrow.lake_file import FILE, LINE
+from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile
 from headrace.features.engines.arrow.lake_rows import Splitter, lake_rows
 from headrace.features.engines.arrow.write_lake import write_lake_rows
 from headrace.features.layout.files import plan_files
 from headrace.features.layout.split import SplitRows
 from headrace.features.layout.split_rule import PositionRule
 from headrace.features.workflow.workflow import Workflow
-from headrace.lake.delta.log import DataFile
 from headrace.schema import TableColumn
 from headrace.storage import local
 from tests.unit.test_features_encoded import Codes
@@ -89,7 +88,7 @@ def build(folder: Path) -> None:
     ]
     workflow, rule = Workflow(chains, columns, "y", ()), PositionRule("a.txt", 90_000)
     splits = SplitRows(None, ("train", "valid"), rule)  # type: ignore[arg-type]  # the frame is not looked at
-    files = [DataFile(local(path), {}, None)]
+    files = [LakeFile(local(path), path.stat().st_size)]
     with (
         lake_rows(workflow, files, Splitter(rule, splits.splits, "y"), local(folder / "encoded"), {}) as rows,
         AnonymousPeak() as peak,

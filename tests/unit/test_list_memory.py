@@ -18,13 +18,13 @@ from headrace.config import Chain, Train
 from headrace.dataset.loader.loaders import EvalLoader, TrainLoader
 from headrace.dataset.parquet.layout import open_split
 from headrace.features.engines.arrow.fit import LakeFit
+from headrace.features.engines.arrow.lake_file import LakeFile
 from headrace.features.engines.arrow.lake_rows import Splitter, lake_rows
 from headrace.features.engines.arrow.write_lake import write_lake_rows
 from headrace.features.layout.files import plan_files
 from headrace.features.layout.split_rule import PositionRule
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
-from headrace.lake.delta.log import DataFile
 from headrace.schema import DatasetSchema, Feature, Kind, TableColumn
 from headrace.storage import local
 
@@ -67,7 +67,7 @@ def write(folder: Path, longest: int) -> None:
     }
     pq.write_table(pa.table(table), folder / "lake.parquet", row_group_size=GROUP)
     workflow = Workflow(chains(longest), COLUMNS, "y", ())
-    file = DataFile(local(folder / "lake.parquet"), {}, ROWS)
+    file = LakeFile(local(folder / "lake.parquet"), (folder / "lake.parquet").stat().st_size)
     splitter = Splitter(PositionRule("a", ROWS - BATCH), ("train", "valid"), "y")
     with lake_rows(workflow, [file], splitter, local(folder / "home"), {}) as rows:
         rows.scan(None)
