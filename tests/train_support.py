@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from headrace.config import EmbeddingOptimizer, Model, Optimizer, Train
 from headrace.manifest import Manifest
 from headrace.models.saved import load_dlrm
+from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.job import Job
 from headrace.workspace import Workspace
 
@@ -54,3 +56,17 @@ def assert_same_weights(a: Job, b: Job) -> None:
 def first_of(embeddings: Any, table: str) -> int:
     """Where a table begins in the one matrix of one rank."""
     return next(first for block, _, first in embeddings.layout.fused_tables[0].local_blocks if block.table == table)
+
+
+class Stopped(Exception):
+    """A run that `stop_at` ended."""
+
+
+def stop_at(step: int) -> Callable[[ProgressEvent], None]:
+    """A listener that ends a run behind a step."""
+
+    def say(tick: ProgressEvent) -> None:
+        if tick.step == step:
+            raise Stopped
+
+    return say

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headrace.comm.base import LocalCollective
 from headrace.comm.threads import run_ranks
-from headrace.config import EmbeddingOptimizer, Model, Optimizer, Train
+from headrace.config import EmbeddingOptimizer, Optimizer, Train
 from headrace.embeddings.lookup.local_tables import LocalTables
 from headrace.embeddings.optim.gradients import NonFiniteGradient
 from headrace.embeddings.sharded import ShardedEmbeddings
@@ -26,6 +26,7 @@ from headrace.train.loop import forward_backward
 from headrace.train.loop.run import train, train_local
 from headrace.train.result import Diverged
 from headrace.workspace import Workspace
+from tests.train_support import job_of
 
 TRAIN = Train(
     batch_size=200,
@@ -46,15 +47,7 @@ def make_job(tmp_path_factory: pytest.TempPathFactory, make_dataset: Callable[..
     features = make_dataset(ws, train=4_000, valid=200)  # 20 steps
 
     def make(key: str, **settings: Any) -> Job:
-        return Job(
-            home=ws.home,
-            pipeline="clicks",
-            ds="2026-01-10",
-            key=key,
-            features=features,
-            train=TRAIN.model_copy(update=settings),
-            model=Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(16,)),
-        )
+        return job_of(ws, features, key, TRAIN.model_copy(update=settings))
 
     return make
 

@@ -27,13 +27,13 @@ from headrace.models.saved import load_dlrm
 from headrace.models.xgboost_model import matrix_columns
 from headrace.schema import DatasetSchema
 from headrace.storage import local
-from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
 from headrace.train.result import Report
 from headrace.train.setup.warm_start import misfit
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
+from tests.train_support import Stopped, stop_at
 
 MODEL = Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(16,))
 ALL, SOME = ("user", "item", "tags"), ("user", "tags")
@@ -160,18 +160,6 @@ def test_ranks_take_the_same_steps(home: Workspace, coded: Manifest, ranks: int)
                 assert report.dynamic[name][what] == alone.dynamic[name][what], (name, what)
 
 
-class _Stopped(Exception):
-    pass
-
-
-def _stop_at(step: int) -> Callable[[ProgressEvent], None]:
-    def say(tick: ProgressEvent) -> None:
-        if tick.step == step:
-            raise _Stopped
-
-    return say
-
-
 @pytest.mark.parametrize(("ranks", "background"), [(1, False), (1, True), (2, False)])
 def test_stopped_and_gone_on_equals_undisturbed(
     home: Workspace, coded: Manifest, tight: tuple[Job, Report], ranks: int, background: bool
@@ -179,8 +167,8 @@ def test_stopped_and_gone_on_equals_undisturbed(
     conf = settings(TIGHT, background_checkpoints=background, accumulate=ranks)
     whole, stopped = (job_of(home, coded, f"{n}-{ranks}-{background}", conf) for n in ("whole", "stopped"))
     expected = run_ranks(ranks, lambda c: train(whole, c))[0]
-    with pytest.raises(_Stopped):
-        run_ranks(ranks, lambda c: train(stopped, c, _stop_at(8)))
+    with pytest.raises(Stopped):
+        run_ranks(ranks, lambda c: train(stopped, c, stop_at(8)))
     report = run_ranks(ranks, lambda c: train(stopped, c))[0]
     assert report.resumed_from_step == 5
     assert losses(report) == losses(expected)

@@ -27,7 +27,7 @@ from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
 from headrace.train.result import Report
 from headrace.workspace import Workspace
-from tests.train_support import TRAIN, assert_same_weights, job_of
+from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of, stop_at
 
 
 @pytest.fixture(scope="module")
@@ -131,8 +131,8 @@ def test_a_damaged_newer_checkpoint_costs_no_good_one(
     shutil.rmtree(job.checkpoints / "step-00000035")
     damaged = (job.checkpoints / "step-00000040" / "checkpoint.json").local_path()
     damaged.write_text(damaged.read_text()[:-2])
-    with pytest.raises(_Stopped):
-        train_local(job, _stop_at(12))
+    with pytest.raises(Stopped):
+        train_local(job, stop_at(12))
     assert list_steps(job.checkpoints) == [10]
     assert train_local(job).resumed_from_step == 10
 
@@ -149,24 +149,12 @@ def test_without_any_whole_checkpoint_it_starts_anew(
     assert_same_weights(job, undisturbed[0])
 
 
-class _Stopped(Exception):
-    pass
-
-
-def _stop_at(step: int) -> Callable[[ProgressEvent], None]:
-    def say(tick: ProgressEvent) -> None:
-        if tick.step == step:
-            raise _Stopped
-
-    return say
-
-
 def test_a_run_goes_on_with_another_number_of_ranks(
     home: Workspace, features: Manifest, undisturbed: tuple[Job, Report]
 ) -> None:
     job = job_of(home, features, "other-world")
-    with pytest.raises(_Stopped):
-        run_ranks(4, lambda collective: train(job, collective, _stop_at(23)))
+    with pytest.raises(Stopped):
+        run_ranks(4, lambda collective: train(job, collective, stop_at(23)))
     report = run_ranks(2, lambda collective: train(job, collective))[0]
     assert report.resumed_from_step == 20
     np.testing.assert_allclose([p["loss"] for p in report.curve], [p["loss"] for p in undisturbed[1].curve], rtol=2e-4)
@@ -188,8 +176,8 @@ def test_each_optimizer_resumes_exactly(home: Workspace, features: Manifest, kin
     conf = TRAIN.model_copy(update={"dense": optimizer, "embeddings": optimizer, "max_steps": 12})
     whole, stopped = job_of(home, features, f"whole-{kind}", conf), job_of(home, features, f"stopped-{kind}", conf)
     train_local(whole)
-    with pytest.raises(_Stopped):
-        train_local(stopped, _stop_at(8))
+    with pytest.raises(Stopped):
+        train_local(stopped, stop_at(8))
     assert train_local(stopped).resumed_from_step == 5
     assert_same_weights(whole, stopped)
 
@@ -213,10 +201,10 @@ def test_checkpoints_in_the_background_change_nothing(
         (gone_on.set if tick.step % 5 == 1 or tick.step == 40 else gone_on.clear)()
         if tick.step == 28:
             assert list_steps(job.checkpoints) == [25, 20]
-            raise _Stopped
+            raise Stopped
 
     monkeypatch.setattr(checkpoint, "save_tensors", late)
-    with pytest.raises(_Stopped):
+    with pytest.raises(Stopped):
         train_local(job, say)
     assert set(threads) == {"checkpoint"}
     monkeypatch.setattr(checkpoint, "save_tensors", real)
@@ -245,16 +233,16 @@ def test_a_superseded_rank_does_not_commit(
     """Its driver was killed and a second launch has begun before it noticed."""
 
     def leave(code: int) -> None:
-        raise _Stopped
+        raise Stopped
 
     monkeypatch.setattr(os, "_exit", leave)
     job = job_of(home, features, "superseded", token="old")
     job.folder.local_path().mkdir(parents=True)
     job.fence.local_path().write_text("old")
-    with pytest.raises(_Stopped):
-        train_local(job, _stop_at(8))
+    with pytest.raises(Stopped):
+        train_local(job, stop_at(8))
     job.fence.local_path().write_text("new")
-    with pytest.raises(_Stopped):
+    with pytest.raises(Stopped):
         train_local(job)
     assert list_steps(job.checkpoints) == [5]
     assert not job.saved_model.exists()

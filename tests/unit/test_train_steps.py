@@ -15,7 +15,7 @@ import torch
 
 from headrace.comm.base import LocalCollective
 from headrace.comm.threads import run_ranks
-from headrace.config import EmbeddingOptimizer, Model, Optimizer, Schedule, Train
+from headrace.config import EmbeddingOptimizer, Optimizer, Schedule, Train
 from headrace.manifest import Manifest
 from headrace.models.saved import load_dlrm
 from headrace.storage import local
@@ -31,6 +31,7 @@ from headrace.train.loop.run import train, train_local
 from headrace.train.optim.schedule import schedule_factor
 from headrace.train.result import Diverged, Report, Stopped
 from headrace.workspace import Workspace
+from tests.train_support import job_of
 
 COSINE = Schedule(kind="cosine", warmup_steps=5, final=0.1)
 TRAIN = Train(
@@ -59,17 +60,7 @@ def features(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest
 @pytest.fixture(scope="module")
 def make_job(home: Workspace, features: Manifest) -> Callable[..., Job]:
     def make(key: str, train: Train = TRAIN, **more: Any) -> Job:
-        return Job(
-            home=home.home,
-            pipeline="clicks",
-            ds="2026-01-10",
-            key=key,
-            features=features,
-            train=train,
-            model=Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(16,)),
-            progress_seconds=0.0,
-            **more,
-        )
+        return job_of(home, features, key, train, **more)
 
     return make
 

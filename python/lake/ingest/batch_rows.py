@@ -173,18 +173,18 @@ def read_batch(
         FileDamaged: one cannot be read to its end.
         UserError: a header or a name that is refused, a declaration that does not suit the format.
     """
-    form = _source_format(batch)
+    form = source_format_of(batch)
     folder = staging / "rows"
     arrow = _by_arrow(ctx, plan, batch, days, staging / "arrow")
     if isinstance(arrow, str):
         _LOG.info("Spark alone reads %s to %s: %s", days[0].ds, days[-1].ds, arrow)
         few = sum(d.day.size for d in days) <= DRIVER_BYTES
-        rows, where = _by_spark(batch, form, folder)
+        rows, where = rows_by_spark(batch, form, folder)
         return BatchRows(ctx, plan, batch, rows, where, None, few)
     left = sum(arrow.left.values())
     if not left:
         return BatchRows(ctx, plan, batch, None, folder, arrow, True)
-    rows, where = _by_spark(replace(batch, left=arrow.scratch / LEFT_FOLDER), form, folder)
+    rows, where = rows_by_spark(replace(batch, left=arrow.scratch / LEFT_FOLDER), form, folder)
     return BatchRows(ctx, plan, batch, rows, where, arrow, left <= _FEW)
 
 
@@ -238,7 +238,7 @@ def _by_arrow(
     return read_by_arrow(batch, arrow, ctx.events, scratch, codec_of(batch.spark))
 
 
-def _by_spark(batch: LandingBatch, form: SourceFormat, folder: Location) -> tuple[DataFrame, Location]:
+def rows_by_spark(batch: LandingBatch, form: SourceFormat, folder: Location) -> tuple[DataFrame, Location]:
     """The typed rows of a batch, and their Parquet files: one a landing file.
 
     Not Spark's cache: a plan that reads files is a short one, and this one is planned again for each use.
@@ -251,7 +251,12 @@ def _by_spark(batch: LandingBatch, form: SourceFormat, folder: Location) -> tupl
     return _stage(form.finish(rows, batch), folder / "finished"), folder / "finished"
 
 
-def _source_format(batch: LandingBatch) -> SourceFormat:
+def source_format_of(batch: LandingBatch) -> SourceFormat:
+    """The form of the batch's landing files, checked against the declared columns.
+
+    Raises:
+        UserError: a column that the form needs is not declared, or a declared one is not among its own.
+    """
     found = FORMATS[batch.source.format]
     declared = {c.name for c in batch.table.columns}
     for name in found.columns:
