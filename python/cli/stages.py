@@ -11,7 +11,6 @@ import typer
 from headrace.cli.groups import StageGroup
 from headrace.cli.options import VAR, Ds, Home, Overlays, Pipeline, Sets, complete_stage, examples, overrides
 from headrace.cli.root import app
-from headrace.errors import UserError
 from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace
 
@@ -60,10 +59,8 @@ def run(
     from headrace.commands.dry_run import dry_run
     from headrace.commands.run import run as command
 
-    if dry and until is not None:
-        raise UserError("--dry-run tells of one day: give --ds alone")
     if dry:
-        dry_run(pipeline, Workspace(home), ds, overrides(overlays, sets), first, last)
+        dry_run(pipeline, Workspace(home), ds, overrides(overlays, sets), first, last, isolated, until)
         return
     raise typer.Exit(
         command(pipeline, Workspace(home), ds, overrides(overlays, sets), first, last, isolated, until=until)

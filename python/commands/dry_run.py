@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
@@ -22,8 +22,9 @@ _LISTED = 4
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """What a run would do at one stage."""
+    """What a run would do at one stage of a day."""
 
+    ds: str
     stage: str
     runs: bool
     #: Why it would run; where it would not, why not.
@@ -35,52 +36,77 @@ class PlannedStage:
 
 
 def dry_run(
-    pipeline: str, ws: Workspace, ds: str | None, overrides: Sequence[str], first: str, last: str
+    pipeline: str,
+    ws: Workspace,
+    ds: str | None,
+    overrides: Sequence[str],
+    first: str,
+    last: str,
+    isolated: bool = False,
+    until: str | None = None,
 ) -> list[PlannedStage]:
-    """Print, stage by stage, what `run` would do now.
+    """Print what `run` would do now, stage by stage and day by day, in the order in which it would run them.
+
+    Args:
+        pipeline: a shipped pipeline's name or a YAML file.
+        ws: the workspace.
+        ds: the day; None: the spec's.
+        overrides: `key=value` for the spec.
+        first: the first stage.
+        last: the last stage.
+        isolated: as for `run`: it changes the order of a range.
+        until: the last day of a range that begins with `ds`; None: that day alone.
 
     Raises:
         UserError: as `run` would before it starts anything.
     """
     # Late: jobs bring the stages, and with them pyspark (no JVM).
+    from headrace.jobs.applications import applications
+    from headrace.jobs.day_range import days_of, turns
     from headrace.jobs.stages import load_stage, require_stage
 
     spec, day = resolve(pipeline, ds, overrides)
     names = between(first, last)
-    stages = [load_stage(name) for name in names if STAGES[name].applies(spec)]
+    stages = [name for name in names if STAGES[name].applies(spec)]
     if not stages:
         require_stage(spec, names[0])
-    planned: dict[str, PlannedStage] = {}
-    for stage in stages:
-        planned[stage.name] = _plan(stage, spec, ws, day, planned)
-    running = sum(p.runs for p in planned.values())
-    out.print(f"{spec.pipeline}, {day}: {running} of {len(planned)} stages would run\n", markup=False)
-    shown = table("stage", "would run", "why", "reads", "writes")
-    for p in planned.values():
+    days = days_of(spec, day, until)
+    planned: list[PlannedStage] = []
+    for group in applications(stages, spec, isolated):
+        for name, of_day in turns(group, days, spec):
+            planned.append(_plan(load_stage(name), spec, ws, of_day, planned))
+    running, period = sum(p.runs for p in planned), days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    out.print(f"{spec.pipeline}, {period}: {running} of {len(planned)} stages would run\n", markup=False)
+    shown = table(*(["day"] if len(days) > 1 else []), "stage", "would run", "why", "reads", "writes")
+    for p in planned:
         state = Text("yes", style="bold") if p.runs else Text("no", style="dim")
         reads, writes = (Text("\n".join(_some(lines))) for lines in (p.reads, p.writes))
-        shown.add_row(p.stage, state, Text(p.why), reads, writes)
+        shown.add_row(*([p.ds] if len(days) > 1 else []), p.stage, state, Text(p.why), reads, writes)
     out.print(shown)
-    return list(planned.values())
+    return planned
 
 
-def _plan(stage: Stage, spec: Spec, ws: Workspace, ds: str, before: Mapping[str, PlannedStage]) -> PlannedStage:
-    needs = [need.rstrip("?") for need in stage.needs]
-    again = [name for name in needs if name in before and before[name].runs]
+def _plan(stage: Stage, spec: Spec, ws: Workspace, ds: str, before: Sequence[PlannedStage]) -> PlannedStage:
+    needs, mine = [need.rstrip("?") for need in stage.needs], {p.stage: p for p in before if p.ds == ds}
+    again = [name for name in needs if name in mine and mine[name].runs]
     if again:
         # What those make decides what this one reads: its inputs are not known yet.
         why = "not yet run for this date"
         if Manifest.load(ws.manifest(spec.pipeline, ds, stage.name)) is not None:
             why = f"if what {', '.join(again)} {'makes' if len(again) == 1 else 'make'} is new"
-        reads = [f"what {name} makes" if name in again else name for name in needs if name in before]
-        return PlannedStage(stage.name, True, why, tuple(reads), _places(stage.name, spec, ds, "<key>"))
+        reads = [f"what {name} makes" if name in again else name for name in needs if name in mine]
+        return PlannedStage(ds, stage.name, True, why, tuple(reads), _places(stage.name, spec, ds, "<key>"))
     plan = plan_run(stage, spec, ws, ds)
     reads = [_named(i) for i in plan.inputs]
     if plan.reason is None:
         assert plan.manifest is not None
         why, writes = "done with the same inputs", tuple(_named(o) for o in plan.manifest.outputs)
-        return PlannedStage(stage.name, False, why, tuple(reads), writes)
-    return PlannedStage(stage.name, True, plan.reason, tuple(reads), _places(stage.name, spec, ds, plan.ctx.key))
+        # What it made for a day before may be read for this one: an earlier model, a dataset that is appended to.
+        earlier = [p.ds for p in before if p.stage == stage.name and p.ds < ds and p.runs]
+        if earlier:
+            why = f"done, unless what {stage.name} makes for {max(earlier)} changes its inputs"
+        return PlannedStage(ds, stage.name, False, why, tuple(reads), writes)
+    return PlannedStage(ds, stage.name, True, plan.reason, tuple(reads), _places(stage.name, spec, ds, plan.ctx.key))
 
 
 def _places(stage: str, spec: Spec, ds: str, key: str) -> tuple[str, ...]:

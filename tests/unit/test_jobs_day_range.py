@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.commands.dry_run import PlannedStage, dry_run
 from headrace.config import load_spec
 from headrace.errors import UserError
 from headrace.jobs.day_range import days_of, turns
 from headrace.jobs.submit import command
+from headrace.stages import ORDER
 from headrace.workspace import Workspace
 from tests.cli_support import DS, Yard, make_yard
 
@@ -84,4 +86,30 @@ def test_a_range_runs_stage_by_stage(yard: Yard) -> None:
     failed = yard.run("--until", "2026-01-05", "--to", "train")
     assert failed.exit_code == 1
     assert f"logs/clicks/{DS}/train.log" in failed.output.replace("\n", "")
-    assert yard.run("--until", "2026-01-05", "--dry-run").exit_code == 2
+
+
+def test_a_dry_run_of_a_range_says_what_would_run_and_in_which_order(yard: Yard) -> None:
+    assert yard.run("--to", "features").exit_code == 0
+    found = planned(yard, "train")
+    shown = yard.run("--until", "2026-01-05", "--to", "train", "--dry-run")
+    assert (shown.exit_code, yard.submitted) == (0, [])
+    assert f"clicks, {DS} to 2026-01-05: 10 of 12 stages would run" in shown.output
+    assert [(p.stage, p.ds) for p in found if not p.runs] == [("ingest", DS), ("features", DS)]
+    assert next(p for p in found if p.stage == "features" and p.ds == "2026-01-04").reads == ("what ingest makes",)
+    # In this order.
+    assert yard.run("--until", "2026-01-05", "--to", "train").exit_code == 0
+    assert list(zip(yard.submitted, yard.days, strict=True)) == [(p.stage, p.ds) for p in found if p.runs]
+    assert not any(p.runs for p in planned(yard, "train"))
+    # A day that is done stays so as far as it can be known: another day's model may be what it begins with.
+    Workspace(yard.home).manifest("clicks", "2026-01-04", "train").local_path().unlink()
+    of_train = {p.ds: (p.runs, p.why) for p in planned(yard, "train") if p.stage == "train"}
+    assert of_train == {
+        DS: (False, "done with the same inputs"),
+        "2026-01-04": (True, "not yet run for this date"),
+        "2026-01-05": (False, "done, unless what train makes for 2026-01-04 changes its inputs"),
+    }
+    assert yard.run("--until", "2026-01-02", "--dry-run").exit_code == 2
+
+
+def planned(yard: Yard, last: str) -> list[PlannedStage]:
+    return dry_run("clicks", Workspace(yard.home), DS, [], ORDER[0], last, until="2026-01-05")
