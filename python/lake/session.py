@@ -35,6 +35,8 @@ _LOCAL = {
     "spark.sql.shuffle.partitions": "4",
 }
 
+#: What Python workers are forked from. (A cluster's executors may have this package only once a task has brought it.)
+_DAEMON = "headrace.lake.worker_daemon"
 #: On a small day the JIT's second compiler takes a quarter of all processor time for code that runs a few seconds. It
 #: begins at 40 times its usual counts of calls and loops, which code that looks at each of a million rows soon reaches.
 _LATE_C2 = (
@@ -65,6 +67,7 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
     if conf.is_local:
         props["spark.local.dir"] = str(ws.spark_local / "local")
         props["spark.driver.extraJavaOptions"] += f" {_LATE_C2}"
+        props["spark.python.daemon.module"] = _DAEMON
     if class_archive().is_file():
         # A third of a short application's processor time goes into loading classes. An archive of other jars or of
         # another Java is passed over by the JVM, without a word as these options have it.

@@ -1,0 +1,43 @@
+"""What Spark's Python workers are forked from: pyspark's own daemon, with pyspark as it is installed.
+
+Spark puts pyspark.zip, Py4J's and its jar in front of the workers' import path. Before each task a worker asks every
+finder of that path to look again, and Python 3.11 then reads the directories of these archives anew, by Python code and
+once for each package that was imported from them: 0.12 s of processor time a task. Nor does an archive hold compiled
+modules. Where the very same pyspark lies beside its archives, as pip installs it, they are left out.
+
+A name for `spark.python.daemon.module` (headrace.lake.session).
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+#: What Spark's archives hold.
+_PACKAGES = ("pyspark", "py4j")
+
+
+def without_archives(paths: list[str]) -> list[str]:
+    """An import path without the archives of an installed pyspark; the same where their packages are nowhere else."""
+    rest = [path for path in paths if not Path(path).is_file()]
+    found = PathFinder.find_spec("pyspark", rest)
+    if found is None or found.origin is None or any(PathFinder.find_spec(name, rest) is None for name in _PACKAGES):
+        return paths
+    installed = Path(found.origin).parent
+    # Archives of another installation may be of another version; others are the user's.
+    return [path for path in paths if not (Path(path).is_file() and Path(path).is_relative_to(installed))]
+
+
+def main() -> None:
+    """Serve workers until Spark ends."""
+    sys.path[:] = without_archives(sys.path)
+    sys.path_importer_cache.clear()
+    # Not before: it is found on the path.
+    from pyspark.daemon import manager
+
+    manager()  # type: ignore[no-untyped-call]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""Python workers of a session: no task reads archives again to look for modules."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+from pyspark.sql import SparkSession
+
+from headrace.lake.tasks import run_tasks
+
+
+def looked_at(number: int) -> Iterator[list[str]]:
+    """What a worker's finders look into, and where its pyspark is."""
+    yield [pyspark.__file__, *sys.path, *sys.path_importer_cache]
+
+
+def test_workers_import_pyspark_as_it_is_installed(spark: SparkSession) -> None:
+    for place, *paths in run_tasks(spark, 2, looked_at):
+        assert place == pyspark.__file__
+        assert [path for path in paths if "pyspark.zip" in path or Path(path).suffix == ".jar"] == []
