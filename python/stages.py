@@ -54,7 +54,7 @@ _ENTRIES = (
         "Fit the features on the training days and write the day's dataset.",
         "headrace.jobs.stages:features_stage",
         dag="headrace_retrain",
-        counts=("train", "valid", "rank"),
+        counts=("train", "valid", "test", "rank"),
         writes=("datasets/{pipeline}/{ds}/{key}", "lake/{pipeline}/vocabulary", "lake/{pipeline}/statistics"),
     ),
     StageEntry(

@@ -8,6 +8,7 @@ valid name. Nothing below the command line reads the environment: what a stage o
 
 from headrace.config.complete import Complete, ControlFile, Watermark, parse_duration
 from headrace.config.drift import Drift, DriftColumn
+from headrace.config.evaluation import Bootstrap, Evaluation, Slice
 from headrace.config.features import Chain, Features, OpSpec, Split
 from headrace.config.generate import Generate
 from headrace.config.load import build_spec, load_overlay, load_spec
@@ -38,6 +39,7 @@ __all__ = [
     "LOOPBACK",
     "AnySource",
     "Baseline",
+    "Bootstrap",
     "Chain",
     "Complete",
     "ControlFile",
@@ -48,6 +50,7 @@ __all__ = [
     "EmbeddingOptimizerKind",
     "Entity",
     "EpochUnit",
+    "Evaluation",
     "Expectations",
     "Features",
     "Generate",
@@ -65,6 +68,7 @@ __all__ = [
     "Section",
     "Sharding",
     "ShardingKind",
+    "Slice",
     "Source",
     "Spark",
     "Spec",

@@ -68,11 +68,11 @@ class Chain(Section):
 
 
 class Split(Section):
-    """How rows become train and valid (and `rank`, for ranked candidate lists).
+    """How rows become train and valid (and `test`, evaluated once at the end; and `rank`, for ranked candidate lists).
 
     time: events of the last `valid_days` days up to ds are valid, those before are train.
     position: the last `valid_fraction` of the rows, in source order.
-    column: the value of `column` names the split (`train`, `valid`, `rank`).
+    column: the value of `column` names the split (`train`, `valid`, `test`, `rank`).
     """
 
     #: What decides.

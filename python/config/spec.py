@@ -111,6 +111,8 @@ class Spec(Section):
             )
         if self.train.rank_group and self.train.rank_group not in self.features.carried:
             raise ValueError(f"train.rank_group: '{self.train.rank_group}' must be in features.carried")
+        if self.train.evaluation.user and self.train.evaluation.user not in self.features.carried:
+            raise ValueError(f"train.evaluation.user: '{self.train.evaluation.user}' must be in features.carried")
         if self.publish and not self.score:
             raise ValueError("publish needs a score section")
         if self.train.search:

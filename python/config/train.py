@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from headrace.config.evaluation import CatalogueMetric, Evaluation, RankingMetric
 from headrace.config.search import Search
 from headrace.config.section import Section
 
@@ -234,6 +235,8 @@ class Train(Section):
     rank_group: str | None = None
     #: k of HR@k and NDCG@k.
     rank_k: int = Field(default=10, ge=1)
+    #: What is measured besides, of which slices, with which intervals.
+    evaluation: Evaluation = Evaluation()
     #: Hyper-parameters to search for (`headrace tune`); training itself does not look at it.
     search: Search | None = None
 
@@ -243,6 +246,13 @@ class Train(Section):
             raise ValueError(f"ranks ({self.ranks}) must divide streams ({self.streams})")
         if self.batch_size % self.streams:
             raise ValueError(f"streams ({self.streams}) must divide batch_size ({self.batch_size})")
+        return self
+
+    @model_validator(mode="after")
+    def _lists_given(self) -> Train:
+        wanted = self.evaluation.wants(RankingMetric, CatalogueMetric)
+        if wanted and self.rank_group is None:
+            raise ValueError(f"evaluation.metrics: {wanted[0]} is of lists: set rank_group")
         return self
 
     @model_validator(mode="after")

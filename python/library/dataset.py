@@ -47,7 +47,7 @@ def load_dataset(
 
     Args:
         path: the dataset's folder.
-        split: train, valid or rank.
+        split: train, valid, test or rank.
         batch_size: rows of a step over all ranks.
         shuffle: rows in an order that is a function of seed and epoch, in whole batches; False: each row once, in
             stored order. None: shuffle `train`.

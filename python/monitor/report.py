@@ -10,12 +10,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from headrace import __version__
 from headrace.monitor.blocks import Section
-from headrace.monitor.sections import data, drift, overview, publication, quality
+from headrace.monitor.sections import data, drift, evaluation, overview, publication, quality
 from headrace.monitor.sections.day import Day
 
-#: The sections of the page, in order. One that is added is a function in headrace.monitor.sections and a line here.
+#: The sections of the page, in order; one without blocks is left out. A new one is a function in
+#: headrace.monitor.sections and a line here.
 SECTIONS: tuple[Callable[[Day], Section], ...] = (
     quality.quality,
+    evaluation.evaluation,
     quality.learning,
     overview.flow,
     data.data_quality,
@@ -49,7 +51,7 @@ def page(day: Day, written: datetime | None = None) -> str:
         ds=day.ds,
         chips=overview.chips(day),
         cards=overview.cards(day),
-        sections=[section(day) for section in SECTIONS],
+        sections=[found for section in SECTIONS if (found := section(day)).blocks],
         version=__version__,
         written=f"{written or datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     )

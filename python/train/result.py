@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -27,6 +28,9 @@ class Report(BaseModel):
     #: The evaluated step whose weights the model has.
     best_step: int
     calibration_bins: list[dict[str, Any]]
+    #: By split (valid, test, rank): rows, metrics, intervals, slices, calibration_bins; empty where the spec asks for
+    #: nothing besides the basic metrics and there is no split `test`.
+    evaluation: dict[str, dict[str, Any]] = Field(default_factory=dict)
     #: By feature of raw ids: rows, waiting, load, admitted, evicted, hit_share (training), oov_share (valid), mib.
     dynamic: dict[str, dict[str, float | None]] = Field(default_factory=dict)
     #: By table in host memory with hot rows on GPUs: rows, share (that GPUs hold), lookups, hit_share.
@@ -95,3 +99,8 @@ class Stopped(Exception):
     def __init__(self, step: int, total: int) -> None:
         super().__init__(f"stopped at step {step} of {total}")
         self.step, self.total = step, total
+
+
+def show_metrics(metrics: Mapping[str, float | None]) -> str:
+    """`auc 0.7312, log_loss 0.4410, ...`; those without a value are left out."""
+    return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items() if value is not None)

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace import registry
-from headrace.config import Spec
+from headrace.config import Evaluation, Spec
 from headrace.dataset.loader.negatives import NegativeSampler
-from headrace.dataset.parquet.layout import check_streams, open_split
+from headrace.dataset.parquet.layout import TEST, check_streams, open_split
 from headrace.embeddings.dynamic.spec import dynamic_specs
 from headrace.errors import UserError
 from headrace.lake.session import session, with_slots
@@ -19,10 +19,10 @@ from headrace.models.predictor import read_meta
 from headrace.registry.versions import preload
 from headrace.stage import Context, Result, Stage
 from headrace.train.callbacks.progress import ProgressEvent
-from headrace.train.evaluation.metrics import show_metrics
+from headrace.train.evaluation.request import Request
 from headrace.train.job import FINGERPRINTED, Job
 from headrace.train.launch.startup import driver_phase_ends, end_phase
-from headrace.train.result import Report
+from headrace.train.result import Report, show_metrics
 from headrace.train.setup.warm_start import find_warm_start
 
 log = logging.getLogger("headrace.train")
@@ -37,6 +37,8 @@ class Train(Stage):
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
         train = spec.train.model_dump(mode="json", include={*FINGERPRINTED, "rank_group", "rank_k"})
+        if spec.train.evaluation != Evaluation():  # keys of runs from before there was this section stay as they are
+            train["evaluation"] = spec.train.evaluation.model_dump(mode="json")
         return {"model": spec.model.model_dump(mode="json"), "train": train}
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
@@ -101,6 +103,7 @@ class Train(Stage):
                         "curve",
                         "evals",
                         "calibration_bins",
+                        "evaluation",
                         "steps",
                         "steps_per_epoch",
                         "best_step",
@@ -154,10 +157,13 @@ def check_dataset(job: Job) -> None:
     check_streams(open_split(dataset, "train", schema), job.train.streams)
     NegativeSampler.of(schema, job.train.negatives)
     dynamic_specs(schema, job.model.embedding_dim, job.train.embeddings)
-    if open_split(dataset, "valid", schema).rows == 0:
+    request = Request(job.train, schema)
+    if open_split(dataset, "valid", schema, request.carried()).rows == 0:
         raise UserError(f"{dataset / 'valid'} holds no rows to evaluate on: widen features.split")
+    if (dataset / TEST).is_dir():
+        open_split(dataset, TEST, schema, request.carried())
     if job.train.rank_group is not None:
-        open_split(dataset, "rank", schema, [schema.carried_name(job.train.rank_group)])
+        open_split(dataset, "rank", schema, request.carried(lists=True))
 
 
 def summary(report: Report) -> str:

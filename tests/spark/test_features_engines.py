@@ -89,7 +89,7 @@ def test_by_time(spark: SparkSession, ws: Workspace, monkeypatch: pytest.MonkeyP
 
 
 def test_by_position_and_column(spark: SparkSession, ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    events = make_snapshot(("train", "valid", "rank"))
+    events = make_snapshot(("train", "valid", "test", "rank"))
     for spec in (snapshot(), snapshot(split={"by": "column", "column": "part"})):
         with monkeypatch.context() as patch:
             land(spark, ws, spec, events)

@@ -408,13 +408,13 @@ def test_split_by_position(spark: SparkSession, ws: Workspace) -> None:
 
 def test_split_by_column(spark: SparkSession, ws: Workspace) -> None:
     spec = snapshot(split={"by": "column", "column": "part"})
-    land(spark, ws, spec, make_snapshot(("train", "valid", "rank")))
+    land(spark, ws, spec, make_snapshot(("train", "valid", "test", "rank")))
     manifest = run(spec, ws).manifest
-    assert manifest.rows == {"train": 14, "valid": 13, "rank": 13}
-    assert len(read(dataset(ws, manifest), "rank")) == 13
+    assert manifest.rows == {"train": 10, "valid": 10, "test": 10, "rank": 10}
+    assert len(read(dataset(ws, manifest), "rank")) == 10
 
     land(spark, ws, spec, make_snapshot(("train", "valid", "tset")))
-    with pytest.raises(UserError, match=r"'part' must hold train, valid or rank, not 'tset' \(13 rows\)"):
+    with pytest.raises(UserError, match=r"'part' must hold train, valid, test or rank, not 'tset' \(13 rows\)"):
         run(spec, ws)
 
 

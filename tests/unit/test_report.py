@@ -163,6 +163,34 @@ def test_hostile_text_stays_text() -> None:
     assert evil in Checker(html).words
 
 
+def test_slices_and_intervals_are_shown_where_they_were_asked_for() -> None:
+    manifests = make_manifests()
+    assert 'id="evaluation"' not in page(make_day(manifests))
+    found = {
+        "rows": 5_000,
+        "metrics": {"auc": 0.7694, "gauc": 0.6543, "pr_auc": None},
+        "intervals": {"auc": [0.7612, 0.7788]},
+        "slices": [
+            {"slice": "device", "value": "<phone>", "rows": 321, "metrics": {"auc": 0.7012}, "intervals": {}},
+            {"slice": "age", "value": "old", "rows": 4_321, "metrics": {"auc": None}, "intervals": {"auc": [0, 1]}},
+        ],
+    }
+    train = manifests["train"]
+    facts_ = {**train.facts, "evaluation": {"valid": found, "test": {**found, "rows": 77_777}}}
+    manifests["train"] = train.model_copy(update={"facts": facts_})
+    html = page(make_day(manifests))
+    words = Checker(html).words
+    for text in (
+        "Evaluation by slice",
+        "0.7694 [0.7612, 0.7788]",
+        "GAUC 0.6543",
+        "device <phone> 321 0.7012",
+        "77,777",
+    ):
+        assert text in words, text
+    assert "Slices of the test split" in words
+
+
 def test_a_failed_check_is_shown_as_failed() -> None:
     manifests = make_manifests()
     publish = manifests["publish"]
@@ -205,7 +233,10 @@ SHAPED = (
     JSON | st.lists(st.dictionaries(KNOWN, JSON, max_size=6), max_size=3) | st.dictionaries(KNOWN, JSON, max_size=5)
 )
 FACTS = {
-    s: [*sorted(m.facts), "metrics", "columns", "curve", "evals", "calibration_bins", "importance", "audit", "sample"]
+    s: [
+        *sorted(m.facts),
+        *("metrics", "columns", "curve", "evals", "calibration_bins", "evaluation", "importance", "audit", "sample"),
+    ]
     for s, m in make_manifests().items()
 }
 

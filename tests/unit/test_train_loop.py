@@ -293,11 +293,12 @@ def test_evaluation_does_not_depend_on_ranks(
     def ask(collective: Any) -> np.ndarray:
         model = load_dlrm(undisturbed[0].saved_model, collective)
         model.eval()
-        found = predict_split(model, layout, schema, collective, batch_size=64, streams=16, group=None)
-        return np.sort(found.logits)
+        return predict_split(model, layout, schema, collective, batch_size=64, streams=8).logits
 
-    alone = ask(LocalCollective())
+    alone = np.sort(ask(LocalCollective()))
     assert len(alone) == 1_000
     for ranks in (2, 4):
-        for logits in run_ranks(ranks, ask):
-            np.testing.assert_allclose(logits, alone, atol=1e-6)
+        # Each keeps its own.
+        parts = run_ranks(ranks, ask)
+        assert max(len(part) for part in parts) < 1_000
+        np.testing.assert_allclose(np.sort(np.concatenate(parts)), alone, atol=1e-6)

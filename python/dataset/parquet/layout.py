@@ -54,6 +54,8 @@ class SplitLayout:
         return replace(self, files=files, row_groups=tuple(groups)), tuple(range(len(files)))
 
 
+#: The split that nothing is chosen by: evaluated once, at the end of training.
+TEST = "test"
 #: In a dataset's folder: its files with their sizes, rows and row groups. A reader plans shards with it alone.
 LISTING = "_files.json"
 

@@ -68,14 +68,14 @@ def split_rows(spec: Spec, events: DataFrame, ds: str, without_labels: bool = Fa
     if split.by == "position":
         return _by_position(split.valid_fraction, events)
     assert split.column is not None
-    known = ("train", "valid", "rank")
+    known = ("train", "valid", "test", "rank")
     value = col(split.column).cast("string")
     frame = events.withColumn(SPLIT, F.when(value.isin(*known), value))
     present = {r[0] for r in frame.select(SPLIT).distinct().collect()}
     if None in present:
         bad = frame.where(F.col(SPLIT).isNull()).groupBy(value.alias("v")).count().orderBy(F.desc("count"), "v").head(5)
         shown = ", ".join(f"{r['v']!r} ({r['count']} rows)" for r in bad)
-        raise UserError(f"features.split.column: '{split.column}' must hold train, valid or rank, not {shown}")
+        raise UserError(f"features.split.column: '{split.column}' must hold train, valid, test or rank, not {shown}")
     splits = tuple(k for k in known if k in ("train", "valid") or k in present)
     return SplitRows(frame, splits, ColumnRule(split.column))
 

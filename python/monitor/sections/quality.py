@@ -43,7 +43,7 @@ def _metrics_table(day: Day, models: Sequence[tuple[str, str]]) -> Table:
     rows: list[tuple[Cell | str, ...]] = []
     for name in names:
         values = [facts.decimals(found[stage].get(name)) for _, stage in models]
-        rows.append((_metric_name(name), *values, *([facts.decimals(ceiling.get(name))] if known else [])))
+        rows.append((metric_name(name), *values, *([facts.decimals(ceiling.get(name))] if known else [])))
     shares = [facts.ceiling_share(found[stage].get("auc"), day.ceiling) for _, stage in models]
     if known and any(s is not None for s in shares):
         rows.append(("from 0.5 to the ceiling", *(facts.percent(s) for s in shares), facts.percent(1.0)))
@@ -60,10 +60,21 @@ _METRICS = {
     "base_rate": "base rate",
     "hr_at_k": "HR@k",
     "ndcg_at_k": "NDCG@k",
+    "recall_at_k": "recall@k",
+    "mrr_at_k": "MRR@k",
+    "map_at_k": "MAP@k",
+    "popularity_at_k": "popularity@k",
+    "popularity_lift_at_k": "popularity lift@k",
+    "novelty_at_k": "novelty@k, bits",
+    "coverage_at_k": "coverage@k",
+    "pr_auc": "PR-AUC",
+    "gauc": "GAUC",
+    "user_auc": "AUC, mean of users",
 }
 
 
-def _metric_name(name: str) -> str:
+def metric_name(name: str) -> str:
+    """A metric for people."""
     return _METRICS.get(name, name.replace("_", " "))
 
 

@@ -17,7 +17,7 @@ from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import read_meta
 from headrace.registry.versions import preload
 from headrace.stage import Context, Result, Stage
-from headrace.train.evaluation.metrics import calibration_bins, click_metrics
+from headrace.train.evaluation.click import metrics_of
 
 log = logging.getLogger("headrace.train")
 
@@ -94,7 +94,7 @@ class TrainBaseline(Stage):
             seconds = time.perf_counter() - tick
             log.info("baseline: %d trees over %s rows in %.1f s", conf.rounds, f"{rows['train']:,}", seconds)
             scores, labels, peak = xgboost_spark.predict(spark, booster, valid, schema, conf.workers)
-        metrics = click_metrics(labels, scores)
+        metrics, bins = metrics_of(labels, scores)
         with final.new_folder() as folder:
             card = {
                 "pipeline": spec.pipeline,
@@ -127,7 +127,7 @@ class TrainBaseline(Stage):
                 # A step is a tree: each looks at all rows once.
                 "curve": [{"step": i, "epoch": i, "loss": loss} for i, loss in enumerate(losses, 1)],
                 "evals": [last],
-                "calibration_bins": [asdict(b) for b in calibration_bins(labels, scores)],
+                "calibration_bins": [asdict(b) for b in bins],
                 "left_out": left_out,
                 "importance": xgboost_model.importance(booster, schema),
                 "warm_start": None,

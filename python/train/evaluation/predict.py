@@ -1,22 +1,22 @@
-"""Evaluation over all ranks: each predicts its streams, then all predictions meet."""
+"""Predictions of a split: each rank predicts the streams that it owns, and keeps what it predicted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import torch
 from torch import Tensor
 
 from headrace.comm.base import Collective
 from headrace.dataset.loader.loaders import EvalLoader
-from headrace.dataset.parquet.layout import SplitLayout
-from headrace.schema import DatasetSchema
-from headrace.train.evaluation.metrics import calibration_bins, click_metrics, ranking_metrics, sigmoid
+from headrace.dataset.parquet.layout import SplitLayout, columns_of
+from headrace.schema import DatasetSchema, Kind
+from headrace.train.evaluation.ranks import I64
+from headrace.train.evaluation.rows import F32
 
 #: (continuous [B, C], codes [B, S]) -> logits [B].
 Model = Callable[[Tensor, Tensor], Tensor]
@@ -24,24 +24,12 @@ Model = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions of a whole split, on every rank: logits float32 [N], labels float32 [N], groups int64 [N] or None."""
+    """Of this rank's rows of a split: logits and labels float32 [n]; carried columns [n]; codes int64 [n]."""
 
-    logits: npt.NDArray[np.float32]
-    labels: npt.NDArray[np.float32]
-    groups: npt.NDArray[np.int64] | None = None
-
-    @property
-    def probabilities(self) -> npt.NDArray[np.float64]:
-        return sigmoid(self.logits)
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The metrics of a model by name, and the calibration plot's points."""
-
-    rows: int
-    metrics: dict[str, float | None]
-    calibration_bins: list[dict[str, Any]] = field(default_factory=list)
+    logits: F32
+    labels: F32
+    carried: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    codes: Mapping[str, I64] = field(default_factory=dict)
 
 
 def predict_split(
@@ -52,47 +40,41 @@ def predict_split(
     *,
     batch_size: int,
     streams: int,
-    group: str | None = None,
+    carried: Sequence[str] = (),
+    codes: Sequence[str] = (),
 ) -> Predictions:
-    """Predict every row of a split once. Collective: every rank calls it.
+    """Predict every row of a split once, over all ranks. Collective: every rank calls it.
 
     Args:
-        group: a carried column to bring along; text becomes a 64-bit hash.
+        carried: carried columns to bring along.
+        codes: categorical features of one code a row, to bring along.
     """
-    logits, labels, groups = [], [], []
-    carried = [group] if group else []
+    of_matrix = columns_of(schema.of(Kind.CATEGORICAL))
+    places = {name: of_matrix.index(name) for name in codes}
+    logits: list[F32] = []
+    labels: list[F32] = []
+    columns: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in (*carried, *codes)}
     with EvalLoader(
         layout, schema, collective.world, batch_size=batch_size, streams=streams, carried=carried
     ) as source:
         with torch.no_grad():  # not inference_mode: its tensors cannot be sent by Horovod's thread
             for batch in source:
-                logits.append(model(torch.from_numpy(batch.continuous), torch.from_numpy(batch.codes)).float().cpu())
-                labels.append(torch.from_numpy(batch.labels))
-                if group:
-                    groups.append(torch.from_numpy(_group_ids(batch.carried[group])))
-    gathered = [collective.all_gather(torch.cat(parts)).numpy() for parts in (logits, labels)]
-    ids = collective.all_gather(torch.cat(groups)).numpy() if group else None
-    return Predictions(gathered[0], gathered[1], ids)
-
-
-def evaluate_clicks(predictions: Predictions) -> Evaluation:
-    """AUC, log loss, calibration."""
-    probabilities = predictions.probabilities
-    bins = calibration_bins(predictions.labels, probabilities)
-    return Evaluation(
-        len(predictions.labels), click_metrics(predictions.labels, probabilities), [asdict(b) for b in bins]
+                found = model(torch.from_numpy(batch.continuous), torch.from_numpy(batch.codes))
+                logits.append(found.float().cpu().numpy())
+                if not batch.rows:  # its carried columns have no type
+                    continue
+                labels.append(batch.labels.copy())
+                for name in carried:
+                    columns[name].append(batch.carried[name])
+                for name, place in places.items():
+                    columns[name].append(batch.codes[:, place].copy())
+    return Predictions(
+        _joined(logits, np.float32),
+        _joined(labels, np.float32),
+        {name: _joined(columns[name], object) for name in carried},
+        {name: _joined(columns[name], np.int64) for name in codes},
     )
 
 
-def evaluate_ranking(predictions: Predictions, k: int) -> dict[str, float]:
-    """hr_at_k and ndcg_at_k by group."""
-    assert predictions.groups is not None
-    return ranking_metrics(predictions.groups, predictions.labels, predictions.logits, k)
-
-
-def _group_ids(values: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
-    if values.dtype.kind in "iub":
-        return values.astype(np.int64)
-    if not len(values):
-        return np.empty(0, np.int64)
-    return pd.util.hash_array(values.astype(object), categorize=False).view(np.int64)
+def _joined(parts: Sequence[npt.NDArray[Any]], empty: npt.DTypeLike) -> npt.NDArray[Any]:
+    return np.concatenate(parts) if parts else np.empty(0, empty)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from dataclasses import asdict
 
 from headrace.comm.base import Collective, LocalCollective
 from headrace.dataset.loader.loaders import TrainLoader
-from headrace.dataset.parquet.layout import SplitLayout, open_split
+from headrace.dataset.parquet.layout import TEST, SplitLayout, open_split
 from headrace.models import saved
 from headrace.schema import DatasetSchema
 from headrace.train.callbacks.collective import InstrumentedCollective
@@ -18,7 +20,10 @@ from headrace.train.callbacks.watchdog import Watchdog
 from headrace.train.checkpoint.folders import list_steps
 from headrace.train.checkpoint.progress import Progress
 from headrace.train.checkpoint.read import restore, restore_step
-from headrace.train.evaluation.predict import Predictions, evaluate_clicks, evaluate_ranking, predict_split
+from headrace.train.evaluation.evaluate import Evaluator, evaluate_basic
+from headrace.train.evaluation.predict import Predictions, predict_split
+from headrace.train.evaluation.ranks import Ranks
+from headrace.train.evaluation.request import Request
 from headrace.train.job import Job
 from headrace.train.loop.report import cache_report, dynamic_report, peak_mib
 from headrace.train.loop.trainer import Trainer
@@ -58,10 +63,21 @@ def train(
     valid = open_split(dataset, "valid", schema)
     tracer.attach(model.embeddings)
 
-    def predict(split: SplitLayout, group: str | None = None) -> Predictions:
+    request = Request(job.train, schema)
+    evaluator, ranks = Evaluator(request), Ranks(collective)
+
+    def predict(split: SplitLayout, carried: Sequence[str] = (), codes: Sequence[str] = ()) -> Predictions:
         model.eval()
-        batch_size, streams = job.train.batch_size, job.train.streams
-        return predict_split(model, split, schema, collective, batch_size=batch_size, streams=streams, group=group)
+        return predict_split(
+            model,
+            split,
+            schema,
+            collective,
+            batch_size=job.train.batch_size,
+            streams=job.train.streams,
+            carried=carried,
+            codes=codes,
+        )
 
     with TrainLoader(
         layout, schema, job.train, collective.world, start_step=progress.step, timed=tracer.timed
@@ -84,7 +100,7 @@ def train(
             progress,
             total,
             collective,
-            lambda: evaluate_clicks(predict(valid)),
+            lambda: evaluate_basic(ranks, predict(valid)),
             callbacks=[
                 tracer,
                 watchdog,
@@ -109,16 +125,23 @@ def train(
         if is_chief:
             log.info("taking the weights of step %d, which had the lowest log loss", best_step)
         restore_step(job.checkpoints, best_step, model, state.dense, collective, config=job.config_fingerprint)
-    if evaluation is None:  # other weights than those of the last step; or all steps were taken before this run began
-        evaluation = evaluate_clicks(predict(valid))
+    # None: other weights than those of the last step; or all steps were taken before this run began.
+    if evaluation is None or not request.is_basic:
+        evaluator.count_training_rows(ranks, layout)
+        evaluation = evaluator.evaluate(ranks, predict(valid, request.carried(), request.codes()))
     metrics = dict(evaluation.metrics)
+    found = {"valid": evaluation}
+    if (dataset / TEST).is_dir():
+        test = open_split(dataset, TEST, schema, request.carried())
+        found[TEST] = evaluator.evaluate(ranks, predict(test, request.carried(), request.codes()))
     dynamic, cached = dynamic_report(model, collective), cache_report(model, collective)
-    sizes = {"train": source.rows, "valid": evaluation.rows}
+    sizes = {"train": source.rows} | {split: of.rows for split, of in found.items()}
     if job.train.rank_group is not None:
-        group = schema.carried_name(job.train.rank_group)
-        ranked = open_split(dataset, "rank", schema, [group])
+        carried = request.carried(lists=True)
+        ranked = open_split(dataset, "rank", schema, carried)
         sizes["rank"] = ranked.rows
-        metrics |= evaluate_ranking(predict(ranked, group), job.train.rank_k)
+        found["rank"] = evaluator.evaluate_lists(ranks, predict(ranked, carried, request.codes(lists=True)))
+        metrics |= found["rank"].metrics
     on_progress(ProgressEvent(phase="save", step=total, total=total))
     watchdog.phase = "save"
     if is_chief:
@@ -143,6 +166,7 @@ def train(
         evals=progress.evals,
         best_step=best_step,
         calibration_bins=evaluation.calibration_bins,
+        evaluation={} if request.is_basic and TEST not in found else {s: asdict(of) for s, of in found.items()},
         data_wait_seconds=round(source.wait_seconds, 3),
         profile=profile,
         dynamic=dynamic,

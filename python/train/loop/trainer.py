@@ -21,8 +21,7 @@ from headrace.embeddings.optim.gradients import NonFiniteGradient
 from headrace.train.callbacks.base import Callback, CallbackList, StepEnd
 from headrace.train.checkpoint.progress import Progress
 from headrace.train.checkpoint.write import CheckpointWriter
-from headrace.train.evaluation.metrics import show_metrics
-from headrace.train.evaluation.predict import Evaluation
+from headrace.train.evaluation.evaluate import Evaluation
 from headrace.train.job import Job
 from headrace.train.loop.cuda_graph import GraphedForward
 from headrace.train.loop.divergence import bad_step
@@ -30,7 +29,7 @@ from headrace.train.loop.forward_backward import EagerForward, ForwardBackward
 from headrace.train.loop.lookups import LookupPipeline, micro_batches
 from headrace.train.loop.prefetch import prefetch_to_device
 from headrace.train.optim.schedule import learning_rate
-from headrace.train.result import Stopped
+from headrace.train.result import Stopped, show_metrics
 from headrace.train.setup.state import TrainState
 
 log = logging.getLogger("headrace.train")

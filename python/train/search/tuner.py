@@ -22,7 +22,7 @@ from typing import Any, Literal
 import optuna
 from optuna.trial import TrialState
 
-from headrace.config import Search, Spec
+from headrace.config import Evaluation, Search, Spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest, fingerprint
 from headrace.stage import run_lock
@@ -244,6 +244,7 @@ class Tuner:
                 "checkpoint_steps": _NEVER,
                 "background_checkpoints": False,
                 "rank_group": train.rank_group if ranked else None,
+                "evaluation": Evaluation(),
             }
         )
         return Job(

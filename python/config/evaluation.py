@@ -1,0 +1,82 @@
+"""The section `train.evaluation`: what is measured besides the basic metrics, of which rows, how surely."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from headrace.config.section import Section
+
+ClickMetric = Literal["pr_auc", "normalized_entropy", "calibration_error"]
+UserMetric = Literal["gauc", "user_auc"]
+RankingMetric = Literal["recall_at_k", "mrr_at_k", "map_at_k"]
+CatalogueMetric = Literal["popularity_at_k", "popularity_lift_at_k", "novelty_at_k", "coverage_at_k"]
+
+
+class Slice(Section):
+    """What rows are sliced by; written as text, it is the expression."""
+
+    #: Over carried columns, in the words of `lambda`: `country`, `age < 30`, `case when ... end`. A value is a slice.
+    expression: str | None = None
+    #: A categorical feature: rows whose value is in the split `train`, and rows whose value is new.
+    seen: str | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Slice:
+        if (self.expression is None) == (self.seen is None):
+            raise ValueError("write an expression, or {seen: a categorical feature}")
+        return self
+
+
+def _slice(value: Any) -> Any:
+    return {"expression": value} if isinstance(value, str) else value
+
+
+class Bootstrap(Section):
+    """Intervals by a Poisson bootstrap over users (headrace.train.evaluation.bootstrap)."""
+
+    #: Replicates; each costs about a pass over the sorted predictions.
+    replicates: int = Field(default=200, ge=2)
+    #: Share of the replicates that an interval holds.
+    confidence: float = Field(default=0.95, gt=0, lt=1)
+    #: Of the draws.
+    seed: int = Field(default=1, ge=0)
+
+
+class Evaluation(Section):
+    """Measured at the end of training, besides auc, log_loss, calibration, base_rate, and HR and NDCG of `rank_group`.
+
+    The split `valid`, the split `test` where the dataset has one (`features.split`), and the lists of the split `rank`.
+    """
+
+    #: Further metrics (docs/training.md). Those of users need `user`, those at k `rank_group`, popularity, novelty and
+    #: coverage `item` too.
+    metrics: tuple[ClickMetric | UserMetric | RankingMetric | CatalogueMetric, ...] = ()
+    #: A carried column: whose rows belong together, in metrics of users and in intervals.
+    user: str | None = None
+    #: A categorical feature: what the lists of the split `rank` are made of.
+    item: str | None = None
+    #: Slices by name; each has all metrics.
+    slices: Mapping[str, Annotated[Slice, BeforeValidator(_slice)]] = Field(default_factory=dict)
+    #: Values of an expression that become slices at most, the most frequent; the others are one slice.
+    max_slices: int = Field(default=20, ge=1)
+    #: Intervals of all metrics but coverage; null: none. The lists of the split `rank` are drawn as users are.
+    bootstrap: Bootstrap | None = None
+
+    def wants(self, *kinds: Any) -> list[str]:
+        """The metrics of some kinds that are asked for."""
+        known = {m for kind in kinds for m in get_args(kind)}
+        return [m for m in self.metrics if m in known]
+
+    @model_validator(mode="after")
+    def _has_what_it_needs(self) -> Evaluation:
+        if self.user is None:
+            if found := self.wants(UserMetric):
+                raise ValueError(f"{found[0]} is of users: name a carried column, `user`")
+            if self.bootstrap is not None:
+                raise ValueError("bootstrap draws users: name a carried column, `user`")
+        if self.item is None and (found := self.wants(CatalogueMetric)):
+            raise ValueError(f"{found[0]} is of items: name a categorical feature, `item`")
+        return self

@@ -1,0 +1,193 @@
+"""Areas under the ROC and the precision-recall curve of rows that are sorted over all ranks.
+
+Both need for each row how many rows are above it. So each rank sums up its rows of equal scores ("runs"), the ranks
+tell each other the totals of their ranges and the runs at their ends, which may go on at the next rank, and each adds
+what its part contributes. Counts are whole numbers, weighted by the counts of a bootstrap's replicate: exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.features.learn import exact_sums
+from headrace.train.evaluation.bootstrap import F64, Bootstrap
+from headrace.train.evaluation.ranks import I64, Ranks
+from headrace.train.evaluation.rows import Bools
+
+#: Columns of a segment's summary: rows; positives, negatives; twice the pairs in order, ties half; the order of the
+#: scores of the first and of the last run, and their positives and negatives.
+_ROWS, _POSITIVES, _NEGATIVES, _PAIRS = range(4)
+_FIRST, _FIRST_POSITIVES, _FIRST_NEGATIVES = range(4, 7)
+_LAST, _LAST_POSITIVES, _LAST_NEGATIVES = range(7, 10)
+_COLUMNS = 10
+
+
+@dataclass(frozen=True)
+class SortedRows:
+    """This rank's rows by segment, and by score inside of each: all int64 [n], labels bool [n].
+
+    `users`: position in `distinct_users`; both are None where no replicates are wanted.
+    """
+
+    segments: int
+    segment: I64
+    order: I64
+    labels: Bools
+    users: I64 | None = None
+    distinct_users: I64 | None = None
+
+    def weights(self, bootstrap: Bootstrap, replicate: int) -> I64 | None:
+        """How often each row counts in a replicate; None: once."""
+        if replicate == 0:
+            return None
+        assert self.users is not None
+        assert self.distinct_users is not None
+        return bootstrap.counts(self.distinct_users, replicate)[self.users]
+
+
+class Runs:
+    """Rows of one segment and of equal scores, which stand together. Of `rows`, where runs do not depend on weights."""
+
+    def __init__(self, rows: SortedRows) -> None:
+        n = len(rows.order)
+        begins = np.ones(n, bool)
+        begins[1:] = (rows.order[1:] != rows.order[:-1]) | (rows.segment[1:] != rows.segment[:-1])
+        self.starts = np.flatnonzero(begins)
+        self.rows = rows
+        self.segment, self.order = rows.segment[self.starts], rows.order[self.starts]
+        #: The first and last run of each segment that has rows.
+        self.first = np.flatnonzero(np.diff(self.segment, prepend=-1))
+        self.last = np.append(self.first[1:], len(self.starts))[: len(self.first)] - 1
+        self.present = self.segment[self.first]
+
+    def counts(self, weights: I64 | None) -> tuple[I64, I64]:
+        """Positives and negatives of each run, int64 [runs] each."""
+        if not len(self.starts):
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        weighted = self.rows.labels if weights is None else weights * self.rows.labels
+        positives = np.add.reduceat(weighted, self.starts, dtype=np.int64)
+        if weights is None:
+            return positives, np.diff(np.append(self.starts, len(self.rows.order))) - positives
+        return positives, np.add.reduceat(weights, self.starts) - positives
+
+    def before(self, counts: I64) -> I64:
+        """Sum of the counts of the runs before each in its segment."""
+        excluded = np.cumsum(counts) - counts
+        lengths = np.diff(np.append(self.first, len(self.starts)))
+        return excluded - np.repeat(excluded[self.first], lengths)
+
+    def per_segment(self, counts: I64) -> I64:
+        """Sums by segment, of those that are present."""
+        return np.add.reduceat(counts, self.first) if len(self.first) else np.zeros(0, np.int64)
+
+    def summary(self, weights: I64 | None) -> I64:
+        """Of each segment, int64 [segments, _COLUMNS]. A rank's rows are below 2^30, so that pairs fit."""
+        found = np.zeros((self.rows.segments, _COLUMNS), np.int64)
+        positives, negatives = self.counts(weights)
+        found[:, _ROWS] = np.bincount(self.rows.segment, minlength=self.rows.segments)
+        for column, counts in (
+            (_POSITIVES, positives),
+            (_NEGATIVES, negatives),
+            (_PAIRS, positives * (2 * self.before(negatives) + negatives)),
+        ):
+            found[self.present, column] = self.per_segment(counts)
+        for runs, column in ((self.first, _FIRST), (self.last, _LAST)):
+            found[self.present, column] = self.order[runs]
+            found[self.present, column + 1] = positives[runs]
+            found[self.present, column + 2] = negatives[runs]
+        return found
+
+
+def curve_areas(ranks: Ranks, rows: SortedRows, bootstrap: Bootstrap, with_precision: bool = False) -> dict[str, F64]:
+    """`auc` and, if asked, `pr_auc` (average precision) of each segment; NaN where undefined. Collective.
+
+    Args:
+        rows: sorted over the ranks: inside a segment no rank's scores are below those of the rank before it.
+
+    Returns:
+        float64 [1 + replicates, segments] each, the first of the rows as they are.
+    """
+    runs = Runs(rows)
+    replicates = range(1 + bootstrap.replicates)
+    mine = np.stack([runs.summary(rows.weights(bootstrap, r)) for r in replicates])
+    gathered = ranks.gather(mine)
+    found = {"auc": _area(gathered)}
+    if with_precision:
+        found["pr_auc"] = _average_precision(ranks, runs, gathered, bootstrap)
+    return found
+
+
+def _area(gathered: I64) -> F64:
+    """AUC from all ranks' summaries int64 [ranks, replicates, segments, _COLUMNS]."""
+    positives, negatives = gathered[..., _POSITIVES], gathered[..., _NEGATIVES]
+    # Python's whole numbers: the pairs of all ranks may be more than 2^63.
+    pairs = gathered[..., _PAIRS].astype(object).sum(0)
+    for rank in range(len(gathered)):
+        mine = gathered[rank]
+        below = negatives[:rank].sum(0).astype(object)
+        pairs += 2 * below * positives[rank]
+        # Of the negatives before it, those that tie with its first run count half; so do those behind its last.
+        pairs -= mine[..., _FIRST_POSITIVES].astype(object) * _tied_before(gathered, rank, _LAST_NEGATIVES)
+        pairs += mine[..., _LAST_POSITIVES].astype(object) * _tied_behind(gathered, rank, _FIRST_NEGATIVES)
+    all_pairs = 2 * positives.sum(0).astype(object) * negatives.sum(0)
+    return _ratio(pairs, all_pairs)
+
+
+def _tied_before(gathered: I64, rank: int, column: int) -> I64:
+    """Of the ranks before: the sum of a column where their last run has the scores of this rank's first."""
+    mine, others = gathered[rank], gathered[:rank]
+    tied = (others[..., _ROWS] > 0) & (mine[..., _ROWS] > 0) & (others[..., _LAST] == mine[..., _FIRST])
+    found: I64 = (others[..., column] * tied).sum(0)
+    return found
+
+
+def _tied_behind(gathered: I64, rank: int, column: int) -> I64:
+    """Of the ranks behind: the sum of a column where their first run has the scores of this rank's last."""
+    mine, others = gathered[rank], gathered[rank + 1 :]
+    tied = (others[..., _ROWS] > 0) & (mine[..., _ROWS] > 0) & (others[..., _FIRST] == mine[..., _LAST])
+    found: I64 = (others[..., column] * tied).sum(0)
+    return found
+
+
+def _average_precision(ranks: Ranks, runs: Runs, gathered: I64, bootstrap: Bootstrap) -> F64:
+    """Sum over thresholds of (recall - recall of the threshold above) * precision."""
+    rank, segments = ranks.world.rank, runs.rows.segments
+    rows = int(gathered[:, :, :, [_POSITIVES, _NEGATIVES]].sum((0, 2, 3)).max())
+    places = exact_sums.places(1 / max(rows, 1), max(rows, 1))
+    above = gathered[rank + 1 :].sum(0)
+    behind = _tied_behind(gathered, rank, _FIRST_POSITIVES)
+    # A run that began at an earlier rank is counted there.
+    continues = np.zeros(segments, bool)
+    for other in gathered[:rank, 0]:
+        continues |= (other[:, _ROWS] > 0) & (other[:, _LAST] == gathered[rank, 0, :, _FIRST])
+    sums = np.zeros((len(gathered[0]), len(places), segments), np.int64)
+    lengths = np.diff(np.append(runs.first, len(runs.starts)))
+    for replicate in range(1 + bootstrap.replicates):
+        positives, negatives = runs.counts(runs.rows.weights(bootstrap, replicate))
+        at_least = []
+        for counts, column in ((positives, _POSITIVES), (negatives, _NEGATIVES)):
+            total = runs.per_segment(counts) + above[replicate, runs.present, column]
+            at_least.append(np.repeat(total, lengths) - runs.before(counts))
+        whole = positives.copy()
+        whole[runs.last] += behind[replicate, runs.present]
+        whole[runs.first[continues[runs.present]]] = 0
+        terms = whole * (at_least[0] / np.maximum(at_least[0] + at_least[1], 1))
+        digits, _ = exact_sums.grouped(terms, runs.segment, segments, places, squares=False)
+        sums[replicate] = np.stack([digits[place] for place in places])
+    totals = ranks.add_up(sums)
+    n = totals.shape[0] * segments
+    summed = exact_sums.floats({p: totals[:, i].reshape(-1) for i, p in enumerate(places)}, n).reshape(-1, segments)
+    positives = gathered[..., _POSITIVES].sum(0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found: F64 = np.where(positives > 0, summed / positives, np.nan)
+    return found
+
+
+def _ratio(above: npt.NDArray[Any], below: npt.NDArray[Any]) -> F64:
+    """Quotients of Python's whole numbers, each rounded once; NaN over 0."""
+    found = [a / b if b else np.nan for a, b in zip(above.reshape(-1), below.reshape(-1), strict=True)]
+    return np.array(found, np.float64).reshape(above.shape)

@@ -1,0 +1,178 @@
+"""Metrics of predicted clicks: exact, and the same on any number of ranks. Every function is ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.train.evaluation.auc import SortedRows, curve_areas
+from headrace.train.evaluation.bootstrap import F64, NO_REPLICATES, Bootstrap
+from headrace.train.evaluation.partition import by_range
+from headrace.train.evaluation.ranks import I64, Ranks
+from headrace.train.evaluation.rows import (
+    OVERALL,
+    Dimension,
+    ScoredRows,
+    check_scores,
+    scores_of,
+    sigmoid,
+    sort_keys,
+    unpacked,
+)
+from headrace.train.evaluation.sums import sum_by_cell
+
+#: Scores float32 [n] -> probabilities float64 [n], in the same order.
+Probability = Callable[[npt.NDArray[Any]], F64]
+#: Probabilities are kept this far from 0 and 1 in logarithms (float32's resolution next to 1).
+_EPSILON = 1e-7
+#: Parts of nearly equal size for calibration.
+BINS = 15
+#: The metrics that are always there.
+BASIC = ("auc", "log_loss", "calibration", "base_rate")
+#: Those that are computed where they are asked for.
+FURTHER = ("pr_auc", "normalized_entropy", "calibration_error")
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Rows of similar predictions: their mean prediction, the share of clicks, how many."""
+
+    predicted: float
+    observed: float
+    rows: int
+
+
+@dataclass(frozen=True)
+class ClickMetrics:
+    """Of the slices of one dimension.
+
+    values: by metric float64 [1 + replicates, slices], the first of the rows as they are, NaN where undefined;
+    rows: of each slice; bins: for each slice the parts of a calibration plot, lowest predictions first.
+    """
+
+    values: dict[str, F64]
+    rows: list[int]
+    bins: list[list[Bin]]
+
+
+def click_metrics(
+    ranks: Ranks,
+    rows: ScoredRows,
+    *,
+    dimensions: Sequence[Dimension] = (),
+    metrics: Collection[str] = (),
+    bootstrap: Bootstrap = NO_REPLICATES,
+    probability: Probability = sigmoid,
+) -> list[ClickMetrics]:
+    """Metrics of all rows, then of the slices of each dimension.
+
+    auc: area under the ROC curve, ties count half. pr_auc: average precision. log_loss: mean negative log-likelihood,
+    nats. normalized_entropy: log loss over that of always predicting the slice's base rate (He et al., 2014).
+    calibration: sum of predictions / sum of labels. calibration_error: expected error over `BINS` parts of nearly equal
+    size (Naeini et al., 2015; parts by quantile: Nguyen and O'Connor, 2015). base_rate: share of positives.
+
+    Args:
+        rows: this rank's, with `users` where there are replicates.
+        dimensions: those of `rows.slices`.
+        metrics: of `FURTHER`, those that are wanted besides `BASIC`.
+        bootstrap: replicates over users.
+        probability: what makes probabilities of scores.
+
+    Raises:
+        UserError: a score is NaN.
+    """
+    check_scores(ranks, rows.scores)
+    users = [] if rows.users is None or not bootstrap.replicates else [rows.users]
+    keys, columns = by_range(ranks, sort_keys(rows), [*users, *rows.slices])
+    order, labels = unpacked(keys)
+    del keys
+    ids, index = (None, None) if not users else np.unique(columns.pop(0), return_inverse=True)
+    found = []
+    for dimension, codes in zip((OVERALL, *dimensions), (None, *columns), strict=True):
+        if codes is None:
+            of = SortedRows(1, np.zeros(len(order), np.int64), order, labels, index, ids)
+        else:
+            chosen = np.argsort(codes, kind="stable")
+            chosen = chosen[np.searchsorted(codes[chosen], 0) :]
+            mine = None if index is None else index[chosen]
+            of = SortedRows(len(dimension.values), codes[chosen], order[chosen], labels[chosen], mine, ids)
+        found.append(_of_segments(ranks, of, metrics, bootstrap, probability))
+    return found
+
+
+def _of_segments(
+    ranks: Ranks, rows: SortedRows, metrics: Collection[str], bootstrap: Bootstrap, probability: Probability
+) -> ClickMetrics:
+    values = curve_areas(ranks, rows, bootstrap, "pr_auc" in metrics)
+    p, y = probability(scores_of(rows.order)), rows.labels
+    clipped = np.clip(p, _EPSILON, 1 - _EPSILON)
+    users = None if rows.users is None or rows.distinct_users is None else rows.distinct_users[rows.users]
+    sums = sum_by_cell(
+        ranks,
+        rows.segments * BINS,
+        rows.segment * BINS + _bins_of(ranks, rows),
+        users,
+        {"rows": np.ones(len(y), np.int64), "clicks": y.astype(np.int64)},
+        {"predicted": p, "loss": -np.where(y, np.log(clipped), np.log1p(-clipped))},
+        bootstrap,
+    )
+    cells = {name: s.reshape(-1, rows.segments, BINS) for name, s in sums.items()}
+    totals = {name: s.sum(2) for name, s in cells.items()}
+    n, clicks = totals["rows"], totals["clicks"]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        base_rate = clicks / n
+        values["log_loss"] = totals["loss"] / n
+        values["calibration"] = np.where(clicks > 0, totals["predicted"] / clicks, np.nan)
+        values["base_rate"] = base_rate
+        if "normalized_entropy" in metrics:
+            entropy = -(base_rate * np.log(base_rate) + (1 - base_rate) * np.log1p(-base_rate))
+            values["normalized_entropy"] = np.where((clicks > 0) & (clicks < n), values["log_loss"] / entropy, np.nan)
+        if "calibration_error" in metrics:
+            values["calibration_error"] = np.abs(cells["predicted"] - cells["clicks"]).sum(2) / n
+    bins = [
+        [
+            Bin(float(sum_p / count), float(hits / count), int(count))
+            for sum_p, hits, count in zip(*(cells[c][0, segment] for c in ("predicted", "clicks", "rows")), strict=True)
+            if count
+        ]
+        for segment in range(rows.segments)
+    ]
+    return ClickMetrics(values, n[0].astype(int).tolist(), bins)
+
+
+def _bins_of(ranks: Ranks, rows: SortedRows) -> I64:
+    """Each row's part of its segment: `BINS` of nearly equal size, equal scores together. int64 [n] in [0, BINS)."""
+    counts = np.bincount(rows.segment, minlength=rows.segments)
+    gathered = ranks.gather(counts)
+    before = gathered[: ranks.world.rank].sum(0)[:, None]
+    cuts = gathered.sum(0)[:, None] * np.arange(1, BINS) // BINS
+    here = (cuts >= before) & (cuts < before + counts[:, None])
+    starts = np.cumsum(counts) - counts
+    lowest = np.zeros(cuts.shape, np.int64)
+    lowest[here] = rows.order[(starts[:, None] + cuts - before)[here]]
+    lowest = ranks.add_up(lowest)
+    found = np.zeros(len(rows.order), np.int64)
+    for segment in np.flatnonzero(counts):
+        mine = slice(starts[segment], starts[segment] + counts[segment])
+        found[mine] = np.searchsorted(lowest[segment], rows.order[mine], side="right")
+    return found
+
+
+def metrics_of(
+    labels: npt.NDArray[Any], probabilities: npt.NDArray[np.float32]
+) -> tuple[dict[str, float | None], list[Bin]]:
+    """`BASIC` metrics and calibration of rows that are all here: labels [n], probabilities float32 [n]."""
+    (found,) = click_metrics(
+        Ranks(), ScoredRows.of(probabilities, labels), probability=lambda scores: np.asarray(scores, np.float64)
+    )
+    return {name: value_of(found.values[name]) for name in BASIC}, found.bins[0]
+
+
+def value_of(values: F64, segment: int = 0) -> float | None:
+    """A metric of the rows as they are: of float64 [1 + replicates, segments]; None where it is undefined."""
+    value = float(values[0, segment])
+    return None if np.isnan(value) else value

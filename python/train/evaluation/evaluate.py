@@ -1,0 +1,162 @@
+"""A model's evaluation as the spec asks for it: metrics, slices and intervals of each split. Collective."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from headrace.config.evaluation import CatalogueMetric, ClickMetric, RankingMetric, UserMetric
+from headrace.dataset.parquet.layout import SplitLayout
+from headrace.train.evaluation.bootstrap import F64, Bootstrap
+from headrace.train.evaluation.catalogue import COVERAGE, Occurrences, catalogue_metrics, count_occurrences
+from headrace.train.evaluation.click import BASIC, click_metrics, value_of
+from headrace.train.evaluation.predict import Predictions
+from headrace.train.evaluation.ranking import ranked_lists, ranking_metrics
+from headrace.train.evaluation.ranks import I64, Ranks
+from headrace.train.evaluation.request import Request
+from headrace.train.evaluation.rows import Dimension, ScoredRows
+from headrace.train.evaluation.slices import SEEN, carried_ids, make_dimension, slice_values
+from headrace.train.evaluation.users import user_metrics
+
+#: Of the lists of the split `rank`, whatever is asked for besides.
+_OF_LISTS = ("hr_at_k", "ndcg_at_k")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The metrics of a split by name, None where undefined, and the calibration plot's points.
+
+    slices: one for each value, `slice`, `value`, `rows`, `metrics`, `intervals`; intervals: by metric, [low, high].
+    """
+
+    rows: int
+    metrics: dict[str, float | None]
+    calibration_bins: list[dict[str, Any]] = field(default_factory=list)
+    intervals: dict[str, list[float]] = field(default_factory=dict)
+    slices: list[dict[str, Any]] = field(default_factory=list)
+
+
+def evaluate_basic(ranks: Ranks, predictions: Predictions) -> Evaluation:
+    """AUC, log loss, calibration: what the loop looks at while it trains. Collective.
+
+    Raises:
+        UserError: a prediction is NaN.
+    """
+    (found,) = click_metrics(ranks, ScoredRows.of(predictions.logits, predictions.labels))
+    metrics = {name: value_of(found.values[name]) for name in BASIC}
+    return Evaluation(found.rows[0], metrics, [asdict(b) for b in found.bins[0]])
+
+
+class Evaluator:
+    """Evaluates splits as the spec asks for it."""
+
+    def __init__(self, request: Request) -> None:
+        self._request, self._settings, self._schema = request, request.settings, request.schema
+        drawn = request.settings.bootstrap
+        self._bootstrap = Bootstrap(drawn.replicates, drawn.seed, drawn.confidence) if drawn else Bootstrap()
+        self._occurrences: dict[str, Occurrences] = {}
+
+    def count_training_rows(self, ranks: Ranks, layout: SplitLayout) -> None:
+        """Count the codes of the split `train`, where something asks for them. Collective."""
+        item = (
+            [self._request.item.name]
+            if self._request.item is not None and self._settings.wants(CatalogueMetric)
+            else []
+        )
+        names = {*item, *self._request.seen.values()}
+        self._occurrences = count_occurrences(ranks, layout, self._schema, sorted(names))
+
+    def evaluate(self, ranks: Ranks, predictions: Predictions) -> Evaluation:
+        """All metrics of rows. Collective.
+
+        Raises:
+            UserError: a prediction is NaN, or a slice's expression cannot be evaluated.
+        """
+        if self._request.is_basic:
+            return evaluate_basic(ranks, predictions)
+        rows, dimensions = self._rows(ranks, predictions, self._request.user)
+        settings, draws = self._settings, self._bootstrap
+        found = click_metrics(ranks, rows, dimensions=dimensions, metrics=settings.wants(ClickMetric), bootstrap=draws)
+        names = [*BASIC, *settings.wants(ClickMetric)]
+        tables = [{name: of.values[name] for name in names} for of in found]
+        if wanted := settings.wants(UserMetric):
+            for table, of_users in zip(
+                tables, user_metrics(ranks, rows, dimensions=dimensions, bootstrap=draws), strict=True
+            ):
+                table |= {name: of_users[name] for name in wanted}
+        metrics, intervals, slices = self._told(tables, [of.rows for of in found], dimensions)
+        return Evaluation(found[0].rows[0], metrics, [asdict(b) for b in found[0].bins[0]], intervals, slices)
+
+    def evaluate_lists(self, ranks: Ranks, predictions: Predictions) -> Evaluation:
+        """Metrics of the lists of the split `rank`, `rank_group` by `rank_group`. Collective; raises as `evaluate`."""
+        assert self._request.group is not None
+        rows, dimensions = self._rows(ranks, predictions, self._request.group)
+        settings, draws = self._settings, self._bootstrap
+        item, of_items = self._request.item, settings.wants(CatalogueMetric)
+        lists = ranked_lists(ranks, rows, predictions.codes[item.name] if item is not None else None)
+        names = [*_OF_LISTS, *settings.wants(RankingMetric)]
+        tables = [
+            {name: found[name] for name in names}
+            for found in ranking_metrics(ranks, lists, self._request.k, dimensions=dimensions, bootstrap=draws)
+        ]
+        coverage: float | None = None
+        if item is not None and of_items:
+            positives = self._occurrences[item.name].positives
+            found, coverage = catalogue_metrics(
+                ranks, lists, positives, item.first_code, self._request.k, dimensions=dimensions, bootstrap=draws
+            )
+            for table, more in zip(tables, found, strict=True):
+                table |= {name: more[name] for name in of_items if name != COVERAGE}
+        counts = [[int(ranks.add_up(np.array(len(rows.scores))))]]
+        for dimension, codes in zip(dimensions, rows.slices, strict=True):
+            mine = np.bincount(codes[codes >= 0], minlength=len(dimension.values))
+            counts.append(ranks.add_up(mine).tolist())
+        metrics, intervals, slices = self._told(tables, counts, dimensions)
+        if COVERAGE in of_items:
+            metrics[COVERAGE] = coverage
+        return Evaluation(counts[0][0], metrics, [], intervals, slices)
+
+    def _rows(self, ranks: Ranks, predictions: Predictions, key: str | None) -> tuple[ScoredRows, list[Dimension]]:
+        """This rank's rows with their user or list and their slices."""
+        users = None if key is None else carried_ids(ranks, predictions.carried[key], key, self._schema)
+        dimensions: list[Dimension] = []
+        slices: list[I64] = []
+        for name in self._settings.slices:
+            if name in self._request.seen:
+                occurrences = self._occurrences[self._request.seen[name]].rows
+                codes = (occurrences[predictions.codes[self._request.seen[name]]] == 0).astype(np.int64)
+                dimension = Dimension(name, SEEN)
+            else:
+                values = slice_values(self._request.expressions[name], predictions.carried, self._schema)
+                dimension, codes = make_dimension(ranks, name, values, self._settings.max_slices)
+            dimensions.append(dimension)
+            slices.append(codes)
+        return ScoredRows(predictions.logits, predictions.labels > 0, users, tuple(slices)), dimensions
+
+    def _told(
+        self, tables: Sequence[Mapping[str, F64]], rows: Sequence[Sequence[int]], dimensions: Sequence[Dimension]
+    ) -> tuple[dict[str, float | None], dict[str, list[float]], list[dict[str, Any]]]:
+        """Metrics and intervals of all rows, and of each slice."""
+
+        def metrics(table: Mapping[str, F64], segment: int) -> dict[str, float | None]:
+            return {name: value_of(values, segment) for name, values in table.items()}
+
+        def intervals(table: Mapping[str, F64], segment: int) -> dict[str, list[float]]:
+            found = {name: self._bootstrap.interval(values[:, segment]) for name, values in table.items()}
+            return {name: list(ends) for name, ends in found.items() if ends is not None}
+
+        slices = [
+            {
+                "slice": dimension.name,
+                "value": value,
+                "rows": counts[segment],
+                "metrics": metrics(table, segment),
+                "intervals": intervals(table, segment),
+            }
+            for dimension, table, counts in zip(dimensions, tables[1:], rows[1:], strict=True)
+            for segment, value in enumerate(dimension.values)
+        ]
+        return metrics(tables[0], 0), intervals(tables[0], 0), slices

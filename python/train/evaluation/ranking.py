@@ -1,0 +1,185 @@
+"""Metrics of ranked lists at K: of candidate lists whose rows lie on any ranks, and of places in a full ranking.
+
+A list has some relevant items; only where they stand matters. In a candidate list ("sampled ranking") that is their
+place among the list's rows; in a full ranking among all items of the catalogue (`places_among_all`). Among equal scores
+relevant items are placed last, so that a constant model gains nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from headrace.train.evaluation.bootstrap import F64, NO_REPLICATES, Bootstrap
+from headrace.train.evaluation.partition import by_id
+from headrace.train.evaluation.ranks import I64, Array, Ranks
+from headrace.train.evaluation.rows import F32, OVERALL, Bools, Dimension, ScoredRows, check_scores, sort_keys, unpacked
+from headrace.train.evaluation.sums import sum_by_cell
+
+METRICS = ("hr_at_k", "ndcg_at_k", "recall_at_k", "mrr_at_k", "map_at_k")
+
+
+@dataclass(frozen=True)
+class Hits:
+    """The relevant items of lists.
+
+    list: position of the list, ascending; place: from 0, ascending inside of a list; int64 [hits] each.
+    relevant: how many a list has, int64 [lists].
+    """
+
+    list: I64
+    place: I64
+    relevant: I64
+
+
+def metrics_of_places(hits: Hits, k: int) -> dict[str, F64]:
+    """Of each list that has a relevant item (NaN of others), float64 [lists] each.
+
+    hr_at_k: 1 where a relevant item is among the first k (He et al., 2017). ndcg_at_k: binary gains, discount
+    1 / log2(place + 2), over the best possible. recall_at_k: share of the relevant items among the first k. mrr_at_k:
+    1 / (place + 1) of the first one among the first k, else 0. map_at_k: mean precision at those among the first k,
+    over min(k, relevant items).
+    """
+    n = len(hits.relevant)
+    order = np.arange(len(hits.list)) - np.searchsorted(hits.list, hits.list)  # the how-many-eth of its list
+    near = hits.place < k
+    of, place = hits.list[near], hits.place[near]
+
+    def total(values: F64) -> F64:
+        return np.bincount(of, weights=values, minlength=n).astype(np.float64)
+
+    count = total(np.ones(len(of)))
+    best = np.cumsum(1 / np.log2(np.arange(k) + 2))[np.clip(hits.relevant, 1, k) - 1]
+    first = np.where(order[near] == 0, 1 / (place + 1), 0.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = {
+            "hr_at_k": np.minimum(count, 1),
+            "ndcg_at_k": total(1 / np.log2(place + 2)) / best,
+            "recall_at_k": count / hits.relevant,
+            "mrr_at_k": total(first),
+            "map_at_k": total((order[near] + 1) / (place + 1)) / np.minimum(hits.relevant, k),
+        }
+    return {name: np.where(hits.relevant > 0, values, np.nan) for name, values in found.items()}
+
+
+@dataclass(frozen=True)
+class RankedLists:
+    """Whole lists on this rank, best row first. All [n] but `ids` and `hits`.
+
+    ids: of the lists, int64 [lists]; list: each row's position in `ids`; place: from 0; items: int64 or None.
+    """
+
+    ids: I64
+    list: I64
+    place: I64
+    labels: Bools
+    items: I64 | None
+    slices: tuple[I64, ...]
+
+    @property
+    def hits(self) -> Hits:
+        counts = np.bincount(self.list[self.labels], minlength=len(self.ids)).astype(np.int64)
+        return Hits(self.list[self.labels], self.place[self.labels], counts)
+
+    def slice_of_lists(self, dimension: int) -> I64:
+        """The slice of each list: that of its first relevant row; -1 without one. int64 [lists]."""
+        found = np.full(len(self.ids), -1, np.int64)
+        rows = np.flatnonzero(self.labels)[::-1]  # the first is written last
+        found[self.list[rows]] = self.slices[dimension][rows]
+        return found
+
+
+def ranked_lists(ranks: Ranks, rows: ScoredRows, items: I64 | None = None) -> RankedLists:
+    """Bring the rows of each list to one rank, and order them. Collective.
+
+    Args:
+        rows: this rank's; `users` are the ids of the lists.
+        items: of each row, int64 [n].
+
+    Raises:
+        UserError: a score is NaN.
+    """
+    check_scores(ranks, rows.scores)
+    assert rows.users is not None
+    more: list[Array] = [] if items is None else [items]
+    ids, (keys, *columns) = by_id(ranks, rows.users, [sort_keys(rows), *more, *rows.slices])
+    scores, labels = unpacked(keys)
+    distinct, of = np.unique(ids, return_inverse=True)
+    order = np.lexsort((labels, -scores, of))
+    of, columns = of[order], [c[order] for c in columns]
+    starts = np.flatnonzero(np.diff(of, prepend=-1))
+    place = np.arange(len(of)) - starts[of]
+    found = None if items is None else columns.pop(0)
+    return RankedLists(distinct, of, place, labels[order], found, tuple(columns))
+
+
+def ranking_metrics(
+    ranks: Ranks,
+    lists: RankedLists,
+    k: int,
+    *,
+    dimensions: Sequence[Dimension] = (),
+    bootstrap: Bootstrap = NO_REPLICATES,
+) -> list[dict[str, F64]]:
+    """Means of `METRICS` over the lists with a relevant item: of all, then by dimension. Collective.
+
+    Returns:
+        For all lists and for each dimension, by metric: float64 [1 + replicates, slices], NaN without such a list.
+    """
+    return mean_by_slice(ranks, metrics_of_places(lists.hits, k), lists, dimensions, bootstrap)
+
+
+def mean_by_slice(
+    ranks: Ranks, values: dict[str, F64], lists: RankedLists, dimensions: Sequence[Dimension], bootstrap: Bootstrap
+) -> list[dict[str, F64]]:
+    """Means of what each list has, float64 [lists] with NaN for lists that do not count; the result: see above."""
+    counts = ~np.isnan(next(iter(values.values())))
+    found = []
+    for number, dimension in enumerate((OVERALL, *dimensions)):
+        of = np.zeros(len(lists.ids), np.int64) if number == 0 else lists.slice_of_lists(number - 1)
+        chosen = counts & (of >= 0)
+        sums = sum_by_cell(
+            ranks,
+            len(dimension.values),
+            of[chosen],
+            lists.ids[chosen],
+            {"lists": np.ones(int(chosen.sum()), np.int64)},
+            {name: x[chosen] for name, x in values.items()},
+            bootstrap,
+        )
+        with np.errstate(invalid="ignore", divide="ignore"):
+            found.append({name: sums[name] / sums["lists"] for name in values})
+    return found
+
+
+def places_among_all(scores: F32, relevant: Hits, seen: tuple[I64, I64]) -> Hits:
+    """Where the relevant items of lists stand among all items: a full ranking.
+
+    Args:
+        scores: float32 [lists, items], of every item.
+        relevant: `place` is the item here; those of a list in any order.
+        seen: (list, item) of what is left out of the ranking, int64 [pairs] each; no relevant item.
+
+    Returns:
+        Places ascending in each list. Items of equal scores that are not relevant stand before those that are.
+
+    Raises:
+        ValueError: a score is NaN.
+    """
+    if np.isnan(scores).any():
+        raise ValueError("a score is NaN")
+    ranked = np.ones(scores.shape, bool)
+    ranked[seen] = False
+    ranked[relevant.list, relevant.place] = False
+    mine = scores[relevant.list, relevant.place]
+    order = np.lexsort((-mine, relevant.list))
+    of, mine = relevant.list[order], mine[order]
+    place = np.arange(len(of)) - np.searchsorted(of, of)  # among the relevant ones
+    begins = np.flatnonzero(np.diff(of, prepend=-1)).tolist()
+    for begin, end in pairwise([*begins, len(of)]):
+        others = np.sort(scores[of[begin]][ranked[of[begin]]])
+        place[begin:end] += len(others) - np.searchsorted(others, mine[begin:end])
+    return Hits(of, place, relevant.relevant)

@@ -1,0 +1,108 @@
+"""What the spec asks of an evaluation, found in the dataset's schema: without torch, for those who only check."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from headrace import config
+from headrace.errors import UserError
+from headrace.features.table_ops.row_expression import RowExpression, parse
+from headrace.features.types import ValueType
+from headrace.schema import DatasetSchema, Feature, Kind
+
+_ELEMENTS: dict[str, Any] = {
+    "int32": "int",
+    "int64": "bigint",
+    "float32": "float",
+    "float64": "double",
+    "string": "string",
+    "bool": "boolean",
+}
+
+
+class Request:
+    """What is measured, of which columns.
+
+    Args:
+        train: with `evaluation`, `rank_group` and `rank_k`.
+        schema: the dataset's.
+
+    Raises:
+        UserError: a slice, the user or the item is nothing that the dataset has.
+    """
+
+    def __init__(self, train: config.Train, schema: DatasetSchema) -> None:
+        settings, where = train.evaluation, "train.evaluation"
+        self.settings, self.schema, self.k = settings, schema, train.rank_k
+        #: Names of the carried columns that say which list a row is of, and which user.
+        self.group = None if train.rank_group is None else schema.carried_name(train.rank_group)
+        self.user = None if settings.user is None else schema.carried_name(settings.user)
+        self.item = None if settings.item is None else coded_feature(schema, settings.item, f"{where}.item")
+        #: By slice: its expression, or the feature whose codes in training it asks for.
+        self.expressions = {
+            name: parse_slice(name, slice_.expression, schema)
+            for name, slice_ in settings.slices.items()
+            if slice_.expression is not None
+        }
+        self.seen = {
+            name: coded_feature(schema, slice_.seen, f"{where}.slices.{name}.seen").name
+            for name, slice_ in settings.slices.items()
+            if slice_.seen is not None
+        }
+
+    @property
+    def is_basic(self) -> bool:
+        """Whether nothing is asked for besides the basic metrics."""
+        return self.settings == config.Evaluation()
+
+    def carried(self, lists: bool = False) -> list[str]:
+        """Carried columns that predictions need; `lists`: of the split `rank`."""
+        key = self.group if lists else self.user
+        return list(dict.fromkeys([*([] if key is None else [key]), *columns_of(self.expressions.values())]))
+
+    def codes(self, lists: bool = False) -> list[str]:
+        """Features whose codes predictions need."""
+        item = [self.item.name] if lists and self.item is not None else []
+        return list(dict.fromkeys([*item, *self.seen.values()]))
+
+
+def parse_slice(name: str, text: str, schema: DatasetSchema) -> RowExpression:
+    """An expression over carried columns, its value as text.
+
+    Raises:
+        UserError: a column that is not carried, or an expression that is not known here.
+    """
+    types = {f.name: ValueType(_ELEMENTS[f.dtype]) for f in schema.of(Kind.CARRIED) if f.dtype in _ELEMENTS}
+    where = f"train.evaluation.slices.{name}: '{text}'"
+    # A number alone is not cast to text by the parser as a column is: real numbers would make a slice each.
+    found = parse(text, types, ValueType("string"))
+    if found is None:
+        raise UserError(
+            f"{where} is no expression over the carried columns ({', '.join(types) or 'there are none'}); write a "
+            f"column of features.carried, or such as `age < 30`, `case when ... then 'a' else 'b' end` "
+            f"(headrace reference: lambda)"
+        )
+    return found
+
+
+def coded_feature(schema: DatasetSchema, name: str, where: str) -> Feature:
+    """A categorical feature of one code a row.
+
+    Args:
+        where: the key of the spec that names it.
+
+    Raises:
+        UserError: there is none of this name, or it is a list or of raw ids.
+    """
+    known = {f.name: f for f in schema.of(Kind.CATEGORICAL) if not f.is_list and not f.dynamic}
+    if name not in known:
+        raise UserError(
+            f"{where}: '{name}' is no categorical feature with one code a row; there are: {', '.join(known) or 'none'}"
+        )
+    return known[name]
+
+
+def columns_of(expressions: Collection[RowExpression]) -> tuple[str, ...]:
+    """The carried columns that expressions look at."""
+    return tuple(dict.fromkeys(c for e in expressions for c in e.columns))

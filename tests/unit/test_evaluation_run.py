@@ -1,0 +1,269 @@
+"""Evaluation as the spec asks for it, of a trained model: against pandas over the saved model's answers."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from sklearn import metrics as reference
+
+from headrace.comm.threads import run_ranks
+from headrace.config import Evaluation, Train
+from headrace.errors import UserError
+from headrace.manifest import Manifest, fingerprint
+from headrace.models.predictor import load_predictor
+from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.train.evaluation.ranks import Ranks
+from headrace.train.evaluation.request import Request
+from headrace.train.evaluation.slices import OTHERS, carried_ids, make_dimension, slice_values
+from headrace.train.job import Job
+from headrace.train.loop.run import train, train_local
+from headrace.train.result import Report
+from headrace.workspace import Workspace
+from tests.dataset_support import read_padded
+from tests.train_support import TRAIN, job_of
+
+SETTINGS = {
+    "metrics": [
+        *("pr_auc", "normalized_entropy", "calibration_error", "gauc", "user_auc"),
+        *("recall_at_k", "mrr_at_k", "map_at_k"),
+        *("popularity_at_k", "popularity_lift_at_k", "novelty_at_k", "coverage_at_k"),
+    ],
+    "user": "query",
+    "item": "item",
+    "slices": {
+        "third": "case when row < 1000300 then 'first' when row < 1000600 then 'second' else 'third' end",
+        "odd": "row = 1000001",
+        "new_user": {"seen": "user"},
+    },
+    "bootstrap": {"replicates": 20, "seed": 5},
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return Workspace(tmp_path_factory.mktemp("evaluation"))
+
+
+@pytest.fixture(scope="module")
+def features(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest:
+    """With users in valid that are not in train, a user's rows in `query`, and a split `test`."""
+    found = make_dataset(home, train=400, valid=900, rank=40, users=800, groups=16)
+    folder = home.locate(found.output("dataset").name).local_path()
+    for path in sorted((folder / "valid").glob("*.parquet")):
+        table = pd.read_parquet(path)
+        table.assign(query=table["user"].astype(np.int64)).to_parquet(path)
+    shutil.copytree(folder / "valid", folder / "test")
+    return found
+
+
+@pytest.fixture(scope="module")
+def evaluated(home: Workspace, features: Manifest) -> tuple[Job, Report]:
+    conf = TRAIN.model_copy(
+        update={"epochs": 1, "rank_group": "query", "rank_k": 3, "evaluation": Evaluation.model_validate(SETTINGS)}
+    )
+    job = job_of(home, features, "evaluated", conf)
+    return job, train_local(job)
+
+
+def predicted(job: Job, split: str) -> pd.DataFrame:
+    """The rows of a split with the saved model's probabilities."""
+    assert job.features.dataset_schema is not None
+    dataset = job.ws.locate(job.features.output("dataset").name).local_path()
+    table = read_padded(sorted((dataset / split).glob("*.parquet")), job.features.dataset_schema)
+    table["p"] = load_predictor(job.saved_model).predict({name: table[name].to_numpy() for name in table.columns})
+    return table
+
+
+def test_metrics_and_slices_are_those_of_the_saved_model(evaluated: tuple[Job, Report]) -> None:
+    job, report = evaluated
+    rows, found = predicted(job, "valid"), report.evaluation["valid"]
+    dataset = job.ws.locate(job.features.output("dataset").name).local_path()
+    seen = set(pd.concat([pd.read_parquet(f) for f in (dataset / "train").glob("*.parquet")])["user"])
+    rows["third"] = np.select([rows["row"] < 1_000_300, rows["row"] < 1_000_600], ["first", "second"], "third")
+    rows["odd"] = np.where(rows["row"] == 1_000_001, "true", "false")
+    rows["new_user"] = np.where(rows["user"].isin(seen), "known", "new")
+    expected = {("", ""): rows} | {
+        (name, str(value)): part for name in ("third", "odd", "new_user") for value, part in rows.groupby(name)
+    }
+    told = {(s["slice"], s["value"]): s for s in found["slices"]} | {("", ""): found}
+    assert told.keys() == expected.keys()
+    for key, part in expected.items():
+        metrics, y = told[key]["metrics"], part["click"].to_numpy()
+        assert told[key]["rows"] == len(part)
+        if len(set(y)) == 1:
+            assert metrics["auc"] is None
+            continue
+        assert metrics["auc"] == pytest.approx(reference.roc_auc_score(y, part["p"]), abs=1e-6)
+        assert metrics["pr_auc"] == pytest.approx(reference.average_precision_score(y, part["p"]), abs=1e-6)
+        assert metrics["log_loss"] == pytest.approx(reference.log_loss(y, part["p"].astype(float)), abs=1e-6)
+        users = [u for _, u in part.groupby("user") if u["click"].nunique() == 2]
+        areas = [reference.roc_auc_score(u["click"], u["p"]) for u in users]
+        assert metrics["gauc"] == pytest.approx(np.average(areas, weights=[len(u) for u in users]), abs=1e-6)
+    for name, (low, high) in found["intervals"].items():
+        assert low <= high, name
+        assert low - 0.2 < found["metrics"][name] < high + 0.2, name
+    assert {"auc", "log_loss", "gauc"} <= found["intervals"].keys()
+    assert report.metrics["pr_auc"] == found["metrics"]["pr_auc"]
+
+
+def test_the_split_test_is_evaluated_once_and_beside(evaluated: tuple[Job, Report]) -> None:
+    _, report = evaluated
+    assert report.evaluation["test"] == report.evaluation["valid"]
+    assert report.rows == {"train": 400, "valid": 900, "test": 900, "rank": 400}
+
+
+def test_lists_and_what_is_recommended(evaluated: tuple[Job, Report]) -> None:
+    job, report = evaluated
+    rows, metrics = predicted(job, "rank"), report.metrics
+    dataset = job.ws.locate(job.features.output("dataset").name).local_path()
+    training = pd.concat([pd.read_parquet(f) for f in (dataset / "train").glob("*.parquet")])
+    popular = training[training["click"] == 1]["item"].value_counts()
+    places = [int((g["p"] > g.loc[g["click"] == 1, "p"].item()).sum()) for _, g in rows.groupby("query")]
+    assert metrics["mrr_at_k"] == pytest.approx(np.mean([1 / (p + 1) if p < 3 else 0 for p in places]))
+    assert metrics["map_at_k"] == pytest.approx(metrics["mrr_at_k"])
+    assert metrics["recall_at_k"] == metrics["hr_at_k"] == pytest.approx(np.mean([p < 3 for p in places]))
+    shown = rows.sort_values("p", ascending=False).groupby("query").head(3)
+    counts = shown["item"].map(popular).fillna(0)
+    assert metrics["popularity_at_k"] == pytest.approx(counts.mean())
+    assert metrics["novelty_at_k"] == pytest.approx(-np.log2(counts.clip(lower=1) / popular.sum()).mean())
+    assert metrics["coverage_at_k"] == shown["item"].nunique() / 38
+    assert report.evaluation["rank"]["intervals"].keys() == report.evaluation["rank"]["metrics"].keys() - {
+        "coverage_at_k"
+    }
+
+
+def test_two_ranks_report_the_same(home: Workspace, features: Manifest, evaluated: tuple[Job, Report]) -> None:
+    """Of the weights that one rank learned: both go on from its last checkpoint."""
+    reports = []
+    for ranks in (1, 2):
+        job = job_of(home, features, f"again-{ranks}", evaluated[0].train)
+        shutil.copytree(evaluated[0].checkpoints.local_path(), job.checkpoints.local_path())
+        found = run_ranks(ranks, lambda collective, job=job: train(job, collective))
+        assert all(r.evaluation == found[0].evaluation for r in found)
+        reports.append(found[0])
+    assert reports[0].resumed_from_step == evaluated[1].steps
+    one, two = (r.evaluation["valid"] for r in reports)
+    assert one == evaluated[1].evaluation["valid"]
+    for name, value in one["metrics"].items():
+        # Logits of other batches differ in their last bits.
+        assert two["metrics"][name] == pytest.approx(value, abs=1e-5), name
+    for a, b in zip(one["slices"], two["slices"], strict=True):
+        assert (a["slice"], a["value"], a["rows"]) == (b["slice"], b["value"], b["rows"])
+
+
+def test_without_anything_asked_nothing_is_said(home: Workspace, make_dataset: Callable[..., Manifest]) -> None:
+    job = job_of(home, make_dataset(home, train=400, valid=50), "basic", TRAIN.model_copy(update={"epochs": 1}))
+    report = train_local(job)
+    assert report.evaluation == {}
+    assert list(report.metrics) == ["auc", "log_loss", "calibration", "base_rate"]
+
+
+CARRIED = DatasetSchema(
+    features=(
+        Feature(name="item", kind=Kind.CATEGORICAL, dtype="int32", cardinality=9),
+        Feature(name="tags", kind=Kind.CATEGORICAL, dtype="int32", cardinality=9, is_list=True, length=2),
+        Feature(name="country", kind=Kind.CARRIED, dtype="string"),
+        Feature(name="age", kind=Kind.CARRIED, dtype="int64"),
+        Feature(name="weight", kind=Kind.CARRIED, dtype="float64"),
+    )
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["DE", "FR", "", "ü"]) | st.none(), st.integers(0, 9) | st.none()), max_size=40),
+    st.integers(1, 6),
+)
+def test_slices_are_the_most_frequent_values(drawn: list[tuple[str | None, int | None]], most: int) -> None:
+    countries, ages = [np.array([r[i] for r in drawn], object) for i in range(2)]
+    text = "case when age < 5 then concat_country else country end".replace("concat_country", "'young'")
+    request = Request(Train(evaluation=Evaluation.model_validate({"slices": {"s": text}})), CARRIED)
+    assert request.carried() == ["age", "country"]
+    expected = ["young" if a is not None and a < 5 else "(null)" if c is None else c for c, a in drawn]
+    counts = pd.Series(expected, dtype=object).value_counts()
+    owner = np.random.default_rng(0).integers(0, 3, len(drawn))
+
+    def of_rank(ranks: Ranks, mine: np.ndarray) -> Any:
+        carried = {"country": countries[mine], "age": pd.Series(ages[mine], dtype=float).to_numpy()}
+        values = slice_values(request.expressions["s"], carried, CARRIED)
+        assert values.tolist() == [e for e, m in zip(expected, mine, strict=True) if m]
+        return make_dimension(ranks, "s", values, most)
+
+    dimension, codes = of_rank(Ranks(), np.ones(len(drawn), bool))
+    kept = [v for v in dimension.values if v != OTHERS]
+    assert len(kept) == min(most, len(counts))
+    assert sorted((counts[v] for v in kept), reverse=True) == counts.tolist()[:most]
+    assert (OTHERS in dimension.values) == (len(counts) > most)
+    assert [dimension.values[c] for c in codes] == [e if e in kept else OTHERS for e in expected]
+    for rank, (found, mine) in enumerate(run_ranks(3, lambda c: of_rank(Ranks(c), owner == c.world.rank))):
+        assert found == dimension
+        assert mine.tolist() == codes[owner == rank].tolist()
+
+
+@pytest.mark.parametrize(
+    ("settings_", "message"),
+    [
+        (
+            {"slices": {"s": "city"}},
+            r"slices.s: 'city' is no expression over the carried columns \(country, age, weight",
+        ),
+        ({"slices": {"s": "country like 'D%'"}}, "is no expression"),
+        ({"slices": {"s": {"seen": "tags"}}}, "slices.s.seen: 'tags' is no categorical feature with one code a row"),
+        ({"item": "country"}, r"item: 'country' is no categorical feature .*; there are: item"),
+    ],
+)
+def test_what_the_dataset_lacks_is_named(settings_: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Request(Train(evaluation=Evaluation.model_validate(settings_)), CARRIED)
+
+
+@pytest.mark.parametrize(
+    ("settings_", "message"),
+    [
+        ({"metrics": ["gauc"]}, "gauc is of users"),
+        ({"bootstrap": {}}, "bootstrap draws users"),
+        ({"metrics": ["novelty_at_k"]}, "novelty_at_k is of items"),
+        ({"metrics": ["auc_of_everything"]}, "pr_auc"),
+        ({"slices": {"s": {}}}, "write an expression"),
+        ({"metrics": ["map_at_k"]}, "map_at_k is of lists: set rank_group"),
+    ],
+)
+def test_settings_that_lack_something_are_refused(settings_: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Train.model_validate({"evaluation": settings_})
+
+
+def test_rows_of_nobody_are_refused() -> None:
+    ids = carried_ids(Ranks(), np.array(["a", "b", "a"], object), "country", CARRIED)
+    assert ids[0] == ids[2] != ids[1]
+    assert carried_ids(Ranks(), np.array([3, 4]), "age", CARRIED).tolist() == [3, 4]
+    with pytest.raises(UserError, match="'age' is null in 1 rows"):
+        carried_ids(Ranks(), np.array([3, math.nan]), "age", CARRIED)
+
+
+def test_keys_of_specs_without_the_section_stay() -> None:
+    from headrace.config import build_spec
+    from headrace.train.stage import Train as TrainStage
+
+    minimal = {
+        "pipeline": "clicks",
+        "source": {"format": "clicks", "path": "{ds}"},
+        "table": {"columns": [{"name": "click"}, {"name": "user"}]},
+        "features": {"label": "click", "workflow": [], "split": {"by": "position"}, "carried": ["user"]},
+    }
+    plain = TrainStage().spec_part(build_spec(minimal))
+    assert "evaluation" not in json.dumps(plain)
+    asked = build_spec({**minimal, "train": {"evaluation": {"user": "user", "metrics": ["gauc"]}}})
+    assert fingerprint(dict(TrainStage().spec_part(asked))) != fingerprint(dict(plain))
+    with pytest.raises(UserError, match=r"train.evaluation.user: 'nobody' must be in features.carried"):
+        build_spec({**minimal, "train": {"evaluation": {"user": "nobody"}}})

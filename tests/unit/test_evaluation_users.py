@@ -1,0 +1,214 @@
+"""Metrics within users, of ranked lists and of what is recommended, against loops over users and items."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics as reference
+
+from headrace.train.evaluation.bootstrap import Bootstrap
+from headrace.train.evaluation.catalogue import catalogue_metrics
+from headrace.train.evaluation.ranking import (
+    METRICS,
+    Hits,
+    metrics_of_places,
+    places_among_all,
+    ranked_lists,
+    ranking_metrics,
+)
+from headrace.train.evaluation.ranks import Ranks
+from headrace.train.evaluation.rows import Dimension, ScoredRows
+from headrace.train.evaluation.users import user_metrics
+from tests.evaluation_support import on_any_ranks, part_of, rows_of
+
+ROWS = st.lists(
+    st.tuples(st.integers(-3, 3).map(float), st.booleans(), st.integers(-2, 5), st.integers(-1, 1), st.integers(2, 9)),
+    max_size=50,
+)
+DIMENSIONS = [Dimension("half", ("a", "b"))]
+
+
+def drawn_rows(drawn: list[Any]) -> ScoredRows:
+    return rows_of(*([r[i] for r in drawn] for i in range(3)), [[r[3] for r in drawn]])
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROWS)
+def test_auc_of_users_equals_a_loop(drawn: list[Any]) -> None:
+    found = on_any_ranks(drawn_rows(drawn), lambda ranks, part: user_metrics(ranks, part, dimensions=DIMENSIONS))
+    for values, codes in ((found[0], [None]), (found[1], [0, 1])):
+        for at, code in enumerate(codes):
+            by_user = defaultdict(list)
+            for row in drawn:
+                if code is None or row[3] == code:
+                    by_user[row[2]].append(row)
+            both = [r for r in by_user.values() if len({x[1] for x in r}) == 2]
+            areas = [reference.roc_auc_score([x[1] for x in r], [x[0] for x in r]) for r in both]
+            sizes = [len(r) for r in both]
+            if not both:
+                assert math.isnan(values["gauc"][0, at])
+                assert math.isnan(values["user_auc"][0, at])
+                continue
+            assert values["gauc"][0, at] == pytest.approx(np.average(areas, weights=sizes), rel=1e-12)
+            assert values["user_auc"][0, at] == pytest.approx(np.mean(areas), rel=1e-12)
+
+
+def loop(rows: list[tuple[float, bool, int, int, int]], k: int) -> dict[str, float] | None:
+    """The metrics of one list, place by place; None without a relevant item."""
+    ranked = sorted(rows, key=lambda r: (-r[0], r[1]))
+    relevant = sum(r[1] for r in rows)
+    if not relevant:
+        return None
+    gain = hits = precision = 0.0
+    first = 0.0
+    for place, row in enumerate(ranked[:k], 1):
+        if row[1]:
+            hits += 1
+            gain += 1 / math.log2(place + 1)
+            precision += hits / place
+            first = first or 1 / place
+    best = sum(1 / math.log2(place + 1) for place in range(1, 1 + min(k, relevant)))
+    return {
+        "hr_at_k": float(hits > 0),
+        "ndcg_at_k": gain / best,
+        "recall_at_k": hits / relevant,
+        "mrr_at_k": first,
+        "map_at_k": precision / min(k, relevant),
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROWS, st.integers(1, 5))
+def test_ranked_lists_equal_a_loop(drawn: list[Any], k: int) -> None:
+    def evaluate(ranks: Ranks, part: ScoredRows) -> Any:
+        return ranking_metrics(ranks, ranked_lists(ranks, part), k, dimensions=DIMENSIONS)
+
+    # All rows of a list are of one slice.
+    drawn = [(*r[:3], r[2] % 2, r[4]) for r in drawn]
+    found = on_any_ranks(drawn_rows(drawn), evaluate)
+    by_list = defaultdict(list)
+    for row in drawn:
+        by_list[row[2]].append(row)
+    for table, at, chosen in ((found[0], 0, {0, 1}), (found[1], 0, {0}), (found[1], 1, {1})):
+        told = [m for key, r in by_list.items() if key % 2 in chosen and (m := loop(r, k)) is not None]
+        for name in METRICS:
+            expected = pytest.approx(np.mean([m[name] for m in told]), rel=1e-12) if told else None
+            value = table[name][0, at]
+            assert (None if math.isnan(value) else value) == expected, name
+
+
+def test_ranking_with_several_positives_equals_scikit_learn() -> None:
+    rng = np.random.default_rng(6)
+    labels = rng.random((50, 20)) < 0.2
+    labels[:3] = False  # lists without a positive do not count
+    scores = rng.normal(size=(50, 20)).astype(np.float32)
+    kept = labels.sum(1) > 0
+    rows = rows_of(scores.reshape(-1), labels.reshape(-1), np.repeat(np.arange(50), 20))
+    (found,) = ranking_metrics(Ranks(), ranked_lists(Ranks(), rows), 5)
+    assert found["ndcg_at_k"][0, 0] == pytest.approx(reference.ndcg_score(labels[kept], scores[kept], k=5))
+
+
+def test_a_constant_model_gains_nothing_by_ties() -> None:
+    labels = np.arange(100) == 0
+    (found,) = ranking_metrics(Ranks(), ranked_lists(Ranks(), rows_of(np.zeros(100), labels, np.zeros(100))), 10)
+    assert {float(v[0, 0]) for v in found.values()} == {0.0}
+
+
+def test_replicates_draw_users_and_lists() -> None:
+    rng = np.random.default_rng(1)
+    n, bootstrap = 400, Bootstrap(5, seed=2)
+    labels, users = rng.random(n) < 0.4, rng.integers(0, 30, n)
+    rows = rows_of(np.round(rng.normal(labels * 1.0), 1), labels, users, [users % 2])
+
+    def of_users(ranks: Ranks, part: ScoredRows) -> Any:
+        return user_metrics(ranks, part, dimensions=DIMENSIONS, bootstrap=bootstrap)
+
+    def of_lists(ranks: Ranks, part: ScoredRows) -> Any:
+        return ranking_metrics(ranks, ranked_lists(ranks, part), 3, dimensions=DIMENSIONS, bootstrap=bootstrap)
+
+    alone = [of_users(Ranks(), part_of(rows, users == u))[0]["user_auc"][0, 0] for u in range(30)]
+    hits = [of_lists(Ranks(), part_of(rows, users == u))[0]["hr_at_k"][0, 0] for u in range(30)]
+    areas = on_any_ranks(rows, of_users)
+    ranked = on_any_ranks(rows, of_lists)
+    assert len({float(v) for v in areas[0]["user_auc"][:, 0]}) == 6
+    for replicate in range(6):
+        counts = bootstrap.counts(np.arange(30), replicate)
+        for values, found, name in ((alone, areas, "user_auc"), (hits, ranked, "hr_at_k")):
+            assert found[0][name][replicate, 0] == pytest.approx(np.average(values, weights=counts), rel=1e-12)
+            assert found[1][name][replicate, 1] == pytest.approx(
+                np.average(values[1::2], weights=counts[1::2]), rel=1e-12
+            )
+
+
+@settings(max_examples=40, deadline=None)
+@given(ROWS, st.integers(1, 4), st.lists(st.integers(0, 5), min_size=12, max_size=12))
+def test_what_is_recommended_equals_a_loop(drawn: list[Any], k: int, positives: list[int]) -> None:
+    # One score each: which of equals is shown is not said.
+    drawn = [(float(i * 7 % 53), *r[1:]) for i, r in enumerate(drawn)]
+    rows, items = drawn_rows(drawn), np.array([r[4] for r in drawn], np.int64)
+    rows = ScoredRows(rows.scores, rows.labels, rows.users, (*rows.slices, items))
+
+    def evaluate(ranks: Ranks, part: ScoredRows) -> Any:
+        mine = ScoredRows(part.scores, part.labels, part.users)
+        lists = ranked_lists(ranks, mine, part.slices[1])
+        return catalogue_metrics(ranks, lists, np.array(positives), 2, k)
+
+    (found,), coverage = on_any_ranks(rows, evaluate)
+    by_list = defaultdict(list)
+    for row in drawn:
+        by_list[row[2]].append(row)
+    shown = [[r[4] for r in sorted(mine, reverse=True)[:k]] for mine in by_list.values()]
+    assert coverage == len({i for mine in shown for i in mine}) / 10
+    if not shown:
+        assert math.isnan(found["popularity_at_k"][0, 0])
+        return
+    popularity = np.mean([np.mean([positives[i] for i in mine]) for mine in shown])
+    assert found["popularity_at_k"][0, 0] == pytest.approx(popularity, rel=1e-12)
+    total = sum(positives)
+    novelty = np.mean([np.mean([-math.log2(max(positives[i], 1) / max(total, 1)) for i in mine]) for mine in shown])
+    assert found["novelty_at_k"][0, 0] == pytest.approx(novelty, rel=1e-12, abs=1e-12)
+    if total:
+        usual = np.average(positives, weights=positives)
+        assert found["popularity_lift_at_k"][0, 0] == pytest.approx(popularity / usual - 1, rel=1e-9, abs=1e-12)
+    else:
+        assert math.isnan(found["popularity_lift_at_k"][0, 0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_full_ranking_equals_sorting_all_items(data: st.DataObject) -> None:
+    lists, items = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 12))
+    scores = np.array(
+        data.draw(
+            st.lists(st.sampled_from([-math.inf, -1.0, 0.0, 0.5, 2.0]), min_size=lists * items, max_size=lists * items)
+        ),
+        np.float32,
+    ).reshape(lists, items)
+    kinds = np.array(data.draw(st.lists(st.integers(0, 2), min_size=lists * items, max_size=lists * items)))
+    kinds = kinds.reshape(lists, items)  # 0: any item; 1: relevant; 2: seen
+    of, item = np.nonzero(kinds == 1)
+    hits = places_among_all(scores, Hits(of, item, (kinds == 1).sum(1)), np.nonzero(kinds == 2))
+    found = metrics_of_places(hits, 3)
+    for i in range(lists):
+        ranked = sorted((-scores[i, j], kinds[i, j] == 1) for j in range(items) if kinds[i, j] != 2)
+        assert hits.place[hits.list == i].tolist() == [p for p, (_, hit) in enumerate(ranked) if hit]
+        expected = loop([(-s, bool(hit), 0, 0, 0) for s, hit in ranked], 3)
+        for name in METRICS:
+            value = found[name][i]
+            assert (None if math.isnan(value) else value) == (
+                None if expected is None else pytest.approx(expected[name], rel=1e-12)
+            )
+
+
+def test_nan_is_refused_in_a_full_ranking() -> None:
+    nothing = np.zeros(0, np.int64)
+    with pytest.raises(ValueError, match="NaN"):
+        places_among_all(
+            np.array([[math.nan]], np.float32), Hits(nothing, nothing, np.zeros(1, np.int64)), (nothing, nothing)
+        )
