@@ -2,8 +2,8 @@
 
 A reader, and a rerun after a kill between any two lines, sees:
 
-- `put`, `new_file`: the old file or the new one. Before the rename there is `.NAME.TOKEN.partial` beside it, which
-  nothing lists, and which the next publication of a folder of that name or `discard_unfinished` removes.
+- `put`, `put_new`, `new_file`: the old file or the new one. Before the rename there is `.NAME.TOKEN.partial` beside
+  it, which nothing lists, and which the next publication of a folder of that name or `discard_unfinished` removes.
 - `begin` to `commit`: the old folder or none, and `.NAME.TOKEN.partial` with a part of the new one.
 - `commit`: the old folder until the exchange of the two names, the new one from it on. All of it is on the disk before
   (files, then folders, from the inside out), the exchange itself after the last line. Between, a power cut may bring
@@ -95,12 +95,32 @@ class LocalStore:
         with self.new_file(path, durable) as partial:
             system.write(partial, data)
 
+    def put_new(self, path: PurePosixPath, data: bytes, durable: bool) -> bool:
+        """See Store."""
+        final = Path(path)
+        system.make_folder(final.parent)
+        partial = _partial(final)
+        try:
+            system.write(partial, data)
+            if durable:
+                system.fsync(partial)
+            system.rename_new(partial, final)
+        except BaseException as e:
+            with suppress(OSError):
+                system.unlink(partial)
+            if isinstance(e, FileExistsError):
+                return False
+            raise
+        if durable:
+            system.fsync(final.parent)
+        return True
+
     @contextmanager
     def new_file(self, path: PurePosixPath, durable: bool) -> Iterator[Path]:
         """See Store."""
         final = Path(path)
         system.make_folder(final.parent)
-        partial = final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}{_PARTIAL}")
+        partial = _partial(final)
         try:
             yield partial
             if durable:
@@ -198,6 +218,10 @@ class LocalStore:
     def holder(self, path: PurePosixPath) -> Holder | None:
         """See Store."""
         return flock.holder(Path(path))
+
+
+def _partial(final: Path) -> Path:
+    return final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}{_PARTIAL}")
 
 
 def _is_partial(name: str) -> bool:

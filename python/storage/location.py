@@ -142,6 +142,10 @@ class Location:
         """The same, as UTF-8."""
         self.put_bytes(text.encode())
 
+    def put_new_text(self, text: str) -> bool:
+        """Write a file in one step where there is none; False, and nothing done, where there is one."""
+        return self._store.put_new(self.path, text.encode(), self.durable)
+
     def new_file(self) -> AbstractContextManager[Path]:
         """Give a local path for a library to write to; the file appears here when the block ends well, in one step.
 

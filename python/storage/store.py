@@ -68,6 +68,12 @@ class Store(Protocol):
         """Replace a file in one step: a reader sees the old one or this one, also after a kill at any point."""
         ...
 
+    def put_new(self, path: PurePosixPath, data: bytes, durable: bool) -> bool:
+        """Write a file in one step where there is none; False, and nothing done, where there is one. Of several that
+        write it at once, one does.
+        """
+        ...
+
     def new_file(self, path: PurePosixPath, durable: bool) -> AbstractContextManager[Path]:
         """The same for what a library writes: give it a local path that is not there; the file appears at the end."""
         ...

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 _AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
-#: What a kernel or a file system answers that cannot exchange two names.
-_NO_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
+_RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
+#: What a kernel or a file system answers that knows no such rename.
+_UNKNOWN = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
 
 
 def make_folder(path: Path) -> None:
@@ -60,6 +60,19 @@ def replace(source: Path, target: Path) -> None:
     os.replace(source, target)
 
 
+def rename_new(source: Path, target: Path) -> None:
+    """Rename a file in one step. Raises FileExistsError where there is something at `target`."""
+    call = _renameat2()
+    if call is not None:
+        if call(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE) == 0:
+            return
+        number = ctypes.get_errno()
+        if number not in _UNKNOWN:
+            raise OSError(number, os.strerror(number), str(source), None, str(target))
+    os.link(source, target)
+    source.unlink()
+
+
 def exchange(a: Path, b: Path) -> bool:
     """Give two folders each other's name in one step. False: this file system cannot; nothing has changed."""
     call = _renameat2()
@@ -68,7 +81,7 @@ def exchange(a: Path, b: Path) -> bool:
     if call(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
-    if number in _NO_EXCHANGE:
+    if number in _UNKNOWN:
         return False
     raise OSError(number, os.strerror(number), str(a), None, str(b))
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.transaction import create_table
+from headrace.lake.ingest.commit import commit_files
+from headrace.lake.ingest.data_file import DataFileWriter, WrittenFile, ddl_fields
 from headrace.manifest import Manifest
 from headrace.storage import local
 from headrace.workspace import Workspace
@@ -117,3 +121,78 @@ def test_column_mapping_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     spark.sql(f"CREATE TABLE delta.`{tmp_path}` (id bigint) USING delta {mapped}")
     with pytest.raises(UserError, match=r"maps its columns' names \(delta\.columnMapping\.mode = name\)"):
         DeltaLog(local(tmp_path)).files(0)
+
+
+def test_spark_reads_what_is_committed_without_it(spark: SparkSession, tmp_path: Path) -> None:
+    """At every version, with its history and changes; and commits after it, deletion vectors and a checkpoint too."""
+    folder = local(tmp_path / "table")
+    fields = [f.jsonValue() for f in ddl_fields("id bigint, tags array<string>, ds string")]
+    create_table(folder, fields, ["ds"])
+    schema = pa.schema([("id", pa.int64()), ("tags", pa.list_(pa.field("element", pa.string())))])
+
+    def write(ds: str, first: int, count: int) -> WrittenFile:
+        writer = DataFileWriter(folder, ds, schema, "snappy")
+        values = list(range(first, first + count))
+        writer.add(pa.table({"id": values, "tags": [[str(v)] for v in values]}, schema=schema))
+        found = writer.close()
+        assert found is not None
+        return found
+
+    def commit(days: list[str], files: list[WrittenFile], columns: str = "") -> None:
+        commit_files(spark, folder, days, files, f"of {','.join(days)}", columns)
+
+    def read(version: int) -> list[tuple[int, str]]:
+        found = spark.read.format("delta").option("versionAsOf", version).load(str(folder))
+        return sorted((r["id"], r["ds"]) for r in found.collect())
+
+    d1, d2 = "2026-03-01", "2026-03-02"
+    commit([d1, d2], [write(d1, 0, 3), write(d2, 10, 2)])
+    commit([d1], [write(d1, 20, 2)])
+    commit([d2], [])
+    expected = [[], [(0, d1), (1, d1), (2, d1), (10, d2), (11, d2)], [(10, d2), (11, d2), (20, d1), (21, d1)]]
+    expected.append([(20, d1), (21, d1)])
+    assert [read(v) for v in range(4)] == expected
+    table = f"delta.`{folder}`"
+    history = spark.sql(f"DESCRIBE HISTORY {table}").collect()
+    assert [(r["version"], r["operation"], r["userMetadata"]) for r in history] == [
+        (3, "WRITE", f"of {d2}"),
+        (2, "WRITE", f"of {d1}"),
+        (1, "WRITE", f"of {d1},{d2}"),
+        (0, "CREATE TABLE", None),
+    ]
+    assert history[1]["operationParameters"] == {"mode": "Overwrite", "predicate": f"ds IN ('{d1}')"}
+    feed = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 2)
+    changes = feed.option("endingVersion", 2).load(str(folder)).groupBy("_change_type").count().collect()
+    assert {r["_change_type"]: r["count"] for r in changes} == {"delete": 3, "insert": 2}
+    # The same settings as a table that Spark makes with them.
+    properties = spark.sql(f"SHOW TBLPROPERTIES {table}").collect()
+    assert {r["key"]: r["value"] for r in properties if r["key"].startswith("delta.enable")} == {
+        "delta.enableChangeDataFeed": "true",
+        "delta.enableDeletionVectors": "false",
+    }
+    # Others write, and the log goes on.
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+    commit([d2], [write(d2, 30, 4)])
+    spark.sql(f"DELETE FROM {table} WHERE id = 31")
+    spark.sql(f"ALTER TABLE {table} ADD CONSTRAINT few CHECK (id < 100)")
+    with pytest.raises(UserError, match=r"1 rows of 2026-03-01 break the constraint 'few' of .*nothing of the day"):
+        commit([d1], [write(d1, 99, 2)])
+    for _ in range(3):
+        commit([d1], [write(d1, 50, 2)])
+    assert [p.name[:20] for p in sorted((tmp_path / "table" / "_delta_log").glob("*.checkpoint.parquet"))] == [
+        f"{10:020d}"
+    ]
+    # From the checkpoint alone: also the file with a deletion vector is removed, and a column comes.
+    for version in range(10):
+        (tmp_path / "table" / "_delta_log" / f"{version:020d}.json").unlink()
+    assert read(10) == [(30, d2), (32, d2), (33, d2), (50, d1), (51, d1)]
+    commit([d2], [write(d2, 60, 1)], "id bigint, tags array<string>, color string")
+    assert read(11) == [(50, d1), (51, d1), (60, d2)]
+    assert spark.read.format("delta").load(str(folder)).columns == ["id", "tags", "ds", "color"]
+    assert DeltaLog(folder).columns()["color"] == "string"
+    spark.sql(f"OPTIMIZE {table}")
+    assert [(r["id"], r["tags"]) for r in spark.read.format("delta").load(str(folder)).orderBy("id").collect()] == [
+        (50, ["50"]),
+        (51, ["51"]),
+        (60, ["60"]),
+    ]

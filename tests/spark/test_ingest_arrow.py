@@ -285,7 +285,7 @@ def joined(lines: Sequence[str]) -> bytes:
     return "\n".join(lines).encode()
 
 
-@pytest.mark.parametrize("form", ["csv", "csv of Berlin, nulls, no header", "jsonl"])
+@pytest.mark.parametrize("form", ["csv", "csv of Berlin, nulls, no header", "jsonl", "criteo"])
 def test_arrow_takes_what_spark_would(spark: SparkSession, tmp_path: Path, form: str) -> None:
     runs: list[tuple[int, int]] = []
     numbers = count()

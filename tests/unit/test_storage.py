@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,22 @@ def test_a_file_is_replaced(home: Location) -> None:
     assert file.read_text() == "zwei ä"
     assert file.size() == len("zwei ä".encode())
     assert names(file.parent) == ["b.json"]
+
+
+def test_a_new_file_has_one_writer(home: Location) -> None:
+    def write(n: int) -> bool:
+        return (home / "log" / "1").put_new_text(f"{n}" * 10_000)
+
+    with ThreadPoolExecutor(8) as pool:
+        won = [n for n, mine in enumerate(pool.map(write, range(8))) if mine]
+    assert len(won) == 1
+    assert (home / "log" / "1").read_text() == f"{won[0]}" * 10_000
+    assert names(home / "log") == ["1"]
+
+
+def test_a_new_file_where_no_rename_refuses_to_replace(home: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "_renameat2", lambda: None)
+    test_a_new_file_has_one_writer(home)
 
 
 def test_a_new_file_is_not_there_until_the_block_ends_well(home: Location) -> None:

@@ -133,3 +133,22 @@ def test_the_nth_call(
         else:
             raise AssertionError("no end")
     assert made > 10
+
+
+@pytest.mark.parametrize("kills", [False, True], ids=["fails", "killed"])
+def test_a_new_file_is_whole_or_not_there(tmp_path: Path, kills: bool) -> None:
+    for n in range(1, 100):
+        home = local(tmp_path / str(n))
+        with faulty(n, kills) as fault:
+            try:
+                written = (home / "log" / "1").put_new_text("new" * 100)
+            except (Killed, OSError):
+                written = False
+        assert seen(home / "log" / "1") in (["new" * 100] if written else [None, "new" * 100])
+        if fault.made < n:
+            assert written
+            return
+        # Once more: it is there, or now it is.
+        (home / "log" / "1").put_new_text("new" * 100)
+        assert seen(home / "log" / "1") == "new" * 100
+    raise AssertionError("it never ends")

@@ -23,9 +23,18 @@ _NAME = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-fA-F-]{
 _SIDECARS = "_sidecars"
 #: What is read of each action, where a file has it. Statistics may be text, a struct, or both.
 _FIELDS = {
-    "add": ("path", "partitionValues", "stats", "deletionVector", "stats_parsed.numRecords"),
-    "metaData": ("schemaString", "configuration", "partitionColumns"),
-    "protocol": ("minReaderVersion", "readerFeatures"),
+    "add": ("path", "partitionValues", "size", "stats", "deletionVector", "stats_parsed.numRecords"),
+    "metaData": (
+        "id",
+        "name",
+        "description",
+        "format",
+        "schemaString",
+        "configuration",
+        "partitionColumns",
+        "createdTime",
+    ),
+    "protocol": ("minReaderVersion", "minWriterVersion", "readerFeatures", "writerFeatures"),
     "txn": ("appId", "version"),
     "sidecar": ("path",),
 }

@@ -147,7 +147,7 @@ class DeltaLog:
     def user_metadata(self) -> Iterator[tuple[int, str]]:
         """(version, userMetadata) of the commits that have one, newest first."""
         for version in sorted(self._versions(), reverse=True):
-            for action in self._actions(version):
+            for action in self.actions(version):
                 text = action.get("commitInfo", {}).get("userMetadata")
                 if text is not None:
                     yield version, str(text)
@@ -158,7 +158,7 @@ class DeltaLog:
         None where it has written none, or so long ago that the log does not say.
         """
         for at in sorted((v for v in self._versions() if v <= version), reverse=True):
-            for action in self._actions(at):
+            for action in self.actions(at):
                 if (txn := action.get("txn")) and txn["appId"] == application:
                     return int(txn["version"])
         checkpoint = newest_checkpoint(self._log, version)
@@ -170,7 +170,7 @@ class DeltaLog:
         for version in sorted(self._versions(), reverse=True):
             if version <= after:
                 return
-            actions = list(self._actions(version))
+            actions = list(self.actions(version))
             info: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
             yield Commit(
                 version,
@@ -231,7 +231,8 @@ class DeltaLog:
     def _versions(self) -> set[int]:
         return {int(m.group(1)) for p in self._log.entries() if (m := _COMMIT.fullmatch(p.name))}
 
-    def _actions(self, version: int) -> Iterator[dict[str, Any]]:
+    def actions(self, version: int) -> Iterator[dict[str, Any]]:
+        """The actions of one commit, in their order. Raises FileNotFoundError."""
         with (self._log / f"{version:020d}.json").open() as f:
             for line in f:
                 if line.strip():
@@ -248,7 +249,7 @@ class DeltaLog:
         for at in range(0 if checkpoint is None else checkpoint.version + 1, version + 1):
             if at not in versions:
                 return None
-            for action in self._actions(at):
+            for action in self.actions(at):
                 found.apply(action)
         return found
 

@@ -22,7 +22,7 @@ from headrace.lake.sources.talkingdata import TIMES, TWO_DIGIT_HOUR
 #: Keys of `source` that are known here; another one that is not at its default is left to Spark.
 _KNOWN = {"format", "path", "separator", "header", "null_value", "catch_up_days", "timezone", "timestamps", "complete"}
 _KNOWN_OF_COLUMNS = {"name", "type", "required"}
-_FORMATS = ("clicks", "csv", "jsonl", "talkingdata")
+_FORMATS = ("clicks", "criteo", "csv", "jsonl", "talkingdata")
 #: Endings by which Spark's reader knows that a file is compressed, `.gz` aside.
 _COMPRESSED = {".bz2", ".deflate", ".lz4", ".snappy", ".zst", ".zstd", ".passthrough", ".lzo", ".xz"}
 #: Uncompressed files are split into parts of so many bytes.

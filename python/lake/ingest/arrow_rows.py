@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from headrace.lake.blocks.lines import Part
 from headrace.lake.ingest.arrow_plan import ArrowPlan, grouped_by_day, split_files
-from headrace.lake.ingest.data_file import WrittenFile, data_schema
+from headrace.lake.ingest.data_file import WrittenFile, data_schema, remove_files
 from headrace.lake.ingest.profile import FileProfile
 from headrace.lake.ingest.read_lines import CountTask, PartCounts, ReadTask
 from headrace.lake.ingest.repeats import REPEATED, SUSPECTS, HashTask, KeyedFile, RepeatTask, SuspectTask
@@ -202,12 +202,6 @@ def read_by_arrow(
         if any(p.lines != p.skipped + p.good + p.left for p in of):
             raise RuntimeError(f"lines of landing file {plan.files[i].name} were lost: {of}")
     return rows
-
-
-def remove_files(table: Location, files: Sequence[WrittenFile]) -> None:
-    """Remove data files that no commit names."""
-    for file in files:
-        (table / file.path).remove_quietly()
 
 
 def typed_files(folder: Location, days: Sequence[str]) -> list[tuple[str, Location]]:

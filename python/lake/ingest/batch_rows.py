@@ -10,7 +10,7 @@ from functools import cached_property, reduce
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
@@ -25,7 +25,7 @@ from headrace.lake.ingest.profile import FileProfile, profiles
 from headrace.lake.ingest.read_lines import LEFT_FOLDER
 from headrace.lake.ingest.source_context import SourceContext
 from headrace.lake.ingest.typed_rows import typed
-from headrace.lake.ingest.write_rows import Dropped, TypedRowsTask
+from headrace.lake.ingest.write_rows import Dropped, TypedRowsTask, codec_of
 from headrace.lake.landing import LandingDay, following
 from headrace.lake.session import spark_settings
 from headrace.lake.sources.formats import FORMATS, SourceFormat
@@ -35,7 +35,6 @@ from headrace.lake.tasks import run_tasks
 from headrace.storage import Location
 
 _LOG = logging.getLogger("headrace.lake")
-_CODEC = "spark.sql.parquet.compression.codec"
 #: As few lines that Spark has judged are written by the driver.
 _FEW = 50_000
 
@@ -204,11 +203,6 @@ def near_files(
     first, last, pending = _nearby(ctx, plan, days, left_out)
     found = [(str(f.partition.get("ds")), f.path) for f in files]
     return [(ds, path) for ds, path in found if first <= ds <= last and ds not in pending]
-
-
-def codec_of(spark: SparkSession) -> str:
-    """The compression of data files, as Spark's own writers have it."""
-    return str(spark.conf.get(_CODEC, "snappy"))
 
 
 def _nearby(

@@ -1,22 +1,22 @@
-"""Commits of data files that are there already: transactions of Delta's own."""
+"""The commits of ingest: days of a Delta table are replaced by data files that are there already."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Sequence
 from datetime import date
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructField
 
 from headrace.errors import UserError
+from headrace.lake.delta.transaction import Transaction
 from headrace.lake.ingest.data_file import WrittenFile, ddl_fields
-from headrace.lake.ingest.tables import SKIP_EMPTY
-from headrace.lake.session import spark_settings
 from headrace.storage import Location
+
+_LOG = logging.getLogger("headrace.lake")
 
 
 def commit_files(
@@ -29,10 +29,8 @@ def commit_files(
 ) -> None:
     """Replace the days' partitions by data files, in one commit: also where there are none, and were none.
 
-    A transaction of Delta's own: it is refused where another writer changed these days meanwhile.
-
     Args:
-        spark: the session.
+        spark: the session, which is asked only where others have given the table constraints, and for checkpoints.
         table: its folder.
         days: ISO days.
         files: of these days, in the table's folder.
@@ -40,73 +38,43 @@ def commit_files(
         columns: that the table has afterwards, in Spark's DDL; those that it lacks are added.
 
     Raises:
-        UserError: rows break a constraint that others have given the table.
+        UserError: rows break a constraint that others have given the table; another writer has changed these days, or
+            the table itself, meanwhile; a table that must not be written without Spark.
     """
-    jvm: Any = spark._jvm
-    delta = jvm.org.apache.spark.sql.delta
-    session = spark._jsparkSession
-    predicate = "ds IN ({})".format(", ".join(f"'{date.fromisoformat(ds).isoformat()}'" for ds in days))
-    transaction = delta.DeltaLog.forTable(session, str(table)).startTransaction()
-    described = json.loads(transaction.metadata().json())["metaData"]
-    _check(spark, table, described, files)
-    if columns:
-        _add_columns(jvm, transaction, described, ddl_fields(columns))
-    parsed = session.sessionState().sqlParser().parseExpression(predicate)
-    live = transaction.filterFiles(_sequence(jvm, [parsed]), False)
-    now = int(time.time() * 1000)
-    actions = [live.apply(i).removeWithTimestamp(now, True) for i in range(live.size())]
-    actions += [delta.actions.Action.fromJson(f.add_action()) for f in files]
-    write = getattr(jvm, "org.apache.spark.sql.delta.DeltaOperations$Write")
-    some = jvm.scala.Some
-    operation = write(
-        jvm.org.apache.spark.sql.SaveMode.Overwrite, jvm.scala.Option.empty(), some(predicate), some(metadata)
-    )
-    with spark_settings(spark, {SKIP_EMPTY: "false"}):
-        transaction.commit(_sequence(jvm, actions), operation)
+    transaction = Transaction(table)
+    _check(spark, table, transaction.constraints, files)
+    values = [date.fromisoformat(ds).isoformat() for ds in days]
+    fields = [f.jsonValue() for f in ddl_fields(columns)] if columns else []
+    version = transaction.replace("ds", values, [f.add_action() for f in files], metadata, fields)
+    if transaction.wants_checkpoint(version):
+        _checkpoint(spark, table)
 
 
-def _check(spark: SparkSession, table: Location, metadata: Mapping[str, Any], files: Sequence[WrittenFile]) -> None:
+def _check(spark: SparkSession, table: Location, constraints: dict[str, str], files: Sequence[WrittenFile]) -> None:
     """What Delta checks where Spark writes: constraints that others have given the table.
 
     Raises:
-        UserError: rows break one, or the table's columns have other names in its files.
+        UserError: rows break one.
     """
-    configuration = metadata["configuration"]
-    if configuration.get("delta.columnMapping.mode", "none") != "none":
-        raise UserError(f"{table} has column mapping, and ingest writes columns by their own names; turn it off")
-    fields = json.loads(metadata["schemaString"])["fields"]
-    checks = {k: v for k, v in configuration.items() if k.startswith("delta.constraints.")}
-    checks |= {f"{f['name']} is not null": f"`{f['name']}` IS NOT NULL" for f in fields if not f["nullable"]}
-    if not checks:
-        return
-    for ds in sorted({f.ds for f in files}):
+    for ds in sorted({f.ds for f in files}) if constraints else ():
         paths = [str(table / f.path) for f in files if f.ds == ds]
         rows = spark.read.parquet(*paths).withColumn("ds", F.lit(ds))
-        for name, text in checks.items():
+        for name, text in constraints.items():
             broken = rows.where(~F.coalesce(F.expr(text), F.lit(False))).count()
             if broken:
                 raise UserError(
-                    f"{broken:,} rows of {ds} break the constraint '{name.removeprefix('delta.constraints.')}' of "
-                    f"{table}; nothing of the day was loaded. Drop the constraint, or keep such rows out by "
-                    f"table.expectations.ranges"
+                    f"{broken:,} rows of {ds} break the constraint '{name}' of {table}; nothing of the day was "
+                    f"loaded. Drop the constraint, or keep such rows out by table.expectations.ranges"
                 )
 
 
-def _add_columns(jvm: Any, transaction: Any, metadata: dict[str, Any], columns: Sequence[StructField]) -> None:
-    """Let the table have columns that it lacks."""
-    schema = json.loads(metadata["schemaString"])
-    there = {field["name"].lower() for field in schema["fields"]}
-    new = [field.jsonValue() for field in columns if field.name.lower() not in there]
-    if not new:
-        return
-    schema["fields"] += new
-    changed = {"metaData": metadata | {"schemaString": json.dumps(schema, ensure_ascii=False)}}
-    action = jvm.org.apache.spark.sql.delta.actions.Action.fromJson(json.dumps(changed, ensure_ascii=False))
-    transaction.updateMetadata(action, False)
-
-
-def _sequence(jvm: Any, items: Sequence[Any]) -> Any:
-    listed = jvm.java.util.ArrayList()
-    for item in items:
-        listed.add(item)
-    return jvm.scala.jdk.javaapi.CollectionConverters.asScala(listed).toSeq()
+def _checkpoint(spark: SparkSession, table: Location) -> None:
+    """Delta's own, as its writers leave one after some commits: who reads the table then reads less of its log."""
+    jvm: Any = spark._jvm
+    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, str(table))
+    try:
+        # Beginning a transaction reads the newest version.
+        log.startTransaction()
+        log.checkpoint()
+    except Py4JJavaError as e:  # the commit is there
+        _LOG.warning("%s: no checkpoint was written: %s", table, e.java_exception.getMessage())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any
@@ -67,20 +67,22 @@ class WrittenFile:
     #: Delta's statistics, as JSON text.
     stats: str
 
-    def add_action(self) -> str:
-        """The action of Delta's log that adds it, as JSON text."""
-        return json.dumps(
-            {
-                "add": {
-                    "path": self.path,
-                    "partitionValues": {"ds": self.ds},
-                    "size": self.size,
-                    "modificationTime": self.modified,
-                    "dataChange": True,
-                    "stats": self.stats,
-                }
-            }
-        )
+    def add_action(self) -> dict[str, Any]:
+        """The `add` action of Delta's log."""
+        return {
+            "path": self.path,
+            "partitionValues": {"ds": self.ds},
+            "size": self.size,
+            "modificationTime": self.modified,
+            "dataChange": True,
+            "stats": self.stats,
+        }
+
+
+def remove_files(table: Location, files: Sequence[WrittenFile]) -> None:
+    """Remove data files that no commit names."""
+    for file in files:
+        (table / file.path).remove_quietly()
 
 
 class DataFileWriter:

@@ -21,12 +21,11 @@ from pyspark.sql import SparkSession
 
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.ingest.arrow_rows import remove_files
 from headrace.lake.ingest.assess import assess_day
 from headrace.lake.ingest.batch_rows import BatchRows, Places, read_batch
 from headrace.lake.ingest.commit import commit_files
 from headrace.lake.ingest.completeness import behind, incomplete, warn_left_out
-from headrace.lake.ingest.data_file import WrittenFile, data_schema
+from headrace.lake.ingest.data_file import WrittenFile, data_schema, remove_files
 from headrace.lake.ingest.day_files import DayFiles
 from headrace.lake.ingest.load_history import LoadRecord
 from headrace.lake.ingest.plan import LoadPlan

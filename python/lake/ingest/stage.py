@@ -135,7 +135,7 @@ def _load(source: SourceContext, plan: LoadPlan | TableCheck | None, spark: Spar
         plan.run(spark)
         return
     check_columns(source.table, source.events, source.where)
-    create_tables(spark, source.table, source.events, source.quarantine)
+    create_tables(source.table, source.events, source.quarantine)
     Load(source, plan, spark).run()
 
 

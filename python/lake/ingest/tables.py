@@ -4,46 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from delta.tables import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
-
 from headrace.config import Table
 from headrace.errors import UserError
-from headrace.lake.delta.log import LOG_RETENTION, DeltaLog
-from headrace.lake.session import spark_settings
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.transaction import create_table
+from headrace.lake.ingest.data_file import ddl_fields
 from headrace.storage import Location
 
-#: Delta leaves out a commit that changes nothing, and with it the record of the load.
-SKIP_EMPTY = "spark.databricks.delta.skipRecordingEmptyCommits"
 #: Columns of the table of bad rows.
 QUARANTINE = "_source_file string, _source_line bigint, _raw string, _reason string, ds string"
 
 
-def create_tables(spark: SparkSession, table: Table, events: Location, quarantine: Location) -> None:
-    """Make both tables, empty, where they are not there."""
-    create_quarantine(spark, quarantine)
-    _create(spark, events, f"{table.spark_schema}, _source_file string, _source_line bigint, ds string")
+def create_tables(table: Table, events: Location, quarantine: Location) -> None:
+    """Make both tables, empty, where they are not there. Needs an active session, which reads the declaration."""
+    create_quarantine(quarantine)
+    _create(events, f"{table.spark_schema}, _source_file string, _source_line bigint, ds string")
 
 
-def create_quarantine(spark: SparkSession, quarantine: Location) -> None:
-    """Make the table of bad rows, empty, where it is not there."""
-    _create(spark, quarantine, QUARANTINE)
+def create_quarantine(quarantine: Location) -> None:
+    """Make the table of bad rows, empty, where it is not there. Needs an active session."""
+    _create(quarantine, QUARANTINE)
 
 
-def _create(spark: SparkSession, path: Location, ddl: str) -> None:
+def _create(path: Location, ddl: str) -> None:
     if DeltaLog(path).version is None:
-        schema = spark.createDataFrame([], ddl).schema
-        (
-            DeltaTable.createIfNotExists(spark)
-            .location(str(path))
-            .addColumns(schema)
-            .partitionedBy("ds")
-            # The load history is in the log.
-            .property("delta.logRetentionDuration", LOG_RETENTION)
-            .property("delta.enableDeletionVectors", "false")
-            .property("delta.enableChangeDataFeed", "true")
-            .execute()
-        )
+        create_table(path, [f.jsonValue() for f in ddl_fields(ddl)], ["ds"])
 
 
 def check_columns(table: Table, events: Location, where: str = "") -> None:
@@ -65,20 +50,6 @@ def may_have_rows(table: Location, days: Collection[str]) -> bool:
     log = DeltaLog(table)
     files = log.files(log.version) if log.version is not None else []
     return files is None or any(f.partition.get("ds") in days for f in files)
-
-
-def replace_days(frame: DataFrame, path: Location, days: Collection[str], metadata: str) -> None:
-    """Replace the days' partitions by the rows, in one commit: also where there are none, and were none."""
-    listed = ", ".join(f"'{ds}'" for ds in days)
-    with spark_settings(frame.sparkSession, {SKIP_EMPTY: "false"}):
-        (
-            frame.write.format("delta")
-            .mode("overwrite")
-            .option("replaceWhere", f"ds IN ({listed})")
-            .option("mergeSchema", "true")
-            .option("userMetadata", metadata)
-            .save(str(path))
-        )
 
 
 def _same_type(existing: str, declared: str) -> bool:

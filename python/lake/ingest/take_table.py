@@ -24,13 +24,16 @@ from headrace.lake.delta.log import DeltaLog
 from headrace.lake.ingest import deduplicate, expectations
 from headrace.lake.ingest.assess import summed
 from headrace.lake.ingest.changed_days import count_changes, net_change, refuse_changes
+from headrace.lake.ingest.commit import commit_files
 from headrace.lake.ingest.completeness import behind, declared_rows, incomplete, lacking, warn_left_out
+from headrace.lake.ingest.data_file import WrittenFile, remove_files
 from headrace.lake.ingest.judged_rows import judged, newest, profiles, to_quarantine
 from headrace.lake.ingest.plan import declaration, declared_table
 from headrace.lake.ingest.profile import FileProfile
 from headrace.lake.ingest.source_context import SourceContext
-from headrace.lake.ingest.tables import QUARANTINE, create_quarantine, replace_days
+from headrace.lake.ingest.tables import create_quarantine
 from headrace.lake.ingest.taken_days import TakenDay, TakenDays, metadata
+from headrace.lake.ingest.write_rows import QUARANTINE, frame_files
 from headrace.lake.session import session
 from headrace.lake.source_tables.declared import StoredColumns, table_rows
 from headrace.lake.source_tables.opened import TablePlace, find_table, open_table, table_name
@@ -315,15 +318,22 @@ class TableCheck:
         stored: StoredColumns,
     ) -> None:
         days = [r.ds for r in records]
-        create_quarantine(spark, self.ctx.quarantine)
-        if any(r.left_out for r in records):
-            if repeated is not None:
-                why = f"repeats a row with the same {', '.join(self.table.keys)}"
-                repeated = repeated.select("_ds", "_file", "_line", F.lit(why).alias("_why"))
-            out = to_quarantine(rows.where(F.col("_ds").isin(days)), self.table, repeated)
-        else:
-            out = spark.createDataFrame([], QUARANTINE)
-        replace_days(out, self.ctx.quarantine, days, metadata(records, self.seen.place.facts(), stored.types))
+        create_quarantine(self.ctx.quarantine)
+        staging, files = self.ctx.staging, list[WrittenFile]()
+        staging.remove_quietly()
+        try:
+            if any(r.left_out for r in records):
+                if repeated is not None:
+                    why = f"repeats a row with the same {', '.join(self.table.keys)}"
+                    repeated = repeated.select("_ds", "_file", "_line", F.lit(why).alias("_why"))
+                out = to_quarantine(rows.where(F.col("_ds").isin(days)), self.table, repeated)
+                files = frame_files(out, self.ctx.quarantine, QUARANTINE, staging / "quarantine")
+            facts = metadata(records, self.seen.place.facts(), stored.types)
+            commit_files(spark, self.ctx.quarantine, days, files, facts)
+            files = []
+        finally:
+            remove_files(self.ctx.quarantine, files)
+            staging.remove_quietly()
 
 
 def table_result(seen: TableLook) -> Result:

@@ -1,4 +1,4 @@
-"""Data files without the rows that are not loaded: of rows that Spark has typed, and of data files already written."""
+"""Data files of rows that Spark has made, and data files written anew without the rows that are not loaded."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
 
 from headrace.lake.ingest.data_file import SOURCE_FILE, SOURCE_LINE, DataFileWriter, WrittenFile
 from headrace.lake.sources.frame import BAD, GOOD
+from headrace.lake.tasks import run_tasks
 from headrace.storage import Location
 
 Mask = npt.NDArray[np.bool_]
+_CODEC = "spark.sql.parquet.compression.codec"
 #: Rows of a line are numbered below 2^this.
 _COPY_BITS = 20
 #: The columns of the quarantine table's data files.
@@ -146,6 +149,53 @@ class TypedRowsTask:
                 column = table.column(field.name)
             columns.append(column.cast(field.type) if column.type != field.type else column)
         return pa.Table.from_arrays(columns, schema=self.schema)
+
+
+@dataclass(frozen=True)
+class FrameRowsTask:
+    """Writes the rows of Parquet files of Spark's that have the schema's columns, as they are."""
+
+    #: (day of all rows, Parquet file).
+    work: tuple[tuple[str, Location], ...]
+    table: Location
+    schema: pa.Schema
+    codec: str
+
+    def __call__(self, number: int) -> Iterator[dict[str, Any]]:
+        ds, path = self.work[number]
+        writer = DataFileWriter(self.table, ds, self.schema, self.codec)
+        try:
+            parquet = pq.ParquetFile(path.local_path())
+            for group in range(parquet.num_row_groups):
+                rows = parquet.read_row_group(group, columns=self.schema.names, use_threads=False)
+                writer.add(rows.select(self.schema.names).cast(self.schema))
+            written = writer.close()
+        except BaseException:
+            writer.abandon()
+            raise
+        if written is not None:
+            yield asdict(written)
+
+
+def frame_files(frame: DataFrame, table: Location, schema: pa.Schema, scratch: Location) -> list[WrittenFile]:
+    """Data files of a frame's rows, which no commit names yet.
+
+    Args:
+        frame: the schema's columns and `ds`.
+        table: the Delta table's folder.
+        schema: of the data files.
+        scratch: a folder that is not there.
+    """
+    frame.write.partitionBy("ds").parquet(str(scratch))
+    days = [f for f in scratch.entries() if f.name.startswith("ds=")]
+    work = tuple((day.name[3:], path) for day in days for path in day.entries() if path.suffix == ".parquet")
+    task = FrameRowsTask(work, table, schema, codec_of(frame.sparkSession))
+    return [WrittenFile(**f) for f in run_tasks(frame.sparkSession if len(work) > 1 else None, len(work), task)]
+
+
+def codec_of(spark: SparkSession) -> str:
+    """The compression of data files, as Spark's own writers have it."""
+    return str(spark.conf.get(_CODEC, "snappy"))
 
 
 def _looked_up(maps: pa.ChunkedArray, name: str) -> pa.ChunkedArray:

@@ -1,0 +1,260 @@
+"""Commits to a Delta table without Spark: a table is made, or partitions of it are replaced by data files.
+
+Written to Delta's protocol document (PROTOCOL.md of delta-io/delta). A commit is one file of the log that appears whole
+or not at all, and only under a version that nobody has taken; where others have taken it first, the commit goes after
+theirs if they have changed nothing that it rests on, and is refused else. A table with features of which a writer must
+know more than is here is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from headrace.errors import UserError
+from headrace.lake.delta.log import LOG_RETENTION, DeltaLog, TableState
+from headrace.storage import Location
+
+#: Writer features that ask nothing of a commit that adds and removes whole files of a table with these settings.
+#: `invariants`, `checkConstraints`: the caller's to check (`Transaction.constraints`).
+_WRITER_FEATURES = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "columnMapping",
+        "deletionVectors",
+        "domainMetadata",
+        "generatedColumns",
+        "identityColumns",
+        "invariants",
+        "timestampNtz",
+        "typeWidening",
+        "typeWidening-preview",
+        "v2Checkpoint",
+        "vacuumProtocolCheck",
+    }
+)
+#: Writer versions below this one mean features up to these, and 7 those that are listed.
+_MOST_VERSION = 7
+#: What a column's metadata has where its values are not the writer's to choose.
+_MADE = ("delta.generationExpression", "delta.identity.start", "delta.invariants")
+_NOT_IN_NAMES = set(" ,;{}()\n\t=")
+_CHECKPOINT_INTERVAL = 10
+#: As `delta-spark` makes a table with these settings.
+_PROTOCOL = {"minReaderVersion": 1, "minWriterVersion": 7}
+_CONFIGURATION = {
+    "delta.enableChangeDataFeed": "true",
+    "delta.enableDeletionVectors": "false",
+    # The load history is in the log.
+    "delta.logRetentionDuration": LOG_RETENTION,
+}
+
+
+def create_table(folder: Location, fields: Sequence[Mapping[str, Any]], partitioned_by: Sequence[str]) -> None:
+    """Make an empty table, where there is none.
+
+    Args:
+        folder: of the table.
+        fields: its columns, as the schema's JSON has them.
+        partitioned_by: names of columns.
+
+    Raises:
+        UserError: a name that a table cannot have.
+    """
+    names = [str(f["name"]) for f in fields]
+    for name in names:
+        if not name or set(name) & _NOT_IN_NAMES:
+            raise UserError(f"{folder}: a Delta table cannot have a column '{name}'; give it another name")
+        if sum(name.lower() == other.lower() for other in names) > 1:
+            raise UserError(f"{folder}: a Delta table cannot have two columns '{name}'; give one another name")
+    metadata = {
+        "id": str(uuid.uuid4()),
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": _json({"type": "struct", "fields": list(fields)}),
+        "partitionColumns": list(partitioned_by),
+        "configuration": _CONFIGURATION,
+        "createdTime": _now(),
+    }
+    parameters = {
+        "partitionBy": _json(list(partitioned_by)),
+        "clusterBy": "[]",
+        "description": None,
+        "isManaged": "false",
+        "properties": _json(_CONFIGURATION),
+    }
+    protocol = _PROTOCOL | {"writerFeatures": ["changeDataFeed", "appendOnly", "invariants"]}
+    info = _info("CREATE TABLE", parameters, None, is_append=True)
+    # Where another process has made it meanwhile, that one is as good.
+    _put(folder, 0, [{"commitInfo": info}, {"metaData": metadata}, {"protocol": protocol}])
+
+
+class Transaction:
+    """One commit to a table, which rests on its newest version at the beginning."""
+
+    def __init__(self, folder: Location) -> None:
+        """Raises UserError for a table that is not there, or that must not be written from here."""
+        self.folder = folder
+        self._log = DeltaLog(folder)
+        version = self._log.version
+        state = self._log.state(version) if version is not None else None
+        if version is None or state is None:
+            raise UserError(f"{folder}: there is no Delta table, or its log is not whole")
+        self._version, self._state = version, state
+        _check(folder, state)
+
+    @property
+    def fields(self) -> list[dict[str, Any]]:
+        """The table's columns, as the schema's JSON has them."""
+        found: list[dict[str, Any]] = json.loads(self._state.metadata["schemaString"])["fields"]
+        return found
+
+    @property
+    def constraints(self) -> dict[str, str]:
+        """By name: what must be true of every row, as SQL. The caller checks them before the commit."""
+        prefix = "delta.constraints."
+        found = {k.removeprefix(prefix): v for k, v in self._state.configuration.items() if k.startswith(prefix)}
+        required = (f["name"] for f in self.fields if not f["nullable"])
+        return found | {f"{name} is not null": f"`{name}` IS NOT NULL" for name in required}
+
+    def replace(
+        self,
+        column: str,
+        values: Collection[str],
+        adds: Sequence[Mapping[str, Any]],
+        user_metadata: str,
+        fields: Sequence[Mapping[str, Any]] = (),
+    ) -> int:
+        """Replace whole partitions by data files, in one commit: also where there are none, and were none.
+
+        Args:
+            column: the table's partition column.
+            values: of the partitions.
+            adds: the `add` actions of the data files.
+            user_metadata: the commit's userMetadata.
+            fields: columns that the table has afterwards, as the schema's JSON has them; those that it lacks are added.
+
+        Returns:
+            the version that was committed.
+
+        Raises:
+            UserError: another writer has changed these partitions, or the table itself, since this transaction began.
+        """
+        now = _now()
+        gone = [a for a in self._state.adds if dict(a["partitionValues"] or {}).get(column) in values]
+        if gone and self._state.configuration.get("delta.appendOnly") == "true":
+            raise UserError(f"{self.folder}: the table only grows (delta.appendOnly), and its days are replaced")
+        actions: list[Mapping[str, Any]] = [{"remove": _removal(add, now)} for add in gone]
+        actions += [{"add": add} for add in adds]
+        there = {str(f["name"]).lower() for f in self.fields}
+        new = [f for f in fields if str(f["name"]).lower() not in there]
+        if new:
+            schema = {"type": "struct", "fields": [*self.fields, *new]}
+            actions.insert(0, {"metaData": _plain(self._state.metadata) | {"schemaString": _json(schema)}})
+        listed = ", ".join(f"'{v}'" for v in sorted(values))
+        parameters = {"mode": "Overwrite", "predicate": f"{column} IN ({listed})"}
+        info = _info("WRITE", parameters, self._version, is_append=False) | {"userMetadata": user_metadata}
+        at = self._version + 1
+        while not _put(self.folder, at, [{"commitInfo": info}, *actions]):
+            self._allow(at, column, values)
+            at += 1
+        return at
+
+    def wants_checkpoint(self, version: int) -> bool:
+        """Whether a checkpoint is due after a commit."""
+        interval = int(self._state.configuration.get("delta.checkpointInterval", _CHECKPOINT_INTERVAL))
+        return version > 0 and version % interval == 0
+
+    def _allow(self, version: int, column: str, values: Collection[str]) -> None:
+        """Raises UserError where a commit of another writer is one that this one may not follow."""
+        operation, touches = "a commit", ""
+        for action in self._log.actions(version):
+            operation = action.get("commitInfo", {}).get("operation", operation)
+            if "metaData" in action or "protocol" in action:
+                touches = "the table itself"
+            file = action.get("add") or action.get("remove")
+            if file is None:
+                continue
+            partition = file.get("partitionValues")
+            if partition is None or dict(partition).get(column) in values:
+                touches = touches or ", ".join(sorted(values))
+        if touches:
+            raise UserError(
+                f"{self.folder}: {operation} at version {version} has changed {touches} meanwhile; nothing of "
+                f"{', '.join(sorted(values))} was loaded; run again"
+            )
+
+
+def _check(folder: Location, state: TableState) -> None:
+    configuration = state.configuration
+    if configuration.get("delta.columnMapping.mode", "none") != "none":
+        raise UserError(f"{folder} has column mapping, and ingest writes columns by their own names; turn it off")
+    version = state.protocol.get("minWriterVersion") or 1
+    unknown = sorted(set(state.protocol.get("writerFeatures") or ()) - _WRITER_FEATURES)
+    if version > _MOST_VERSION:
+        unknown.append(f"writer version {version}")
+    if unknown:
+        raise UserError(
+            f"{folder}: this Delta table uses features that headrace does not write: {', '.join(unknown)}; drop them "
+            f"(ALTER TABLE delta.`{folder}` DROP FEATURE {unknown[0]}), or move the table away to load it again"
+        )
+    for field in json.loads(state.metadata["schemaString"])["fields"]:
+        made = [key for key in _MADE if key in (field.get("metadata") or {})]
+        if made:
+            raise UserError(f"{folder}: column '{field['name']}' has {made[0]}, which headrace does not write")
+
+
+def _removal(add: Mapping[str, Any], now: int) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "path": add["path"],
+        "deletionTimestamp": now,
+        "dataChange": True,
+        "extendedFileMetadata": add.get("size") is not None,
+        "partitionValues": dict(add["partitionValues"] or {}),
+    }
+    return found | {key: _plain(add[key]) for key in ("size", "stats", "deletionVector") if add.get(key) is not None}
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: without nulls, and maps as maps. A Parquet map reads as a list of pairs."""
+    if isinstance(value, list) and value and all(isinstance(pair, tuple) for pair in value):
+        value = dict(value)
+    if isinstance(value, Mapping):
+        found = {k: _plain(v) for k, v in value.items() if v is not None}
+        for name in ("configuration", "options"):
+            if name in found:
+                found[name] = dict(found[name])
+        return found
+    return value
+
+
+def _info(operation: str, parameters: Mapping[str, Any], read: int | None, is_append: bool) -> dict[str, Any]:
+    return {
+        "timestamp": _now(),
+        "operation": operation,
+        "operationParameters": parameters,
+        **({} if read is None else {"readVersion": read}),
+        "isolationLevel": "Serializable",
+        "isBlindAppend": is_append,
+        "operationMetrics": {},
+        "engineInfo": "headrace",
+        "txnId": str(uuid.uuid4()),
+    }
+
+
+def _put(folder: Location, version: int, actions: Sequence[Mapping[str, Any]]) -> bool:
+    """Write a commit; False where the version is taken."""
+    text = "".join(_json(action) + "\n" for action in actions)
+    return (folder / "_delta_log" / f"{version:020d}.json").put_new_text(text)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _now() -> int:
+    """Milliseconds since 1970."""
+    return int(time.time() * 1000)

@@ -1,0 +1,179 @@
+"""Commits to a Delta table without Spark, as its log has them. What Spark reads of them: test_delta_log.py."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import UserError
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.transaction import Transaction, create_table
+from headrace.storage import Location, local
+
+FIELDS = [{"name": n, "type": t, "nullable": True, "metadata": {}} for n, t in (("id", "long"), ("ds", "string"))]
+
+
+def a_field(name: str, **metadata: str) -> dict[str, Any]:
+    return {"name": name, "type": "string", "nullable": True, "metadata": metadata}
+
+
+def add(ds: str, name: str, rows: int = 1) -> dict[str, Any]:
+    stats = json.dumps({"numRecords": rows})
+    path = f"ds={ds}/{name}"
+    return {"path": path, "partitionValues": {"ds": ds}, "size": 9, "modificationTime": 1, "dataChange": True} | {
+        "stats": stats
+    }
+
+
+def live(folder: Location) -> dict[str, int]:
+    """Rows by data file of the newest version."""
+    log = DeltaLog(folder)
+    assert log.version is not None
+    return {f.path.name: f.rows or 0 for f in log.files(log.version) or ()}
+
+
+def alter(folder: Location, version: int, *actions: dict[str, Any]) -> None:
+    """A commit of somebody else."""
+    assert (folder / "_delta_log" / f"{version:020d}.json").put_new_text("".join(json.dumps(a) + "\n" for a in actions))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Location:
+    made = local(tmp_path / "table")
+    create_table(made, FIELDS, ["ds"])
+    return made
+
+
+def test_partitions_are_replaced(folder: Location) -> None:
+    assert Transaction(folder).replace("ds", ["d1"], [add("d1", "a", 3)], "one") == 1
+    assert Transaction(folder).replace("ds", ["d2"], [add("d2", "b", 4), add("d2", "c", 5)], "two") == 2
+    assert live(folder) == {"a": 3, "b": 4, "c": 5}
+    assert Transaction(folder).replace("ds", ["d1", "d3"], [add("d3", "d", 6)], "three") == 3
+    assert live(folder) == {"b": 4, "c": 5, "d": 6}
+    # Also where nothing changes: the commit's metadata is a record.
+    assert Transaction(folder).replace("ds", ["d1"], [], "four") == 4
+    assert [text for _, text in DeltaLog(folder).user_metadata()] == ["four", "three", "two", "one"]
+    # A table that is there is not made again.
+    create_table(folder, FIELDS[1:], ["ds"])
+    assert DeltaLog(folder).columns() == {"id": "long", "ds": "string"}
+    with pytest.raises(UserError, match="there is no Delta table"):
+        Transaction(folder / "nowhere")
+
+
+DAYS = st.sampled_from(["d1", "d2", "d3"])
+LOADS = st.lists(st.tuples(st.sets(DAYS, min_size=1), st.integers(0, 2)), max_size=6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(LOADS)
+def test_any_sequence_of_loads(tmp_path_factory: pytest.TempPathFactory, loads: list[tuple[set[str], int]]) -> None:
+    folder = local(tmp_path_factory.mktemp("log"))
+    create_table(folder, FIELDS, ["ds"])
+    expected: dict[str, set[str]] = {}
+    for n, (days, files) in enumerate(loads):
+        names = {ds: {f"{n}-{ds}-{k}" for k in range(files)} for ds in days}
+        adds = [add(ds, name) for ds in sorted(days) for name in sorted(names[ds])]
+        Transaction(folder).replace("ds", days, adds, "")
+        expected |= names
+    assert set(live(folder)) == {name for names in expected.values() for name in names}
+
+
+def test_columns_are_added(folder: Location) -> None:
+    fields = [*FIELDS, a_field("color"), a_field("ID")]
+    Transaction(folder).replace("ds", ["d1"], [add("d1", "a")], "", fields)
+    assert DeltaLog(folder).columns() == {"id": "long", "ds": "string", "color": "string"}
+    before = next(a for a in DeltaLog(folder).actions(0) if "metaData" in a)["metaData"]
+    after = next(a for a in DeltaLog(folder).actions(1) if "metaData" in a)["metaData"]
+    assert {k: v for k, v in before.items() if k != "schemaString"} == {
+        k: v for k, v in after.items() if k != "schemaString"
+    }
+    Transaction(folder).replace("ds", ["d1"], [add("d1", "b")], "", fields)
+    assert not [a for a in DeltaLog(folder).actions(2) if "metaData" in a]
+
+
+def test_a_commit_follows_those_of_others_that_it_does_not_rest_on(folder: Location) -> None:
+    Transaction(folder).replace("ds", ["d1"], [add("d1", "a")], "")
+    mine = Transaction(folder)
+    alter(folder, 2, {"commitInfo": {"operation": "WRITE"}}, {"add": add("d2", "b")})
+    alter(folder, 3, {"commitInfo": {"operation": "VACUUM START"}})
+    assert mine.replace("ds", ["d1"], [add("d1", "c")], "") == 4
+    assert set(live(folder)) == {"b", "c"}
+
+
+@pytest.mark.parametrize(
+    ("action", "what"),
+    [
+        ({"add": add("d1", "b")}, "d1"),
+        ({"remove": {"path": "ds=d1/a", "partitionValues": {"ds": "d1"}, "dataChange": True}}, "d1"),
+        # A removal that does not say of which partition.
+        ({"remove": {"path": "ds=d1/a", "dataChange": True}}, "d1"),
+        ({"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}, "the table itself"),
+        ({"metaData": {"id": "x"}}, "the table itself"),
+    ],
+)
+def test_a_commit_is_refused_where_others_changed_what_it_rests_on(
+    folder: Location, action: dict[str, Any], what: str
+) -> None:
+    Transaction(folder).replace("ds", ["d1"], [add("d1", "a")], "")
+    mine = Transaction(folder)
+    alter(folder, 2, {"commitInfo": {"operation": "UPDATE"}}, action)
+    with pytest.raises(UserError, match=rf"UPDATE at version 2 has changed {what} meanwhile; nothing of d1 was loaded"):
+        mine.replace("ds", ["d1"], [add("d1", "c")], "")
+    assert DeltaLog(folder).version == 2
+
+
+def test_writers_at_once_take_turns(folder: Location) -> None:
+    def load(n: int) -> int:
+        return Transaction(folder).replace("ds", [f"d{n}"], [add(f"d{n}", str(n), n + 1)], "")
+
+    with ThreadPoolExecutor(4) as pool:
+        versions = list(pool.map(load, range(16)))
+    assert sorted(versions) == list(range(1, 17))
+    assert live(folder) == {str(n): n + 1 for n in range(16)}
+
+
+@pytest.mark.parametrize(
+    ("change", "refusal"),
+    [
+        ({"protocol": {"minWriterVersion": 7, "writerFeatures": ["rowTracking", "appendOnly"]}}, "write: rowTracking"),
+        ({"protocol": {"minWriterVersion": 8}}, "writer version 8"),
+        ({"metaData": {"configuration": {"delta.columnMapping.mode": "name"}}}, "has column mapping"),
+        (
+            {"metaData": {"schemaString": json.dumps({"fields": [a_field("x", **{"delta.invariants": "x > 1"})]})}},
+            "column 'x' has delta.invariants",
+        ),
+        ({"metaData": {"configuration": {"delta.appendOnly": "true"}}}, "the table only grows"),
+    ],
+)
+def test_tables_that_need_a_writer_who_knows_more(folder: Location, change: dict[str, Any], refusal: str) -> None:
+    Transaction(folder).replace("ds", ["d1"], [add("d1", "a")], "")
+    kind = next(iter(change))
+    whole = next(a[kind] for a in DeltaLog(folder).actions(0) if kind in a)
+    alter(folder, 2, {kind: whole | change[kind]})
+    with pytest.raises(UserError, match=refusal):
+        Transaction(folder).replace("ds", ["d1"], [], "")
+
+
+def test_constraints_of_others_are_told(folder: Location) -> None:
+    whole = next(a["metaData"] for a in DeltaLog(folder).actions(0) if "metaData" in a)
+    schema = {"type": "struct", "fields": [FIELDS[0] | {"nullable": False}, FIELDS[1]]}
+    changed = {"schemaString": json.dumps(schema), "configuration": {"delta.constraints.few": "id < 9"}}
+    alter(folder, 1, {"metaData": whole | changed})
+    assert Transaction(folder).constraints == {"few": "id < 9", "id is not null": "`id` IS NOT NULL"}
+
+
+def test_names_that_a_table_cannot_have(tmp_path: Path) -> None:
+    for names, refusal in ((["a b"], "a column 'a b'"), (["a", "A"], "two columns 'a'"), ([""], "a column ''")):
+        with pytest.raises(UserError, match=refusal):
+            create_table(local(tmp_path), [a_field(n) for n in names], [])
+    assert DeltaLog(local(tmp_path)).version is None
+
+
+def test_a_checkpoint_is_due_after_some_commits(folder: Location) -> None:
+    assert [v for v in range(25) if Transaction(folder).wants_checkpoint(v)] == [10, 20]
