@@ -8,9 +8,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from headrace.models.dlrm import DLRM, PendingLookups
+from headrace.models.losses.pointwise import binary_cross_entropy
 from headrace.train.loop.prefetch import MicroBatch
 
 
@@ -41,4 +41,4 @@ class EagerForward:
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Sum over the micro-batch's rows / rows of the step: logits, labels float32 [B] -> []."""
-        return binary_cross_entropy_with_logits(logits, labels, reduction="sum") / self._batch_size
+        return binary_cross_entropy(logits, labels) / self._batch_size
