@@ -79,7 +79,7 @@ def test_a_bad_gradient_of_the_dense_part_is_refused_and_the_run_goes_on_from_be
     torch.set_num_threads(1)
     undisturbed, job = make_job(f"undisturbed-{value}"), make_job(f"dense-{value}")
     train_local(undisturbed)
-    real, calls = forward_backward.binary_cross_entropy_with_logits, []
+    real, calls = forward_backward.binary_cross_entropy, []
 
     def spoil(grad: Tensor) -> None:
         calls.append(1)
@@ -89,7 +89,7 @@ def test_a_bad_gradient_of_the_dense_part_is_refused_and_the_run_goes_on_from_be
     def loss(logits: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return real(Spoiled.apply(logits, spoil), *args, **kwargs)  # type: ignore[no-untyped-call]
 
-    monkeypatch.setattr(forward_backward, "binary_cross_entropy_with_logits", loss)
+    monkeypatch.setattr(forward_backward, "binary_cross_entropy", loss)
     with pytest.raises(Diverged, match=r"the gradient of .*'top\.0\.weight'.* is not finite at step 13") as e:
         train_local(job)
     assert e.value.step == 13
