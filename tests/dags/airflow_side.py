@@ -68,14 +68,15 @@ def run(wanted: list[str]) -> dict[str, Any]:
     DagBundlesManager().sync_bundles_to_db()
     with create_session() as session:  # a run is triggered by name: the database must know it
         sync_bag_to_db(found, "dags-folder", None, session=session)
+    declared = {(dag_id, task.task_id): task.retries for dag_id, dag in dags.items() for task in dag.tasks}
     for dag_id, conf in zip(wanted[::2], wanted[1::2], strict=True):
         asked = json.loads(conf)
         day = datetime.fromisoformat(asked.pop("logical_date", "2026-01-03T00:00:00+00:00"))
+        again = asked.pop("retries", False)
         for task in dags[dag_id].tasks:
             # A test is not to wait for a second try, unless it is about that, nor for the run that a task triggers.
-            task.retries, task.retry_delay = asked.get("retries", 0) and task.retries, timedelta(0)
+            task.retries, task.retry_delay = declared[dag_id, task.task_id] if again else 0, timedelta(0)
             task.wait_for_completion = False
-        asked.pop("retries", None)
         try:
             done = dags[dag_id].test(logical_date=day, run_conf=asked)
         except ParamValidationError as e:

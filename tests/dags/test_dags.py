@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from headrace.workspace import Workspace, checkout, pipeline_file
 
 AIRFLOW = checkout() / ".venv-airflow" / "bin" / "python"
 DAGS = checkout() / "airflow_dags"
-DS = "2026-01-04"
+DS, OTHER_DS = "2026-01-04", "2026-01-15"
 RETRAIN = [e.name for e in STAGES.values() if e.dag == "headrace_retrain"]
 SCORE = [e.name for e in STAGES.values() if e.dag == "headrace_score"]
 
@@ -69,14 +70,24 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
     return call
 
 
-@pytest.fixture
-def recorder(tmp_path: Path) -> Path:
-    """A stand-in for spark-submit that notes its arguments and variables, one line of JSON a call."""
-    path = tmp_path / "spark-submit"
+#: What the job answers on these days: its exit code at each try.
+CODES = {"2026-02-02": [2], "2026-02-03": [1], "2026-02-04": [69], "2026-02-05": [75, 75, 75, 0]}
+#: Asked for, and not in the folder of pipelines.
+NO_PIPELINES = ("click", "clicks\n", "../pipelines/clicks", str(pipeline_file("clicks")))
+
+
+def make_recorder(folder: Path) -> Path:
+    """A stand-in for spark-submit: it notes its arguments and variables, a line of JSON a call, and ends by CODES."""
+    path = folder / "spark-submit"
     path.write_text(
         f"#!{sys.executable}\nimport json, os, sys\n"
-        f"with open({str(tmp_path / 'calls')!r}, 'a') as f:\n"
+        f"with open({str(folder / 'calls')!r}, 'a') as f:\n"
         f"    f.write(json.dumps({{'argv': sys.argv[1:], 'env': dict(os.environ)}}) + '\\n')\n"
+        f"ds = sys.argv[sys.argv.index('--ds') + 1]\n"
+        f"codes = {CODES}.get(ds, [0])\n"
+        f"with open({str(folder / 'answers')!r} + ds, 'a+') as f:\n"
+        "    f.write('x')\n"
+        "    sys.exit(codes[min(f.tell(), len(codes)) - 1])\n"
     )
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
@@ -85,6 +96,11 @@ def recorder(tmp_path: Path) -> Path:
 def calls(recorder: Path) -> list[dict[str, Any]]:
     path = recorder.with_name("calls")
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def day_of(call: Mapping[str, Any]) -> str:
+    argv: list[str] = call["argv"]
+    return argv[argv.index("--ds") + 1]
 
 
 def options(argv: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -121,54 +137,84 @@ def test_what_the_dags_are(ask: Ask) -> None:
     assert (last["triggers"], last["trigger_rule"]) == ("headrace_score", "none_failed")
 
 
-def test_what_is_submitted(ask: Ask, recorder: Path, tmp_path: Path) -> None:
-    """Three days of the retraining DAG, of two pipelines; and one of the scoring DAG."""
-    home = tmp_path / "home with a blank"
-    folder = tmp_path / "pipelines"
-    folder.mkdir()
+@dataclass(frozen=True)
+class Recorded:
+    """What runs have submitted."""
+
+    home: Path
+    pipelines: Path
+    #: What airflow_side.py says of the days of the retraining DAG and of the scoring DAG.
+    submitted: list[dict[str, Any]]
+    #: Of NO_PIPELINES, and of the days of CODES.
+    refused: list[dict[str, Any]]
+    answered: list[dict[str, Any]]
+    triggered: list[dict[str, Any]]
+    log: str
+    calls: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def recorded(ask: Ask, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Runs of which each step is known and nothing is done, in one process of Airflow's."""
+    folder = tmp_path_factory.mktemp("recorded")
+    home, pipelines, recorder = folder / "home with a blank", folder / "pipelines", make_recorder(folder)
+    pipelines.mkdir()
     # The other pipeline has no baseline.
     bare = yaml.safe_load(pipeline_file("clicks").read_text())
-    (folder / "clicks.yaml").write_text(yaml.safe_dump(bare))
+    (pipelines / "clicks.yaml").write_text(yaml.safe_dump(bare))
     del bare["baseline"]
-    (folder / "bare.yaml").write_text(yaml.safe_dump(bare))
+    (pipelines / "bare.yaml").write_text(yaml.safe_dump(bare))
     env = {
         "HEADRACE_SPARK_SUBMIT": str(recorder),
         "HEADRACE_HOME": str(home),
-        "HEADRACE_PIPELINES": str(folder),
+        "HEADRACE_PIPELINES": str(pipelines),
         "AIRFLOW_CONN_OTHER": "http://:pw@x",
     }
-    seen = ask(
-        "run",
+    submitted: list[tuple[str, dict[str, Any]]] = [
         # Started at the end of the day DS: the run's interval is that day.
-        "headrace_retrain",
-        json.dumps({"logical_date": "2026-01-05T00:00:00+00:00"}),
-        "headrace_retrain",
-        json.dumps({"logical_date": "2026-01-06T00:00:00+00:00"}),
-        "headrace_retrain",
-        json.dumps({"logical_date": "2026-01-20T00:00:00+00:00", "ds": DS, "pipeline": "bare"}),
-        "headrace_score",
-        json.dumps({"ds": DS}),
-        env=env,
-    )
-    assert [r["state"] for r in seen["runs"]] == ["success"] * 4, seen["log"][-4000:]
-    states = dict.fromkeys([*RETRAIN, "score_this_day"], "success")
-    assert seen["runs"][0]["tasks"] == states
-    assert seen["runs"][2]["tasks"] == states | {"baseline": "skipped"}
-    # A scoring run of its own for each pipeline and day.
-    assert seen["triggered"] == [
-        {"dag": "headrace_score", "run": f"{pipeline}__{ds}", "conf": {"pipeline": pipeline, "ds": ds}}
-        for pipeline, ds in (("clicks", DS), ("clicks", "2026-01-05"), ("bare", DS))
+        ("headrace_retrain", {"logical_date": "2026-01-05T00:00:00+00:00"}),
+        ("headrace_retrain", {"logical_date": "2026-01-20T00:00:00+00:00", "ds": OTHER_DS, "pipeline": "bare"}),
+        ("headrace_score", {"ds": DS}),
     ]
-    made = calls(recorder)
-    expected = [(s, "clicks", ds) for ds in (DS, "2026-01-05") for s in RETRAIN]
-    expected += [(s, "bare", DS) for s in RETRAIN if s != "baseline"] + [(s, "clicks", DS) for s in SCORE]
+    refused = [("headrace_score", {"ds": DS, "pipeline": name}) for name in NO_PIPELINES]
+    answered = [("headrace_score", {"ds": ds, "retries": True}) for ds in CODES]
+    # What is refused comes last: it stays with the DAG in this process.
+    asked = [w for dag, conf in (*submitted, *answered, *refused) for w in (dag, json.dumps(conf))]
+    seen = ask("run", *asked, env=env)
+    runs, first, last = seen["runs"], len(submitted), len(submitted) + len(answered)
+    return Recorded(
+        home=home,
+        pipelines=pipelines,
+        submitted=runs[:first],
+        answered=runs[first:last],
+        refused=runs[last:],
+        triggered=seen["triggered"],
+        log=seen["log"],
+        calls=calls(recorder),
+    )
+
+
+def test_what_is_submitted(recorded: Recorded) -> None:
+    """A day of the retraining DAG for each of two pipelines, and one of the scoring DAG."""
+    assert [r["state"] for r in recorded.submitted] == ["success"] * 3, recorded.log[-4000:]
+    states = dict.fromkeys([*RETRAIN, "score_this_day"], "success")
+    assert recorded.submitted[0]["tasks"] == states
+    assert recorded.submitted[1]["tasks"] == states | {"baseline": "skipped"}
+    # A scoring run of its own for each pipeline and day.
+    assert recorded.triggered == [
+        {"dag": "headrace_score", "run": f"{pipeline}__{ds}", "conf": {"pipeline": pipeline, "ds": ds}}
+        for pipeline, ds in (("clicks", DS), ("bare", OTHER_DS))
+    ]
+    made = [c for c in recorded.calls if day_of(c) not in CODES]
+    expected = [(s, "clicks", DS) for s in RETRAIN]
+    expected += [(s, "bare", OTHER_DS) for s in RETRAIN if s != "baseline"] + [(s, "clicks", DS) for s in SCORE]
     assert len(made) == len(expected)
     for call, (stage, pipeline, ds) in zip(made, expected, strict=True):
         given, application = options(call["argv"])
         assert Path(application[0]).samefile(PROGRAM)
-        path = folder / f"{pipeline}.yaml"
+        path = recorded.pipelines / f"{pipeline}.yaml"
         assert application[1:] == [
-            *(stage, str(path), "--ds", ds, "--home", str(home)),
+            *(stage, str(path), "--ds", ds, "--home", str(recorded.home)),
             *("--set", "spark.master=local[2]"),
         ]
         assert given["--master"] == "local[2]"
@@ -184,43 +230,29 @@ def test_what_is_submitted(ask: Ask, recorder: Path, tmp_path: Path) -> None:
         assert env_seen["AIRFLOW_CONN_OTHER"] == ""
 
 
-def test_what_is_not_set_up_is_said_and_nothing_is_submitted(ask: Ask, recorder: Path, tmp_path: Path) -> None:
+def test_what_is_not_set_up_is_said_and_nothing_is_submitted(ask: Ask, tmp_path: Path) -> None:
+    recorder = make_recorder(tmp_path)
     env = {"HEADRACE_SPARK_SUBMIT": str(recorder), "HEADRACE_HOME": str(tmp_path / "home")}
-    seen = ask("run", "headrace_score", json.dumps({"ds": DS}), env=env, connection=None)
-    assert seen["runs"][0]["state"] == "failed"
-    assert "define the connection 'spark_default' as JSON" in seen["log"], seen["log"][-4000:]
-    assert calls(recorder) == []
-
-
-def test_only_pipelines_of_the_folder_may_be_asked_for(ask: Ask, recorder: Path, tmp_path: Path) -> None:
-    env = {"HEADRACE_SPARK_SUBMIT": str(recorder), "HEADRACE_HOME": str(tmp_path / "home")}
-    asked = []
-    for pipeline in ("click", "clicks\n", "../pipelines/clicks", str(pipeline_file("clicks"))):
-        asked += ["headrace_score", json.dumps({"ds": DS, "pipeline": pipeline})]
-    seen = ask("run", *asked, env=env)
-    assert [r["state"] for r in seen["runs"]] == ["failed", "failed", "refused", "refused"]
-    for message in ("no pipeline 'click' in", r"no pipeline 'clicks\n' in", "there are: attribution, clicks"):
+    asked = [w for name in ("clicks", "click") for w in ("headrace_score", json.dumps({"ds": DS, "pipeline": name}))]
+    seen = ask("run", *asked, env=env, connection=None)
+    assert [r["state"] for r in seen["runs"]] == ["failed", "failed"]
+    for message in ("define the connection 'spark_default' as JSON", "there are: attribution, clicks"):
         assert message in seen["log"], seen["log"][-4000:]
     assert calls(recorder) == []
 
 
-def test_what_the_user_must_mend_is_not_tried_again(ask: Ask, recorder: Path, tmp_path: Path) -> None:
+def test_only_pipelines_of_the_folder_may_be_asked_for(recorded: Recorded) -> None:
+    assert [r["state"] for r in recorded.refused] == ["failed", "failed", "refused", "refused"]
+    for message in ("no pipeline 'click' in", r"no pipeline 'clicks\n' in", "there are: bare, clicks"):
+        assert message in recorded.log, recorded.log[-4000:]
+
+
+def test_what_the_user_must_mend_is_not_tried_again(recorded: Recorded) -> None:
     """Exit code 2. A failure and another run at work (69) are, and a day that is not complete (75) is waited for."""
-    codes = {"2026-01-02": [2], "2026-01-03": [1], "2026-01-04": [69], "2026-01-05": [75, 75, 75, 0]}
-    answers = tmp_path / "answers"
-    recorder.write_text(
-        f"{recorder.read_text()}"
-        f"ds, codes = sys.argv[sys.argv.index('--ds') + 1], {codes}\n"
-        f"with open({str(answers)!r} + ds, 'a+') as f:\n"
-        "    f.write('x')\n"
-        "    sys.exit(codes[ds][min(f.tell(), len(codes[ds])) - 1])\n"
-    )
-    env = {"HEADRACE_SPARK_SUBMIT": str(recorder), "HEADRACE_HOME": str(tmp_path / "home")}
-    asked = [w for ds in codes for w in ("headrace_score", json.dumps({"ds": ds, "retries": True}))]
-    seen = ask("run", *asked, env=env)
-    assert [r["tasks"]["score"] for r in seen["runs"]] == [*["failed"] * 3, "success"], seen["log"][-4000:]
-    days = [c["argv"][c["argv"].index("--ds") + 1] for c in calls(recorder) if "score" in c["argv"]]
-    assert {ds: days.count(ds) for ds in codes} == {"2026-01-02": 1, "2026-01-03": 2, "2026-01-04": 2, "2026-01-05": 4}
+    assert [r["tasks"]["score"] for r in recorded.answered] == [*["failed"] * 3, "success"], recorded.log[-4000:]
+    days = [day_of(c) for c in recorded.calls if "score" in c["argv"]]
+    tries = {"2026-02-02": 1, "2026-02-03": 2, "2026-02-04": 2, "2026-02-05": 4}
+    assert {ds: days.count(ds) for ds in CODES} == tries
 
 
 @pytest.fixture(scope="module")
