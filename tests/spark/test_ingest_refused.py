@@ -33,7 +33,7 @@ def test_expectations_stop_the_day_before_anything_of_it_is_committed(spark: Spa
     ]
     assert told[5] == "  bad rows: not a JSON object (3)"
     # The day before it was fine, and is loaded.
-    assert list(ids(spark, ws)) == [D1]
+    assert list(ids(ws)) == [D1]
     assert table(spark, ws, "quarantine") == []
     assert Manifest.load(ws.manifest("shop", D2, "ingest")) is None
     # Looser limits are another run; stricter ones are asked of a day that is loaded already, too.
@@ -44,10 +44,10 @@ def test_expectations_stop_the_day_before_anything_of_it_is_committed(spark: Spa
         ("max_bad_rate", 0.3, 0.3, True),
         ("null_rate.note", 0.857143, 0.9, True),
     ]
-    assert len(ids(spark, ws)[D2]) == 7
+    assert len(ids(ws)[D2]) == 7
     with pytest.raises(UserError, match="max_rows: 7 rows, at most 6 wanted"):
         run(make_spec(expectations={"max_bad_rate": 1, "max_rows": 6}), ws, D2)
-    assert len(ids(spark, ws)[D2]) == 7
+    assert len(ids(ws)[D2]) == 7
 
 
 @pytest.mark.parametrize("policy", ["report", "accept", "refuse"])
@@ -63,7 +63,7 @@ def test_drift_by_name_under_each_policy(spark: SparkSession, ws: Workspace, pol
             run(spec, ws, D2)
         assert "new columns on 2026-03-02" in str(e.value)
         assert f"'color' in in/{D2}/a.json.gz; 'size' in in/{D2}/b.csv" in str(e.value)
-        assert list(ids(spark, ws)) == [D1]
+        assert list(ids(ws)) == [D1]
         return
     manifest = run(spec, ws, D2).manifest
     drift = [(d["ds"], d["column"], d["change"]) for d in manifest.facts["drift"]]
@@ -100,7 +100,7 @@ def test_required_column_missing_from_a_file(spark: SparkSession, ws: Workspace)
         UserError, match=rf"required column 'user' is missing from all of landing file in/{D1}/b.json.gz"
     ):
         run(make_spec(), ws, D1)
-    assert ids(spark, ws) == {}
+    assert ids(ws) == {}
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_damaged_gzip_is_named_and_days_before_are_loaded(
     with pytest.raises(UserError, match=rf"landing file in/{D2}/b c%20\.json\.gz cannot be read: ({cause})"):
         run(make_spec(), ws, D2)
     assert "Exception" not in capfd.readouterr().err
-    assert ids(spark, ws) == {D1: ["e1"]}
+    assert ids(ws) == {D1: ["e1"]}
 
 
 @pytest.mark.parametrize("body", [b"", b"\n\n", b"id,ts,user\n"], ids=["empty", "blank lines", "header alone"])
@@ -179,7 +179,7 @@ def test_file_that_changes_while_it_is_read(
     monkeypatch.setattr(load, "assess_day", meanwhile)
     with pytest.raises(UserError, match=rf"landing file in/{D1}/a\.json\.gz changed while it was read"):
         run(make_spec(), ws, D1)
-    assert ids(spark, ws) == {}
+    assert ids(ws) == {}
     assert table(spark, ws, "quarantine") == []
 
 

@@ -22,17 +22,17 @@ def test_changed_file_replaces_its_day_and_never_doubles(spark: SparkSession, ws
     put(ws, f"in/{D1}/b.json.gz", jsonl([event(3, D1)]))
     put(ws, f"in/{D2}/a.json.gz", jsonl([event(4, D2), event(2, D2, ts=f"{D1}T01:00:00Z")]))
     first = run(spec, ws, D2)
-    assert ids(spark, ws) == {D1: ["e1", "e2", "e3"], D2: ["e4"]}
+    assert ids(ws) == {D1: ["e1", "e2", "e3"], D2: ["e4"]}
     # D1 is delivered again without e2, whose copy on D2 had been dropped as a duplicate: no event may be lost.
     put(ws, f"in/{D1}/a.json.gz", jsonl([event(1, D1), event(5, D1)]))
     second = run(spec, ws, D2)
     assert not second.skipped
     assert "changed" in second.reason
-    assert ids(spark, ws) == {D1: ["e1", "e5", "e3"], D2: ["e4", "e2"]}
+    assert ids(ws) == {D1: ["e1", "e5", "e3"], D2: ["e4", "e2"]}
     assert table(spark, ws, "quarantine") == []
     assert second.manifest.facts["days"] == [D1, D2]
     # The first manifest's version still reads as it did.
-    assert ids(spark, ws, int(first.manifest.output("delta").version)) == {D1: ["e1", "e2", "e3"], D2: ["e4"]}
+    assert ids(ws, int(first.manifest.output("delta").version)) == {D1: ["e1", "e2", "e3"], D2: ["e4"]}
     assert run(spec, ws, D2).skipped
 
 
@@ -45,7 +45,7 @@ def test_days_arriving_out_of_order(spark: SparkSession, ws: Workspace) -> None:
     put(ws, f"in/{D4}/a.json.gz", jsonl([event(2, D4), event(4, D4)]))
     manifest = run(spec, ws, D4).manifest
     # e2 of D4 is two days after D2's, beyond late_days: another event as far as anybody can tell.
-    assert ids(spark, ws) == {D1: ["e3"], D2: ["e1", "e2"], D4: ["e2", "e4"]}
+    assert ids(ws) == {D1: ["e3"], D2: ["e1", "e2"], D4: ["e2", "e4"]}
     assert manifest.facts["days"] == [D1, D4]
     assert manifest.rows == {"read": 4, "kept": 3, "quarantined": 0, "duplicates": 1}
 
@@ -80,9 +80,9 @@ def test_killed_run_heals(spark: SparkSession, ws: Workspace, monkeypatch: pytes
             run(spec, ws, D2)
     assert Manifest.load(ws.manifest("shop", D2, "ingest")) is None
     expected = {"between the two commits": {}, "between the days": {D1: ["e1", "e2"]}}
-    assert ids(spark, ws) == expected.get(place, {D1: ["e1", "e2"], D2: ["e3"]})
+    assert ids(ws) == expected.get(place, {D1: ["e1", "e2"], D2: ["e3"]})
     manifest = run(spec, ws, D2).manifest
-    assert ids(spark, ws) == {D1: ["e1", "e2"], D2: ["e3"]}
+    assert ids(ws) == {D1: ["e1", "e2"], D2: ["e3"]}
     bad = [(r["ds"], r["_source_line"], r["_raw"]) for r in table(spark, ws, "quarantine")]
     assert bad == [(D1, 3, "bad"), (D2, 3, "bad too")]
     # Exactly what an undisturbed run says.
@@ -113,10 +113,10 @@ def test_kill_after_a_replaced_day_still_reloads_those_that_follow(
         patch.setattr(load, "commit_files", dying)
         with pytest.raises(Killed):
             run(spec, ws, D2)
-    assert ids(spark, ws) == {D1: ["e1"], D2: ["e3"]}
+    assert ids(ws) == {D1: ["e1"], D2: ["e3"]}
     # Even a run for the earlier day alone owes the later one its event.
     run(spec, ws, D1)
-    assert ids(spark, ws) == {D1: ["e1"], D2: ["e2", "e3"]}
+    assert ids(ws) == {D1: ["e1"], D2: ["e2", "e3"]}
 
 
 def test_snapshot_is_loaded_as_the_runs_day(spark: SparkSession, ws: Workspace) -> None:
@@ -125,7 +125,7 @@ def test_snapshot_is_loaded_as_the_runs_day(spark: SparkSession, ws: Workspace) 
     first = run(spec, ws, D2).manifest
     second = run(spec, ws, D3).manifest
     # Old rows are no late ones, rows from after the day are not known yet; days of a snapshot do not share events.
-    assert ids(spark, ws) == {D2: ["e1", "e2"], D3: ["e1", "e2", "e3"]}
+    assert ids(ws) == {D2: ["e1", "e2"], D3: ["e1", "e2", "e3"]}
     assert first.rows == {"read": 4, "kept": 2, "quarantined": 1, "duplicates": 1}
     assert second.rows == {"read": 4, "kept": 3, "quarantined": 0, "duplicates": 1}
 
@@ -157,11 +157,11 @@ def test_deleted_rows_stay_deleted(spark: SparkSession, ws: Workspace) -> None:
     put(ws, f"in/{D1}/a.json.gz", jsonl([event(1, D1), event(2, D1), event(6, D1, hour=50)]))
     put(ws, f"in/{D2}/a.json.gz", jsonl([event(2, D1), event(3, D2)]))
     run(make_spec(), ws, D2)
-    assert ids(spark, ws) == {D1: ["e1", "e2"], D2: ["e3"]}
+    assert ids(ws) == {D1: ["e1", "e2"], D2: ["e3"]}
     spark.sql(f"DELETE FROM delta.`{ws.table('shop', 'events')}` WHERE id = 'e2'")
     erased = f"DELETE at version {version(ws)}"
     again = run(make_spec(), ws, D2)
-    assert ids(spark, ws) == {D1: ["e1"], D2: ["e3"]}
+    assert ids(ws) == {D1: ["e1"], D2: ["e3"]}
     # What is built from the day's version must be built again.
     assert again.reason == f"rows of lake/shop/events were deleted or changed by {erased}"
     assert again.manifest.facts["changed_by_others"] == [{"ds": D1, "rows": -1, "by": [erased]}]
@@ -170,12 +170,12 @@ def test_deleted_rows_stay_deleted(spark: SparkSession, ws: Workspace) -> None:
     # A late file: its rows come; the deleted one stays out, and so does its copy on the day after.
     put(ws, f"in/{D1}/late.json.gz", jsonl([event(5, D1)]))
     late = run(make_spec(), ws, D2).manifest
-    assert ids(spark, ws) == {D1: ["e1", "e5"], D2: ["e3"]}
+    assert ids(ws) == {D1: ["e1", "e5"], D2: ["e3"]}
     assert late.rows == {"read": 6, "kept": 3, "quarantined": 1, "duplicates": 0, "deleted": 2}
     # Another declaration, by which a row from the quarantine is a good one.
     wider = make_spec(expectations={"max_bad_rate": 1, "ranges": {"hour": [0, 99]}})
     assert run(wider, ws, D2).manifest.rows["deleted"] == 2
-    assert ids(spark, ws) == {D1: ["e1", "e6", "e5"], D2: ["e3"]}
+    assert ids(ws) == {D1: ["e1", "e6", "e5"], D2: ["e3"]}
     assert run(wider, ws, D2).skipped
 
 
@@ -195,7 +195,7 @@ def test_a_rerun_of_a_day_says_what_it_said(spark: SparkSession, ws: Workspace) 
         assert run(make_spec(), ws, ds).skipped
     ws.manifest("shop", D1, "ingest").remove()
     assert run(make_spec(), ws, D1).manifest.outputs == first.outputs
-    assert ids(spark, ws) == {D1: ["e1"], D2: ["e2"]}
+    assert ids(ws) == {D1: ["e1"], D2: ["e2"]}
 
 
 def test_a_day_is_taken_when_it_is_complete(
@@ -217,7 +217,7 @@ def test_a_day_is_taken_when_it_is_complete(
     with pytest.raises(IncompleteError, match=rf"{D3} is not complete yet: 'seen' has reached {D3}T23:59:59"):
         run(spec, ws, D3)
     assert f"{D2} is left out" in caplog.text
-    assert {ds: len(found) for ds, found in ids(spark, ws).items()} == {D1: 4}
+    assert {ds: len(found) for ds, found in ids(ws).items()} == {D1: 4}
     before = version(ws)
     # A repeated row is counted as one that was delivered. Others than the control file says: nothing is committed.
     put(ws, f"in/{D3}/b.json", jsonl([event(20, D3, seen=f"{D4}T00:00:00Z"), event(24, D3)]))
@@ -228,6 +228,6 @@ def test_a_day_is_taken_when_it_is_complete(
     put(ws, f"in/{D2}/b.json", jsonl([event(14, D2, seen=f"{D3}T00:00:00Z")]))
     put(ws, f"count/{D2}.json", b'{"rows": 5}')
     manifest = run(spec, ws, D3).manifest
-    assert {ds: len(found) for ds, found in ids(spark, ws).items()} == {D1: 4, D2: 5, D3: 5}
+    assert {ds: len(found) for ds, found in ids(ws).items()} == {D1: 4, D2: 5, D3: 5}
     assert {"name": "control_rows", "value": 6, "limit": 6, "ok": True, "ds": D3} in manifest.facts["expectations"]
     assert run(spec, ws, D3).skipped
