@@ -201,4 +201,8 @@ def explain_properties(settings: dict[str, str]) -> dict[str, str]:
         # The plugin puts what a reused exchange repeats in its place, and then misses the attributes' own names.
         "spark.sql.exchange.reuse": "false",
         "spark.sql.shuffle.partitions": "2",
+        "spark.databricks.delta.snapshotPartitions": "1",
+        # The plugin looks at a plan before code is generated for it, which would take longer than the few rows.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     }
