@@ -21,10 +21,8 @@ folder has the figures of all parts. So a part that is stopped loses only itself
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -34,18 +32,18 @@ from bench.etl_lake import DAYS, MIN_COUNT, Lake, spec_of
 from bench.etl_parts import of_real_lines, of_size, of_vocabulary
 from bench.etl_peers import APART
 from bench.etl_table import markdown
+from bench.parts import Parts
 from bench.peers.etl_textbook import textbook
 from bench.report import Figure, publish
 from headrace.config import load_spec
 from headrace.errors import UserError
 from headrace.lake.session import session
-from headrace.storage import local
-from headrace.workspace import Workspace, checkout
+from headrace.workspace import Workspace
 
 OTHER_PARTS = ("vocabulary", "real")
 PEERS = (*APART, "textbook")
 _WARM_ROWS = 40_000
-_FOLDER = checkout() / "build" / "bench" / "etl"
+_PARTS = Parts.of("etl")
 _TOTAL = re.compile(r"^fit, transform and write, ([0-9.]+) M rows$")
 
 
@@ -68,14 +66,11 @@ def measure(part: str, peers: set[str]) -> list[Figure]:
             return of_size(spark, float(part), peers, work / part)
 
 
-def combined() -> list[Figure]:
+def combined(parts: Parts = _PARTS) -> list[Figure]:
     """The figures of all parts that were measured, by size, then the others; and how the rate grows with the rows."""
-    paths = {path.stem: path for path in _FOLDER.glob("*.json")}
-    sizes = sorted((p for p in paths if p not in OTHER_PARTS), key=float)
-    figures = []
-    for part in [*sizes, *(p for p in OTHER_PARTS if p in paths)]:
-        for row in json.loads(paths[part].read_text(encoding="utf-8"))["figures"]:
-            figures.append(Figure(row["name"], row["value"], row["unit"], row["floor"], row["peer"]))
+    measured = parts.measured()
+    sizes = sorted((p for p in measured if p not in OTHER_PARTS), key=float)
+    figures = [f for part in [*sizes, *(p for p in OTHER_PARTS if p in measured)] for f in parts.figures(part)]
     totals = {found[1]: f.value for f in figures if (found := _TOTAL.match(f.name))}
     smallest = next(iter(totals), "")
     grown = [
@@ -86,37 +81,9 @@ def combined() -> list[Figure]:
     return figures + grown
 
 
-def checkout_version() -> str:
-    """The commit, with a mark where files differ from it."""
-    command = ["git", "-C", str(checkout()), "describe", "--always", "--dirty", "--abbrev=12"]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def is_measured(part: str) -> bool:
-    """Whether this very code has left the part's figures."""
-    path, version = _FOLDER / f"{part}.json", checkout_version()
-    if not path.is_file() or version.endswith("-dirty"):
-        return False
-    return bool(json.loads(path.read_text(encoding="utf-8"))["code"] == version)
-
-
 def main(parts: list[str], peers: list[str], resume: bool) -> int:
     """Measure the parts, each in a process of its own. Returns how many failed."""
-    failed = 0
-    for part in parts:
-        if resume and is_measured(part):
-            print(f"part {part}: measured already")
-            continue
-        command = [sys.executable, "-m", "bench.bench_etl", part, "--in-process", "--peers", ",".join(peers) or "none"]
-        process = subprocess.Popen(command, cwd=checkout())
-        try:
-            code = process.wait()
-        finally:  # whoever stops this stops the part too
-            process.terminate()
-            process.wait()
-        if code:
-            print(f"part {part}: failed with {code}; the figures of the others stay")
-            failed += 1
+    failed = _PARTS.run(parts, ["--peers", ",".join(peers) or "none"], resume)
     figures = combined()
     publish("etl", figures)
     print(markdown(figures))
@@ -157,6 +124,4 @@ if __name__ == "__main__":
     if not given.in_process:
         sys.exit(1 if main(wanted, named, given.resume) else 0)
     for one in wanted:
-        found = {"code": checkout_version(), "figures": [f.row() for f in measure(one, set(named))]}
-        _FOLDER.mkdir(parents=True, exist_ok=True)
-        local(_FOLDER / f"{one}.json").put_text(json.dumps(found, indent=1) + "\n")
+        _PARTS.save(one, measure(one, set(named)))

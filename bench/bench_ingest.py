@@ -1,11 +1,19 @@
 """Landing files of text to the lake, beside what only reads and writes them.
 
-make bench-ingest: JSON lines, CSV and Criteo's lines, 1, 4 and 16 M rows: the stage `ingest` without the start of its
-session, checksums, checks and commit included, a key compared with all others in the first two; plain Spark from the
-same files to a Delta table; the floor, pyarrow's readers and a Parquet file, on all cores; DuckDB and Polars, each in
-an environment of its own (make bench-etl-peers). Rows a second, and memory at its peak.
+    make bench-ingest                                      # JSON lines, CSV, Criteo lines; 1, 4 and 16 million rows
+    python -m bench.bench_ingest csv-4 jsonl-4             # parts: a form, and millions of rows
+    python -m bench.bench_ingest --resume                  # only what this checkout has not measured yet
+    python -m bench.bench_ingest csv-4 --peers none        # or some of duckdb, polars
 
-    python -m bench.bench_ingest [MILLIONS ...]
+Ours is the stage `ingest` without the start of its session: checksums, checks and commit included, and, in JSON lines
+and CSV, a key that is compared with all others. Plain Spark goes from the same files to a Delta table. Both are
+measured in a session that has done nothing but count, and, up to 4 million rows, once more in the same session. Floor:
+pyarrow's readers and a Parquet file, on all cores, in a process of its own. Peers: DuckDB and Polars to a Parquet file,
+each in an environment of its own (make bench-etl-peers); one that is not there is left out, with the reason. Figures
+are rows a second (the higher the better), or MiB at the peak.
+
+A part runs in a process of its own, and leaves build/bench/ingest/PART.json; ingest.json beside that folder has the
+figures of all parts. So a part that is stopped loses only itself.
 """
 
 from __future__ import annotations
@@ -13,11 +21,12 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -30,9 +39,11 @@ import pyarrow.json as pjson
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from bench.memory import peak_of_tree
+from bench.memory import Peak, peak_of_tree
+from bench.parts import Parts
 from bench.report import Figure, publish
 from headrace.config import Spark, Spec, build_spec
+from headrace.errors import UserError
 from headrace.lake.ingest.stage import Ingest
 from headrace.lake.session import session
 from headrace.lake.sources.criteo import CRITEO
@@ -60,6 +71,9 @@ PEERS = ("duckdb", "polars")
 _PYTHON = checkout() / "build" / "peers" / "duckdb-polars" / "bin" / "python"
 _FILES = 4
 _AT_ONCE = 250_000
+#: Up to so many rows both are measured a second time.
+TWICE_ROWS = 4_000_000
+_PARTS = Parts.of("ingest")
 
 
 def write_text(form: str, folder: Path, rows: int) -> list[Path]:
@@ -181,59 +195,110 @@ def peer(name: str, form: str, paths: list[Path], out: Path) -> tuple[float, flo
     return float(json.loads(said.strip().splitlines()[-1])["seconds"]), peak.mib
 
 
-def measure(millions: float, form: str, work: Path) -> list[Figure]:
-    """The figures of one format at one size."""
-    rows = round(millions * 1_000_000)
-    ws = Workspace(work / "home")
-    paths = write_text(form, Path(ws.home) / "in" / form / DAY, rows)
-    title = f"{form}, {millions:g} M rows"
-    with ProcessPoolExecutor(1, get_context("spawn")) as alone:
-        floor_s, read = alone.submit(floor, form, paths, work / "floor.parquet").result()
-    assert read == rows, (read, rows)
-    with session(Spark(), ws, "bench ingest") as spark:
+def in_session(which: str, form: str, paths: list[Path], work: Path, times: int) -> tuple[list[float], Peak]:
+    """(seconds of each time, memory of the first) of `ours` or `plain_spark`, in a session of its own."""
+    seconds, first = [], Peak()
+    with session(Spark(), Workspace(work), "bench ingest") as spark:
         spark.range(1000).count()
-        spark_s = _seconds(lambda: plain_spark(spark, form, paths, work / "plain"), rows)
-        with peak_of_tree() as peak:
-            ours_s = _seconds(lambda: ours(form, ws), rows)
+        for k in range(times):
+            ws = Workspace(work / f"home-{k}")
+            landing = Path(ws.home) / "in" / form / DAY
+            landing.mkdir(parents=True)
+            for path in paths:
+                (landing / path.name).hardlink_to(path)
+            with peak_of_tree() as peak:
+                tick = time.perf_counter()
+                if which == "ours":
+                    found = ours(form, ws)
+                else:
+                    found = plain_spark(spark, form, sorted(landing.iterdir()), work / f"plain-{k}")
+                seconds.append(time.perf_counter() - tick)
+            first = first if k else peak
+            print(f"{which}, {form}: {found:,} rows in {seconds[-1]:.1f} s", flush=True)
+            assert found == _lines_of(form, paths), found
+            shutil.rmtree(work / f"home-{k}")
+    shutil.rmtree(work)
+    return seconds, first
+
+
+def measure(part: str, peers: Sequence[str], work: Path) -> list[Figure]:
+    """The figures of one form at one size."""
+    form, millions = part.rsplit("-", 1)
+    rows = round(float(millions) * 1_000_000)
+    paths = write_text(form, work / "text", rows)
+    title, times = f"{form}, {millions} M rows", 2 if rows <= TWICE_ROWS else 1
+
+    def apart(do: Callable[..., Any], *given: Any) -> Any:
+        with ProcessPoolExecutor(1, get_context("spawn")) as alone:
+            return alone.submit(do, *given).result()
+
+    floor_s, read = apart(floor, form, paths, work / "floor.parquet")
+    assert read == rows, (read, rows)
+    spark_s, spark_peak = apart(in_session, "plain Spark", form, paths, work / "spark", times)
+    ours_s, peak = apart(in_session, "ours", form, paths, work / "ours", times)
     figures = [
-        Figure(f"{title}: headrace", rows / ours_s, "rows/s", floor=rows / floor_s, peer=rows / spark_s),
-        Figure(f"{title}: memory beyond the JVM", peak.python_mib, "MiB"),
-        Figure(f"{title}: memory in all", peak.mib, "MiB"),
+        Figure(f"{title}: headrace{name}", rows / mine, "rows/s", floor=rows / floor_s, peer=rows / theirs)
+        for name, mine, theirs in zip(("", ", again"), ours_s, spark_s, strict=False)
     ]
-    for name in PEERS:
+    figures += [
+        Figure(f"{title}: memory in all", peak.mib, "MiB", peer=spark_peak.mib),
+        Figure(f"{title}: memory beyond the JVM", peak.python_mib, "MiB"),
+    ]
+    for name in peers:
         found = peer(name, form, paths, work / f"{name}.parquet")
         if found is not None:
-            figures.append(Figure(f"{title}: beside {name}", rows / ours_s, "rows/s", peer=rows / found[0]))
-            figures.append(Figure(f"{title}: memory of {name}", found[1], "MiB"))
+            figures.append(Figure(f"{title}: beside {name}", rows / min(ours_s), "rows/s", peer=rows / found[0]))
+            figures.append(Figure(f"{title}: memory beside {name}", peak.mib, "MiB", peer=found[1]))
     return figures
 
 
-def _seconds(work: Callable[[], int], rows: int) -> float:
-    tick = time.perf_counter()
-    found = work()
-    took = time.perf_counter() - tick
-    assert found == rows, (found, rows)
-    return took
+def _lines_of(form: str, paths: list[Path]) -> int:
+    return sum(path.read_bytes().count(b"\n") - (form == "csv") for path in paths)
 
 
-def main(sizes: list[float], forms: list[str]) -> None:
-    """Measure and publish."""
-    figures = []
-    for millions in sizes:
-        for form in forms:
-            work = Path(tempfile.mkdtemp(prefix="bench-ingest-"))
-            try:
-                figures += measure(millions, form, work)
-            finally:
-                shutil.rmtree(work)
-    publish("ingest", figures)
+def part_named(text: str) -> str:
+    """A part's name: a form and millions of rows, as `csv-4`, `jsonl-0.25`. Raises UserError."""
+    form, _, millions = text.partition("-")
+    try:
+        size = float(millions)
+    except ValueError:
+        size = 0.0
+    if form not in FORMS or not 0.001 <= size <= 1_000:
+        raise UserError(f"'{text}' is no part: give a form ({', '.join(FORMS)}) and millions of rows, as csv-4")
+    return f"{form}-{size:g}"
+
+
+def in_order(parts: Sequence[str]) -> list[str]:
+    """By size, then by form."""
+    keys = {p: (float(p.rsplit("-", 1)[1]), FORMS.index(p.rsplit("-", 1)[0])) for p in parts}
+    return sorted(parts, key=keys.__getitem__)
+
+
+def main(parts: list[str], peers: list[str], resume: bool) -> int:
+    """Measure the parts, each in a process of its own. Returns how many failed."""
+    failed = _PARTS.run(parts, ["--peers", ",".join(peers) or "none"], resume)
+    publish("ingest", [f for part in in_order(_PARTS.measured()) for f in _PARTS.figures(part)])
+    return failed
 
 
 if __name__ == "__main__":
+    # So that sessions end and folders are removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("millions", nargs="*", type=float, default=[1.0, 4.0, 16.0])
-    parser.add_argument("--forms", default=",".join(FORMS), help="some of " + ",".join(FORMS))
-    given = parser.parse_args()
-    if unknown := set(given.forms.split(",")) - set(FORMS):
-        parser.error(f"--forms: there is no {', '.join(sorted(unknown))}; write {', '.join(FORMS)}")
-    sys.exit(main(given.millions, given.forms.split(",")))
+    parser.add_argument("parts", nargs="*", default=[f"{form}-{size}" for size in (1, 4, 16) for form in FORMS])
+    parser.add_argument("--peers", default=",".join(PEERS), help="none, or some of " + ",".join(PEERS))
+    parser.add_argument("--resume", action="store_true", help="skip parts that this commit has measured")
+    parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    try:
+        wanted = [part_named(part) for part in asked.parts]
+    except UserError as e:
+        parser.error(str(e))
+    named = [p for p in asked.peers.split(",") if p != "none"]
+    if unknown := set(named) - set(PEERS):
+        parser.error(f"--peers: there is no {', '.join(sorted(unknown))}; write {', '.join(PEERS)}")
+    if not asked.in_process:
+        sys.exit(1 if main(wanted, named, asked.resume) else 0)
+    for one in wanted:
+        with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+            _PARTS.save(one, measure(one, named, Path(folder)))

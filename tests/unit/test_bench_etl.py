@@ -10,11 +10,12 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from bench import bench_etl, etl_parts
+from bench import etl_parts, parts
 from bench.bench_etl import combined, part_named
 from bench.criteo_data import CATEGORIES, COUNTS, table_of_day
 from bench.etl_check import differences
 from bench.etl_table import markdown
+from bench.parts import Parts
 from bench.report import Figure
 from headrace.errors import UserError
 
@@ -28,11 +29,11 @@ def total(at: str, rate: float) -> Figure:
 
 
 def test_parts_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_etl, "_FOLDER", tmp_path)
+    measured = Parts("etl", tmp_path)
     leave(tmp_path, "real", total("10,000 real lines", 20))
     leave(tmp_path, "8", total("8 M rows", 500), Figure("against NVTabular 23.8, 8 M rows", 500, "rows/s", peer=40))
     leave(tmp_path, "0.5", total("0.5 M rows", 250))
-    found = combined()
+    found = combined(measured)
     assert [f.name for f in found] == [
         "fit, transform and write, 0.5 M rows",
         "fit, transform and write, 8 M rows",
@@ -47,12 +48,12 @@ def test_parts_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert cells[1][3:9] == ["500", "–", "100", "5.0", "40", "12.5"]
     assert cells[0][7:9] == ["–", "–"]
     # Another code's figures, or those of files that differ from a commit, are measured again.
-    monkeypatch.setattr(bench_etl, "checkout_version", lambda: "abc")
-    assert bench_etl.is_measured("8")
-    assert not bench_etl.is_measured("4")
+    monkeypatch.setattr(parts, "checkout_version", lambda: "abc")
+    assert measured.is_measured("8")
+    assert not measured.is_measured("4")
     for version in ("abd", "abc-dirty"):
-        monkeypatch.setattr(bench_etl, "checkout_version", lambda version=version: version)
-        assert not bench_etl.is_measured("8")
+        monkeypatch.setattr(parts, "checkout_version", lambda version=version: version)
+        assert not measured.is_measured("8")
 
 
 def test_what_a_peer_wrote_is_compared_row_by_row(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import gzip
 import itertools
 import json
 import math
+import re
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -21,7 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.lake.blocks.convert import from_json, from_text, list_of, split_list
-from headrace.lake.blocks.lines import Part, UnreadableError, blocks, count_lines
+from headrace.lake.blocks.lines import Block, Part, UnreadableError, blocks, count_lines
+from headrace.lake.blocks.screen import odd_bytes, odd_json
 from headrace.lake.ingest.data_file import DataFileWriter
 from headrace.lake.ingest.key_hash import key_hashes
 from headrace.lake.ingest.write_rows import Dropped, kept
@@ -189,7 +190,7 @@ def test_a_data_file_has_delta_statistics(tmp_path: Path) -> None:
     }
     assert (stats["maxValues"]["t"], stats["maxValues"]["s"]) == ("2026-03-01T05:06:07.124Z", "b" * 32 + "\U0010ffff")
     assert pq.read_table(tmp_path / written.path, partitioning=None).equals(pa.concat_tables([table, table]))
-    assert json.loads(replace(written).add_action())["add"]["partitionValues"] == {"ds": "2026-03-01"}
+    assert written.add_action()["partitionValues"] == {"ds": "2026-03-01"}
     # Nothing without rows, and nothing of what was given up.
     assert DataFileWriter(local(tmp_path), "2026-03-02", schema, "snappy").close() is None
     other = DataFileWriter(local(tmp_path), "2026-03-03", schema, "snappy")
@@ -197,3 +198,65 @@ def test_a_data_file_has_delta_statistics(tmp_path: Path) -> None:
     other._flush()
     other.abandon()
     assert list((tmp_path / "ds=2026-03-03").iterdir()) == []
+
+
+def test_a_data_file_has_dictionaries_of_values_that_repeat(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    few, all_ = rng.integers(0, 50, 4_000), np.arange(4_000)
+    rows = {
+        "few": pa.array(few.astype(str)),
+        "all": pa.array(all_.astype(str)),
+        "n": pa.array(few),
+        "m": pa.array(all_),
+        "lists": pa.ListArray.from_arrays(np.arange(0, 4_001, 2), pa.array(few)).slice(0),
+        "null": pa.nulls(4_000, pa.string()),
+    }
+    rows = {name: column if len(column) == 4_000 else pa.concat_arrays([column] * 2) for name, column in rows.items()}
+    field = pa.field("lists", pa.list_(pa.field("element", pa.int64())))
+    schema = pa.schema([field if n == "lists" else pa.field(n, c.type) for n, c in rows.items()])
+    table = pa.table([c.cast(schema.field(n).type) for n, c in rows.items()], schema=schema)
+    writer = DataFileWriter(local(tmp_path), "2026-03-01", schema, "snappy")
+    writer.add(table)
+    written = writer.close()
+    assert written is not None
+    assert pq.read_table(tmp_path / written.path, partitioning=None).equals(table)
+    group = pq.read_metadata(tmp_path / written.path).row_group(0)
+    columns = [group.column(k) for k in range(group.num_columns)]
+    with_one = {c.path_in_schema for c in columns if c.has_dictionary_page}
+    assert with_one >= {"few", "n", "lists.list.element"}
+    assert not with_one & {"all", "m"}
+
+
+PIECES = [
+    "a",
+    "é",
+    " ",
+    "\t",
+    "\r",
+    "\x01",
+    '"',
+    "{",
+    "}",
+    ":",
+    ",",
+    "[",
+    "\ufeff",
+    "N",
+    "NaN",
+    "Na",
+    "I",
+    "Inf",
+    "-Inf",
+]
+PIECES += ["\\", "\\u", "\\ud8", "\\uD83D\\uDE00", "\\udc00"]
+
+
+@given(st.lists(st.lists(st.sampled_from(PIECES), max_size=8).map("".join), min_size=1, max_size=8))
+def test_odd_lines_are_those_of_a_search_line_by_line(texts: list[str]) -> None:
+    lines = ["{" + text + "}" for text in texts]
+    block = Block(("\n".join(lines) + "\n").encode(), 1)
+    strange = [re.search(r"[\x00-\x08\x0b-\x1f]", line) is not None for line in lines]
+    assert odd_bytes(block).tolist() == strange
+    number, lone = r"[:,\[] *[-+]?(NaN|Inf)", r"(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
+    odd = [re.search(number, line) is not None or re.search(lone, line) is not None for line in lines]
+    assert odd_json(block).tolist() == odd

@@ -25,8 +25,9 @@ def odd_bytes(block: Block) -> Mask:
     odd = np.zeros(len(block), np.bool_)
     data, ends = block.bytes, block.ends
     returns = int((block.newlines - ends).sum())
-    strange = np.flatnonzero((data < BLANK) & (data != NEWLINE) & (data != TAB))
-    if len(strange) != returns:
+    expected = len(block) + np.count_nonzero(data == TAB) + returns
+    if np.count_nonzero(data < BLANK) != expected:
+        strange = np.flatnonzero((data < BLANK) & (data != NEWLINE) & (data != TAB))
         lines = block.line_of(strange)
         odd[lines[strange < ends[lines]]] = True
     if returns and int((block.newlines - ends).max()) > 1:
@@ -60,13 +61,23 @@ def odd_json(block: Block) -> Mask:
     data, starts, ends = block.bytes, block.starts, block.ends
     odd: Mask = (data[starts] != _OPEN) | (data[np.maximum(ends - 1, 0)] != _CLOSE) | (ends == starts)
     for pattern, sign in ((_NOT_FINITE, b"NaN"), (_NOT_FINITE, b"Inf"), (_LONE, b"\\ud"), (_LONE, b"\\uD")):
-        if sign in block.data:
+        if _has(block, sign):
             places = np.array([m.end() - 1 for m in pattern.finditer(block.data)], np.int64)
             odd[block.line_of(places)] = True
     for i in np.flatnonzero(ends - starts > _LONG).tolist():
         line = block.data[starts[i] : ends[i]]
         odd[i] |= line.count(b"{") + line.count(b"[") > _MOST_DEPTH or _MOST_DIGITS.search(line) is not None
     return odd
+
+
+def _has(block: Block, text: bytes) -> bool:
+    """Whether a text is in the block: as `in` says, several times as fast where its first byte is rare."""
+    if text[:1] not in block.data:
+        return False
+    at = np.flatnonzero(block.bytes[: 1 - len(text)] == text[0])
+    for k, sign in enumerate(text[1:], 1):
+        at = at[block.bytes[at + k] == sign]
+    return len(at) > 0
 
 
 def _not_utf8(block: Block) -> list[int]:

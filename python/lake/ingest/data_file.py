@@ -11,6 +11,7 @@ from datetime import date, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import ArrayType, DataType, StructField, StructType, TimestampType
@@ -20,6 +21,8 @@ from headrace.storage import Location
 #: A row group has at most so many rows, and about so many bytes in memory.
 ROW_GROUP_ROWS = 1 << 18
 ROW_GROUP_BYTES = 128 << 20
+#: Rows by which it is judged whether a column's values repeat, and how many of them may differ.
+_DICTIONARY_SAMPLE, _MOST_DISTINCT = 1 << 14, 0.6
 #: As Delta's writer: columns with statistics, and characters of a text's minimum and maximum.
 _STATISTICS_COLUMNS = 32
 _STATISTICS_TEXT = 32
@@ -85,6 +88,22 @@ def remove_files(table: Location, files: Sequence[WrittenFile]) -> None:
         (table / file.path).remove_quietly()
 
 
+def dictionary_columns(table: pa.Table) -> list[str]:
+    """The columns (as Parquet names them) whose values repeat, judged by the first rows: a dictionary makes them small.
+
+    Of others it is made for nothing: the writer gives it up once it is large, and has hashed each value until then.
+    """
+    found = []
+    for field in table.schema:
+        column, name = table.column(field.name), field.name
+        sample = pa.concat_arrays(column.slice(0, _DICTIONARY_SAMPLE).chunks or [pa.nulls(0, field.type)])
+        if pa.types.is_list(field.type):
+            sample, name = sample.flatten(), f"{name}.list.element"
+        if len(pc.unique(sample)) <= len(sample) * _MOST_DISTINCT:
+            found.append(name)
+    return found
+
+
 class DataFileWriter:
     """Writes one data file, row group by row group; none where there are no rows."""
 
@@ -135,15 +154,20 @@ class DataFileWriter:
     def _flush(self) -> None:
         if not self._waiting:
             return
+        table = pa.concat_tables(self._waiting)
         if self._writer is None:
             self.path.parent.make_dir()
             # As Spark's writers: not waited for. Files that a power cut damages are found by their statistics.
             self._open = self.path.transient().new_file()
             partial = self._open.__enter__()
             self._writer = pq.ParquetWriter(
-                partial, self._schema, compression=self._codec, store_schema=False, metadata_collector=self._metadata
+                partial,
+                self._schema,
+                compression=self._codec,
+                use_dictionary=dictionary_columns(table),
+                store_schema=False,
+                metadata_collector=self._metadata,
             )
-        table = pa.concat_tables(self._waiting)
         for name in self._schema.names:
             self._nulls[name] += table.column(name).null_count
         self._written += table.num_rows
