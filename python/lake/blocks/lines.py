@@ -148,20 +148,21 @@ def _blocks(part: Part, stream: Any, at: int, size: int) -> Iterator[Block]:
         if part.end is not None and begin >= part.end:
             return
         at += len(data)
-        whole = rest + data if rest else data
         if part.end is not None and at >= part.end:
+            whole = rest + data
             last = whole.find(b"\n", part.end - 1 - begin)
             if last >= 0:
                 yield Block(whole[: last + 1], number)
                 return
-        cut = whole.rfind(b"\n") + 1
+        cut = data.rfind(b"\n") + 1
         if not cut:
-            if len(whole) > MOST_LINE:
+            rest += data
+            if len(rest) > MOST_LINE:
                 raise UnreadableError(f"{part.path}: line {number} has more than {MOST_LINE:,} bytes")
-            rest = whole
             continue
-        block = Block(whole[:cut], number)
+        # The bytes are copied once.
+        block = Block(b"".join((rest, memoryview(data)[:cut])), number)
         yield block
-        number, rest = number + len(block), whole[cut:]
+        number, rest = number + len(block), data[cut:]
     if rest:
         yield Block(rest + b"\n", number)

@@ -19,17 +19,7 @@ from headrace.errors import UserError
 from headrace.lake.session import spark_settings
 from headrace.lake.source_tables.days import Bounds, days_of_file
 from headrace.lake.source_tables.parquet_files import escaped
-from headrace.lake.source_tables.snapshot import (
-    FILE,
-    LINE,
-    TableFile,
-    file_versions,
-    files_of,
-    lost_file,
-    no_file_of,
-    relative_file,
-    relative_name,
-)
+from headrace.lake.source_tables.snapshot import FILE, LINE, TableFile, files_of, relative_file, relative_name
 from headrace.manifest import fingerprint
 from headrace.storage import Location
 
@@ -69,15 +59,6 @@ class FolderSnapshot:
         info = path.info()
         identity = f"{info.size}@{info.modified_ns}"
         return TableFile(relative_name(path, self.folder), path, identity, first, last, partition)
-
-    def day_versions(self, days: Collection[str]) -> dict[str, str]:
-        return file_versions(self.files, days)
-
-    def why_no_rows(self, ds: str) -> str:
-        return no_file_of(self.files)
-
-    def lost(self, ds: str) -> str | None:
-        return lost_file(self.files, ds)
 
     def pin(self, days: Mapping[str, str]) -> str:
         return fingerprint(dict(days))
@@ -123,8 +104,6 @@ def _bounds(path: Location, column: str) -> Bounds | None:
     try:
         file = pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as e:
-        if _is_parquet(path):
-            return None  # of a newer writer than our Arrow: Spark reads it
         raise UserError(f"source: {path} is no whole Parquet file: {e}") from None
     at = next((i for i, name in enumerate(file.schema.names) if name.lower() == column.lower()), None)
     low = high = None
@@ -135,14 +114,6 @@ def _bounds(path: Location, column: str) -> Bounds | None:
         low = stats.min if low is None else min(low, stats.min)
         high = stats.max if high is None else max(high, stats.max)
     return None if low is None else (low, high)
-
-
-def _is_parquet(path: Location) -> bool:
-    """Whether a file begins and ends as Parquet does."""
-    with path.open() as f:
-        first = f.read(4)
-        f.seek(max(0, path.size() - 4))
-        return first == f.read(4) == b"PAR1"
 
 
 def _first_line(error: Exception) -> str:

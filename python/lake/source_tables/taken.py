@@ -14,8 +14,7 @@ from headrace.config import Table, TableSource
 from headrace.errors import UserError
 from headrace.lake.source_tables.declared import FAULTS, table_rows
 from headrace.lake.source_tables.opened import TablePlace, open_table
-from headrace.lake.source_tables.parquet_files import arrow_reads
-from headrace.lake.source_tables.snapshot import FILE, LINE, Snapshot, TableFile
+from headrace.lake.source_tables.snapshot import FILE, LINE, Snapshot, TableFile, day_versions
 from headrace.storage import Location
 
 
@@ -49,10 +48,9 @@ class PinnedTable:
             UserError: the version is gone, or files are others than they were.
         """
         said = facts["table"]
+        snapshot = open_table(source, TablePlace(**said["place"]), version)
         days = {day: (files, int(left_out)) for day, (files, left_out) in said["days"].items()}
-        was = {day: files for day, (files, _) in days.items()}
-        snapshot = open_table(source, table, TablePlace(**said["place"]), was, version)
-        now = snapshot.day_versions(days)
+        now = day_versions(snapshot, days)
         changed = [day for day, (files, left_out) in days.items() if now.get(day, "") != files]
         if changed:
             raise UserError(
@@ -87,7 +85,7 @@ class PinnedTable:
 
         Returns:
             None where Spark must read the table: rows are deleted or left out, columns are partitions, have other
-            names or types than declared, files hold rows of days that were not taken, or Arrow cannot open them.
+            names or types than declared, or files hold rows of days that were not taken.
         """
         wanted = sorted(set(days) & set(self.days))
         if not self.snapshot.plain or any(self.days[day][1] for day in wanted):
@@ -100,7 +98,7 @@ class PinnedTable:
             return None
         if self.source.daily and not all(_only(f, wanted) for f in files):
             return None
-        return files if arrow_reads(files) else None
+        return files
 
 
 def _only(file: TableFile, days: list[str]) -> bool:
