@@ -19,7 +19,7 @@ from headrace.workspace import checkout
 log = logging.getLogger("headrace.native")
 
 #: Raise it with that of native/cpp/embeddings.cpp when a function's name, arguments or meaning change.
-_VERSION = 8
+_VERSION = 9
 #: Levels of the x86-64 psABI that libraries are built for, best first, and what of each /proc/cpuinfo names.
 _LEVELS = {
     "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
@@ -101,7 +101,7 @@ EMBEDDINGS = Interface(
             None,
             (*(_P,) * 3, _I64, _P, _I32, _P, _I64, _P, _I64, *(_P,) * 4, _I32, *(_F32,) * 5, _I32),
         ),
-        "headrace_jagged_indices": (_I64, (_P, _I64, _I64, _P, _I64, _P, _I64, _P, _I32, _P, _P)),
+        "headrace_jagged_indices": (_I64, (_I64, _P, _P, _I64, _P, _P, _I32, _P, _P, _P)),
         "headrace_bucketize_bags": (_I64, (_P, _I32, _P, _P, _I64, _P, _I64, _P, _P, _P, _P, _P, _P)),
         "headrace_encode_requests": (None, (_P, _I32, _P, _P, _I64, _P, _P, _I32)),
         "headrace_decode_requests": (_I64, (_P, _I32, _I64, _P, _P, _P)),

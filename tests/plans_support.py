@@ -14,7 +14,8 @@ from torch.nn.functional import embedding
 from headrace.comm.base import Collective
 from headrace.comm.threads import run_ranks
 from headrace.config import EmbeddingOptimizer, TableOptimizer
-from headrace.embeddings.input.addressing import KeyedJagged
+from headrace.embeddings.input.addressing import CodeBatch
+from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for, can_pool
 from headrace.embeddings.storage.dtypes import DTYPES
@@ -43,20 +44,20 @@ class Case:
         codes = np.where(rng.random(shape) < 0.1, sizes - 1, codes)
         return torch.from_numpy(codes), torch.from_numpy(rng.normal(size=shape).astype(np.float32))
 
-    def batch(self, step: int, rank: int) -> tuple[Tensor | KeyedJagged, Tensor | None]:
-        """What a rank is given."""
+    def batch(self, step: int, rank: int) -> tuple[CodeBatch, Tensor | None]:
+        """What a rank is given: padded, or by lookup, some of int32, and some that do not begin at 0."""
         codes, weights = self.padded(step, rank)
         weighted = any(x.weighted for x in self.plan.lookups)
         if not self.ragged:
             return codes, weights if weighted else None
-        bags = self.bags(step, rank)
-        values = [c for feature in bags for bag in feature for c, _ in bag]
-        given = [w for feature in bags for bag in feature for _, w in bag]
-        lengths = torch.tensor([[len(bag) for bag in feature] for feature in bags], dtype=torch.int64)
-        lengths = lengths.view(len(self.plan.lookups), self.rows[step][rank])
-        return KeyedJagged(
-            torch.tensor(values, dtype=torch.int64), lengths, torch.tensor(given) if weighted else None
-        ), None
+        found = []
+        for i, (x, bags) in enumerate(zip(self.plan.lookups, self.bags(step, rank), strict=True)):
+            before = i % 2
+            values = torch.tensor([10**6] * before + [c for bag in bags for c, _ in bag], dtype=torch.int64)
+            offsets = torch.tensor([before, *map(len, bags)]).cumsum(0)
+            given = torch.tensor([0.0] * before + [w for bag in bags for _, w in bag]) if x.weighted else None
+            found.append(JaggedTensor(values.int() if i % 3 else values, offsets, given))
+        return found, None
 
     def bags(self, step: int, rank: int) -> list[list[list[tuple[int, float]]]]:
         """(code, weight) of each feature and sample; padding left out."""
@@ -68,7 +69,7 @@ class Case:
             for row in range(len(codes)):
                 pairs = [(int(codes[row, slot + i]), float(weights[row, slot + i])) for i in range(x.length)]
                 if self.ragged:  # code 0 is a row; any number of codes, also for scalars
-                    pairs = (pairs * 3)[: int(rng.integers(0, x.length + (2 if x.pooling != "none" else 1)))]
+                    pairs = (pairs * 3)[: int(rng.integers(0, x.length + 2))]
                 elif x.is_list:
                     pairs = [p for p in pairs if p[0] != 0]
                 of_feature.append(pairs)
@@ -95,11 +96,13 @@ def look_up(case: Case, tables: dict[str, Tensor], step: int, rank: int) -> list
         flat = [(sample, code, w) for sample, bag in enumerate(bags) for code, w in bag]
         rows = embedding(torch.tensor([c for _, c, _ in flat], dtype=torch.int64), tables[x.table], sparse=True)
         samples = [s for s, _, _ in flat]
-        if x.pooling == "none":
+        if x.pooling == "none" and case.ragged:
+            outs.append(rows)
+        elif x.pooling == "none":
             places = []
-            for sample, bag in enumerate(bags):
+            for sample in range(len(bags)):
                 inside = [i for i in range(x.length) if not (x.is_list and codes[sample, slot + i] == 0)]
-                places += [sample * x.length + i for i in (range(len(bag)) if case.ragged else inside)]
+                places += [sample * x.length + i for i in inside]
             out = torch.zeros(len(bags) * x.length, rows.shape[1])
             outs.append(
                 out.index_copy(0, torch.tensor(places, dtype=torch.int64), rows).view(len(bags), x.length, -1)

@@ -1,6 +1,6 @@
 // The loops of an embedding table that torch needs many passes for, called from headrace.embeddings.kernels.cpu by ctypes.
 //
-// jagged_indices: codes of a padded batch to indices, bag by bag. bucketize_bags: those by owner. row_pointers,
+// jagged_indices: codes of a batch to indices, bag by bag. bucketize_bags: those by owner. row_pointers,
 // gather_pointers: where rows lie in memory. encode_requests, decode_requests: what ranks ask each other for.
 // pool_sum: rows of a table, gathered and summed by bag. update: gradients summed by row and applied by the optimizer, in
 // one pass over each touched row. Both read ahead by software prefetch: a random row is a cache miss, and the processor
@@ -258,38 +258,60 @@ void step(float* table, float* state, float* second, int64_t width, const Index*
   });
 }
 
-// Codes of a block are dealt to `ranks` shards: code c is in shard c % ranks, at c / ranks.
-struct Column {
-  int64_t slot, piece, is_list, rows, first_shard, ranks;
+// What a part of a sample's output is pooled from: codes but for `padding`, int32 or (wide) int64, in memory as they lie.
+// Sample b has values[offsets[b]] to values[offsets[b + 1]]; without offsets `length` from values[b * stride] on. `count`:
+// values that there are.
+struct Piece {
+  int64_t values, wide, offsets, weights, length, stride, count, padding;
 };
 
-// How many codes are looked up; -1 where one is outside its table.
+// Codes of a block are dealt to `ranks` shards: code c is in shard c % ranks, at c / ranks.
+struct Block {
+  int64_t rows, first_shard, ranks;
+};
+
+constexpr int64_t kOutside = -1, kBadOffsets = -2;
+
+// How many codes are looked up; kOutside where one is outside its table.
 template <class Index>
-int64_t jagged_indices(const int64_t* codes, int64_t batch, int64_t slots, const Column* columns, int64_t count,
-                       const int64_t* shard_offsets, int64_t pieces, Index* indices, int64_t* bag, int64_t* starts) {
+int64_t jagged_indices(int64_t batch, const Piece* all, const Block* blocks, int64_t pieces, const int64_t* shard_offsets,
+                       Index* indices, int64_t* bag, int64_t* starts, float* weights) {
   int64_t n = 0;
-  for (int64_t b = 0; b < batch; ++b) {
-    const int64_t* row = codes + b * slots;
-    int64_t piece = 0;
-    for (int64_t e = 0; e < count; ++e) {
-      const Column& c = columns[e];
-      const int64_t code = row[c.slot];
-      if (uint64_t(code) >= uint64_t(c.rows)) return -1;
-      if (starts)
-        while (piece <= c.piece) starts[b * pieces + piece++] = n;
-      if (c.is_list && code == 0) continue;
-      if (c.ranks == 1) {
-        indices[n] = Index(shard_offsets[c.first_shard] + code);
-      } else {
-        const int64_t quotient = c.rows <= UINT32_MAX ? int64_t(uint32_t(code) / uint32_t(c.ranks)) : code / c.ranks;
-        indices[n] = Index(shard_offsets[c.first_shard + code - quotient * c.ranks] + quotient);
+  for (int64_t b = 0; b < batch; ++b)
+    for (int64_t p = 0; p < pieces; ++p) {
+      const Piece& piece = all[p];
+      const Block& block = blocks[p];
+      int64_t first = b * piece.stride, last = first + piece.length;
+      if (piece.offsets) {
+        const auto* offsets = reinterpret_cast<const int64_t*>(intptr_t(piece.offsets));
+        first = offsets[b];
+        last = offsets[b + 1];
+        if (first < 0 || last < first || last > piece.count) return kBadOffsets;
       }
-      if (bag) bag[n] = b * pieces + c.piece;
-      ++n;
+      if (starts) starts[b * pieces + p] = n;
+      const auto* given = reinterpret_cast<const float*>(intptr_t(piece.weights));
+      auto look_up = [&](const auto* values) {
+        for (int64_t i = first; i < last; ++i) {
+          const int64_t code = values[i];
+          if (uint64_t(code) >= uint64_t(block.rows)) return false;
+          if (code == piece.padding) continue;
+          if (block.ranks == 1) {
+            indices[n] = Index(shard_offsets[block.first_shard] + code);
+          } else {
+            const bool narrow = block.rows <= UINT32_MAX;
+            const int64_t quotient = narrow ? int64_t(uint32_t(code) / uint32_t(block.ranks)) : code / block.ranks;
+            indices[n] = Index(shard_offsets[block.first_shard + code - quotient * block.ranks] + quotient);
+          }
+          if (bag) bag[n] = b * pieces + p;
+          if (weights) weights[n] = given ? given[i] : 1.0f;
+          ++n;
+        }
+        return true;
+      };
+      const bool inside = piece.wide ? look_up(reinterpret_cast<const int64_t*>(intptr_t(piece.values)))
+                                 : look_up(reinterpret_cast<const int32_t*>(intptr_t(piece.values)));
+      if (!inside) return kOutside;
     }
-    if (starts)
-      while (piece < pieces) starts[b * pieces + piece++] = n;
-  }
   return n;
 }
 
@@ -373,13 +395,14 @@ void gather_pointers(const int64_t* rows, int64_t count, const int64_t* index, i
 
 extern "C" {
 
-int64_t headrace_jagged_indices(const int64_t* codes, int64_t batch, int64_t slots, const void* columns, int64_t count,
-                                const int64_t* shard_offsets, int64_t pieces, void* indices, int wide, int64_t* bag,
-                                int64_t* starts) {
-  const auto* c = static_cast<const Column*>(columns);
+int64_t headrace_jagged_indices(int64_t batch, const void* pieces, const void* blocks, int64_t count,
+                                const int64_t* shard_offsets, void* indices, int wide, int64_t* bag, int64_t* starts,
+                                float* weights) {
+  const auto* p = static_cast<const Piece*>(pieces);
+  const auto* b = static_cast<const Block*>(blocks);
   if (wide)
-    return jagged_indices(codes, batch, slots, c, count, shard_offsets, pieces, static_cast<int64_t*>(indices), bag, starts);
-  return jagged_indices(codes, batch, slots, c, count, shard_offsets, pieces, static_cast<int32_t*>(indices), bag, starts);
+    return jagged_indices(batch, p, b, count, shard_offsets, static_cast<int64_t*>(indices), bag, starts, weights);
+  return jagged_indices(batch, p, b, count, shard_offsets, static_cast<int32_t*>(indices), bag, starts, weights);
 }
 
 void headrace_encode_requests(const void* indices, int wide, const int64_t* ids, const int64_t* shift, int64_t world,
@@ -419,7 +442,7 @@ int64_t headrace_bucketize_bags(const void* indices, int wide, const int64_t* ba
                         static_cast<int32_t*>(out), out_weights, begins, part_bag, ids, parts);
 }
 
-int headrace_embeddings_version() { return 8; }
+int headrace_embeddings_version() { return 9; }
 
 void headrace_pool_sum(const float* table, int64_t width, const void* index, int wide, int64_t n, const int64_t* starts,
                        int64_t bags, const float* weights, float* out, int threads) {

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from headrace.comm.base import Collective
+from headrace.config import EmbeddingOptimizer
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
-from headrace.embeddings.input.addressing import BatchIndexer, KeyedJagged, batch_to_device
+from headrace.embeddings.input.addressing import BatchIndexer, CodeBatch, batch_to_device
+from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.embeddings.kernels.dispatch import default_device
 from headrace.embeddings.lookup.autograd import Lookup
 from headrace.embeddings.lookup.handle import LookupHandle
@@ -22,8 +24,9 @@ from headrace.embeddings.storage.initialize import INIT_BOUND
 class ShardedEmbeddings(LocalTables):
     """The tables of a plan, this rank's blocks of them, looked up and trained together.
 
-    Forward: codes int64 [B, S], or a `KeyedJagged` batch -> float32 [B, F, D] for F features of one width D (`features`
-    gives them apart, of any widths, and sequences too; `prepare(zero_copy=True)` says where in memory they are). B may
+    Forward: codes -> float32 [B, F, D] for F features of one width D (`features` gives them apart, of any widths, and
+    sequences too; `prepare(zero_copy=True)` says where in memory they are). Codes are int64 [B, S], lists padded, or by
+    lookup in plan order any number of each sample's (`JaggedTensor`), or as many of each ([B], [B, L]). B may
     differ between ranks and be 0, but all ranks call forward, backward and step the same number of times: they exchange
     rows. The weights are no torch parameters:
     backward leaves the gradients of touched rows with their owners, summed over the ranks, and `step` applies them.
@@ -81,12 +84,7 @@ class ShardedEmbeddings(LocalTables):
         )
 
     def prepare(
-        self,
-        batch: Tensor | KeyedJagged,
-        weights: Tensor | None = None,
-        raw: Sequence[Tensor] = (),
-        *,
-        zero_copy: bool = False,
+        self, batch: CodeBatch, weights: Tensor | None = None, raw: Sequence[Tensor] = (), *, zero_copy: bool = False
     ) -> LookupHandle:
         """Begin a lookup: sort out the ids and send them to their owners, who answer later.
 
@@ -105,7 +103,7 @@ class ShardedEmbeddings(LocalTables):
                 prepared = following
 
         Args:
-            batch: codes int64 [B, S] or Ragged.
+            batch: codes int64 [B, S], or by lookup, see above.
             weights: float32 [B, S], where a lookup of padded codes is weighted.
             raw: ids of each table of `dynamic`, int64 [N], any number of them.
             zero_copy: let `forward` give a `ZeroCopyVectors` where it can, in place of a tensor. No step may come
@@ -118,44 +116,67 @@ class ShardedEmbeddings(LocalTables):
         return self._prepare(batch, weights, raw, zero_copy)
 
     def _prepare(
-        self, batch: Tensor | KeyedJagged, weights: Tensor | None, raw: Sequence[Tensor], zero_copy: bool
+        self, batch: CodeBatch, weights: Tensor | None, raw: Sequence[Tensor], zero_copy: bool
     ) -> LookupHandle:
-        if isinstance(batch, KeyedJagged):
-            jagged, samples = self._indexer.ragged(batch), batch.lengths.shape[1]
-        else:
+        if isinstance(batch, Tensor):
             jagged, samples = self._indexer.padded(batch, weights), batch.shape[0]
+        else:
+            jagged, samples = self._indexer.jagged(batch), _samples_of(batch)
         fused_tables = [self.layout.fused_tables[g.fused] for g in self.layout.groups]
         zero_copy = zero_copy and self._supports_zero_copy and all(map(is_zero_copy, fused_tables, jagged))
-        return LookupHandle(self, samples, jagged, raw, zero_copy)
+        return LookupHandle(self, samples, jagged, raw, zero_copy, is_padded=isinstance(batch, Tensor))
 
-    def forward(
-        self, batch: Tensor | KeyedJagged | LookupHandle, weights: Tensor | None = None
-    ) -> Tensor | ZeroCopyVectors:
+    def forward(self, batch: CodeBatch | LookupHandle, weights: Tensor | None = None) -> Tensor | ZeroCopyVectors:
         if not self._is_uniform:
             raise ValueError("the features' vectors differ in width or are sequences: call features()")
-        if isinstance(batch, LookupHandle) and batch.zero_copy:
-            self._register_lookup(batch)
-            return ZeroCopyVectors(self, batch)
-        out = self._look_up(batch, weights)
+        handle = batch if isinstance(batch, LookupHandle) else self.prepare(batch, weights)
+        if handle.zero_copy:
+            self._register_lookup(handle)
+            return ZeroCopyVectors(self, handle)
+        out = self.outputs(handle)[0]
         return out.view(out.shape[0], len(self.plan.lookups), max(self._dims, default=0))
 
-    def features(self, batch: Tensor | KeyedJagged | LookupHandle, weights: Tensor | None = None) -> list[Tensor]:
-        """The vectors of each lookup, in plan order: float32 [B, dim], or [B, length, dim] of a sequence.
+    def features(self, batch: CodeBatch | LookupHandle, weights: Tensor | None = None) -> list[Tensor]:
+        """The vectors of each lookup, in plan order: float32 [B, dim], or of a sequence one for each code.
 
-        A sequence's padding is zeros.
+        These are [N, dim], or [B, length, dim] of padded codes; those of padding are zeros.
         """
-        return self.layout.split(self._look_up(batch, weights))
-
-    def _look_up(self, batch: Tensor | KeyedJagged | LookupHandle, weights: Tensor | None) -> Tensor:
         handle = batch if isinstance(batch, LookupHandle) else self.prepare(batch, weights)
+        found = self.layout.split(self.outputs(handle))
+        if handle.is_padded:
+            for i in self.layout.sequences:
+                found[i] = found[i].view(handle.samples, self.plan.lookups[i].length, found[i].shape[1])
+        return found
+
+    def configure_all(self, optimizer: EmbeddingOptimizer) -> None:
+        """`configure_optimizer` of these tables and of those of raw ids, of which `optimizer.tables` may speak too."""
+        if self.dynamic is not None:
+            self.dynamic.configure_optimizer(optimizer)
+            names = {t.spec.name for t in self.dynamic.tables}
+            own = {name: found for name, found in optimizer.tables.items() if name not in names}
+            optimizer = optimizer.model_copy(update={"tables": own})
+        self.configure_optimizer(optimizer)
+
+    def step_all(self, lr: float | None = None) -> None:
+        """`step` of these tables, then of those of raw ids."""
+        self.step(lr)
+        if self.dynamic is not None:
+            self.dynamic.step(lr)
+
+    def outputs(self, handle: LookupHandle) -> list[Tensor]:
+        """The vectors of all pooled lookups side by side, [B, their dims], and of each sequence those of its codes.
+
+        Those of raw ids are then in `handle.found`.
+        """
         if not self.plan.lookups and not handle.raw:
-            return torch.zeros(handle.samples, 0, device=self.device)
+            return [torch.zeros(handle.samples, 0, device=self.device)]
         self._register_lookup(handle)
-        out: Tensor
         with default_device(self.device):
-            out, *raw = Lookup.apply(self.anchor, self, handle)  # type: ignore[no-untyped-call]
+            found: tuple[Tensor, ...] = Lookup.apply(self.anchor, self, handle)  # type: ignore[no-untyped-call]
+        outputs = 1 + len(self.layout.sequences)
+        raw = found[outputs:]
         handle.found = list(zip(raw[: len(handle.raw)], raw[len(handle.raw) :], strict=True))
-        return out
+        return list(found[:outputs])
 
     def _register_lookup(self, handle: LookupHandle) -> None:
         handle.start()
@@ -163,3 +184,7 @@ class ShardedEmbeddings(LocalTables):
             self.lookup_count += 1
             if handle.request is not None:
                 self.open_requests.append(handle.request)
+
+
+def _samples_of(batch: Sequence[Tensor | JaggedTensor]) -> int:
+    return next((x.samples if isinstance(x, JaggedTensor) else len(x) for x in batch), 0)

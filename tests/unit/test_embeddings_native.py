@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from headrace import native
 from headrace.dataset import native as dataset
 from headrace.embeddings.exchange.pooled import bucketize_bags
-from headrace.embeddings.input.addressing import BatchIndexer
+from headrace.embeddings.input.addressing import BatchIndexer, JaggedIndices
+from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.embeddings.kernels import index_cpu
 from headrace.embeddings.kernels.duplicates import find_duplicates
 from headrace.embeddings.optim.fused_step import fused_step
@@ -135,6 +136,10 @@ def test_occurrences_are_those_of_torch(batch: tuple[Plan, torch.Tensor]) -> Non
     got = batcher.padded(codes, None)
     with patch.object(native, "library", lambda: None):
         expected = batcher.padded(codes, None)
+    assert_same_occurrences(got, expected)
+
+
+def assert_same_occurrences(got: list[JaggedIndices], expected: list[JaggedIndices]) -> None:
     assert len(got) == len(expected)
     for a, b in zip(got, expected, strict=True):
         assert a.num_bags == b.num_bags
@@ -142,6 +147,33 @@ def test_occurrences_are_those_of_torch(batch: tuple[Plan, torch.Tensor]) -> Non
             x, y = getattr(a, name), getattr(b, name)
             assert (x is None) == (y is None), name
             assert x is None or (torch.equal(x, y) and x.dtype == y.dtype), name
+
+
+@settings(max_examples=100, deadline=None)
+@given(batch=batches(), data=st.data())
+def test_occurrences_of_a_jagged_batch_are_those_of_torch(
+    batch: tuple[Plan, torch.Tensor], data: st.DataObject
+) -> None:
+    """Features of one, of as many and of any number of codes, weighted or not, with padding and without."""
+    plan, codes = batch
+    lookups, given, slot = [], [], 0
+    for x in plan.lookups:
+        part, slot = codes[:, slot : slot + x.length], slot + x.length
+        x = replace(x, padding_idx=data.draw(st.sampled_from([None, 0, 1])))
+        kind = data.draw(st.sampled_from(["matrix", "jagged", "weighted"]))
+        if kind == "matrix":
+            given.append(part.int() if data.draw(st.booleans()) else part)
+        else:
+            lengths = torch.tensor([data.draw(st.integers(0, x.length)) for _ in range(len(part))], dtype=torch.int64)
+            jagged = JaggedTensor.of_lengths(part.reshape(-1)[: int(lengths.sum())], lengths)
+            if kind == "weighted" and x.pooling == "sum":
+                x, jagged = replace(x, weighted=True), replace(jagged, weights=torch.rand(jagged.values.numel()))
+            given.append(jagged)
+        lookups.append(x)
+    batcher = BatchIndexer(Layout(replace(plan, lookups=tuple(lookups)), plan.world_size - 1))
+    got = batcher.jagged(given)
+    with patch.object(native, "library", lambda: None):
+        assert_same_occurrences(got, batcher.jagged(given))
 
 
 @settings(max_examples=100, deadline=None)

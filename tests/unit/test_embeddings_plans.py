@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -15,7 +16,7 @@ from headrace import native
 from headrace.comm.base import Collective, LocalCollective
 from headrace.comm.threads import run_ranks
 from headrace.config import EmbeddingOptimizer, TableOptimizer
-from headrace.embeddings.input.addressing import KeyedJagged
+from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Block, Lookup, Plan, Table, blocks_for
 from headrace.errors import UserError
@@ -233,15 +234,25 @@ def test_wrong_batches_are_refused() -> None:
         embeddings.features(codes, torch.ones(2, 1))
     with pytest.raises(ValueError, match="call features"):
         embeddings(codes, torch.ones(2, plan.slots))
-    lengths = torch.zeros(8, 2, dtype=torch.int64)
-    with pytest.raises(ValueError, match="lengths sum to 0"):
-        embeddings.features(KeyedJagged(torch.tensor([1]), lengths, torch.ones(1)))
-    lengths[6, 0] = 3
-    with pytest.raises(UserError, match="'sequence': a sequence of 3 codes, but its length is 2"):
-        embeddings.features(KeyedJagged(torch.tensor([1, 1, 1]), lengths, torch.ones(3)))
-    lengths[6, 0], lengths[7, 1] = 0, 1
+    none = JaggedTensor(torch.empty(0, dtype=torch.int64), torch.zeros(3, dtype=torch.int64))
+    good = [replace(none, weights=torch.empty(0)) if x.weighted else none for x in plan.lookups]
+    assert [len(out) for out in embeddings.features(good)] == [2, 2, 2, 2, 2, 2, 0, 2]
+    for number, bad, message in [
+        (0, good[5], "'scalar': weights are given exactly where"),
+        (5, none, "'weighted': weights are given exactly where"),
+        (2, JaggedTensor(torch.tensor([1]), torch.zeros(2, dtype=torch.int64)), "of \\[1, 2\\] samples"),
+        (2, JaggedTensor(torch.tensor([1]), torch.tensor([0, 2, 1])), "'sum': offsets must ascend"),
+        (2, JaggedTensor(torch.tensor([1]), torch.tensor([0, 1, 2])), "'sum': offsets must ascend"),
+        (2, JaggedTensor(torch.tensor([1.0]), torch.tensor([0, 1, 1])), "'sum': ids must be int32 or int64"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            embeddings.features([bad if i == number else x for i, x in enumerate(good)])
+    with pytest.raises(ValueError, match="codes of 7 lookups, not of 8"):
+        embeddings.features(good[1:])
     with pytest.raises(UserError, match="'wide': code 7 is outside its embedding table of 7 rows"):
-        embeddings.features(KeyedJagged(torch.tensor([7]), lengths, torch.ones(1)))
+        embeddings.features([*good[:7], JaggedTensor(torch.tensor([7]), torch.tensor([0, 1, 1]))])
+    with pytest.raises(ValueError, match="lengths sum to 3, not to the 2 values"):
+        JaggedTensor.of_lengths(torch.tensor([1, 2]), torch.tensor([1, 2]))
 
 
 def test_rowwise_adagrad_of_a_table_cut_both_ways_is_refused() -> None:

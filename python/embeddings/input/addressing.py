@@ -1,38 +1,30 @@
-"""From a batch of codes, padded or ragged, to the rows that each part of the output is pooled from."""
+"""From a batch of codes, padded or jagged, to the rows that each part of the output is pooled from."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from headrace import native
+from headrace.embeddings.input.feature_codes import NO_PADDING, FeatureCodes, feature_codes
+from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.embeddings.kernels import index_cpu
 from headrace.embeddings.sharding.layout import Group, Layout
 from headrace.errors import UserError
 
-
-@dataclass(frozen=True)
-class KeyedJagged:
-    """Codes of any number for each sample and feature, without padding: code 0 is a row like any other.
-
-    The form of TorchRec's KeyedJaggedTensor: feature by feature in the plan's order, sample by sample.
-    """
-
-    #: int64 [N].
-    values: Tensor
-    #: Codes of each feature and sample: int64 [F, B], summing to N.
-    lengths: Tensor
-    #: float32 [N], where a lookup is weighted.
-    weights: Tensor | None = None
+#: A batch: codes of all lookups side by side, int64 [B, S], or of each lookup those of [B], [B, L] or a JaggedTensor.
+CodeBatch = Tensor | Sequence[Tensor | JaggedTensor]
 
 
 @dataclass(frozen=True)
 class JaggedIndices:
     """What a group of output pieces is pooled from, in the form of embedding_bag.
 
-    Bags are the rows of [B * pieces, width], samples in order.
+    Bags are the rows of [B * pieces, width], samples in order; of a sequence each code counts as a sample.
     """
 
     #: Indices into the fused table, bag by bag: [N].
@@ -49,18 +41,14 @@ class JaggedIndices:
     divisor: Tensor | None = None
 
 
-def batch_to_device(
-    batch: Tensor | KeyedJagged, weights: Tensor | None, device: torch.device
-) -> tuple[Tensor | KeyedJagged, Tensor | None]:
+def batch_to_device(batch: CodeBatch, weights: Tensor | None, device: torch.device) -> tuple[CodeBatch, Tensor | None]:
     """A batch on a device; from pinned memory without waiting."""
-
-    def move(x: Tensor) -> Tensor:
-        return x.to(device, non_blocking=True)
-
-    if isinstance(batch, KeyedJagged):
-        given = None if batch.weights is None else move(batch.weights)
-        return KeyedJagged(move(batch.values), move(batch.lengths), given), None if weights is None else move(weights)
-    return move(batch), None if weights is None else move(weights)
+    moved: CodeBatch
+    if isinstance(batch, Tensor):
+        moved = batch.to(device, non_blocking=True)
+    else:
+        moved = [x.to(device, non_blocking=True) for x in batch]
+    return moved, None if weights is None else weights.to(device, non_blocking=True)
 
 
 class BatchIndexer:
@@ -68,178 +56,169 @@ class BatchIndexer:
 
     def __init__(self, layout: Layout) -> None:
         plan = layout.plan
-        self._layout = layout
         self._plan = plan
-        self._features = [x.feature for x in plan.lookups for _ in range(x.length)]
-        #: Rows of the table of each slot, [S].
-        self._rows = torch.tensor(
-            [plan.by_name[x.table].rows for x in plan.lookups for _ in range(x.length)], dtype=torch.int64
-        )
         self._weighted = any(x.weighted for x in plan.lookups)
-        self._groups = [_PaddedIndexer(layout, g) for g in layout.groups]
-
-    def check_weights(self, weights: Tensor | None, codes: Tensor) -> None:
-        """Raise ValueError unless there are weights of the codes' shape exactly where a lookup is weighted."""
-        if self._weighted != (weights is not None):
-            raise ValueError("weights are given exactly where a lookup is weighted")
-        if weights is not None and (weights.shape != codes.shape or weights.dtype != torch.float32):
-            raise ValueError(f"weights must be float32 {list(codes.shape)}, not {weights.dtype} {list(weights.shape)}")
+        self._has_lists = any(x.length > 1 for x in plan.lookups)
+        self._groups = [_GroupIndexer(layout, g) for g in layout.groups]
+        #: First column of each lookup in padded codes.
+        self._slots = [0, *accumulate(x.length for x in plan.lookups)]
 
     def padded(self, codes: Tensor, weights: Tensor | None) -> list[JaggedIndices]:
-        """Occurrences of codes int64 [B, S].
+        """Occurrences of codes int64 [B, S]: code 0 of a list is padding.
 
         Raises:
             UserError: a code is outside its table.
         """
         if codes.ndim != 2 or codes.shape[1] != self._plan.slots or codes.dtype != torch.int64:
             raise ValueError(f"codes must be int64 [B, {self._plan.slots}], not {codes.dtype} {list(codes.shape)}")
-        self.check_weights(weights, codes)
-        if codes.device.type == "cpu" and native.library() is not None and weights is None:
-            found = [g.by_loop(codes) for g in self._groups]
-            if all(f is not None for f in found):
-                return [f for f in found if f is not None]
-        if codes.numel():
-            wrong = (codes < 0) | (codes >= self._rows)
-            if bool(wrong.any()):
-                row, slot = wrong.nonzero()[0].tolist()
-                raise _outside(self._features[slot], int(codes[row, slot]), int(self._rows[slot]), int(wrong.sum()))
-        return [g.jagged(codes, weights) for g in self._groups]
+        if self._weighted != (weights is not None):
+            raise ValueError("weights are given exactly where a lookup is weighted")
+        if weights is not None and (weights.shape != codes.shape or weights.dtype != torch.float32):
+            raise ValueError(f"weights must be float32 {list(codes.shape)}, not {weights.dtype} {list(weights.shape)}")
+        if self._has_lists or weights is not None:  # a sample's codes of a list are read from one place
+            codes, weights = codes.contiguous(), None if weights is None else weights.contiguous()
+        features = []
+        for x, slot in zip(self._plan.lookups, self._slots, strict=False):
+            columns = slice(slot, slot + x.length)
+            given = weights[:, columns] if weights is not None and x.weighted else None
+            features.append(FeatureCodes(codes[:, columns], None, given, 0 if x.is_list else NO_PADDING))
+        return self._indices(features)
 
-    def ragged(self, batch: KeyedJagged) -> list[JaggedIndices]:
-        """Occurrences of a ragged batch.
+    def jagged(self, batch: Sequence[Tensor | JaggedTensor]) -> list[JaggedIndices]:
+        """Occurrences of codes by lookup, int32 or int64: [B], one each, [B, L], L each, or any number.
 
         Raises:
-            UserError: a code is outside its table, or a sequence is longer than the lookup's `length`.
+            UserError: a code is outside its table.
         """
-        lengths = batch.lengths
-        if lengths.ndim != 2 or lengths.shape[0] != len(self._plan.lookups) or batch.values.dtype != torch.int64:
-            raise ValueError(f"lengths must be int64 [{len(self._plan.lookups)}, B] and values int64")
-        ends = lengths.sum(1).cumsum(0).tolist()
-        if (ends[-1] if ends else 0) != batch.values.numel() or bool((lengths < 0).any()):
-            raise ValueError(f"lengths sum to {ends[-1] if ends else 0}, not to the {batch.values.numel()} values")
-        self.check_weights(batch.weights, batch.values)
-        samples = [torch.repeat_interleave(torch.arange(lengths.shape[1]), n) for n in lengths]
-        for x, n, start, end in zip(self._plan.lookups, lengths, [0, *ends], ends, strict=False):
-            rows, values = self._plan.by_name[x.table].rows, batch.values[start:end]
-            wrong = (values < 0) | (values >= rows)
-            if bool(wrong.any()):
-                raise _outside(x.feature, int(values[wrong][0]), rows, int(wrong.sum()))
-            if x.pooling == "none" and n.numel() and int(n.max()) > x.length:
-                raise UserError(
-                    f"feature '{x.feature}': a sequence of {int(n.max())} codes, but its length is {x.length}: cut it"
-                )
-        return [self._ragged_group(g, batch, samples, [0, *ends]) for g in self._layout.groups]
+        if len(batch) != len(self._plan.lookups):
+            raise ValueError(f"codes of {len(batch)} lookups, not of {len(self._plan.lookups)}")
+        features = [
+            feature_codes(x.feature, given, weighted=x.weighted, padding_idx=x.padding_idx)
+            for x, given in zip(self._plan.lookups, batch, strict=True)
+        ]
+        sizes = {f.samples for f in features}
+        if len(sizes) > 1:
+            raise ValueError(f"features of {sorted(sizes)} samples in one batch")
+        return self._indices(features)
 
-    def _ragged_group(self, group: Group, batch: KeyedJagged, samples: list[Tensor], ends: list[int]) -> JaggedIndices:
-        fused = self._layout.fused_tables[group.fused]
-        indices, bags, weights = [], [], []
-        divisor = torch.ones(batch.lengths.shape[1], group.pieces)
-        for e in group.entries:
-            x = self._plan.lookups[e.lookup]
-            values, sample = batch.values[ends[e.lookup] : ends[e.lookup + 1]], samples[e.lookup]
-            lengths = batch.lengths[e.lookup]
-            piece = torch.full_like(sample, e.piece)
-            if e.stride:
-                piece += (torch.arange(sample.numel()) - (lengths.cumsum(0) - lengths)[sample]) * e.stride
-            if x.pooling == "mean":
-                divisor[:, e.piece] = lengths.clamp(min=1)
-            indices.append(fused.indices(values, e.block))
-            bags.append(sample * group.pieces + piece)
-            if batch.weights is not None:
-                given = batch.weights[ends[e.lookup] : ends[e.lookup + 1]]
-                weights.append(given if x.weighted else torch.ones_like(given))
-        bag, order = torch.sort(torch.cat(bags), stable=True)
-        total = batch.lengths.shape[1] * group.pieces
-        counts = torch.bincount(bag, minlength=total)
-        lookups = [self._plan.lookups[e.lookup] for e in group.entries]
-        return JaggedIndices(
-            indices=torch.cat(indices)[order],
-            num_bags=total,
-            bag_ids=bag,
-            offsets=counts.cumsum(0) - counts,
-            weights=torch.cat(weights)[order] if any(x.weighted for x in lookups) else None,
-            divisor=divisor.view(-1, 1) if any(x.pooling == "mean" for x in lookups) else None,
-        )
+    def _indices(self, features: Sequence[FeatureCodes]) -> list[JaggedIndices]:
+        by_loop = native.library() is not None and all(f.values.device.type == "cpu" for f in features)
+        found = []
+        for g in self._groups:
+            made = g.by_loop(features) if by_loop else g.by_torch(features)
+            if made is None:
+                self._check(features)
+                raise AssertionError("codes were refused that are inside their tables")
+            found.append(made)
+        return found
+
+    def _check(self, features: Sequence[FeatureCodes]) -> None:
+        """Raise UserError where a code is outside its table, ValueError where offsets do not fit."""
+        wrong: tuple[str, int, int] | None = None
+        count = 0
+        for x, f in zip(self._plan.lookups, features, strict=True):
+            if f.offsets is not None:
+                ends = f.offsets
+                if bool((ends.diff() < 0).any()) or int(ends[0]) < 0 or int(ends[-1]) > f.values.numel():
+                    raise ValueError(f"feature '{x.feature}': offsets must ascend, and end within the values")
+            values, rows = f.flat().values, self._plan.by_name[x.table].rows
+            outside = values[(values < 0) | (values >= rows)]
+            if outside.numel():
+                wrong = wrong or (x.feature, int(outside[0]), rows)
+                count += outside.numel()
+        if wrong is not None:
+            feature, code, rows = wrong
+            raise UserError(
+                f"feature '{feature}': code {code} is outside its embedding table of {rows} rows ({count} such codes "
+                f"in the batch): the data were coded with a newer vocabulary than the model's; use the workflow that "
+                f"is saved with the model"
+            )
 
 
-class _PaddedIndexer:
-    """A group's columns of padded codes, worked out once."""
+class _GroupIndexer:
+    """A group's pieces: which lookup each is of, and where that one's rows are; worked out once."""
 
     def __init__(self, layout: Layout, group: Group) -> None:
         self._fused = layout.fused_tables[group.fused]
-        self._pieces = group.pieces
-        lookups = layout.plan.lookups
-        # (piece, slot, block, entry) of each column that is looked up, by piece: bags ascend along a row.
-        columns = sorted(
-            (e.piece + i * e.stride, e.slot + i, e.block, number)
-            for number, e in enumerate(group.entries)
-            for i in range(lookups[e.lookup].length)
-        )
-        owners = [lookups[group.entries[number].lookup] for *_, number in columns]
-        slots = [slot for _, slot, _, _ in columns]
-        self._slots = None if slots == list(range(layout.plan.slots)) else torch.tensor(slots, dtype=torch.int64)
-        self._blocks = torch.tensor([block for _, _, block, _ in columns], dtype=torch.int64)
-        self._piece = torch.tensor([piece for piece, *_ in columns], dtype=torch.int64)
-        #: Columns whose code 0 is padding; None: there are none, and bag i is occurrence i.
-        self._is_list = torch.tensor([x.is_list for x in owners]) if any(x.is_list for x in owners) else None
-        self._weighted = torch.tensor([x.weighted for x in owners]) if any(x.weighted for x in owners) else None
-        self._columns = torch.tensor(
+        self._entries = sorted(group.entries, key=lambda e: e.piece)
+        assert [e.piece for e in self._entries] == list(range(group.pieces))
+        lookups = [layout.plan.lookups[e.lookup] for e in self._entries]
+        self._sequence = group.sequence
+        #: By piece: rows, first shard and shards of its block, int64 [P, 3].
+        self._blocks = torch.tensor(
             [
-                (slot, piece, int(x.is_list), layout.plan.by_name[x.table].rows, *self._fused.shards_of(block))
-                for (piece, slot, block, _), x in zip(columns, owners, strict=True)
+                (layout.plan.by_name[x.table].rows, *self._fused.shards_of(e.block))
+                for e, x in zip(self._entries, lookups, strict=True)
             ],
             dtype=torch.int64,
         )
-        self._mean = torch.zeros(group.pieces, dtype=torch.bool)
-        for e in group.entries:
-            self._mean[e.piece] = lookups[e.lookup].pooling == "mean"
-        self._has_mean = bool(self._mean.any())
+        self._block_numbers = torch.tensor([e.block for e in self._entries], dtype=torch.int64)
+        self._has_lists = group.sequence is None and any(x.is_list for x in lookups)
+        self._weighted = any(x.weighted for x in lookups)
+        self._mean = torch.tensor([x.pooling == "mean" for x in lookups])
+        self._has_mean = any(x.pooling == "mean" for x in lookups)
 
-    def by_loop(self, codes: Tensor) -> JaggedIndices | None:
-        """`jagged` in one pass of C++; None where a code is outside its table."""
-        has_bags = self._is_list is not None
-        fused, bags = self._fused, codes.shape[0] * self._pieces
+    def by_loop(self, features: Sequence[FeatureCodes]) -> JaggedIndices | None:
+        """In one pass of C++; None where a code is outside its table, or offsets do not fit."""
+        features = self._features(features)
         found = index_cpu.jagged_indices(
-            codes, self._columns, fused.shard_offsets, self._pieces, fused.index_dtype, has_bags
+            features[0].samples,
+            torch.tensor([f.described() for f in features]),
+            self._blocks,
+            self._fused.shard_offsets,
+            self._fused.index_dtype,
+            most=sum(f.values.numel() for f in features),
+            bags=self._has_bags(features),
+            weighted=self._weighted,
         )
-        if found is None:
+        return None if found is None else self._jagged(*found, features[0].samples)
+
+    def by_torch(self, features: Sequence[FeatureCodes]) -> JaggedIndices | None:
+        """By torch, on any device, in a few passes over all pieces together; None as of `by_loop`."""
+        features = self._features(features)
+        samples, pieces = features[0].samples, len(features)
+        if not self._has_bags(features):
+            codes = torch.cat([f.values for f in features], dim=1).long()
+            if bool(((codes < 0) | (codes >= self._blocks[:, 0])).any()):
+                return None
+            return JaggedIndices(self._fused.indices(codes, self._block_numbers).reshape(-1), codes.numel())
+        # Piece by piece at first, and then where they belong: sample by sample, and there piece by piece.
+        counted = [f.counted() for f in features]
+        lengths = torch.stack([x.lengths for x in counted])
+        sizes = [x.values.numel() for x in counted]
+        codes = torch.cat([x.values.long() for x in counted])
+        total = codes.numel()
+        piece = torch.repeat_interleave(torch.arange(pieces), torch.tensor(sizes), output_size=total)
+        outside = ((codes < 0) | (codes >= self._blocks[:, 0][piece])).any()
+        if bool(outside | (lengths < 0).any() | (lengths.sum(1) != torch.tensor(sizes)).any()):
             return None
-        indices, bag, starts = found
+        given, counts = lengths.reshape(-1), lengths.T.reshape(-1)
+        starts = counts.cumsum(0) - counts
+        moved = starts.view(samples, pieces).T.reshape(-1) - (given.cumsum(0) - given)
+        place = torch.repeat_interleave(moved, given, output_size=total) + torch.arange(total)
+        indices = torch.empty(total, dtype=self._fused.index_dtype)
+        indices[place] = self._fused.indices(codes, self._block_numbers[piece])
+        weights = torch.ones(total) if self._weighted else None
+        if weights is not None:
+            ones = (torch.ones(n) if x.weights is None else x.weights for x, n in zip(counted, sizes, strict=True))
+            weights[place] = torch.cat(list(ones))
+        bag = torch.repeat_interleave(torch.arange(counts.numel()), counts, output_size=total)
+        return self._jagged(indices, bag, starts, weights, samples)
+
+    def _features(self, features: Sequence[FeatureCodes]) -> list[FeatureCodes]:
+        """Of each piece the codes that are pooled for it; of a sequence each code is a sample."""
+        if self._sequence is None:
+            return [features[e.lookup] for e in self._entries]
+        return [features[self._sequence].one_each()] * len(self._entries)
+
+    def _has_bags(self, features: Sequence[FeatureCodes]) -> bool:
+        return self._has_lists or self._weighted or any(not f.is_one_each for f in features)
+
+    def _jagged(
+        self, indices: Tensor, bag: Tensor | None, starts: Tensor | None, weights: Tensor | None, samples: int
+    ) -> JaggedIndices:
         divisor = None
         if starts is not None and self._has_mean:
-            counts = torch.diff(starts, append=torch.tensor([indices.numel()]))
-            divisor = torch.where(self._mean, counts.view(-1, self._pieces).clamp(min=1), 1).float().view(-1, 1)
-        return JaggedIndices(indices, bags, bag, starts, None, divisor)
-
-    def jagged(self, codes: Tensor, weights: Tensor | None) -> JaggedIndices:
-        if self._slots is not None:
-            codes = codes.index_select(1, self._slots)
-        indices = self._fused.indices(codes, self._blocks)
-        bags = codes.shape[0] * self._pieces
-        used = None
-        if weights is not None and self._weighted is not None:
-            used = weights if self._slots is None else weights.index_select(1, self._slots)
-            used = torch.where(self._weighted, used, 1.0)
-        if self._is_list is None:
-            # Scalars: one code a piece.
-            everything = None if used is None else torch.arange(bags)
-            return JaggedIndices(
-                indices.reshape(-1), bags, everything, everything, None if used is None else used.reshape(-1)
-            )
-        kept = ~(self._is_list & (codes == 0))
-        bag = (self._piece + torch.arange(codes.shape[0]).unsqueeze(1) * self._pieces)[kept]
-        counts = torch.bincount(bag, minlength=bags)
-        divisor = None
-        if self._has_mean:
-            divisor = torch.where(self._mean, counts.view(-1, self._pieces).clamp(min=1), 1).float().view(-1, 1)
-        return JaggedIndices(
-            indices[kept], bags, bag, counts.cumsum(0) - counts, None if used is None else used[kept], divisor
-        )
-
-
-def _outside(feature: str, code: int, rows: int, count: int) -> UserError:
-    return UserError(
-        f"feature '{feature}': code {code} is outside its embedding table of {rows} rows ({count} such codes in the "
-        f"batch): the data were coded with a newer vocabulary than the model's; use the workflow that is saved with "
-        f"the model"
-    )
+            counts = torch.diff(starts, append=torch.tensor([indices.numel()])).view(-1, len(self._entries))
+            divisor = torch.where(self._mean, counts.clamp(min=1), 1).float().view(-1, 1)
+        return JaggedIndices(indices, samples * len(self._entries), bag, starts, weights, divisor)

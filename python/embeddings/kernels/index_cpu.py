@@ -12,42 +12,53 @@ from headrace.embeddings.kernels.cpu import data_pointer
 
 
 def jagged_indices(
-    codes: Tensor, columns: Tensor, shard_offsets: Tensor, pieces: int, dtype: torch.dtype, bags: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
-    """Indices of the codes that are looked up, bag by bag; None where a code is outside its table.
+    samples: int,
+    pieces: Tensor,
+    blocks: Tensor,
+    shard_offsets: Tensor,
+    dtype: torch.dtype,
+    *,
+    most: int,
+    bags: bool,
+    weighted: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None] | None:
+    """Indices of the codes that are looked up, bag by bag; None: a code is outside its table, or offsets do not fit.
 
     Args:
-        codes: int64 [B, S].
-        columns: int64 [E, 6]: slot, piece, whether code 0 is padding, rows, first shard and shards; pieces ascend.
+        samples: B.
+        pieces: of each piece of a sample's output its codes: int64 [P, 8], as `Piece` of native/cpp/embeddings.cpp.
+        blocks: rows, first shard and shards of each: int64 [P, 3].
         shard_offsets: int64 [shards].
-        pieces: bags of a row of `codes`.
         dtype: of the indices, int32 or int64.
+        most: codes that there are.
         bags: whether bags and starts are wanted.
+        weighted: whether weights are wanted.
 
     Returns:
-        Indices [N], bag of each int64 [N], first occurrence of each bag int64 [B * pieces].
+        Indices [N], bag of each int64 [N], first occurrence of each bag int64 [B * P], weights float32 [N].
     """
     lib = native.library()
     assert lib is not None
-    batch, count = codes.shape[0], columns.shape[0]
-    codes = codes.contiguous()
-    indices = torch.empty(batch * count, dtype=dtype)
-    bag = torch.empty(batch * count, dtype=torch.int64) if bags else None
-    starts = torch.empty(batch * pieces, dtype=torch.int64) if bags else None
+    count = pieces.shape[0]
+    indices = torch.empty(most, dtype=dtype)
+    bag = torch.empty(most, dtype=torch.int64) if bags else None
+    starts = torch.empty(samples * count, dtype=torch.int64) if bags else None
+    weights = torch.empty(most) if weighted else None
     n = lib.headrace_jagged_indices(
-        codes.data_ptr(),
-        batch,
-        codes.shape[1],
-        columns.data_ptr(),
+        samples,
+        pieces.data_ptr(),
+        blocks.data_ptr(),
         count,
         shard_offsets.data_ptr(),
-        pieces,
         indices.data_ptr(),
         dtype is torch.int64,
         data_pointer(bag),
         data_pointer(starts),
+        data_pointer(weights),
     )
-    return None if n < 0 else (indices[:n], None if bag is None else bag[:n], starts)
+    if n < 0:
+        return None
+    return indices[:n], None if bag is None else bag[:n], starts, None if weights is None else weights[:n]
 
 
 def duplicates(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

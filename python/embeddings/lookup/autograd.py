@@ -20,7 +20,7 @@ from headrace.embeddings.storage.dtypes import decode
 
 
 class Lookup(torch.autograd.Function):
-    """(anchor, embeddings, prepared) -> [B, width], then by table of raw ids vectors [N, D], then found [N] of each.
+    """(anchor, embeddings, prepared) -> `Layout`'s outputs, then by table of raw ids vectors [N, D], then found [N].
 
     Two all-to-alls forward (one in `prepare`), one backward.
     """
@@ -45,19 +45,20 @@ class Lookup(torch.autograd.Function):
                 else:
                     pooled[number], winners[number] = pool_max(rows, index[start:end], jagged)
         ctx.embeddings, ctx.handle, ctx.winners = embeddings, handle, winners
-        out = layout.join(pooled, handle.samples) if pooled else torch.zeros(handle.samples, 0)
+        outs = layout.join(pooled, handle.samples)
         answered = [split_found_flags(x) for x in stored[len(embeddings.remote) :]]
         answered = answered or [(a.vectors, a.found) for a in handle.answers]
         positions = [w.duplicates.inverse() for w in handle.raw]
         vectors = [gather(v, p) for (v, _), p in zip(answered, positions, strict=True)]
         found = [f.index_select(0, p) for (_, f), p in zip(answered, positions, strict=True)]
         ctx.mark_non_differentiable(*found)
-        return (out, *vectors, *found)
+        return (*outs, *vectors, *found)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
         with default_device(ctx.embeddings.device):
-            route_gradients(ctx.embeddings, ctx.handle, grads[0], grads[1:], ctx.winners)
+            outputs = 1 + len(ctx.embeddings.layout.sequences)
+            route_gradients(ctx.embeddings, ctx.handle, grads[:outputs], grads[outputs:], ctx.winners)
         # `handle.found` knows this node: a circle, in which vectors would wait for the garbage collector.
         ctx.handle = None
         return None, None, None

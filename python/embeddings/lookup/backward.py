@@ -22,7 +22,7 @@ Winners = dict[int, Tensor]
 def route_gradients(
     embeddings: LocalTables,
     handle: LookupHandle,
-    of_vectors: Tensor,
+    of_outputs: Sequence[Tensor],
     of_raw: Sequence[Tensor] = (),
     winners: Winners | None = None,
 ) -> None:
@@ -30,12 +30,12 @@ def route_gradients(
 
     Args:
         embeddings: this rank's tables.
-    handle: of the lookup.
-        of_vectors: float32 [B, width].
+        handle: of the lookup.
+        of_outputs: of the layout's outputs.
         of_raw: of the vectors of each table of raw ids.
         winners: what `pool_max` found, by group.
     """
-    by_group = embeddings.layout.cut(of_vectors)
+    by_group = embeddings.layout.cut(of_outputs)
     for fused in embeddings.layout.fused_tables:
         if fused.is_local:
             embeddings.add_gradient(fused, row_gradient(embeddings, handle, winners or {}, fused, by_group))

@@ -51,8 +51,12 @@ class LookupHandle:
         jagged: Sequence[JaggedIndices],
         raw: Sequence[Tensor],
         zero_copy: bool,
+        *,
+        is_padded: bool,
     ) -> None:
         self.samples = samples
+        #: Whether the codes came side by side, [B, S].
+        self.is_padded = is_padded
         #: Whether `forward` gives a `ZeroCopyVectors`.
         self.zero_copy = zero_copy
         #: Steps when the rows were asked for.

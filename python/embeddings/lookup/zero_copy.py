@@ -100,7 +100,7 @@ class ZeroCopyVectors:
         Collective, as `send_gradient`.
         """
         self.check()
-        by_group = self._embeddings.layout.cut(gradient.flatten(1))
+        by_group = self._embeddings.layout.cut([gradient.flatten(1)])
         for lookup, buffers in zip(self._handle.lookups, self._reserve(), strict=True):
             if not lookup.groups:
                 continue

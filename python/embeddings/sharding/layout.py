@@ -104,24 +104,25 @@ def is_cached(plan: Plan, block: Block) -> bool:
 
 @dataclass(frozen=True)
 class Entry:
-    """A feature's codes in one block: they add to the output pieces `piece`, `piece + stride`, ... (a sequence)."""
+    """A feature's codes in one block: they add to the output piece `piece`."""
 
     lookup: int
     #: Number of the block in its fused table.
     block: int
-    #: First slot of the feature in the padded codes.
-    slot: int
     piece: int
-    #: Pieces between the positions of a sequence; 0: all codes of the feature add to one piece.
-    stride: int
 
 
 @dataclass(frozen=True)
 class Group:
-    """The output pieces that are pooled from one fused table in one way: [B, pieces, width] of the output."""
+    """Output pieces that are pooled from one fused table in one way: [B, pieces, width] of an output.
+
+    A sequence has groups of its own, in which each of its codes counts as a sample.
+    """
 
     fused: int
     mode: Literal["sum", "max"]
+    #: Number of the lookup that is a sequence; None: pieces of vectors, one a sample.
+    sequence: int | None
     entries: tuple[Entry, ...]
     #: First output column of each piece.
     columns: tuple[int, ...]
@@ -132,7 +133,11 @@ class Group:
 
 
 class Layout:
-    """Fused tables, groups and output columns of a plan, seen from one rank."""
+    """Fused tables, groups and output columns of a plan, seen from one rank.
+
+    The outputs of a lookup are the vectors of all features side by side, [B, width], and of each sequence in turn those
+    of its codes, [N, dim].
+    """
 
     def __init__(self, plan: Plan, rank: int) -> None:
         self.plan = plan
@@ -143,66 +148,68 @@ class Layout:
             by_key.setdefault(key, []).append(b)
         self.fused_tables = [FusedTable(plan, i, blocks, rank) for i, blocks in enumerate(by_key.values())]
         self._place = {b: (a.number, i) for a in self.fused_tables for i, b in enumerate(a.blocks)}
-        #: First output column of each lookup, and the end.
+        #: Numbers of the lookups that are sequences.
+        self.sequences = tuple(i for i, x in enumerate(plan.lookups) if x.pooling == "none")
+        #: First output column of each lookup, and the end; a sequence has none.
         self.columns = [0]
         for x in plan.lookups:
-            vectors = x.length if x.pooling == "none" else 1
-            self.columns.append(self.columns[-1] + vectors * plan.by_name[x.table].dim)
+            self.columns.append(self.columns[-1] + (0 if x.pooling == "none" else plan.by_name[x.table].dim))
         self.groups = self._groups()
         self._runs = [self._find_runs(g) for g in self.groups]
+        #: Widths of the outputs.
+        self._widths = [self.width, *(plan.by_name[plan.lookups[i].table].dim for i in self.sequences)]
+        #: By group: the number of its output.
+        self._outputs = [0 if g.sequence is None else 1 + self.sequences.index(g.sequence) for g in self.groups]
 
     @property
     def width(self) -> int:
-        """Columns of the output."""
+        """Columns of the vectors side by side."""
         return self.columns[-1]
 
     def _groups(self) -> list[Group]:
-        entries: dict[tuple[int, Literal["sum", "max"]], list[Entry]] = {}
-        columns: dict[tuple[int, Literal["sum", "max"]], list[int]] = {}
-        slot = 0
+        entries: dict[tuple[int, Literal["sum", "max"], int | None], list[Entry]] = {}
+        columns: dict[tuple[int, Literal["sum", "max"], int | None], list[int]] = {}
         for number, x in enumerate(self.plan.lookups):
             mode: Literal["sum", "max"] = "max" if x.pooling == "max" else "sum"
-            blocks = self.plan.blocks_of(x.table)
-            dim = self.plan.by_name[x.table].dim
-            keys = [(self._place[b][0], mode) for b in blocks]
-            stride = {k: keys.count(k) for k in keys}
-            first = {k: len(columns.setdefault(k, [])) for k in stride}
-            for position in range(x.length if x.pooling == "none" else 1):
-                for b, key in zip(blocks, keys, strict=True):
-                    if position == 0:
-                        piece = len(columns[key])
-                        entries.setdefault(key, []).append(
-                            Entry(number, self._place[b][1], slot, piece, stride[key] if x.pooling == "none" else 0)
-                        )
-                    columns[key].append(self.columns[number] + position * dim + b.columns.start)
-            assert all(len(columns[k]) > first[k] for k in stride)
-            slot += x.length
-        return [Group(k[0], k[1], tuple(entries[k]), tuple(columns[k])) for k in entries]
+            is_sequence = x.pooling == "none"
+            for b in self.plan.blocks_of(x.table):
+                fused, block = self._place[b]
+                key = (fused, mode, number if is_sequence else None)
+                mine = columns.setdefault(key, [])
+                entries.setdefault(key, []).append(Entry(number, block, len(mine)))
+                mine.append((0 if is_sequence else self.columns[number]) + b.columns.start)
+        return [Group(*k, tuple(entries[k]), tuple(columns[k])) for k in entries]
 
-    def split(self, out: Tensor) -> list[Tensor]:
-        """The output [B, width] by feature: [B, dim], or [B, length, dim] of a sequence. Views."""
-        found = []
+    def split(self, outs: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs by feature: [B, dim], or [N, dim] of a sequence. Views."""
+        found, sequences = [], iter(outs[1:])
         for x, start, end in zip(self.plan.lookups, self.columns, self.columns[1:], strict=False):
-            part = out[:, start:end]
-            found.append(part.view(len(out), x.length, self.plan.by_name[x.table].dim) if x.pooling == "none" else part)
+            found.append(next(sequences) if x.pooling == "none" else outs[0][:, start:end])
         return found
 
-    def join(self, pooled: list[Tensor], samples: int) -> Tensor:
-        """The output [B, width] from the groups' bags, [B * pieces, fused table's width] each."""
-        if len(self._runs) == 1 and self._runs[0][0][2] == 0 and len(self._runs[0]) == 1:
-            return pooled[0].view(samples, self.width)
-        out = pooled[0].new_empty(samples, self.width)
-        for runs, group, part in zip(self._runs, self.groups, pooled, strict=True):
-            flat = part.view(samples, group.pieces * part.shape[1])
+    def join(self, pooled: list[Tensor], samples: int) -> list[Tensor]:
+        """The outputs from the groups' bags, [B * pieces, fused table's width] each."""
+        outs: list[Tensor | None] = [None] * len(self._widths)
+        for number, runs, group, part in zip(self._outputs, self._runs, self.groups, pooled, strict=True):
+            width = self._widths[number]
+            flat = part.view(len(part) // group.pieces, group.pieces * part.shape[1])
+            if len(runs) == 1 and runs[0] == (0, width, 0):
+                outs[number] = flat
+                continue
+            out = outs[number]
+            if out is None:
+                out = outs[number] = part.new_empty(len(flat), width)
             for start, end, column in runs:
                 out[:, column : column + end - start] = flat[:, start:end]
-        return out
+        if outs[0] is None:  # nothing but sequences
+            outs[0] = torch.zeros(samples, 0)
+        return [out for out in outs if out is not None]
 
-    def cut(self, out: Tensor) -> list[Tensor]:
+    def cut(self, outs: Sequence[Tensor]) -> list[Tensor]:
         """The reverse of `join`: contiguous matrices [B * pieces, fused table's width] by group."""
         found = []
-        for runs, group in zip(self._runs, self.groups, strict=True):
-            parts = [out[:, column : column + end - start] for start, end, column in runs]
+        for number, runs, group in zip(self._outputs, self._runs, self.groups, strict=True):
+            parts = [outs[number][:, column : column + end - start] for start, end, column in runs]
             flat = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
             found.append(flat.reshape(-1, self.fused_tables[group.fused].width).contiguous())
         return found

@@ -23,9 +23,9 @@ from typing import Literal
 from headrace.config import ShardingKind
 from headrace.embeddings.storage.row_format import Storage
 from headrace.errors import UserError
-from headrace.schema import DatasetSchema, Kind
+from headrace.schema import NULL_CODE, DatasetSchema, Kind
 
-#: How the vectors of a list become one vector; `none`: they do not, the list is a sequence.
+#: How the vectors of a list become one vector; `none`: they do not, the list is a sequence, a vector for each code.
 Pooling = Literal["sum", "mean", "max", "none"]
 #: How float32 vectors and gradients travel between ranks: as they are, or rounded to the nearest bfloat16.
 CommDtype = Literal["fp32", "bf16"]
@@ -48,11 +48,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Lookup:
-    """One feature of the model: which columns of the codes are looked up in which table, and how they are pooled.
+    """One feature of the model: which codes are looked up in which table, and how they are pooled.
 
-    In a list of `length` codes code 0 is padding and counts nothing; a list of padding alone gives zeros. For a scalar
-    (`is_list=False`, length 1) code 0 is the row of the missing value like any other row. `weighted`: the batch brings
-    a weight for each code, and the pooling is a sum of weight times row.
+    In padded codes a list has `length` columns; code 0 is padding there and counts nothing, and a list of padding alone
+    gives zeros. For a scalar (`is_list=False`, length 1) code 0 is the row of the missing value like any other row.
+    `weighted`: the batch brings a weight for each code, and the pooling is a sum of weight times row.
     """
 
     feature: str
@@ -61,6 +61,8 @@ class Lookup:
     is_list: bool = False
     pooling: Pooling = "sum"
     weighted: bool = False
+    #: The code of a jagged batch that counts nothing, as torch.nn.EmbeddingBag's; None: each is a row like any other.
+    padding_idx: int | None = None
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,12 @@ def tables_of(
         rows[name] = max(rows.get(name, 0), f.cardinality)
         lookups.append(
             Lookup(
-                feature=f.name, table=name, length=f.length, is_list=f.is_list, pooling=pooling if f.is_list else "sum"
+                feature=f.name,
+                table=name,
+                length=f.length,
+                is_list=f.is_list,
+                pooling=pooling if f.is_list else "sum",
+                padding_idx=NULL_CODE if f.is_list else None,
             )
         )
     return tuple(Table(name=n, rows=r, dim=dim, storage=storage) for n, r in rows.items()), tuple(lookups)

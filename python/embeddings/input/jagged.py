@@ -1,0 +1,113 @@
+"""Any number of values for each sample, without padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding_bag, pad
+
+
+@dataclass(frozen=True, eq=False)
+class JaggedTensor:
+    """Values of B samples, any number of each: those of sample i are values[offsets[i]:offsets[i + 1]].
+
+    The form of TorchRec's JaggedTensor, and of torch.nn.EmbeddingBag's `input` and `offsets` (`include_last_offset`).
+
+        JaggedTensor.of_lengths(torch.tensor([3, 1, 4]), torch.tensor([2, 0, 1]))     # [3, 1], [], [4]
+    """
+
+    #: [N, ...]: ids int32 or int64 [N], or what was looked up, float32 [N, D].
+    values: Tensor
+    #: int64 [B + 1], ascending, within `values`; need not begin at 0.
+    offsets: Tensor
+    #: float32 [N]: what each value's row is multiplied with, where a lookup is weighted.
+    weights: Tensor | None = None
+
+    @staticmethod
+    def of_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> JaggedTensor:
+        """From how many values each sample has, int32 or int64 [B].
+
+        Raises:
+            ValueError: a length is negative, or they do not sum to the number of values.
+        """
+        offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64, device=lengths.device)
+        torch.cumsum(lengths, 0, out=offsets[1:])
+        if bool((lengths < 0).any()) or int(offsets[-1]) != len(values):
+            raise ValueError(f"lengths sum to {int(offsets[-1])}, not to the {len(values)} values")
+        return JaggedTensor(values, offsets, weights)
+
+    @staticmethod
+    def of_starts(values: Tensor, starts: Tensor, weights: Tensor | None = None) -> JaggedTensor:
+        """From where each sample's values begin, int64 [B]: `offsets` of torch.nn.EmbeddingBag."""
+        return JaggedTensor(values, torch.cat([starts, starts.new_tensor([len(values)])]), weights)
+
+    @staticmethod
+    def of_padded(padded: Tensor, padding: int) -> JaggedTensor:
+        """From a matrix [B, L], without the numbers that are `padding`."""
+        kept = padded != padding
+        return JaggedTensor(padded[kept], pad(kept.sum(1).cumsum(0), (1, 0)))
+
+    def without(self, value: int) -> JaggedTensor:
+        """Without the values [N] that are `value`; offsets begin at 0."""
+        flat = self.flat()
+        kept = flat.values != value
+        weights = None if flat.weights is None else flat.weights[kept]
+        return JaggedTensor(flat.values[kept], pad(kept.cumsum(0), (1, 0))[flat.offsets], weights)
+
+    def flat(self) -> JaggedTensor:
+        """With offsets from 0, and no value that is nobody's: views of the values."""
+        first, last = torch.stack([self.offsets[0], self.offsets[-1]]).tolist()
+        if not first and last == len(self.values):
+            return self
+        weights = None if self.weights is None else self.weights[first:last]
+        return JaggedTensor(self.values[first:last], self.offsets - first, weights)
+
+    @property
+    def samples(self) -> int:
+        """How many samples there are, B."""
+        return self.offsets.numel() - 1
+
+    @property
+    def lengths(self) -> Tensor:
+        """How many values each sample has: int64 [B]."""
+        return self.offsets.diff()
+
+    def rows(self, start: int, end: int) -> JaggedTensor:
+        """Consecutive samples: views."""
+        return JaggedTensor(self.values, self.offsets[start : end + 1], self.weights)
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> JaggedTensor:
+        """On a device."""
+        moved = (None if x is None else x.to(device, non_blocking=non_blocking) for x in self._tensors())
+        return JaggedTensor(*moved)  # type: ignore[arg-type]
+
+    def pin_memory(self) -> JaggedTensor:
+        """In pinned memory."""
+        return JaggedTensor(*(None if x is None else x.pin_memory() for x in self._tensors()))  # type: ignore[arg-type]
+
+    def pooled(self, pooling: Literal["sum", "mean", "max"]) -> Tensor:
+        """One vector of each sample's values float32 [N, D]: [B, D]; zeros of a sample without any.
+
+        Offsets begin at 0 and end with the values. Of equal numbers the first is the largest, and has the gradient.
+        """
+        if pooling == "max" and len(self.values):  # segment_reduce gives equal numbers too much of a gradient
+            each = torch.arange(len(self.values), device=self.values.device)
+            return embedding_bag(each, self.values, self.offsets[:-1], mode="max")
+        total = torch.segment_reduce(self.values, "sum", offsets=self.offsets, initial=0.0)
+        return total / self.lengths.clamp(min=1).unsqueeze(1) if pooling == "mean" else total
+
+    def to_padded(self, length: int, padding: float = 0) -> Tensor:
+        """[B, length, ...], `padding` behind each sample's values; what is beyond `length` is cut off."""
+        out = self.values.new_full((self.samples, length, *self.values.shape[1:]), padding)
+        place = torch.arange(length, device=self.offsets.device)
+        there = place < self.lengths.unsqueeze(1)
+        return out.masked_scatter_(
+            there.view(*there.shape, *[1] * (self.values.ndim - 1)),
+            self.values[(self.offsets[:-1].unsqueeze(1) + place)[there]],
+        )
+
+    def _tensors(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        return self.values, self.offsets, self.weights
