@@ -41,6 +41,14 @@ FURTHER = [
     {"columns": ["user_country"], "ops": ["value_count", "normalize"]},
     {"columns": ["user_id", "device"], "ops": ["raw_id", {"rename": {"suffix": "_raw"}}]},
     {"columns": ["item_tags"], "ops": ["raw_id", {"pad": {"length": 3}}, {"rename": {"suffix": "_raw"}}]},
+    {
+        "columns": ["item_tags"],
+        "ops": [
+            {"hash_bucket": {"buckets": 3}},
+            {"pad": {"length": 2, "keep": "last"}},
+            {"rename": {"suffix": "_new"}},
+        ],
+    },
 ]
 #: Operators on a row alone, which the Arrow engine applies to the files, and Spark to a frame.
 PREPARE: list[dict[str, Any]] = [
@@ -86,6 +94,12 @@ def test_by_time(spark: SparkSession, ws: Workspace, monkeypatch: pytest.MonkeyP
     assert one.facts == two.facts
     assert one.rows == two.rows
     assert one.dataset_schema == two.dataset_schema
+    # And by the Spark engine, whose lists are not padded either.
+    monkeypatch.undo()
+    data["features"]["engine"] = "spark"
+    three = run_stage(BuildFeatures(count_day), build_spec(data), ws, DS).manifest
+    assert_same_dataset(dataset(ws, three), dataset(ws, one))
+    assert three.facts == one.facts
 
 
 def test_by_position_and_column(spark: SparkSession, ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

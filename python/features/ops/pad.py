@@ -1,4 +1,4 @@
-"""pad: lists to a fixed number of columns."""
+"""pad: lists to a fixed number of columns in a batch, of which what is stored has the values alone."""
 
 from __future__ import annotations
 
@@ -46,13 +46,17 @@ class Pad(Op):
     def spark(self, columns: Mapping[str, Column], context: SparkOpContext) -> dict[str, Column]:
         from pyspark.sql import functions as F
 
+        def without_nulls(x: Column, element: str) -> Column:
+            zero = F.lit(0).cast(element)
+            given = F.coalesce(x, F.array().cast(f"array<{element}>"))
+            return F.transform(given, lambda value: F.coalesce(value.cast(element), zero))
+
         out = {}
         for name, x in columns.items():
             element = {"code": "int", "id": "bigint"}.get(context.types[name].element, "double")
-            zero = F.lit(0).cast(element)
             skipped = F.greatest(F.size(x) - F.lit(self.length), F.lit(0))
-            at = [F.lit(i) if self.keep == "first" else skipped + F.lit(i) for i in range(self.length)]
-            out[name] = F.array(*[F.coalesce(F.get(x, i).cast(element), zero) for i in at])
+            start = F.lit(1) if self.keep == "first" else F.lit(1) + skipped
+            out[name] = without_nulls(F.slice(x, start, F.lit(self.length)), element)
         return out
 
     def arrow(self, columns: Mapping[str, pa.Array], context: ArrowOpContext) -> dict[str, pa.Array]:

@@ -12,7 +12,7 @@ from headrace.features.engines.spark.joins import BROADCAST_ROWS, Joins, Side, k
 from headrace.features.functions.spark_expressions import col, input_column
 from headrace.features.learn.statistics import IDENTITY
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.schema import Kind
+from headrace.schema import Feature, Kind
 from headrace.storage import Location
 
 
@@ -22,6 +22,8 @@ def transform(
     keep: Mapping[str, str] | Sequence[str] = (),
     saved: Location | None = None,
     broadcast_rows: int = BROADCAST_ROWS,
+    *,
+    lists: bool = False,
 ) -> DataFrame:
     """Rows of the lake's table to physical columns: joins with vocabularies, then one select.
 
@@ -32,6 +34,7 @@ def transform(
         saved: the folder that the workflow was saved in: Spark reads vocabularies and tables from its files, which GPUs
             can scan. Without, and where it was not loaded from one, they go to Spark from this process.
         broadcast_rows: the smallest vocabularies and tables are broadcast, of up to so many rows together.
+        lists: a list feature as one column of arrays as long as its values are, not padded to physical columns.
     """
     folder = saved or fitted.folder
     kept = dict(keep) if isinstance(keep, Mapping) else {name: name for name in keep}
@@ -59,14 +62,30 @@ def transform(
 
     selected = []
     for feature in fitted.features:
-        x = ends[feature.name]
-        for i, column in enumerate(feature.physical):
-            value = F.get(x, F.lit(i)) if feature.is_list else x
-            code = value.cast("bigint" if feature.dynamic else "int")
-            selected.append((code if feature.kind is Kind.CATEGORICAL else _finite(value)).alias(column))
+        x, stored = ends[feature.name], partial(_stored, feature)
+        if not feature.is_list:
+            selected.append(stored(x).alias(feature.name))
+        elif lists:
+            selected.append(F.transform(x, stored).alias(feature.name))
+        else:
+            zero = zero_of(feature)
+            elements = [F.coalesce(stored(F.get(x, F.lit(i))), zero) for i in range(feature.length)]
+            selected += [e.alias(column) for e, column in zip(elements, feature.physical, strict=True)]
     selected += [col(source).alias(name) for name, source in kept.items()]
 
     return joins.apply().select(*selected)
+
+
+def zero_of(feature: Feature) -> Column:
+    """0 in the type that a feature is stored in."""
+    return F.lit(0).cast({"int64": "bigint", "int32": "int"}.get(feature.dtype, "float"))
+
+
+def _stored(feature: Feature, x: Column) -> Column:
+    """A value of a feature in the type that it is stored in."""
+    if feature.kind is Kind.CATEGORICAL:
+        return x.cast("bigint" if feature.dynamic else "int")
+    return _finite(x)
 
 
 def _finite(x: Column) -> Column:

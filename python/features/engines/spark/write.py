@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import reduce
+from functools import partial, reduce
 
 import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from headrace.features.engines.spark.transform import transform
+from headrace.features.engines.spark.transform import transform, zero_of
 from headrace.features.functions.spark_expressions import col, is_missing
 from headrace.features.layout.files import (
     ColumnCounts,
@@ -111,7 +111,7 @@ def dataset_frame(
     carried = carried_columns(w)
     frame = rows.select(*[col(c) for c in w.input_columns], *identity(w))
     kept = ["__label", *carried, SPLIT, "__hash", "__source_file", "__source_line"]
-    frame = transform(fitted, frame, kept, workflow)
+    frame = transform(fitted, frame, kept, workflow, lists=True)
     frame = frame.withColumn("__part", part_of(plans))
     frame = frame.withColumn("__key", part_key(plans)).repartition(len(plans), "__key")
     order = ("__hash", "__source_file", "__source_line")
@@ -138,8 +138,11 @@ def _columns(fitted: FittedWorkflow, carried: tuple[str, ...]) -> list[Column]:
             out.append(F.col(next(on_the_way)).alias(feature.name))
             continue
         zero = zero_of(feature)
-        values = [F.col("__label")] if feature.kind is Kind.LABEL else [col(name) for name in feature.physical]
-        out.append(stored(feature, [F.coalesce(x, zero) for x in values]).alias(feature.name))
+        if feature.is_list:
+            out.append(_stored_list(col(feature.name), zero).alias(feature.name))
+        else:
+            x = F.col("__label") if feature.kind is Kind.LABEL else col(feature.name)
+            out.append(F.coalesce(x, zero).alias(feature.name))
     return out
 
 
@@ -156,17 +159,19 @@ def _count_codes(
         return
     aggregates: dict[str, Column] = {}
     for i, feature in enumerate(features):
-        codes = padded(feature)
-        aggregates[f"n{i}"] = reduce(operator.add, [F.count(F.when(x != NULL_CODE, 1)) for x in codes])
+        aggregates[f"n{i}"] = _count(feature, lambda x: x != NULL_CODE)
         if feature.vocabulary is not None:
-            lacking = [(x >= OOV_CODE) & (x < feature.first_code) for x in codes]
-            aggregates[f"o{i}"] = reduce(operator.add, [F.count(F.when(x, 1)) for x in lacking])
+            aggregates[f"o{i}"] = _count(feature, partial(_is_oov, feature))
     found = spark.read.parquet(str(written)).groupBy("__part").agg(*[c.alias(name) for name, c in aggregates.items()])
     for row in found.collect():
         mine = counts[plans[row["__part"]].split]
         for i, feature in enumerate(features):
             mine[feature.name].coded += row[f"n{i}"]
             mine[feature.name].oov += row[f"o{i}"] if f"o{i}" in aggregates else 0
+
+
+def _is_oov(feature: Feature, code: Column) -> Column:
+    return (code >= OOV_CODE) & (code < feature.first_code)
 
 
 def _named(written: Location, folder: Location, plans: list[FilePlan], parts: list[int]) -> list[WrittenFile]:
@@ -190,23 +195,14 @@ def _named(written: Location, folder: Location, plans: list[FilePlan], parts: li
         return sorted(pool.map(move, groups), key=lambda f: f.name)
 
 
-def padded(feature: Feature) -> list[Column]:
-    """A stored feature's values in the columns of a batch, 0 where a list has ended."""
-    if not feature.is_list:
-        return [col(feature.name)]
-    zero = zero_of(feature)
-    return [F.coalesce(F.get(col(feature.name), F.lit(i)), zero) for i in range(feature.length)]
+def _stored_list(x: Column, zero: Column) -> Column:
+    """A list as it is stored: without nulls, up to its last element that is not 0."""
+    x = F.transform(x, lambda value: F.coalesce(value, zero))
+    ends = F.transform(x, lambda value, i: F.when(value != zero, i + F.lit(1)).otherwise(F.lit(0)))
+    return F.slice(x, F.lit(1), F.coalesce(F.array_max(ends), F.lit(0)))
 
 
-def zero_of(feature: Feature) -> Column:
-    """0 in the type that a feature is stored in."""
-    return F.lit(0).cast({"int64": "bigint", "int32": "int"}.get(feature.dtype, "float"))
-
-
-def stored(feature: Feature, values: Sequence[Column]) -> Column:
-    """The reverse of `padded`: a list without the zeros at its end."""
-    if not feature.is_list:
-        return values[0]
-    # The place of the last value that is not 0: the first in an order from the end.
-    ends = [F.when(x != zero_of(feature), F.lit(i)) for i, x in reversed(list(enumerate(values, 1)))]
-    return F.slice(F.array(*values), F.lit(1), F.coalesce(*ends, F.lit(0)))
+def _count(feature: Feature, wanted: Callable[[Column], Column]) -> Column:
+    """How many stored codes of a feature are wanted, over all rows."""
+    x = col(feature.name)
+    return F.sum(F.size(F.filter(x, wanted))) if feature.is_list else F.count(F.when(wanted(x), 1))
