@@ -37,6 +37,7 @@ from headrace.dataset.loader.loaders import TrainLoader
 from headrace.dataset.parquet.layout import open_split
 from headrace.embeddings.planner.search import plan_tables
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table
+from headrace.jagged import JaggedArray
 from headrace.manifest import Manifest
 from headrace.models.dlrm import DLRM
 from headrace.models.mlp import pairwise_dots
@@ -135,12 +136,18 @@ def batches_of(step: Step, rank: int) -> list[Batch]:
     found = []
     for number in range(step.batches):
         rng = np.random.default_rng([7, rank, number])
-        codes = draw_ids(step, rank, number).reshape(step.batch, -1)
+        ids, lists = draw_ids(step, rank, number), {}
+        codes = ids.reshape(step.batch, -1)
+        if step.ids > 1:
+            ends = np.arange(step.batch + 1) * step.ids
+            lists = {f"t{i}": JaggedArray(ends, np.ascontiguousarray(ids[:, i]).ravel()) for i in range(len(step.rows))}
+            codes = codes[:, :0]
         found.append(
             Batch(
                 rng.random((step.batch, step.dense), np.float32),
                 codes,
                 rng.integers(0, 2, step.batch).astype(np.float32),
+                lists=lists,
             )
         )
     return found

@@ -20,11 +20,12 @@ def product_rows(clock: Clock, sizes: list[int], kind: str, batch: int, storage:
     from headrace.comm.base import LocalCollective
     from headrace.config import EmbeddingOptimizer, Model, Optimizer
     from headrace.embeddings.sharding.plan import Lookup, Plan, Table, row_wise
+    from headrace.models.categorical import CategoricalBatch
     from headrace.models.dlrm import DLRM
     from headrace.schema import DatasetSchema, Feature, Kind
     from headrace.train.loop.cuda_graph import GraphedForward
     from headrace.train.loop.forward_backward import EagerForward
-    from headrace.train.loop.prefetch import MicroBatch
+    from headrace.train.micro_batch import MicroBatch
     from headrace.train.optim.dense import DenseOptimizer
 
     numbers = [Feature(name=f"i{i}", kind=Kind.CONTINUOUS, dtype="float32") for i in range(DENSE)]
@@ -43,14 +44,14 @@ def product_rows(clock: Clock, sizes: list[int], kind: str, batch: int, storage:
     passes = GraphedForward(model, batch) if clock.device == "cuda" else EagerForward(model, batch)
     first = torch.tensor([0, *sizes[:-1]]).cumsum(0)
     parts = [
-        MicroBatch(b.dense, b.addresses.view(batch, -1).cpu() - first, b.label.squeeze(1))
+        MicroBatch(b.dense, CategoricalBatch(b.addresses.view(batch, -1).cpu() - first), b.label.squeeze(1))
         for b in batches(kind, sizes, batch, 4, clock.device)
     ]
     model.train()
 
     def step(turn: int) -> None:
         part = parts[turn % len(parts)]
-        made = passes(part, model.prepare(part.codes))
+        made = passes(part, model.prepare(part.categorical))
         made.backward()
         optimizer.reduce(float(made.loss))
         optimizer.step()

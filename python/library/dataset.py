@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -14,8 +13,10 @@ from headrace.config import Train
 from headrace.dataset.loader.batch import Batch
 from headrace.dataset.loader.loaders import EvalLoader, TrainLoader
 from headrace.dataset.parquet.layout import SplitLayout, open_split
+from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.errors import UserError
 from headrace.features.workflow import saved
+from headrace.jagged import JaggedArray
 from headrace.schema import DatasetSchema, Kind
 from headrace.storage import local
 from headrace.world import World
@@ -23,8 +24,8 @@ from headrace.world import World
 _MOST_STREAMS = 8
 
 #: Of each feature by name: float32 [B] (a number), int64 [B] (codes or raw ids), int64 [B, length] (of a list, padded
-#: with 0), or float32 [B, length]; the labels, float32 [B].
-Sample = tuple[dict[str, torch.Tensor], torch.Tensor]
+#: with 0; or a JaggedTensor of codes int32 or raw ids int64), or float32 [B, length]; the labels, float32 [B].
+Sample = tuple[dict[str, torch.Tensor | JaggedTensor], torch.Tensor]
 
 
 def load_dataset(
@@ -37,6 +38,7 @@ def load_dataset(
     rank: int = 0,
     world_size: int = 1,
     streams: int | None = None,
+    jagged: bool = False,
 ) -> Dataset:
     """A split of a dataset (of `FittedWorkflow.write_dataset`, or of the stage features) as a torch IterableDataset.
 
@@ -54,6 +56,8 @@ def load_dataset(
         seed: of the order.
         rank: this process' number among `world_size`.
         world_size: how many processes share the steps.
+        jagged: lists of codes and raw ids as they are, any number of each row's, for an EmbeddingCollection; False:
+            padded with 0.
         streams: how many independent streams the split is read as; with the same number the same batches come whatever
             `world_size`. None: as many as fit, at most 8.
 
@@ -79,7 +83,7 @@ def load_dataset(
         raise UserError(
             f"batch_size={batch_size} must be a multiple of streams={streams}, and that of world_size={world_size}"
         )
-    return Dataset(layout, schema, batch_size, shuffle, seed, World(rank=rank, size=world_size), streams)
+    return Dataset(layout, schema, batch_size, shuffle, seed, World(rank=rank, size=world_size), streams, jagged)
 
 
 class Dataset(IterableDataset[Sample]):
@@ -94,9 +98,10 @@ class Dataset(IterableDataset[Sample]):
         seed: int,
         world: World,
         streams: int,
+        jagged: bool = False,
     ) -> None:
         self.layout, self.schema, self.batch_size, self.shuffle = layout, schema, batch_size, shuffle
-        self.seed, self.world, self.streams = seed, world, streams
+        self.seed, self.world, self.streams, self.jagged = seed, world, streams, jagged
         self._epoch = 0
 
     @property
@@ -131,13 +136,21 @@ class Dataset(IterableDataset[Sample]):
                 yield self._sample(next(source))
 
     def _sample(self, batch: Batch) -> Sample:
-        features: dict[str, torch.Tensor] = {}
-        for kind, matrix in ((Kind.CONTINUOUS, batch.continuous), (Kind.CATEGORICAL, batch.codes)):
-            whole: Any = torch.from_numpy(matrix)
-            column = 0
-            for feature in self.schema.of(kind):
-                width = len(feature.physical)
-                part = whole[:, column : column + width]
-                features[feature.name] = part if feature.is_list else part[:, 0]
-                column += width
+        features: dict[str, torch.Tensor | JaggedTensor] = {}
+        numbers, column = torch.from_numpy(batch.continuous), 0
+        for feature in self.schema.of(Kind.CONTINUOUS):
+            part = numbers[:, column : column + feature.length]
+            features[feature.name] = part if feature.is_list else part[:, 0]
+            column += feature.length
+        codes = iter(torch.from_numpy(batch.codes).unbind(1))
+        for feature in self.schema.of(Kind.CATEGORICAL):
+            if feature.is_list:
+                features[feature.name] = self._list(batch.lists[feature.name], feature.length)
+            else:
+                features[feature.name] = next(codes)
         return features, torch.from_numpy(batch.labels)
+
+    def _list(self, given: JaggedArray, length: int) -> torch.Tensor | JaggedTensor:
+        if self.jagged:
+            return JaggedTensor(torch.from_numpy(given.values), torch.from_numpy(given.offsets))
+        return torch.from_numpy(given.to_padded(length)).long()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -14,21 +13,25 @@ from headrace import config
 from headrace.comm.base import Collective
 from headrace.embeddings.dynamic.spec import dynamic_specs
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
+from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.embeddings.lookup.handle import LookupHandle
 from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table, row_wise, tables_of
 from headrace.errors import UserError
+from headrace.models.categorical import CategoricalBatch
 from headrace.models.feature_interaction import dot_interaction
 from headrace.models.mlp import MLP
-from headrace.schema import NULL_CODE, DatasetSchema, Feature, Kind
+from headrace.schema import NULL_CODE, DatasetSchema, Kind
 
 #: (tables, lookups, ranks) -> where everything lives.
 MakePlan = Callable[[Sequence[Table], Sequence[Lookup], int], Plan]
 
 
 class DLRM(nn.Module):
-    """Click logits of a batch: (continuous float32 [B, C], codes int64 [B, S]) -> float32 [B].
+    """Click logits of a batch: (continuous float32 [B, C], categorical features) -> float32 [B].
+
+    The categorical features are a `CategoricalBatch`, or all side by side, int64 [B, S], lists padded with 0.
 
     The bottom MLP turns the continuous columns into one vector of the embeddings' width; the dot products of all pairs
     of that vector and the features' embeddings, beside the vector itself, go through the top MLP.
@@ -113,20 +116,26 @@ class DLRM(nn.Module):
         """The tables of raw ids."""
         return self.embeddings.dynamic
 
-    def prepare(self, codes: Tensor) -> PendingLookups:
-        """Begin the lookups of codes int64 [B, S]; see ShardedEmbeddings.prepare. Collective."""
+    def prepare(self, batch: Tensor | CategoricalBatch) -> PendingLookups:
+        """Begin the lookups of a batch's categorical features; see ShardedEmbeddings.prepare. Collective."""
         columns = self._columns
-        if not columns.dynamic:
-            zero_copy = not (self.training and self.precision == "bf16")  # the interaction's C++ is for fp32
-            return PendingLookups(self.embeddings.prepare(codes, zero_copy=zero_copy), codes.shape[0])
-        by_feature = [codes[:, s] if not f.is_list else codes[:, s : s + f.length] for f, s in columns.dynamic]
-        present = [x != NULL_CODE if f.is_list else None for (f, _), x in zip(columns.dynamic, by_feature, strict=True)]
-        ids = [x.contiguous() if t is None else x[t] for x, t in zip(by_feature, present, strict=True)]
-        planned = self.embeddings.prepare(codes.index_select(1, columns.planned), raw=ids)
-        return PendingLookups(planned, codes.shape[0], [t if t is None else t.to(self.device) for t in present])
+        if isinstance(batch, Tensor):
+            batch = CategoricalBatch.of_padded(batch, self.schema) if columns.has_lists else CategoricalBatch(batch)
+        if self.device.type != "cpu":
+            batch = batch.to(self.device)
+        samples = batch.samples
+        zero_copy = not (self.training and self.precision == "bf16")  # the interaction's C++ is for fp32
+        if not columns.has_lists and not columns.dynamic_features:
+            return PendingLookups(self.embeddings.prepare(batch.codes, zero_copy=zero_copy), samples)
+        by_feature = columns.by_feature(batch)
+        planned = [by_feature[i] for i in columns.planned_features]
+        raw = [_without_nulls(by_feature[i]) for i in columns.dynamic_features]
+        ids = [x.values if isinstance(x, JaggedTensor) else x.contiguous() for x in raw]
+        handle = self.embeddings.prepare(planned or batch.codes[:, :0], raw=ids, zero_copy=zero_copy)
+        return PendingLookups(handle, samples, [x.offsets if isinstance(x, JaggedTensor) else None for x in raw])
 
-    def forward(self, continuous: Tensor, codes: Tensor | PendingLookups) -> Tensor:
-        lookups = codes if isinstance(codes, PendingLookups) else self.prepare(codes)
+    def forward(self, continuous: Tensor, batch: Tensor | CategoricalBatch | PendingLookups) -> Tensor:
+        lookups = batch if isinstance(batch, PendingLookups) else self.prepare(batch)
         lookups.start()  # rows travel while the bottom MLP works
         bottom = self._bottom(continuous.to(self.device), lookups.samples)
         if isinstance(lookups.planned, LookupHandle):
@@ -193,27 +202,20 @@ class DLRM(nn.Module):
             return planned
         columns = self._columns
         parts = dict(zip(columns.planned_features, planned.unbind(1), strict=True))
-        for i, ((vectors, has_row), mask) in enumerate(zip(lookups.planned.found, lookups.present, strict=True)):
+        for i, ((vectors, has_row), offsets) in enumerate(zip(lookups.planned.found, lookups.offsets, strict=True)):
             known = torch.where(has_row.unsqueeze(1), vectors, self.absent[i])
-            parts[columns.dynamic_features[i]] = known if mask is None else _pool(known, mask, columns.pooling)
+            parts[columns.dynamic_features[i]] = (
+                known if offsets is None else JaggedTensor(known, offsets).pooled(columns.pooling)
+            )
         return torch.stack([parts[i] for i in range(columns.features)], dim=1)
 
     def configure_optimizer(self, optimizer: config.EmbeddingOptimizer | config.Optimizer) -> None:
-        """Choose the optimizer of all tables; see ShardedEmbeddings.configure_optimizer."""
-        if self.dynamic is None:
-            self.embeddings.configure_optimizer(optimizer)
-            return
-        optimizer = _of_embeddings(optimizer)
-        self.dynamic.configure_optimizer(optimizer)
-        names = {t.spec.name for t in self.dynamic.tables}
-        others = {name: own for name, own in optimizer.tables.items() if name not in names}
-        self.embeddings.configure_optimizer(optimizer.model_copy(update={"tables": others}))
+        """Choose the optimizer of all tables; see ShardedEmbeddings.configure_all."""
+        self.embeddings.configure_all(_of_embeddings(optimizer))
 
     def step_embeddings(self, lr: float | None = None) -> None:
         """Apply the gradients since the last step to all tables."""
-        self.embeddings.step(lr)
-        if self.dynamic is not None:
-            self.dynamic.step(lr)
+        self.embeddings.step_all(lr)
 
     def age_state(self, kept: float) -> None:
         """See ShardedEmbeddings.age_state; of all tables."""
@@ -233,8 +235,8 @@ class PendingLookups:
     planned: LookupHandle
     #: Rows of the batch, B.
     samples: int
-    #: By feature of raw ids: which places of its lists have an id, bool [B, length]; None: it is no list.
-    present: Sequence[Tensor | None] = ()
+    #: By feature of raw ids: where each row's ids begin and end, int64 [B + 1]; None: each row has one.
+    offsets: Sequence[Tensor | None] = ()
 
     def prefetch(self) -> None:
         """See LookupHandle.prefetch."""
@@ -256,32 +258,23 @@ def _of_embeddings(given: config.EmbeddingOptimizer | config.Optimizer) -> confi
 
 
 class _CodeColumns:
-    """Which columns of the codes belong to which feature."""
+    """Which codes belong to which feature."""
 
-    def __init__(self, schema: DatasetSchema, pooling: str) -> None:
-        categorical = schema.of(Kind.CATEGORICAL)
-        first = [0, *accumulate(f.length for f in categorical)]
+    def __init__(self, schema: DatasetSchema, pooling: Literal["sum", "mean", "max"]) -> None:
+        self._features = schema.of(Kind.CATEGORICAL)
         self.pooling = pooling
-        self.features = len(categorical)
-        #: Columns of features of codes, and those features' places among all.
-        self.planned = torch.tensor(
-            [first[i] + j for i, f in enumerate(categorical) if not f.dynamic for j in range(f.length)],
-            dtype=torch.int64,
-        )
-        self.planned_features = [i for i, f in enumerate(categorical) if not f.dynamic]
-        #: Features of raw ids with their first column, and their places.
-        self.dynamic: list[tuple[Feature, int]] = [(f, first[i]) for i, f in enumerate(categorical) if f.dynamic]
-        self.dynamic_features = [i for i, f in enumerate(categorical) if f.dynamic]
+        self.features = len(self._features)
+        self.has_lists = any(f.is_list for f in self._features)
+        #: Places of the features of codes, and of raw ids.
+        self.planned_features = [i for i, f in enumerate(self._features) if not f.dynamic]
+        self.dynamic_features = [i for i, f in enumerate(self._features) if f.dynamic]
+
+    def by_feature(self, batch: CategoricalBatch) -> list[Tensor | JaggedTensor]:
+        """Of each feature: int64 [B], or any number a row."""
+        scalars, lists = iter(batch.codes.unbind(1)), iter(batch.lists)
+        return [next(lists) if f.is_list else next(scalars) for f in self._features]
 
 
-def _pool(vectors: Tensor, mask: Tensor, pooling: str) -> Tensor:
-    """One vector of each row's: vectors [N, D] of the places of mask [B, L] that are set, row by row -> [B, D]."""
-    width = vectors.shape[1]
-    empty = float("-inf") if pooling == "max" else 0.0
-    places = mask.reshape(-1).nonzero().squeeze(1)
-    padded = vectors.new_full((mask.numel(), width), empty).index_copy(0, places, vectors)
-    padded = padded.view(*mask.shape, width)
-    if pooling == "max":
-        return torch.where(mask.any(dim=1, keepdim=True), padded.amax(dim=1), 0.0)
-    total = padded.sum(dim=1)
-    return total / mask.sum(dim=1, keepdim=True).clamp(min=1) if pooling == "mean" else total
+def _without_nulls(ids: Tensor | JaggedTensor) -> Tensor | JaggedTensor:
+    """A list has nothing where an id is null; a scalar has the id 0."""
+    return ids.without(NULL_CODE) if isinstance(ids, JaggedTensor) else ids

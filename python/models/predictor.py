@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from headrace.errors import UserError
-from headrace.schema import DatasetSchema, Kind
+from headrace.models.columns import FeatureColumns, jagged_of, matrix_of, row_count
+from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import Location, local
 
 #: What a complete saved model has, by its kind, besides model.json.
@@ -32,8 +33,8 @@ class Predictor(Protocol):
         """`dlrm` or `xgboost`."""
         ...
 
-    def predict(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        """float32 probabilities [n] for physical columns, each [n] (continuous float, categorical codes)."""
+    def predict(self, columns: FeatureColumns) -> NDArray[np.float32]:
+        """float32 probabilities [n] of features by name (continuous float, categorical codes)."""
         ...
 
 
@@ -110,39 +111,47 @@ class _Dlrm:
         # Only here: a process that asks XGBoost must not pay for torch's import, nor the other way round.
         import torch
 
+        from headrace.embeddings.input.jagged import JaggedTensor
+        from headrace.models.categorical import CategoricalBatch
         from headrace.models.saved import load_dlrm
 
         if threads is not None:
             torch.set_num_threads(threads)
-        self._torch = torch
+        self._torch, self._batch, self._jagged = torch, CategoricalBatch, JaggedTensor
         self._model = load_dlrm(folder)
         self._model.eval()
         self.schema = schema
-        self._continuous = [c for f in schema.of(Kind.CONTINUOUS) for c in f.physical]
-        self._codes = [c for f in schema.of(Kind.CATEGORICAL) for c in f.physical]
 
-    def predict(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+    def predict(self, columns: FeatureColumns) -> NDArray[np.float32]:
         """float32 probabilities [n]; see `Predictor.predict`."""
-        torch = self._torch
-        continuous = _stack(columns, self._continuous, np.float32)
-        codes = _stack(columns, self._codes, np.int64)
-        rows = max(len(continuous), len(codes))
+        rows = row_count(columns)
         if not rows:
             return np.empty(0, dtype=np.float32)
+        torch = self._torch
+        continuous, categorical = self.schema.of(Kind.CONTINUOUS), self.schema.of(Kind.CATEGORICAL)
+        numbers = _matrix(columns, continuous, rows, np.float32)
+        codes = _matrix(columns, [f for f in categorical if not f.is_list], rows, np.int64)
+        lists = [jagged_of(columns, f) for f in categorical if f.is_list]
         with torch.inference_mode():
-            # A schema may have no feature of one kind: its matrix is [n, 0].
             logits = self._model(
-                torch.from_numpy(continuous.reshape(rows, -1)), torch.from_numpy(codes.reshape(rows, -1))
+                torch.from_numpy(numbers),
+                self._batch(
+                    torch.from_numpy(codes),
+                    [
+                        self._jagged(torch.from_numpy(x.values), torch.from_numpy(x.offsets.astype(np.int64)))
+                        for x in lists
+                    ],
+                ),
             )
             probabilities: NDArray[np.float32] = torch.sigmoid(logits.float()).numpy()
         return probabilities
 
 
-def _stack(columns: Mapping[str, NDArray[Any]], names: list[str], dtype: Any) -> NDArray[Any]:
-    """[n, len(names)] of `dtype`; [0, 0] when there are no names."""
-    if not names:
-        return np.empty((0, 0), dtype=dtype)
-    out = np.empty((len(columns[names[0]]), len(names)), dtype=dtype)
-    for i, name in enumerate(names):
-        out[:, i] = columns[name]
+def _matrix(columns: FeatureColumns, features: Sequence[Feature], rows: int, dtype: Any) -> NDArray[Any]:
+    """Features side by side, [rows, their columns] of `dtype`."""
+    out = np.empty((rows, sum(f.length for f in features)), dtype=dtype)
+    column = 0
+    for f in features:
+        out[:, column : column + f.length] = matrix_of(columns, f)
+        column += f.length
     return out

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from headrace import __version__
 from headrace.errors import UserError
+from headrace.models.columns import FeatureColumns, matrix_of, row_count
 from headrace.schema import NULL_CODE, DatasetSchema, Feature, Kind
 from headrace.storage import Location
 
@@ -38,8 +39,8 @@ def matrix_features(schema: DatasetSchema) -> tuple[Feature, ...]:
     return (*schema.of(Kind.CONTINUOUS), *(f for f in schema.of(Kind.CATEGORICAL) if not f.dynamic))
 
 
-def matrix(schema: DatasetSchema, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-    """What a tree sees: the float32 [n, F] matrix of `columns` (each [n], by physical name).
+def matrix(schema: DatasetSchema, columns: FeatureColumns) -> NDArray[np.float32]:
+    """What a tree sees: the float32 [n, F] matrix of features by name; a list is as many columns as it may have values.
 
     Continuous values go in as they are, NaN where they are missing. A categorical code goes in as a number: codes are
     given by frequency, so a threshold on one cuts popular values from rare ones. Code 0 says that there is no value (a
@@ -49,14 +50,14 @@ def matrix(schema: DatasetSchema, columns: Mapping[str, NDArray[Any]]) -> NDArra
     Raises:
         KeyError: a column is not there.
     """
-    names = matrix_columns(schema)
-    rows = len(columns[names[0]]) if names else 0
-    out = np.empty((rows, len(names)), dtype=np.float32)
-    continuous = sum(f.length for f in schema.of(Kind.CONTINUOUS))
-    for i, name in enumerate(names):
-        out[:, i] = columns[name]
-        if i >= continuous:
-            out[out[:, i] == NULL_CODE, i] = np.nan
+    out = np.empty((row_count(columns), len(matrix_columns(schema))), dtype=np.float32)
+    column = 0
+    for f in matrix_features(schema):
+        part = out[:, column : column + f.length]
+        part[:] = matrix_of(columns, f)
+        if f.kind is Kind.CATEGORICAL:
+            part[part == NULL_CODE] = np.nan
+        column += f.length
     return out
 
 
@@ -68,8 +69,8 @@ class XGBoostPredictor:
     booster: xgb.Booster
     kind: str = KIND
 
-    def predict(self, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        """float32 probabilities [n] for physical columns, each [n]. A row's result does not depend on the others."""
+    def predict(self, columns: FeatureColumns) -> NDArray[np.float32]:
+        """float32 probabilities [n] of features by name. A row's result does not depend on the others."""
         data = matrix(self.schema, columns)
         if not len(data):
             return np.empty(0, dtype=np.float32)

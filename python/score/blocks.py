@@ -84,7 +84,7 @@ def _score(
     """Probabilities of all items for some users: float32 [users, items], predicted in blocks of bounded size.
 
     Args:
-        columns: physical columns of more users.
+        columns: features of more users.
         users: the rows of them that are meant.
         raw: those users' own columns.
     """

@@ -18,15 +18,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from headrace.config import Score, Spec
+from headrace.dataset.parquet import lists
 from headrace.errors import UserError
 from headrace.features.functions.arrays import one_batch
 from headrace.features.table_ops.preparation import Preparation, prepared_columns
 from headrace.features.types import declared
 from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.jagged import JaggedArray
 from headrace.schema import Feature
 
-#: Physical columns by name, each [n].
-Columns = dict[str, NDArray[Any]]
+#: Features by name: of one value a row [n], or lists.
+Columns = dict[str, NDArray[Any] | JaggedArray]
 
 
 @dataclass(frozen=True)
@@ -63,15 +65,15 @@ class PairFeatures:
         return tuple(c for c in self.item if c in read)
 
     def user_columns(self, batch: pa.RecordBatch) -> Columns:
-        """Physical columns of users; `batch` has the key and the user's columns."""
+        """Features of users; `batch` has the key and the user's columns."""
         return self._columns(batch, self.of_user)
 
     def item_columns(self, batch: pa.RecordBatch) -> Columns:
-        """Physical columns of items and the context; `batch` has the key and the item's columns."""
+        """Features of items and the context; `batch` has the key and the item's columns."""
         return self._columns(batch, self.of_item)
 
     def cross_columns(self, users: pa.RecordBatch, items: pa.RecordBatch) -> Columns:
-        """Physical columns of the features of pairs, for the cross of users and items, users slowest.
+        """The features of pairs, for the cross of users and items, users slowest.
 
         Args:
             users: has the user's columns.
@@ -84,7 +86,7 @@ class PairFeatures:
         return self._columns(_beside(wide, _take(items, np.tile(np.arange(m), n))), self.of_pair)
 
     def pair_columns(self, users: pa.RecordBatch, items: pa.RecordBatch) -> Columns:
-        """Physical columns of pairs (row i: users[i], items[i]), transformed as whole rows, as training does it."""
+        """All features of pairs (row i: users[i], items[i]), transformed as whole rows, as training does it."""
         return self._columns(_beside(users, items), [f.name for f in self.fitted.features])
 
     @staticmethod
@@ -92,7 +94,7 @@ class PairFeatures:
         return not set(feature.sources).isdisjoint(side)
 
     def _columns(self, batch: pa.RecordBatch, wanted: Sequence[str]) -> Columns:
-        """Physical columns of the wanted features; inputs that `batch` lacks are the context's, or null."""
+        """The wanted features; inputs that `batch` lacks are the context's, or null."""
         arrays = []
         for name in self.fitted.input_columns:
             type_ = self.fitted.workflow.input_type(name).arrow
@@ -103,8 +105,9 @@ class PairFeatures:
             else:
                 arrays.append(pa.nulls(batch.num_rows, type_))
         whole = pa.RecordBatch.from_arrays(arrays, list(self.fitted.input_columns))
-        made = self.fitted.transform_batch(whole, only=frozenset(wanted))
-        return {name: made.column(name).to_numpy(zero_copy_only=False) for name in made.schema.names}
+        features = [f for f in self.fitted.features if f.name in wanted]
+        made = zip(features, self.fitted.transform_lists(whole, frozenset(wanted)), strict=True)
+        return {f.name: JaggedArray(*lists.to_numpy(x)) if f.is_list else x.to_numpy(False) for f, x in made}
 
 
 def check_columns(spec: Spec, score: Score) -> None:
@@ -180,10 +183,15 @@ def context_scalars(spec: Spec, score: Score) -> dict[str, pa.Scalar]:
 
 
 def gather(users: Columns, items: Columns, user_rows: range, item_rows: range) -> Columns:
-    """The cross of some users and some items, users slowest: physical columns, each [len(users) * len(items)]."""
-    u, i = slice(user_rows.start, user_rows.stop), slice(item_rows.start, item_rows.stop)
-    out = {name: np.repeat(v[u], len(item_rows)) for name, v in users.items()}
-    return out | {name: np.tile(v[i], len(user_rows)) for name, v in items.items()}
+    """The cross of some users and some items, users slowest: [len(users) * len(items)] of each feature."""
+    u = np.repeat(np.arange(user_rows.start, user_rows.stop, dtype=np.int32), len(item_rows))
+    i = np.tile(np.arange(item_rows.start, item_rows.stop, dtype=np.int32), len(user_rows))
+    out = {name: _rows(x, u) for name, x in users.items()}
+    return out | {name: _rows(x, i) for name, x in items.items()}
+
+
+def _rows(x: NDArray[Any] | JaggedArray, rows: NDArray[np.int32]) -> NDArray[Any] | JaggedArray:
+    return JaggedArray(*lists.take(x.offsets, x.values, rows)) if isinstance(x, JaggedArray) else x.take(rows)
 
 
 def check_pair_features(features: PairFeatures, users: pa.RecordBatch, items: pa.RecordBatch) -> None:
@@ -198,8 +206,12 @@ def check_pair_features(features: PairFeatures, users: pa.RecordBatch, items: pa
     i, j = np.repeat(np.arange(n), m), np.tile(np.arange(m), n)
     whole = features.pair_columns(_take(users, i), _take(items, j))
     for name, values in whole.items():
-        if by_side[name].tobytes() != values.tobytes():
+        if _as_bytes(by_side[name]) != _as_bytes(values):
             raise RuntimeError(f"feature '{name}' of a pair is not what its side alone gives: no pairs were scored")
+
+
+def _as_bytes(x: NDArray[Any] | JaggedArray) -> bytes:
+    return x.lengths.tobytes() + x.flat().tobytes() if isinstance(x, JaggedArray) else x.tobytes()
 
 
 def _beside(left: pa.RecordBatch, right: pa.RecordBatch) -> pa.RecordBatch:

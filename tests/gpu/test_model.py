@@ -13,11 +13,12 @@ import torch
 from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer, Model, Optimizer
 from headrace.errors import UserError
+from headrace.models.categorical import CategoricalBatch
 from headrace.models.dlrm import DLRM
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.train.loop.cuda_graph import GraphedForward
 from headrace.train.loop.forward_backward import EagerForward
-from headrace.train.loop.prefetch import MicroBatch
+from headrace.train.micro_batch import MicroBatch
 from headrace.train.optim.dense import DenseOptimizer
 from headrace.train.setup.device import place
 from headrace.world import World
@@ -48,7 +49,8 @@ def trained(device: Any, precision: Any = "fp32") -> tuple[list[float], DLRM]:
         continuous = torch.from_numpy(rng.normal(size=(6, 1)).astype(np.float32))
         codes = torch.from_numpy((rng.random((6, 6)) * np.array([50, 9, 9, 9, 20, 20])).astype(np.int64))
         labels = torch.from_numpy((rng.random(6) < 0.4).astype(np.float32)).to(model.device)
-        made = passes(MicroBatch(continuous, codes, labels), model.prepare(codes))
+        part = MicroBatch(continuous, CategoricalBatch.of_padded(codes, SCHEMA), labels)
+        made = passes(part, model.prepare(part.categorical))
         made.backward()
         total, _ = dense.reduce(float(made.loss))
         dense.step(0.01)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from headrace.dataset import native
 from headrace.dataset.parquet import lists
 from headrace.errors import UserError
+from headrace.jagged import JaggedArray, concatenated
 
 MATRICES = st.integers(1, 5).flatmap(
     lambda length: st.lists(st.lists(st.sampled_from([0, 0, 1, 2, -3]), min_size=length, max_size=length), max_size=9)
@@ -83,7 +84,7 @@ def test_lists_fill_the_columns_of_a_batch(
     values = np.arange(1, offsets[-1] + 1).astype(kinds[0])
     out = np.full((longest, len(lengths) + 3), 7, kinds[1])
     with nullcontext() if built else patch.object(native, "library", lambda: None):
-        lists.fill(out[:, 2 + first : -1].T, offsets[first:], values)
+        lists.fill(out[:, 2 + first : -1].T, JaggedArray(offsets[first:], values))
     expected = np.full_like(out, 7)
     for row in range(first, len(lengths)):
         expected[:, 2 + row] = 0
@@ -114,3 +115,18 @@ def test_other_readers_see_plain_parquet_lists(tmp_path: Path) -> None:
     pq.write_table(table.cast(pa.schema([table.schema.field(0).with_nullable(False)])), tmp_path / "a.parquet")
     assert pq.ParquetFile(tmp_path / "a.parquet").schema.column(0).path == "tags.list.element"
     assert [list(v) for v in pq.read_table(tmp_path / "a.parquet").to_pandas()["tags"]] == [[4], []]
+
+
+@given(st.lists(st.lists(st.lists(st.integers(1, 9), max_size=4), max_size=5), max_size=4), st.integers(0, 3))
+def test_parts_are_concatenated(parts: list[list[list[int]]], before: int) -> None:
+    """Parts that begin somewhere in their values, into one that begins at 0."""
+    arrays = []
+    for rows in parts:
+        values = np.array([7] * before + [v for row in rows for v in row] + [8], np.int32)
+        arrays.append(JaggedArray(np.cumsum([before, *map(len, rows)]).astype(np.int32), values))
+    found = concatenated(arrays, np.int64)
+    rows = [row for part in parts for row in part]
+    assert (found.offsets[0], found.offsets.dtype, found.values.dtype, len(found)) == (0, np.int64, np.int64, len(rows))
+    assert [found.values[a:b].tolist() for a, b in zip(found.offsets, found.offsets[1:], strict=False)] == rows
+    assert found.to_padded(4).tolist() == [row + [0] * (4 - len(row)) for row in rows]
+    assert found.rows(1, 3).flat().tolist() == [v for row in rows[1:3] for v in row] if len(rows) > 3 else True

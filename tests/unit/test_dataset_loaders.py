@@ -23,12 +23,13 @@ from headrace.dataset.parquet.layout import LISTING, SplitLayout, open_split, sp
 from headrace.dataset.parquet.petastorm_reader import RowGroupReader
 from headrace.dataset.parquet.row_group import StoredRowGroup
 from headrace.errors import UserError
+from headrace.jagged import concatenated
 from headrace.manifest import Manifest
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
 from headrace.workspace import Workspace
 from headrace.world import World
-from tests.dataset_support import read_padded
+from tests.dataset_support import padded_codes, read_padded
 
 Split = tuple[SplitLayout, DatasetSchema]
 TRAIN = Train(batch_size=64, streams=4, seed=3)
@@ -66,6 +67,10 @@ def steps(split: Split, n: int, *, world: int = 1, start: int = 0, train: Train 
 def assert_equal(a: Batch, b: Batch) -> None:
     np.testing.assert_array_equal(a.continuous, b.continuous)
     np.testing.assert_array_equal(a.codes, b.codes)
+    assert a.lists.keys() == b.lists.keys()
+    for name in a.lists:
+        np.testing.assert_array_equal(a.lists[name].lengths, b.lists[name].lengths)
+        np.testing.assert_array_equal(a.lists[name].flat(), b.lists[name].flat())
     np.testing.assert_array_equal(a.labels, b.labels)
     assert a.carried.keys() == b.carried.keys()
     for name in a.carried:
@@ -78,6 +83,7 @@ def side_by_side(parts: Sequence[Batch]) -> Batch:
         np.concatenate([p.codes for p in parts]),
         np.concatenate([p.labels for p in parts]),
         {name: np.concatenate([p.carried[name] for p in parts]) for name in parts[0].carried},
+        {name: concatenated([p.lists[name] for p in parts], np.int32) for name in parts[0].lists},
     )
 
 
@@ -97,7 +103,9 @@ def test_batches_hold_what_the_files_hold(split: Split) -> None:
     for b in batches:
         expected = stored.loc[b.carried["row"]]
         np.testing.assert_array_equal(b.continuous, expected[["age", "price"]].to_numpy())
-        np.testing.assert_array_equal(b.codes, expected[["user", "item", "tags__0", "tags__1", "tags__2"]].to_numpy())
+        names = ["user", "item", "tags__0", "tags__1", "tags__2"]
+        np.testing.assert_array_equal(padded_codes(b, schema), expected[names].to_numpy())
+        assert (b.lists["tags"].values.dtype, b.lists["tags"].offsets.dtype) == (np.int32, np.int64)
         np.testing.assert_array_equal(b.labels, expected["click"].to_numpy())
         assert (b.continuous.dtype, b.codes.dtype, b.labels.dtype) == (np.float32, np.int64, np.float32)
 
@@ -151,7 +159,8 @@ def test_starting_at_a_step_equals_coming_to_it(split: Split, start: int, negati
 
 def _half(b: Batch, rank: int) -> Batch:
     half = slice(rank * b.rows // 2, (rank + 1) * b.rows // 2)
-    return Batch(b.continuous[half], b.codes[half], b.labels[half], {k: v[half] for k, v in b.carried.items()})
+    lists = {name: x.rows(half.start, half.stop) for name, x in b.lists.items()}
+    return Batch(b.continuous[half], b.codes[half], b.labels[half], {k: v[half] for k, v in b.carried.items()}, lists)
 
 
 def test_skipping_decodes_no_earlier_row_group(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +228,7 @@ def test_negatives_are_other_known_values_and_the_same_for_any_world(split: Spli
     # Stream 0 of the first epoch, row by row: an original, then its three copies where it is a positive.
     layout = split[0]
     own = np.concatenate([b.carried["row"][:16] for b in alone])
-    codes = np.concatenate([b.codes[:16] for b in alone])
+    codes = np.concatenate([padded_codes(b, split[1])[:16] for b in alone])
     labels = np.concatenate([b.labels[:16] for b in alone])
     expected_rows = sum(g.rows for g in layout.stream(0, 4))
     at, originals, drawn = 0, 0, []

@@ -170,8 +170,8 @@ def test_without_the_library_batches_are_the_same(
             found.append([next(source) for _ in range(25)])
     for a, b in zip(*found, strict=True):
         for x, y in zip(
-            (a.continuous, a.codes, a.labels, a.carried["row"]),
-            (b.continuous, b.codes, b.labels, b.carried["row"]),
+            (a.continuous, a.codes, a.labels, a.carried["row"], a.lists["tags"].values, a.lists["tags"].offsets),
+            (b.continuous, b.codes, b.labels, b.carried["row"], b.lists["tags"].values, b.lists["tags"].offsets),
             strict=True,
         ):
             np.testing.assert_array_equal(x, y)

@@ -131,6 +131,10 @@ def test_lists_keep_their_width(tmp_path: Path) -> None:
     codes = dict(zip(*fitted.vocabularies["tags"].to_pydict().values(), strict=True))
     wanted = [[codes["a"], codes["b"]], [0, 0], [0, 0], [codes["b"], codes["c"]]] * 5
     assert sorted(features["tags"].tolist()) == sorted(wanted)
+    ((features, _),) = list(hr.load_dataset(tmp_path / "data", batch_size=20, shuffle=False, jagged=True))
+    tags = features["tags"]
+    assert (tags.samples, tags.values.numel()) == (20, 20)
+    assert sorted(tags.to_padded(2).tolist()) == sorted(wanted)
 
 
 def test_an_operator_of_ones_own_is_recorded_by_its_class(tmp_path: Path) -> None:

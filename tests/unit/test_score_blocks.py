@@ -222,13 +222,10 @@ def test_an_operator_across_columns_would_be_noticed() -> None:
     class Crossed(FittedWorkflow):
         """The price as a share of the age: no column is alone in it."""
 
-        def transform_batch(self, batch: pa.RecordBatch, keep: Any = (), only: Any = None) -> pa.RecordBatch:
-            made = super().transform_batch(batch, keep)
-            place = made.schema.get_field_index("price")
-            share = made.column("price").to_numpy() / (1 + made.column("age").to_numpy())
-            columns = [pa.array(share) if i == place else c for i, c in enumerate(made.columns)]
-            made = pa.RecordBatch.from_arrays(columns, schema=made.schema)
-            return made.select([c for f in self.features if only is None or f.name in only for c in f.physical])
+        def transform_lists(self, batch: pa.RecordBatch, only: Any = None) -> list[pa.Array]:
+            made = dict(zip([f.name for f in self.features], super().transform_lists(batch), strict=True))
+            made["price"] = pa.array(made["price"].to_numpy() / (1 + made["age"].to_numpy()))
+            return [made[f.name] for f in self.features if only is None or f.name in only]
 
     whole = fitted()
     crossed = Crossed(whole.workflow, whole.states, whole.vocabularies)

@@ -10,10 +10,11 @@ import torch
 
 from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer, Model, Optimizer, Train
+from headrace.models.categorical import CategoricalBatch
 from headrace.models.dlrm import DLRM
 from headrace.train.loop.cuda_graph import GraphedForward
 from headrace.train.loop.forward_backward import EagerForward, ForwardBackward
-from headrace.train.loop.prefetch import MicroBatch
+from headrace.train.micro_batch import MicroBatch
 from headrace.train.optim.dense import DenseOptimizer
 from tests.unit.test_models_dlrm import MODEL, SCHEMAS, batch
 
@@ -45,8 +46,9 @@ def trained(make: Callable[[DLRM], ForwardBackward], shape: Model, rows: list[in
     model.train()
     for i, count in enumerate(rows):
         torch.manual_seed(i)
-        part = MicroBatch(*batch(model.schema, i, count))
-        made = passes(part, model.prepare(part.codes))
+        continuous, codes, labels = batch(model.schema, i, count)
+        part = MicroBatch(continuous, CategoricalBatch.of_padded(codes, model.schema), labels)
+        made = passes(part, model.prepare(part.categorical))
         losses.append(float(made.loss))
         made.backward()
         if i % 2:

@@ -11,13 +11,17 @@ import torch
 from torch import Tensor
 
 from headrace.dataset.loader.batch import Batch
-from headrace.train.loop.prefetch import MicroBatch, prefetch_to_device
+from headrace.jagged import JaggedArray
+from headrace.train.loop.prefetch import prefetch_to_device
+from headrace.train.micro_batch import MicroBatch
 
 
 def batches(n: int, log: list[str]) -> Iterator[Batch]:
     for i in range(n):
         log.append(f"load {i}")
-        yield Batch(np.full((5, 3), i, np.float32, "F"), np.full((5, 2), i, np.int64, "F"), np.full(5, i, np.float32))
+        lists = {"h": JaggedArray(np.array([0, 2, 2, 3, 3, 4]), np.full(4, i, np.int32))}
+        numbers, codes = np.full((5, 3), i, np.float32, "F"), np.full((5, 2), i, np.int64, "F")
+        yield Batch(numbers, codes, np.full(5, i, np.float32), {}, lists)
 
 
 class Slow:
@@ -38,9 +42,12 @@ def test_on_the_cpu_tensors_are_the_batches() -> None:
     given = list(batches(3, []))
     for b, part in zip(given, prefetch_to_device(given, torch.device("cpu")), strict=True):
         assert part.continuous.data_ptr() == b.continuous.ctypes.data
-        assert part.codes.data_ptr() == b.codes.ctypes.data
+        assert part.categorical.codes.data_ptr() == b.codes.ctypes.data
+        assert part.categorical.lists[0].values.data_ptr() == b.lists["h"].values.ctypes.data
         assert part.labels.data_ptr() == b.labels.ctypes.data
-        assert part.rows(1, 3).codes.tolist() == b.codes[1:3].tolist()
+        some = part.rows(1, 3).categorical
+        assert some.codes.tolist() == b.codes[1:3].tolist()
+        assert (some.samples, some.lists[0].flat().values.tolist()) == (2, b.lists["h"].values[2:3].tolist())
 
 
 @pytest.mark.parametrize("n", [0, 1, 4])
@@ -49,7 +56,7 @@ def test_a_batch_is_under_way_while_the_one_before_is_used(n: int) -> None:
     for i, part in enumerate(prefetch_to_device(batches(n, log), torch.device("cpu"), Slow(log))):
         log.append(f"use {i}")
         assert part.continuous.tolist() == [[i] * 3] * 5
-        assert part.codes.tolist() == [[i] * 2] * 5
+        assert part.categorical.codes.tolist() == [[i] * 2] * 5
         assert part.labels.tolist() == [i] * 5
     assert [w for w in log if w.startswith("use")] == [f"use {i}" for i in range(n)]
     for i in range(n - 1):
@@ -105,7 +112,8 @@ def test_only_the_batch_that_is_used_is_waited_for(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Tensor, "to", to)
     monkeypatch.setattr(Tensor, "record_stream", lambda x, stream: None)
     for i, batch in enumerate(prefetch_to_device(batches(3, []), torch.device("cuda"))):
-        assert batch.codes.data_ptr() in pinned
+        assert batch.categorical.codes.data_ptr() in pinned
+        assert batch.categorical.lists[0].values.data_ptr() in pinned
         assert batch.labels.tolist() == [i] * 5
         computing.queue.append(f"use {i}")
     waits = [w for w in computing.queue if w.startswith("wait")]
@@ -118,6 +126,6 @@ def test_a_gpu_gets_what_was_sent() -> None:
     given = list(batches(50, []))
     for b, part in zip(given, prefetch_to_device(given, torch.device("cuda")), strict=True):
         assert part.continuous.is_cuda
-        assert not part.codes.is_cuda
+        assert not part.categorical.codes.is_cuda
         np.testing.assert_array_equal(part.continuous.cpu().numpy(), b.continuous)
         np.testing.assert_array_equal(part.labels.cpu().numpy(), b.labels)

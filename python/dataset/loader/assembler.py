@@ -1,8 +1,8 @@
 """Batches put together in place: each stream writes its rows where they belong; a batch is ready when all have.
 
 So a value is written once: from its column in the file's order to its place in a batch. The matrices lie column by
-column, and a stream's rows of a step are consecutive in each. Lists are padded when their batch is taken: those that
-wait take the memory of their values alone.
+column, and a stream's rows of a step are consecutive in each. Lists are put together when their batch is taken, those
+of numbers padded: those that wait take the memory of their values alone.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import numpy as np
 
 from headrace.dataset.buffers import BufferPool
 from headrace.dataset.loader.batch import Batch
-from headrace.dataset.loader.matrices import JaggedColumn, MatrixColumns
+from headrace.dataset.loader.matrices import MatrixColumns
 from headrace.dataset.native import Array
+from headrace.jagged import JaggedArray, concatenated
+from headrace.schema import Feature
 
 Part = TypeVar("Part")
 
@@ -40,7 +42,7 @@ class PartialBatch:
     #: By carried column, then by stream: parts in order.
     carried: dict[str, dict[int, list[Array]]] = field(default_factory=dict)
     #: By list feature, then by stream: parts in order.
-    jagged: dict[str, dict[int, list[JaggedColumn]]] = field(default_factory=dict)
+    jagged: dict[str, dict[int, list[JaggedArray]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class BatchAssembler:
 
     Args:
         continuous: the columns of the continuous features.
-        codes: those of the categorical ones.
+        categorical: the features of codes and raw ids.
         carried: names of the columns that are carried.
         rows_each: rows of a step that each stream has.
         totals: rows of each stream that are given in all; None: without end.
@@ -71,7 +73,7 @@ class BatchAssembler:
     def __init__(
         self,
         continuous: MatrixColumns,
-        codes: MatrixColumns,
+        categorical: Sequence[Feature],
         carried: Sequence[str],
         rows_each: int,
         totals: Sequence[int] | None,
@@ -79,7 +81,10 @@ class BatchAssembler:
         first: int,
         ahead: int,
     ) -> None:
-        self._continuous, self._codes, self._carried = continuous, codes, tuple(carried)
+        self._continuous, self._carried = continuous, tuple(carried)
+        self._codes = sum(not f.is_list for f in categorical)
+        #: By feature of lists of codes or raw ids, the type of its values.
+        self._lists = {f.name: np.dtype(f.dtype) for f in categorical if f.is_list}
         self.rows_each, self._totals, self._streams = rows_each, totals, streams
         self._next, self._ahead = first, ahead
         self._partial: dict[int, PartialBatch] = {}
@@ -143,9 +148,8 @@ class BatchAssembler:
             self._changed.notify_all()
         carried = {name: _joined(batch.carried.get(name, {})) for name in self._carried}
         jagged = {name: _in_order(parts) for name, parts in batch.jagged.items()}
-        continuous = self._padded(self._continuous, batch.continuous, jagged)
-        codes = self._padded(self._codes, batch.codes, jagged)
-        return Batch(continuous.T, codes.T, batch.labels[0], carried)
+        lists = {name: concatenated(jagged.get(name, []), dtype) for name, dtype in self._lists.items()}
+        return Batch(self._matrix(batch.continuous, jagged).T, batch.codes.T, batch.labels[0], carried, lists)
 
     def close(self) -> None:
         """Let streams end."""
@@ -169,7 +173,7 @@ class BatchAssembler:
     def _new_batch(self, step: int) -> PartialBatch:
         """Its three matrices are one block of memory."""
         rows = self._rows_of(step)
-        continuous, codes = len(self._continuous.scalars), len(self._codes.scalars)
+        continuous, codes = len(self._continuous.scalars), self._codes
         first = -(-continuous * rows * 4 // _ALIGNMENT) * _ALIGNMENT
         second = first + codes * rows * 8
         block = self._buffers.empty((second + rows * 4,), np.uint8)
@@ -180,8 +184,9 @@ class BatchAssembler:
             missing=rows,
         )
 
-    def _padded(self, columns: MatrixColumns, scalars: Array, jagged: Mapping[str, Sequence[JaggedColumn]]) -> Array:
-        """A batch's matrix [width, B]: `scalars` itself where no feature is a list."""
+    def _matrix(self, scalars: Array, jagged: Mapping[str, Sequence[JaggedArray]]) -> Array:
+        """A batch's numbers [width, B], lists padded: `scalars` itself where no feature is a list."""
+        columns = self._continuous
         if not columns.lists:
             return scalars
         out = self._buffers.empty((columns.width, scalars.shape[1]), scalars.dtype)

@@ -48,10 +48,9 @@ class _Loader:
         mine = streams_of(world, streams)
         sizes = [[g.rows for g in layout.stream(i, streams)] for i in mine]
         largest = max((rows for groups in sizes for rows in groups), default=1)
-        continuous, codes = (MatrixColumns(schema.of(k)) for k in (Kind.CONTINUOUS, Kind.CATEGORICAL))
         self._assembler = BatchAssembler(
-            continuous,
-            codes,
+            MatrixColumns(schema.of(Kind.CONTINUOUS)),
+            schema.of(Kind.CATEGORICAL),
             carried,
             rows_each,
             None if shuffle else [sum(groups) for groups in sizes],

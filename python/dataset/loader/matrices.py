@@ -1,13 +1,12 @@
 """A row group's columns to batches: checked, and each value put where it belongs, in one pass.
 
 A column of a row group fits a core's second-level cache, into which it was just read. There its values are picked in
-the order that is wanted, and written side by side. Lists stay offsets and values until their batch is taken.
+the order that is wanted, and written side by side. Lists stay offsets and values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,25 +15,12 @@ from headrace.dataset.native import Array, Order, OutputColumns
 from headrace.dataset.parquet import lists
 from headrace.dataset.parquet.row_group import StoredRowGroup
 from headrace.errors import UserError
+from headrace.jagged import JaggedArray
 from headrace.schema import DatasetSchema, Feature, Kind
 
 
-@dataclass(frozen=True)
-class JaggedColumn:
-    """Lists of consecutive rows: list i is values[offsets[i]:offsets[i + 1]]."""
-
-    #: int32 [rows + 1]; need not begin at 0.
-    offsets: Array
-    #: As stored: int32, int64 or float32.
-    values: Array
-
-    def rows(self, start: int, end: int) -> JaggedColumn:
-        """Consecutive rows: views."""
-        return JaggedColumn(self.offsets[start : end + 1], self.values)
-
-
 class MatrixColumns:
-    """Where features stand in one of a batch's matrices: a list has `length` columns of it.
+    """Where numbers stand in a batch's matrix: a list has `length` columns of it.
 
     Args:
         features: those of the matrix, in its order.
@@ -50,7 +36,7 @@ class MatrixColumns:
         #: List features, and the first column of each.
         self.lists = tuple((f, c) for f, c in zip(features, firsts, strict=False) if f.is_list)
 
-    def fill(self, out: Array, scalars: Array, jagged: Mapping[str, Sequence[JaggedColumn]]) -> None:
+    def fill(self, out: Array, scalars: Array, jagged: Mapping[str, Sequence[JaggedArray]]) -> None:
         """Fill a batch's matrix.
 
         Args:
@@ -63,9 +49,8 @@ class MatrixColumns:
             padded = out[first : first + feature.length].T
             at = 0
             for part in jagged.get(feature.name, ()):
-                rows = len(part.offsets) - 1
-                lists.fill(padded[at : at + rows], part.offsets, part.values)
-                at += rows
+                lists.fill(padded[at : at + len(part)], part)
+                at += len(part)
 
 
 def write_features(
@@ -77,7 +62,7 @@ def write_features(
     labels: OutputColumns,
     *,
     where: str,
-) -> dict[str, JaggedColumn]:
+) -> dict[str, JaggedArray]:
     """Write what a model reads of features with one value a row.
 
     Args:
@@ -94,7 +79,7 @@ def write_features(
     Raises:
         UserError: a null in a feature, a list above its length, or a code outside [0, cardinality). Raw ids may be any.
     """
-    jagged: dict[str, JaggedColumn] = {}
+    jagged: dict[str, JaggedArray] = {}
     for features, out in (
         (schema.of(Kind.CONTINUOUS), continuous),
         (schema.of(Kind.CATEGORICAL), codes),
@@ -119,13 +104,13 @@ def write_features(
     return jagged
 
 
-def _lists(stored: StoredRowGroup, feature: Feature, order: Order, what: str) -> JaggedColumn:
+def _lists(stored: StoredRowGroup, feature: Feature, order: Order, what: str) -> JaggedArray:
     column = stored.column(feature.name)
     chunks = column.chunks if hasattr(column, "chunks") else [column]
     for chunk in chunks:
         lists.check(chunk, feature.length, what)
     offsets, values = lists.to_numpy(column.combine_chunks() if len(chunks) != 1 else chunks[0])
-    return JaggedColumn(*lists.take(offsets, values, order))
+    return JaggedArray(*lists.take(offsets, values, order))
 
 
 def _largest(values: Array) -> int:

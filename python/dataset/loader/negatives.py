@@ -15,14 +15,14 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from headrace import config
-from headrace.dataset.parquet.layout import RowGroup, columns_of
+from headrace.dataset.parquet.layout import RowGroup
 from headrace.errors import UserError
 from headrace.schema import FIRST_CODE, NULL_CODE, DatasetSchema, Kind
 
 
 @dataclass(frozen=True)
 class NegativeSampler:
-    """`per_positive` copies of each positive row, with another code in physical column `column` of `codes`."""
+    """`per_positive` copies of each positive row, with another code in column `column` of a batch's `codes`."""
 
     column: int
     cardinality: int
@@ -66,7 +66,7 @@ class NegativeSampler:
                 f"train.negatives.column: {', '.join(kept)} is made of {', '.join(found[0].sources)} too and would "
                 f"keep the positive's value; leave it out, or draw rows with `negatives` in features.prepare"
             )
-        column = columns_of(categorical).index(negatives.column)
+        column = [f.name for f in categorical if not f.is_list].index(negatives.column)
         if found[0].dynamic:
             return NegativeSampler(column, 0, negatives.per_positive, in_batch=True, raw=True)
         cardinality = found[0].cardinality or 0

@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from headrace.dataset.loader.assembler import BatchAssembler, BatchSlice
-from headrace.dataset.loader.matrices import JaggedColumn, MatrixColumns, write_features
+from headrace.dataset.loader.matrices import write_features
 from headrace.dataset.loader.negatives import NegativeSampler, expanded_sizes
 from headrace.dataset.loader.order import RowGroupRead, negatives_generator, row_group_reads, row_order
 from headrace.dataset.native import Array, Order, OutputColumns
 from headrace.dataset.parquet.layout import RowGroup, SplitLayout, stored_columns
 from headrace.dataset.parquet.petastorm_reader import RowGroupReader
 from headrace.dataset.parquet.row_group import StoredRowGroup
+from headrace.jagged import JaggedArray
 from headrace.schema import DatasetSchema, Kind
 
 
@@ -118,7 +119,7 @@ class Stream:
             part.batch.carried.setdefault(name, {}).setdefault(self._place, []).append(values[at:end])
             at = end
 
-    def _write_lists(self, name: str, lists: JaggedColumn, slices: list[BatchSlice]) -> None:
+    def _write_lists(self, name: str, lists: JaggedArray, slices: list[BatchSlice]) -> None:
         at = 0
         for part in slices:
             end = at + part.rows.stop - part.rows.start
@@ -141,10 +142,8 @@ class _WithNegatives:
         self.order = np.repeat(order, copies)
         self._is_copy = np.ones(len(self.order), bool)
         self._is_copy[np.cumsum(copies) - copies] = False
-        columns = MatrixColumns(schema.of(Kind.CATEGORICAL))
-        #: Of the codes of one value a row, which one is drawn.
-        self._column = columns.scalar_columns.index(plan.column)
-        name = columns.scalars[self._column].name
+        self._column = plan.column
+        name = [f.name for f in schema.of(Kind.CATEGORICAL) if not f.is_list][plan.column]
         self._own = stored.values(name)[order[labels > 0]].astype(np.int64)
 
     def draw(self, generator: np.random.Generator, skip: int, codes: OutputColumns, labels: OutputColumns) -> None:

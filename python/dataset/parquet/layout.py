@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from headrace.errors import UserError
 from headrace.manifest import Manifest
-from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.schema import DatasetSchema, Kind
 from headrace.storage import Location
 from headrace.workspace import Workspace
 
@@ -170,8 +170,3 @@ def stored_columns(schema: DatasetSchema, carried: Sequence[str] = ()) -> tuple[
         schema.label.name,
         *carried,
     )
-
-
-def columns_of(features: Sequence[Feature]) -> tuple[str, ...]:
-    """Columns that several features have in a batch, in order."""
-    return tuple(column for f in features for column in f.physical)

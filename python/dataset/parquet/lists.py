@@ -1,4 +1,4 @@
-"""Lists as the dataset stores them, one Arrow list a row, and as models take them, padded to a fixed length.
+"""Lists as the dataset stores them, one Arrow list a row, and as matrices, padded to a fixed length.
 
 A list ends at its last element that is not 0: zeros behind it are padding, or the codes of nulls, which mean the same
 (nothing) to every model. So what is stored is as long as its values are, and reading it gives the padded rows again.
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from headrace.dataset import native
 from headrace.errors import UserError
+from headrace.jagged import JaggedArray
 from headrace.schema import Feature
 
 Array = npt.NDArray[Any]
@@ -82,7 +83,7 @@ def pad(lists: pa.ChunkedArray | pa.ListArray, out: Array, what: str) -> None:
     at = 0
     for chunk in lists.chunks if isinstance(lists, pa.ChunkedArray) else [lists]:
         check(chunk, out.shape[1], what)
-        fill(out[at : at + len(chunk)], *to_numpy(chunk))
+        fill(out[at : at + len(chunk)], JaggedArray(*to_numpy(chunk)))
         at += len(chunk)
 
 
@@ -96,25 +97,15 @@ def check(lists: pa.ListArray, length: int, what: str) -> None:
         raise UserError(f"{what} has {found}. Delete the dataset's folder and run the features stage again")
 
 
-def fill(out: Array, offsets: Array, values: Array) -> None:
+def fill(out: Array, lists: JaggedArray) -> None:
     """Fill `out` [rows, length] with lists, none longer than `length`: 0 behind each list's end.
 
     Args:
         out: of the values' type, or int64 for int32.
-        offsets: int32 [rows + 1]; list i is values[offsets[i]:offsets[i + 1]].
-        values: numbers.
+        lists: of int32 offsets.
     """
-    if native.pad_lists(offsets, values, out):
-        return
-    first, last = int(offsets[0]), int(offsets[-1])
-    offsets, values = offsets - first, values[first:last]
-    rows, length = out.shape
-    if len(values) == rows * length:  # all are full
-        out[:] = values.reshape(rows, length)
-        return
-    out[:] = 0
-    lengths = np.diff(offsets)
-    out[np.repeat(np.arange(rows), lengths), np.arange(len(values)) - np.repeat(offsets[:-1], lengths)] = values
+    if not native.pad_lists(lists.offsets, lists.values, out):
+        out[:] = lists.to_padded(out.shape[1])
 
 
 def by_column(table: pa.Table, features: Sequence[Feature], what: str = "dataset") -> Mapping[str, Array]:

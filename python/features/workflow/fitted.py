@@ -114,13 +114,18 @@ class FittedWorkflow:
             out.append(batch.column(name))
         return pa.RecordBatch.from_arrays(out, schema=schema)
 
-    def transform_lists(self, batch: pa.RecordBatch) -> list[pa.Array]:
+    def transform_lists(self, batch: pa.RecordBatch, only: Collection[str] | None = None) -> list[pa.Array]:
         """`transform_batch` as the dataset's files have it, an array for each of `features`: lists are not padded.
 
         A list feature is an array of lists without the zeros at their ends (headrace.dataset.parquet.lists).
+
+        Args:
+            batch: see `transform_batch`.
+            only: names of features; see `transform_batch`.
         """
-        arrays = self._finished(batch, {f.name for f in self.features})
-        return [lists.trim_zeros(arrays[f.name]) if f.is_list else arrays[f.name] for f in self.features]
+        features = [f for f in self.features if only is None or f.name in only]
+        arrays = self._finished(batch, {f.name for f in features})
+        return [lists.trim_zeros(arrays[f.name]) if f.is_list else arrays[f.name] for f in features]
 
     def _finished(self, batch: pa.RecordBatch, wanted: Collection[str]) -> dict[str, pa.Array]:
         """By name of the feature: numbers, codes or raw ids of the rows of a raw batch, or lists of them."""

@@ -13,13 +13,15 @@ from torch import Tensor
 
 from headrace.comm.base import Collective
 from headrace.dataset.loader.loaders import EvalLoader
-from headrace.dataset.parquet.layout import SplitLayout, columns_of
+from headrace.dataset.parquet.layout import SplitLayout
+from headrace.models.categorical import CategoricalBatch
 from headrace.schema import DatasetSchema, Kind
 from headrace.train.evaluation.ranks import I64
 from headrace.train.evaluation.rows import F32
+from headrace.train.micro_batch import MicroBatch
 
-#: (continuous [B, C], codes [B, S]) -> logits [B].
-Model = Callable[[Tensor, Tensor], Tensor]
+#: (continuous [B, C], categorical features) -> logits [B].
+Model = Callable[[Tensor, CategoricalBatch], Tensor]
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,8 @@ def predict_split(
         carried: carried columns to bring along.
         codes: categorical features of one code a row, to bring along.
     """
-    of_matrix = columns_of(schema.of(Kind.CATEGORICAL))
-    places = {name: of_matrix.index(name) for name in codes}
+    scalars = [f.name for f in schema.of(Kind.CATEGORICAL) if not f.is_list]
+    places = {name: scalars.index(name) for name in codes}
     logits: list[F32] = []
     labels: list[F32] = []
     columns: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in (*carried, *codes)}
@@ -59,8 +61,8 @@ def predict_split(
     ) as source:
         with torch.no_grad():  # not inference_mode: its tensors cannot be sent by Horovod's thread
             for batch in source:
-                found = model(torch.from_numpy(batch.continuous), torch.from_numpy(batch.codes))
-                logits.append(found.float().cpu().numpy())
+                rows = MicroBatch.of(batch)
+                logits.append(model(rows.continuous, rows.categorical).float().cpu().numpy())
                 if not batch.rows:  # its carried columns have no type
                     continue
                 labels.append(batch.labels.copy())

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headrace.models.dlrm import DLRM, PendingLookups
 from headrace.train.loop.forward_backward import EagerForward, Forward
-from headrace.train.loop.prefetch import MicroBatch
+from headrace.train.micro_batch import MicroBatch
 
 log = logging.getLogger("headrace.train")
 

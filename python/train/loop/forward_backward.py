@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headrace.models.dlrm import DLRM, PendingLookups
 from headrace.models.losses.pointwise import binary_cross_entropy
-from headrace.train.loop.prefetch import MicroBatch
+from headrace.train.micro_batch import MicroBatch
 
 
 @dataclass(frozen=True)

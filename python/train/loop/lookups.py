@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from headrace.models.dlrm import DLRM, PendingLookups
 from headrace.train.callbacks.base import CallbackList
-from headrace.train.loop.prefetch import MicroBatch
+from headrace.train.micro_batch import MicroBatch
 
 
 def micro_batches(batches: Iterable[MicroBatch], parts: int) -> Iterator[MicroBatch]:
@@ -45,7 +45,7 @@ class LookupPipeline:
         with self._callbacks.phase("data"):
             batch = next(self._batches)
         with self._callbacks.phase("lookup"):
-            return batch, self._model.prepare(batch.codes)
+            return batch, self._model.prepare(batch.categorical)
 
     def fetch_rows(self, *, of_next_step: bool) -> None:
         """Ask for the rows of the micro-batch ahead: those of the next step only where this step leaves them alone.

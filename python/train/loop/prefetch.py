@@ -7,26 +7,12 @@ the step before computes, and it alone is waited for. Codes are pinned too; the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from headrace.dataset.loader.batch import Batch
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """Some of this rank's rows of a step: continuous float32 [B, C], codes int64 [B, S], labels float32 [B]."""
-
-    continuous: Tensor
-    codes: Tensor
-    labels: Tensor
-
-    def rows(self, start: int, end: int) -> MicroBatch:
-        """Consecutive rows: views."""
-        return MicroBatch(self.continuous[start:end], self.codes[start:end], self.labels[start:end])
+from headrace.train.micro_batch import MicroBatch
 
 
 class DeviceCopy(Protocol):
@@ -51,11 +37,11 @@ class CudaCopy:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def send(self, batch: MicroBatch) -> tuple[MicroBatch, torch.cuda.Event]:
-        pinned = MicroBatch(batch.continuous.pin_memory(), batch.codes.pin_memory(), batch.labels.pin_memory())
+        pinned = batch.pin_memory()
         with torch.cuda.stream(self._stream):
             continuous = pinned.continuous.to(self._device, non_blocking=True)
             labels = pinned.labels.to(self._device, non_blocking=True)
-            return MicroBatch(continuous, pinned.codes, labels), self._stream.record_event()
+            return MicroBatch(continuous, pinned.categorical, labels), self._stream.record_event()
 
     def receive(self, sent: tuple[MicroBatch, torch.cuda.Event]) -> MicroBatch:
         batch, copied = sent
@@ -78,7 +64,7 @@ def prefetch_to_device(
     """
     if copy is None and device.type == "cuda":
         copy = CudaCopy(device)
-    tensors = (MicroBatch(*(torch.from_numpy(x) for x in (b.continuous, b.codes, b.labels))) for b in batches)
+    tensors = map(MicroBatch.of, batches)
     if copy is None:
         yield from tensors
         return
