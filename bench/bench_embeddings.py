@@ -5,7 +5,8 @@
 - step: one rank, four tables of 1 M x 64, 8,192 samples of 4 ids a table, uniform ids (every row a cache miss) and
   Zipf(1.05). Floor: torch.index_select of the same rows of one matrix into memory that is there already. Peers, in the
   same run, in turns: torch.nn.EmbeddingBag with sparse gradients and torch.optim.Adagrad, and FBGEMM's CPU operator
-  with EXACT_ROWWISE_ADAGRAD, where `make bench-peers` has installed it (build/peers/fbgemm).
+  with EXACT_ROWWISE_ADAGRAD, where `make bench-peers` has installed it (build/peers/fbgemm). By name (an
+  EmbeddingCollection, jagged ids), its vectors side by side and each feature's apart; peer: the same without names.
 - bytes: bench.embeddings_bytes. - memory: bench.embeddings_memory.
 
 Ratios are of times where less is better. Every figure is the best of several turns.
@@ -29,6 +30,7 @@ from bench.embeddings_bytes import byte_figures
 from bench.report import Figure, publish
 from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer
+from headrace.embeddings import EmbeddingCollection, EmbeddingFeature, JaggedTensor
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Table, row_wise
 from headrace.workspace import checkout
@@ -109,6 +111,8 @@ def step_figures() -> list[Figure]:
     tables, lookups = spec()
     ours = ShardedEmbeddings(row_wise(tables, lookups, 1), LocalCollective(), seed=1)
     ours.configure_optimizer(OPTIMIZER)
+    features = [EmbeddingFeature(t.name, DIM, ROWS, ids=IDS) for t in tables]
+    named = EmbeddingCollection(features, optimizer=OPTIMIZER, reduction="sum", seed=1)
     plain, other = Torch(), fbgemm()
     gradient = torch.randn(BATCH, TABLES, DIM)
     figures = []
@@ -134,10 +138,28 @@ def step_figures() -> list[Figure]:
             with torch.no_grad():
                 plain.forward(codes)
 
+        of_each = torch.arange(0, BATCH * IDS + 1, IDS)
+        inputs = {t.name: JaggedTensor(v, of_each) for t, v in zip(tables, values.view(TABLES, -1), strict=True)}
+
+        def look_up_named(inputs: Any = inputs) -> None:
+            with torch.no_grad():
+                named(inputs)
+
+        def train_named(inputs: Any = inputs, flat_gradient: Tensor = flat_gradient) -> None:
+            named(inputs).side_by_side().backward(flat_gradient)
+            named.step()
+
+        def train_apart(inputs: Any = inputs) -> None:
+            torch.autograd.backward(list(named(inputs).values()), list(gradient.unbind(1)))
+            named.step()
+
         turns: dict[str, Callable[[], object]] = {
             "floor": lambda flat=flat, room=room: torch.index_select(ours.weight, 0, flat, out=room),
             "forward": look_up,
             "step": train_ours,
+            "named forward": look_up_named,
+            "named step": train_named,
+            "apart step": train_apart,
             "torch forward": look_up_plain,
             "torch step": lambda codes=codes: plain.step(codes, gradient),
         }
@@ -155,6 +177,10 @@ def step_figures() -> list[Figure]:
                     w.copy_(ours.weight[i * ROWS : (i + 1) * ROWS])
                 torch.testing.assert_close(other(values, offsets).view(BATCH, TABLES, DIM), ours(codes))
         seconds = best(turns)
+        for how, what in (("named", "forward"), ("named", "step"), ("apart", "step")):
+            name = f"{what} by name{', vectors apart' if how == 'apart' else ''}, {ids} ids (peer: without names)"
+            mine, floor, peer = (seconds[turn] * 1e3 for turn in (f"{how} {what}", "floor", what))
+            figures.append(Figure(name, mine, "ms", floor, peer))
         for what in ("forward", "step"):
             for peer in ("torch", "fbgemm"):
                 if f"{peer} {what}" in seconds:

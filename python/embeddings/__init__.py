@@ -11,6 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.config import EmbeddingOptimizer as EmbeddingOptimizer
+    from headrace.config import Sharding as Sharding
+    from headrace.config import TableSharding as TableSharding
     from headrace.embeddings.checkpoint.delta import apply_changes as apply_changes
     from headrace.embeddings.checkpoint.delta import save_changes as save_changes
     from headrace.embeddings.checkpoint.dynamic import load_dynamic as load_dynamic
@@ -19,9 +22,12 @@ if TYPE_CHECKING:
     from headrace.embeddings.checkpoint.shards import load_shards as load_shards
     from headrace.embeddings.checkpoint.shards import save_shards as save_shards
     from headrace.embeddings.checkpoint.shared_directory import shared_directory as shared_directory
+    from headrace.embeddings.collection.collection import EmbeddingCollection as EmbeddingCollection
+    from headrace.embeddings.collection.features import EmbeddingFeature as EmbeddingFeature
+    from headrace.embeddings.collection.outputs import EmbeddingOutputs as EmbeddingOutputs
     from headrace.embeddings.dynamic.spec import DynamicSpec as DynamicSpec
     from headrace.embeddings.dynamic.tables import DynamicEmbeddings as DynamicEmbeddings
-    from headrace.embeddings.input.addressing import KeyedJagged as KeyedJagged
+    from headrace.embeddings.input.jagged import JaggedTensor as JaggedTensor
     from headrace.embeddings.lookup.handle import LookupHandle as LookupHandle
     from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors as ZeroCopyVectors
     from headrace.embeddings.planner.search import plan_tables as plan_tables
@@ -37,12 +43,18 @@ _MODULES = {
     "Block": "headrace.embeddings.sharding.plan",
     "DynamicEmbeddings": "headrace.embeddings.dynamic.tables",
     "DynamicSpec": "headrace.embeddings.dynamic.spec",
-    "KeyedJagged": "headrace.embeddings.input.addressing",
+    "EmbeddingCollection": "headrace.embeddings.collection.collection",
+    "EmbeddingFeature": "headrace.embeddings.collection.features",
+    "EmbeddingOptimizer": "headrace.config",
+    "EmbeddingOutputs": "headrace.embeddings.collection.outputs",
+    "JaggedTensor": "headrace.embeddings.input.jagged",
     "Lookup": "headrace.embeddings.sharding.plan",
     "LookupHandle": "headrace.embeddings.lookup.handle",
     "Plan": "headrace.embeddings.sharding.plan",
     "ShardedEmbeddings": "headrace.embeddings.sharded",
+    "Sharding": "headrace.config",
     "Table": "headrace.embeddings.sharding.plan",
+    "TableSharding": "headrace.config",
     "ZeroCopyVectors": "headrace.embeddings.lookup.zero_copy",
     "apply_changes": "headrace.embeddings.checkpoint.delta",
     "load_dynamic": "headrace.embeddings.checkpoint.dynamic",
@@ -59,12 +71,18 @@ __all__ = [
     "Block",
     "DynamicEmbeddings",
     "DynamicSpec",
-    "KeyedJagged",
+    "EmbeddingCollection",
+    "EmbeddingFeature",
+    "EmbeddingOptimizer",
+    "EmbeddingOutputs",
+    "JaggedTensor",
     "Lookup",
     "LookupHandle",
     "Plan",
     "ShardedEmbeddings",
+    "Sharding",
     "Table",
+    "TableSharding",
     "ZeroCopyVectors",
     "apply_changes",
     "load_dynamic",

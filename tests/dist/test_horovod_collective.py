@@ -216,7 +216,7 @@ def rank_report(c: Collective, folder: Path) -> dict[str, Any]:
 
 def test_more_elements_than_int32_counts_are_refused() -> None:
     """Over NCCL: displacements of all that a rank receives are int32 numbers of elements."""
-    from headrace.comm.horovod import HorovodCollective
+    from headrace.comm.horovod_collective import HorovodCollective
 
     collective = HorovodCollective.__new__(HorovodCollective)  # of a job of four ranks, which there is none of
     collective._world, collective._in_flight = World(rank=0, size=4), set()
@@ -238,7 +238,7 @@ def horovod_reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Seq
     def rank_main() -> dict[str, Any]:
         import horovod.torch as hvd
 
-        from headrace.comm.horovod import HorovodCollective
+        from headrace.comm.horovod_collective import HorovodCollective
 
         torch.set_num_threads(1)
         pair = hvd.ProcessSet([0, 1])

@@ -38,9 +38,9 @@ def rank_main(job_json: str) -> str:
     import torch
     from horovod.common.exceptions import HorovodInternalError
 
+    from headrace import comm
     from headrace.comm.base import PeerLost
-    from headrace.comm.horovod import HorovodCollective
-    from headrace.comm.shared_memory import SharedCollective, shared
+    from headrace.comm.shared_memory import SharedCollective
     from headrace.train.callbacks.progress import ProgressEvent, ProgressWriter
     from headrace.train.callbacks.watchdog import Watchdog
     from headrace.train.loop.run import train
@@ -50,7 +50,7 @@ def rank_main(job_json: str) -> str:
     end_phase(phase_ends, "imports")
     hvd.init()
     end_phase(phase_ends, "horovod")
-    collective = shared(HorovodCollective())
+    collective = comm.horovod()
     chief = collective.world.is_chief
     watchdog = Watchdog(
         job.ranks_folder, collective.world, job.train.deadline_seconds, stop_file=job.stop_file if chief else None

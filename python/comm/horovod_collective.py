@@ -1,4 +1,4 @@
-"""Ranks as Horovod processes. The only import of horovod.torch in this package.
+"""Ranks as Horovod processes. The only module that sends by horovod.torch.
 
 What Horovod 0.28 asks for: contiguous inputs; `splits` as an int32 tensor on the CPU; the same name for the same
 operation on every rank and in every step, so that negotiated responses are reused; no name in flight twice. A name is
