@@ -62,7 +62,7 @@ $(STAMPS)/venv: requirements/headrace.lock $(STAMPS)/tools
 $(STAMPS)/horovod.$(HOROVOD): scripts/install-horovod.sh scripts/build-horovod.sh $(STAMPS)/venv
 	@$(STEP) "install Horovod, flavour $(HOROVOD) (built from source the first time)" scripts/install-horovod.sh $(UV) $(STAMPS) $(CUDA) $(HOROVOD) $(HOROVOD_ELSE)
 
-$(STAMPS)/package: pyproject.toml setup.py $(STAMPS)/horovod.$(HOROVOD)
+$(STAMPS)/package: pyproject.toml setup.py $(STAMPS)/venv
 	@$(STEP) "install headrace itself" bash -c '$(UV) pip install -q --python $(PYTHON) --no-deps --no-build-isolation -e . && $(PYTHON) -m compileall -q python'
 	@mkdir -p build/src && ln -sfn ../../python build/src/headrace
 	@touch $@
@@ -108,7 +108,7 @@ endef
 $(eval $(call peer-env,nvtabular,NVTabular))
 $(eval $(call peer-env,duckdb-polars,DuckDB and Polars))
 
-env: $(STAMPS)/package $(STAMPS)/native $(STAMPS)/jars $(STAMPS)/classes
+env: $(STAMPS)/horovod.$(HOROVOD) $(STAMPS)/package $(STAMPS)/native $(STAMPS)/jars $(STAMPS)/classes
 jars: $(STAMPS)/jars
 native: $(STAMPS)/native
 native-cuda: $(STAMPS)/native-cuda
@@ -133,16 +133,15 @@ lint: $(STAMPS)/package
 gpu-check: env rapids
 	@$(STEP) "what leaves the GPU" $(HEADRACE) plan --gpu
 
-# What compiles beside what loads: the compiler of Horovod has the cores, the rest the network. Gradle is run by one
-# process at a time. The class archive is written by one core, mypy takes the other.
+# First what loads, then what computes. Horovod is compiled by both cores but for its configuration, its links and its
+# last file; the class archive and mypy take one core each. Gradle is run by one process at a time.
 downloads: $(STAMPS)/tools
 	@$(MAKE) rapids
 	@$(MAKE) jars
 	@$(MAKE) airflow
 setup-test:
-	@$(MAKE) -j2 $(STAMPS)/package downloads
-	@$(MAKE) native-cuda
-	@$(MAKE) -j2 $(STAMPS)/classes lint
+	@$(MAKE) -j3 $(STAMPS)/venv $(STAMPS)/cuda downloads
+	@$(MAKE) -j4 $(STAMPS)/horovod.$(HOROVOD) native-cuda $(STAMPS)/classes lint
 
 # Three processes on two cores, and at first the GPU-plan gate: many tests wait, for JVMs, for ranks and for deadlines,
 # so two leave a quarter of the cores idle. A process may take 3 GB.
