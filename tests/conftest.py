@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from xdist.scheduler import LoadScopeScheduling
 
 from headrace.config import Spark
-from headrace.lake.session import session
+from headrace.lake.session import session, spark_settings
 from headrace.manifest import Manifest, Output, fingerprint
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.workspace import Workspace, checkout
@@ -62,12 +62,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
+#: Spark's expressions by Java code that it generates for each plan, as they run anywhere else, or by its interpreter of
+#: the same expressions: for tests of few rows and many plans, of which the compiler would take a quarter of the time.
+_GENERATED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+_INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A real session with Delta, shared by all tests (9 s to start). Stages find it active and use it."""
+    """A real session with Delta, shared by all tests (9 s to start). Stages find it active and use it.
+
+    It interprets its expressions. Where these are what is tested, see `generated_code`; applications that tests start
+    generate code, too.
+    """
     ws = Workspace(tmp_path_factory.mktemp("spark-home"))
-    with session(Spark(master="local[2]", driver_memory="2g"), ws, "tests") as found:
+    with session(Spark(master="local[2]", driver_memory="2g", properties=_INTERPRETED), ws, "tests") as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def generated_code(spark: SparkSession) -> Iterator[None]:
+    """Spark generates code for its expressions."""
+    with spark_settings(spark, _GENERATED):
+        yield
 
 
 @pytest.fixture(scope="session")

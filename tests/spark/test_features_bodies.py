@@ -26,6 +26,9 @@ from headrace.schema import TableColumn
 from headrace.storage import local
 from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 
+# Spark's own bodies are what is compared.
+pytestmark = pytest.mark.usefixtures("generated_code")
+
 COLUMNS = [
     TableColumn(name="x", type="double"),
     TableColumn(name="y", type="double"),

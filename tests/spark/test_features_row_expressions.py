@@ -17,6 +17,9 @@ from headrace.features.types import ValueType
 from tests.spark.test_features_tables import as_frame
 from tests.tables_support import ROW_OF_CLICKS, START, Row, as_table, assert_rows, external, number, prepare
 
+# Spark's own bodies are what is compared.
+pytestmark = pytest.mark.usefixtures("generated_code")
+
 # Expressions that Arrow evaluates, by type of the result; none overflows with the rows below, and none divides by zero.
 _INTEGERS = st.recursive(
     st.sampled_from(["n", "big", "click", "1", "-3", "0", "5000000000"]),

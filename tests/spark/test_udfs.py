@@ -24,6 +24,8 @@ from tests.native import reference
 from tests.native.test_columns import BIGS, LISTS, TEXTS
 from tests.spark.test_features_bodies import INTS, as_batch, as_frame, assert_same_bits
 
+# Spark's own bodies are what is compared.
+pytestmark = pytest.mark.usefixtures("generated_code")
 IDS = pa.list_(pa.int64())
 
 
