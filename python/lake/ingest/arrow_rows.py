@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +30,8 @@ _LOG = logging.getLogger("headrace.lake")
 DRIVER_BYTES = 8 << 20
 #: Hashes that one task sorts.
 _HASHES_A_TASK = 32 << 20
+#: Of so many rows the driver itself looks for repeated keys: 0.1 s, and a task costs as much.
+_DRIVER_ROWS = 1 << 20
 _GZIP = 4
 
 
@@ -117,15 +118,17 @@ class ArrowRows:
         there = [KeyedFile(path, ds) for ds, path in loaded]
         others = [KeyedFile(path, is_typed=True) for path in typed]
         hashed = (*there, *others)
-        found = self._run(len(hashed), HashTask(hashed, self.keys, self.scratch))
+        rows = sum(d.file.rows for d in self.data)
+        few = rows + sum(pq.read_metadata(f.path.local_path()).num_rows for f in hashed) <= _DRIVER_ROWS
+        spark = None if few else self.spark
+        found = run_tasks(spark, len(hashed), HashTask(hashed, self.keys, self.scratch))
         names = {f["file"]: f["hashes"] for f in found}
         there = [replace(f, hashes=names[k]) for k, f in enumerate(there)]
         mine = [*(f.hashes for f in here), *(names[len(there) + k] for k in range(len(others)))]
-        rows = sum(d.file.rows for d in self.data)
         shares = max(1, rows // _HASHES_A_TASK)
         task = RepeatTask(tuple(mine), tuple(f.hashes for f in there), self.scratch, shares)
         # One share is sorted here: it takes less time than a job.
-        found = run_tasks(self.spark if shares > 1 else None, shares, task)
+        found = run_tasks(spark if shares > 1 else None, shares, task)
         repeated = [np.load((self.scratch / f["path"]).local_path()) for f in found]
         hashes = np.sort(np.concatenate(repeated))
         if not len(hashes):
@@ -133,7 +136,7 @@ class ArrowRows:
         np.save((self.scratch / REPEATED).local_path(), hashes)
         globs: list[Location | None] = []
         for files, numbers, name in ((here, self.numbers, SUSPECTS[0]), (there, None, SUSPECTS[1])):
-            made = self._run(len(files), SuspectTask(tuple(files), self.keys, numbers, self.scratch))
+            made = run_tasks(spark, len(files), SuspectTask(tuple(files), self.keys, numbers, self.scratch))
             globs.append(self.scratch / name if made else None)
         return globs[0], globs[1]
 
@@ -151,7 +154,7 @@ class ArrowRows:
             return self
         files = tuple(self.data[k].file for k in affected)
         task = RewriteTask(files, self.numbers, dropped, self.table, self.schema, self.codec)
-        made = {affected[f["old"]]: f["new"] for f in self._run(len(files), task)}
+        made = {affected[f["old"]]: f["new"] for f in run_tasks(self.spark, len(files), task)}
         data = []
         for k, d in enumerate(self.data):
             if k not in made:
@@ -161,9 +164,6 @@ class ArrowRows:
         for file in files:
             (self.table / file.path).remove_quietly()
         return replace(self, data=tuple(data))
-
-    def _run(self, count: int, work: Any) -> list[Any]:
-        return run_tasks(self.spark, count, work)
 
 
 def read_by_arrow(
