@@ -34,6 +34,9 @@ class StageEntry:
     #: Where it writes, with {pipeline}, {ds}, the run's {key} and {scores}, the warehouse's table: paths below the
     #: workspace.
     writes: tuple[str, ...] = ()
+    #: What it imports for seconds: modules, or "module:function" to be called. An application that serves stages before
+    #: it imports them beside those.
+    imports: tuple[str, ...] = ()
 
     def applies(self, spec: object) -> bool:
         """Whether the pipeline of a spec (an object with the sections as attributes) has the stage."""
@@ -56,6 +59,7 @@ _ENTRIES = (
         dag="headrace_retrain",
         counts=("train", "valid", "test", "rank"),
         writes=("datasets/{pipeline}/{ds}/{key}", "lake/{pipeline}/vocabulary", "lake/{pipeline}/statistics"),
+        imports=("headrace.features.build.stage", "headrace.drift.count_day"),
     ),
     StageEntry(
         "drift",
@@ -76,6 +80,7 @@ _ENTRIES = (
         hours=6,
         counts=("train", "valid"),
         writes=("models/{pipeline}/{ds}/{key}",),
+        imports=("headrace.train.stage", "headrace.train.launch.horovod_spark", "headrace.registry.versions:preload"),
     ),
     StageEntry(
         "baseline",
@@ -86,6 +91,7 @@ _ENTRIES = (
         slots="baseline.workers",
         counts=("train", "valid"),
         writes=("models/{pipeline}/{ds}/{key}",),
+        imports=("headrace.train.baseline.stage", "headrace.train.baseline.xgboost_spark", "xgboost.spark"),
     ),
     StageEntry(
         "score",
@@ -96,6 +102,7 @@ _ENTRIES = (
         hours=4,
         counts=("scores", "users"),
         writes=("lake/{pipeline}/scores",),
+        imports=("headrace.score.stage",),
     ),
     StageEntry(
         "publish",
@@ -105,6 +112,7 @@ _ENTRIES = (
         section="publish",
         counts=("published",),
         writes=("lake/{pipeline}/published", "{scores} in the warehouse"),
+        imports=("headrace.publish.stage",),
     ),
     StageEntry(
         "report",
@@ -114,6 +122,7 @@ _ENTRIES = (
         spark=False,
         hours=0.5,
         writes=("reports/{pipeline}/{ds}.html",),
+        imports=("headrace.monitor.stage", "headrace.monitor.report"),
     ),
 )
 

@@ -23,6 +23,7 @@ from headrace.config import Spec, load_spec, parse_ds
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
 from headrace.jobs.day_range import days_of, turns
 from headrace.jobs.events import Kind, StageEvent
+from headrace.jobs.import_ahead import import_ahead
 from headrace.stage import run_stage
 from headrace.stages import ORDER, STAGES
 from headrace.storage import local_folder
@@ -77,12 +78,12 @@ def _run(args: argparse.Namespace) -> int:
             raise UserError(f"pipeline '{spec.pipeline}' needs a day: --ds YYYY-MM-DD")
         ws = Workspace(local_folder(args.home, "--home"))
         days = days_of(spec, ds, args.until)
-        with _session(args, spec, ws, ds) as tidy:
+        with _session(args, spec, ws, ds) as tidy, import_ahead(args.stages[1:]) as begin:
             before = None
             for number, (name, day) in enumerate(turns(args.stages, days, spec)):
                 if before is not None and STAGES[before].spark:
                     tidy()
-                _run_one(name, spec, ws, day, args.events, time.time() if number else None)
+                _run_one(name, spec, ws, day, args.events, time.time() if number else None, begin)
                 before = name
     except UserError as e:
         print(f"error: {e}", file=sys.stderr)
@@ -117,7 +118,10 @@ def _session(args: argparse.Namespace, spec: Spec, ws: Workspace, ds: str) -> It
         yield tidy
 
 
-def _run_one(name: str, spec: Spec, ws: Workspace, ds: str, events: bool, began: float | None) -> None:
+def _run_one(
+    name: str, spec: Spec, ws: Workspace, ds: str, events: bool, began: float | None, works: Callable[[], None]
+) -> None:
+    """Bring a stage up to date; `works`: called where it has work to do."""
     from headrace.jobs.stages import load_stage, require_stage
 
     def tell(kind: Kind, reason: str = "") -> None:
@@ -129,6 +133,7 @@ def _run_one(name: str, spec: Spec, ws: Workspace, ds: str, events: bool, began:
             tell("skip")
         else:
             tell("run", reason)
+            works()
 
     require_stage(spec, name)
     tell("check")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ _DS = "headrace.ds"
 _PARAM_CHARS = 500
 #: Metrics that MLflow takes at once.
 _BATCH = 1000
+_OPENING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -108,9 +110,15 @@ def champion(ws: Workspace, name: str, alias: str = CHAMPION) -> Version | None:
         )
 
 
-def preload() -> None:
-    """Import MLflow now (3 s), for callers that have something to wait for meanwhile."""
+def preload(ws: Workspace | None = None) -> None:
+    """Import MLflow now (3 s), for callers that have something to wait for meanwhile; and make the store's tables.
+
+    `ws`: whose store; None: the import alone.
+    """
     _quietly_import()
+    if ws is not None:
+        with _Client(ws):
+            pass
 
 
 class _Client:
@@ -125,7 +133,9 @@ class _Client:
 
         self._ws.store.make_dir()
         try:
-            return MlflowClient(tracking_uri=self._ws.registry_uri, registry_uri=self._ws.registry_uri)
+            # Two that open a new store at once would both make its tables.
+            with _OPENING:
+                return MlflowClient(tracking_uri=self._ws.registry_uri, registry_uri=self._ws.registry_uri)
         except Exception as e:
             raise self._explained(e) from e
 

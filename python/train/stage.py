@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from headrace import registry
@@ -24,6 +25,7 @@ from headrace.train.job import FINGERPRINTED, Job
 from headrace.train.launch.startup import driver_phase_ends, end_phase
 from headrace.train.result import Report, show_metrics
 from headrace.train.setup.warm_start import find_warm_start
+from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.train")
 
@@ -74,7 +76,7 @@ class Train(Stage):
                 s,
                 ranks=spec.train.ranks,
                 retries=spec.train.retries,
-                on_progress=_preload_at_the_end(),
+                on_progress=_preload_at_the_end(ctx.ws),
                 phase_ends=phase_ends,
             )
         params = {
@@ -171,13 +173,18 @@ def summary(report: Report) -> str:
     return f"{report.steps} steps: {show_metrics(report.metrics)} on {report.rows['valid']:,} rows"
 
 
-def _preload_at_the_end() -> Any:
-    """The registry's slow import happens while the ranks evaluate, save and leave."""
+def _preload_at_the_end(ws: Workspace) -> Any:
+    """The registry's slow import happens while the ranks evaluate, save and leave; what fails, fails again after it."""
+
+    def load() -> None:
+        with suppress(UserError):
+            preload(ws)
+
     started: list[threading.Thread] = []
 
     def on_progress(tick: ProgressEvent) -> None:
         if tick.phase in ("evaluate", "save") and not started:
-            started.append(threading.Thread(target=preload, name="preload", daemon=True))
+            started.append(threading.Thread(target=load, name="preload", daemon=True))
             started[0].start()
 
     return on_progress

@@ -6,12 +6,14 @@ import math
 import sqlite3
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from headrace import registry
 from headrace.errors import UserError
+from headrace.registry.versions import preload
 from headrace.storage import local
 from headrace.workspace import Workspace
 
@@ -27,8 +29,16 @@ def test_importing_the_registry_does_not_import_mlflow() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_a_new_store_can_be_opened_by_two_at_once(home: Workspace) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(preload, [home, home])) == [None, None]
+    with sqlite3.connect(home.home / "mlflow.db") as db:
+        assert db.execute("SELECT count(*) FROM registered_models").fetchone() == (0,)
+
+
 def test_versions_by_key_and_the_champion(home: Workspace, capfd: pytest.CaptureFixture[str]) -> None:
-    assert registry.champion(home, "clicks") is None  # no store yet
+    assert registry.champion(Workspace(home.home / "none"), "clicks") is None  # no store yet
+    assert registry.champion(home, "clicks") is None
     metrics = {"auc": 0.71, "hr_at_k": None, "calibration": math.nan}
     first = registry.register(
         home, "clicks", local(home.home / "a"), metrics, "k1", params={"dim": 16}, ds="2026-01-10"
