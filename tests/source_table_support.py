@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
 
 from headrace.config import Spec, build_spec
 from headrace.features.build.stage import BuildFeatures
@@ -31,7 +32,10 @@ COLUMNS = [
 
 
 def make_spec(
-    source: Mapping[str, Any], table: Mapping[str, Any] | None = None, features: Mapping[str, Any] | None = None
+    source: Mapping[str, Any],
+    table: Mapping[str, Any] | None = None,
+    features: Mapping[str, Any] | None = None,
+    sources: Mapping[str, Any] | None = None,
 ) -> Spec:
     declared: dict[str, Any] = {
         "columns": COLUMNS,
@@ -58,6 +62,7 @@ def make_spec(
             "source": dict(source),
             "table": declared | dict(table or {}),
             "features": made | dict(features or {}),
+            "sources": dict(sources or {}),
         }
     )
 
@@ -71,6 +76,18 @@ def make_rows(rows: int = 300, first: int = 0, day: str | None = None) -> pd.Dat
         user = None if i % 13 == 0 else f"u{i % 17}"
         found.append((i, ts, user, i % 29, i / 8, int(i % 4 == 0), dt.date()))
     return pd.DataFrame(found, columns=["id", "ts", "user", "item", "price", "click", "dt"])
+
+
+def frame(spark: SparkSession, rows: pd.DataFrame) -> DataFrame:
+    """Rows of `make_rows`, with the types of DDL."""
+    return spark.createDataFrame(arrow_rows(rows))
+
+
+def arrow_rows(rows: pd.DataFrame) -> pa.Table:
+    """The same as an Arrow table."""
+    types = [pa.int64(), pa.timestamp("us", "UTC"), pa.string(), pa.int64(), pa.float64(), pa.int32(), pa.date32()]
+    columns = {name: pa.array(list(rows[name]), t) for name, t in zip(rows.columns, types, strict=True)}
+    return pa.table(columns)
 
 
 def ingest(spec: Spec, ws: Workspace, ds: str) -> Manifest:

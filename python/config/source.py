@@ -23,6 +23,7 @@ LandingFormat = Literal["clicks", "csv", "jsonl", "criteo", "talkingdata", "movi
 TableFormat = Literal["delta", "parquet", "iceberg", "orc", "avro"]
 #: What may be done about rows that came, changed or went after their day was taken.
 LateChange = Literal["accept", "refuse"]
+RowChange = Literal["accept", "ignore", "refuse"]
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_][A-Za-z0-9_-]*)*")
 
@@ -122,7 +123,8 @@ class SourceDay(Section):
     partition: str | None = None
     #: A column of timestamps or dates: a day's rows are those between two midnights in `source.timezone`.
     time: str | None = None
-    #: Delta with a change data feed: a day's rows are those whose newest change was committed on it.
+    #: Delta with a change data feed: a day's rows are those that commits inserted and updated since the day before it,
+    #: up to its midnight in `source.timezone`. The first day that is taken has the table as it was then.
     changes: bool = False
 
     @model_validator(mode="after")
@@ -133,14 +135,19 @@ class SourceDay(Section):
 
 
 class ChangedDays(Section):
-    """What is done about rows of a day that differ from those that were there when the day was first taken."""
+    """What is done about rows of a day that differ from those that were there when the day was first taken.
 
-    #: Rows that came since.
+    With `day.changes`, about what the feed has of a day besides new rows.
+    """
+
+    #: Rows that came since. With `day.changes`: rows that were inserted on a day and whose event was before it;
+    #: `table.late_days` says which of them are too old.
     late: LateChange = "accept"
-    #: Rows with the same `table.keys` and other values.
-    updates: LateChange = "accept"
-    #: Rows that are gone. `accept` leaves them out from then on.
-    deletes: LateChange = "accept"
+    #: Rows with the same `table.keys` and other values. With `day.changes`: `accept` makes an updated row one of the
+    #: day of its update, with the values that it has since; `ignore` leaves it as it was, and takes `table.keys`.
+    updates: RowChange = "accept"
+    #: Rows that are gone. `accept` leaves them out from then on; `ignore`, with `day.changes` alone, keeps them.
+    deletes: RowChange = "accept"
 
 
 class TableSource(AnySource):
@@ -200,6 +207,8 @@ class TableSource(AnySource):
             raise ValueError(f"format {self.format} has no versions; leave version and as_of out")
         if self.day is not None and self.day.changes and self.format not in (None, "delta"):
             raise ValueError("day.changes is of Delta tables; name a partition or a time column")
+        if "ignore" in (self.changed_days.updates, self.changed_days.deletes) and not (self.day and self.day.changes):
+            raise ValueError("changed_days: ignore is of day.changes; other days have the rows that the table has")
         return self
 
     @property

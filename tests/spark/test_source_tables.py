@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from headrace.errors import IncompleteError, UserError
 from headrace.lake.delta.log import DeltaLog
@@ -23,17 +22,12 @@ from tests.source_table_support import (
     DDL,
     dataset,
     expected,
+    frame,
     ids,
     ingest,
     make_rows,
     make_spec,
 )
-
-
-def frame(spark: SparkSession, rows: pd.DataFrame) -> DataFrame:
-    types = [pa.int64(), pa.timestamp("us", "UTC"), pa.string(), pa.int64(), pa.float64(), pa.int32(), pa.date32()]
-    columns = {name: pa.array(list(rows[name]), t) for name, t in zip(rows.columns, types, strict=True)}
-    return spark.createDataFrame(pa.table(columns))
 
 
 def quarantined(spark: SparkSession, ws: Workspace) -> dict[int, str]:

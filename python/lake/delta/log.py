@@ -127,7 +127,7 @@ class DeltaLog:
     @property
     def version(self) -> int | None:
         """The newest version; None where there is no table."""
-        return max(self._versions(), default=None)
+        return max(self.versions(), default=None)
 
     def has(self, version: int) -> bool:
         """Whether the commit of `version` is still in the log."""
@@ -146,7 +146,7 @@ class DeltaLog:
 
     def user_metadata(self) -> Iterator[tuple[int, str]]:
         """(version, userMetadata) of the commits that have one, newest first."""
-        for version in sorted(self._versions(), reverse=True):
+        for version in sorted(self.versions(), reverse=True):
             for action in self.actions(version):
                 text = action.get("commitInfo", {}).get("userMetadata")
                 if text is not None:
@@ -157,7 +157,7 @@ class DeltaLog:
 
         None where it has written none, or so long ago that the log does not say.
         """
-        for at in sorted((v for v in self._versions() if v <= version), reverse=True):
+        for at in sorted((v for v in self.versions() if v <= version), reverse=True):
             for action in self.actions(at):
                 if (txn := action.get("txn")) and txn["appId"] == application:
                     return int(txn["version"])
@@ -167,7 +167,7 @@ class DeltaLog:
 
     def commits(self, after: int = -1) -> Iterator[Commit]:
         """The commits after a version that are still in the log, newest first."""
-        for version in sorted(self._versions(), reverse=True):
+        for version in sorted(self.versions(), reverse=True):
             if version <= after:
                 return
             actions = list(self.actions(version))
@@ -193,6 +193,11 @@ class DeltaLog:
         found.check(self.folder)
         fields = json.loads(found.metadata["schemaString"])["fields"]
         return {f["name"]: f["type"] if isinstance(f["type"], str) else json.dumps(f["type"]) for f in fields}
+
+    def metadata(self, version: int) -> Mapping[str, Any] | None:
+        """The `metaData` action that is in force at `version`; None where the log no longer reaches back that far."""
+        found = self._replay(version, "metaData")
+        return None if found is None else found.metadata
 
     def state(self, version: int) -> TableState | None:
         """All of `version`, whatever features the table has; None where the log no longer reaches back that far."""
@@ -228,7 +233,8 @@ class DeltaLog:
         files = self.files(version)
         return None if files is None or any(f.deleted for f in files) else files
 
-    def _versions(self) -> set[int]:
+    def versions(self) -> set[int]:
+        """Those whose commits are in the log."""
         return {int(m.group(1)) for p in self._log.entries() if (m := _COMMIT.fullmatch(p.name))}
 
     def actions(self, version: int) -> Iterator[dict[str, Any]]:
@@ -245,7 +251,7 @@ class DeltaLog:
         if checkpoint is not None:
             for action in checkpoint.actions(*kinds):
                 found.apply(action)
-        versions = self._versions()
+        versions = self.versions()
         for at in range(0 if checkpoint is None else checkpoint.version + 1, version + 1):
             if at not in versions:
                 return None
@@ -275,20 +281,25 @@ def _deleted(add: Mapping[str, Any]) -> int:
 def _data_file(folder: Location, add: Mapping[str, Any]) -> DataFile:
     # A Parquet map reads as a list of pairs.
     partition = dict(add["partitionValues"] or {})
-    return DataFile(_path(folder, add["path"]), partition, _live_rows(add), _deleted(add), _key(add)[1])
+    return DataFile(file_path(folder, add["path"]), partition, _live_rows(add), _deleted(add), _key(add)[1])
 
 
 def _file_action(folder: Location, action: Mapping[str, Any]) -> FileAction:
     return FileAction(
         _key(action),
-        _path(folder, action["path"]),
+        file_path(folder, action["path"]),
         action.get("partitionValues"),
         _live_rows(action),
         action.get("dataChange", True),
     )
 
 
-def _path(folder: Location, encoded: str) -> Location:
+def file_path(folder: Location, encoded: str) -> Location:
+    """A data file by its path in an action of the log of the table in `folder`.
+
+    Raises:
+        UserError: it is in another file system.
+    """
     path = unquote(encoded)
     scheme = _SCHEME.match(path)
     if scheme is None:

@@ -9,7 +9,11 @@ from pyspark.sql import functions as F
 
 from headrace.config import Table, TableSource
 from headrace.errors import UserError
+from headrace.lake.ingest.rules import event_time
+from headrace.lake.landing import midnight
+from headrace.lake.source_tables.live_rows import AFTER, DELETE, INSERT, TYPE
 from headrace.lake.sources.frame import quoted
+from headrace.lake.sources.values import extract
 
 _KINDS = ("late", "updated", "deleted")
 
@@ -44,13 +48,41 @@ def count_changes(before: DataFrame, now: DataFrame, table: Table) -> dict[str, 
         )
     )
     updated = (F.col("old") == F.col("new")) & (F.col("then") != F.col("now"))
-    updated = (F.col("old") == F.col("new")) & (F.col("then") != F.col("now"))
     counted = each.groupBy("ds").agg(
         F.sum(F.greatest(F.col("new") - F.col("old"), F.lit(0))).alias("late"),
         F.sum(F.when(updated, F.col("new")).otherwise(0)).alias("updated"),
         F.sum(F.greatest(F.col("old") - F.col("new"), F.lit(0))).alias("deleted"),
     )
     return {r["ds"]: {kind: int(r[kind]) for kind in _KINDS} for r in counted.collect()}
+
+
+def count_feed(feed: DataFrame, ds: str, source: TableSource, table: Table) -> dict[str, int]:
+    """What the change data feed has of a day besides new events.
+
+    Args:
+        feed: of headrace.lake.source_tables.change_feed.ChangeFeed.changes.
+        ds: the day.
+        source: the spec's.
+        table: the declaration.
+
+    Returns:
+        late: rows inserted whose event was before the day; updated, deleted.
+    """
+    late = F.lit(False)
+    if table.event_time:
+        declared = next(c for c in table.columns if c.name == table.event_time)
+        found = extract(declared, feed.schema, source)
+        if found is not None:
+            feed = feed.select(TYPE, found.value.alias(table.event_time))
+            start = F.lit(round(midnight(source, ds).timestamp() * 1e6))
+            late = F.unix_micros(event_time(table.event_time, source)) < start
+    kind = F.col(TYPE)
+    counted = feed.agg(
+        F.count_if((kind == INSERT) & late).alias("late"),
+        F.count_if(kind == AFTER).alias("updated"),
+        F.count_if(kind == DELETE).alias("deleted"),
+    ).collect()[0]
+    return {name: int(counted[name]) for name in _KINDS}
 
 
 def net_change(before: int, now: int) -> dict[str, int]:

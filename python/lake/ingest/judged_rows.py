@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 
@@ -23,13 +24,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _RAW = 4_000
 
 
-def judged(rows: DataFrame, source: TableSource, table: Table) -> DataFrame:
+def judged(rows: DataFrame, source: TableSource, table: Table, any_age: Collection[str] = ()) -> DataFrame:
     """Rows with what is wrong with them.
 
     Args:
         rows: of headrace.lake.source_tables.declared.table_rows.
         source: the spec's.
         table: the declaration.
+        any_age: days of which `table.late_days` asks nothing.
 
     Returns:
         `_ds`, `_file` string, `_line` bigint, `_copy` int 0, the declared columns, `_state` (GOOD or BAD), `_reason`
@@ -44,7 +46,7 @@ def judged(rows: DataFrame, source: TableSource, table: Table) -> DataFrame:
         *names,
         FAULTS,
     )
-    start, end = day_limits(source, table.late_days, table.clock_skew_seconds)
+    start, end = day_limits(source, table.late_days, table.clock_skew_seconds, any_age)
     frame = frame.select("*", start.alias("_from"), end.alias("_to"))
     wrong = [_missing(c) for c in table.columns if c.required] + out_of_range(table) + untimely(source, table)
     bad = reduce(lambda a, b: a | b, (w.when for w in wrong), F.size(FAULTS) > 0)

@@ -103,6 +103,9 @@ def declaration(source: Source, table: Table, version: int) -> str:
     if isinstance(source, TableSource):
         of_runs = ("version", "as_of", "catch_up_days", "changed_days")
     files = {k: v for k, v in files.items() if k not in of_runs}
+    if isinstance(source, TableSource) and source.day is not None and source.day.changes:
+        policy = source.changed_days
+        files["ignored"] = [kind for kind in ("updates", "deletes") if getattr(policy, kind) == "ignore"]
     return fingerprint({"version": version, "table": of_rows, "source": files})
 
 

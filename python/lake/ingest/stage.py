@@ -19,8 +19,10 @@ from headrace.lake.ingest.load import Load
 from headrace.lake.ingest.load_history import LoadHistory, last_change, row_counts
 from headrace.lake.ingest.plan import LoadPlan, declared_source, declared_table, plan_load
 from headrace.lake.ingest.source_context import SourceContext, source_contexts
+from headrace.lake.ingest.table_look import TableLook, look
+from headrace.lake.ingest.table_result import table_result, why_gone
 from headrace.lake.ingest.tables import check_columns, create_tables
-from headrace.lake.ingest.take_table import TableCheck, TableLook, look, table_result, why_gone
+from headrace.lake.ingest.take_table import TableCheck
 from headrace.lake.ingest.typed_rows import check_table
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output

@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from headrace.config import TableSource
 from headrace.errors import UserError, nearest
 from headrace.lake.landing import following, midnight
-from headrace.lake.source_tables.snapshot import FIRST, LAST, TableFile
+from headrace.lake.source_tables.snapshot import DAY, FIRST, LAST, TableFile
 from headrace.lake.sources.frame import quoted
 
 _DAY = re.compile(r"(\d{4})-(\d{2})-(\d{2})|(\d{4})(\d{2})(\d{2})")
@@ -96,6 +96,8 @@ def day_column(frame: DataFrame, source: TableSource) -> Column:
         UserError: no such column, or it is no time.
     """
     assert source.day is not None
+    if source.day.changes:
+        return F.col(DAY)
     name = source.day.partition or source.day.time
     assert name is not None
     column, type_ = _found(frame, source, name)
@@ -135,12 +137,23 @@ def within(frame: DataFrame, source: TableSource, files: Sequence[TableFile], da
     return frame.where((column >= _instant(start)) & (column < _instant(end)))
 
 
-def day_limits(source: TableSource, late_days: int, skew_seconds: int) -> tuple[Column, Column]:
-    """`_from` and `_to` of rows with `_ds`, see headrace.lake.ingest.rules.untimely."""
+def day_limits(
+    source: TableSource, late_days: int, skew_seconds: int, any_age: Collection[str] = ()
+) -> tuple[Column, Column]:
+    """`_from` and `_to` of rows with `_ds`, see headrace.lake.ingest.rules.untimely.
+
+    Args:
+        source: says what a day is.
+        late_days: events of a day may be this much older.
+        skew_seconds: events of a day may be this much newer than it.
+        any_age: days whose events may be as old as they are.
+    """
     day = F.col("_ds").cast("date")
     start = F.to_utc_timestamp(F.date_sub(day, late_days).cast("timestamp"), source.timezone)
     end = F.to_utc_timestamp(F.date_add(day, 1).cast("timestamp"), source.timezone)
     none = F.lit(None).cast("timestamp")
+    if any_age:
+        start = F.when(~F.col("_ds").isin(sorted(any_age)), start)
     return (start if source.daily else none), end + F.expr(f"interval {skew_seconds} seconds")
 
 

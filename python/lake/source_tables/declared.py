@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from headrace.config import Table, TableSource
 from headrace.errors import UserError
 from headrace.lake.source_tables.days import day_column
-from headrace.lake.source_tables.snapshot import FILE, LINE, Snapshot
+from headrace.lake.source_tables.snapshot import DAY, FILE, LINE, Snapshot
 from headrace.lake.sources.values import Extracted, a_type, extract, kind_unreadable
 from headrace.schema import TableColumn
 
@@ -56,7 +56,7 @@ def table_rows(
         UserError: a column has a type that cannot be read as declared; rows have no identity.
     """
     frame = snapshot.rows(spark, days if source.daily else None)
-    there = {f.name.lower(): f for f in frame.schema.fields if f.name not in (FILE, LINE)}
+    there = {f.name.lower(): f for f in frame.schema.fields if f.name not in (FILE, LINE, DAY)}
     found = _extracted(frame, table, source)
     types = {f.name: f.dataType.simpleString() for f in there.values()}
     stored = StoredColumns(frozenset(n for n, x in found.items() if x is None), FILE in frame.columns, types)

@@ -21,11 +21,22 @@ from pyspark.sql import types as T
 
 from headrace.config import TableSource
 from headrace.errors import UserError
+from headrace.lake.delta.commit_times import commit_times, newest_until
 from headrace.lake.delta.log import DataFile, DeltaLog, TableState
 from headrace.lake.delta.protocol import check_listable
 from headrace.lake.source_tables.days import Bounds, days_of_file, within
 from headrace.lake.source_tables.parquet_files import read_parquet
-from headrace.lake.source_tables.snapshot import FILE, LINE, TableFile, files_of, relative_file, relative_name
+from headrace.lake.source_tables.snapshot import (
+    FILE,
+    LINE,
+    TableFile,
+    file_versions,
+    files_of,
+    lost_file,
+    no_file_of,
+    relative_file,
+    relative_name,
+)
 from headrace.storage import Location
 
 _PHYSICAL = "delta.columnMapping.physicalName"
@@ -47,8 +58,8 @@ def pinned_version(source: TableSource, folder: Location) -> int:
         return source.version
     if source.as_of is None:
         return newest
-    limit = datetime.fromisoformat(source.as_of).timestamp() * 1e9
-    version = next((v for v in range(newest, -1, -1) if log.has(v) and log.committed_ns(v) <= limit), None)
+    limit = int(datetime.fromisoformat(source.as_of).timestamp() * 1e3)
+    version = newest_until(commit_times(log), limit)
     if version is None:
         raise UserError(f"source.as_of: the log of {source.shown} has no commit up to {source.as_of}")
     return version
@@ -80,6 +91,10 @@ class DeltaSnapshot:
         """All columns, by their logical names."""
         return T.StructType.fromJson(json.loads(self._state.metadata["schemaString"]))
 
+    def check(self) -> None:
+        """Raises UserError where the version is gone, or the table has features that are not known."""
+        _ = self._state
+
     @property
     def is_mapped(self) -> bool:
         """Whether names of columns in data files are others than those of the table."""
@@ -107,6 +122,15 @@ class DeltaSnapshot:
             name = relative_name(file.path, self.folder)
             found.append(TableFile(name, file.path, identity, first, last, partition))
         return sorted(found, key=lambda f: f.name)
+
+    def day_versions(self, days: Collection[str]) -> dict[str, str]:
+        return file_versions(self.files, days)
+
+    def why_no_rows(self, ds: str) -> str:
+        return no_file_of(self.files)
+
+    def lost(self, ds: str) -> str | None:
+        return lost_file(self.files, ds)
 
     def pin(self, days: Mapping[str, str]) -> str:
         return str(self.version)

@@ -19,7 +19,17 @@ from headrace.errors import UserError
 from headrace.lake.session import spark_settings
 from headrace.lake.source_tables.days import Bounds, days_of_file
 from headrace.lake.source_tables.parquet_files import escaped
-from headrace.lake.source_tables.snapshot import FILE, LINE, TableFile, files_of, relative_file, relative_name
+from headrace.lake.source_tables.snapshot import (
+    FILE,
+    LINE,
+    TableFile,
+    file_versions,
+    files_of,
+    lost_file,
+    no_file_of,
+    relative_file,
+    relative_name,
+)
 from headrace.manifest import fingerprint
 from headrace.storage import Location
 
@@ -59,6 +69,15 @@ class FolderSnapshot:
         info = path.info()
         identity = f"{info.size}@{info.modified_ns}"
         return TableFile(relative_name(path, self.folder), path, identity, first, last, partition)
+
+    def day_versions(self, days: Collection[str]) -> dict[str, str]:
+        return file_versions(self.files, days)
+
+    def why_no_rows(self, ds: str) -> str:
+        return no_file_of(self.files)
+
+    def lost(self, ds: str) -> str | None:
+        return lost_file(self.files, ds)
 
     def pin(self, days: Mapping[str, str]) -> str:
         return fingerprint(dict(days))

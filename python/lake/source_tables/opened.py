@@ -9,8 +9,9 @@ from typing import Any
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from headrace.config import TableSource
+from headrace.config import Table, TableSource
 from headrace.errors import UserError
+from headrace.lake.source_tables.change_feed import ChangeFeed
 from headrace.lake.source_tables.delta import DeltaSnapshot, pinned_version
 from headrace.lake.source_tables.folder import FolderSnapshot
 from headrace.lake.source_tables.snapshot import Snapshot
@@ -44,8 +45,6 @@ def find_table(source: TableSource, ws: Workspace, spark: SparkSession | None) -
     Raises:
         UserError: no such table, or one that is not read.
     """
-    if source.day is not None and source.day.changes:
-        raise UserError("source.day.changes: the change data feed is not read yet; name a partition or a time column")
     if source.path is not None:
         assert source.format is not None
         if source.format == "iceberg":
@@ -54,15 +53,29 @@ def find_table(source: TableSource, ws: Workspace, spark: SparkSession | None) -
     return None if spark is None else _in_catalog(source, spark)
 
 
-def open_table(source: TableSource, place: TablePlace, version: str | None = None) -> Snapshot:
-    """The table at a version that `Snapshot.pin` gave before; None: the one that the spec asks for.
+def open_table(
+    source: TableSource, table: Table, place: TablePlace, days: Mapping[str, str], version: str | None = None
+) -> Snapshot:
+    """The table at one version.
+
+    Args:
+        source: names it.
+        table: declares its columns.
+        place: where it is.
+        days: of those that were taken, what `Snapshot.day_versions` said then.
+        version: that `Snapshot.pin` gave before; None: the one that the spec asks for.
 
     Raises:
         UserError: it is not there, or is not read.
     """
     folder = local(place.path)
     if place.format == "delta":
-        return DeltaSnapshot(source, folder, pinned_version(source, folder) if version is None else int(version))
+        at = pinned_version(source, folder) if version is None else int(version)
+        if source.day is not None and source.day.changes:
+            return ChangeFeed(source, table, folder, at, days)
+        return DeltaSnapshot(source, folder, at)
+    if source.day is not None and source.day.changes:
+        raise UserError(f"source.day.changes: {source.shown} is {place.format}, and Delta tables alone record changes")
     return FolderSnapshot(source, folder, place.format)
 
 

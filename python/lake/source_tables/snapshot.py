@@ -18,6 +18,8 @@ from headrace.manifest import fingerprint
 from headrace.storage import Location
 
 FILE, LINE = "_source_file", "_source_line"
+#: Column of `Snapshot.rows` with the day (yyyy-MM-dd) of each row, where no column of the table says it.
+DAY = "__day"
 #: Before and after every day.
 FIRST, LAST = "", "9999-99-99"
 #: What Java's URIs leave as it is in a path, besides letters and digits.
@@ -67,6 +69,18 @@ class Snapshot(Protocol):
         """The live data files, by name."""
         ...
 
+    def day_versions(self, days: Collection[str]) -> dict[str, str]:
+        """By day what changes with its rows; days of which the table has none are left out."""
+        ...
+
+    def why_no_rows(self, ds: str) -> str:
+        """A clause for a message: why `day_versions` leaves the day out."""
+        ...
+
+    def lost(self, ds: str) -> str | None:
+        """A clause for a message: what the rows of a day are read from is gone; None: it is there."""
+        ...
+
     def pin(self, days: Mapping[str, str]) -> str:
         """Its version for a manifest; `days`: `day_versions` of the days that are read."""
         ...
@@ -81,14 +95,26 @@ class Snapshot(Protocol):
         ...
 
 
-def day_versions(snapshot: Snapshot, days: Collection[str]) -> dict[str, str]:
-    """By day a fingerprint of the files that may hold its rows; days of which no file does are left out."""
+def file_versions(files: Sequence[TableFile], days: Collection[str]) -> dict[str, str]:
+    """`Snapshot.day_versions` of a table whose files have days: a fingerprint of the files that may hold its rows."""
     found: dict[str, list[list[str]]] = {}
-    for file in snapshot.files:
+    for file in files:
         for ds in days:
             if file.may_hold(ds):
                 found.setdefault(ds, []).append([file.name, file.identity])
-    return {ds: fingerprint({"files": sorted(files)}) for ds, files in sorted(found.items())}
+    return {ds: fingerprint({"files": sorted(of_day)}) for ds, of_day in sorted(found.items())}
+
+
+def no_file_of(files: Sequence[TableFile]) -> str:
+    """`Snapshot.why_no_rows` of such a table."""
+    known = sorted(f.last for f in files if f.first and f.first == f.last)
+    return f"its days are {known[0]} to {known[-1]}" if known else "it has no files of that day"
+
+
+def lost_file(files: Sequence[TableFile], ds: str) -> str | None:
+    """`Snapshot.lost` of such a table."""
+    lost = next((f for f in files if f.may_hold(ds) and not f.path.is_file()), None)
+    return None if lost is None else f"{lost.path} is gone"
 
 
 def files_of(snapshot: Snapshot, days: Collection[str] | None) -> list[TableFile]:

@@ -14,7 +14,7 @@ from headrace.config import Table, TableSource
 from headrace.errors import UserError
 from headrace.lake.source_tables.declared import FAULTS, table_rows
 from headrace.lake.source_tables.opened import TablePlace, open_table
-from headrace.lake.source_tables.snapshot import FILE, LINE, Snapshot, TableFile, day_versions
+from headrace.lake.source_tables.snapshot import FILE, LINE, Snapshot, TableFile
 from headrace.storage import Location
 
 
@@ -48,9 +48,10 @@ class PinnedTable:
             UserError: the version is gone, or files are others than they were.
         """
         said = facts["table"]
-        snapshot = open_table(source, TablePlace(**said["place"]), version)
         days = {day: (files, int(left_out)) for day, (files, left_out) in said["days"].items()}
-        now = day_versions(snapshot, days)
+        was = {day: files for day, (files, _) in days.items()}
+        snapshot = open_table(source, table, TablePlace(**said["place"]), was, version)
+        now = snapshot.day_versions(days)
         changed = [day for day, (files, left_out) in days.items() if now.get(day, "") != files]
         if changed:
             raise UserError(
