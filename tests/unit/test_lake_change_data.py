@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from headrace.config import TableSource
+from headrace.config.source import SourceDay
 from headrace.errors import UserError
 from headrace.lake.delta.change_data import check_feed
 from headrace.lake.delta.commit_times import commit_times, newest_until
@@ -17,6 +21,9 @@ from headrace.lake.delta.log import DeltaLog
 from headrace.lake.landing import day_folders
 from headrace.lake.source_tables.change_feed import VersionRange
 from headrace.lake.source_tables.delta import DeltaSnapshot
+from headrace.lake.source_tables.folder import FolderSnapshot
+from headrace.lake.source_tables.parquet_files import arrow_reads
+from headrace.lake.source_tables.snapshot import FIRST, LAST
 from headrace.storage import local
 from headrace.workspace import Workspace
 from tests.unit.test_lake_log import SCHEMA, add, commit, remove
@@ -118,3 +125,19 @@ def test_success_files_of_a_table(ws: Workspace) -> None:
     assert folders() == ["/lake/t"]
     assert folders(day={"time": "ts"}) == ["/lake/t"]
     assert folders(day={"partition": "dt"}) == ["/lake/t/dt=2026-03-01", "/lake/t/dt=20260301"]
+
+
+def test_files_that_arrow_cannot_open(tmp_path: Path) -> None:
+    """Of a newer writer: Spark reads them, and their statistics are not known. What is no Parquet is refused."""
+    source = TableSource(format="parquet", path=str(tmp_path), day=SourceDay(time="ts"))
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 written by another PAR1")
+    snapshot = FolderSnapshot(source, local(tmp_path), "parquet")
+    assert [(f.first, f.last) for f in snapshot.files] == [(FIRST, LAST)]
+    assert not arrow_reads(snapshot.files)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 cut off")
+    with pytest.raises(UserError, match=r"a\.parquet is no whole Parquet file"):
+        _ = FolderSnapshot(source, local(tmp_path), "parquet").files
+    pq.write_table(pa.table({"ts": [datetime(2026, 3, 1, tzinfo=UTC)]}), tmp_path / "a.parquet")
+    snapshot = FolderSnapshot(source, local(tmp_path), "parquet")
+    assert [(f.first, f.last) for f in snapshot.files] == [("2026-03-01", "2026-03-01")]
+    assert arrow_reads(snapshot.files)

@@ -123,6 +123,8 @@ def _bounds(path: Location, column: str) -> Bounds | None:
     try:
         file = pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as e:
+        if _is_parquet(path):
+            return None  # of a newer writer than our Arrow: Spark reads it
         raise UserError(f"source: {path} is no whole Parquet file: {e}") from None
     at = next((i for i, name in enumerate(file.schema.names) if name.lower() == column.lower()), None)
     low = high = None
@@ -133,6 +135,14 @@ def _bounds(path: Location, column: str) -> Bounds | None:
         low = stats.min if low is None else min(low, stats.min)
         high = stats.max if high is None else max(high, stats.max)
     return None if low is None else (low, high)
+
+
+def _is_parquet(path: Location) -> bool:
+    """Whether a file begins and ends as Parquet does."""
+    with path.open() as f:
+        first = f.read(4)
+        f.seek(max(0, path.size() - 4))
+        return first == f.read(4) == b"PAR1"
 
 
 def _first_line(error: Exception) -> str:

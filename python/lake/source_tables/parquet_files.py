@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -13,12 +16,28 @@ from headrace.lake.source_tables.snapshot import FILE, LINE, TableFile, relative
 from headrace.lake.sources.frame import quoted
 from headrace.storage import Location
 
+#: Footers that are read at once.
+_READERS = 8
 _GLOB_CHARACTERS = re.compile(r"([\[\]{}*?\\])")
 
 
 def escaped(files: Sequence[TableFile]) -> list[str]:
     """Their paths for a reader that takes them for globs."""
     return [_GLOB_CHARACTERS.sub(r"\\\1", str(f.path)) for f in files]
+
+
+def arrow_reads(files: Sequence[TableFile]) -> bool:
+    """Whether Arrow opens all of the files: those of newer writers may have types that this release does not know."""
+    with ThreadPoolExecutor(_READERS) as pool:
+        return all(pool.map(lambda f: _opens(f.path), files))
+
+
+def _opens(path: Location) -> bool:
+    try:
+        pq.ParquetFile(path).close()
+    except (pa.ArrowException, OSError):
+        return False
+    return True
 
 
 def read_parquet(

@@ -14,6 +14,7 @@ from headrace.config import Table, TableSource
 from headrace.errors import UserError
 from headrace.lake.source_tables.declared import FAULTS, table_rows
 from headrace.lake.source_tables.opened import TablePlace, open_table
+from headrace.lake.source_tables.parquet_files import arrow_reads
 from headrace.lake.source_tables.snapshot import FILE, LINE, Snapshot, TableFile
 from headrace.storage import Location
 
@@ -86,7 +87,7 @@ class PinnedTable:
 
         Returns:
             None where Spark must read the table: rows are deleted or left out, columns are partitions, have other
-            names or types than declared, or files hold rows of days that were not taken.
+            names or types than declared, files hold rows of days that were not taken, or Arrow cannot open them.
         """
         wanted = sorted(set(days) & set(self.days))
         if not self.snapshot.plain or any(self.days[day][1] for day in wanted):
@@ -99,7 +100,7 @@ class PinnedTable:
             return None
         if self.source.daily and not all(_only(f, wanted) for f in files):
             return None
-        return files
+        return files if arrow_reads(files) else None
 
 
 def _only(file: TableFile, days: list[str]) -> bool:
