@@ -1,0 +1,165 @@
+"""Run whole days, ingest to published scores, from tables of other writers.
+
+    python scripts/table_day.py                        # all kinds
+    python scripts/table_day.py delta-rs parquet --rows-per-day 20000
+
+A generated click log is loaded once; each writer then makes a table of its rows, and `headrace run` makes a day of that
+table in a pipeline of its own: a copy of the shipped one with another section `source`. Prints a line for each: rows
+that ingest kept, rows of the dataset, the AUC, scores that were published, seconds of `headrace run`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+import yaml
+from deltalake import DeltaTable, write_deltalake
+
+from headrace.config import load_spec
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.session import session
+from headrace.manifest import Manifest
+from headrace.workspace import Workspace
+
+DS = "2026-01-04"
+
+
+@dataclass(frozen=True)
+class Written:
+    """A table as a pipeline names it."""
+
+    #: The section `source`.
+    source: dict[str, Any]
+    #: By declared column: where the table has it.
+    paths: dict[str, str] = field(default_factory=dict)
+    #: Rows that the writer has deleted.
+    deleted: int = 0
+
+
+def parquet(rows: pa.Table, folder: Path) -> Written:
+    """A folder of Parquet, a folder a day, by Arrow."""
+    parts = pads.partitioning(pa.schema([("ds", pa.string())]), flavor="hive")
+    pads.write_dataset(rows, folder, format="parquet", partitioning=parts)
+    return Written({"format": "parquet", "path": str(folder), "day": {"partition": "ds"}})
+
+
+def delta_rs(rows: pa.Table, folder: Path) -> Written:
+    """A Delta table of delta-rs: partitioned, a delete, a checkpoint."""
+    write_deltalake(folder, rows, partition_by=["ds"])
+    table = DeltaTable(folder)
+    deleted = table.delete("hour = 5")["num_deleted_rows"]
+    table.create_checkpoint()
+    return Written({"format": "delta", "path": str(folder), "day": {"partition": "ds"}}, deleted=deleted)
+
+
+def delta_spark(rows: pa.Table, folder: Path) -> Written:
+    """A Delta table of plain Spark: a renamed column, deletion vectors, days by a column of times."""
+    staged = folder.with_suffix(".staged")
+    pq.write_table(rows.drop_columns(["ds"]), staged)
+    properties = "'delta.columnMapping.mode' = 'name', 'delta.enableDeletionVectors' = 'true'"
+    with session(load_spec("clicks").spark, Workspace(folder.parent), "write a table") as spark:
+        table = f"delta.`{folder}`"
+        spark.read.parquet(str(staged)).createOrReplaceTempView("rows")
+        spark.sql(f"CREATE TABLE {table} USING delta TBLPROPERTIES ({properties}) AS SELECT * FROM rows")
+        spark.sql(f"ALTER TABLE {table} RENAME COLUMN item_price TO price_eur")
+        gone = spark.sql(f"DELETE FROM {table} WHERE hour = 5").collect()[0]["num_affected_rows"]
+    source = {"format": "delta", "path": str(folder), "day": {"time": "ts"}}
+    return Written(source, {"item_price": "price_eur"}, gone)
+
+
+WRITERS: dict[str, Callable[[pa.Table, Path], Written]] = {
+    "parquet": parquet,
+    "delta-rs": delta_rs,
+    "delta-spark": delta_spark,
+}
+
+
+def main() -> None:
+    """Run the days that the command line names."""
+    title = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(description=title, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(WRITERS)}; all of them where none is")
+    parser.add_argument("--rows-per-day", type=int, default=20_000, metavar="N", help="rows of the log a day, 4 days")
+    parser.add_argument("--home", type=Path, metavar="FOLDER", help="kept at the end; else a folder that is removed")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the pipelines")
+    words = parser.parse_args()
+    kinds = words.kinds or list(WRITERS)
+    if unknown := set(kinds) - WRITERS.keys():
+        parser.error(f"no such kind: {', '.join(sorted(unknown))}; there are {', '.join(WRITERS)}")
+    home = words.home or Path(tempfile.mkdtemp(prefix="headrace-tables-"))
+    settings = [part for one in words.set for part in ("--set", one)]
+    try:
+        rows = load(home, words.rows_per_day)
+        print(
+            f"{'table':<12} {'rows':>9} {'deleted':>8} {'dataset':>9} {'AUC':>7} {'published':>9} {'seconds':>8}",
+            flush=True,
+        )
+        for kind in kinds:
+            print(run(home, kind, WRITERS[kind](rows, home / "tables" / kind), settings), flush=True)
+    finally:
+        headrace("warehouse", "stop", "--home", str(home), check=False)
+        if words.home is None:
+            shutil.rmtree(home, ignore_errors=True)
+
+
+def load(home: Path, rows_per_day: int) -> pa.Table:
+    """A generated log as a typed table, with a column `ds`."""
+    size = ["--set", f"generate.rows_per_day={rows_per_day}"]
+    headrace("generate", "clicks", "--home", str(home), "--until", DS, *size)
+    headrace("run", "clicks", "--home", str(home), "--ds", DS, "--to", "ingest", *size)
+    log = DeltaLog(Workspace(home).events("clicks"))
+    files = log.plain_files(log.version or 0)
+    assert files is not None
+    days = [pa.array([f.partition["ds"]] * (f.rows or 0)) for f in files]
+    parts = [pq.ParquetFile(f.path).read().append_column("ds", ds) for f, ds in zip(files, days, strict=True)]
+    (home / "tables").mkdir(exist_ok=True)
+    return pa.concat_tables(parts).drop_columns(["_source_file", "_source_line"])
+
+
+def run(home: Path, kind: str, written: Written, settings: list[str]) -> str:
+    """A day of a table; a line that says what came of it."""
+    pipeline = yaml.safe_load(Path(__file__).parents[1].joinpath("conf/pipelines/clicks.yaml").read_text())
+    name = f"clicks_{kind.replace('-', '_')}"
+    pipeline |= {"pipeline": name, "source": written.source}
+    del pipeline["generate"]
+    for column in pipeline["table"]["columns"]:
+        if column["name"] in written.paths:
+            column["path"] = written.paths[column["name"]]
+    spec = home / "tables" / f"{name}.yaml"
+    spec.write_text(yaml.safe_dump(pipeline, sort_keys=False))
+    tick = time.perf_counter()
+    headrace("run", str(spec), "--home", str(home), "--ds", DS, *settings)
+    seconds = time.perf_counter() - tick
+    ws = Workspace(home)
+    made = {stage: Manifest.load(ws.manifest(name, DS, stage)) for stage in ("ingest", "features", "train", "publish")}
+    kept, dataset, auc, published = (
+        made["ingest"].rows["kept"],
+        sum(made["features"].rows.values()),
+        made["train"].facts["metrics"]["auc"],
+        made["publish"].rows["published"],
+    )
+    return f"{kind:<12} {kept:>9,} {written.deleted:>8,} {dataset:>9,} {auc:>7.4f} {published:>9,} {seconds:>8.1f}"
+
+
+def headrace(*words: str, check: bool = True) -> None:
+    """Run a command; what it prints is shown where it fails."""
+    command = [sys.executable, "-m", "headrace.cli", *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if check and done.returncode:
+        sys.exit(f"headrace {' '.join(words)} ended with {done.returncode}:\n{done.stdout[-4000:]}")
+
+
+if __name__ == "__main__":
+    main()
