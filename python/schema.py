@@ -195,6 +195,10 @@ class Feature(BaseModel):
         return tuple(f"{self.name}__{i}" for i in range(self.length)) if self.is_list else (self.name,)
 
 
+#: Behind the name of a carried column beside a feature of the same name.
+_CARRIED = "__carried"
+
+
 class DatasetSchema(BaseModel):
     """The features of a dataset, in the order in which batches hold them."""
 
@@ -212,7 +216,16 @@ class DatasetSchema(BaseModel):
         (label,) = self.of(Kind.LABEL)
         return label
 
+    @property
+    def carried_columns(self) -> dict[str, Feature]:
+        """The carried features by the column of the lake's table that each is; see `carried_name`."""
+        found = {}
+        for f in self.of(Kind.CARRIED):
+            column = f.name.removesuffix(_CARRIED)
+            found[column if self.carried_name(column) == f.name else f.name] = f
+        return found
+
     def carried_name(self, column: str) -> str:
         """The name under which a column of the lake's table is carried: `<column>__carried` beside a feature of it."""
         taken = {f.name for f in self.features if f.kind is not Kind.CARRIED}
-        return f"{column}__carried" if column in taken else column
+        return f"{column}{_CARRIED}" if column in taken else column

@@ -175,8 +175,16 @@ CARRIED = DatasetSchema(
         Feature(name="country", kind=Kind.CARRIED, dtype="string"),
         Feature(name="age", kind=Kind.CARRIED, dtype="int64"),
         Feature(name="weight", kind=Kind.CARRIED, dtype="float64"),
+        Feature(name="item__carried", kind=Kind.CARRIED, dtype="int64"),
     )
 )
+
+
+def test_a_column_that_is_a_feature_too_is_meant_by_its_own_name() -> None:
+    request = Request(Train(evaluation=Evaluation.model_validate({"slices": {"s": "item > 5"}})), CARRIED)
+    assert request.carried() == ["item__carried"]
+    values = slice_values(request.expressions["s"], {"item__carried": np.array([3, 9])}, CARRIED)
+    assert values.tolist() == ["false", "true"]
 
 
 @settings(max_examples=50, deadline=None)
@@ -215,7 +223,7 @@ def test_slices_are_the_most_frequent_values(drawn: list[tuple[str | None, int |
     [
         (
             {"slices": {"s": "city"}},
-            r"slices.s: 'city' is no expression over the carried columns \(country, age, weight",
+            r"slices.s: 'city' is no expression over the carried columns \(country, age, weight, item",
         ),
         ({"slices": {"s": "country like 'D%'"}}, "is no expression"),
         ({"slices": {"s": {"seen": "tags"}}}, "slices.s.seen: 'tags' is no categorical feature with one code a row"),

@@ -59,7 +59,8 @@ class Request:
     def carried(self, lists: bool = False) -> list[str]:
         """Carried columns that predictions need; `lists`: of the split `rank`."""
         key = self.group if lists else self.user
-        return list(dict.fromkeys([*([] if key is None else [key]), *columns_of(self.expressions.values())]))
+        columns = [self.schema.carried_name(c) for c in columns_of(self.expressions.values())]
+        return list(dict.fromkeys([*([] if key is None else [key]), *columns]))
 
     def codes(self, lists: bool = False) -> list[str]:
         """Features whose codes predictions need."""
@@ -73,7 +74,8 @@ def parse_slice(name: str, text: str, schema: DatasetSchema) -> RowExpression:
     Raises:
         UserError: a column that is not carried, or an expression that is not known here.
     """
-    types = {f.name: ValueType(_ELEMENTS[f.dtype]) for f in schema.of(Kind.CARRIED) if f.dtype in _ELEMENTS}
+    carried = schema.carried_columns.items()
+    types = {name: ValueType(_ELEMENTS[f.dtype]) for name, f in carried if f.dtype in _ELEMENTS}
     where = f"train.evaluation.slices.{name}: '{text}'"
     # A number alone is not cast to text by the parser as a column is: real numbers would make a slice each.
     found = parse(text, types, ValueType("string"))
@@ -104,5 +106,5 @@ def coded_feature(schema: DatasetSchema, name: str, where: str) -> Feature:
 
 
 def columns_of(expressions: Collection[RowExpression]) -> tuple[str, ...]:
-    """The carried columns that expressions look at."""
+    """The columns of the lake's table that expressions look at."""
     return tuple(dict.fromkeys(c for e in expressions for c in e.columns))

@@ -40,11 +40,11 @@ def slice_values(
     Raises:
         UserError: an overflow or a division by zero.
     """
-    types = {f.name: _ARROW[f.dtype] for f in schema.of(Kind.CARRIED) if f.dtype in _ARROW}
+    features = schema.carried_columns
 
     def column(name: str) -> pa.Array:
         # NumPy has integers with nulls as floats, whose NaN is null here.
-        return pa.array(carried[name], from_pandas=True).cast(types[name])
+        return pa.array(carried[features[name].name], from_pandas=True).cast(_ARROW[features[name].dtype])
 
     try:
         texts = expression.arrow(column)

@@ -38,26 +38,30 @@ def sum_by_cell(
     Returns:
         By column: float64 [1 + replicates, cells], the first of the rows as they are.
     """
-    user = np.zeros(len(cell), np.int64) if users is None else users
-    distinct, index = np.unique(user, return_inverse=True)
-    # Rows of one user in one cell count alike in every replicate: they are added up beforehand.
-    pair, of_row = np.unique(cell * max(len(distinct), 1) + index, return_inverse=True)
-    pair_cell, pair_user = pair // max(len(distinct), 1), pair % max(len(distinct), 1)
+    if users is None:
+        distinct, of_row = np.zeros(1, np.int64), cell
+        pair_cell, pair_user = np.arange(cells), np.zeros(cells, np.int64)
+    else:
+        # Rows of one user in one cell count alike in every replicate: they are added up beforehand.
+        distinct, index = np.unique(users, return_inverse=True)
+        pair, of_row = np.unique(cell * max(len(distinct), 1) + index, return_inverse=True)
+        pair_cell, pair_user = pair // max(len(distinct), 1), pair % max(len(distinct), 1)
+    pairs = len(pair_cell)
     names: list[tuple[str, int]] = []
     columns: list[I64] = []
     for name, values in integers.items():
         names.append((name, 0))
-        columns.append(np.bincount(of_row, weights=values, minlength=len(pair)).astype(np.int64))
+        columns.append(np.bincount(of_row, weights=values, minlength=pairs).astype(np.int64))
     for name, real in reals.items():
         x = np.where(np.abs(real) < _SMALLEST, 0.0, real)
         places = _places(ranks, x)
-        sums, _ = exact_sums.grouped(x, of_row, len(pair), places, squares=False)
+        sums, _ = exact_sums.grouped(x, of_row, pairs, places, squares=False)
         names += [(name, place) for place in places]
         columns += [sums[place] for place in places]
     table = np.stack(columns)
     starts = np.flatnonzero(np.diff(pair_cell, prepend=-1))
     totals = np.zeros((1 + bootstrap.replicates, len(columns), cells), np.int64)
-    if len(pair):
+    if pairs:
         for replicate, counts in enumerate(bootstrap.all_counts(distinct)):
             totals[replicate][:, pair_cell[starts]] = np.add.reduceat(table * counts[pair_user], starts, axis=1)
     totals = ranks.add_up(totals)
