@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from headrace.config.section import Section
 
@@ -70,19 +70,37 @@ class Chain(Section):
 class Split(Section):
     """How rows become train and valid (and `test`, evaluated once at the end; and `rank`, for ranked candidate lists).
 
-    time: events of the last `valid_days` days up to ds are valid, those before are train.
+    time: events of the last `test_days` days up to ds are test, of the `valid_days` before them valid, of those before
+    train.
     position: the last `valid_fraction` of the rows, in source order.
     column: the value of `column` names the split (`train`, `valid`, `test`, `rank`).
     """
 
     #: What decides.
     by: Literal["time", "position", "column"]
-    #: time: days up to ds that validate.
+    #: time: days up to ds, or up to those of test, that validate.
     valid_days: int = Field(default=1, ge=1)
+    #: time: days up to ds that are evaluated once, at the end of training; the newest model is then not trained on the
+    #: newest days. 0: no split `test`.
+    test_days: int = Field(default=0, ge=0)
     #: position: the share of the rows that validate.
     valid_fraction: float = Field(default=0.1, gt=0, lt=1)
     #: column: the column with the names of the splits.
     column: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_default_test(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fingerprints of specs without a test range are those from before there was one."""
+        dumped: dict[str, Any] = serialize(self)
+        if not self.test_days:
+            dumped.pop("test_days", None)
+        return dumped
+
+    @model_validator(mode="after")
+    def _test_by_time(self) -> Split:
+        if self.test_days and self.by != "time":
+            raise ValueError("`test_days` goes with `by: time`; by column, `test` is a value of the column")
+        return self
 
     @model_validator(mode="after")
     def _column_given(self) -> Split:

@@ -36,9 +36,8 @@ def count_day(ctx: Context, day: BuiltDay, spark: SparkSession) -> tuple[Output,
     made = measure_dataset(spark, day.folder, splits, feature_columns(fitted.features), quantiles, top, day.engine)
     records = [r for part in (raw, made) for r in part.rows(fitted.vocabularies)]
     path = ctx.ws.table(ctx.spec.pipeline, "statistics")
-    ranges = {"train": rows.train_range, "valid": rows.valid_range}
     counted = time.perf_counter()
-    version = write_statistics(spark, path, ctx.ds, ctx.key, records, ranges)
+    version = write_statistics(spark, path, ctx.ds, ctx.key, records, rows.ranges)
     _LOG.info(
         "counted %d columns and features in %.1f s, wrote their statistics in %.1f s",
         len(records) // len(splits),

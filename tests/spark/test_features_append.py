@@ -198,6 +198,21 @@ def test_days_are_appended(spark: SparkSession, ws: Workspace, tmp_path: Path, m
     assert again.key == third.key
 
 
+def test_a_day_goes_from_test_to_valid_to_train(spark: SparkSession, ws: Workspace) -> None:
+    spec = clicks(append=True, window_days=2, split={"by": "time", "valid_days": 1, "test_days": 1})
+    events = make_clicks(900, days=6)
+    events["ds"] = [t.strftime("%Y-%m-%d") for t in events["ts"]]
+    land(spark, ws, spec, events[events["ds"] <= day_of(5)], day_of(5))
+    first = run(spec, ws, day_of(5)).manifest
+    land(spark, ws, spec, events[events["ds"] == day_of(6)], day_of(6))
+    second = run(spec, ws, day_of(6)).manifest
+    assert second.facts["append"]["kept"] == [day_of(d) for d in (3, 4, 5)]
+    for manifest, last in ((first, 5), (second, 6)):
+        for split, days in (("train", (last - 3, last - 2)), ("valid", (last - 1,)), ("test", (last,))):
+            mine = events[events["ds"].isin([day_of(d) for d in days])]
+            assert sorted(read(dataset(ws, manifest), split)["event_id"]) == sorted(mine["event_id"])
+
+
 def run_key(built: BuildFeatures, spec: Spec, ws: Workspace, ds: str) -> str:
     """The key that a run of the day has."""
     seen: list[str] = []

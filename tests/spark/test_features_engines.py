@@ -86,6 +86,7 @@ def test_by_time(spark: SparkSession, ws: Workspace, monkeypatch: pytest.MonkeyP
     data = clicks().model_dump(mode="json", by_alias=True, exclude_none=True)
     data["features"]["workflow"] += [*FURTHER, *PREPARED]
     data["features"]["prepare"] = PREPARE
+    data["features"]["split"]["test_days"] = 1
     spec = build_spec(data)
     assert row_preparation(spec) is not None
     # Several files a day, days of which no row is seen, rows that landed a day late.
@@ -94,6 +95,9 @@ def test_by_time(spark: SparkSession, ws: Workspace, monkeypatch: pytest.MonkeyP
     assert one.facts == two.facts
     assert one.rows == two.rows
     assert one.dataset_schema == two.dataset_schema
+    ranges = [one.facts[f"{split}_range"] for split in ("train", "valid", "test")]
+    assert ranges == [["2026-01-01", "2026-01-03"], ["2026-01-04"] * 2, ["2026-01-05"] * 2]
+    assert {split for split, rows in one.rows.items() if rows} == {"train", "valid", "test"}
     # And by the Spark engine, whose lists are not padded either.
     monkeypatch.undo()
     data["features"]["engine"] = "spark"

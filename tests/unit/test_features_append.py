@@ -13,6 +13,7 @@ from headrace.errors import UserError
 from headrace.features.build.append import AppendPlan, BaseDataset, DayFiles, base_input, check, link_kept, merge
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.layout.files import ColumnCounts, WrittenDataset, WrittenFile
+from headrace.features.layout.split_rule import TimeRule, day_number
 from headrace.features.table_ops.row_preparation import row_preparation, spark_alone
 from headrace.features.workflow.workflow import Workflow
 from headrace.manifest import Manifest, Output, fingerprint
@@ -133,10 +134,15 @@ def test_which_day_is_built_upon(
 
 @pytest.mark.parametrize("links", [True, False])
 def test_files_move_with_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
-    """A day that validated trains; where the file system has no links, files are copied."""
+    """A day that was tested validates, one that validated trains; where there are no links, files are copied."""
     old, new = tmp_path / "old", tmp_path / "new"
     days = {}
-    for split, day in (("train", "2026-01-04"), ("valid", "2026-01-05"), ("valid", "2026-01-06")):
+    for split, day in (
+        ("train", "2026-01-04"),
+        ("valid", "2026-01-05"),
+        ("test", "2026-01-06"),
+        ("test", "2026-01-07"),
+    ):
         name = f"{split}/day-{day}-part-00000-000.parquet"
         (old / split).mkdir(parents=True, exist_ok=True)
         (old / name).write_text(day)
@@ -148,17 +154,20 @@ def test_files_move_with_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     if not links:
         monkeypatch.setattr(os, "link", refused)
     plan = AppendPlan(BaseDataset(local(old), DAY, days), {}, days, [], None)  # type: ignore[arg-type]  # nothing is read of the lake
-    found = link_kept(plan, local(new), "2026-01-06")
+    rule = TimeRule("t", *(day_number(f"2026-01-{d:02d}") for d in (4, 6, 7, 7)))
+    found = link_kept(plan, local(new), rule)
     assert {f.name for f in found.files} == {
         "train/day-2026-01-04-part-00000-000.parquet",
         "train/day-2026-01-05-part-00000-000.parquet",
         "valid/day-2026-01-06-part-00000-000.parquet",
+        "test/day-2026-01-07-part-00000-000.parquet",
     }
     for file in found.files:
         day = file.name.split("day-")[1][:10]
         assert (new / file.name).read_text() == day
         assert ((new / file.name).stat().st_ino == (old / days[day].files[0].name).stat().st_ino) == links
-    assert found.counts == {"train": {"a": ColumnCounts(4, 0, 6)}, "valid": {"a": ColumnCounts(2, 0, 3)}}
+    one = {"a": ColumnCounts(2, 0, 3)}
+    assert found.counts == {"train": {"a": ColumnCounts(4, 0, 6)}, "valid": one, "test": one}
     both = merge(found, WrittenDataset([WrittenFile("valid/b", 1, 1, 1)], {"valid": {"a": ColumnCounts(missing=1)}}))
     assert both.counts["valid"]["a"] == ColumnCounts(3, 0, 3)
     assert found.counts["valid"]["a"] == ColumnCounts(2, 0, 3)

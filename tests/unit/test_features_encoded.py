@@ -331,6 +331,10 @@ def test_split_rules() -> None:
     both = ("train", "valid")
     found = split_codes(TimeRule("t", FIRST + 1, FIRST + 2, FIRST + 2), both, {"t": t})
     assert found.tolist() == [DROPPED, 0, 1, DROPPED, DROPPED]
+    tested = TimeRule("t", FIRST, FIRST + 1, FIRST + 2, FIRST + 2)
+    assert tested.splits == ("train", "valid", "test")
+    assert [tested.split_of(FIRST + i) for i in range(3)] == ["train", "valid", "test"]
+    assert split_codes(tested, tested.splits, {"t": t}).tolist() == [0, 1, 2, DROPPED, DROPPED]
     dates = DictionaryColumn(pa.array([date(1969, 12, 31), date(1970, 1, 1), None], pa.date32()))
     assert split_codes(TimeRule("t", -1, 0, 0), both, {"t": dates}).tolist() == [0, 1, DROPPED]
     named = DictionaryColumn(pa.array(["valid", "train"]), np.array([1, 0, 0], np.int32))

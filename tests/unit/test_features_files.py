@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from headrace.config import load_spec
+from headrace.errors import UserError
 from headrace.features.build.stage import engine_of
 from headrace.features.layout.files import FilePlan, plan_files
 from headrace.features.layout.placement import partition_keys
@@ -54,6 +55,15 @@ def test_each_partition_has_a_key() -> None:
 def test_ranges_by_time() -> None:
     features = load_spec("clicks", ["features.window_days=14", "features.split.valid_days=2"]).features
     assert time_ranges(features, "2026-03-01") == (("2026-02-14", "2026-02-27"), ("2026-02-28", "2026-03-01"))
+    # Fingerprints know of no range that is not there.
+    assert "test_days" not in features.model_dump()["split"]
+    tested = load_spec(
+        "clicks", ["features.window_days=14", "features.split.valid_days=2", "features.split.test_days=3"]
+    ).features
+    assert time_ranges(tested, "2026-03-04") == time_ranges(features, "2026-03-01")
+    assert tested.model_dump()["split"]["test_days"] == 3
+    with pytest.raises(UserError, match="`test_days` goes with `by: time`"):
+        load_spec("clicks", ["features.split.by=position", "features.split.test_days=1"])
 
 
 def test_engine_follows_the_profile() -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date, timedelta
 from functools import cached_property
@@ -23,7 +23,7 @@ from typing import Any
 from headrace.errors import UserError
 from headrace.features.engines.arrow.lake_rows import LakeRows
 from headrace.features.layout.files import ColumnCounts, FilePlan, WrittenDataset, WrittenFile, plan_files
-from headrace.features.layout.split_rule import TimeRule, day_name
+from headrace.features.layout.split_rule import TimeRule, day_name, day_number
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
 from headrace.manifest import Input, Manifest, fingerprint
@@ -155,7 +155,7 @@ def plan_days(
     ws: Workspace,
     row_group_rows: int,
     min_row_groups: int,
-    window: tuple[int, int],
+    window: Sequence[int],
 ) -> AppendPlan:
     """Which days are kept and which are written.
 
@@ -164,7 +164,7 @@ def plan_days(
     Args:
         files: measured, by day.
         ws: the workspace, below which the lake's files are named.
-        window: days that train and that validate. Either alone has `min_row_groups` row groups where it has the rows.
+        window: days of each split. Each alone has `min_row_groups` row groups where it has the rows.
     """
     rule = files.splitter.rule
     assert isinstance(rule, TimeRule)
@@ -182,7 +182,7 @@ def plan_days(
         if known is not None and known.rows_of == rows_of[day]:
             kept[day] = known
             continue
-        split = "valid" if number >= rule.valid else "train"
+        split = rule.split_of(number)
         parts = plan_files({split: sum(by_file.values())}, row_group_rows, least)
         plans += [replace(p, day=day) for p in parts]
         wanted |= by_file.keys()
@@ -190,13 +190,13 @@ def plan_days(
     return AppendPlan(base, rows_of, kept, plans, sources)
 
 
-def link_kept(plan: AppendPlan, folder: Location, valid_from: str) -> WrittenDataset:
+def link_kept(plan: AppendPlan, folder: Location, rule: TimeRule) -> WrittenDataset:
     """Link the kept days' files into a new folder, each into the split that its day is in now."""
     days: dict[str, tuple[list[WrittenFile], dict[str, ColumnCounts]]] = {}
     counts: dict[str, dict[str, ColumnCounts]] = {}
     for day, known in plan.kept.items():
         assert plan.base is not None
-        split = "valid" if day >= valid_from else "train"
+        split = rule.split_of(day_number(day))
         mine = []
         for file in known.files:
             name = f"{split}/{file.name.rpartition('/')[2]}"

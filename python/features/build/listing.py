@@ -59,8 +59,7 @@ def facts_of(
             name: {"size": len(v), "new": vocabularies.added.get(name, 0)} for name, v in fitted.vocabularies.items()
         },
         "columns": columns,
-        "train_range": list(rows.train_range) if rows.train_range else None,
-        "valid_range": list(rows.valid_range) if rows.valid_range else None,
+        **{f"{split}_range": list(days) if days else None for split, days in rows.ranges.items()},
     }
 
 

@@ -25,6 +25,7 @@ from headrace.features.engines.spark import write as spark_write
 from headrace.features.engines.spark.fit import fit
 from headrace.features.layout.files import Engine, FilePlan, WrittenDataset, plan_files
 from headrace.features.layout.split import SPLIT, SplitRows, check_rows
+from headrace.features.layout.split_rule import TimeRule
 from headrace.features.types import declared
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.workflow.fitted import FittedWorkflow
@@ -154,13 +155,13 @@ def append_day(
         _LOG.info("fit took %.1f s", time.perf_counter() - tick)
 
         tick = time.perf_counter()
-        assert rows.valid_range is not None
-        window = (f.window_days, f.split.valid_days)
+        assert isinstance(rows.rule, TimeRule)
+        window = [n for n in (f.window_days, f.split.valid_days, f.split.test_days) if n]
         plan = append.plan_days(base, files, ctx.ws, f.row_group_rows, f.min_row_groups, window)
         final = ctx.ws.dataset(spec.pipeline, ctx.ds, ctx.key)
         with final.new_folder() as folder:
             fitted.save(folder / "workflow")
-            kept = append.link_kept(plan, folder, rows.valid_range[0])
+            kept = append.link_kept(plan, folder, rows.rule)
             made = WrittenDataset([], {})
             if plan.plans:
                 made = write_lake_rows(fitted, plan.sources, plan.plans, folder, folder / "workflow", spark)

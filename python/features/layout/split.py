@@ -33,18 +33,28 @@ class SplitRows:
     #: First and last day (UTC) of a split by time.
     train_range: DayRange | None = None
     valid_range: DayRange | None = None
+    test_range: DayRange | None = None
     #: Orders the days on which values are first seen: days since 1970 by event time; None where there is no time.
     day: Column | None = None
 
+    @property
+    def ranges(self) -> dict[str, DayRange | None]:
+        """First and last day of each split by time."""
+        ranges = {"train": self.train_range, "valid": self.valid_range}
+        return ranges | ({} if self.test_range is None else {"test": self.test_range})
+
     def describe(self, split: str) -> str:
         """A split for a message: its name and its range."""
-        range_ = {"train": self.train_range, "valid": self.valid_range}.get(split)
+        range_ = self.ranges.get(split)
         return f"'{split}'" + (f" ({range_[0]} to {range_[1]})" if range_ else "")
 
 
 def time_ranges(features: Features, ds: str) -> tuple[DayRange, DayRange]:
-    """(train, valid): the `window_days` before the last `valid_days` up to `ds`; first and last day of each."""
-    last = date.fromisoformat(ds)
+    """(train, valid): the `window_days` before the last `valid_days` up to `ds`; first and last day of each.
+
+    The `test_days` up to `ds` come behind both.
+    """
+    last = date.fromisoformat(ds) - timedelta(days=features.split.test_days)
     valid_from = last - timedelta(days=features.split.valid_days - 1)
     train_to = valid_from - timedelta(days=1)
     train_from = train_to - timedelta(days=features.window_days - 1)
@@ -82,8 +92,12 @@ def split_rows(spec: Spec, events: DataFrame, ds: str, without_labels: bool = Fa
 
 def _by_time(spec: Spec, events: DataFrame, ds: str, without_labels: bool) -> SplitRows:
     train, valid = split_ranges(spec, ds)
-    if without_labels:
+    test = (_following(valid[1]), last_labelled_day(spec, ds)) if spec.features.split.test_days else None
+    if without_labels and test is not None:
+        test = (test[0], ds)
+    elif without_labels:
         valid = (valid[0], ds)
+    last = valid[1] if test is None else test[1]
     assert spec.table.event_time is not None
     column = spec.table.event_time
     type_ = {c.name: c.type for c in spec.table.columns}[column]
@@ -91,14 +105,26 @@ def _by_time(spec: Spec, events: DataFrame, ds: str, without_labels: bool) -> Sp
         raise UserError(f"table.event_time: column '{column}' is {type_}; a split by time needs timestamp or date")
     time = col(column)
     day = F.datediff(time, F.lit("1970-01-01").cast("date")) if type_ == "date" else _utc_day(time)
-    edge = [day_number(d) for d in (train[0], valid[0], valid[1])]
+    rule = TimeRule(
+        column,
+        day_number(train[0]),
+        day_number(valid[0]),
+        day_number(last),
+        None if test is None else day_number(test[0]),
+    )
     if type_ == "timestamp":
         # A plain comparison, which Parquet's statistics can use.
-        inside = (time >= _midnight(train[0])) & (time < _midnight(valid[1], 1))
+        inside = (time >= _midnight(train[0])) & (time < _midnight(last, 1))
     else:
-        inside = (time >= F.lit(train[0]).cast("date")) & (time <= F.lit(valid[1]).cast("date"))
-    frame = events.where(inside).withColumn(SPLIT, F.when(day >= F.lit(edge[1]), "valid").otherwise("train"))
-    return SplitRows(frame, ("train", "valid"), TimeRule(column, *edge), train, valid, day)
+        inside = (time >= F.lit(train[0]).cast("date")) & (time <= F.lit(last).cast("date"))
+    split = F.when(day >= F.lit(rule.valid), "valid").otherwise("train")
+    if rule.test is not None:
+        split = F.when(day >= F.lit(rule.test), "test").otherwise(split)
+    return SplitRows(events.where(inside).withColumn(SPLIT, split), rule.splits, rule, train, valid, test, day)
+
+
+def _following(day: str) -> str:
+    return (date.fromisoformat(day) + timedelta(days=1)).isoformat()
 
 
 def _utc_day(time: Column) -> Column:
@@ -164,7 +190,7 @@ def check_counts(rows: SplitRows, counts: Mapping[str, int], null: int, bad: int
                 f"Let ingest quarantine such rows: `required: true` on the column, and table.expectations.ranges: "
                 f"{{{label}: [0, 1]}}"
             )
-    for split in ("train", "valid"):
+    for split in rows.splits:
         if not counts[split]:
             raise UserError(
                 f"pipeline '{pipeline}': split {rows.describe(split)} has no row"

@@ -8,12 +8,27 @@ from datetime import date, timedelta
 
 @dataclass(frozen=True)
 class TimeRule:
-    """Train from `first`, valid from `valid` to `last`: days since 1970 in UTC of `column`, both ends included."""
+    """Train from `first`, valid from `valid`, test from `test` (None: none), all to `last`, which is included.
+
+    Days since 1970 in UTC of `column`.
+    """
 
     column: str
     first: int
     valid: int
     last: int
+    test: int | None = None
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that there are, oldest first."""
+        return ("train", "valid") if self.test is None else ("train", "valid", "test")
+
+    def split_of(self, day: int) -> str:
+        """The split of a day from `first` to `last`."""
+        if self.test is not None and day >= self.test:
+            return "test"
+        return "valid" if day >= self.valid else "train"
 
 
 @dataclass(frozen=True)

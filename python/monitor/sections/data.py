@@ -46,11 +46,10 @@ def features(day: Day) -> Section:
 def _dataset_tables(day: Day) -> Iterable[Block]:
     found = day.facts("features")
     splits = facts.mapping(found.get("splits"))
-    ranges = {"train": found.get("train_range"), "valid": found.get("valid_range")}
     rows: list[tuple[Cell | str, ...]] = []
     for name, split in splits.items():
         s = facts.mapping(split)
-        span = " to ".join(str(d) for d in facts.sequence(ranges.get(name))) or "–"
+        span = " to ".join(str(d) for d in facts.sequence(found.get(f"{name}_range"))) or "–"
         rows.append((name, span, *(facts.count(s.get(k)) for k in ("rows", "row_groups", "files"))))
     if rows:
         yield Table(("Split", "Days", ">Rows", ">Row groups", ">Files"), tuple(rows), "Splits")

@@ -24,9 +24,10 @@ def split_codes(rule: Rule, splits: Sequence[str], columns: Mapping[str, Diction
     """Each row's position in `splits`, DROPPED for none. int8 [rows]."""
     if isinstance(rule, TimeRule):
         day = days(columns[rule.column].decode())
-        train, valid = splits.index("train"), splits.index("valid")
-        inside = (day >= rule.first) & (day <= rule.last)
-        return np.where(inside, np.where(day >= rule.valid, valid, train), DROPPED).astype(np.int8)
+        found = np.where(day >= rule.valid, splits.index("valid"), splits.index("train"))
+        if rule.test is not None:
+            found = np.where(day >= rule.test, splits.index("test"), found)
+        return np.where((day >= rule.first) & (day <= rule.last), found, DROPPED).astype(np.int8)
     if isinstance(rule, ColumnRule):
         column = columns[rule.column]
         found = pc.index_in(column.values.cast(pa.string()), pa.array(splits, pa.string()))
