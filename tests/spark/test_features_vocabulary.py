@@ -13,12 +13,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Chain
+from headrace.errors import UserError
 from headrace.features.engines.spark.fit import fit
 from headrace.features.engines.spark.transform import transform
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.workflow import Workflow
+from headrace.lake.delta.log import LOG_RETENTION
 from headrace.schema import TableColumn
 from headrace.storage import Location, local
 
@@ -123,6 +125,19 @@ def test_three_days(spark: SparkSession, tmp_path: Path) -> None:
     assert table.groupBy("name", "code").count().where("count > 1").count() == 0
     row = table.where("name = 'u' and value = '5'").collect()[0]
     assert (row["code"], row["count"], row["added_ds"]) == (3, 3, "2026-01-02")
+    # Spark passes over files by their statistics.
+    assert [r["value"] for r in table.where("name = 'u' and code >= 8").orderBy("code").collect()] == ["1", "6"]
+    properties = spark.sql(f"DESCRIBE DETAIL delta.`{path}`").collect()[0]["properties"]
+    assert properties["delta.logRetentionDuration"] == LOG_RETENTION
+    # The session's default.
+    assert properties["delta.enableChangeDataFeed"] == "true"
+
+    # What others have asked of the table holds here, too.
+    spark.sql(f"ALTER TABLE delta.`{path}` ADD CONSTRAINT few CHECK (name <> 'u' OR code < 10)")
+    with pytest.raises(UserError, match=r"1 rows break the constraint 'few' of .*; nothing of them was loaded"):
+        fitted_on(spark, path, "2026-01-05", [(5, 2, "x", None), (5, 2, "x", None)])
+    assert version(spark, path) == 4
+    assert codes(fitted_on(spark, path, "2026-01-05", [(5, 1, "yy", None)]), "words")["yy"] == 10
 
 
 def test_codes_reach_the_rows(spark: SparkSession, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from headrace.errors import UserError
 from headrace.features.vocabulary import lookup
 from headrace.features.vocabulary.codes import give_codes
 from headrace.features.vocabulary.rule import VocabularyRule
-from headrace.lake.arrow_frame import arrow_frame
+from headrace.lake.append import TransactionOvertaken, append
 from headrace.lake.delta.log import LOG_RETENTION, DeltaLog
 from headrace.storage import Location
 from headrace.udfs.xxhash64 import xxhash64_strings
@@ -217,17 +217,21 @@ class VocabularyTable:
         """
         if self.version is not None and not rows.num_rows:
             return
-        # An append alone conflicts with nothing. One that is a version of an application does: Delta leaves it out
-        # where the table has that version already, and refuses it where another one's commit comes in between.
+        # An append alone conflicts with nothing. One that is a version of an application does: it is refused where the
+        # table has that version already, or where another one's commit comes in between.
         said = f"headrace vocabulary of {self._ds} {uuid.uuid4().hex}"
-        options = {"txnAppId": _APPLICATION, "txnVersion": str(self._written + 1), "userMetadata": said}
-        if self.version is None:
-            options["delta.logRetentionDuration"] = LOG_RETENTION
         failure: Exception | None = None
         try:
-            with arrow_frame(self._spark, rows, max(1, rows.num_rows // _ROWS_A_FILE)) as frame:
-                frame.write.format("delta").mode("append").options(**options).save(str(self._path))
-        except (PySparkException, Py4JError) as e:
+            append(
+                self._spark,
+                self._path,
+                rows,
+                (_APPLICATION, self._written),
+                said,
+                {"delta.logRetentionDuration": LOG_RETENTION},
+                _ROWS_A_FILE,
+            )
+        except (TransactionOvertaken, PySparkException, Py4JError) as e:
             failure = e
         log, read = DeltaLog(self._path), -1 if self.version is None else self.version
         since = takewhile(lambda commit: commit[0] > read, log.user_metadata())
