@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.dataset import native
 from headrace.features.engines.arrow import kernels
+from headrace.features.engines.arrow.text_counts import counted, in_parts
 
 BOTH = pytest.mark.parametrize("built", [True, False])
 
@@ -101,10 +102,11 @@ def test_a_part_of_a_dictionary_column_keeps_the_values_that_it_has(values: list
     ),
     least=st.integers(1, 6),
     at_once=st.sampled_from([3, 1 << 20]),
+    few=st.sampled_from([0, 10, 1 << 20]),
 )
 @settings(deadline=None, max_examples=80)
-def test_texts_are_counted_by_any_number_of_rounds(
-    parts: list[list[tuple[str, int, int]]], least: int, at_once: int
+def test_texts_are_counted_by_any_number_of_rounds_and_parts(
+    parts: list[list[tuple[str, int, int]]], least: int, at_once: int, few: int
 ) -> None:
     sums: defaultdict[str, int] = defaultdict(int)
     first: dict[str, int] = {}
@@ -123,13 +125,16 @@ def test_texts_are_counted_by_any_number_of_rounds(
         arrays.append(tuple(c.slice(1) for c in columns))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "_TEXTS_AT_ONCE", at_once)
-        found = kernels.counted_texts(arrays, least)
-    assert found is not None
-    found.validate(full=True)
+        by_rounds = kernels.counted_texts(arrays, least)
+        tables = [pa.table(dict(zip(("key", "rows", "day"), columns, strict=True))) for columns in arrays]
+        by_parts = counted([in_parts(table, few) for table in tables], least)
     wanted = {t: (n, first[t]) for t, n in sums.items() if n >= least}
-    got = {r["key"]: (r["rows"], r["day"]) for r in found.to_pylist()}
-    assert got == wanted
-    assert found.num_rows == len(wanted)
+    for found in (by_rounds, by_parts):
+        assert found is not None
+        found.validate(full=True)
+        got = {r["key"]: (r["rows"], r["day"]) for r in found.to_pylist()}
+        assert got == wanted
+        assert found.num_rows == len(wanted)
 
 
 def test_many_texts_are_counted() -> None:

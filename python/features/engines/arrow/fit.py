@@ -17,10 +17,9 @@ import pyarrow as pa
 
 from headrace.features.engines.arrow.aggregate import TrainRows, aggregate
 from headrace.features.engines.arrow.dictionary import DictionaryColumn, apply_op
-from headrace.features.engines.arrow.kernels import counted_texts
 from headrace.features.engines.arrow.lake_file import LakeRowGroup
 from headrace.features.engines.arrow.lake_rows import LakeRows, concatenated, table_at
-from headrace.features.functions.arrays import one_chunk
+from headrace.features.engines.arrow.text_counts import counted, in_parts
 from headrace.features.learn.merge import merge
 from headrace.features.learn.statistics import Partial, Statistic, counts
 from headrace.features.ops.base import FittedState, no_lookup
@@ -133,8 +132,7 @@ class LakeFit:
     def _counted(self, vocabulary: str, parts: Sequence[Partial]) -> pa.Table:
         """(name, value, count, day) of the values that are there often enough."""
         least = self._workflow.rules[vocabulary].min_count
-        texts = [(one_chunk(p.column("key")), one_chunk(p.column("rows")), one_chunk(p.column("day"))) for p in parts]
-        whole = counted_texts(texts, least)
+        whole = counted(parts, least)
         if whole is None:
             whole = merge(parts)
             whole = whole.filter(pa.array(counts(whole) >= least))
@@ -176,7 +174,7 @@ class AggregateTask:
                         part = aggregate(statistic, columns, chain.steps[j].inputs, rows)
                         if isinstance(chain.steps[j].op, Categorify):
                             names.append((i, j, name))
-                            yield part
+                            yield in_parts(part)
                         else:
                             parts.setdefault((i, j, name), []).append(part)
             names.extend(parts)
