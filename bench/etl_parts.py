@@ -12,6 +12,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
+from bench.cpu import cpu_of_tree
 from bench.criteo_data import CATEGORIES, COUNTS, hexadecimal, write_days
 from bench.etl_check import differences
 from bench.etl_floors import decode, decode_and_write, seconds, seconds_apart
@@ -95,7 +96,7 @@ def of_lake(spark: SparkSession, lake: Lake, at: str, peers: set[str], work: Pat
     """Floors, ours and peers over the same files of Criteo's columns."""
     rows, spec = lake.rows, spec_of()
     everything = lake.paths(False) + lake.paths(True)
-    copies, bare, decoded, mine, nexts = [], [], [], [], []
+    copies, bare, decoded, mine, nexts, cpus = [], [], [], [], [], []
     for _ in range(REPEATS if rows <= REPEATED_ROWS else 1):
         with peak_of_tree() as copy_peak:
             copies.append(seconds(lambda: spark.read.parquet(*everything).write.parquet(str(work / "copy"))))
@@ -103,8 +104,9 @@ def of_lake(spark: SparkSession, lake: Lake, at: str, peers: set[str], work: Pat
         decoded.append(seconds_apart(decode, everything, CATEGORIES))
         bare.append(seconds_apart(decode_and_write, everything, CATEGORIES, COUNTS, work / "bare"))
         shutil.rmtree(work / "bare")
-        with peak_of_tree() as peak:
+        with peak_of_tree() as peak, cpu_of_tree() as cpu:
             mine.append(lake.features(spec, work / "out"))
+        cpus.append(cpu.seconds)
         lake.forget(1)
         nexts.append(sum(lake.features(spec, work / "out")[:2]))
         lake.forget()
@@ -119,6 +121,7 @@ def of_lake(spark: SparkSession, lake: Lake, at: str, peers: set[str], work: Pat
         Figure(f"against pyarrow's decode and write of as many bytes, {at}", total, "rows/s", floor=rows / min(bare)),
         Figure(f"against pyarrow's decode alone, {at}", total, "rows/s", floor=rows / min(decoded)),
         Figure(f"values in vocabularies, {at}", float(sum(map(len, fitted.vocabularies.values()))), "values"),
+        Figure(f"processor time, {at}", min(cpus), "s"),
         Figure(f"peak memory of all processes, {at}", peak.mib, "MiB", floor=copy_peak.mib),
         Figure(f"peak memory beyond the JVM's heap, {at}", peak.python_mib + beyond_heap_mib(spark), "MiB"),
     ]
@@ -128,7 +131,8 @@ def of_lake(spark: SparkSession, lake: Lake, at: str, peers: set[str], work: Pat
         figures.append(Figure(name, total, "rows/s", peer=rows / sum(parts)))
         shutil.rmtree(work / "textbook")
     for name in (p for p in APART if p in peers):
-        figures += against(name, lake, at, (fit, write, peak.mib), work, CATEGORIES, COUNTS, MIN_COUNT, fitted)
+        ours = (fit, write, peak.mib, min(cpus))
+        figures += against(name, lake, at, ours, work, CATEGORIES, COUNTS, MIN_COUNT, fitted)
     return figures
 
 
@@ -139,7 +143,7 @@ def of_vocabulary(spark: SparkSession, peers: set[str], work: Path) -> list[Figu
     for values in VOCABULARY_VALUES:
         folder = work / f"values-{values}"
         lake = Lake(spark, folder, drawn_days(folder / "raw", values), VOCABULARY_ROWS)
-        with peak_of_tree() as peak:
+        with peak_of_tree() as peak, cpu_of_tree() as cpu:
             fit, write, fitted = lake.features(spec_of(VOCABULARY_COLUMNS, (), 1), folder / "out")
         kept = min(map(len, fitted.vocabularies.values()))
         columns, rows = len(VOCABULARY_COLUMNS), VOCABULARY_ROWS
@@ -153,7 +157,8 @@ def of_vocabulary(spark: SparkSession, peers: set[str], work: Path) -> list[Figu
             Figure(f"peak memory of all processes, {at}", peak.mib, "MiB"),
         ]
         for name in (p for p in APART if p in peers):
-            figures += against(name, lake, at, (fit, write, peak.mib), folder, VOCABULARY_COLUMNS, (), 1, fitted)
+            ours = (fit, write, peak.mib, cpu.seconds)
+            figures += against(name, lake, at, ours, folder, VOCABULARY_COLUMNS, (), 1, fitted)
         shutil.rmtree(folder)
     return figures
 
@@ -180,14 +185,15 @@ def against(
     name: str,
     lake: Lake,
     at: str,
-    mine: tuple[float, float, float],
+    mine: tuple[float, float, float, float],
     work: Path,
     categories: Sequence[str],
     counts: Sequence[str],
     least: int,
     fitted: FittedWorkflow,
 ) -> list[Figure]:
-    """Ours (seconds of fit, seconds of write, MiB) beside a peer on the same files; nothing where it did not run.
+    """Ours (seconds of fit, seconds of write, MiB, processor seconds) beside a peer on the same files; nothing where it
+    did not run.
 
     Args:
         work: has our dataset in `out`.
@@ -198,7 +204,7 @@ def against(
     theirs = run_apart(name, lake, work / name, categories, counts, least)
     if theirs is None:
         return []
-    title, rows, (fit, write, mib) = APART[name].title, lake.rows, mine
+    title, rows, (fit, write, mib, cpu) = APART[name].title, lake.rows, mine
     if APART[name].checked:
         vocabularies = {n: v.table for n, v in fitted.vocabularies.items()}
         if found := differences(work / "out", theirs.folder, vocabularies, categories, counts):
@@ -208,6 +214,7 @@ def against(
         Figure(f"against {title}, {at}", rows / (fit + write), "rows/s", peer=rows / theirs.seconds),
         Figure(f"fit against {title}, {at}", rows / fit, "rows/s", peer=rows / theirs.fit_s),
         Figure(f"write against {title}, {at}", rows / write, "rows/s", peer=rows / theirs.write_s),
+        Figure(f"processor time against {title}, {at}", cpu, "s", peer=theirs.cpu_s),
         Figure(f"peak memory against {title}, {at}", mib, "MiB", peer=theirs.peak_mib),
     ]
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.cpu import cpu_of_children
 from bench.etl_lake import Lake
 from bench.memory import peak_of_tree
 from headrace.workspace import checkout
@@ -53,6 +54,8 @@ class Ran:
     fit_s: float
     write_s: float
     peak_mib: float
+    #: Processor time of all of it, the start of its Python included.
+    cpu_s: float
     #: Where its dataset and its vocabularies are.
     folder: Path
 
@@ -103,7 +106,7 @@ def _run(
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
         process = subprocess.Popen(command, stdout=stdout, stderr=stderr, text=True, start_new_session=True)
         try:
-            with peak_of_tree(process.pid) as peak:
+            with peak_of_tree(process.pid) as peak, cpu_of_children() as cpu:
                 code = process.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:
             return f"{name} took more than {_PATIENCE_S} s"
@@ -118,4 +121,4 @@ def _run(
         said = json.loads(stdout.read().strip().splitlines()[-1])
     if said["rows"] != lake.rows:
         return f"{name} wrote {said['rows']} rows of {lake.rows}"
-    return Ran(said["fit"], said["write"], peak.mib, out)
+    return Ran(said["fit"], said["write"], peak.mib, cpu.seconds, out)

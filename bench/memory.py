@@ -33,7 +33,7 @@ def peak_of_tree(pid: int | None = None) -> Iterator[Peak]:
     def watch() -> None:
         known: set[int] = set()
         while not done.wait(_EVERY_S):
-            now = set(_tree(root))
+            now = set(tree(root))
             held = {pid: _mib(pid) for pid in now & known}
             peak.mib = max(peak.mib, sum(held.values()))
             peak.python_mib = max(peak.python_mib, sum(mib for pid, mib in held.items() if not _is_jvm(pid)))
@@ -48,7 +48,8 @@ def peak_of_tree(pid: int | None = None) -> Iterator[Peak]:
         thread.join()
 
 
-def _tree(pid: int) -> list[int]:
+def tree(pid: int) -> list[int]:
+    """A process and all below it."""
     found = [pid]
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -56,7 +57,7 @@ def _tree(pid: int) -> list[int]:
         except OSError:  # it has ended
             continue
         for child in children:
-            found += _tree(int(child))
+            found += tree(int(child))
     return found
 
 
