@@ -33,7 +33,8 @@ class Model(nn.Module):
 
 def batches(rank, size):
     """This rank's rows of each step: ids and offsets by feature, and who clicked."""
-    taste = torch.randn(TABLES["user"], TABLES["item"], generator=torch.Generator().manual_seed(0))
+    known = torch.Generator().manual_seed(0)
+    taste = torch.randn(TABLES["user"], 1, generator=known) + torch.randn(TABLES["item"], generator=known)
     for step in range(STEPS):
         drawn = torch.Generator().manual_seed(step + 1)
         rows = slice(rank * BATCH // size, (rank + 1) * BATCH // size)

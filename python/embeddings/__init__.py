@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.config import DynamicTable as DynamicTable
     from headrace.config import EmbeddingOptimizer as EmbeddingOptimizer
     from headrace.config import Sharding as Sharding
     from headrace.config import TableSharding as TableSharding
@@ -43,6 +44,7 @@ _MODULES = {
     "Block": "headrace.embeddings.sharding.plan",
     "DynamicEmbeddings": "headrace.embeddings.dynamic.tables",
     "DynamicSpec": "headrace.embeddings.dynamic.spec",
+    "DynamicTable": "headrace.config",
     "EmbeddingCollection": "headrace.embeddings.collection.collection",
     "EmbeddingFeature": "headrace.embeddings.collection.features",
     "EmbeddingOptimizer": "headrace.config",
@@ -71,6 +73,7 @@ __all__ = [
     "Block",
     "DynamicEmbeddings",
     "DynamicSpec",
+    "DynamicTable",
     "EmbeddingCollection",
     "EmbeddingFeature",
     "EmbeddingOptimizer",
