@@ -291,6 +291,7 @@ def test_movielens_ncf_wants_its_three_files(spark: SparkSession, ws: Workspace)
         read(spark, ws, spec, {**NCF, "notes.txt": "x"})
 
 
+@pytest.mark.usefixtures("generated_code")  # a million rows
 def test_movielens_ncf_real(spark: SparkSession, ws: Workspace, shared_data: Path) -> None:
     spec = shipped("movielens")
     manifest = ingest(spec, ws)
