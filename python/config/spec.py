@@ -111,8 +111,10 @@ class Spec(Section):
             )
         if self.train.rank_group and self.train.rank_group not in self.features.carried:
             raise ValueError(f"train.rank_group: '{self.train.rank_group}' must be in features.carried")
-        if self.train.evaluation.user and self.train.evaluation.user not in self.features.carried:
-            raise ValueError(f"train.evaluation.user: '{self.train.evaluation.user}' must be in features.carried")
+        carried = {"evaluation.user": self.train.evaluation.user, "sample_weight": self.train.sample_weight}
+        for key, asked in carried.items():
+            if asked and asked not in self.features.carried:
+                raise ValueError(f"train.{key}: '{asked}' must be in features.carried")
         if self.publish and not self.score:
             raise ValueError("publish needs a score section")
         if self.train.search:

@@ -205,6 +205,9 @@ class Train(Section):
     embeddings: EmbeddingOptimizer = EmbeddingOptimizer(kind="adagrad", learning_rate=0.05)
     #: Negatives that are drawn anew for each batch; null: none but the dataset's.
     negatives: Negatives | None = None
+    #: A carried column of numbers, at least 0: what a row's loss is multiplied by. The sum is divided by the rows of a
+    #: step, not by their weights: with a mean of 1 learning rates keep their meaning. Evaluation counts each row once.
+    sample_weight: str | None = None
     #: How embedding tables are spread over the ranks.
     sharding: Sharding = Sharding()
     #: A checkpoint each this many steps, and at the end; the newest `keep` stay.

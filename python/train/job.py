@@ -95,6 +95,7 @@ class Job(BaseModel):
         # Where rows live changes no weight; how they are rounded does, at rest and on their way.
         sharding = self.train.sharding
         loop |= {} if sharding.wire == "fp32" else {"wire": sharding.wire}
+        loop |= {} if self.train.sample_weight is None else {"sample_weight": self.train.sample_weight}
         loop["storage"] = {"": sharding.storage, **{n: t.storage for n, t in sharding.tables.items() if t.storage}}
         return fingerprint({"model": self.model.model_dump(mode="json"), "train": loop, "dataset": self.features.key})
 

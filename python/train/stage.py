@@ -24,6 +24,7 @@ from headrace.train.evaluation.request import Request
 from headrace.train.job import FINGERPRINTED, Job
 from headrace.train.launch.startup import driver_phase_ends, end_phase
 from headrace.train.result import Report, show_metrics
+from headrace.train.setup.sample_weight import carried_weight
 from headrace.train.setup.warm_start import find_warm_start
 from headrace.workspace import Workspace
 
@@ -39,8 +40,10 @@ class Train(Stage):
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
         train = spec.train.model_dump(mode="json", include={*FINGERPRINTED, "rank_group", "rank_k"})
-        if spec.train.evaluation != Evaluation():  # keys of runs from before there was this section stay as they are
+        if spec.train.evaluation != Evaluation():  # keys of runs from before there were these stay as they are
             train["evaluation"] = spec.train.evaluation.model_dump(mode="json")
+        if spec.train.sample_weight is not None:
+            train["sample_weight"] = spec.train.sample_weight
         return {"model": spec.model.model_dump(mode="json"), "train": train}
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
@@ -156,7 +159,7 @@ def check_dataset(job: Job) -> None:
     dataset = job.ws.locate(job.features.output("dataset").name)
     if not (dataset / "workflow").is_dir():
         raise UserError(f"dataset {dataset} has no folder 'workflow'; run the features stage again")
-    check_streams(open_split(dataset, "train", schema), job.train.streams)
+    check_streams(open_split(dataset, "train", schema, carried_weight(job.train, schema)), job.train.streams)
     NegativeSampler.of(schema, job.train.negatives)
     dynamic_specs(schema, job.model.embedding_dim, job.train.embeddings)
     request = Request(job.train, schema)

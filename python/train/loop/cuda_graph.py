@@ -48,6 +48,8 @@ class GraphedForward:
             self._unsupported = "the model has no categorical features"
 
     def __call__(self, batch: MicroBatch, lookups: PendingLookups) -> Forward:
+        if batch.weights is not None:
+            self._unsupported = self._unsupported or "train.sample_weight is no part of it"
         if self._replay is None and not self._unsupported:
             self._start(batch)
         reason = self._unsupported or self._shape_mismatch(batch)

@@ -36,9 +36,9 @@ class EagerForward:
         self._model, self._batch_size = model, batch_size
 
     def __call__(self, batch: MicroBatch, lookups: PendingLookups) -> Forward:
-        loss = self.loss(self._model(batch.continuous, lookups), batch.labels)
+        loss = self.loss(self._model(batch.continuous, lookups), batch.labels, batch.weights)
         return Forward(loss.detach(), lambda: torch.autograd.backward(loss))
 
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Sum over the micro-batch's rows / rows of the step: logits, labels float32 [B] -> []."""
-        return binary_cross_entropy(logits, labels) / self._batch_size
+    def loss(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Sum over the micro-batch's rows / rows of the step: logits, labels, weights float32 [B] -> []."""
+        return binary_cross_entropy(logits, labels, weights) / self._batch_size

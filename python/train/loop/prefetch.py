@@ -41,19 +41,21 @@ class CudaCopy:
         with torch.cuda.stream(self._stream):
             continuous = pinned.continuous.to(self._device, non_blocking=True)
             labels = pinned.labels.to(self._device, non_blocking=True)
-            return MicroBatch(continuous, pinned.categorical, labels), self._stream.record_event()
+            weights = None if pinned.weights is None else pinned.weights.to(self._device, non_blocking=True)
+            return MicroBatch(continuous, pinned.categorical, labels, weights), self._stream.record_event()
 
     def receive(self, sent: tuple[MicroBatch, torch.cuda.Event]) -> MicroBatch:
         batch, copied = sent
         computing = torch.cuda.current_stream(self._device)
         computing.wait_event(copied)  # not for the stream: the next batch is on it already
-        for x in (batch.continuous, batch.labels):
-            x.record_stream(computing)
+        for x in (batch.continuous, batch.labels, batch.weights):
+            if x is not None:
+                x.record_stream(computing)
         return batch
 
 
 def prefetch_to_device(
-    batches: Iterable[Batch], device: torch.device, copy: DeviceCopy | None = None
+    batches: Iterable[Batch], device: torch.device, copy: DeviceCopy | None = None, *, weight: str | None = None
 ) -> Iterator[MicroBatch]:
     """The batches, in order.
 
@@ -61,10 +63,14 @@ def prefetch_to_device(
         batches: what the loader gives. On a GPU it is asked one batch ahead.
         device: where the dense part is. On the CPU tensors share the batches' memory.
         copy: how they come there; None: as the device needs.
+        weight: the carried column of the rows' weights; None: they have none.
+
+    Raises:
+        UserError: a weight is no number of at least 0.
     """
     if copy is None and device.type == "cuda":
         copy = CudaCopy(device)
-    tensors = map(MicroBatch.of, batches)
+    tensors = (MicroBatch.of(batch, weight) for batch in batches)
     if copy is None:
         yield from tensors
         return

@@ -28,6 +28,7 @@ from headrace.train.job import Job
 from headrace.train.loop.report import cache_report, dynamic_report, peak_mib
 from headrace.train.loop.trainer import Trainer
 from headrace.train.result import Report
+from headrace.train.setup.sample_weight import carried_weight
 from headrace.train.setup.state import TrainState, build_state
 
 log = logging.getLogger("headrace.train")
@@ -56,7 +57,8 @@ def train(
     is_chief = collective.world.is_chief
     dataset, schema = job.ws.locate(job.features.output("dataset").name), job.features.dataset_schema
     assert schema is not None
-    layout = open_split(dataset, "train", schema)
+    weight = carried_weight(job.train, schema)
+    layout = open_split(dataset, "train", schema, weight)
     state, progress = _restore_or_build(job, schema, collective, watchdog)
     model = state.model
     resumed_from = watchdog.step = progress.step
@@ -80,7 +82,7 @@ def train(
         )
 
     with TrainLoader(
-        layout, schema, job.train, collective.world, start_step=progress.step, timed=tracer.timed
+        layout, schema, job.train, collective.world, start_step=progress.step, carried=weight, timed=tracer.timed
     ) as source:
         total = source.steps_per_epoch * job.train.epochs
         total = min(total, job.train.max_steps or total)

@@ -30,6 +30,7 @@ from headrace.train.loop.lookups import LookupPipeline, micro_batches
 from headrace.train.loop.prefetch import prefetch_to_device
 from headrace.train.optim.schedule import learning_rate
 from headrace.train.result import Stopped, show_metrics
+from headrace.train.setup.sample_weight import carried_weight
 from headrace.train.setup.state import TrainState
 
 log = logging.getLogger("headrace.train")
@@ -67,7 +68,8 @@ class Trainer:
         self._collective, self._evaluate, self._stop_requested = collective, evaluate, stop_requested
         self._callbacks, self._steps_per_epoch = CallbackList(callbacks), source.steps_per_epoch
         model, train, world = state.model, job.train, collective.world
-        batches = micro_batches(prefetch_to_device(source, model.device), train.accumulate)
+        (weight,) = carried_weight(train, model.schema) or (None,)
+        batches = micro_batches(prefetch_to_device(source, model.device, weight=weight), train.accumulate)
         self.lookups = LookupPipeline(model, batches, self._callbacks, world.local_size < world.size)
         self._forward: ForwardBackward = (
             GraphedForward(model, train.batch_size, accumulate=train.accumulate)
