@@ -68,7 +68,10 @@ def delta_spark(rows: pa.Table, folder: Path) -> Written:
     """A Delta table of plain Spark: a renamed column, deletion vectors, days by a column of times."""
     staged = folder.with_suffix(".staged")
     pq.write_table(rows.drop_columns(["ds"]), staged)
-    properties = "'delta.columnMapping.mode' = 'name', 'delta.enableDeletionVectors' = 'true'"
+    properties = (
+        "'delta.columnMapping.mode' = 'name', 'delta.enableDeletionVectors' = 'true', "
+        "'delta.enableChangeDataFeed' = 'false'"
+    )
     with session(load_spec("clicks").spark, Workspace(folder.parent), "write a table") as spark:
         table = f"delta.`{folder}`"
         spark.read.parquet(str(staged)).createOrReplaceTempView("rows")
@@ -107,6 +110,7 @@ def main() -> None:
             flush=True,
         )
         for kind in kinds:
+            shutil.rmtree(home / "tables" / kind, ignore_errors=True)
             print(run(home, kind, WRITERS[kind](rows, home / "tables" / kind), settings), flush=True)
     finally:
         headrace("warehouse", "stop", "--home", str(home), check=False)

@@ -34,13 +34,13 @@ def at(version: int) -> str:
     return f"2026-03-10T12:{version:02d}:00+00:00"
 
 
-def test_v2_checkpoints_mapping_by_id_and_local_times(spark: SparkSession, ws: Workspace) -> None:
+def test_v2_checkpoints_mapping_by_id_wider_types_and_local_times(spark: SparkSession, ws: Workspace) -> None:
     """A table of Spark's catalog; days by a time without zone; the version by a time, and by its number."""
     spark.sql("CREATE DATABASE IF NOT EXISTS newer")
     try:
         properties = (
             "'delta.checkpointPolicy' = 'v2', 'delta.columnMapping.mode' = 'id', 'delta.checkpointInterval' = '3', "
-            "'delta.enableDeletionVectors' = 'true'"
+            "'delta.enableDeletionVectors' = 'true', 'delta.enableTypeWidening' = 'true'"
         )
         spark.sql(
             "CREATE TABLE newer.events (id bigint, at timestamp_ntz, who struct<name: string>, "
@@ -54,10 +54,11 @@ def test_v2_checkpoints_mapping_by_id_and_local_times(spark: SparkSession, ws: W
         spark.sql("DELETE FROM newer.events WHERE id % 11 = 0")  # 4
         spark.sql("UPDATE newer.events SET price = -1 WHERE id < 5")  # 5
         spark.sql("DELETE FROM newer.events WHERE id >= 290")  # 6
+        spark.sql("ALTER TABLE newer.events ALTER COLUMN click TYPE bigint")  # 7
         path = Path(spark.sql("DESCRIBE DETAIL newer.events").collect()[0]["location"].removeprefix("file:"))
         log = path / "_delta_log"
         assert list(log.glob("*3.checkpoint.*-*.*"))
-        for version in range(7):
+        for version in range(8):
             commit = log / f"{version:020d}.json"
             if version < 3:
                 # A log that was cleaned up to its checkpoint.
@@ -78,7 +79,7 @@ def test_v2_checkpoints_mapping_by_id_and_local_times(spark: SparkSession, ws: W
         ]
         source = {"table": "newer.events", "day": {"time": "at"}, "timezone": "America/New_York"}
         workflow = [{"columns": ["price"], "ops": []}, {"columns": ["user", "item"], "ops": ["categorify"]}]
-        for asked, version in (({"as_of": at(4)}, 4), ({"version": 5}, 5), ({}, 6)):
+        for asked, version in (({"as_of": at(4)}, 4), ({"version": 5}, 5), ({}, 7)):
             spec = make_spec(source | asked, {"columns": columns, "late_days": 3}, {"workflow": workflow})
             home = Workspace(ws.home / str(version))
             made = ingest(spec, home, D3)
