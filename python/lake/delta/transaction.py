@@ -22,6 +22,7 @@ from headrace.storage import Location
 #: `invariants`, `checkConstraints`: the caller's to check (`Transaction.constraints`).
 _WRITER_FEATURES = frozenset(
     {
+        "allowColumnDefaults",
         "appendOnly",
         "changeDataFeed",
         "checkConstraints",
