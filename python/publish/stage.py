@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.config import Publish as PublishSpec
 from headrace.config import Score, Spec
 from headrace.errors import UserError
+from headrace.lake.delta.log import DeltaLog
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output
 from headrace.publish.target import Limits, Target, table_name
@@ -112,9 +113,11 @@ def _read(ctx: Context, spark: SparkSession, scores: Output) -> DataFrame:
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
 
+    from headrace.lake.delta.frame import read_version
+
     path = ctx.ws.locate(scores.name)
     try:
-        df = spark.read.format("delta").option("versionAsOf", scores.version).load(str(path))
+        df = read_version(spark, path, int(scores.version), lambda of: of["ds"] == ctx.ds)
     except AnalysisException as e:
         raise UserError(
             f"version {scores.version} of {path} cannot be read ({str(e).splitlines()[0]}); make it again: "
@@ -125,19 +128,12 @@ def _read(ctx: Context, spark: SparkSession, scores: Output) -> DataFrame:
 
 def _write_delta(ctx: Context, df: DataFrame) -> int:
     """The same rows into the Delta table: one commit that replaces the day. Returns its version."""
-    from delta.tables import DeltaTable
     from pyspark.sql import functions as F
 
-    spark, path = df.sparkSession, str(ctx.ws.table(ctx.spec.pipeline, "published"))
-
-    def newest() -> tuple[int, str | None]:
-        row = DeltaTable.forPath(spark, path).history(1).collect()[0]
-        return int(row["version"]), row["userMetadata"]
-
-    if DeltaTable.isDeltaTable(spark, path):
-        version, key = newest()
-        if key == ctx.key:  # killed between this commit and the manifest
-            return version
+    log = DeltaLog(ctx.ws.table(ctx.spec.pipeline, "published"))
+    last = next(log.commits(), None)
+    if last is not None and last.user_metadata == ctx.key:  # killed between this commit and the manifest
+        return last.version
     (
         df.withColumn("published_key", F.lit(ctx.key))
         .write.format("delta")
@@ -145,9 +141,11 @@ def _write_delta(ctx: Context, df: DataFrame) -> int:
         .option("replaceWhere", f"ds = '{ctx.ds}'")
         .option("userMetadata", ctx.key)
         .partitionBy("ds")
-        .save(path)
+        .save(str(log.folder))
     )
-    return newest()[0]
+    version = log.version
+    assert version is not None, "written just now, under the pipeline's lock"
+    return version
 
 
 def _sections(spec: Spec) -> tuple[PublishSpec, Score]:

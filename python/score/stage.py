@@ -27,6 +27,7 @@ from headrace.features.functions.spark_expressions import col
 from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.types import declared
 from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.lake.delta.frame import read_version
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.session import session
 from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
@@ -356,7 +357,7 @@ def _sample(ctx: Context, spark: SparkSession, table: Location, version: int) ->
     """The first rows, as JSON values."""
     score: Score | None = ctx.spec.score
     assert score is not None
-    frame = spark.read.format("delta").option("versionAsOf", version).load(str(table)).where(F.col("ds") == ctx.ds)
+    frame = read_version(spark, table, version, lambda of: of["ds"] == ctx.ds).where(F.col("ds") == ctx.ds)
     rows = frame.orderBy(col(score.user.key), "rank").limit(_SAMPLE_ROWS).collect()
     return [
         {

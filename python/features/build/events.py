@@ -13,6 +13,7 @@ from headrace.errors import UserError
 from headrace.features.build.window import first_day
 from headrace.features.functions.spark_expressions import col
 from headrace.features.types import declared
+from headrace.lake.delta.frame import read_version
 from headrace.lake.source_tables.taken import PinnedTable
 from headrace.manifest import Output
 from headrace.schema import TableColumn
@@ -75,9 +76,10 @@ def days_of_window(ctx: Context, days: Collection[str]) -> list[str]:
 
 
 def read_events(ctx: Context, spark: SparkSession, source: str | None = None) -> DataFrame:
-    """All rows of the pinned version of a source, columns in the types that features see them in.
+    """The rows of the pinned version of a source, columns in the types that features see them in.
 
-    Of the main source, where it is a table: those that `events_of_window` leaves.
+    Of a named source all of them, up to ds where it is a table; of the main source at least those that
+    `events_of_window` leaves, and those alone where it is a table.
     """
     table = ctx.spec.table if source is None else ctx.spec.sources[source].table
     taken = source_table(ctx, source)
@@ -85,8 +87,12 @@ def read_events(ctx: Context, spark: SparkSession, source: str | None = None) ->
         days = days_of_window(ctx, taken.days) if source is None else [d for d in taken.days if d <= ctx.ds]
         return as_features_see(taken.rows(spark, days), table.columns)
     pinned = pinned_table(ctx, source)
-    reader = spark.read.format("delta").option("versionAsOf", int(pinned.version))
-    return as_features_see(reader.load(str(ctx.ws.locate(pinned.name))), table.columns)
+
+    def wanted(partition: Mapping[str, str | None]) -> bool:
+        ds = partition.get("ds")
+        return ds is not None and (source is not None or not ctx.spec.source.daily or bool(days_of_window(ctx, [ds])))
+
+    return as_features_see(read_version(spark, ctx.ws.locate(pinned.name), int(pinned.version), wanted), table.columns)
 
 
 def as_features_see(events: DataFrame, columns: Sequence[TableColumn]) -> DataFrame:
