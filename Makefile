@@ -5,6 +5,7 @@
 #   make test      set up, then lint, the GPU-plan gate and every test
 #   make lint      ruff, mypy, import-linter
 #   make gpu-check every operator and shipped pipeline under the RAPIDS plugin (no GPU needed; fetches its jar, 1 GB)
+#   make iceberg   the jar for pipelines whose source is an Iceberg table (47 MB)
 #   make native-cuda   the native libraries with CUDA (no GPU needed; fetches compilers, 271 MB, and the plugin's jar)
 #   make env HOROVOD=gloo   Horovod without NCCL: for ranks on CPUs alone; needs no CUDA compilers
 #   make bench     all benchmarks; make bench-day for one: build/bench/*.json
@@ -35,7 +36,7 @@ HOROVOD ?= $(or $(patsubst $(STAMPS)/horovod.%,%,$(firstword $(wildcard $(STAMPS
 # Who asks for a flavour gets that one or an error; who does not gets gloo where the other cannot be built.
 HOROVOD_ELSE := $(if $(filter file,$(origin HOROVOD)),gloo)
 
-.PHONY: demo test setup-test downloads lint bench bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars rapids gpu-check lock format
+.PHONY: demo test setup-test downloads lint bench bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars iceberg rapids gpu-check lock format
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -84,11 +85,15 @@ $(STAMPS)/native-cuda: $(NATIVE) $(STAMPS)/venv $(STAMPS)/cuda $(STAMPS)/rapids
 	@touch $@ $(STAMPS)/native
 
 $(STAMPS)/jars: build.gradle $(STAMPS)/tools
-	@$(STEP) "resolve jars (Delta)" bash -c 'set -o pipefail; gradle -q --no-daemon jars 2>&1 | { grep -vi "^openjdk" || true; }'
+	@$(STEP) "resolve jars (Delta, Avro)" bash -c 'set -o pipefail; gradle -q --no-daemon jars 2>&1 | { grep -vi "^openjdk" || true; }'
 	@touch $@
 
 $(STAMPS)/classes: scripts/archive_classes.py python/lake/session.py $(STAMPS)/jars $(STAMPS)/package
 	@$(STEP) "archive Spark's classes, so that every stage starts faster" bash -c 'set -o pipefail; $(PYTHON) scripts/archive_classes.py build/spark/classes.jsa 2>&1 | { grep -v "^WARNING: Using incubator\|spark.local.dir will be" || true; }'
+	@touch $@
+
+$(STAMPS)/iceberg: build.gradle $(STAMPS)/tools
+	@$(STEP) "resolve Iceberg's jar (47 MB the first time)" bash -c 'set -o pipefail; gradle -q --no-daemon iceberg 2>&1 | { grep -vi "^openjdk" || true; }'
 	@touch $@
 
 $(STAMPS)/rapids: build.gradle $(STAMPS)/tools
@@ -112,6 +117,7 @@ env: $(STAMPS)/horovod.$(HOROVOD) $(STAMPS)/package $(STAMPS)/native $(STAMPS)/j
 jars: $(STAMPS)/jars
 native: $(STAMPS)/native
 native-cuda: $(STAMPS)/native-cuda
+iceberg: $(STAMPS)/iceberg
 rapids: $(STAMPS)/rapids
 airflow: $(STAMPS)/airflow
 
@@ -138,6 +144,7 @@ gpu-check: env rapids
 downloads: $(STAMPS)/tools
 	@$(MAKE) rapids
 	@$(MAKE) jars
+	@$(MAKE) iceberg
 	@$(MAKE) airflow
 setup-test:
 	@$(MAKE) -j3 $(STAMPS)/venv $(STAMPS)/cuda downloads

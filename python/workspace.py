@@ -142,6 +142,11 @@ def rapids_dir() -> Path:
     return checkout() / "build" / "rapids"
 
 
+def iceberg_dir() -> Path:
+    """Where `gradle iceberg` puts Iceberg's jar for Spark."""
+    return checkout() / "build" / "iceberg"
+
+
 def pipeline_file(name: str) -> Path:
     """The YAML of a shipped pipeline."""
     return checkout() / "conf" / "pipelines" / f"{name}.yaml"

@@ -28,6 +28,7 @@ import yaml
 from deltalake import DeltaTable, write_deltalake
 
 from headrace.config import load_spec
+from headrace.config.spark import ICEBERG_BY_PATH
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.session import session
 from headrace.manifest import Manifest
@@ -82,10 +83,34 @@ def delta_spark(rows: pa.Table, folder: Path) -> Written:
     return Written(source, {"item_price": "price_eur"}, gone)
 
 
+def iceberg(rows: pa.Table, folder: Path) -> Written:
+    """An Iceberg table: hidden partitions by day, a renamed column, rows deleted by merge-on-read."""
+    staged = folder.with_suffix(".staged")
+    pq.write_table(rows.drop_columns(["ds"]), staged)
+    catalog = {
+        "spark.sql.catalog.lake": ICEBERG_BY_PATH["spark.sql.catalog.default_iceberg"],
+        "spark.sql.catalog.lake.type": "hadoop",
+        "spark.sql.catalog.lake.warehouse": str(folder.parent.parent),
+    }
+    conf = load_spec("clicks").spark.model_copy(update={"properties": catalog})
+    with session(conf, Workspace(folder.parent), "write a table") as spark:
+        table = f"lake.`{folder.parent.name}`.`{folder.name}`"
+        spark.read.parquet(str(staged)).createOrReplaceTempView("rows")
+        properties = "'write.delete.mode' = 'merge-on-read'"
+        partitions = "PARTITIONED BY (days(ts))"
+        spark.sql(f"CREATE TABLE {table} USING iceberg {partitions} TBLPROPERTIES ({properties}) AS SELECT * FROM rows")
+        spark.sql(f"ALTER TABLE {table} RENAME COLUMN item_price TO price_eur")
+        spark.sql(f"DELETE FROM {table} WHERE hour = 5")
+        gone = spark.sql(f"SELECT sum(record_count) FROM {table}.delete_files").collect()[0][0]
+    source = {"format": "iceberg", "path": str(folder), "day": {"time": "ts"}}
+    return Written(source, {"item_price": "price_eur"}, gone)
+
+
 WRITERS: dict[str, Callable[[pa.Table, Path], Written]] = {
     "parquet": parquet,
     "delta-rs": delta_rs,
     "delta-spark": delta_spark,
+    "iceberg": iceberg,
 }
 
 

@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 from xdist.scheduler import LoadScopeScheduling
 
 from headrace.config import Spark
-from headrace.lake.session import session, spark_settings
+from headrace.config.spark import ICEBERG_BY_PATH
+from headrace.lake.session import iceberg_jars, session, spark_settings
 from headrace.manifest import Manifest, Output, fingerprint
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.workspace import Workspace, checkout
@@ -70,13 +71,14 @@ _INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.fact
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A real session with Delta, shared by all tests (9 s to start). Stages find it active and use it.
+    """A real session with Delta, and Iceberg where its jar is, shared by all tests (9 s to start).
 
-    It interprets its expressions. Where these are what is tested, see `generated_code`; applications that tests start
-    generate code, too.
+    Stages find it active and use it. It interprets its expressions: where these are what is tested, see
+    `generated_code`; applications that tests start generate code, too.
     """
     ws = Workspace(tmp_path_factory.mktemp("spark-home"))
-    with session(Spark(master="local[2]", driver_memory="2g", properties=_INTERPRETED), ws, "tests") as found:
+    properties = _INTERPRETED | (ICEBERG_BY_PATH if iceberg_jars() else {})
+    with session(Spark(master="local[2]", driver_memory="2g", properties=properties), ws, "tests") as found:
         yield found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -88,6 +89,12 @@ def arrow_rows(rows: pd.DataFrame) -> pa.Table:
     types = [pa.int64(), pa.timestamp("us", "UTC"), pa.string(), pa.int64(), pa.float64(), pa.int32(), pa.date32()]
     columns = {name: pa.array(list(rows[name]), t) for name, t in zip(rows.columns, types, strict=True)}
     return pa.table(columns)
+
+
+def quarantined(spark: SparkSession, ws: Workspace) -> dict[int, str]:
+    """Reason by id."""
+    found = spark.read.format("delta").load(str(ws.quarantine("shop"))).collect()
+    return {json.loads(r["_raw"])["id"]: r["_reason"] for r in found}
 
 
 def ingest(spec: Spec, ws: Workspace, ds: str) -> Manifest:

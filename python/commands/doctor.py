@@ -20,7 +20,7 @@ from rich.text import Text
 from headrace.commands.screen import out, print_json, table
 from headrace.config import load_spec
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
-from headrace.workspace import Workspace, checkout, jars_dir
+from headrace.workspace import Workspace, checkout, iceberg_dir, jars_dir
 
 #: missing: a day cannot run. optional: it can, without this. warning: it can, with less room than is wise.
 State = Literal["ok", "missing", "optional", "warning"]
@@ -59,7 +59,7 @@ def doctor(ws: Workspace, pipeline: str | None = None, as_json: bool = False) ->
 
 def examine(ws: Workspace, pipeline: str | None = None) -> Iterator[Finding]:
     """All findings, in the order in which things are installed."""
-    checks: list[Callable[[], Iterator[Finding]]] = [python, java, pins, spark, native, horovod, shared_memory]
+    checks: list[Callable[[], Iterator[Finding]]] = [python, java, pins, spark, iceberg, native, horovod, shared_memory]
     for check in checks:
         yield from check()
     yield from disk(ws)
@@ -171,6 +171,16 @@ def jars(gradle: Path, configuration: str) -> list[str]:
     except FileNotFoundError:
         return []
     return [f"{name}-{v}.jar" for name, v in re.findall(rf"^\s*{configuration} '[^:']+:([^:']+):([^:']+)'", text, re.M)]
+
+
+def iceberg() -> Iterator[Finding]:
+    """Iceberg's jar: for sources that are Iceberg tables."""
+    wanted = jars(checkout() / "build.gradle", "icebergJars")
+    found = [name for name in wanted if (iceberg_dir() / name).is_file()]
+    if found:
+        yield Finding("Iceberg's jar", "ok", ", ".join(found))
+    else:
+        yield Finding("Iceberg's jar", "optional", "not here", "`make iceberg` (47 MB), for tables of Iceberg's")
 
 
 def native() -> Iterator[Finding]:

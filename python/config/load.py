@@ -10,6 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from headrace.config.paths import entry_at, fields_at, section_of, without_tags
+from headrace.config.spark import ICEBERG_BY_PATH
 from headrace.config.spec import Spec
 from headrace.errors import UserError, nearest
 from headrace.workspace import pipeline_file
@@ -79,9 +80,19 @@ def _read(path: Path) -> dict[str, Any]:
 def build_spec(data: Mapping[str, Any], where: str = "spec") -> Spec:
     """Validate a mapping. Raises UserError that lists every fault."""
     try:
-        return Spec.model_validate(data)
+        spec = Spec.model_validate(data)
     except ValidationError as e:
         raise UserError("\n".join(_explain(error, where) for error in e.errors())) from None
+    return _with_iceberg(spec)
+
+
+def _with_iceberg(spec: Spec) -> Spec:
+    """The spec with the catalog that sources need which are Iceberg tables given by their paths."""
+    sources = [spec.source, *(named.source for named in spec.sources.values())]
+    if not any(source.format == "iceberg" for source in sources):
+        return spec
+    properties = {**ICEBERG_BY_PATH, **spec.spark.properties}
+    return spec.model_copy(update={"spark": spec.spark.model_copy(update={"properties": properties})})
 
 
 def _apply(data: dict[str, Any], override: str) -> None:

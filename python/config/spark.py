@@ -14,6 +14,10 @@ from headrace.workspace import checkout
 
 LOOPBACK = "127.0.0.1"
 
+#: The catalog by which Spark reads Iceberg tables that are given by their paths. (By its class a session's jars are
+#: chosen: headrace.lake.session.)
+ICEBERG_BY_PATH = {"spark.sql.catalog.default_iceberg": "org.apache.iceberg.spark.SparkCatalog"}
+
 #: A key that is to hold a secret, wherever in it that is said: the name of an account or of a container may follow.
 _SECRET = re.compile(
     r"secret|passw(or)?d|passphrase|token|\bsas\b"

@@ -19,11 +19,14 @@ from pyspark.sql import SparkSession
 from headrace.config import LOOPBACK, Spark, spark_profile
 from headrace.errors import UserError
 from headrace.udfs.spark import udf_jars
-from headrace.workspace import Workspace, class_archive, jars_dir, rapids_dir
+from headrace.workspace import Workspace, class_archive, iceberg_dir, jars_dir, rapids_dir
 
 #: Casts between texts, dates and timestamps obey it.
 _TIME_ZONE = "spark.sql.session.timeZone"
 _PLUGIN = "com.nvidia.spark.SQLPlugin"
+#: What its classes' names begin with, which properties give to catalogs and extensions.
+_ICEBERG = "org.apache.iceberg."
+_ICEBERG_JAR = "iceberg-spark-runtime"
 #: What a JVM that is about to end gets for it, where a failure may have come of that.
 _JVM_END_SECONDS = 0.5
 #: Of local masters, below a profile's own: a cluster has an address that its executors reach, a disk of its own on each
@@ -56,7 +59,8 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
     props |= {
         "spark.master": conf.master,
         "spark.driver.memory": conf.driver_memory,
-        "spark.jars": ",".join([*jars, *map(str, udf_jars(rapids))]),
+        # Iceberg's is on no class path of the class archive's: it is far larger than all of the others together.
+        "spark.jars": ",".join([*jars, *map(str, [*udf_jars(rapids), *_iceberg_jars(conf.properties)])]),
         "spark.sql.warehouse.dir": str(ws.spark_local / "warehouse"),
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={shlex.quote(log4j.as_uri())} "
         f"-Dderby.system.home={shlex.quote(str(ws.spark_local))}",
@@ -92,6 +96,25 @@ def properties(conf: Spark, ws: Workspace) -> dict[str, str]:
 def rapids_jars() -> list[Path]:
     """The plugin's jar, if it was fetched."""
     return sorted(rapids_dir().glob("rapids-4-spark_*.jar"))
+
+
+def iceberg_jars() -> list[Path]:
+    """Iceberg's jar, if it was fetched."""
+    return sorted(iceberg_dir().glob(f"{_ICEBERG_JAR}-*.jar"))
+
+
+def _iceberg_jars(given: Mapping[str, str]) -> list[Path]:
+    """Those that a session needs whose properties name a catalog of Iceberg's, and bring no jar of their own."""
+    if not any(_ICEBERG in value for value in given.values()):
+        return []
+    if any(_ICEBERG_JAR in given.get(key, "") for key in ("spark.jars", "spark.jars.packages")):
+        return []
+    jars = iceberg_jars()
+    if not jars:
+        raise UserError(
+            f"a source is an Iceberg table, and Iceberg's jar is not in {iceberg_dir()}: run `make iceberg`"
+        )
+    return jars[-1:]
 
 
 def _gpu_properties(props: Mapping[str, str], discovery: Path) -> dict[str, str]:

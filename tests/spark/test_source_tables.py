@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -27,13 +26,8 @@ from tests.source_table_support import (
     ingest,
     make_rows,
     make_spec,
+    quarantined,
 )
-
-
-def quarantined(spark: SparkSession, ws: Workspace) -> dict[int, str]:
-    """Reason by id."""
-    found = spark.read.format("delta").load(str(ws.quarantine("shop"))).collect()
-    return {json.loads(r["_raw"])["id"]: r["_reason"] for r in found}
 
 
 @pytest.fixture(scope="module")

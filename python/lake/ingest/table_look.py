@@ -49,7 +49,8 @@ class TableLook:
 
 
 def look(ctx: SourceContext, source: TableSource, spark: SparkSession | None = None) -> TableLook:
-    """Pin the version that a run reads. A catalog is asked where none was asked before, or with `spark`.
+    """Pin the version that a run reads. A catalog is asked where none was asked before, where it alone knows the newest
+    version (Iceberg), or with `spark`.
 
     Raises:
         UserError: there is no such table, or it has no rows of the run's day.
@@ -62,8 +63,8 @@ def look(ctx: SourceContext, source: TableSource, spark: SparkSession | None = N
     if lacks.get(ctx.ds):
         raise incomplete(ctx, ctx.ds, lacks[ctx.ds])
     place = find_table(source, ctx.ws, spark)
-    if place is None and taken.place is not None:
-        place = TablePlace(**taken.place)
+    if place is None and taken.place is not None and (kept := TablePlace(**taken.place)).stands(source):
+        place = kept
     if place is None:
         with session(ctx.run.spec.spark, ctx.ws, f"ingest {ctx.pipeline} {ctx.ds}") as started:
             place = find_table(source, ctx.ws, started)

@@ -93,9 +93,8 @@ class FolderSnapshot:
             except AnalysisException as e:
                 if self.format == "avro":
                     raise UserError(
-                        "source.format: avro needs Spark's Avro package, which is not part of its distribution; add "
-                        "spark.properties: {spark.jars.packages: 'org.apache.spark:spark-avro_2.13:4.0.4'}, or write "
-                        "the rows as Parquet"
+                        "source.format: avro needs Spark's Avro module, which is not part of its distribution: run "
+                        "`make jars`"
                     ) from e
                 raise
             except PySparkException as e:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from headrace.config import Table, TableSource
+from headrace.config.source import TableFormat
 from headrace.errors import UserError
+from headrace.lake.iceberg.manifests import local_file
 from headrace.lake.source_tables.change_feed import ChangeFeed
 from headrace.lake.source_tables.delta import DeltaSnapshot, pinned_version
 from headrace.lake.source_tables.folder import FolderSnapshot
+from headrace.lake.source_tables.iceberg import IcebergSnapshot, pinned_snapshot
 from headrace.lake.source_tables.snapshot import Snapshot
 from headrace.lake.sources.frame import quoted
 from headrace.storage import Location, local
@@ -24,14 +27,20 @@ from headrace.workspace import Workspace, checkout
 class TablePlace:
     """What a catalog says of a table; goes into manifests."""
 
-    #: delta, parquet, orc, avro.
+    #: delta, iceberg, parquet, orc, avro.
     format: str
     #: Its folder.
     path: str
+    #: Of an Iceberg table: the metadata file that its catalog named as the newest when it was asked.
+    metadata: str | None = None
 
     def facts(self) -> dict[str, Any]:
         """For a manifest."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def stands(self, source: TableSource) -> bool:
+        """Whether the version that the spec asks for is found here without asking the catalog again."""
+        return self.metadata is None or source.version is not None
 
 
 def table_name(source: TableSource, ws: Workspace, place: TablePlace) -> str:
@@ -47,8 +56,6 @@ def find_table(source: TableSource, ws: Workspace, spark: SparkSession | None) -
     """
     if source.path is not None:
         assert source.format is not None
-        if source.format == "iceberg":
-            raise UserError("source.format: iceberg is not read yet; write the table's rows as Delta or Parquet")
         return TablePlace(source.format, str(_folder(source.path, ws)))
     return None if spark is None else _in_catalog(source, spark)
 
@@ -76,6 +83,9 @@ def open_table(
         return DeltaSnapshot(source, folder, at)
     if source.day is not None and source.day.changes:
         raise UserError(f"source.day.changes: {source.shown} is {place.format}, and Delta tables alone record changes")
+    if place.format == "iceberg":
+        pinned = None if version is None else int(version)
+        return IcebergSnapshot(source, *pinned_snapshot(source, folder, place.metadata, pinned))
     return FolderSnapshot(source, folder, place.format)
 
 
@@ -87,8 +97,9 @@ def _folder(path: str, ws: Workspace) -> Location:
 
 def _in_catalog(source: TableSource, spark: SparkSession) -> TablePlace:
     assert source.table is not None
+    name = ".".join(quoted(source.table.split(".")))
     try:
-        rows = spark.sql(f"DESCRIBE TABLE EXTENDED {'.'.join(quoted(source.table.split('.')))}").collect()
+        rows = spark.sql(f"DESCRIBE TABLE EXTENDED {name}").collect()
     except AnalysisException as e:
         raise UserError(
             f"source.table: Spark finds no table {source.table} ({str(e).splitlines()[0]}); a catalog of another "
@@ -96,7 +107,7 @@ def _in_catalog(source: TableSource, spark: SparkSession) -> TablePlace:
         ) from None
     said: Mapping[str, str] = {r["col_name"].lower(): str(r["data_type"]) for r in rows}
     format_, location = said.get("provider", "").lower(), said.get("location", "")
-    if format_ not in ("delta", "parquet", "orc", "avro"):
+    if format_ not in get_args(TableFormat):
         what = f"of format {format_}" if format_ else "a view"
         raise UserError(f"source.table: {source.table} is {what}, which headrace does not read as a source")
     scheme, colon, path = location.partition(":")
@@ -105,4 +116,10 @@ def _in_catalog(source: TableSource, spark: SparkSession) -> TablePlace:
             f"source.table: the files of {source.table} are at {location}, and headrace reads those of the local file "
             f"system alone"
         )
-    return TablePlace(format_, "/" + (path if colon else location).lstrip("/"))
+    folder = "/" + (path if colon else location).lstrip("/")
+    if format_ != "iceberg":
+        return TablePlace(format_, folder)
+    # The session's catalog may have kept what it knew half a minute ago.
+    spark.sql(f"REFRESH TABLE {name}")
+    newest = spark.table(f"{name}.metadata_log_entries").collect()[-1]
+    return TablePlace(format_, folder, str(local_file(newest["file"])))

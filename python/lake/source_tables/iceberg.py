@@ -1,0 +1,189 @@
+"""Iceberg tables as sources: files by the table's metadata, rows by Iceberg's own reader.
+
+A snapshot never changes, and is read by its id through a metadata file that knows it. So a catalog is asked for the
+newest snapshot, and for nothing else.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from headrace.config import TableSource
+from headrace.errors import UserError
+from headrace.lake.iceberg.manifests import SnapshotFile, local_file, snapshot_files
+from headrace.lake.iceberg.metadata import TableMetadata, metadata_with, newest_metadata, primitives, read_metadata
+from headrace.lake.source_tables.days import Bounds, days_of_file, within
+from headrace.lake.source_tables.snapshot import FILE, LINE, TableFile, file_versions, lost_file, no_file_of
+from headrace.manifest import fingerprint
+from headrace.storage import Location, local
+
+_EPOCH = datetime(1970, 1, 1)
+#: Property of tables whose files were not written by Iceberg: columns are found by name, partitions are not in files.
+_NAME_MAPPING = "schema.name-mapping.default"
+
+
+def pinned_snapshot(
+    source: TableSource, folder: Location, newest: str | None, pinned: int | None
+) -> tuple[TableMetadata, int]:
+    """A metadata file, and the snapshot that is read.
+
+    Args:
+        source: may name a snapshot or a time.
+        folder: of the table.
+        newest: the metadata file that a catalog names as the newest; None: the folder's newest.
+        pinned: the snapshot that an earlier run has pinned; None: the one that the spec asks for.
+
+    Raises:
+        UserError: there is no table, or no such snapshot.
+    """
+    metadata_folder = folder / "metadata" if newest is None else local(newest).parent
+    wanted = source.version if pinned is None else pinned
+    if wanted is not None:
+        found = metadata_with(metadata_folder, wanted)
+        if found is None:
+            if pinned is None:
+                raise UserError(f"source.version: {source.shown} has no snapshot {wanted}{_known(metadata_folder)}")
+            raise UserError(
+                f"source: snapshot {wanted} of {source.shown} has expired. Run ingest again, which takes a newer one, "
+                f"and keep snapshots for longer (history.expire.max-snapshot-age-ms)"
+            )
+        return found, wanted
+    metadata = newest_metadata(metadata_folder) if newest is None else read_metadata(local(newest))
+    if source.as_of is None:
+        if metadata.current is None:
+            raise UserError(f"source: {source.shown} is empty: nobody has written rows to it yet")
+        return metadata, metadata.current
+    found_id = metadata.as_of(datetime.fromisoformat(source.as_of).timestamp() * 1000)
+    if found_id is None:
+        raise UserError(
+            f"source.as_of: {source.shown} has no snapshot of {source.as_of}: the table is younger, or what was the "
+            f"newest then has expired"
+        )
+    return metadata, found_id
+
+
+def _known(folder: Location) -> str:
+    """The newest snapshots of a table that only has a path, for a message."""
+    try:
+        found = list(newest_metadata(folder).snapshots)
+    except UserError:
+        return ""
+    return f"; its newest are {', '.join(map(str, found[-3:]))}" if found else ""
+
+
+@dataclass(frozen=True)
+class IcebergSnapshot:
+    """An Iceberg table at one snapshot."""
+
+    source: TableSource
+    metadata: TableMetadata
+    snapshot_id: int
+    format: str = "iceberg"
+    versioned: bool = True
+
+    @cached_property
+    def _files(self) -> list[SnapshotFile]:
+        return snapshot_files(self.metadata, self.snapshot_id)
+
+    @cached_property
+    def _columns(self) -> Mapping[int, Mapping[str, Any]]:
+        return {int(f["id"]): f for f in self.metadata.schema(self.snapshot_id)["fields"]}
+
+    @property
+    def _time(self) -> Mapping[str, Any] | None:
+        """The column that `day.time` names."""
+        name = self.source.day and self.source.day.time
+        return next((f for f in self._columns.values() if name and f["name"].lower() == name.lower()), None)
+
+    @cached_property
+    def _root(self) -> Location:
+        return local_file(self.metadata.location)
+
+    @property
+    def plain(self) -> bool:
+        # Columns are found by their ids: where the schema has changed, a file may have another name for one.
+        schema, *others = self.metadata.schemas
+        if others or schema.get("schema-id") or _NAME_MAPPING in self.metadata.properties:
+            return False
+        # Spark has text where the files have bytes.
+        if "uuid" in primitives(schema):
+            return False
+        # Rows without a time are of no day, and the bounds of their files do not tell of them.
+        time = self._time
+        timed = time is None or all(f.nulls.get(int(time["id"])) == 0 for f in self._files)
+        return timed and all(f.format == "parquet" and not f.deletes and not f.encrypted for f in self._files)
+
+    @cached_property
+    def files(self) -> list[TableFile]:
+        return sorted(map(self._file, self._files), key=lambda f: f.name)
+
+    def _file(self, file: SnapshotFile) -> TableFile:
+        columns = self._columns
+        partition = {columns[i]["name"].lower(): _text(v) for i, v in file.partition.items() if i in columns}
+        first, last = days_of_file(self.source, partition, self._bounds(file))
+        identity = fingerprint({"deletes": list(file.deletes)}) if file.deletes else ""
+        name = file.path.below(self._root) if file.path.is_below(self._root) else f"file:{file.path}"
+        return TableFile(name, file.path, identity, first, last, partition)
+
+    def _bounds(self, file: SnapshotFile) -> Bounds | None:
+        """Least and greatest value of `day.time`."""
+        field = self._time
+        if field is None:
+            return None
+        low, high = (_value(field["type"], side.get(int(field["id"]))) for side in (file.lower, file.upper))
+        return None if low is None or high is None else (low, high)
+
+    def day_versions(self, days: Collection[str]) -> dict[str, str]:
+        return file_versions(self.files, days)
+
+    def why_no_rows(self, ds: str) -> str:
+        return no_file_of(self.files)
+
+    def lost(self, ds: str) -> str | None:
+        return lost_file(self.files, ds)
+
+    def pin(self, days: Mapping[str, str]) -> str:
+        return str(self.snapshot_id)
+
+    def rows(self, spark: SparkSession, days: Collection[str] | None) -> DataFrame:
+        reader = spark.read.format("iceberg").option("snapshot-id", str(self.snapshot_id))
+        try:
+            frame = reader.load(str(self.metadata.file))
+            frame = frame.select("*", self._relative().alias(FILE), F.col("_pos").alias(LINE))
+        except PySparkException as e:
+            raise UserError(f"source: {self.source.shown} cannot be read: {str(e).splitlines()[0]}") from e
+        return frame if days is None else within(frame, self.source, self.files, days)
+
+    def _relative(self) -> Column:
+        """`_source_file`: as `TableFile.name`."""
+        path = F.regexp_replace("_file", "^file:/*", "/")
+        root = f"{self._root}/"
+        below = F.substr(path, F.lit(len(root) + 1))
+        return F.when(path.startswith(root), below).otherwise(F.concat(F.lit("file:"), path))
+
+
+def _value(type_: Any, data: bytes | None) -> date | datetime | None:
+    """A value of a date or timestamp as Iceberg serialises single values; None: of another type."""
+    if data is None or type_ not in ("date", "timestamp", "timestamptz"):
+        return None
+    try:
+        if type_ == "date":
+            return (_EPOCH + timedelta(days=struct.unpack("<i", data)[0])).date()
+        found = _EPOCH + timedelta(microseconds=struct.unpack("<q", data)[0])
+    except OverflowError:  # a year before 1 or after 9999
+        return None
+    return found if type_ == "timestamp" else found.replace(tzinfo=UTC)
+
+
+def _text(value: Any) -> str | None:
+    """The value of a partition column as Spark casts it to text."""
+    return None if value is None else str(value)
