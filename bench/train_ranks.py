@@ -39,8 +39,10 @@ from headrace.embeddings.planner.search import plan_tables
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table
 from headrace.jagged import JaggedArray
 from headrace.manifest import Manifest
-from headrace.models.dlrm import DLRM
+from headrace.models.inputs import Inputs
 from headrace.models.mlp import pairwise_dots
+from headrace.models.ranking.dlrm import DLRM
+from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
 from headrace.train.callbacks.collective import InstrumentedCollective
@@ -81,10 +83,13 @@ class Result:
 class TorchDLRM(DLRM):
     """The same dense part with nothing of ours in it."""
 
-    def _top(self, bottom: Tensor, vectors: Any, watches: bool = True) -> Tensor:
-        stacked = torch.cat([bottom.unsqueeze(1), vectors], dim=1)
-        logits: Tensor = self.top(torch.cat([bottom, pairwise_dots(stacked)], dim=1)).squeeze(1)
-        return logits
+    reads_in_place = False
+
+    def forward(self, inputs: Inputs) -> dict[str, Tensor]:
+        assert self.bottom is not None
+        bottom = self.bottom(inputs.continuous)
+        stacked = torch.cat([bottom.unsqueeze(1), inputs.vectors], dim=1)
+        return {"logits": self.top(torch.cat([bottom, pairwise_dots(stacked)], dim=1)).squeeze(1)}
 
 
 class Finished(Exception):
@@ -224,7 +229,7 @@ def take_steps(
     return [b - a for a, b in pairwise(marks)]
 
 
-def state_of(step: Step, collective: Collective, kind_of_model: type[DLRM] = DLRM) -> TrainState:
+def state_of(step: Step, collective: Collective, network: type[DLRM] = DLRM) -> TrainState:
     """Tables by rows, as is the default; those of lists as `train.sharding.kind: auto` plans them."""
     kind: Literal["auto", "row_wise"] = "auto" if step.ids > 1 else "row_wise"
 
@@ -238,7 +243,8 @@ def state_of(step: Step, collective: Collective, kind_of_model: type[DLRM] = DLR
             settings=Sharding(kind=kind, zipf=step.zipf),
         ).plan
 
-    model = kind_of_model(schema_of(step), model_of(step), collective, 1, make_plan)
+    model = ShardedModel(schema_of(step), model_of(step), collective, 1, make_plan)
+    model.network = network(model.inputs, model_of(step))
     model.embeddings.configure_optimizer(train_of(step).embeddings)
     return TrainState(model, DenseOptimizer(model.dense_parameters(), train_of(step).dense, collective))
 

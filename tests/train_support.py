@@ -9,7 +9,7 @@ import numpy as np
 
 from headrace.config import EmbeddingOptimizer, Model, Optimizer, Train
 from headrace.manifest import Manifest
-from headrace.models.saved import load_dlrm
+from headrace.models.saved import load_model
 from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.job import Job
 from headrace.workspace import Workspace
@@ -27,14 +27,16 @@ TRAIN = Train(
 MODEL = Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(16,))
 
 
-def job_of(home: Workspace, features: Manifest, key: str, train: Train = TRAIN, **more: Any) -> Job:
+def job_of(
+    home: Workspace, features: Manifest, key: str, train: Train = TRAIN, model: Model = MODEL, **more: Any
+) -> Job:
     return Job(
         home=home.home,
         pipeline="clicks",
         ds="2026-01-10",
         key=key,
         features=features,
-        model=MODEL,
+        model=model,
         train=train,
         progress_seconds=0.0,
         **more,
@@ -42,8 +44,8 @@ def job_of(home: Workspace, features: Manifest, key: str, train: Train = TRAIN, 
 
 
 def weights(job: Job) -> dict[str, np.ndarray]:
-    model = load_dlrm(job.saved_model)
-    return {k: v.numpy() for k, v in model.state_dict().items()} | {"embeddings": model.embeddings.weight.numpy()}
+    model = load_model(job.saved_model)
+    return {k: v.numpy() for k, v in model.dense_state().items()} | {"embeddings": model.embeddings.weight.numpy()}
 
 
 def assert_same_weights(a: Job, b: Job) -> None:

@@ -21,7 +21,7 @@ def product_rows(clock: Clock, sizes: list[int], kind: str, batch: int, storage:
     from headrace.config import EmbeddingOptimizer, Model, Optimizer
     from headrace.embeddings.sharding.plan import Lookup, Plan, Table, row_wise
     from headrace.models.categorical import CategoricalBatch
-    from headrace.models.dlrm import DLRM
+    from headrace.models.sharded_model import ShardedModel
     from headrace.schema import DatasetSchema, Feature, Kind
     from headrace.train.loop.cuda_graph import GraphedForward
     from headrace.train.loop.forward_backward import EagerForward
@@ -37,7 +37,7 @@ def product_rows(clock: Clock, sizes: list[int], kind: str, batch: int, storage:
     def plan(tables: Sequence[Table], lookups: Sequence[Lookup], world: int) -> Plan:
         return row_wise([replace(t, storage=storage) for t in tables], lookups, world)
 
-    model = DLRM(schema, shape, LocalCollective(), 1, plan, settings, clock.device)
+    model = ShardedModel(schema, shape, LocalCollective(), 1, plan, settings, clock.device)
     model.precision = dense
     model.configure_optimizer(settings)
     optimizer = DenseOptimizer(model.dense_parameters(), Optimizer(kind="sgd"), LocalCollective())

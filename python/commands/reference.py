@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from headrace.commands.screen import out
 from headrace.config import Spec
 from headrace.config.documentation import Key, keys_of, meaning_of
+from headrace.config.model_args import MODEL_ARGS
 from headrace.features.ops import REGISTRY
 from headrace.features.table_ops import TABLE_OPS
 
@@ -46,8 +47,10 @@ def page() -> str:
                 places[m].append(at)
         waiting = [*inner, *waiting]
     parts = [_INTRODUCTION, *(_section(m, keys_of(m), places=places[m]) for m in order)]
-    parts += _operators("Row operators", "of a chain's `ops`", REGISTRY)
-    parts += _operators("Table operators", "of `features.prepare`", TABLE_OPS)
+    operators = "Operators {}, written `name` or `name: {{key: value}}`."
+    parts += _by_name("Model classes", "What `model.args` may hold, by `model.class`.", MODEL_ARGS)
+    parts += _by_name("Row operators", operators.format("of a chain's `ops`"), REGISTRY)
+    parts += _by_name("Table operators", operators.format("of `features.prepare`"), TABLE_OPS)
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -71,8 +74,8 @@ def _section(
     return "\n".join(lines)
 
 
-def _operators(heading: str, where: str, known: Mapping[str, type[BaseModel]]) -> Iterator[str]:
-    yield f"## {heading}\n\nOperators {where}, written `name` or `name: {{key: value}}`.\n"
+def _by_name(heading: str, introduction: str, known: Mapping[str, type[BaseModel]]) -> Iterator[str]:
+    yield f"## {heading}\n\n{introduction}\n"
     shown: set[type[BaseModel]] = set()
     for name, op in sorted(known.items()):
         keys = keys_of(op)

@@ -2,28 +2,80 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import (
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
+from headrace.config.model_args import MODEL_ARGS
 from headrace.config.section import Section
+
+#: Settings of `dlrm` that stand in `model` itself.
+_OF_DLRM = ("bottom_mlp", "top_mlp", "dropout")
 
 
 class Model(Section):
-    """A DLRM (Naumov et al., 2019): bottom MLP over continuous features, embeddings, pairwise dots, top MLP."""
+    """The neural model: what works on the embeddings, and how wide these are."""
 
-    #: The one there is.
-    kind: Literal["dlrm"] = "dlrm"
-    #: Width of every embedding; the bottom MLP ends in it.
+    model_config = ConfigDict(populate_by_name=True)
+
+    #: `dlrm`, `wide_deep`, `deepfm`, `dcn_v2`, `final_mlp`, `masknet`, or `module:Class`, a torch module of your own.
+    kind: str = Field(default="dlrm", alias="class")
+    #: Settings of the class: see the model classes below, or what the constructor of your own takes.
+    args: Mapping[str, Any] = Field(default={})
+    #: Width of every embedding; a DLRM's bottom MLP ends in it.
     embedding_dim: int = Field(default=16, ge=1)
-    #: Hidden widths; the last layer of the bottom (embedding_dim) and of the top (1) is added.
+    #: Of dlrm: hidden widths; the last layer of the bottom (embedding_dim) and of the top (1) is added.
     bottom_mlp: tuple[int, ...] = (64,)
-    #: Hidden widths of the MLP over the dots of all vectors.
+    #: Of dlrm: hidden widths of the MLP over the dots of all vectors.
     top_mlp: tuple[int, ...] = (64, 32)
-    #: Share of the top MLP's hidden units that a training step leaves out.
+    #: Of dlrm: share of the top MLP's hidden units that a training step leaves out.
     dropout: float = Field(default=0.0, ge=0, lt=1)
     #: How the vectors of a list become one.
     pooling: Literal["sum", "mean", "max"] = "sum"
+
+    @model_validator(mode="after")
+    def _settings_of_the_class(self) -> Model:
+        if self.kind == "dlrm":
+            if self.args:
+                raise ValueError("dlrm has no args: write bottom_mlp, top_mlp and dropout beside 'class'")
+            return self
+        misplaced = [name for name in _OF_DLRM if name in self.model_fields_set]
+        if misplaced:
+            raise ValueError(f"'{misplaced[0]}' is a setting of dlrm: write what '{self.kind}' takes into 'args'")
+        if ":" in self.kind:
+            return self  # the class itself looks at them, where it is imported
+        if self.kind not in MODEL_ARGS:
+            known = ", ".join(("dlrm", *MODEL_ARGS))
+            raise ValueError(f"no class '{self.kind}' (known: {known}; one of your own: MODULE:CLASS)")
+        try:
+            MODEL_ARGS[self.kind].model_validate(dict(self.args))
+        except ValidationError as e:
+            fault = e.errors()[0]
+            where = ".".join(str(p) for p in ("args", *fault["loc"]))
+            known = ", ".join(MODEL_ARGS[self.kind].model_fields)
+            said = f"unknown (known: {known})" if fault["type"] == "extra_forbidden" else fault["msg"]
+            raise ValueError(f"{where} of '{self.kind}': {said}") from None
+        if self.kind in ("wide_deep", "deepfm") and self.embedding_dim < 2:
+            raise ValueError(
+                f"'{self.kind}' takes the first value of an embedding as a weight: embedding_dim is at least 2"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _of_the_class(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What a DLRM had no word for is left out, so that what was made from one keeps its fingerprint."""
+        found: dict[str, Any] = serialize(self)
+        for name in ("args",) if self.kind == "dlrm" else _OF_DLRM:
+            found.pop(name, None)
+        return found
 
 
 class Baseline(Section):

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from headrace.errors import UserError, nearest
+from headrace.plugins import import_class
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -50,25 +50,13 @@ def build(
 def _plugin(registry: Mapping[str, type[T]], name: str, where: str, what: str, base: type[T]) -> type[T]:
     offered = _offered(f"headrace.{what.replace(' ', '_')}s")
     reference = offered[name].value if name in offered else name
-    module, colon, path = reference.partition(":")
-    if not colon:
+    if ":" not in reference:
         known = sorted({*registry, *offered})
         raise UserError(
             f"{where}: no {what} '{name}'{nearest(name, known)} (known: {', '.join(known)}; one of your own: "
             f"MODULE:CLASS)"
         )
-    try:
-        found: Any = import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as e:
-        raise UserError(
-            f"{where}: {what} '{name}' cannot be imported: {e}. Install the package in this environment (on a cluster "
-            f"also in that of the executors), or set PYTHONPATH to the folder of its module"
-        ) from None
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise UserError(f"{where}: '{name}' is no {what}: it does not extend {base.__module__}:{base.__qualname__}")
-    return found
+    return import_class(reference, base, where, what)
 
 
 @cache

@@ -16,8 +16,10 @@ from headrace.models.columns import FeatureColumns, jagged_of, matrix_of, row_co
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import Location, local
 
-#: What a complete saved model has, by its kind, besides model.json.
-_PARTS = {"dlrm": ("dense.safetensors", "embeddings", "workflow"), "xgboost": ("model.ubj", "workflow")}
+#: What a complete saved model has besides model.json.
+_XGBOOST, _XGBOOST_PARTS = "xgboost", ("model.ubj", "workflow")
+#: Of a model with embeddings, whatever its class.
+_NETWORK_PARTS = ("dense.safetensors", "embeddings", "workflow")
 
 
 class Predictor(Protocol):
@@ -30,7 +32,7 @@ class Predictor(Protocol):
 
     @property
     def kind(self) -> str:
-        """`dlrm` or `xgboost`."""
+        """`xgboost`, or the class of a model with embeddings (`dlrm`, ...)."""
         ...
 
     def predict(self, columns: FeatureColumns) -> NDArray[np.float32]:
@@ -57,11 +59,11 @@ def load_predictor(folder: Location | Path | str, threads: int | None = None) ->
         schema = DatasetSchema.model_validate(meta.get("schema"))
     except ValidationError as e:
         raise UserError(f"{folder / 'model.json'}: no valid dataset schema ({e.errors()[0]['msg']})") from None
-    if meta["kind"] == "xgboost":
+    if meta["kind"] == _XGBOOST:
         from headrace.models import xgboost_model
 
         return xgboost_model.load(folder, schema, meta.get("files", ()), threads)
-    return _Dlrm(folder, schema, threads)
+    return _Network(folder, schema, threads)
 
 
 def read_meta(folder: Location) -> dict[str, Any]:
@@ -70,7 +72,7 @@ def read_meta(folder: Location) -> dict[str, Any]:
     Cheap: imports neither torch nor XGBoost, and reads no other file. Checksums are looked at when a model is loaded.
 
     Raises:
-        UserError: a part is missing, model.json is no JSON, or its kind is unknown; names the file.
+        UserError: a part is missing, or model.json is no JSON or no model's record; names the file.
     """
     path = folder / "model.json"
     try:
@@ -80,9 +82,11 @@ def read_meta(folder: Location) -> dict[str, Any]:
     except (ValueError, UnicodeDecodeError) as e:
         raise UserError(f"{path} is not JSON: {e}") from None
     kind = meta.get("kind") if isinstance(meta, dict) else None
-    if kind not in _PARTS:
-        raise UserError(f"{path}: unknown kind of model {kind!r}; known: {', '.join(sorted(_PARTS))}")
-    parts = [*_PARTS[kind], *(["dynamic"] if kind == "dlrm" and _has_raw_ids(meta) else [])]
+    parts = list(_XGBOOST_PARTS)
+    if kind != _XGBOOST:
+        if not isinstance(meta, dict) or not isinstance(meta.get("model"), dict):
+            raise UserError(f"{path}: unknown kind of model {kind!r}: it has no settings of a network")
+        parts = [*_NETWORK_PARTS, *(["dynamic"] if _has_raw_ids(meta) else [])]
     missing = [part for part in parts if not (folder / part).exists()]
     if missing:
         raise UserError(f"{folder} is not a complete saved model: {', '.join(missing)} missing")
@@ -102,10 +106,8 @@ def _has_raw_ids(meta: Mapping[str, Any]) -> bool:
     return any(isinstance(f, dict) and f.get("dynamic") for f in features)
 
 
-class _Dlrm:
-    """Click probabilities by a DLRM in one process."""
-
-    kind = "dlrm"
+class _Network:
+    """Click probabilities by a model with embeddings, in one process."""
 
     def __init__(self, folder: Location, schema: DatasetSchema, threads: int | None) -> None:
         # Only here: a process that asks XGBoost must not pay for torch's import, nor the other way round.
@@ -113,13 +115,14 @@ class _Dlrm:
 
         from headrace.embeddings.input.jagged import JaggedTensor
         from headrace.models.categorical import CategoricalBatch
-        from headrace.models.saved import load_dlrm
+        from headrace.models.saved import load_model
 
         if threads is not None:
             torch.set_num_threads(threads)
         self._torch, self._batch, self._jagged = torch, CategoricalBatch, JaggedTensor
-        self._model = load_dlrm(folder)
+        self._model = load_model(folder)
         self._model.eval()
+        self.kind = self._model.config.kind
         self.schema = schema
 
     def predict(self, columns: FeatureColumns) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""A saved DLRM: one folder that holds all that scoring needs.
+"""A saved model with embeddings: one folder that holds all that scoring needs.
 
     model.json          kind, model settings, dataset schema, pipeline, ds, key, metrics, checksums of the dense parts
     dense.safetensors   the state dict of the dense part
@@ -12,7 +12,6 @@ Nothing in it is code, and nothing depends on the number of ranks that wrote it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -24,7 +23,7 @@ from headrace.embeddings.checkpoint.shards import Loaded, load_shards, save_shar
 from headrace.embeddings.checkpoint.shared_directory import shared_directory
 from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, read_checked, record_of, save_tensors
 from headrace.errors import UserError
-from headrace.models.dlrm import DLRM
+from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema
 from headrace.storage import Location
 
@@ -36,11 +35,12 @@ WORKFLOW = "workflow"
 
 
 class ModelCard(BaseModel):
-    """model.json of a DLRM."""
+    """model.json of a model with embeddings."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, protected_namespaces=())
 
-    kind: Literal["dlrm"] = "dlrm"
+    #: `model.class` of the spec.
+    kind: str = "dlrm"
     pipeline: str
     ds: str
     key: str
@@ -55,7 +55,7 @@ class ModelCard(BaseModel):
 
 def save_model(
     final: Location,
-    model: DLRM,
+    model: ShardedModel,
     *,
     workflow: Location,
     pipeline: str,
@@ -95,8 +95,9 @@ def save_model(
             write_index(folder / EMBEDDINGS)
             (folder / WORKFLOW).copy_from(workflow)
             copied = [p.below(folder) for p in (folder / WORKFLOW).files()]
-            dense = save_tensors(folder / DENSE, model.state_dict())
+            dense = save_tensors(folder / DENSE, model.dense_state())
             card = ModelCard(
+                kind=model.config.kind,
                 pipeline=pipeline,
                 ds=ds,
                 key=key,
@@ -110,7 +111,7 @@ def save_model(
 
 
 def read_card(folder: Location) -> ModelCard:
-    """model.json of a saved DLRM.
+    """model.json of a saved model with embeddings.
 
     Raises:
         UserError: it is missing, damaged, or another kind of model's.
@@ -123,11 +124,11 @@ def read_card(folder: Location) -> ModelCard:
     except ValidationError as e:
         first = e.errors()[0]
         where = ".".join(str(p) for p in first["loc"])
-        raise UserError(f"{path} is not the record of a saved DLRM: {where}: {first['msg']}") from None
+        raise UserError(f"{path} is not the record of a saved model with embeddings: {where}: {first['msg']}") from None
 
 
-def load_dlrm(folder: Location, collective: Collective | None = None) -> DLRM:
-    """Open a saved DLRM, in evaluation mode, on any number of ranks; each reads its own rows.
+def load_model(folder: Location, collective: Collective | None = None) -> ShardedModel:
+    """Open a saved model with embeddings, in evaluation mode, on any number of ranks; each reads its own rows.
 
     Args:
         folder: written by `save_model`.
@@ -137,7 +138,7 @@ def load_dlrm(folder: Location, collective: Collective | None = None) -> DLRM:
         UserError: a file is missing or damaged; names it.
     """
     card = read_card(folder)
-    model = DLRM(card.dataset_schema, card.model, collective or LocalCollective(), card.seed)
+    model = ShardedModel(card.dataset_schema, card.model, collective or LocalCollective(), card.seed)
     loaded = restore(model, folder, with_optimizer=False)
     if loaded.new_rows or loaded.unused:
         raise UserError(f"{folder / EMBEDDINGS} does not hold the tables of {folder / META}: the folder is damaged")
@@ -157,7 +158,7 @@ def has_state_of(folder: Location, kind: str) -> bool:
     return optimizer is not None and optimizer.kind == kind
 
 
-def restore(model: DLRM, folder: Location, with_optimizer: bool) -> Loaded:
+def restore(model: ShardedModel, folder: Location, with_optimizer: bool) -> Loaded:
     """Put a saved model's rows and dense weights into a model of the same shape, whose tables may have grown.
 
     Speaks to no other rank. With `with_optimizer` also the embeddings' optimizer states (`configure_optimizer` first).
@@ -167,7 +168,7 @@ def restore(model: DLRM, folder: Location, with_optimizer: bool) -> Loaded:
     """
     card = read_card(folder)
     dense = load_tensors(folder, next(r for r in card.files if r.name == DENSE))
-    ours = {name: list(t.shape) for name, t in model.state_dict().items()}
+    ours = {name: list(t.shape) for name, t in model.dense_state().items()}
     theirs = {name: list(t.shape) for name, t in dense.items()}
     if ours != theirs:
         differ = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
@@ -179,5 +180,5 @@ def restore(model: DLRM, folder: Location, with_optimizer: bool) -> Loaded:
     loaded = load_shards(model.embeddings, folder / EMBEDDINGS, with_optimizer)
     if model.dynamic is not None:
         load_dynamic(model.dynamic, folder / DYNAMIC, with_optimizer)
-    model.load_state_dict(dense)
+    model.load_dense_state(dense)
     return loaded

@@ -128,7 +128,7 @@ def save(
 
 
 def _record(name: str, content: bytes) -> dict[str, Any]:
-    """The same record that a saved DLRM keeps of its files."""
+    """The same record that a saved model with embeddings keeps of its files."""
     return {"name": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 

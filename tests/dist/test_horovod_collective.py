@@ -25,8 +25,8 @@ from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.lookup.handle import LookupHandle
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table, blocks_for
-from headrace.models.dlrm import DLRM
-from headrace.models.saved import load_dlrm, save_model
+from headrace.models.saved import load_model, save_model
+from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
 from headrace.world import World
@@ -55,9 +55,9 @@ def step_rows(step: int, world_size: int, rank: int) -> slice:
     return slice(0, SHARES[step]) if rank == 0 else slice(SHARES[step], ROWS)
 
 
-def train(c: Collective, kind: str) -> tuple[list[float], DLRM]:
-    """Ten steps of a small DLRM on the rank's part of each global batch; the global losses."""
-    model = DLRM(SCHEMA, MODEL, c, seed=3)
+def train(c: Collective, kind: str) -> tuple[list[float], ShardedModel]:
+    """Ten steps of a small ShardedModel on the rank's part of each global batch; the global losses."""
+    model = ShardedModel(SCHEMA, MODEL, c, seed=3)
     model.embeddings.configure_optimizer(Optimizer(kind=kind, learning_rate=0.1))
     dense = torch.optim.Adam(model.dense_parameters(), lr=0.01)
     losses = []
@@ -200,7 +200,7 @@ def rank_report(c: Collective, folder: Path) -> dict[str, Any]:
     report["mixed"] = {kind: mixed(c, kind) for kind in MIXED}
     for kind in ("sgd", "adagrad", "adam"):
         losses, model = train(c, kind)
-        state = {name: t.numpy() for name, t in model.state_dict().items()}
+        state = {name: t.numpy() for name, t in model.dense_state().items()}
         report[kind] = {"losses": losses, "rows": model.embeddings.weight.numpy(), "dense": state}
     save_model(
         local(folder / "model"),
@@ -319,7 +319,7 @@ def test_ten_steps_equal_threads_and_one_process(
         # Row r on rank r % 2, for each table.
         tables = [t[rank::2] for t in whole.embeddings.weight.split([500, 9, 1])]
         np.testing.assert_allclose(got["rows"], torch.cat(tables).numpy(), rtol=1e-3, atol=2e-5)
-        for name, value in whole.state_dict().items():
+        for name, value in whole.dense_state().items():
             np.testing.assert_allclose(got["dense"][name], value.numpy(), rtol=1e-3, atol=2e-5, err_msg=name)
     for name, value in reports[0][kind]["dense"].items():
         np.testing.assert_array_equal(value, reports[1][kind]["dense"][name])
@@ -327,7 +327,7 @@ def test_ten_steps_equal_threads_and_one_process(
 
 def test_what_two_ranks_saved_opens_in_one(horovod_reports: tuple[Path, Sequence[dict[str, Any]]]) -> None:
     folder, reports = horovod_reports
-    model = load_dlrm(local(folder / "model"))
+    model = load_model(local(folder / "model"))
     for rank in range(2):
         tables = [t[rank::2] for t in model.embeddings.weight.split([500, 9, 1])]
         np.testing.assert_array_equal(torch.cat(tables).numpy(), reports[rank]["adam"]["rows"])

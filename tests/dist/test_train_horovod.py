@@ -20,7 +20,7 @@ from headrace.comm.threads import run_ranks
 from headrace.config import Spec, build_spec
 from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
-from headrace.models.saved import load_dlrm
+from headrace.models.saved import load_model
 from headrace.schema import DatasetSchema
 from headrace.stage import run_stage
 from headrace.storage import local
@@ -134,10 +134,10 @@ def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
     assert {"rank0", "rank1"} <= outcome.manifest.peak_memory_mib.keys()
 
     saved = ws.home / outcome.manifest.output("model").name
-    left_model, right_model = load_dlrm(local(saved)), load_dlrm(whole.saved_model)
+    left_model, right_model = load_model(local(saved)), load_model(whole.saved_model)
     assert torch.equal(left_model.embeddings.weight, right_model.embeddings.weight)
-    for name, value in right_model.state_dict().items():
-        assert torch.equal(left_model.state_dict()[name], value), name
+    for name, value in right_model.dense_state().items():
+        assert torch.equal(left_model.dense_state()[name], value), name
     assert json.loads((saved / "model.json").read_text())["key"] == outcome.manifest.key
     assert (saved / "workflow" / "workflow.json").is_file()
     assert load_predictor(saved).schema == features.dataset_schema

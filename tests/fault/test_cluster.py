@@ -18,7 +18,7 @@ import torch
 
 from headrace.comm.threads import run_ranks
 from headrace.manifest import Manifest
-from headrace.models.saved import load_dlrm
+from headrace.models.saved import load_model
 from headrace.storage import local
 from headrace.train.launch.startup import PHASES
 from headrace.train.loop.run import train
@@ -39,8 +39,8 @@ def make_uneven(folder: Path) -> None:
 
 
 def weights(model: str) -> dict[str, np.ndarray[Any, Any]]:
-    dlrm = load_dlrm(local(Path(model)))
-    return {k: v.numpy() for k, v in dlrm.state_dict().items()} | {"embeddings": dlrm.embeddings.weight.numpy()}
+    dlrm = load_model(local(Path(model)))
+    return {k: v.numpy() for k, v in dlrm.dense_state().items()} | {"embeddings": dlrm.embeddings.weight.numpy()}
 
 
 @pytest.mark.timeout(400)

@@ -24,9 +24,9 @@ from headrace.features.engines.spark.transform import transform
 from headrace.features.types import declared
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.manifest import Manifest, Output
-from headrace.models.dlrm import DLRM
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import save_model
+from headrace.models.sharded_model import ShardedModel
 from headrace.schema import TableColumn
 from headrace.score.stage import ScoreCandidates, scoring_model
 from headrace.stage import Context, run_stage
@@ -130,7 +130,7 @@ def events() -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def day(spark: SparkSession, events: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """A day up to its two models: the real features and baseline stages, and a DLRM as it starts."""
+    """A day up to its two models: the real features and baseline stages, and a ShardedModel as it starts."""
     ws = Workspace(tmp_path_factory.mktemp("shop") / "home")
     stored = {**TYPES, "_source_file": "string", "_source_line": "bigint", "ds": "string"}
     path = ws.table("shop", "events").local_path()
@@ -152,7 +152,8 @@ def day(spark: SparkSession, events: pd.DataFrame, tmp_path_factory: pytest.Temp
     features = run_stage(BuildFeatures(count_day), spec(), ws, DS).manifest
     run_stage(TrainBaseline(), spec(), ws, DS)
     assert features.dataset_schema is not None
-    model = DLRM(features.dataset_schema, Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,)), LocalCollective(), 2)
+    shape = Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,))
+    model = ShardedModel(features.dataset_schema, shape, LocalCollective(), 2)
     assert model.dynamic is not None
     assert model.absent is not None
     # Rows for some of the ids; the others have one vector for all.

@@ -14,10 +14,10 @@ from headrace.comm.base import Collective, LocalCollective
 from headrace.comm.threads import run_ranks
 from headrace.config import Model, Optimizer
 from headrace.errors import UserError
-from headrace.models.dlrm import DLRM
 from headrace.models.feature_interaction import dot_interaction
 from headrace.models.mlp import pairwise_dots
-from headrace.models.saved import load_dlrm, read_card, restore, save_model
+from headrace.models.saved import load_model, read_card, restore, save_model
+from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
 
@@ -49,9 +49,9 @@ def batch(schema: DatasetSchema, step: int, rows: int = ROWS) -> tuple[Tensor, T
     return torch.from_numpy(continuous), torch.from_numpy(codes), torch.from_numpy(labels)
 
 
-def by_definition(model: DLRM, continuous: np.ndarray, codes: np.ndarray) -> np.ndarray:
+def by_definition(model: ShardedModel, continuous: np.ndarray, codes: np.ndarray) -> np.ndarray:
     """Naumov et al. (2019), row by row, in float64."""
-    state = {name: t.double().numpy() for name, t in model.state_dict().items()}
+    state = {name: t.double().numpy() for name, t in model.dense_state().items()}
     tables, first = {}, 0
     for t in model.embeddings.plan.tables:
         tables[t.name] = model.embeddings.weight[first : first + t.rows].double().numpy()
@@ -80,7 +80,7 @@ def by_definition(model: DLRM, continuous: np.ndarray, codes: np.ndarray) -> np.
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_forward_is_the_paper(name: str) -> None:
-    model = DLRM(SCHEMAS[name], MODEL, LocalCollective(), seed=3)
+    model = ShardedModel(SCHEMAS[name], MODEL, LocalCollective(), seed=3)
     # The start of the embeddings is small: enlarge it, so that the products matter.
     model.embeddings.weight.mul_(20)
     continuous, codes, _ = batch(SCHEMAS[name], 0)
@@ -123,36 +123,36 @@ def test_the_loop_of_the_interaction_is_that_of_torch(batch: int, count: int, wi
 
 def test_no_features_is_refused() -> None:
     with pytest.raises(UserError, match="no features"):
-        DLRM(DatasetSchema(features=(LABEL,)), MODEL, LocalCollective(), seed=1)
+        ShardedModel(DatasetSchema(features=(LABEL,)), MODEL, LocalCollective(), seed=1)
 
 
 def test_a_feature_without_vocabulary_is_refused() -> None:
     raw = Feature(name="user", kind=Kind.CATEGORICAL, dtype="int32")
     with pytest.raises(UserError, match="'user' has no cardinality"):
-        DLRM(DatasetSchema(features=(raw, LABEL)), MODEL, LocalCollective(), seed=1)
+        ShardedModel(DatasetSchema(features=(raw, LABEL)), MODEL, LocalCollective(), seed=1)
 
 
 def test_features_of_one_vocabulary_share_a_table() -> None:
-    plan = DLRM(SCHEMAS["both"], MODEL, LocalCollective(), seed=1).embeddings.plan
+    plan = ShardedModel(SCHEMAS["both"], MODEL, LocalCollective(), seed=1).embeddings.plan
     assert [(t.name, t.rows) for t in plan.tables] == [("user", 30), ("tags", 9), ("item", 20)]
     assert [x.table for x in plan.lookups] == ["user", "tags", "item", "item"]
 
 
 def test_the_seed_alone_decides_the_start() -> None:
     torch.manual_seed(1)
-    first = DLRM(SCHEMAS["both"], MODEL, LocalCollective(), seed=3).state_dict()
+    first = ShardedModel(SCHEMAS["both"], MODEL, LocalCollective(), seed=3).dense_state()
     torch.manual_seed(2)
     before = torch.get_rng_state()
-    second = DLRM(SCHEMAS["both"], MODEL, LocalCollective(), seed=3).state_dict()
+    second = ShardedModel(SCHEMAS["both"], MODEL, LocalCollective(), seed=3).dense_state()
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(first[n], second[n]) for n in first)
-    third = DLRM(SCHEMAS["both"], MODEL, LocalCollective(), seed=4).state_dict()
+    third = ShardedModel(SCHEMAS["both"], MODEL, LocalCollective(), seed=4).dense_state()
     assert not any(torch.equal(first[n], third[n]) for n in first)
 
 
-def train(c: Collective, name: str, shares: list[int], steps: int = 10) -> tuple[list[float], DLRM]:
+def train(c: Collective, name: str, shares: list[int], steps: int = 10) -> tuple[list[float], ShardedModel]:
     """Steps on the rank's share (rows by rank) of each global batch. The losses of the global batches."""
-    model = DLRM(SCHEMAS[name], MODEL, c, seed=3)
+    model = ShardedModel(SCHEMAS[name], MODEL, c, seed=3)
     model.embeddings.configure_optimizer(Optimizer(kind="adagrad", learning_rate=0.1))
     dense = torch.optim.Adam(model.dense_parameters(), lr=0.01)
     losses = []
@@ -176,8 +176,8 @@ def test_ranks_equal_one_process(name: str, shares: list[int]) -> None:
     assert alone[-1] != alone[0]
     for losses, model in run_ranks(len(shares), lambda c: train(c, name, shares)):
         np.testing.assert_allclose(losses, alone, rtol=1e-5)
-        for key, value in one.state_dict().items():
-            torch.testing.assert_close(model.state_dict()[key], value, rtol=1e-3, atol=1e-5)
+        for key, value in one.dense_state().items():
+            torch.testing.assert_close(model.dense_state()[key], value, rtol=1e-3, atol=1e-5)
 
 
 def test_it_learns_what_only_a_product_says() -> None:
@@ -189,7 +189,7 @@ def test_it_learns_what_only_a_product_says() -> None:
             LABEL,
         )
     )
-    model = DLRM(schema, Model(embedding_dim=8, top_mlp=(16,)), LocalCollective(), seed=1)
+    model = ShardedModel(schema, Model(embedding_dim=8, top_mlp=(16,)), LocalCollective(), seed=1)
     model.embeddings.configure_optimizer(Optimizer(kind="adagrad", learning_rate=0.1))
     dense = torch.optim.Adam(model.dense_parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(0)
@@ -241,7 +241,7 @@ def test_saved_on_two_answers_alike_on_one_and_three(tmp_path: Path, workflow: P
     expected = saved_by(2, name, folder, workflow)
 
     def answer(c: Collective) -> Tensor:
-        model = load_dlrm(local(folder), c)
+        model = load_model(local(folder), c)
         assert not model.training
         with torch.no_grad():
             return model(*batch(SCHEMAS[name], 77)[:2])
@@ -270,14 +270,14 @@ def test_saved_on_two_answers_alike_on_one_and_three(tmp_path: Path, workflow: P
 def test_a_damaged_part_is_refused_by_name(tmp_path: Path, workflow: Path, part: str) -> None:
     folder = tmp_path / "model"
     saved_by(2, "both", folder, workflow)
-    load_dlrm(local(folder))
+    load_model(local(folder))
     path = folder / part
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(UserError, match=path.name):
-        load_dlrm(local(folder))
+        load_model(local(folder))
     path.unlink()
     with pytest.raises(UserError, match=path.name):
-        load_dlrm(local(folder))
+        load_model(local(folder))
 
 
 def test_tomorrows_model_starts_from_todays(tmp_path: Path, workflow: Path) -> None:
@@ -285,11 +285,11 @@ def test_tomorrows_model_starts_from_todays(tmp_path: Path, workflow: Path) -> N
     saved_by(2, "codes", folder, workflow)
     user, item, label = SCHEMAS["codes"].features
     grown = DatasetSchema(features=(user.model_copy(update={"cardinality": 33}), item, label))
-    model = DLRM(grown, MODEL, LocalCollective(), seed=8)
+    model = ShardedModel(grown, MODEL, LocalCollective(), seed=8)
     start = model.embeddings.weight.clone()
     model.embeddings.configure_optimizer(Optimizer(kind="adagrad", learning_rate=0.1))
     found = restore(model, folder, with_optimizer=True)
-    today = load_dlrm(local(folder))
+    today = load_model(local(folder))
     assert found.new_rows == {"user": 3}
     assert torch.equal(model.embeddings.weight[30:33], start[30:33])
     assert torch.equal(model.embeddings.weight[:30], today.embeddings.weight[:30])
@@ -301,7 +301,7 @@ def test_tomorrows_model_starts_from_todays(tmp_path: Path, workflow: Path) -> N
 
 def test_another_shape_is_explained(tmp_path: Path, workflow: Path) -> None:
     saved_by(1, "both", tmp_path / "model", workflow)
-    other = DLRM(SCHEMAS["both"], MODEL.model_copy(update={"top_mlp": (9,)}), LocalCollective(), seed=1)
+    other = ShardedModel(SCHEMAS["both"], MODEL.model_copy(update={"top_mlp": (9,)}), LocalCollective(), seed=1)
     with pytest.raises(UserError, match=r"'top\.0\.bias' is \[8\] there and \[9\] here"):
         restore(other, tmp_path / "model", with_optimizer=False)
     with pytest.raises(UserError, match="no workflow folder"):

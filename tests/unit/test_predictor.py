@@ -15,9 +15,9 @@ from headrace import config
 from headrace.comm.base import LocalCollective
 from headrace.errors import UserError
 from headrace.models import xgboost_model
-from headrace.models.dlrm import DLRM
 from headrace.models.predictor import load_predictor, read_meta
 from headrace.models.saved import save_model
+from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
 
@@ -49,6 +49,9 @@ def plain_matrix(c: dict[str, np.ndarray]) -> np.ndarray:
     return np.array([[p, *(float(v) if v else np.nan for v in codes)] for p, *codes in rows], dtype=np.float32)
 
 
+MODEL = config.Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,))
+
+
 @pytest.fixture
 def workflow(tmp_path: Path) -> Path:
     folder = tmp_path / "workflow"
@@ -78,7 +81,7 @@ def saved_trees(tmp_path: Path, workflow: Path, booster: xgb.Booster) -> Path:
 
 @pytest.fixture
 def saved_dlrm(tmp_path: Path, workflow: Path) -> Path:
-    model = DLRM(SCHEMA, config.Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,)), LocalCollective(), seed=3)
+    model = ShardedModel(SCHEMA, MODEL, LocalCollective(), seed=3)
     folder = tmp_path / "dlrm"
     save_model(
         local(folder), model, workflow=local(workflow), pipeline="p", ds="2026-01-01", key="k", metrics={"auc": 0.5}
@@ -121,7 +124,7 @@ def test_importance_is_the_mean_over_all_splits_of_a_feature(booster: xgb.Booste
 
 def test_dlrm_answers_as_its_forward_does(saved_dlrm: Path) -> None:
     c = {name: np.nan_to_num(v) for name, v in columns(64).items()}
-    model = DLRM(SCHEMA, config.Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,)), LocalCollective(), seed=3)
+    model = ShardedModel(SCHEMA, MODEL, LocalCollective(), seed=3)
     codes = np.stack([c["user"], c["tags__0"], c["tags__1"]], axis=1).astype(np.int64)
     with torch.no_grad():
         logits = model.eval()(torch.from_numpy(c["a [price] <x>"][:, None]), torch.from_numpy(codes)).numpy()

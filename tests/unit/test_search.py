@@ -208,7 +208,7 @@ def test_a_sample_is_spread_over_the_split(home: Workspace, tmp_path: Path) -> N
             {"train.dense.learning_rat": {"low": 0.1, "high": 1}},
             "'train.dense.learning_rat' is no field of the spec; did you mean 'train.dense.learning_rate'?",
         ),
-        ({"zzz": {"low": 0.1, "high": 1}}, "fields that can be searched: model.kind, model.embedding_dim"),
+        ({"zzz": {"low": 0.1, "high": 1}}, "fields that can be searched: model.kind, model.args, model.embedding_dim"),
         ({"train.ranks": {"choices": [1, 2]}}, "'train.ranks' changes nothing that a trial could tell"),
         ({"features.window_days": {"low": 1, "high": 3}}, "'features.window_days' changes nothing"),
         ({"model.top_mlp": {"low": 1, "high": 3}}, "'model.top_mlp' takes no numbers"),

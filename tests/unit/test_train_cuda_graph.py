@@ -11,7 +11,7 @@ import torch
 from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer, Model, Optimizer, Train
 from headrace.models.categorical import CategoricalBatch
-from headrace.models.dlrm import DLRM
+from headrace.models.sharded_model import ShardedModel
 from headrace.train.loop.cuda_graph import GraphedForward
 from headrace.train.loop.forward_backward import EagerForward, ForwardBackward
 from headrace.train.micro_batch import MicroBatch
@@ -37,9 +37,11 @@ class Recorder:
         return repeat
 
 
-def trained(make: Callable[[DLRM], ForwardBackward], shape: Model, rows: list[int]) -> tuple[list[float], DLRM]:
+def trained(
+    make: Callable[[ShardedModel], ForwardBackward], shape: Model, rows: list[int]
+) -> tuple[list[float], ShardedModel]:
     """Two parts a step; rows of each."""
-    model = DLRM(SCHEMAS["both"], shape, LocalCollective(), 3)
+    model = ShardedModel(SCHEMAS["both"], shape, LocalCollective(), 3)
     model.configure_optimizer(EmbeddingOptimizer())
     dense = DenseOptimizer(model.dense_parameters(), Optimizer(kind="adam", learning_rate=0.01), LocalCollective())
     passes, losses = make(model), []
@@ -62,7 +64,7 @@ def trained(make: Callable[[DLRM], ForwardBackward], shape: Model, rows: list[in
     ("shape", "repeated", "told"),
     [
         (MODEL, 5, "a micro-batch of 7 rows, captured were 9"),
-        (MODEL.model_copy(update={"dropout": 0.3}), 0, "model.dropout"),
+        (MODEL.model_copy(update={"dropout": 0.3}), 0, "dropout draws"),
     ],
 )
 def test_what_is_repeated_is_what_torch_does(
@@ -77,8 +79,8 @@ def test_what_is_repeated_is_what_torch_does(
     assert told in caplog.text
     assert caplog.text.count("without a graph") == 1
     assert torch.equal(model.embeddings.weight, plain.embeddings.weight)
-    for name, x in plain.state_dict().items():
-        assert torch.equal(model.state_dict()[name], x), name
+    for name, x in plain.dense_state().items():
+        assert torch.equal(model.dense_state()[name], x), name
 
 
 class SharedMemory(Recorder):
@@ -111,8 +113,8 @@ def test_gradients_of_micro_batches_outlive_the_replay_of_the_next() -> None:
     expected, plain = trained(lambda m: EagerForward(m, 18), MODEL, rows)
     assert losses == expected
     assert torch.equal(model.embeddings.weight, plain.embeddings.weight)
-    for name, x in plain.state_dict().items():
-        assert torch.equal(model.state_dict()[name], x), name
+    for name, x in plain.dense_state().items():
+        assert torch.equal(model.dense_state()[name], x), name
 
 
 def test_where_nothing_can_be_recorded_torch_goes_on(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,11 +18,11 @@ from headrace.embeddings.optim.gradients import NonFiniteGradient
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Table, row_wise
 from headrace.manifest import Manifest
-from headrace.models import dlrm
-from headrace.models.saved import load_dlrm
+from headrace.models import sharded_model
+from headrace.models.ranking import dlrm
+from headrace.models.saved import load_model
 from headrace.train.checkpoint.folders import list_steps
 from headrace.train.job import Job
-from headrace.train.loop import forward_backward
 from headrace.train.loop.run import train, train_local
 from headrace.train.result import Diverged
 from headrace.workspace import Workspace
@@ -68,8 +68,8 @@ class Spoiled(torch.autograd.Function):
 
 
 def weights(job: Job) -> dict[str, np.ndarray]:
-    model = load_dlrm(job.saved_model)
-    return {k: v.numpy() for k, v in model.state_dict().items()} | {"embeddings": model.embeddings.weight.numpy()}
+    model = load_model(job.saved_model)
+    return {k: v.numpy() for k, v in model.dense_state().items()} | {"embeddings": model.embeddings.weight.numpy()}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -79,7 +79,7 @@ def test_a_bad_gradient_of_the_dense_part_is_refused_and_the_run_goes_on_from_be
     torch.set_num_threads(1)
     undisturbed, job = make_job(f"undisturbed-{value}"), make_job(f"dense-{value}")
     train_local(undisturbed)
-    real, calls = forward_backward.binary_cross_entropy, []
+    real, calls = sharded_model.binary_cross_entropy, []
 
     def spoil(grad: Tensor) -> None:
         calls.append(1)
@@ -89,7 +89,7 @@ def test_a_bad_gradient_of_the_dense_part_is_refused_and_the_run_goes_on_from_be
     def loss(logits: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return real(Spoiled.apply(logits, spoil), *args, **kwargs)  # type: ignore[no-untyped-call]
 
-    monkeypatch.setattr(forward_backward, "binary_cross_entropy", loss)
+    monkeypatch.setattr(sharded_model, "binary_cross_entropy", loss)
     with pytest.raises(Diverged, match=r"the gradient of .*'top\.0\.weight'.* is not finite at step 13") as e:
         train_local(job)
     assert e.value.step == 13

@@ -21,9 +21,9 @@ from headrace.embeddings.dynamic.memory import bytes_for
 from headrace.embeddings.dynamic.rows import DynamicReport
 from headrace.errors import UserError
 from headrace.manifest import Manifest
-from headrace.models.dlrm import DLRM
 from headrace.models.predictor import load_predictor
-from headrace.models.saved import load_dlrm
+from headrace.models.saved import load_model
+from headrace.models.sharded_model import ShardedModel
 from headrace.models.xgboost_model import matrix_columns
 from headrace.schema import DatasetSchema
 from headrace.storage import local
@@ -135,7 +135,7 @@ def test_the_limits_hold_and_are_told(tight: tuple[Job, Report]) -> None:
     columns = valid_columns(job)
     whole = [pq.read_table(p) for p in sorted((job.ws.home / job.features.output("dataset").name / "valid").iterdir())]
     users = np.concatenate([t.column("user").to_numpy() for t in whole])
-    model = load_dlrm(job.saved_model)
+    model = load_model(job.saved_model)
     assert model.dynamic is not None
     rows = model.dynamic.tables[0]
     assert told["user"]["oov_share"] == pytest.approx(1 - np.isin(users, rows.ids).mean(), abs=1e-6)
@@ -214,7 +214,7 @@ def test_saved_on_two_answers_alike_on_three_and_on_one(home: Workspace, coded: 
     def answer(folder: Path) -> Callable[[Collective], torch.Tensor]:
         def ask(c: Collective) -> torch.Tensor:
             with torch.no_grad():
-                return load_dlrm(local(folder), c)(continuous, codes)
+                return load_model(local(folder), c)(continuous, codes)
 
         return ask
 
@@ -231,7 +231,7 @@ def test_a_day_starts_from_the_table_of_the_day_before(
     still = conf.model_copy(update={"embeddings": conf.embeddings.model_copy(update={"learning_rate": 1e-12})})
     job = job_of(home, tomorrow, "warm", still, warm_start=str(tight[0].saved_model))
     report = train_local(job)
-    old, new = (load_dlrm(local(j.saved_model)).dynamic for j in (tight[0], job))
+    old, new = (load_model(local(j.saved_model)).dynamic for j in (tight[0], job))
     assert old is not None
     assert new is not None
     before, after = ({int(i): w for i, w in zip(d.tables[0].ids, d.tables[0].weight, strict=True)} for d in (old, new))
@@ -277,8 +277,8 @@ def test_what_cannot_be_is_said(home: Workspace, coded: Manifest) -> None:
     assert schema is not None
     some = raw(schema, SOME)
 
-    def model(**more: Any) -> DLRM:
-        return DLRM(some, MODEL, LocalCollective(), 1, settings=EmbeddingOptimizer(**more))
+    def model(**more: Any) -> ShardedModel:
+        return ShardedModel(some, MODEL, LocalCollective(), 1, settings=EmbeddingOptimizer(**more))
 
     with pytest.raises(UserError, match=r"train\.embeddings\.dynamic: 'usr' is not .*did you mean 'user'"):
         model(dynamic={"usr": DynamicTable()})

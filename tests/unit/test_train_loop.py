@@ -20,9 +20,9 @@ from headrace.comm.threads import run_ranks
 from headrace.config import EmbeddingOptimizer, Negatives, Optimizer, Sharding, TableSharding
 from headrace.errors import UserError
 from headrace.manifest import Manifest
-from headrace.models.dlrm import DLRM
 from headrace.models.predictor import load_predictor
-from headrace.models.saved import load_dlrm, read_card, restore
+from headrace.models.saved import load_model, read_card, restore
+from headrace.models.sharded_model import ShardedModel
 from headrace.schema import Kind
 from headrace.storage import local
 from headrace.train.checkpoint.folders import list_steps
@@ -193,8 +193,8 @@ def test_warm_start_keeps_what_was_learned(
     assert warm.warm_start == str(undisturbed[0].saved_model)
     assert warm.curve[0]["loss"] < cold.curve[0]["loss"] - 0.02
     # Row by row, after a step too small to see: old users as they were, new ones at their own start.
-    old, new = load_dlrm(undisturbed[0].saved_model).embeddings, load_dlrm(job.saved_model).embeddings
-    fresh = load_dlrm(local(job_of(home, tomorrow, "cold", conf).saved_model)).embeddings
+    old, new = load_model(undisturbed[0].saved_model).embeddings, load_model(job.saved_model).embeddings
+    fresh = load_model(local(job_of(home, tomorrow, "cold", conf).saved_model)).embeddings
 
     def rows(of: Any, n: int) -> torch.Tensor:
         return of.weight[first_of(of, "user") :][:n]
@@ -218,7 +218,7 @@ def test_warm_start_keeps_a_share_of_adagrads_sums(
 
     def sums(folder: Path) -> torch.Tensor:
         card = read_card(local(folder))
-        model = DLRM(card.dataset_schema, card.model, LocalCollective(), card.seed)
+        model = ShardedModel(card.dataset_schema, card.model, LocalCollective(), card.seed)
         model.embeddings.configure_optimizer(still)
         restore(model, folder, with_optimizer=True)
         return model.embeddings.state["sum"][first_of(model.embeddings, "user") :][:60]
@@ -291,7 +291,7 @@ def test_evaluation_does_not_depend_on_ranks(
     layout, schema = split_of(features, home, "valid")
 
     def ask(collective: Any) -> np.ndarray:
-        model = load_dlrm(undisturbed[0].saved_model, collective)
+        model = load_model(undisturbed[0].saved_model, collective)
         model.eval()
         return predict_split(model, layout, schema, collective, batch_size=64, streams=8).logits
 

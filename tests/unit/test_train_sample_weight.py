@@ -16,7 +16,7 @@ from headrace.dataset.loader.loaders import TrainLoader
 from headrace.dataset.parquet.layout import split_of
 from headrace.errors import UserError
 from headrace.manifest import Manifest
-from headrace.models.dlrm import DLRM
+from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.train.job import Job
 from headrace.train.loop.forward_backward import EagerForward
@@ -57,13 +57,14 @@ def run(home: Workspace, features: Manifest, key: str, ranks: int = 1, **more: o
 
 def test_a_batch_loses_what_a_loop_says(home: Workspace, features: Manifest) -> None:
     layout, schema = split_of(features, home, "train", ["query"])
-    model = DLRM(schema, job_of(home, features, "x").model, LocalCollective(), 1)
+    model = ShardedModel(schema, job_of(home, features, "x").model, LocalCollective(), 1)
     with TrainLoader(layout, schema, WEIGHTED, carried=["query"]) as source:
         given = next(source)
         batch = next(prefetch_to_device([given], torch.device("cpu"), weight="query"))
-    logits = np.random.default_rng(1).normal(size=len(given.labels))
+    inputs = model.inputs_of(batch.continuous, batch.categorical, batch.labels, batch.weights)
+    logits = model.outputs(inputs)["logits"].detach().double().numpy()
     losses = np.where(given.labels > 0, np.logaddexp(0, -logits), np.logaddexp(0, logits))
-    found = EagerForward(model, 200).loss(torch.tensor(logits).float(), batch.labels, batch.weights)
+    found = EagerForward(model, 200).loss(inputs).detach()
     assert len(set(given.carried["query"])) == 4
     assert float(found) == pytest.approx((losses * given.carried["query"]).sum() / 200, rel=1e-6)
     part = batch.rows(3, 9)

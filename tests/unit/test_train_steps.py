@@ -17,7 +17,8 @@ from headrace.comm.base import LocalCollective
 from headrace.comm.threads import run_ranks
 from headrace.config import EmbeddingOptimizer, Optimizer, Schedule, Train
 from headrace.manifest import Manifest
-from headrace.models.saved import load_dlrm
+from headrace.models import sharded_model as passes
+from headrace.models.saved import load_model
 from headrace.storage import local
 from headrace.train.callbacks.metrics_log import MetricsFile, read_metrics
 from headrace.train.callbacks.progress import ProgressEvent
@@ -26,7 +27,6 @@ from headrace.train.callbacks.watchdog import Watchdog
 from headrace.train.checkpoint.folders import list_steps
 from headrace.train.job import Job
 from headrace.train.launch import horovod_spark as launching
-from headrace.train.loop import forward_backward as passes
 from headrace.train.loop.run import train, train_local
 from headrace.train.optim.schedule import schedule_factor
 from headrace.train.result import Diverged, Report, Stopped
@@ -73,8 +73,8 @@ def undisturbed(make_job: Callable[..., Job]) -> tuple[Job, Report]:
 
 
 def weights(job: Job) -> dict[str, np.ndarray]:
-    model = load_dlrm(job.saved_model)
-    return {k: v.numpy() for k, v in model.state_dict().items()} | {"embeddings": model.embeddings.weight.numpy()}
+    model = load_model(job.saved_model)
+    return {k: v.numpy() for k, v in model.dense_state().items()} | {"embeddings": model.embeddings.weight.numpy()}
 
 
 def assert_same(a: Job, b: Job) -> None:

@@ -106,7 +106,7 @@ def _load(path: Location, model: Model, dense: DenseOptimizer, config: str) -> P
     load_shards(model.embeddings, path / EMBEDDINGS, with_optimizer=True)
     if model.dynamic is not None:
         load_dynamic(model.dynamic, path / DYNAMIC, with_optimizer=True)
-    model.load_state_dict(_below("model/", tensors))
+    model.load_dense_state(_below("model/", tensors))
     dense.load_state(_below("optimizer/", tensors))
     return record.progress
 

@@ -67,7 +67,7 @@ class CheckpointWriter:
         self.finish()
         self._check_finite(model, dense, progress.step)
         final = self._folder / step_name(progress.step)
-        tensors = {f"model/{k}": v for k, v in model.state_dict().items()}
+        tensors = {f"model/{k}": v for k, v in model.dense_state().items()}
         tensors |= {f"optimizer/{k}": v for k, v in dense.state().items()}
         embeddings, dynamic = model.embeddings, model.dynamic
         if self._background:
@@ -90,7 +90,7 @@ class CheckpointWriter:
     def _check_finite(self, model: Model, dense: DenseOptimizer, step: int) -> None:
         """Raise Diverged, on all ranks, where a number that would be saved is NaN or infinite on one of them."""
         bad = [f"table '{t}'" for t in bad_rows(model.embeddings)]
-        tensors = {**model.state_dict(), **{f"optimizer state {k}": v for k, v in dense.state().items()}}
+        tensors = {**model.dense_state(), **{f"optimizer state {k}": v for k, v in dense.state().items()}}
         bad += [f"'{name}'" for name, x in tensors.items() if x.is_floating_point() and not bool(x.sum().isfinite())]
         found = torch.tensor([float(len(bad))])
         self._collective.all_reduce_sum([found])

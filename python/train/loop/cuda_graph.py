@@ -11,9 +11,10 @@ import logging
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from headrace.models.dlrm import DLRM, PendingLookups
+from headrace.models.inputs import Inputs
+from headrace.models.sharded_model import PendingLookups, ShardedModel
 from headrace.train.loop.forward_backward import EagerForward, Forward
 from headrace.train.micro_batch import MicroBatch
 
@@ -36,14 +37,16 @@ class GraphedForward:
         accumulate: micro-batches of a step.
     """
 
-    def __init__(self, model: DLRM, batch_size: int, capture: Capture | None = None, *, accumulate: int = 1) -> None:
+    def __init__(
+        self, model: ShardedModel, batch_size: int, capture: Capture | None = None, *, accumulate: int = 1
+    ) -> None:
         self._model, self._eager = model, EagerForward(model, batch_size)
         self._capture, self._accumulates = capture or capture_cuda, accumulate > 1
         self._replay: Callable[[], None] | None = None
         self._reported: set[str] = set()
         self._unsupported = ""
-        if model.config.dropout:
-            self._unsupported = "model.dropout draws anew in each step"
+        if any(isinstance(m, nn.Dropout) and m.p for m in model.modules()):
+            self._unsupported = "dropout draws anew in each step"
         elif not model.features:
             self._unsupported = "the model has no categorical features"
 
@@ -102,7 +105,7 @@ class GraphedForward:
     def _dense_part(self) -> None:
         # Not in the captured memory at first, so that each run writes it anew; the parameters' are, and are added to.
         self._vectors.grad = None
-        loss = self._eager.loss(self._model.dense(self._continuous, self._vectors), self._labels)
+        loss = self._eager.loss(Inputs(self._model.inputs, self._continuous, self._vectors, self._labels))
         loss.backward()  # type: ignore[no-untyped-call]
         self._loss = loss.detach()
 

@@ -27,7 +27,9 @@ def bad_step(
         tables: those that are known to be to blame, on this rank.
     """
     loss = float(collective.all_gather(torch.tensor([local_loss], dtype=torch.float64)).sum())
-    parameters = [n for n, p in state.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+    parameters = [
+        n for n, p in state.model.named_dense_parameters() if p.grad is not None and not p.grad.isfinite().all()
+    ]
     of_tables = sorted({*tables, *bad_gradients(state.model.embeddings)})
     named = [f"table '{t}'" for t in _of_all_ranks(of_tables, collective)] + [f"'{n}'" for n in parameters]
     if not torch.tensor(loss).isfinite():

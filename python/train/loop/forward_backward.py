@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from headrace.models.dlrm import DLRM, PendingLookups
-from headrace.models.losses.pointwise import binary_cross_entropy
+from headrace.models.inputs import Inputs
+from headrace.models.sharded_model import PendingLookups, ShardedModel
 from headrace.train.micro_batch import MicroBatch
 
 
@@ -32,13 +32,13 @@ class ForwardBackward(Protocol):
 class EagerForward:
     """As torch runs it. `batch_size`: rows of a step over all ranks."""
 
-    def __init__(self, model: DLRM, batch_size: int) -> None:
+    def __init__(self, model: ShardedModel, batch_size: int) -> None:
         self._model, self._batch_size = model, batch_size
 
     def __call__(self, batch: MicroBatch, lookups: PendingLookups) -> Forward:
-        loss = self.loss(self._model(batch.continuous, lookups), batch.labels, batch.weights)
+        loss = self.loss(self._model.inputs_of(batch.continuous, lookups, batch.labels, batch.weights))
         return Forward(loss.detach(), lambda: torch.autograd.backward(loss))
 
-    def loss(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Sum over the micro-batch's rows / rows of the step: logits, labels, weights float32 [B] -> []."""
-        return binary_cross_entropy(logits, labels, weights) / self._batch_size
+    def loss(self, inputs: Inputs) -> Tensor:
+        """Sum over the micro-batch's rows / rows of the step, []."""
+        return self._model.loss(self._model.outputs(inputs), inputs) / self._batch_size

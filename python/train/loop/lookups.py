@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from headrace.models.dlrm import DLRM, PendingLookups
+from headrace.models.sharded_model import PendingLookups, ShardedModel
 from headrace.train.callbacks.base import CallbackList
 from headrace.train.micro_batch import MicroBatch
 
@@ -29,7 +29,7 @@ class LookupPipeline:
     """
 
     def __init__(
-        self, model: DLRM, batches: Iterator[MicroBatch], callbacks: CallbackList, spans_machines: bool
+        self, model: ShardedModel, batches: Iterator[MicroBatch], callbacks: CallbackList, spans_machines: bool
     ) -> None:
         self._model, self._batches, self._callbacks, self._spans_machines = model, batches, callbacks, spans_machines
         self._ahead: tuple[MicroBatch, PendingLookups] | None = None

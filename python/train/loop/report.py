@@ -7,12 +7,12 @@ import resource
 
 from headrace.comm.base import Collective
 from headrace.embeddings.lookup.cache_use import cache_use
-from headrace.models.dlrm import DLRM
+from headrace.models.sharded_model import ShardedModel
 
 log = logging.getLogger("headrace.train")
 
 
-def dynamic_report(model: DLRM, collective: Collective) -> dict[str, dict[str, float | None]]:
+def dynamic_report(model: ShardedModel, collective: Collective) -> dict[str, dict[str, float | None]]:
     """The report on tables of raw ids; `oov_share` is of the split `valid`. Collective."""
     if model.dynamic is None:
         return {}
@@ -44,7 +44,7 @@ def dynamic_report(model: DLRM, collective: Collective) -> dict[str, dict[str, f
     }
 
 
-def cache_report(model: DLRM, collective: Collective) -> dict[str, dict[str, float | None]]:
+def cache_report(model: ShardedModel, collective: Collective) -> dict[str, dict[str, float | None]]:
     """The report on tables in host memory with hot rows on GPUs. Collective."""
     found = cache_use(model.embeddings)
     if collective.world.is_chief:

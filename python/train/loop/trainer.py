@@ -134,9 +134,8 @@ class Trainer:
             The global batch's mean loss, before the step; whether any rank was asked to stop.
         """
         train, state, phase = self._job.train, self._state, self._callbacks.phase
-        if self._job.model.dropout:
-            # The mask is a function of the step, so that a resumed run draws the same ones.
-            torch.manual_seed((train.seed * 1_000_003 + step - 1) * 1_009 + self._collective.world.rank)
+        # What a network draws (dropout) is a function of the step, so that a resumed run draws the same.
+        torch.manual_seed((train.seed * 1_000_003 + step - 1) * 1_009 + self._collective.world.rank)
         local_loss = 0.0
         for i in range(train.accumulate):
             is_last = i + 1 == train.accumulate

@@ -12,7 +12,7 @@ from headrace.embeddings.dynamic.spec import dynamic_features, dynamic_specs
 from headrace.embeddings.planner.cost import OtherMemory
 from headrace.embeddings.planner.search import plan_tables
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table
-from headrace.models.dlrm import DLRM
+from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema
 from headrace.train.job import Job
 from headrace.train.optim.dense import DenseOptimizer
@@ -25,7 +25,7 @@ from headrace.train.setup.popularity import sampled_popularity
 class TrainState:
     """The model with its embedding optimizer, and the dense part's optimizer."""
 
-    model: DLRM
+    model: ShardedModel
     dense: DenseOptimizer
 
 
@@ -66,7 +66,7 @@ def build_state(job: Job, schema: DatasetSchema, collective: Collective) -> Trai
             other_memory=OtherMemory(beside, shares_memory, job.train.background_checkpoints),
         ).plan
 
-    model = DLRM(schema, job.model, collective, job.train.seed, make_plan, job.train.embeddings, device)
+    model = ShardedModel(schema, job.model, collective, job.train.seed, make_plan, job.train.embeddings, device)
     model.precision = job.train.precision
     model.configure_optimizer(job.train.embeddings)
     return TrainState(model, DenseOptimizer(model.dense_parameters(), job.train.dense, collective))

@@ -50,9 +50,9 @@ def find_warm_start(ws: Workspace, spec: Spec, ds: str, schema: DatasetSchema) -
 
 def misfit(meta: dict[str, Any], spec: Spec, schema: DatasetSchema) -> str | None:
     """Why a saved model (its model.json) cannot be a start for this spec and dataset; None where it can."""
-    ours = spec.model.model_dump(mode="json")
+    ours = spec.model.model_dump(mode="json", by_alias=True)
     # Settings that an older version did not have are at their defaults.
-    theirs = {**Model().model_dump(mode="json"), **meta.get("model", {})}
+    theirs = Model.model_validate(meta.get("model", {})).model_dump(mode="json", by_alias=True)
     for key in ours.keys() | theirs.keys():
         if ours.get(key) != theirs.get(key):
             return f"its model.{key} is {theirs.get(key)}, now {ours.get(key)}"

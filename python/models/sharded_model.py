@@ -1,8 +1,9 @@
-"""DLRM: Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems" (2019)."""
+"""A model over sharded embeddings: what is the same whatever class of network works on them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,39 +21,37 @@ from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table, row_wise, tables_of
 from headrace.errors import UserError
 from headrace.models.categorical import CategoricalBatch
-from headrace.models.feature_interaction import dot_interaction
-from headrace.models.mlp import MLP
+from headrace.models.classes import make_network
+from headrace.models.inputs import InputFeatures, Inputs
+from headrace.models.losses.pointwise import binary_cross_entropy
 from headrace.schema import NULL_CODE, DatasetSchema, Kind
 
 #: (tables, lookups, ranks) -> where everything lives.
 MakePlan = Callable[[Sequence[Table], Sequence[Lookup], int], Plan]
 
+_NETWORK = "network."
 
-class DLRM(nn.Module):
-    """Click logits of a batch: (continuous float32 [B, C], categorical features) -> float32 [B].
 
-    The categorical features are a `CategoricalBatch`, or all side by side, int64 [B, S], lists padded with 0.
+class ShardedModel(nn.Module):
+    """A model whose embeddings are sharded and whose dense part is the same on all ranks.
 
-    The bottom MLP turns the continuous columns into one vector of the embeddings' width; the dot products of all pairs
-    of that vector and the features' embeddings, beside the vector itself, go through the top MLP.
+    What works on the embeddings (`network`) is any torch module that `headrace.models.classes` makes: the spec's
+    `model.class` names it. The categorical features of a batch are a `CategoricalBatch`, or all side by side, int64
+    [B, S], lists padded with 0.
 
     Features of raw ids are looked up in tables of their own (`dynamic`), the others by the plan (`embeddings`), all in
     one exchange each way. An id without a row has its feature's learned vector `absent` instead, which belongs to the
     dense part; it starts at zero.
 
-    Without continuous features the vector is a learned constant, which is what a linear layer of no inputs is: its
-    products with the embeddings are the first-order terms of a factorisation machine (an item's popularity). Without
-    categorical features the top MLP sees the vector alone.
-
-    The dense part is the same on all ranks (same seed, same start) and is what `state_dict` holds. The embeddings are
+    The dense part has the same start on all ranks (same seed) and is what `dense_state` holds. The embeddings are
     sharded over `collective`; B may be 0 on a rank, but all ranks call forward and backward alike.
 
-        model = DLRM(schema, spec.model, LocalCollective(), seed=1)
+        model = ShardedModel(schema, spec.model, LocalCollective(), seed=1)
         logits = model(torch.zeros(8, 3), torch.zeros(8, 5, dtype=torch.int64))   # [8]
 
     Args:
         schema: the dataset's.
-        model: widths.
+        model: class, settings, widths.
         collective: the ranks.
         seed: of all starts.
         make_plan: where tables of codes live.
@@ -75,15 +74,16 @@ class DLRM(nn.Module):
     ) -> None:
         super().__init__()
         self.device = torch.device(device)
-        continuous = sum(f.length for f in schema.of(Kind.CONTINUOUS))
+        features = InputFeatures.of(schema, model.embedding_dim)
         tables, lookups = tables_of(schema, model.embedding_dim, pooling=model.pooling)
         dynamic = dynamic_specs(schema, model.embedding_dim, None if settings is None else _of_embeddings(settings))
-        if not continuous and not lookups and not dynamic:
+        if not features.continuous and not features.categorical:
             raise UserError("the dataset has no features: tag at least one column of features.workflow as an input")
         self.schema = schema
         self.config = model
         self.seed = seed
-        #: Arithmetic of the MLPs and dot products in training; weights, embeddings, their gradients and loss are fp32.
+        self.inputs = features
+        #: Arithmetic of the dense part in training; weights, embeddings, their gradients and loss are fp32.
         self.precision: Literal["fp32", "tf32", "bf16"] = "fp32"
         self.embeddings = ShardedEmbeddings(
             make_plan(tables, lookups, collective.world.size),
@@ -94,22 +94,15 @@ class DLRM(nn.Module):
         )
         self._columns = _CodeColumns(schema, model.pooling)
         self._gradient_sum: Tensor | None = None
-        generator = torch.Generator().manual_seed(seed)
-        width = model.embedding_dim
-        self.bottom: MLP | None = None
-        self.constant: nn.Parameter | None = None
-        if continuous:
-            widths = (continuous, *model.bottom_mlp, width)
-            self.bottom = MLP(widths, generator, last_relu=True, dropout=model.dropout)
-        else:
-            self.constant = nn.Parameter(torch.empty(width).normal_(0.0, width**-0.5, generator=generator))
         #: What stands for an id without a row, by feature: [features of raw ids, D].
-        self.absent = nn.Parameter(torch.zeros(len(dynamic), width)) if dynamic else None
-        vectors = 1 + len(lookups) + len(dynamic)
-        inputs = width + vectors * (vectors - 1) // 2
-        self.top = MLP((inputs, *model.top_mlp, 1), generator, dropout=model.dropout)
+        self.absent = nn.Parameter(torch.zeros(len(dynamic), model.embedding_dim)) if dynamic else None
+        self.network = make_network(model, features, seed)
         if self.device.type != "cpu":  # drawn on the host, so that every device starts alike
             self.to(self.device)
+
+    @property
+    def _is_mixed(self) -> bool:
+        return self.training and self.precision == "bf16"
 
     @property
     def dynamic(self) -> DynamicEmbeddings | None:
@@ -124,7 +117,8 @@ class DLRM(nn.Module):
         if self.device.type != "cpu":
             batch = batch.to(self.device)
         samples = batch.samples
-        zero_copy = not (self.training and self.precision == "bf16")  # the interaction's C++ is for fp32
+        # What reads in place is C++ for fp32.
+        zero_copy = getattr(self.network, "reads_in_place", False) and not self._is_mixed
         if not columns.has_lists and not columns.dynamic_features:
             return PendingLookups(self.embeddings.prepare(batch.codes, zero_copy=zero_copy), samples)
         by_feature = columns.by_feature(batch)
@@ -135,37 +129,45 @@ class DLRM(nn.Module):
         return PendingLookups(handle, samples, [x.offsets if isinstance(x, JaggedTensor) else None for x in raw])
 
     def forward(self, continuous: Tensor, batch: Tensor | CategoricalBatch | PendingLookups) -> Tensor:
+        """The logits float32 [B] of continuous float32 [B, C] and the categorical features. Collective."""
+        return self.outputs(self.inputs_of(continuous, batch))["logits"]
+
+    def inputs_of(
+        self,
+        continuous: Tensor,
+        batch: Tensor | CategoricalBatch | PendingLookups,
+        labels: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> Inputs:
+        """What the network sees; the embeddings' rows begin to travel. Collective."""
         lookups = batch if isinstance(batch, PendingLookups) else self.prepare(batch)
-        lookups.start()  # rows travel while the bottom MLP works
-        bottom = self._bottom(continuous.to(self.device), lookups.samples)
-        if isinstance(lookups.planned, LookupHandle):
-            lookups.planned.zero_copy &= bottom.dtype is torch.float32
-        return self._top(bottom, self.vectors(lookups) if self.features else None)
+        lookups.start()
 
-    def dense(self, continuous: Tensor, vectors: Tensor) -> Tensor:
-        """The logits float32 [B] of continuous float32 [B, C] and the features' vectors [B, F, D], on the device.
+        def vectors(in_place: bool) -> Tensor | ZeroCopyVectors:
+            if isinstance(lookups.planned, LookupHandle):
+                lookups.planned.zero_copy &= in_place
+            with torch.autocast(self.device.type, enabled=False) if self._is_mixed else nullcontext():
+                return self.vectors(lookups)
 
-        Nothing else happens in it, so that it can be captured: the vectors' gradient is for the caller to look at.
-        """
-        return self._top(self._bottom(continuous, len(vectors)), vectors, watches=False)
+        if not self.features:
+            nothing = continuous.new_empty((lookups.samples, 0, self.config.embedding_dim), device=self.device)
+            return Inputs(self.inputs, continuous.to(self.device), nothing, labels, weights)
+        watch = self.add_gradient_sum if self.training else None
+        return Inputs(self.inputs, continuous.to(self.device), vectors, labels, weights, watch)
 
-    def _bottom(self, continuous: Tensor, samples: int) -> Tensor:
-        with self._autocast(continuous):
-            if self.bottom is not None:
-                bottom: Tensor = self.bottom(continuous)  # [B, D]
-                return bottom
-            assert self.constant is not None
-            return self.constant.expand(samples, -1)
+    def outputs(self, inputs: Inputs) -> dict[str, Tensor]:
+        """What the network makes of a batch, float32."""
+        with torch.autocast(self.device.type, torch.bfloat16) if self._is_mixed else nullcontext():
+            found: dict[str, Tensor] = self.network(inputs)
+        return {name: value.float() for name, value in found.items()}
 
-    def _top(self, bottom: Tensor, vectors: Tensor | ZeroCopyVectors | None, watches: bool = True) -> Tensor:
-        with self._autocast(bottom):
-            inputs = bottom if vectors is None else dot_interaction(bottom, vectors)
-            # Zero-copy vectors have no gradient of their own that could be looked at: it is made of the inputs'.
-            watched = vectors if isinstance(vectors, Tensor) else inputs
-            if watches and self.training and watched.requires_grad:
-                watched.register_hook(self.add_gradient_sum)  # type: ignore[no-untyped-call]
-            logits: Tensor = self.top(inputs).squeeze(1)
-        return logits.float()
+    def loss(self, outputs: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
+        """The sum over the batch's rows, []: the network's own, or the cross-entropy of `logits`."""
+        own = getattr(self.network, "loss", None)
+        if own is not None:
+            total: Tensor = own(outputs, inputs)
+            return total
+        return binary_cross_entropy(outputs["logits"], inputs.labels, inputs.weights)
 
     def add_gradient_sum(self, gradient: Tensor) -> None:
         """Note a gradient of vectors, of any shape, for `take_gradient_sum`."""
@@ -175,16 +177,13 @@ class DLRM(nn.Module):
     def take_gradient_sum(self) -> Tensor | None:
         """The sum of the vectors' gradients since the last call, float32 []: NaN or infinite where one of them is.
 
-        Of vectors that are read in place it is that of the top MLP's inputs, of which the interaction makes theirs.
+        Of vectors that are read in place it is that of what was made of them (`Inputs.watch`).
         None: there was no backward pass, or none that is looked at.
         """
         found, self._gradient_sum = self._gradient_sum, None
         return found
 
-    def _autocast(self, x: Tensor) -> torch.autocast:
-        return torch.autocast(x.device.type, torch.bfloat16, enabled=self.training and self.precision == "bf16")
-
-    def train(self, mode: bool = True) -> DLRM:
+    def train(self, mode: bool = True) -> ShardedModel:
         """As of any module; on a GPU also says whether products of float32 are TF32's, for this process."""
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision("high" if mode and self.precision == "tf32" else "highest")
@@ -227,10 +226,22 @@ class DLRM(nn.Module):
         """What every rank holds alike, in a fixed order. (Embeddings are no parameters.)"""
         return list(self.parameters())
 
+    def named_dense_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The same by the names of `dense_state`."""
+        return ((name.removeprefix(_NETWORK), p) for name, p in self.named_parameters())
+
+    def dense_state(self) -> dict[str, Tensor]:
+        """The state dict of the dense part: the network's, by its own names, and `absent` where there are raw ids."""
+        return {name.removeprefix(_NETWORK): value for name, value in self.state_dict().items()}
+
+    def load_dense_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over a `dense_state` of the same shapes."""
+        self.load_state_dict({name if name == "absent" else _NETWORK + name: value for name, value in state.items()})
+
 
 @dataclass(frozen=True)
 class PendingLookups:
-    """Lookups that have begun: `DLRM.prepare`."""
+    """Lookups that have begun: `ShardedModel.prepare`."""
 
     planned: LookupHandle
     #: Rows of the batch, B.

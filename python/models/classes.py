@@ -1,0 +1,89 @@
+"""Which torch module a spec's `model` names, and that module made.
+
+A class of the user's takes the dataset's features and its settings, and gives logits by name:
+
+    class MyNet(torch.nn.Module):
+        def __init__(self, features: InputFeatures, hidden: int = 64) -> None: ...
+        def forward(self, inputs: Inputs) -> dict[str, Tensor]:      # {"logits": float32 [B]}
+        def loss(self, outputs, inputs) -> Tensor:                   # optional: a sum over the rows, []
+
+    model: {class: my_package.nets:MyNet, args: {hidden: 32}}
+
+Settings are checked by the constructor's signature, or, where the class has a pydantic model `Args`, by that: the
+constructor then takes one of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from threading import Lock
+from typing import Any, get_type_hints
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from torch import nn
+
+from headrace import config
+from headrace.errors import UserError
+from headrace.models.inputs import InputFeatures
+from headrace.plugins import import_class
+
+#: Where the models that headrace has are.
+_OURS: Mapping[str, str] = {
+    "dlrm": "headrace.models.ranking.dlrm:DLRM",
+    "wide_deep": "headrace.models.ranking.wide_deep:WideDeep",
+    "deepfm": "headrace.models.ranking.deepfm:DeepFM",
+    "dcn_v2": "headrace.models.ranking.dcn_v2:DCNv2",
+    "final_mlp": "headrace.models.ranking.final_mlp:FinalMLP",
+    "masknet": "headrace.models.ranking.masknet:MaskNet",
+}
+
+#: Ranks that are threads of a process would draw from one generator in turns.
+_GLOBAL_GENERATOR = Lock()
+
+
+def make_network(model: config.Model, features: InputFeatures, seed: int) -> nn.Module:
+    """The dense part of a model, on the CPU, with starts that follow from the seed alone.
+
+    Args:
+        model: its class and settings.
+        features: the dataset's.
+        seed: of torch's global generator while the class is made; it is as before behind that.
+
+    Raises:
+        UserError: no such class, or settings that are not its own.
+    """
+    kind = import_class(_OURS.get(model.kind, model.kind), nn.Module, "model.class", "model")
+    with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if model.kind == "dlrm":
+            return kind(features, model)
+        made_of, takes_one = _args_of(kind)
+        try:
+            args = made_of.model_validate(dict(model.args))
+        except ValidationError as e:
+            fault = e.errors()[0]
+            where = ".".join(str(p) for p in ("args", *fault["loc"]))
+            known = ", ".join(made_of.model_fields) or "none"
+            said = f"unknown (known: {known})" if fault["type"] == "extra_forbidden" else fault["msg"]
+            raise UserError(f"model.{where} of '{model.kind}': {said}") from None
+        if takes_one:
+            return kind(features, args)
+        return kind(features, **{name: getattr(args, name) for name in made_of.model_fields})
+
+
+def _args_of(kind: type[nn.Module]) -> tuple[type[BaseModel], bool]:
+    """The pydantic model of a class's settings; whether the constructor takes one of it."""
+    declared = getattr(kind, "Args", None)
+    if isinstance(declared, type) and issubclass(declared, BaseModel):
+        return declared, True
+    _, _, *parameters = inspect.signature(kind.__init__).parameters.values()
+    hints = get_type_hints(kind.__init__)
+    fields: dict[str, Any] = {
+        p.name: (hints.get(p.name, Any), ... if p.default is p.empty else p.default)
+        for p in parameters
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    }
+    strict = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    return create_model(kind.__name__, __config__=strict, **fields), False
