@@ -2,7 +2,7 @@
 #
 #   make demo      set up, then generate clicks and run a whole day: lake -> features -> train -> score -> PostgreSQL -> report
 #                  (make demo DS=2026-01-09 for another day; its results are in ./var)
-#   make test      set up, then lint, the GPU-plan gate and every test
+#   make test      set up, then lint and every test, the GPU-plan gate among them
 #   make lint      ruff, mypy, import-linter
 #   make gpu-check every operator and shipped pipeline under the RAPIDS plugin (no GPU needed; fetches its jar, 1 GB)
 #   make iceberg   the jar for pipelines whose source is an Iceberg table (47 MB)
@@ -150,16 +150,11 @@ setup-test:
 	@$(MAKE) -j3 $(STAMPS)/venv $(STAMPS)/cuda downloads
 	@$(MAKE) -j4 $(STAMPS)/horovod.$(HOROVOD) native-cuda $(STAMPS)/classes lint
 
-# Three processes on two cores, and at first the GPU-plan gate: many tests wait, for JVMs, for ranks and for deadlines,
-# so two leave a quarter of the cores idle. A process may take 3 GB.
+# Three processes on two cores: many tests wait, for JVMs, for ranks and for deadlines, so two leave a quarter of the
+# cores idle. A process may take 3 GB.
 TEST_PROCESSES ?= 3
 test: setup-test
-	@$(STEP) "what leaves the GPU" $(HEADRACE) plan --gpu & gate=$$!
-	trap 'kill $$gate 2>/dev/null || true' EXIT
-	code=0
-	$(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder --durations 25 $(PYTEST_ARGS) || code=$$?
-	wait $$gate || { echo "the GPU-plan gate failed, see above" >&2; code=1; }
-	exit $$code
+	@$(PYTHON) -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder --durations 25 $(PYTEST_ARGS)
 
 $(STAMPS)/bench-peers: requirements/fbgemm.txt requirements/torchrec.txt $(STAMPS)/package
 	@$(STEP) "install FBGEMM for the CPU, and TorchRec" bash -c 'for peer in fbgemm torchrec; do rm -rf build/peers/$$peer; $(UV) pip install -q --python $(PYTHON) --target build/peers/$$peer --no-deps -r requirements/$$peer.txt; done'

@@ -11,13 +11,16 @@ from typing import Any
 from rich.text import Text
 
 from headrace.commands.screen import out, print_json, table
-from headrace.config import load_spec
+from headrace.config import Spec, load_spec
 from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
 from headrace.features.ops import REGISTRY
 from headrace.features.table_ops import TABLE_OPS
 from headrace.gpu_plan.explain import Explainer, explain_session
 from headrace.gpu_plan.gate import LOG, StepPlans, check_operators, check_pipeline
 from headrace.workspace import Workspace, checkout
+
+#: Of the engines, the one that may run on GPUs.
+_ENGINE = "features.engine=spark"
 
 
 def gpu(pipeline: str | None, sets: Sequence[str], operators: Sequence[str] = (), as_json: bool = False) -> int:
@@ -33,24 +36,30 @@ def gpu(pipeline: str | None, sets: Sequence[str], operators: Sequence[str] = ()
         raise UserError(f"no operator '{unknown[0]}' (known: {', '.join(sorted({*REGISTRY, *TABLE_OPS}))})")
     if pipeline is None and sets:
         raise UserError("--set changes a pipeline: name one")
-    names = [pipeline] if pipeline else [] if operators else shipped()
-    specs = [load_spec(name, [*sets, "features.engine=spark"]) for name in names]
+    specs = [load_spec(pipeline, [*sets, _ENGINE])] if pipeline else [] if operators else shipped()
     logging.getLogger("headrace.features").setLevel(logging.WARNING)
-    seen: list[StepPlans] = []
     with tempfile.TemporaryDirectory(prefix="headrace-gpu-") as folder:
         ws = Workspace(Path(folder))
         with explain_session(ws) as spark:
-            explainer = Explainer(spark)
-            if pipeline is None:
-                seen += check_operators(explainer, Workspace(Path(folder) / "operators"), operators)
-            for spec in specs:
-                seen += check_pipeline(explainer, ws, spec)
+            seen = check(Explainer(spark), ws, specs, None if pipeline else operators)
     green = all(s.green for s in seen)
     if as_json:
         print_json({"on_gpu": green, "steps": [as_record(s) for s in seen]})
     else:
         _print(seen)
     return EXIT_DONE if green else EXIT_FAILURE
+
+
+def check(
+    explainer: Explainer, ws: Workspace, specs: Sequence[Spec], operators: Sequence[str] | None
+) -> list[StepPlans]:
+    """Explain each step of operators (none of them named: of all; None: of none) and of pipelines, in a workspace that
+    nothing else uses.
+    """
+    seen = [] if operators is None else [*check_operators(explainer, Workspace(ws.home / "operators"), operators)]
+    for spec in specs:
+        seen += check_pipeline(explainer, ws, spec)
+    return seen
 
 
 def as_record(seen: StepPlans) -> dict[str, Any]:
@@ -65,9 +74,10 @@ def as_record(seen: StepPlans) -> dict[str, Any]:
     }
 
 
-def shipped() -> list[str]:
-    """Names of the pipelines of conf/pipelines."""
-    return sorted(p.stem for p in (checkout() / "conf" / "pipelines").glob("*.yaml"))
+def shipped() -> list[Spec]:
+    """The pipelines of conf/pipelines, by Spark's engine."""
+    names = sorted(p.stem for p in (checkout() / "conf" / "pipelines").glob("*.yaml"))
+    return [load_spec(name, [_ENGINE]) for name in names]
 
 
 def _print(seen: Sequence[StepPlans]) -> None:

@@ -1,4 +1,5 @@
-"""Runs in a process of its own, with the RAPIDS plugin in explain-only mode: explains good and bad plans.
+"""Runs in a process of its own, with the RAPIDS plugin in explain-only mode: explains all that is shipped, and good and
+bad plans.
 
 python tests/gpu_plan/explain_plans.py FILE      writes the explanations as JSON
 """
@@ -17,6 +18,7 @@ from pyspark.ml.functions import array_to_vector
 from pyspark.sql import Column, Window
 from pyspark.sql import functions as F
 
+from headrace.commands import plan
 from headrace.config import build_spec
 from headrace.errors import UserError
 from headrace.features.engines.spark import write as writer_spark
@@ -105,15 +107,18 @@ def main(out: Path) -> None:
                 "handed over": spark.createDataFrame(pa.table({"a": [1, 2]})).groupBy("a").count(),
             }
             for name, frame in frames.items():
-                plan = explainer.explain(frame)
-                explained[name] = _judged(plan)
-                explained[f"{name}: on the GPU"] = [n.name for n in plan.nodes if n.mark == "*"]
+                judged = explainer.explain(frame)
+                explained[name] = _judged(judged)
+                explained[f"{name}: on the GPU"] = [n.name for n in judged.nodes if n.mark == "*"]
             rows.groupBy("k").count().collect()
             explained["collected"] = _all(explainer.ran())
             rows.write.parquet(f"{folder}/good")
             explained["written"] = _all(explainer.ran())
             rows.drop("l").write.csv(f"{folder}/csv")
             explained["written as csv"] = _all(explainer.ran())
+
+            gate = plan.check(explainer, Workspace(Path(folder) / "gate"), plan.shipped(), ())
+            explained["gate"] = [[s.subject, s.step, s.green, s.faults()] for s in gate]
 
             REGISTRY["quarter"], REGISTRY["unseen"] = Quarter, Unseen
             gpu_cases.ROW_CASES["quarter"] = [{"columns": ["x"], "ops": ["quarter"]}]  # type: ignore[index]

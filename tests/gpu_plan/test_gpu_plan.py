@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
+from headrace.features.ops import REGISTRY
+from headrace.features.table_ops import TABLE_OPS
 from headrace.lake.session import rapids_jars
 from headrace.workspace import checkout
 
 
 @pytest.fixture(scope="module")
 def explained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a process with the plugin says of good and bad plans (one session for all: 20 s to start)."""
+    """What a process with the plugin says of all that is shipped, and of good and bad plans (20 s to start)."""
     if not rapids_jars():
         pytest.skip("the RAPIDS plugin is not here: make rapids")
     out = tmp_path_factory.mktemp("gpu") / "plans.json"
@@ -24,11 +26,20 @@ def explained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         cwd=checkout(),
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=840,
     )
     assert ran.returncode == 0, ran.stderr[-4000:]
     found: dict[str, Any] = json.loads(out.read_text())
     return found
+
+
+def test_all_that_is_shipped_stays_on_the_gpu(explained: dict[str, Any]) -> None:
+    """The gate: what `headrace plan --gpu` shows."""
+    assert [(subject, step, faults) for subject, step, green, faults in explained["gate"] if not green] == []
+    pipelines = [p.stem for p in (checkout() / "conf" / "pipelines").glob("*.yaml")]
+    shipped = {f"operator {n}" for n in REGISTRY} | {f"table operator {n}" for n in TABLE_OPS}
+    shipped |= {f"pipeline {n}" for n in pipelines}
+    assert {subject for subject, *_ in explained["gate"]} == shipped
 
 
 def test_good_plans_are_green(explained: dict[str, Any]) -> None:
