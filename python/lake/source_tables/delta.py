@@ -29,11 +29,9 @@ from headrace.lake.source_tables.parquet_files import read_parquet
 from headrace.lake.source_tables.snapshot import (
     FILE,
     LINE,
+    FileSnapshot,
     TableFile,
-    file_versions,
     files_of,
-    lost_file,
-    no_file_of,
     relative_file,
     relative_name,
 )
@@ -66,7 +64,7 @@ def pinned_version(source: TableSource, folder: Location) -> int:
 
 
 @dataclass(frozen=True)
-class DeltaSnapshot:
+class DeltaSnapshot(FileSnapshot):
     """A Delta table at one version."""
 
     source: TableSource
@@ -120,17 +118,9 @@ class DeltaSnapshot:
             first, last = days_of_file(self.source, partition, bounds)
             identity = f"{file.vector}:{file.deleted}" if file.deleted else ""
             name = relative_name(file.path, self.folder)
-            found.append(TableFile(name, file.path, identity, first, last, partition))
+            lacks = bounds is not None and time is not None and _may_be_null(add, time.lower(), physical)
+            found.append(TableFile(name, file.path, identity, first, last, partition, lacks))
         return sorted(found, key=lambda f: f.name)
-
-    def day_versions(self, days: Collection[str]) -> dict[str, str]:
-        return file_versions(self.files, days)
-
-    def why_no_rows(self, ds: str) -> str:
-        return no_file_of(self.files)
-
-    def lost(self, ds: str) -> str | None:
-        return lost_file(self.files, ds)
 
     def pin(self, days: Mapping[str, str]) -> str:
         return str(self.version)
@@ -148,6 +138,12 @@ class DeltaSnapshot:
                 F.col("_metadata.row_index").alias(LINE),
             )
         return frame if days is None else within(frame, self.source, self.files, days)
+
+
+def _may_be_null(add: Mapping[str, Any], column: str, names: Mapping[str, str]) -> bool:
+    """Whether a column may be null in a row of a file, by its statistics."""
+    counts = json.loads(add["stats"]).get("nullCount") or {}
+    return {names.get(k, k.lower()): v for k, v in counts.items()}.get(column) != 0
 
 
 def _bounds(add: Mapping[str, Any], column: str, names: Mapping[str, str]) -> Bounds | None:

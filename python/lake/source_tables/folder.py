@@ -22,11 +22,9 @@ from headrace.lake.source_tables.parquet_files import escaped
 from headrace.lake.source_tables.snapshot import (
     FILE,
     LINE,
+    FileSnapshot,
     TableFile,
-    file_versions,
     files_of,
-    lost_file,
-    no_file_of,
     relative_file,
     relative_name,
 )
@@ -39,7 +37,7 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True)
-class FolderSnapshot:
+class FolderSnapshot(FileSnapshot):
     """The files in a folder as they are now; `key=value` folders are partition columns."""
 
     source: TableSource
@@ -64,20 +62,11 @@ class FolderSnapshot:
     def _file(self, path: Location) -> TableFile:
         partition = dict(_partition(path.below(self.folder)))
         time = None if self.source.day is None else self.source.day.time
-        bounds = None if time is None or self.format != "parquet" else _bounds(path, time)
+        bounds, lacks = (None, False) if time is None or self.format != "parquet" else _bounds(path, time)
         first, last = days_of_file(self.source, partition, bounds)
         info = path.info()
         identity = f"{info.size}@{info.modified_ns}"
-        return TableFile(relative_name(path, self.folder), path, identity, first, last, partition)
-
-    def day_versions(self, days: Collection[str]) -> dict[str, str]:
-        return file_versions(self.files, days)
-
-    def why_no_rows(self, ds: str) -> str:
-        return no_file_of(self.files)
-
-    def lost(self, ds: str) -> str | None:
-        return lost_file(self.files, ds)
+        return TableFile(relative_name(path, self.folder), path, identity, first, last, partition, lacks)
 
     def pin(self, days: Mapping[str, str]) -> str:
         return fingerprint(dict(days))
@@ -117,23 +106,24 @@ def _partition(name: str) -> Iterator[tuple[str, str | None]]:
             yield unquote(key).lower(), None if value == _NULL else unquote(value)
 
 
-def _bounds(path: Location, column: str) -> Bounds | None:
-    """Least and greatest value of a column by the footer."""
+def _bounds(path: Location, column: str) -> tuple[Bounds | None, bool]:
+    """Least and greatest value of a column by the footer, and whether it may be null in a row."""
     try:
         file = pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as e:
         if _is_parquet(path):
-            return None  # of a newer writer than our Arrow: Spark reads it
+            return None, True  # of a newer writer than our Arrow: Spark reads it
         raise UserError(f"source: {path} is no whole Parquet file: {e}") from None
     at = next((i for i, name in enumerate(file.schema.names) if name.lower() == column.lower()), None)
-    low = high = None
+    low, high, nulls = None, None, False
     for group in range(file.num_row_groups):
         stats = None if at is None else file.metadata.row_group(group).column(at).statistics
         if stats is None or not stats.has_min_max:
-            return None
+            return None, True
+        nulls |= not stats.has_null_count or stats.null_count > 0
         low = stats.min if low is None else min(low, stats.min)
         high = stats.max if high is None else max(high, stats.max)
-    return None if low is None else (low, high)
+    return None if low is None else (low, high), nulls
 
 
 def _is_parquet(path: Location) -> bool:

@@ -22,7 +22,7 @@ from headrace.errors import UserError
 from headrace.lake.iceberg.manifests import SnapshotFile, local_file, snapshot_files
 from headrace.lake.iceberg.metadata import TableMetadata, metadata_with, newest_metadata, primitives, read_metadata
 from headrace.lake.source_tables.days import Bounds, days_of_file, within
-from headrace.lake.source_tables.snapshot import FILE, LINE, TableFile, file_versions, lost_file, no_file_of
+from headrace.lake.source_tables.snapshot import FILE, LINE, FileSnapshot, TableFile
 from headrace.manifest import fingerprint
 from headrace.storage import Location, local
 
@@ -81,7 +81,7 @@ def _known(folder: Location) -> str:
 
 
 @dataclass(frozen=True)
-class IcebergSnapshot:
+class IcebergSnapshot(FileSnapshot):
     """An Iceberg table at one snapshot."""
 
     source: TableSource
@@ -117,10 +117,7 @@ class IcebergSnapshot:
         # Spark has text where the files have bytes.
         if "uuid" in primitives(schema):
             return False
-        # Rows without a time are of no day, and the bounds of their files do not tell of them.
-        time = self._time
-        timed = time is None or all(f.nulls.get(int(time["id"])) == 0 for f in self._files)
-        return timed and all(f.format == "parquet" and not f.deletes and not f.encrypted for f in self._files)
+        return all(f.format == "parquet" and not f.deletes and not f.encrypted for f in self._files)
 
     @cached_property
     def files(self) -> list[TableFile]:
@@ -132,7 +129,9 @@ class IcebergSnapshot:
         first, last = days_of_file(self.source, partition, self._bounds(file))
         identity = fingerprint({"deletes": list(file.deletes)}) if file.deletes else ""
         name = file.path.below(self._root) if file.path.is_below(self._root) else f"file:{file.path}"
-        return TableFile(name, file.path, identity, first, last, partition)
+        time = self._time
+        lacks = time is not None and file.nulls.get(int(time["id"])) != 0
+        return TableFile(name, file.path, identity, first, last, partition, lacks)
 
     def _bounds(self, file: SnapshotFile) -> Bounds | None:
         """Least and greatest value of `day.time`."""
@@ -141,15 +140,6 @@ class IcebergSnapshot:
             return None
         low, high = (_value(field["type"], side.get(int(field["id"]))) for side in (file.lower, file.upper))
         return None if low is None or high is None else (low, high)
-
-    def day_versions(self, days: Collection[str]) -> dict[str, str]:
-        return file_versions(self.files, days)
-
-    def why_no_rows(self, ds: str) -> str:
-        return no_file_of(self.files)
-
-    def lost(self, ds: str) -> str | None:
-        return lost_file(self.files, ds)
 
     def pin(self, days: Mapping[str, str]) -> str:
         return str(self.snapshot_id)

@@ -6,6 +6,7 @@ table (as Spark spells it in URIs), `_source_line` the row's number in the file,
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -40,6 +41,8 @@ class TableFile:
     last: str = LAST
     #: Values of partition columns as text, by column.
     partition: Mapping[str, str | None] | None = None
+    #: Whether it may hold rows of no day besides: without a value in `day.time`, of which bounds do not tell.
+    may_lack_days: bool = False
 
     def may_hold(self, ds: str) -> bool:
         """Whether it may hold rows of a day."""
@@ -95,26 +98,32 @@ class Snapshot(Protocol):
         ...
 
 
-def file_versions(files: Sequence[TableFile], days: Collection[str]) -> dict[str, str]:
-    """`Snapshot.day_versions` of a table whose files have days: a fingerprint of the files that may hold its rows."""
-    found: dict[str, list[list[str]]] = {}
-    for file in files:
-        for ds in days:
-            if file.may_hold(ds):
-                found.setdefault(ds, []).append([file.name, file.identity])
-    return {ds: fingerprint({"files": sorted(of_day)}) for ds, of_day in sorted(found.items())}
+class FileSnapshot(ABC):
+    """What `Snapshot` asks of days, for a table whose files have days."""
 
+    @property
+    @abstractmethod
+    def files(self) -> Sequence[TableFile]:
+        """The live data files, by name."""
 
-def no_file_of(files: Sequence[TableFile]) -> str:
-    """`Snapshot.why_no_rows` of such a table."""
-    known = sorted(f.last for f in files if f.first and f.first == f.last)
-    return f"its days are {known[0]} to {known[-1]}" if known else "it has no files of that day"
+    def day_versions(self, days: Collection[str]) -> dict[str, str]:
+        """By day a fingerprint of the files that may hold its rows."""
+        found: dict[str, list[list[str]]] = {}
+        for file in self.files:
+            for ds in days:
+                if file.may_hold(ds):
+                    found.setdefault(ds, []).append([file.name, file.identity])
+        return {ds: fingerprint({"files": sorted(of_day)}) for ds, of_day in sorted(found.items())}
 
+    def why_no_rows(self, ds: str) -> str:
+        """A clause for a message: the days that there are."""
+        known = sorted(f.last for f in self.files if f.first and f.first == f.last)
+        return f"its days are {known[0]} to {known[-1]}" if known else "it has no files of that day"
 
-def lost_file(files: Sequence[TableFile], ds: str) -> str | None:
-    """`Snapshot.lost` of such a table."""
-    lost = next((f for f in files if f.may_hold(ds) and not f.path.is_file()), None)
-    return None if lost is None else f"{lost.path} is gone"
+    def lost(self, ds: str) -> str | None:
+        """A clause for a message: a file of the day that is gone."""
+        lost = next((f for f in self.files if f.may_hold(ds) and not f.path.is_file()), None)
+        return None if lost is None else f"{lost.path} is gone"
 
 
 def files_of(snapshot: Snapshot, days: Collection[str] | None) -> list[TableFile]:

@@ -98,15 +98,15 @@ class PinnedTable:
         partitions = set((files[0].partition or {}) if files else {})
         if not set(columns) <= exact or {c.lower() for c in columns} & partitions:
             return None
-        if self.source.daily and not all(_only(f, wanted) for f in files):
+        if self.source.daily and not all(holds_only(f, wanted) for f in files):
             return None
         return files if arrow_reads(files) else None
 
 
-def _only(file: TableFile, days: list[str]) -> bool:
+def holds_only(file: TableFile, days: list[str]) -> bool:
     """Whether all rows of a file are of these days."""
     between = [day for day in days if file.may_hold(day)]
-    return bool(between) and _span(file.first, file.last) == len(between)
+    return bool(between) and not file.may_lack_days and _span(file.first, file.last) == len(between)
 
 
 def _span(first: str, last: str) -> int:
