@@ -33,10 +33,10 @@ def test_rows_that_break_a_constraint_stop_their_day(spark: SparkSession, ws: Wo
         with pytest.raises(UserError, match=message):
             run(spec, ws, D2)
         assert version(ws) == at
-        assert list(ids(spark, ws)) == [D1]
+        assert list(ids(ws)) == [D1]
     put(ws, f"in/{D2}/a.jsonl", jsonl(good))
     run(spec, ws, D2)
-    assert ids(spark, ws)[D2] == [f"e{i}" for i in range(10, 14)]
+    assert ids(ws)[D2] == [f"e{i}" for i in range(10, 14)]
     # Delta itself has refused what ingest did, of the same table.
     schema = spark.read.format("delta").load(str(events)).schema
     broken = spark.createDataFrame(table(spark, ws, "events"), schema).selectExpr("* EXCEPT (price)", "200D AS price")
@@ -49,5 +49,5 @@ def test_rows_that_break_a_constraint_stop_their_day(spark: SparkSession, ws: Wo
     put(ws, f"in/{D3}/b.jsonl", jsonl([event(31, D3)]))
     with pytest.raises(UserError, match=r"delta\.appendOnly"):
         run(spec, ws, D3)
-    assert ids(spark, ws)[D3] == ["e30"]
+    assert ids(ws)[D3] == ["e30"]
     assert DeltaLog(events).files(version(ws) or 0)

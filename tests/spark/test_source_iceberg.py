@@ -313,4 +313,4 @@ def test_days_of_files_by_their_metrics(spark: SparkSession, warehouse: Path) ->
     metadata = newest_metadata(local(warehouse / "db" / "metrics" / "metadata"))
     assert metadata.current is not None
     found = IcebergSnapshot(spec.source, metadata, metadata.current).files  # type: ignore[arg-type]
-    assert sorted(f.may_lack_days for f in found) == [False] * len(wanted) + [True]
+    assert [f.may_lack_days for f in found].count(True) == 1
