@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from bench.peers.torchrec_step import Step, draw_ids
 from headrace.dataset.loader.batch import Batch
+from headrace.embeddings.input.addressing import CodeBatch
+from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.embeddings.kernels import cpu
 from headrace.embeddings.optim.fused_step import fused_step
 from headrace.embeddings.storage.huge_pages import empty_table
@@ -48,13 +50,17 @@ class Constant(nn.Module):
         self._vectors = torch.randn(samples, width, like.plan.tables[0].dim) * 0.01
         self._numbers = {b.codes.ctypes.data: number for number, b in enumerate(batches)}
 
-    def prepare(self, codes: Tensor, zero_copy: bool = False) -> Nothing:
-        return Nothing(codes.shape[0], self._numbers[codes.data_ptr()])
+    def prepare(self, codes: CodeBatch, weights: None = None, raw: object = (), *, zero_copy: bool = False) -> Nothing:
+        if isinstance(codes, Tensor):
+            return Nothing(codes.shape[0], self._numbers[codes.data_ptr()])
+        first = codes[0]
+        samples = first.offsets.numel() - 1 if isinstance(first, JaggedTensor) else len(first)
+        return Nothing(samples, 0)  # which batch it is only `Touched` wants to know, whose features have one id
 
     def forward(self, prepared: Nothing) -> Tensor:
         return self._vectors[: prepared.samples]
 
-    def step(self, lr: float | None = None) -> None: ...
+    def step_all(self, lr: float | None = None) -> None: ...
 
 
 class Touched(Constant):
@@ -79,7 +85,7 @@ class Touched(Constant):
         cpu.pool_sum(self._table, asked, asked.numel())
         return super().forward(prepared)
 
-    def step(self, lr: float | None = None) -> None:
+    def step_all(self, lr: float | None = None) -> None:
         _, rows = self._asked[self._now]
         each = torch.arange(rows.numel())
         rowwise = fused_step("rowwise_adagrad", self._table)
