@@ -36,11 +36,10 @@ class PeakMemory:
         `children` is left out where one that ended before was larger. Under spark-submit the JVM is this process's
         parent; a session started from Python is its child.
         """
-        peaks = {"python": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+        found = {"python": _own_peak_mib()}
         ended = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
         if ended > self._ended or not self._ended:
-            peaks["children"] = ended
-        found = {name: round(kib / 1024, 1) for name, kib in peaks.items()}
+            found["children"] = round(ended / 1024, 1)
         jvms = [peak for pid in _jvms() if (peak := _peak_mib(pid)) is not None]
         return {**found, "jvm": max(jvms)} if jvms else found
 
@@ -68,6 +67,12 @@ def _children(pid: int) -> list[int]:
 def _below(pid: int) -> set[int]:
     own = set(_children(pid))
     return own.union(*(_below(child) for child in own))
+
+
+def _own_peak_mib() -> float:
+    """By /proc where it is there: getrusage's peak begins, at an exec, with that of the process that forked."""
+    peak = _peak_mib(os.getpid())
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1) if peak is None else peak
 
 
 def _peak_mib(pid: int) -> float | None:

@@ -1,11 +1,13 @@
-"""Classes that users name in a spec: `module:Class` of any installed package."""
+"""Classes that users name in a spec, `module:Class` of any installed package, and faults of their parameters."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any, TypeVar
 
-from headrace.errors import UserError
+from pydantic import BaseModel, ValidationError
+
+from headrace.errors import UserError, nearest
 
 T = TypeVar("T")
 
@@ -37,3 +39,19 @@ def import_class(reference: str, base: type[T], where: str, what: str) -> type[T
             f"{where}: '{reference}' is no {what}: it does not extend {base.__module__}:{base.__qualname__}"
         )
     return found
+
+
+def faults_of(kind: type[BaseModel], error: ValidationError) -> str:
+    """What is wrong with the parameters of a class, each by its name, with the nearest valid ones."""
+    faults = []
+    for fault in error.errors():
+        key = ".".join(str(p) for p in fault["loc"])
+        known = [field.alias or name for name, field in kind.model_fields.items()]
+        if fault["type"] == "extra_forbidden":
+            faults.append(f"unknown parameter '{key}'{nearest(key, known)} (known: {', '.join(known) or 'none'})")
+        elif fault["type"] == "missing":
+            faults.append(f"parameter '{key}' is missing")
+        else:
+            said = str(fault["msg"]).removeprefix("Value error, ")
+            faults.append(f"parameter '{key}': {said} (got {fault['input']!r})" if key else said)
+    return "; ".join(dict.fromkeys(faults))

@@ -16,6 +16,7 @@ from pydantic import (
 
 from headrace.config.model_args import MODEL_ARGS
 from headrace.config.section import Section
+from headrace.plugins import faults_of
 
 #: Settings of `dlrm` that stand in `model` itself.
 _OF_DLRM = ("bottom_mlp", "top_mlp", "dropout")
@@ -58,11 +59,7 @@ class Model(Section):
         try:
             MODEL_ARGS[self.kind].model_validate(dict(self.args))
         except ValidationError as e:
-            fault = e.errors()[0]
-            where = ".".join(str(p) for p in ("args", *fault["loc"]))
-            known = ", ".join(MODEL_ARGS[self.kind].model_fields)
-            said = f"unknown (known: {known})" if fault["type"] == "extra_forbidden" else fault["msg"]
-            raise ValueError(f"{where} of '{self.kind}': {said}") from None
+            raise ValueError(f"args of '{self.kind}': {faults_of(MODEL_ARGS[self.kind], e)}") from None
         if self.kind in ("wide_deep", "deepfm") and self.embedding_dim < 2:
             raise ValueError(
                 f"'{self.kind}' takes the first value of an embedding as a weight: embedding_dim is at least 2"

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from headrace.errors import UserError, nearest
-from headrace.plugins import import_class
+from headrace.plugins import faults_of, import_class
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -44,7 +44,7 @@ def build(
     try:
         return kind.model_validate(dict(params))
     except ValidationError as e:
-        raise UserError(f"{where} ({name}): {_faults_of(kind, e)}") from None
+        raise UserError(f"{where} ({name}): {faults_of(kind, e)}") from None
 
 
 def _plugin(registry: Mapping[str, type[T]], name: str, where: str, what: str, base: type[T]) -> type[T]:
@@ -62,18 +62,3 @@ def _plugin(registry: Mapping[str, type[T]], name: str, where: str, what: str, b
 @cache
 def _offered(group: str) -> Mapping[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=group)}
-
-
-def _faults_of(kind: type[BaseModel], error: ValidationError) -> str:
-    faults = []
-    for fault in error.errors():
-        key = ".".join(str(p) for p in fault["loc"])
-        known = [field.alias or name for name, field in kind.model_fields.items()]
-        if fault["type"] == "extra_forbidden":
-            faults.append(f"unknown parameter '{key}'{nearest(key, known)} (known: {', '.join(known) or 'none'})")
-        elif fault["type"] == "missing":
-            faults.append(f"parameter '{key}' is missing")
-        else:
-            said = str(fault["msg"]).removeprefix("Value error, ")
-            faults.append(f"parameter '{key}': {said} (got {fault['input']!r})" if key else said)
-    return "; ".join(dict.fromkeys(faults))

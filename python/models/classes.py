@@ -27,7 +27,7 @@ from torch import nn
 from headrace import config
 from headrace.errors import UserError
 from headrace.models.inputs import InputFeatures
-from headrace.plugins import import_class
+from headrace.plugins import faults_of, import_class
 
 #: Where the models that headrace has are.
 _OURS: Mapping[str, str] = {
@@ -63,11 +63,7 @@ def make_network(model: config.Model, features: InputFeatures, seed: int) -> nn.
         try:
             args = made_of.model_validate(dict(model.args))
         except ValidationError as e:
-            fault = e.errors()[0]
-            where = ".".join(str(p) for p in ("args", *fault["loc"]))
-            known = ", ".join(made_of.model_fields) or "none"
-            said = f"unknown (known: {known})" if fault["type"] == "extra_forbidden" else fault["msg"]
-            raise UserError(f"model.{where} of '{model.kind}': {said}") from None
+            raise UserError(f"model.args of '{model.kind}': {faults_of(made_of, e)}") from None
         if takes_one:
             return kind(features, args)
         return kind(features, **{name: getattr(args, name) for name in made_of.model_fields})

@@ -24,8 +24,13 @@ def resident_mib() -> float:
 
 
 def test_what_was_needed_before_does_not_count() -> None:
-    # In a process of its own: this one's tests may have freed as much, and kept it.
-    code = "import tests.unit.test_memory as t; t.need_it_twice()"
+    # In a process of its own: this one's tests may have freed as much, and kept it. By one that needed more, whose
+    # peak getrusage hands to the processes that it starts.
+    code = f"""
+import subprocess, sys
+b"x" * ({2 * LARGE} << 20)
+subprocess.run([sys.executable, "-c", "import tests.unit.test_memory as t; t.need_it_twice()"], check=True)
+"""
     subprocess.run([sys.executable, "-c", code], check=True, cwd=checkout())
 
 

@@ -121,8 +121,8 @@ def test_a_start_follows_from_the_seed_and_leaves_torchs_generator_alone(feature
     ("given", "said"),
     [
         ({"class": "dcn"}, "no class 'dcn' (known: dlrm, wide_deep, deepfm, dcn_v2, final_mlp, masknet; one of your"),
-        ({"class": "dcn_v2", "args": {"layer": 3}}, "args.layer of 'dcn_v2': unknown (known: structure, layers,"),
-        ({"class": "dcn_v2", "args": {"layers": 0}}, "args.layers of 'dcn_v2': Input should be greater than"),
+        ({"class": "dcn_v2", "args": {"layer": 3}}, "args of 'dcn_v2': unknown parameter 'layer'; did you mean"),
+        ({"class": "dcn_v2", "args": {"layers": 0}}, "args of 'dcn_v2': parameter 'layers': Input should be greater"),
         ({"class": "dcn_v2", "top_mlp": [8]}, "'top_mlp' is a setting of dlrm: write what 'dcn_v2' takes into 'args'"),
         ({"args": {"top_mlp": [8]}}, "dlrm has no args"),
         ({"class": "deepfm", "embedding_dim": 1}, "embedding_dim is at least 2"),
@@ -140,9 +140,9 @@ def test_mistakes_in_the_spec(given: dict[str, Any], said: str) -> None:
         ("tests.plugin_models:Nothing", {}, "model.class: model 'tests.plugin_models:Nothing' cannot be imported"),
         ("tests.plugin_models:NoModule", {}, "is no model: it does not extend torch.nn.modules.module:Module"),
         ("subprocess:Popen", {"args": "x"}, "is no model"),
-        ("tests.plugin_models:Factors", {"left": "user"}, "model.args.right of 'tests.plugin_models:Factors': Field"),
-        ("tests.plugin_models:Factors", {"left": "user", "right": "item", "width": 3}, "model.args.width of"),
-        ("tests.plugin_models:Settled", {"scale": "much"}, "model.args.scale of"),
+        ("tests.plugin_models:Factors", {"left": "user"}, "Factors': parameter 'right' is missing"),
+        ("tests.plugin_models:Factors", {"left": "user", "right": "item", "width": 3}, "unknown parameter 'width'"),
+        ("tests.plugin_models:Settled", {"scale": "much"}, "parameter 'scale': Input should be a valid number"),
     ],
 )
 def test_mistakes_in_a_class_of_the_users(name: str, args: dict[str, Any], said: str, features: Manifest) -> None:

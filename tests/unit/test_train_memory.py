@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -49,6 +51,23 @@ def test_tables_leave_room_for_communication_and_the_dense_part(monkeypatch: pyt
     assert found == pytest.approx(0.9 * (43 - 3 - 10))
     with pytest.raises(UserError, match=r"of 7\.0 GiB that are free on a GPU, 8\.0 are reserved.*reserve_gib"):
         tables_gib(torch.device("cpu"), free_of(monkeypatch, 10.0), 8.0)
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_what_is_reserved_follows_from_the_layers(accumulate: int) -> None:
+    """A DLRM's by its widths, written out; of a class that has no such widths by its own."""
+    train = Train(batch_size=1_024, streams=4, device="cuda", accumulate=accumulate)
+    bottom, top = (13, 512, 256, 128), (128 + 27 * 26 // 2, 1024, 1024, 512, 256, 1)
+    weights = sum(a * b + b for w in (bottom, top) for a, b in pairwise(w))
+    floats = 1_024 // accumulate * (sum(bottom) + sum(top) + 27 * 128) * 2 + 5 * weights
+    assert reserved_gib(SCHEMA, MODEL, train, World()) == pytest.approx(0.5 + 4 * floats / 2**30)
+    shallow, deep = (
+        Model.model_validate({"class": "dcn_v2", "args": {"layers": 1, "deep_mlp": widths}}) for widths in ([8], [4096])
+    )
+    more = reserved_gib(SCHEMA, deep, train, World()) - reserved_gib(SCHEMA, shallow, train, World())
+    flat = 13 + 26 * 16
+    floats = (1_024 // accumulate * 2 * 2 + 5 * (flat + 2)) * (4096 - 8)
+    assert more == pytest.approx(4 * floats / 2**30)
 
 
 def test_what_is_reserved_grows_with_the_rows_of_a_micro_batch() -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
+from torch import nn
 
 from headrace import config
 from headrace.comm.base import Collective
 from headrace.errors import UserError
-from headrace.schema import DatasetSchema, Kind
+from headrace.models.classes import make_network
+from headrace.models.inputs import InputFeatures
+from headrace.schema import DatasetSchema
 from headrace.world import World
 
 #: GiB: cuBLAS's workspaces, kernels that are loaded at their first launch.
@@ -49,19 +50,22 @@ def tables_gib(device: torch.device, collective: Collective, reserved_gib: float
 
 
 def reserved_gib(schema: DatasetSchema, model: config.Model, train: config.Train, world: World) -> float:
-    """GiB of a rank's GPU for the dense part: `train.sharding.reserve_gib`, else an estimate from its shapes.
+    """GiB of a rank's GPU for the dense part: `train.sharding.reserve_gib`, else an estimate from its linear layers.
 
     Of a micro-batch the values and gradients of all layers and of the vectors, twice with CUDA graphs, whose memory is
     their own; of the parameters the weights, gradients, two states and the message that sums gradients.
     """
     if train.sharding.reserve_gib is not None:
         return train.sharding.reserve_gib
-    dim, features = model.embedding_dim, len(schema.of(Kind.CATEGORICAL))
-    continuous = sum(f.length for f in schema.of(Kind.CONTINUOUS))
-    bottom = (continuous, *model.bottom_mlp, dim)
-    top = (dim + (features + 1) * features // 2, *model.top_mlp, 1)
+    features = InputFeatures.of(schema, model.embedding_dim)
+    network = make_network(model, features, seed=0)
+    layers = [m for m in network.modules() if isinstance(m, nn.Linear)]
+    # What a layer of a stack takes is what the one before gave.
+    stacks = [[m for m in s if isinstance(m, nn.Linear)] for s in network.modules() if isinstance(s, nn.Sequential)]
+    given = {id(m) for stack in stacks for m in stack[1:]}
+    widths = sum(m.out_features for m in layers) + sum(m.in_features for m in layers if id(m) not in given)
     rows = -(-train.batch_size // (world.size * train.accumulate))
-    of_row = sum(bottom) + sum(top) + (features + 1) * dim
-    parameters = sum(a * b + b for widths in (bottom, top) for a, b in pairwise(widths))
+    of_row = widths + (len(features.categorical) + 1) * model.embedding_dim
+    parameters = sum(p.numel() for p in network.parameters())
     floats = rows * of_row * 2 * (1 + train.cuda_graphs) + 5 * parameters
     return _LIBRARIES_GIB + 4 * floats / 2**30
