@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
-from headrace.errors import UserError
+from headrace.errors import UserError, nearest
 from headrace.schema import DatasetSchema, Kind
+
+#: By a lookup's name, what it found: pooled, or a sequence.
+Found = Mapping[str, Tensor | JaggedTensor]
 
 
 @dataclass(frozen=True)
@@ -19,18 +23,31 @@ class InputFeatures:
     """The features of a dataset, in its order: the first argument of a model's class.
 
     continuous: how many columns each has, by name; categorical: those that have an embedding; embedding_dim: the width
-    D of each embedding.
+    D of each embedding; lists: the categorical features that have any number of ids a row; cardinality: codes of a
+    categorical feature, 0 .. cardinality - 1, None of raw ids; first_code: the first code that a known value has (below
+    it are null, 0, and the values that the vocabulary lacks).
     """
 
     continuous: Mapping[str, int]
     categorical: tuple[str, ...]
     embedding_dim: int
+    lists: tuple[str, ...] = ()
+    cardinality: Mapping[str, int | None] = field(default_factory=dict)
+    first_code: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, schema: DatasetSchema, embedding_dim: int) -> InputFeatures:
         """Those of a dataset."""
         continuous = {f.name: f.length for f in schema.of(Kind.CONTINUOUS)}
-        return cls(continuous, tuple(f.name for f in schema.of(Kind.CATEGORICAL)), embedding_dim)
+        categorical = schema.of(Kind.CATEGORICAL)
+        return cls(
+            continuous,
+            tuple(f.name for f in categorical),
+            embedding_dim,
+            tuple(f.name for f in categorical if f.is_list),
+            {f.name: f.cardinality for f in categorical},
+            {f.name: f.first_code for f in categorical},
+        )
 
     @property
     def continuous_columns(self) -> int:
@@ -55,6 +72,12 @@ class Inputs:
         labels: float32 [B], where they are known.
         weights: of the rows in the loss, float32 [B]; None: 1 each.
         watch: is given the gradients of `vectors`, or of what `watch` is called with.
+        embeddings: of a model that says what it looks up (headrace.models.lookups): by lookup, what was found.
+        ids: by categorical feature, int64 [B], or of a list a JaggedTensor without nulls.
+        negatives: ids drawn for each row, int64 [B, n].
+        targets: further labels by column, float32 [B], NaN where a row has none.
+        all_gather: concatenates the ranks' tensors [B_r, ...] in their order, with gradients; None: there is one rank.
+        rank: of all_gather's ranks, this one.
     """
 
     def __init__(
@@ -65,6 +88,15 @@ class Inputs:
         labels: Tensor | None = None,
         weights: Tensor | None = None,
         watch: Callable[[Tensor], None] | None = None,
+        *,
+        embeddings: Mapping[str, Tensor | JaggedTensor]
+        | Callable[[], Mapping[str, Tensor | JaggedTensor]]
+        | None = None,
+        ids: Mapping[str, Tensor | JaggedTensor] | None = None,
+        negatives: Tensor | None = None,
+        targets: Mapping[str, Tensor] | None = None,
+        all_gather: Callable[[Tensor], Tensor] | None = None,
+        rank: int = 0,
     ) -> None:
         self.features = features
         self.continuous = continuous
@@ -72,6 +104,13 @@ class Inputs:
         self._labels = labels
         self.weights = weights
         self._watch = watch
+        self._embeddings = embeddings
+        self._ids = ids or {}
+        self._negatives = negatives
+        self._targets = targets or {}
+        self._all_gather = all_gather
+        #: This rank, of those whose rows `all_gather` puts together.
+        self.rank = rank
 
     @property
     def rows(self) -> int:
@@ -88,6 +127,78 @@ class Inputs:
         if self._labels is None:
             raise ValueError("there are no labels: a model may look at them in its loss alone")
         return self._labels
+
+    def target(self, column: str) -> Tensor:
+        """A label by its column: float32 [B], NaN where a row has none.
+
+        Raises:
+            ValueError: it is not known, as in scoring.
+        """
+        if column not in self._targets:
+            raise ValueError(f"there is no label '{column}' here: a model may look at labels in its loss alone")
+        return self._targets[column]
+
+    def ids(self, feature: str) -> Tensor | JaggedTensor:
+        """A categorical feature's ids: int64 [B], or of a list a JaggedTensor without nulls.
+
+        Raises:
+            UserError: the dataset has no such feature.
+        """
+        if feature not in self._ids:
+            raise UserError(
+                f"the model asks for feature '{feature}', which the dataset does not have"
+                f"{nearest(feature, list(self._ids))}; it has: {', '.join(self._ids)}"
+            )
+        return self._ids[feature]
+
+    @property
+    def negatives(self) -> Tensor:
+        """Ids drawn for each row, int64 [B, n], of `train.negatives.column`.
+
+        Raises:
+            UserError: none are drawn.
+        """
+        if self._negatives is None:
+            raise UserError("the model's loss compares with drawn items: set train.negatives")
+        return self._negatives
+
+    @cached_property
+    def _found(self) -> Found:
+        found = self._embeddings() if callable(self._embeddings) else self._embeddings or {}
+        for x in found.values():
+            values = x.values if isinstance(x, JaggedTensor) else x
+            if self._watch is not None and values.requires_grad:
+                values.register_hook(self._watch)  # type: ignore[no-untyped-call]
+        return found
+
+    def embedding(self, lookup: str) -> Tensor:
+        """What a lookup of the model's found, by its name; see EmbeddingLookup. Collective where it is the first use.
+
+        Raises:
+            KeyError: the model has no such lookup; its vectors are a sequence.
+        """
+        found = self._found[lookup]
+        if isinstance(found, JaggedTensor):
+            raise KeyError(f"'{lookup}' is a sequence")
+        return found
+
+    def sequence(self, lookup: str) -> JaggedTensor:
+        """What a lookup with `pooling="none"` found: values float32 [N, D]. Collective where it is the first use.
+
+        Raises:
+            KeyError: the model has no such lookup; it is pooled.
+        """
+        found = self._found[lookup]
+        if not isinstance(found, JaggedTensor):
+            raise KeyError(f"'{lookup}' is no sequence")
+        return found
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """The rows of all ranks in their order: [B_r, ...] of each -> [sum of B_r, ...]. Collective, with gradients.
+
+        Each rank's loss is a sum over its own rows: what others compute from this rank's `x` comes back to it.
+        """
+        return x if self._all_gather is None else self._all_gather(x)
 
     @cached_property
     def vectors(self) -> Tensor:
