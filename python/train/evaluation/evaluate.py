@@ -13,7 +13,7 @@ from headrace.dataset.parquet.layout import SplitLayout
 from headrace.train.evaluation.bootstrap import F64, Bootstrap
 from headrace.train.evaluation.catalogue import COVERAGE, Occurrences, catalogue_metrics, count_occurrences
 from headrace.train.evaluation.click import BASIC, click_metrics, value_of
-from headrace.train.evaluation.predict import Predictions
+from headrace.train.evaluation.predictions import Predictions
 from headrace.train.evaluation.ranking import ranked_lists, ranking_metrics
 from headrace.train.evaluation.ranks import I64, Ranks
 from headrace.train.evaluation.request import Request

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,22 +15,12 @@ from headrace.dataset.loader.loaders import EvalLoader
 from headrace.dataset.parquet.layout import SplitLayout
 from headrace.models.categorical import CategoricalBatch
 from headrace.schema import DatasetSchema, Kind
-from headrace.train.evaluation.ranks import I64
+from headrace.train.evaluation.predictions import Predictions
 from headrace.train.evaluation.rows import F32
 from headrace.train.micro_batch import MicroBatch
 
 #: (continuous [B, C], categorical features) -> logits [B].
 Model = Callable[[Tensor, CategoricalBatch], Tensor]
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """Of this rank's rows of a split: logits and labels float32 [n]; carried columns [n]; codes int64 [n]."""
-
-    logits: F32
-    labels: F32
-    carried: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    codes: Mapping[str, I64] = field(default_factory=dict)
 
 
 def predict_split(

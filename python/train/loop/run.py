@@ -21,7 +21,8 @@ from headrace.train.checkpoint.folders import list_steps
 from headrace.train.checkpoint.progress import Progress
 from headrace.train.checkpoint.read import restore, restore_step
 from headrace.train.evaluation.evaluate import Evaluator, evaluate_basic
-from headrace.train.evaluation.predict import Predictions, predict_split
+from headrace.train.evaluation.predict import predict_split
+from headrace.train.evaluation.predictions import Predictions
 from headrace.train.evaluation.ranks import Ranks
 from headrace.train.evaluation.request import Request
 from headrace.train.job import Job
