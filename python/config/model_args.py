@@ -81,6 +81,59 @@ class MaskNetArgs(Section):
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
 
+class SharedBottomArgs(Section):
+    """An MLP that the tasks of `train.tasks` share, and one for each behind it (Caruana, Multitask Learning, 1997)."""
+
+    #: Hidden widths that all tasks share.
+    bottom_mlp: tuple[int, ...] = Field(default=(64,), min_length=1)
+    #: Hidden widths of each task.
+    tower_mlp: tuple[int, ...] = (32,)
+    #: Share of the hidden units that a training step leaves out.
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+
+
+class MMoEArgs(Section):
+    """Experts that are mixed by a gate of each task of `train.tasks` (Ma et al., MMoE, 2018)."""
+
+    #: MLPs that all tasks share.
+    experts: int = Field(default=4, ge=1)
+    #: Hidden widths of an expert.
+    expert_mlp: tuple[int, ...] = Field(default=(64,), min_length=1)
+    #: Hidden widths of each task.
+    tower_mlp: tuple[int, ...] = (32,)
+    #: Share of the hidden units that a training step leaves out.
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+
+
+class PLEArgs(Section):
+    """Levels of shared experts and experts of one task of `train.tasks` (Tang et al., PLE, 2020)."""
+
+    #: Levels, one behind the other; 1 is customized gate control.
+    levels: int = Field(default=2, ge=1)
+    #: Experts of a level that all tasks share.
+    shared_experts: int = Field(default=2, ge=1)
+    #: Experts of a level that each task has for itself.
+    task_experts: int = Field(default=2, ge=1)
+    #: Hidden widths of an expert.
+    expert_mlp: tuple[int, ...] = Field(default=(64,), min_length=1)
+    #: Hidden widths of each task.
+    tower_mlp: tuple[int, ...] = (32,)
+    #: Share of the hidden units that a training step leaves out.
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+
+
+class ESMMArgs(Section):
+    """An MLP of each task over the same embeddings, conversions over all impressions (Ma et al., ESMM, 2018).
+
+    `train.tasks` has a product of the click and what comes after it.
+    """
+
+    #: Hidden widths of each task.
+    tower_mlp: tuple[int, ...] = (64, 32)
+    #: Share of the hidden units that a training step leaves out.
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+
+
 #: The models that headrace has, besides `dlrm`, whose settings stand in `model` itself.
 MODEL_ARGS: Mapping[str, type[Section]] = {
     "wide_deep": WideDeepArgs,
@@ -88,4 +141,8 @@ MODEL_ARGS: Mapping[str, type[Section]] = {
     "dcn_v2": DCNv2Args,
     "final_mlp": FinalMLPArgs,
     "masknet": MaskNetArgs,
+    "shared_bottom": SharedBottomArgs,
+    "mmoe": MMoEArgs,
+    "ple": PLEArgs,
+    "esmm": ESMMArgs,
 }

@@ -37,6 +37,10 @@ _OURS: Mapping[str, str] = {
     "dcn_v2": "headrace.models.ranking.dcn_v2:DCNv2",
     "final_mlp": "headrace.models.ranking.final_mlp:FinalMLP",
     "masknet": "headrace.models.ranking.masknet:MaskNet",
+    "shared_bottom": "headrace.models.multitask.shared_bottom:SharedBottom",
+    "mmoe": "headrace.models.multitask.mmoe:MMoE",
+    "ple": "headrace.models.multitask.ple:PLE",
+    "esmm": "headrace.models.multitask.esmm:ESMM",
 }
 
 #: Ranks that are threads of a process would draw from one generator in turns.

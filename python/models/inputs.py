@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -25,7 +25,9 @@ class InputFeatures:
     continuous: how many columns each has, by name; categorical: those that have an embedding; embedding_dim: the width
     D of each embedding; lists: the categorical features that have any number of ids a row; cardinality: codes of a
     categorical feature, 0 .. cardinality - 1, None of raw ids; first_code: the first code that a known value has (below
-    it are null, 0, and the values that the vocabulary lacks).
+    it are null, 0, and the values that the vocabulary lacks); tasks: the names of the outputs that a model of several
+    labels gives (`train.tasks`), the first of which is scored; products: tasks that are products of such, which are
+    made of their outputs.
     """
 
     continuous: Mapping[str, int]
@@ -34,10 +36,18 @@ class InputFeatures:
     lists: tuple[str, ...] = ()
     cardinality: Mapping[str, int | None] = field(default_factory=dict)
     first_code: Mapping[str, int] = field(default_factory=dict)
+    tasks: tuple[str, ...] = ("label",)
+    products: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, schema: DatasetSchema, embedding_dim: int) -> InputFeatures:
-        """Those of a dataset."""
+    def of(
+        cls,
+        schema: DatasetSchema,
+        embedding_dim: int,
+        tasks: Sequence[str] = (),
+        products: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> InputFeatures:
+        """Those of a dataset. Without names of tasks there is one, `label`."""
         continuous = {f.name: f.length for f in schema.of(Kind.CONTINUOUS)}
         categorical = schema.of(Kind.CATEGORICAL)
         return cls(
@@ -47,6 +57,8 @@ class InputFeatures:
             tuple(f.name for f in categorical if f.is_list),
             {f.name: f.cardinality for f in categorical},
             {f.name: f.first_code for f in categorical},
+            tuple(tasks) or ("label",),
+            products or {},
         )
 
     @property
@@ -75,7 +87,7 @@ class Inputs:
         embeddings: of a model that says what it looks up (headrace.models.lookups): by lookup, what was found.
         ids: by categorical feature, int64 [B], or of a list a JaggedTensor without nulls.
         negatives: ids drawn for each row, int64 [B, n].
-        targets: further labels by column, float32 [B], NaN where a row has none.
+        targets: labels by task, float32 [B], NaN where a row has none or is not in the task's sample space.
         all_gather: concatenates the ranks' tensors [B_r, ...] in their order, with gradients; None: there is one rank.
         rank: of all_gather's ranks, this one.
     """
@@ -128,15 +140,17 @@ class Inputs:
             raise ValueError("there are no labels: a model may look at them in its loss alone")
         return self._labels
 
-    def target(self, column: str) -> Tensor:
-        """A label by its column: float32 [B], NaN where a row has none.
+    def target(self, task: str) -> Tensor:
+        """A task's label: float32 [B], NaN where a row has none or is not in the task's sample space.
 
         Raises:
             ValueError: it is not known, as in scoring.
         """
-        if column not in self._targets:
-            raise ValueError(f"there is no label '{column}' here: a model may look at labels in its loss alone")
-        return self._targets[column]
+        if task not in self._targets:
+            if task == self.features.tasks[0]:
+                return self.labels
+            raise ValueError(f"there is no label of '{task}' here: a model may look at labels in its loss alone")
+        return self._targets[task]
 
     def ids(self, feature: str) -> Tensor | JaggedTensor:
         """A categorical feature's ids: int64 [B], or of a list a JaggedTensor without nulls.

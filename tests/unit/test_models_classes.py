@@ -120,7 +120,7 @@ def test_a_start_follows_from_the_seed_and_leaves_torchs_generator_alone(feature
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"class": "dcn"}, "no class 'dcn' (known: dlrm, wide_deep, deepfm, dcn_v2, final_mlp, masknet; one of your"),
+        ({"class": "dcn"}, "no class 'dcn' (known: dlrm, wide_deep, deepfm, dcn_v2, final_mlp, masknet,"),
         ({"class": "dcn_v2", "args": {"layer": 3}}, "args of 'dcn_v2': unknown parameter 'layer'; did you mean"),
         ({"class": "dcn_v2", "args": {"layers": 0}}, "args of 'dcn_v2': parameter 'layers': Input should be greater"),
         ({"class": "dcn_v2", "top_mlp": [8]}, "'top_mlp' is a setting of dlrm: write what 'dcn_v2' takes into 'args'"),
