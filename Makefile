@@ -9,6 +9,7 @@
 #   make native-cuda   the native libraries with CUDA (no GPU needed; fetches compilers, 271 MB, and the plugin's jar)
 #   make env HOROVOD=gloo   Horovod without NCCL: for ranks on CPUs alone; needs no CUDA compilers
 #   make bench     all benchmarks; make bench-day for one: build/bench/*.json
+#   make quality   models on real data sets beside published figures: docs/quality.md (PARTS=beauty,adult SEEDS=1,2,3)
 #   make bench-gpu on a machine with a GPU: floors, the embedding step, whole DLRM steps (bench/gpu/run.py)
 #   make sanitize-gpu  on a machine with a GPU: native functions and Triton kernels under compute-sanitizer
 #   make bench-peers       TorchRec and FBGEMM beside the environment (build/peers), for make bench-embeddings, bench-dynamic, bench-train
@@ -36,7 +37,7 @@ HOROVOD ?= $(or $(patsubst $(STAMPS)/horovod.%,%,$(firstword $(wildcard $(STAMPS
 # Who asks for a flavour gets that one or an error; who does not gets gloo where the other cannot be built.
 HOROVOD_ELSE := $(if $(filter file,$(origin HOROVOD)),gloo)
 
-.PHONY: demo test setup-test downloads lint bench bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars iceberg rapids gpu-check lock format
+.PHONY: demo test setup-test downloads lint bench quality bench-gpu sanitize-gpu bench-etl-peers doctor airflow clean env native native-cuda jars iceberg rapids gpu-check lock format
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -164,6 +165,11 @@ bench-peers: $(STAMPS)/bench-peers
 
 BENCHES := $(patsubst bench/bench_%.py,%,$(wildcard bench/bench_*.py))
 bench: $(addprefix bench-,$(BENCHES))
+# PARTS=beauty,adult: those alone; goes on where it was stopped (bench/quality/__init__.py).
+PARTS ?=
+SEEDS ?= 1,2,3
+quality: env
+	@$(PYTHON) -m bench.quality --parts "$(PARTS)" --seeds "$(SEEDS)" $(QUALITY_ARGS)
 bench-etl-peers: $(STAMPS)/peers-nvtabular $(STAMPS)/peers-duckdb-polars
 bench-gpu: env
 	@$(PYTHON) bench/gpu/run.py

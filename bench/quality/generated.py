@@ -1,0 +1,76 @@
+"""Generated clicks: how far each ranking model comes from a coin to the AUC of the true probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bench.quality.part import Case, Goal, Part
+from bench.quality.pipeline import pipeline_case
+from headrace.manifest import Manifest
+from headrace.monitor import facts
+from headrace.monitor.stage import read_truth
+from headrace.workspace import Workspace
+
+#: Eight days; the last one validates.
+DS = "2026-01-08"
+ROWS_PER_DAY = 250_000
+
+_LOG = (f"generate.rows_per_day={ROWS_PER_DAY}",)
+_GOALS = {"ceiling_share": Goal(floor=0.97)}
+
+
+def _ceiling(manifest: Manifest, ws: Workspace) -> float:
+    found = facts.number(read_truth(ws, manifest.pipeline, manifest.ds).get("auc_ceiling"))
+    assert found is not None
+    return found
+
+
+def _share(manifest: Manifest, ws: Workspace) -> Mapping[str, float]:
+    """`ceiling_share`: how far from .5 to the ceiling; a model above it has seen what it should not."""
+    auc, ceiling = manifest.facts["metrics"]["auc"], _ceiling(manifest, ws)
+    share = facts.ceiling_share(auc, ceiling)
+    assert share is not None
+    return {"ceiling_share": share}
+
+
+def _notes(manifest: Manifest, ws: Workspace) -> Mapping[str, str]:
+    return {"AUC ceiling": f"{_ceiling(manifest, ws):.4f} on {manifest.rows['valid']:,} rows"}
+
+
+def _case(name: str, *overrides: str, stage: str = "train") -> Case:
+    return pipeline_case(
+        name,
+        "clicks",
+        ds=DS,
+        overrides=(*_LOG, *overrides),
+        stage=stage,
+        goals=_GOALS,
+        metrics=("auc", "ceiling_share", "log_loss"),
+        generate=True,
+        measure=_share,
+        notes=_notes,
+    )
+
+
+def _network(name: str, kind: str) -> Case:
+    return _case(name, f"model={{class: {kind}, embedding_dim: 16}}")
+
+
+PART = Part(
+    title="Generated clicks",
+    protocol=f"""
+`headrace generate clicks` draws each click from a probability that it knows, so the AUC of the true probabilities on
+the validation day is the best that any model can reach but for the labels' noise. Eight days of {ROWS_PER_DAY:,} rows
+(3,000 users, 800 items, a latent taste that drifts), the last day validates; all models on one dataset. `ceiling_share`
+is the share of the way from .5 to that ceiling; a model above 1 would have seen what it should not.
+""",
+    cases=(
+        _case("DLRM"),
+        _network("Wide & Deep", "wide_deep"),
+        _network("DeepFM", "deepfm"),
+        _network("DCN-v2", "dcn_v2"),
+        _network("FinalMLP", "final_mlp"),
+        _network("MaskNet", "masknet"),
+        _case("XGBoost", stage="baseline"),
+    ),
+)

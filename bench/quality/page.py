@@ -1,0 +1,104 @@
+"""docs/quality.md from the results that are there: `python -m bench.quality.page`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from bench.quality.part import Part, load_parts
+from bench.quality.results import Results
+from bench.quality.table import COLUMNS, Line, lines_of
+from headrace.storage import local
+from headrace.workspace import checkout
+
+SEEDS = (1, 2, 3)
+
+_HEAD = """# Quality
+
+Models trained by the pipelines of `conf/pipelines` on splits that papers report on, and on generated clicks whose best
+AUC is known.
+
+    make quality                               # all parts and seeds 1, 2, 3: an hour or two on 2 cores
+    make quality PARTS=beauty,adult SEEDS=1,2  # some
+    python -m bench.quality.page               # writes this page from the results
+
+Each case goes through the product as a user's would: landing files, lake, features, `headrace train` on Horovod's ranks
+(or `headrace baseline` for XGBoost), evaluation over all ranks. The data sets are not shipped; a part whose folder in
+`../shared/data` is missing is skipped and says so. A finished case and seed is a file in `build/quality/results` that
+stands while the case's settings are the same, so the same command goes on where it was stopped;
+`build/quality/quality.json` has all figures. How a part is written: `bench/quality/__init__.py`.
+
+A figure is the mean over the seeds, `sd` the standard deviation over them (divisor n − 1); a seed decides initial
+weights, the order of batches and negatives, never the split. *Floor* and *aim* are what the case is to reach. Seconds
+are those of the stage (start of Spark and of the ranks, training, evaluation), peak memory is that of all its
+processes, the JVM's included: the greatest of the seeds.
+"""
+
+
+def page(parts: Mapping[str, Part], results: Results, seeds: Sequence[int] = SEEDS) -> str:
+    """The page."""
+    found = [_HEAD]
+    machines = results.machines()
+    if machines:
+        found.append(f"Machine: {'; '.join(machines)}.\n")
+    for name, part in parts.items():
+        found.append(f"## {part.title}\n\n`make quality PARTS={name}`\n\n{part.protocol.strip()}\n")
+        lines = lines_of(name, part, results, seeds)
+        found.append(_table(lines) if lines else "No results yet.\n")
+        if part.published:
+            found.append(_published(part))
+        if notes := _notes(name, part, results, seeds):
+            found.append(notes)
+    return "\n".join(found)
+
+
+def _table(lines: Sequence[Line]) -> str:
+    intervals = any(line.interval for line in lines)
+    header = [*COLUMNS, *(["95 % interval"] if intervals else [])]
+    rows = []
+    for line in lines:
+        ends = line.interval
+        told = [f"{ends[0]:.4f} to {ends[1]:.4f}" if ends else ""] if intervals else []
+        rows.append([*line.cells(), *told])
+    left = {"case", "metric", "reached"}
+    rule = ["---" if name in left else "---:" for name in header]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *rows)) + "\n"
+
+
+def _published(part: Part) -> str:
+    metrics = list(dict.fromkeys(m for p in part.published for m in p.metrics))
+    header = ["published", *metrics, "source"]
+    rule = ["---", *("---:" for _ in metrics), "---"]
+    rows = [
+        [p.model, *(f"{p.metrics[m]:.4g}" if m in p.metrics else "" for m in metrics), p.source] for p in part.published
+    ]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *rows)) + "\n"
+
+
+def _notes(name: str, part: Part, results: Results, seeds: Sequence[int]) -> str:
+    """What the cases tell besides; one line where all of them say the same."""
+    told: dict[str, dict[str, list[str]]] = {}
+    for case in part.cases:
+        for seed in seeds:
+            result = results.load(name, case, seed)
+            for key, value in (result.notes if result else {}).items():
+                cases = told.setdefault(key, {}).setdefault(value, [])
+                if case.name not in cases:
+                    cases.append(case.name)
+    lines = []
+    for key, values in told.items():
+        if len(values) == 1:
+            lines.append(f"- {key}: {next(iter(values))}")
+        else:
+            lines += [f"- {key}, {', '.join(cases)}: {value}" for value, cases in values.items()]
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def main() -> int:
+    """Write the page."""
+    local(checkout() / "docs" / "quality.md").put_text(page(load_parts(), Results.default()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
