@@ -7,6 +7,13 @@ from typing import Literal
 
 from pydantic import Field
 
+from headrace.config.collaborative_args import (
+    LightGCNArgs,
+    MatrixFactorizationArgs,
+    MultVAEArgs,
+    NeuMFArgs,
+    SimpleXArgs,
+)
 from headrace.config.section import Section
 
 
@@ -145,4 +152,9 @@ MODEL_ARGS: Mapping[str, type[Section]] = {
     "mmoe": MMoEArgs,
     "ple": PLEArgs,
     "esmm": ESMMArgs,
+    "matrix_factorization": MatrixFactorizationArgs,
+    "neumf": NeuMFArgs,
+    "mult_vae": MultVAEArgs,
+    "lightgcn": LightGCNArgs,
+    "simplex": SimpleXArgs,
 }

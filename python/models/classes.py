@@ -41,6 +41,11 @@ _OURS: Mapping[str, str] = {
     "mmoe": "headrace.models.multitask.mmoe:MMoE",
     "ple": "headrace.models.multitask.ple:PLE",
     "esmm": "headrace.models.multitask.esmm:ESMM",
+    "matrix_factorization": "headrace.models.collaborative.matrix_factorization:MatrixFactorization",
+    "neumf": "headrace.models.collaborative.neumf:NeuMF",
+    "mult_vae": "headrace.models.collaborative.mult_vae:MultVAE",
+    "lightgcn": "headrace.models.collaborative.lightgcn:LightGCN",
+    "simplex": "headrace.models.collaborative.simplex:SimpleX",
 }
 
 #: Ranks that are threads of a process would draw from one generator in turns.

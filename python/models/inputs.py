@@ -25,9 +25,9 @@ class InputFeatures:
     continuous: how many columns each has, by name; categorical: those that have an embedding; embedding_dim: the width
     D of each embedding; lists: the categorical features that have any number of ids a row; cardinality: codes of a
     categorical feature, 0 .. cardinality - 1, None of raw ids; first_code: the first code that a known value has (below
-    it are null, 0, and the values that the vocabulary lacks); tasks: the names of the outputs that a model of several
-    labels gives (`train.tasks`), the first of which is scored; products: tasks that are products of such, which are
-    made of their outputs.
+    it are null, 0, and the values that the vocabulary lacks); vocabulary: the name of each one's codes, which several
+    features may share; tasks: the names of the outputs that a model of several labels gives (`train.tasks`), the first
+    of which is scored; products: tasks that are products of such, which are made of their outputs.
     """
 
     continuous: Mapping[str, int]
@@ -36,6 +36,7 @@ class InputFeatures:
     lists: tuple[str, ...] = ()
     cardinality: Mapping[str, int | None] = field(default_factory=dict)
     first_code: Mapping[str, int] = field(default_factory=dict)
+    vocabulary: Mapping[str, str] = field(default_factory=dict)
     tasks: tuple[str, ...] = ("label",)
     products: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -57,6 +58,7 @@ class InputFeatures:
             tuple(f.name for f in categorical if f.is_list),
             {f.name: f.cardinality for f in categorical},
             {f.name: f.first_code for f in categorical},
+            {f.name: f.vocabulary or f.name for f in categorical},
             tuple(tasks) or ("label",),
             products or {},
         )

@@ -1,0 +1,1 @@
+"""Collaborative filtering: models of users, items and who chose what."""
