@@ -7,8 +7,10 @@ from collections.abc import Mapping
 import torch
 from pydantic import BaseModel
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from headrace.models.inputs import InputFeatures, Inputs
+from headrace.models.lookups import EmbeddingLookup
 
 
 class Factors(nn.Module):
@@ -40,6 +42,41 @@ class Settled(nn.Module):
 
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
         return {"logits": inputs.flat @ self.weight}
+
+
+class Interests(nn.Module):
+    """Lookups of every form: tables of its own, a sequence, a whole table; a softmax over all ranks' items."""
+
+    def __init__(self, features: InputFeatures, dim: int = 4, shares: float = 0.1) -> None:
+        super().__init__()
+        self.shares = shares
+        self.lookups = (
+            EmbeddingLookup("user", "user", dim),
+            EmbeddingLookup("tags", "tags", dim, pooling="none"),
+            EmbeddingLookup("item", "item", dim, init_bound=0.2),
+            EmbeddingLookup("bias", "item", 1, table="bias"),
+            EmbeddingLookup("mean_tags", "tags", dim, pooling="mean"),
+            EmbeddingLookup("items", "item", dim, ids="all"),
+        )
+        self.query = nn.Linear(dim, dim)
+        self.numbers = nn.Linear(features.continuous_columns, 1)
+
+    def forward(self, inputs: Inputs) -> dict[str, Tensor]:
+        tags, item = inputs.sequence("tags"), inputs.embedding("item")
+        row = torch.repeat_interleave(torch.arange(inputs.rows), tags.lengths)
+        weight = (tags.values * item[row]).sum(dim=1, keepdim=True)
+        seen = torch.zeros_like(item).index_add(0, row, weight * tags.values)
+        query = self.query(inputs.embedding("user") + inputs.embedding("mean_tags")) + seen
+        logits = (query * item).sum(dim=1) + inputs.embedding("bias")[:, 0] + self.numbers(inputs.continuous)[:, 0]
+        return {"logits": logits, "queries": query}
+
+    def loss(self, outputs: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
+        clicks = binary_cross_entropy_with_logits(outputs["logits"], inputs.labels, reduction="sum")
+        item = inputs.ids("item")
+        assert isinstance(item, Tensor)
+        of_all = cross_entropy(outputs["queries"] @ inputs.embedding("items").T, item, reduction="sum")
+        others = inputs.all_gather(inputs.embedding("item"))
+        return clicks + self.shares * (of_all + (outputs["queries"] @ others.T).square().sum() / len(others))
 
 
 class NoModule:

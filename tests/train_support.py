@@ -45,7 +45,8 @@ def job_of(
 
 def weights(job: Job) -> dict[str, np.ndarray]:
     model = load_model(job.saved_model)
-    return {k: v.numpy() for k, v in model.dense_state().items()} | {"embeddings": model.embeddings.weight.numpy()}
+    tables = {f"embeddings{i or ''}": w.numpy() for i, w in enumerate(model.embeddings.weights)}
+    return {k: v.numpy() for k, v in model.dense_state().items()} | tables
 
 
 def assert_same_weights(a: Job, b: Job) -> None:

@@ -12,17 +12,21 @@ from headrace.comm.shared_memory import may_share
 from headrace.commands.screen import out, print_json, table
 from headrace.config import Sharding, load_spec
 from headrace.embeddings.dynamic.memory import dynamic_table_bytes, most_bytes
-from headrace.embeddings.dynamic.spec import DynamicSpec, dynamic_features, dynamic_specs
+from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.planner.cost import GIB, OtherMemory, load_of
 from headrace.embeddings.planner.declared import load_tables
 from headrace.embeddings.planner.greedy import Planned
 from headrace.embeddings.planner.popularity import Popularity
 from headrace.embeddings.planner.search import plan_tables
-from headrace.embeddings.sharding.plan import Table, tables_of
+from headrace.embeddings.sharding.plan import Table
 from headrace.errors import UserError
 from headrace.manifest import Manifest
+from headrace.models.classes import make_network
+from headrace.models.inputs import InputFeatures
 from headrace.schema import DatasetSchema
+from headrace.storage import Location
 from headrace.train.setup.popularity import sampled_popularity
+from headrace.train.setup.tables import trained_tables
 from headrace.workspace import Workspace
 from headrace.world import World
 
@@ -61,14 +65,16 @@ def sharding(
         if spec is not None:
             batch, optimizer = spec.train.batch_size, spec.train.embeddings.kind
     elif spec is not None:
-        source, schema, popularity = _dataset(ws, spec.pipeline, ds)
-        tables, lookups = tables_of(schema, spec.model.embedding_dim)
-        raw = dynamic_specs(schema, spec.model.embedding_dim, spec.train.embeddings)
+        source, dataset, schema = _dataset(ws, spec.pipeline, ds)
+        network = make_network(spec.model, InputFeatures.of(schema, spec.model.embedding_dim), spec.train.seed)
+        wanted = trained_tables(schema, spec.model, network, spec.train, world)
+        tables, lookups, raw = wanted.tables, wanted.lookups, wanted.dynamic
+        popularity = sampled_popularity(dataset, schema, tables, wanted.counted)
         batch, optimizer = spec.train.batch_size, spec.train.embeddings.kind
-        lengths, saves_copies = [f.length for f in dynamic_features(schema)], spec.train.background_checkpoints
+        saves_copies = spec.train.background_checkpoints
         near = World(size=world, local_size=min(world, settings.ranks_per_node))
         other_memory = OtherMemory(
-            dynamic_table_bytes(raw, lengths, batch, world, optimizer, 1 + saves_copies),
+            dynamic_table_bytes(raw, wanted.raw_ids, batch, world, optimizer, 1 + saves_copies),
             spec.train.device == "cpu" and may_share(near),
             saves_copies,
         )
@@ -99,7 +105,7 @@ def _limit(raw: DynamicSpec, optimizer: str, world: int) -> str:
     return "no limit (max_rows, memory_mib)" if most is None else f"at most {most / 2**20:,.1f} MiB a rank"
 
 
-def _dataset(ws: Workspace, pipeline: str, ds: str | None) -> tuple[str, DatasetSchema, dict[str, Popularity]]:
+def _dataset(ws: Workspace, pipeline: str, ds: str | None) -> tuple[str, Location, DatasetSchema]:
     days = [d for d in reversed(ws.days(pipeline)) if ws.manifest(pipeline, d, "features").is_file()]
     day = ds or (days[0] if days else "")
     manifest = Manifest.load(ws.manifest(pipeline, day, "features")) if day else None
@@ -108,9 +114,7 @@ def _dataset(ws: Workspace, pipeline: str, ds: str | None) -> tuple[str, Dataset
             f"pipeline '{pipeline}' has no dataset{f' of {ds}' if ds else ''} in {ws.home}, so its tables' sizes are "
             f"not known: run it up to features, or declare tables (--tables mlperf, --tables FILE.yaml)"
         )
-    schema = manifest.dataset_schema
-    popularity = sampled_popularity(ws.locate(manifest.output("dataset").name), schema)
-    return f"{pipeline}, dataset of {day}", schema, popularity
+    return f"{pipeline}, dataset of {day}", ws.locate(manifest.output("dataset").name), manifest.dataset_schema
 
 
 def as_record(planned: Planned, source: str) -> dict[str, Any]:

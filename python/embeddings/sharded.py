@@ -121,7 +121,7 @@ class ShardedEmbeddings(LocalTables):
         if isinstance(batch, Tensor):
             jagged, samples = self._indexer.padded(batch, weights), batch.shape[0]
         else:
-            jagged, samples = self._indexer.jagged(batch), _samples_of(batch)
+            jagged, samples = self._indexer.jagged(batch), _samples_of(batch, self.plan)
         fused_tables = [self.layout.fused_tables[g.fused] for g in self.layout.groups]
         zero_copy = zero_copy and self._supports_zero_copy and all(map(is_zero_copy, fused_tables, jagged))
         return LookupHandle(self, samples, jagged, raw, zero_copy, is_padded=isinstance(batch, Tensor))
@@ -186,5 +186,6 @@ class ShardedEmbeddings(LocalTables):
                 self.open_requests.append(handle.request)
 
 
-def _samples_of(batch: Sequence[Tensor | JaggedTensor]) -> int:
-    return next((x.samples if isinstance(x, JaggedTensor) else len(x) for x in batch), 0)
+def _samples_of(batch: Sequence[Tensor | JaggedTensor], plan: Plan) -> int:
+    pooled = (x for x, lookup in zip(batch, plan.lookups, strict=True) if lookup.pooling != "none")
+    return next((x.samples if isinstance(x, JaggedTensor) else len(x) for x in pooled), 0)

@@ -3,6 +3,7 @@
 A class of the user's takes the dataset's features and its settings, and gives logits by name:
 
     class MyNet(torch.nn.Module):
+        lookups: Sequence[EmbeddingLookup]                           # optional: tables, sequences (models.lookups)
         def __init__(self, features: InputFeatures, hidden: int = 64) -> None: ...
         def forward(self, inputs: Inputs) -> dict[str, Tensor]:      # {"logits": float32 [B]}
         def loss(self, outputs, inputs) -> Tensor:                   # optional: a sum over the rows, []

@@ -119,7 +119,7 @@ class Inputs:
         self.weights = weights
         self._watch = watch
         self._embeddings = embeddings
-        self._ids = ids or {}
+        self._ids = {} if ids is None else ids
         self._negatives = negatives
         self._targets = targets or {}
         self._all_gather = all_gather

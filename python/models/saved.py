@@ -22,6 +22,7 @@ from headrace.embeddings.checkpoint.index import read_index, write_index
 from headrace.embeddings.checkpoint.shards import Loaded, load_shards, save_shards
 from headrace.embeddings.checkpoint.shared_directory import shared_directory
 from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, read_checked, record_of, save_tensors
+from headrace.embeddings.dynamic.spec import dynamic_features
 from headrace.errors import UserError
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema
@@ -90,6 +91,8 @@ def save_model(
             save_dynamic(model.dynamic, folder / DYNAMIC)
         embeddings.collective.barrier()
         if chief:
+            if dynamic_features(model.schema):  # the network may look up none of them
+                (folder / DYNAMIC).make_dir()
             if not workflow.is_dir():
                 raise UserError(f"the dataset has no workflow folder {workflow}: run the features stage again")
             write_index(folder / EMBEDDINGS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -12,18 +13,20 @@ from torch import Tensor, nn
 
 from headrace import config
 from headrace.comm.base import Collective
-from headrace.embeddings.dynamic.spec import dynamic_specs
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.embeddings.lookup.handle import LookupHandle
 from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
 from headrace.embeddings.sharded import ShardedEmbeddings
-from headrace.embeddings.sharding.plan import Lookup, Plan, Table, row_wise, tables_of
+from headrace.embeddings.sharding.plan import Lookup, Plan, Table, row_wise
 from headrace.errors import UserError
-from headrace.models.categorical import CategoricalBatch
+from headrace.models.all_gather import all_gather_rows
+from headrace.models.categorical import BatchIds, CategoricalBatch
 from headrace.models.classes import make_network
 from headrace.models.inputs import InputFeatures, Inputs
 from headrace.models.losses.pointwise import binary_cross_entropy
+from headrace.models.network_lookups import NetworkLookups
+from headrace.models.tables import lookups_of, model_tables
 from headrace.schema import NULL_CODE, DatasetSchema, Kind
 
 #: (tables, lookups, ranks) -> where everything lives.
@@ -39,8 +42,11 @@ class ShardedModel(nn.Module):
     `model.class` names it. The categorical features of a batch are a `CategoricalBatch`, or all side by side, int64
     [B, S], lists padded with 0.
 
+    A network with `lookups` (headrace.models.lookups) has the tables that these ask for; one without has each
+    categorical feature's vectors, `embedding_dim` wide.
+
     Features of raw ids are looked up in tables of their own (`dynamic`), the others by the plan (`embeddings`), all in
-    one exchange each way. An id without a row has its feature's learned vector `absent` instead, which belongs to the
+    one exchange each way. An id without a row has a learned vector `absent` of its table instead, which belongs to the
     dense part; it starts at zero.
 
     The dense part has the same start on all ranks (same seed) and is what `dense_state` holds. The embeddings are
@@ -57,9 +63,11 @@ class ShardedModel(nn.Module):
         make_plan: where tables of codes live.
         settings: `train.embeddings`, for the tables of raw ids; None: to score.
         device: of the tables and the dense part. Batches may come from the host, codes do.
+        network: made of `model` with this seed; None: it is made here.
 
     Raises:
-        UserError: the schema has neither continuous nor categorical features, or the settings do not fit it.
+        UserError: the schema has neither continuous nor categorical features, or the settings or the network's lookups
+            do not fit it.
     """
 
     def __init__(
@@ -71,14 +79,16 @@ class ShardedModel(nn.Module):
         make_plan: MakePlan = row_wise,
         settings: config.EmbeddingOptimizer | config.Optimizer | None = None,
         device: str | torch.device = "cpu",
+        network: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.device = torch.device(device)
         features = InputFeatures.of(schema, model.embedding_dim)
-        tables, lookups = tables_of(schema, model.embedding_dim, pooling=model.pooling)
-        dynamic = dynamic_specs(schema, model.embedding_dim, None if settings is None else _of_embeddings(settings))
         if not features.continuous and not features.categorical:
             raise UserError("the dataset has no features: tag at least one column of features.workflow as an input")
+        network = make_network(model, features, seed) if network is None else network
+        tables = model_tables(schema, model, network, None if settings is None else _of_embeddings(settings))
+        wanted, dynamic = lookups_of(network), tables.dynamic
         self.schema = schema
         self.config = model
         self.seed = seed
@@ -86,17 +96,25 @@ class ShardedModel(nn.Module):
         #: Arithmetic of the dense part in training; weights, embeddings, their gradients and loss are fp32.
         self.precision: Literal["fp32", "tf32", "bf16"] = "fp32"
         self.embeddings = ShardedEmbeddings(
-            make_plan(tables, lookups, collective.world.size),
+            make_plan(tables.tables, tables.lookups, collective.world.size),
             collective,
             seed,
             dynamic=DynamicEmbeddings(dynamic, collective, seed, device=self.device) if dynamic else None,
             device=self.device,
         )
+        self._collective = collective
         self._columns = _CodeColumns(schema, model.pooling)
+        self._places = BatchIds.places_of(schema)
+        #: What the network looks up; None: each categorical feature.
+        self._lookups = None if wanted is None else NetworkLookups(wanted, schema, tables)
         self._gradient_sum: Tensor | None = None
-        #: What stands for an id without a row, by feature: [features of raw ids, D].
-        self.absent = nn.Parameter(torch.zeros(len(dynamic), model.embedding_dim)) if dynamic else None
-        self.network = make_network(model, features, seed)
+        #: What stands for an id without a row, by table: [tables of raw ids, D], or [D] each of a network's lookups.
+        self.absent: nn.Parameter | nn.ParameterList | None = None
+        if dynamic and wanted is None:
+            self.absent = nn.Parameter(torch.zeros(len(dynamic), model.embedding_dim))
+        elif dynamic:
+            self.absent = nn.ParameterList(nn.Parameter(torch.zeros(s.dim)) for s in dynamic)
+        self.network = network
         if self.device.type != "cpu":  # drawn on the host, so that every device starts alike
             self.to(self.device)
 
@@ -116,17 +134,20 @@ class ShardedModel(nn.Module):
             batch = CategoricalBatch.of_padded(batch, self.schema) if columns.has_lists else CategoricalBatch(batch)
         if self.device.type != "cpu":
             batch = batch.to(self.device)
-        samples = batch.samples
+        samples, by_name = batch.samples, BatchIds(batch, self._places)
+        if self._lookups is not None:
+            return PendingLookups(self._lookups.prepare(self.embeddings, by_name), samples, by_name)
         # What reads in place is C++ for fp32.
         zero_copy = getattr(self.network, "reads_in_place", False) and not self._is_mixed
         if not columns.has_lists and not columns.dynamic_features:
-            return PendingLookups(self.embeddings.prepare(batch.codes, zero_copy=zero_copy), samples)
+            return PendingLookups(self.embeddings.prepare(batch.codes, zero_copy=zero_copy), samples, by_name)
         by_feature = columns.by_feature(batch)
         planned = [by_feature[i] for i in columns.planned_features]
         raw = [_without_nulls(by_feature[i]) for i in columns.dynamic_features]
         ids = [x.values if isinstance(x, JaggedTensor) else x.contiguous() for x in raw]
         handle = self.embeddings.prepare(planned or batch.codes[:, :0], raw=ids, zero_copy=zero_copy)
-        return PendingLookups(handle, samples, [x.offsets if isinstance(x, JaggedTensor) else None for x in raw])
+        offsets = [x.offsets if isinstance(x, JaggedTensor) else None for x in raw]
+        return PendingLookups(handle, samples, by_name, offsets)
 
     def forward(self, continuous: Tensor, batch: Tensor | CategoricalBatch | PendingLookups) -> Tensor:
         """The logits float32 [B] of continuous float32 [B, C] and the categorical features. Collective."""
@@ -149,11 +170,30 @@ class ShardedModel(nn.Module):
             with torch.autocast(self.device.type, enabled=False) if self._is_mixed else nullcontext():
                 return self.vectors(lookups)
 
-        if not self.features:
-            nothing = continuous.new_empty((lookups.samples, 0, self.config.embedding_dim), device=self.device)
-            return Inputs(self.inputs, continuous.to(self.device), nothing, labels, weights)
-        watch = self.add_gradient_sum if self.training else None
-        return Inputs(self.inputs, continuous.to(self.device), vectors, labels, weights, watch)
+        def found() -> Mapping[str, Tensor | JaggedTensor]:
+            assert self._lookups is not None
+            absent = self.absent if isinstance(self.absent, nn.ParameterList) else ()
+            with torch.autocast(self.device.type, enabled=False) if self._is_mixed else nullcontext():
+                return self._lookups.found(self.embeddings, lookups.planned, lookups.ids, tuple(absent))
+
+        of_features: Tensor | Callable[[bool], Tensor | ZeroCopyVectors] = vectors
+        if self._lookups is not None:
+            of_features = _no_vectors
+        elif not self.features:
+            of_features = continuous.new_empty((lookups.samples, 0, self.config.embedding_dim), device=self.device)
+        return Inputs(
+            self.inputs,
+            continuous.to(self.device),
+            of_features,
+            labels,
+            weights,
+            self.add_gradient_sum if self.training else None,
+            embeddings=None if self._lookups is None else found,
+            ids=lookups.ids,
+            negatives=lookups.ids.negatives if lookups.ids.are_drawn or not self.training else None,
+            all_gather=partial(all_gather_rows, collective=self._collective),
+            rank=self._collective.world.rank,
+        )
 
     def outputs(self, inputs: Inputs) -> dict[str, Tensor]:
         """What the network makes of a batch, float32."""
@@ -197,12 +237,13 @@ class ShardedModel(nn.Module):
     def vectors(self, lookups: PendingLookups) -> Tensor | ZeroCopyVectors:
         """The features' vectors in the schema's order: [B, F, D]. Collective: the lookup ends."""
         planned: Tensor | ZeroCopyVectors = self.embeddings(lookups.planned)
-        if self.absent is None or isinstance(planned, ZeroCopyVectors):
+        absent = self.absent
+        if not isinstance(absent, nn.Parameter) or isinstance(planned, ZeroCopyVectors):
             return planned
         columns = self._columns
         parts = dict(zip(columns.planned_features, planned.unbind(1), strict=True))
         for i, ((vectors, has_row), offsets) in enumerate(zip(lookups.planned.found, lookups.offsets, strict=True)):
-            known = torch.where(has_row.unsqueeze(1), vectors, self.absent[i])
+            known = torch.where(has_row.unsqueeze(1), vectors, absent[i])
             parts[columns.dynamic_features[i]] = (
                 known if offsets is None else JaggedTensor(known, offsets).pooled(columns.pooling)
             )
@@ -236,7 +277,9 @@ class ShardedModel(nn.Module):
 
     def load_dense_state(self, state: Mapping[str, Tensor]) -> None:
         """Take over a `dense_state` of the same shapes."""
-        self.load_state_dict({name if name == "absent" else _NETWORK + name: value for name, value in state.items()})
+        self.load_state_dict(
+            {name if name.split(".")[0] == "absent" else _NETWORK + name: value for name, value in state.items()}
+        )
 
 
 @dataclass(frozen=True)
@@ -246,6 +289,8 @@ class PendingLookups:
     planned: LookupHandle
     #: Rows of the batch, B.
     samples: int
+    #: Of the batch, by feature.
+    ids: BatchIds
     #: By feature of raw ids: where each row's ids begin and end, int64 [B + 1]; None: each row has one.
     offsets: Sequence[Tensor | None] = ()
 
@@ -260,6 +305,10 @@ class PendingLookups:
     def drop(self) -> None:
         """See LookupHandle.drop."""
         self.planned.drop()
+
+
+def _no_vectors(in_place: bool) -> Tensor:
+    raise UserError("the model has `lookups`, and so no vectors of all features: ask for Inputs.embedding(name)")
 
 
 def _of_embeddings(given: config.EmbeddingOptimizer | config.Optimizer) -> config.EmbeddingOptimizer:

@@ -34,6 +34,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "masknet": {"args": {"blocks": [8, 8]}},
     "tests.plugin_models:Factors": {"args": {"left": "user", "right": "item"}},
     "tests.plugin_models:Settled": {"args": {"scale": 0.5}},
+    "tests.plugin_models:Interests": {"args": {"dim": 3}},
 }
 
 

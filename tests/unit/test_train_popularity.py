@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headrace.embeddings.sharding.plan import tables_of
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import local
 from headrace.train.setup.popularity import sampled_popularity
@@ -41,7 +42,7 @@ def test_codes_of_all_features_of_a_table_are_counted_and_padding_is_not(tmp_pat
     (tmp_path / "train").mkdir()
     for part in range(3):
         pq.write_table(table, tmp_path / "train" / f"{part}.parquet")
-    found = sampled_popularity(local(tmp_path), schema)
+    found = sampled_popularity(local(tmp_path), schema, *tables_of(schema, 4))
     # item: 3 four times a file, 5 twice, 0 (of the scalar) and 4 once; nothing was seen once in three files.
     assert found["item"].rows.tolist() == [1, 1, 2, 5]
     np.testing.assert_allclose(found["item"].chance, [4 / 8, 2 / 8, 1 / 8, 0])

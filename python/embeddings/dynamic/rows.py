@@ -71,7 +71,8 @@ class TrainableRows:
     _waiting: Any
 
     def __init__(self, spec: DynamicSpec, world: World, seed: int, init_bound: float) -> None:
-        self.spec, self.world, self._seed, self._bound = spec, world, seed, init_bound
+        self.spec, self.world, self._seed = spec, world, seed
+        self._bound = init_bound if spec.init_bound is None else spec.init_bound
         #: [room, D].
         self._weight = torch.zeros(0, spec.dim)
         self.states: dict[str, Tensor] = {}

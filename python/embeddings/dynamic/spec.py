@@ -31,6 +31,8 @@ class DynamicSpec:
     evict_share: float = 0.1
     #: Ids that wait for admission over all ranks; beyond it those seen longest ago are forgotten.
     max_waiting: int = 1_000_000
+    #: Rows start uniform in +- this; None: as those of the layer's other tables.
+    init_bound: float | None = None
 
 
 def dynamic_features(schema: DatasetSchema) -> tuple[Feature, ...]:

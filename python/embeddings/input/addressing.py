@@ -87,6 +87,8 @@ class BatchIndexer:
     def jagged(self, batch: Sequence[Tensor | JaggedTensor]) -> list[JaggedIndices]:
         """Occurrences of codes by lookup, int32 or int64: [B], one each, [B, L], L each, or any number.
 
+        A sequence may be of other samples than the others: each of its codes has a vector of its own.
+
         Raises:
             UserError: a code is outside its table.
         """
@@ -96,7 +98,7 @@ class BatchIndexer:
             feature_codes(x.feature, given, weighted=x.weighted, padding_idx=x.padding_idx)
             for x, given in zip(self._plan.lookups, batch, strict=True)
         ]
-        sizes = {f.samples for f in features}
+        sizes = {f.samples for x, f in zip(self._plan.lookups, features, strict=True) if x.pooling != "none"}
         if len(sizes) > 1:
             raise ValueError(f"features of {sorted(sizes)} samples in one batch")
         return self._indices(features)

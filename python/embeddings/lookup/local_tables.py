@@ -65,7 +65,7 @@ class LocalTables(nn.Module):
         self.layout = Layout(plan, collective.world.rank)
         #: This rank's matrix of each fused table, [local rows, width]. Not in `state_dict`: storage knows ranges. Of a
         #: cached fused table it is in host memory, and up to date after `flush`.
-        self.weights = [_start(a, seed, init_bound) for a in self.layout.fused_tables]
+        self.weights = [_start(plan, a, seed, init_bound) for a in self.layout.fused_tables]
         #: By fused table: which of its rows are on the device; None: it is not cached.
         self.caches = [
             RowCache([w], a.capacity, self.device, ends=[first + len(rows) for _, rows, first in a.local_blocks] or [0])
@@ -263,13 +263,15 @@ class LocalTables(nn.Module):
         return twin
 
 
-def _start(fused: FusedTable, seed: int, bound: float) -> Tensor:
+def _start(plan: Plan, fused: FusedTable, seed: int, init_bound: float) -> Tensor:
     def store(values: Tensor) -> Tensor:
         return encode(values, fused.dtype)
 
     with torch.device("cpu") if fused.cached else nullcontext():
         weight = empty_table(fused.rows, fused.stored_width, fused.dtype)
     for block, rows, first in fused.local_blocks:
+        own = plan.by_name[block.table].init_bound
+        bound = init_bound if own is None else own
         initial_rows(block.table, rows, block.columns, seed, bound, weight[first : first + len(rows)], store)
     return weight
 

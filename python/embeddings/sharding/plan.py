@@ -37,6 +37,7 @@ class Table:
 
     `cached`: the share of a rank's rows that its GPU holds, those used most; all of them are then in host memory. With
     1 they are on the GPU alone (or in host memory, where there is none). Replicated tables are never cached.
+    `init_bound`: rows start uniform in +- this; None: as those of the layer's other tables.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Table:
     dim: int
     storage: Storage = "fp32"
     cached: float = 1.0
+    init_bound: float | None = None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from headrace.errors import UserError
 from headrace.models.inputs import Inputs
 from headrace.models.sharded_model import PendingLookups, ShardedModel
 from headrace.train.loop.forward_backward import EagerForward, Forward
@@ -47,6 +48,8 @@ class GraphedForward:
         self._unsupported = ""
         if any(isinstance(m, nn.Dropout) and m.p for m in model.modules()):
             self._unsupported = "dropout draws anew in each step"
+        elif getattr(model.network, "lookups", None) is not None:
+            self._unsupported = "the model has lookups of its own, whose shapes differ from step to step"
         elif not model.features:
             self._unsupported = "the model has no categorical features"
 
@@ -105,9 +108,31 @@ class GraphedForward:
     def _dense_part(self) -> None:
         # Not in the captured memory at first, so that each run writes it anew; the parameters' are, and are added to.
         self._vectors.grad = None
-        loss = self._eager.loss(Inputs(self._model.inputs, self._continuous, self._vectors, self._labels))
+        inputs = Inputs(
+            self._model.inputs,
+            self._continuous,
+            self._vectors,
+            self._labels,
+            ids=_NotCaptured(),
+            all_gather=_not_captured,
+        )
+        loss = self._eager.loss(inputs)
         loss.backward()  # type: ignore[no-untyped-call]
         self._loss = loss.detach()
+
+
+class _NotCaptured(dict[str, Tensor]):
+    def __missing__(self, name: str) -> Tensor:
+        raise UserError(
+            f"train.cuda_graphs: the model asks for the ids of '{name}', which no graph has: set it to false"
+        )
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+def _not_captured(x: Tensor) -> Tensor:
+    raise UserError("train.cuda_graphs: the model gathers over the ranks, which no graph does: set it to false")
 
 
 def capture_cuda(work: Callable[[], None]) -> Callable[[], None]:

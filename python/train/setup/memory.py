@@ -10,7 +10,9 @@ from headrace.comm.base import Collective
 from headrace.errors import UserError
 from headrace.models.classes import make_network
 from headrace.models.inputs import InputFeatures
+from headrace.models.tables import lookups_of
 from headrace.schema import DatasetSchema
+from headrace.train.setup.tables import trained_tables
 from headrace.world import World
 
 #: GiB: cuBLAS's workspaces, kernels that are loaded at their first launch.
@@ -65,7 +67,13 @@ def reserved_gib(schema: DatasetSchema, model: config.Model, train: config.Train
     given = {id(m) for stack in stacks for m in stack[1:]}
     widths = sum(m.out_features for m in layers) + sum(m.in_features for m in layers if id(m) not in given)
     rows = -(-train.batch_size // (world.size * train.accumulate))
-    of_row = widths + (len(features.categorical) + 1) * model.embedding_dim
+    vectors = len(features.categorical) * model.embedding_dim
+    if lookups_of(network) is not None:
+        tables = trained_tables(schema, model, network, train, world.size)
+        dims = {t.name: t.dim for t in tables.tables}
+        vectors = sum(x.length * dims[x.table] for x in tables.lookups)
+        vectors += sum(n * t.dim for t, n in zip(tables.dynamic, tables.raw_ids, strict=True))
+    of_row = widths + vectors + model.embedding_dim
     parameters = sum(p.numel() for p in network.parameters())
     floats = rows * of_row * 2 * (1 + train.cuda_graphs) + 5 * parameters
     return _LIBRARIES_GIB + 4 * floats / 2**30

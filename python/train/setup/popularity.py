@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -9,7 +11,7 @@ from numpy.typing import NDArray
 
 from headrace.dataset.parquet.layout import open_split
 from headrace.embeddings.planner.popularity import Popularity
-from headrace.embeddings.sharding.plan import tables_of
+from headrace.embeddings.sharding.plan import Lookup, Table
 from headrace.schema import DatasetSchema
 from headrace.storage import Location
 
@@ -17,20 +19,27 @@ from headrace.storage import Location
 _ROWS, _ROW_GROUPS = 200_000, 8
 
 
-def sampled_popularity(dataset: Location, schema: DatasetSchema) -> dict[str, Popularity]:
-    """By table of `tables_of`: popularity in row groups spread over the split `train`. The same files, the same answer.
+def sampled_popularity(
+    dataset: Location, schema: DatasetSchema, tables: Sequence[Table], lookups: Sequence[Lookup]
+) -> dict[str, Popularity]:
+    """By table, popularity in row groups spread over the split `train`. The same files, the same answer.
+
+    Args:
+        dataset: its folder.
+        schema: its schema.
+        tables: of the model.
+        lookups: of them, those whose codes are the rows' own.
 
     Raises:
         UserError: there is no such split, or a file is damaged.
     """
-    tables, lookups = tables_of(schema, 1)
     groups = open_split(dataset, "train", schema).row_groups
     chosen = groups[:: max(1, -(-len(groups) // _ROW_GROUPS))]
     each = max(1, _ROWS // max(1, len(chosen)))
     counts = {t.name: np.zeros(0, dtype=np.int64) for t in tables}
     for group in chosen:
         with pq.ParquetFile(group.path) as file:
-            read = file.read_row_group(group.index, [x.feature for x in lookups]).slice(0, each)
+            read = file.read_row_group(group.index, sorted({x.feature for x in lookups})).slice(0, each)
         for x in lookups:
             column = read.column(x.feature)
             found = np.bincount((pc.list_flatten(column) if x.is_list else column).to_numpy())

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from headrace.comm.base import Collective
 from headrace.comm.shared_memory import may_share
 from headrace.embeddings.dynamic.memory import dynamic_table_bytes
-from headrace.embeddings.dynamic.spec import dynamic_features, dynamic_specs
 from headrace.embeddings.planner.cost import OtherMemory
 from headrace.embeddings.planner.search import plan_tables
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table
+from headrace.models.classes import make_network
+from headrace.models.inputs import InputFeatures
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import DatasetSchema
 from headrace.train.job import Job
@@ -19,6 +20,7 @@ from headrace.train.optim.dense import DenseOptimizer
 from headrace.train.setup.device import place
 from headrace.train.setup.memory import reserved_gib, tables_gib
 from headrace.train.setup.popularity import sampled_popularity
+from headrace.train.setup.tables import trained_tables
 
 
 @dataclass
@@ -36,12 +38,14 @@ def build_state(job: Job, schema: DatasetSchema, collective: Collective) -> Trai
         UserError: no such device, no plan that fits, or settings that do not fit the dataset.
     """
     dataset, plans = job.ws.locate(job.features.output("dataset").name), job.train.sharding.kind == "auto"
-    popularity = sampled_popularity(dataset, schema) if plans and collective.world.size > 1 else None
-
-    raw = dynamic_features(schema)
+    network = make_network(job.model, InputFeatures.of(schema, job.model.embedding_dim), job.train.seed)
+    wanted = trained_tables(schema, job.model, network, job.train, collective.world.size)
+    popularity = None
+    if plans and collective.world.size > 1:
+        popularity = sampled_popularity(dataset, schema, wanted.tables, wanted.counted)
     beside = dynamic_table_bytes(
-        dynamic_specs(schema, job.model.embedding_dim, job.train.embeddings) if raw else (),
-        [f.length for f in raw],
+        wanted.dynamic,
+        wanted.raw_ids,
         job.train.batch_size,
         collective.world.size,
         job.train.embeddings.kind,
@@ -56,7 +60,7 @@ def build_state(job: Job, schema: DatasetSchema, collective: Collective) -> Trai
     def make_plan(tables: Sequence[Table], lookups: Sequence[Lookup], world_size: int) -> Plan:
         return plan_tables(
             tables,
-            lookups,
+            wanted.lookups,  # the same, and how many ids a row has
             world_size,
             batch_size=job.train.batch_size,
             optimizer=job.train.embeddings.kind,
@@ -66,7 +70,8 @@ def build_state(job: Job, schema: DatasetSchema, collective: Collective) -> Trai
             other_memory=OtherMemory(beside, shares_memory, job.train.background_checkpoints),
         ).plan
 
-    model = ShardedModel(schema, job.model, collective, job.train.seed, make_plan, job.train.embeddings, device)
+    seed, optimizer = job.train.seed, job.train.embeddings
+    model = ShardedModel(schema, job.model, collective, seed, make_plan, optimizer, device, network)
     model.precision = job.train.precision
-    model.configure_optimizer(job.train.embeddings)
+    model.configure_optimizer(optimizer)
     return TrainState(model, DenseOptimizer(model.dense_parameters(), job.train.dense, collective))
