@@ -28,8 +28,8 @@ class Model(Section):
     model_config = ConfigDict(populate_by_name=True)
 
     #: `dlrm`, `wide_deep`, `deepfm`, `dcn_v2`, `final_mlp`, `masknet`; of several tasks `shared_bottom`, `mmoe`, `ple`,
-    #: `esmm`; collaborative `matrix_factorization`, `neumf`, `mult_vae`, `lightgcn`, `simplex`; or `module:Class`, a
-    #: torch module of your own.
+    #: `esmm`; collaborative `matrix_factorization`, `neumf`, `mult_vae`, `lightgcn`, `simplex`; of
+    #: histories `sasrec`, `hstu`, `din`; or `module:Class`, a torch module of your own.
     kind: str = Field(default="dlrm", alias="class")
     #: Settings of the class: see the model classes below, or what the constructor of your own takes.
     args: Mapping[str, Any] = Field(default={})

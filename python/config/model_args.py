@@ -15,6 +15,7 @@ from headrace.config.collaborative_args import (
     SimpleXArgs,
 )
 from headrace.config.section import Section
+from headrace.config.sequence_args import DINArgs, HSTUArgs, SASRecArgs
 
 
 class WideDeepArgs(Section):
@@ -157,4 +158,7 @@ MODEL_ARGS: Mapping[str, type[Section]] = {
     "mult_vae": MultVAEArgs,
     "lightgcn": LightGCNArgs,
     "simplex": SimpleXArgs,
+    "sasrec": SASRecArgs,
+    "hstu": HSTUArgs,
+    "din": DINArgs,
 }

@@ -47,6 +47,9 @@ _OURS: Mapping[str, str] = {
     "mult_vae": "headrace.models.collaborative.mult_vae:MultVAE",
     "lightgcn": "headrace.models.collaborative.lightgcn:LightGCN",
     "simplex": "headrace.models.collaborative.simplex:SimpleX",
+    "sasrec": "headrace.models.sequence.sasrec:SASRec",
+    "hstu": "headrace.models.sequence.hstu:HSTU",
+    "din": "headrace.models.sequence.din:DIN",
 }
 
 #: Ranks that are threads of a process would draw from one generator in turns.
