@@ -153,6 +153,10 @@ class Kind(StrEnum):
     CARRIED = "carried"
 
 
+#: The unit of a carried timestamp, in the feature's metadata.
+MICROSECONDS = "microseconds since 1970 (UTC)"
+
+
 class Feature(BaseModel):
     """One logical column of a dataset.
 
@@ -183,6 +187,11 @@ class Feature(BaseModel):
     metadata: Mapping[str, Any] = Field(default_factory=dict)
     #: The columns of the events that it is made of; empty for label and carried columns.
     sources: tuple[str, ...] = ()
+
+    @property
+    def is_timestamp(self) -> bool:
+        """Whether it is a carried timestamp, in `MICROSECONDS`."""
+        return self.metadata.get("unit") == MICROSECONDS
 
     @property
     def first_code(self) -> int:

@@ -66,7 +66,8 @@ def sharding(
             batch, optimizer = spec.train.batch_size, spec.train.embeddings.kind
     elif spec is not None:
         source, dataset, schema = _dataset(ws, spec.pipeline, ds)
-        network = make_network(spec.model, InputFeatures.of(schema, spec.model.embedding_dim), spec.train.seed)
+        features = InputFeatures.of(schema, spec.model.embedding_dim, spec.train.tasks)
+        network = make_network(spec.model, features, spec.train.seed)
         wanted = trained_tables(schema, spec.model, network, spec.train, world)
         tables, lookups, raw = wanted.tables, wanted.lookups, wanted.dynamic
         popularity = sampled_popularity(dataset, schema, tables, wanted.counted)

@@ -21,6 +21,7 @@ from headrace.config.source import AnySource, EpochUnit, LandingSource, Source, 
 from headrace.config.spark import LOOPBACK, Spark, is_secret, spark_profile
 from headrace.config.spec import Spec
 from headrace.config.table import Expectations, Table
+from headrace.config.tasks import KnownAfter, Task
 from headrace.config.train import (
     DynamicTable,
     EmbeddingOptimizer,
@@ -54,6 +55,7 @@ __all__ = [
     "Expectations",
     "Features",
     "Generate",
+    "KnownAfter",
     "LandingSource",
     "Model",
     "NamedSource",
@@ -77,6 +79,7 @@ __all__ = [
     "TableOptimizer",
     "TableSharding",
     "TableSource",
+    "Task",
     "Train",
     "Warehouse",
     "Watermark",

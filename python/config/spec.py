@@ -115,11 +115,28 @@ class Spec(Section):
         for key, asked in carried.items():
             if asked and asked not in self.features.carried:
                 raise ValueError(f"train.{key}: '{asked}' must be in features.carried")
+        self._check_tasks()
         if self.publish and not self.score:
             raise ValueError("publish needs a score section")
         if self.train.search:
             _check_search(self.train.search, self.train.rank_group)
         return self
+
+    def _check_tasks(self) -> None:
+        """Labels of tasks are carried, and no feature is made of one."""
+        for name, task in self.train.tasks.items():
+            asked = {"label": task.label}
+            if task.known_after is not None:
+                asked["known_after.event_time"] = task.known_after.event_time
+            for key, column in asked.items():
+                if column is not None and column not in self.features.carried:
+                    raise ValueError(f"train.tasks.{name}.{key}: '{column}' must be in features.carried")
+            for i, chain in enumerate(self.features.workflow):
+                if task.label in chain.columns:
+                    raise ValueError(
+                        f"features.workflow[{i}].columns: '{task.label}' is the label of train.tasks.{name}; a feature "
+                        f"made of it would leak it"
+                    )
 
     def first_landing_day(self, day: str) -> str:
         """The first landing day on which an event of the UTC day `day`, or of a later one, can have landed.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field, model_validator
 
-from headrace.config.evaluation import CatalogueMetric, Evaluation, RankingMetric
+from headrace.config.evaluation import CatalogueMetric, Evaluation, RankingMetric, UserMetric
 from headrace.config.search import Search
 from headrace.config.section import Section
+from headrace.config.tasks import Task, check_tasks
 
 #: How embedding rows learn: see headrace.embeddings.optim.rules.
 EmbeddingOptimizerKind = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
@@ -208,6 +209,8 @@ class Train(Section):
     #: A carried column of numbers, at least 0: what a row's loss is multiplied by. The sum is divided by the rows of a
     #: step, not by their weights: with a mean of 1 learning rates keep their meaning. Evaluation counts each row once.
     sample_weight: str | None = None
+    #: The labels that the model learns at once, by name; none: `features.label` alone. Each has an output of its own.
+    tasks: Mapping[str, Task] = Field(default_factory=dict)
     #: How embedding tables are spread over the ranks.
     sharding: Sharding = Sharding()
     #: A checkpoint each this many steps, and at the end; the newest `keep` stay.
@@ -256,6 +259,17 @@ class Train(Section):
         wanted = self.evaluation.wants(RankingMetric, CatalogueMetric)
         if wanted and self.rank_group is None:
             raise ValueError(f"evaluation.metrics: {wanted[0]} is of lists: set rank_group")
+        return self
+
+    @model_validator(mode="after")
+    def _tasks_fit(self) -> Train:
+        check_tasks(self.tasks)
+        if self.tasks and self.negatives is not None:
+            raise ValueError("negatives have no labels of tasks: leave negatives or tasks out")
+        if self.evaluation.user is None:
+            for name, task in self.tasks.items():
+                if task.metrics and set(task.metrics) & set(get_args(UserMetric)):
+                    raise ValueError(f"tasks.{name}.metrics are of users: name a carried column, evaluation.user")
         return self
 
     @model_validator(mode="after")

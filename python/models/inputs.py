@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from headrace.config import Task
 from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
 from headrace.errors import UserError, nearest
@@ -41,14 +42,8 @@ class InputFeatures:
     products: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls,
-        schema: DatasetSchema,
-        embedding_dim: int,
-        tasks: Sequence[str] = (),
-        products: Mapping[str, tuple[str, ...]] | None = None,
-    ) -> InputFeatures:
-        """Those of a dataset. Without names of tasks there is one, `label`."""
+    def of(cls, schema: DatasetSchema, embedding_dim: int, tasks: Mapping[str, Task] | None = None) -> InputFeatures:
+        """Those of a dataset, and the tasks of `train.tasks`; without any there is one, `label`."""
         continuous = {f.name: f.length for f in schema.of(Kind.CONTINUOUS)}
         categorical = schema.of(Kind.CATEGORICAL)
         return cls(
@@ -59,8 +54,8 @@ class InputFeatures:
             {f.name: f.cardinality for f in categorical},
             {f.name: f.first_code for f in categorical},
             {f.name: f.vocabulary or f.name for f in categorical},
-            tuple(tasks) or ("label",),
-            products or {},
+            tuple(name for name, task in (tasks or {}).items() if not task.product) or ("label",),
+            {name: task.product for name, task in (tasks or {}).items() if task.product},
         )
 
     @property

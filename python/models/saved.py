@@ -12,8 +12,9 @@ Nothing in it is code, and nothing depends on the number of ranks that wrote it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from headrace import __version__, config
 from headrace.comm.base import Collective, LocalCollective
@@ -49,9 +50,19 @@ class ModelCard(BaseModel):
     model: config.Model
     dataset_schema: DatasetSchema = Field(alias="schema")
     seed: int
+    #: `train.tasks`: what the outputs are of.
+    tasks: Mapping[str, config.Task] = Field(default_factory=dict)
     #: The dense part and the workflow's files, relative to the model's folder.
     files: tuple[FileRecord, ...]
     code_version: str = __version__
+
+    @model_serializer(mode="wrap")
+    def _without_no_tasks(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Models of one label are written as before there were tasks."""
+        found: dict[str, Any] = serialize(self)
+        if not self.tasks:
+            found.pop("tasks")
+        return found
 
 
 def save_model(
@@ -107,6 +118,7 @@ def save_model(
                 metrics=dict(metrics),
                 model=model.config,
                 seed=model.seed,
+                tasks=model.tasks.specs,
                 dataset_schema=model.schema,
                 files=(dense, *(record_of(folder, name) for name in copied)),
             )
@@ -141,7 +153,8 @@ def load_model(folder: Location, collective: Collective | None = None) -> Sharde
         UserError: a file is missing or damaged; names it.
     """
     card = read_card(folder)
-    model = ShardedModel(card.dataset_schema, card.model, collective or LocalCollective(), card.seed)
+    ranks = collective or LocalCollective()
+    model = ShardedModel(card.dataset_schema, card.model, ranks, card.seed, tasks=card.tasks)
     loaded = restore(model, folder, with_optimizer=False)
     if loaded.new_rows or loaded.unused:
         raise UserError(f"{folder / EMBEDDINGS} does not hold the tables of {folder / META}: the folder is damaged")

@@ -27,6 +27,7 @@ from headrace.models.inputs import InputFeatures, Inputs
 from headrace.models.losses.pointwise import binary_cross_entropy
 from headrace.models.network_lookups import NetworkLookups
 from headrace.models.tables import lookups_of, model_tables
+from headrace.models.tasks import Tasks
 from headrace.schema import NULL_CODE, DatasetSchema, Kind
 
 #: (tables, lookups, ranks) -> where everything lives.
@@ -64,6 +65,7 @@ class ShardedModel(nn.Module):
         settings: `train.embeddings`, for the tables of raw ids; None: to score.
         device: of the tables and the dense part. Batches may come from the host, codes do.
         network: made of `model` with this seed; None: it is made here.
+        tasks: `train.tasks`: what the network's outputs are of.
 
     Raises:
         UserError: the schema has neither continuous nor categorical features, or the settings or the network's lookups
@@ -80,10 +82,12 @@ class ShardedModel(nn.Module):
         settings: config.EmbeddingOptimizer | config.Optimizer | None = None,
         device: str | torch.device = "cpu",
         network: nn.Module | None = None,
+        tasks: Mapping[str, config.Task] | None = None,
     ) -> None:
         super().__init__()
         self.device = torch.device(device)
-        features = InputFeatures.of(schema, model.embedding_dim)
+        self.tasks = Tasks(tasks or {})
+        features = InputFeatures.of(schema, model.embedding_dim, tasks)
         if not features.continuous and not features.categorical:
             raise UserError("the dataset has no features: tag at least one column of features.workflow as an input")
         network = make_network(model, features, seed) if network is None else network
@@ -159,6 +163,7 @@ class ShardedModel(nn.Module):
         batch: Tensor | CategoricalBatch | PendingLookups,
         labels: Tensor | None = None,
         weights: Tensor | None = None,
+        targets: Mapping[str, Tensor] | None = None,
     ) -> Inputs:
         """What the network sees; the embeddings' rows begin to travel. Collective."""
         lookups = batch if isinstance(batch, PendingLookups) else self.prepare(batch)
@@ -193,20 +198,23 @@ class ShardedModel(nn.Module):
             negatives=lookups.ids.negatives if lookups.ids.are_drawn or not self.training else None,
             all_gather=partial(all_gather_rows, collective=self._collective),
             rank=self._collective.world.rank,
+            targets=targets,
         )
 
     def outputs(self, inputs: Inputs) -> dict[str, Tensor]:
         """What the network makes of a batch, float32."""
         with torch.autocast(self.device.type, torch.bfloat16) if self._is_mixed else nullcontext():
             found: dict[str, Tensor] = self.network(inputs)
-        return {name: value.float() for name, value in found.items()}
+        return self.tasks.complete({name: value.float() for name, value in found.items()})
 
     def loss(self, outputs: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
-        """The sum over the batch's rows, []: the network's own, or the cross-entropy of `logits`."""
+        """The sum over the batch's rows, []: the network's own, that of the tasks, or the cross-entropy of `logits`."""
         own = getattr(self.network, "loss", None)
         if own is not None:
             total: Tensor = own(outputs, inputs)
             return total
+        if self.tasks.names:
+            return self.tasks.loss(outputs, inputs)
         return binary_cross_entropy(outputs["logits"], inputs.labels, inputs.weights)
 
     def add_gradient_sum(self, gradient: Tensor) -> None:

@@ -96,6 +96,8 @@ class Job(BaseModel):
         sharding = self.train.sharding
         loop |= {} if sharding.wire == "fp32" else {"wire": sharding.wire}
         loop |= {} if self.train.sample_weight is None else {"sample_weight": self.train.sample_weight}
+        if self.train.tasks:
+            loop["tasks"] = self.train.model_dump(mode="json", include={"tasks"})["tasks"]
         loop["storage"] = {"": sharding.storage, **{n: t.storage for n, t in sharding.tables.items() if t.storage}}
         return fingerprint({"model": self.model.model_dump(mode="json"), "train": loop, "dataset": self.features.key})
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,26 +12,29 @@ from headrace.dataset.loader.batch import Batch
 from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.models.categorical import CategoricalBatch
 from headrace.train.setup.sample_weight import checked_weights
+from headrace.train.setup.task_labels import TaskLabels
 
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
     """Some of this rank's rows of a step: continuous float32 [B, C], categorical features, labels float32 [B].
 
-    weights: float32 [B], what each row's loss is multiplied by; None: 1.
+    weights: float32 [B], what each row's loss is multiplied by; None: 1. targets: by task but the first, float32 [B],
+    NaN where a row is none of the task's.
     """
 
     continuous: Tensor
     categorical: CategoricalBatch
     labels: Tensor
     weights: Tensor | None = None
+    targets: Mapping[str, Tensor] = field(default_factory=dict)
 
     @staticmethod
-    def of(batch: Batch, weight: str | None = None) -> MicroBatch:
-        """All rows of a batch, in its memory, with the weights that a carried column holds.
+    def of(batch: Batch, weight: str | None = None, labels: TaskLabels | None = None) -> MicroBatch:
+        """All rows of a batch, in its memory, with the weights that a carried column holds, and the tasks' labels.
 
         Raises:
-            UserError: a weight is no number of at least 0.
+            UserError: a weight is no number of at least 0; a label is none.
         """
         lists = [JaggedTensor(*map(torch.from_numpy, (x.values, x.offsets))) for x in batch.lists.values()]
         return MicroBatch(
@@ -38,13 +42,21 @@ class MicroBatch:
             CategoricalBatch(torch.from_numpy(batch.codes), lists),
             torch.from_numpy(batch.labels),
             None if weight is None else torch.from_numpy(checked_weights(batch.carried[weight], weight)),
+            {
+                task: torch.from_numpy(target)
+                for task, target in (labels.of(batch.labels, batch.carried) if labels is not None else {}).items()
+            },
         )
 
     def rows(self, start: int, end: int) -> MicroBatch:
         """Consecutive rows: views."""
         weights = None if self.weights is None else self.weights[start:end]
         return MicroBatch(
-            self.continuous[start:end], self.categorical.rows(start, end), self.labels[start:end], weights
+            self.continuous[start:end],
+            self.categorical.rows(start, end),
+            self.labels[start:end],
+            weights,
+            {task: x[start:end] for task, x in self.targets.items()},
         )
 
     def pin_memory(self) -> MicroBatch:
@@ -54,4 +66,5 @@ class MicroBatch:
             self.categorical.pin_memory(),
             self.labels.pin_memory(),
             None if self.weights is None else self.weights.pin_memory(),
+            {task: x.pin_memory() for task, x in self.targets.items()},
         )

@@ -25,6 +25,7 @@ from headrace.train.job import FINGERPRINTED, Job
 from headrace.train.launch.startup import driver_phase_ends, end_phase
 from headrace.train.result import Report, show_metrics
 from headrace.train.setup.sample_weight import carried_weight
+from headrace.train.setup.task_labels import TaskLabels
 from headrace.train.setup.warm_start import find_warm_start
 from headrace.workspace import Workspace
 
@@ -44,6 +45,8 @@ class Train(Stage):
             train["evaluation"] = spec.train.evaluation.model_dump(mode="json")
         if spec.train.sample_weight is not None:
             train["sample_weight"] = spec.train.sample_weight
+        if spec.train.tasks:
+            train["tasks"] = spec.train.model_dump(mode="json", include={"tasks"})["tasks"]
         return {"model": spec.model.model_dump(mode="json"), "train": train}
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
@@ -159,14 +162,16 @@ def check_dataset(job: Job) -> None:
     dataset = job.ws.locate(job.features.output("dataset").name)
     if not (dataset / "workflow").is_dir():
         raise UserError(f"dataset {dataset} has no folder 'workflow'; run the features stage again")
-    check_streams(open_split(dataset, "train", schema, carried_weight(job.train, schema)), job.train.streams)
+    labels = TaskLabels(job.train, schema, job.ds)
+    carried = labels.beside(carried_weight(job.train, schema))
+    check_streams(open_split(dataset, "train", schema, carried), job.train.streams)
     NegativeSampler.of(schema, job.train.negatives)
     dynamic_specs(schema, job.model.embedding_dim, job.train.embeddings)
     request = Request(job.train, schema)
-    if open_split(dataset, "valid", schema, request.carried()).rows == 0:
+    if open_split(dataset, "valid", schema, labels.beside(request.carried())).rows == 0:
         raise UserError(f"{dataset / 'valid'} holds no rows to evaluate on: widen features.split")
     if (dataset / TEST).is_dir():
-        open_split(dataset, TEST, schema, request.carried())
+        open_split(dataset, TEST, schema, labels.beside(request.carried()))
     if job.train.rank_group is not None:
         open_split(dataset, "rank", schema, request.carried(lists=True))
 

@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from headrace.features.functions.spark_expressions import col
+from headrace.features.functions.timestamps import spark_micros
 from headrace.features.layout.files import FilePlan, carried_columns
 from headrace.features.layout.split import SPLIT
 from headrace.features.learn.statistics import IDENTITY
@@ -21,13 +22,19 @@ def identity(w: Workflow) -> list[Column]:
     """What travels with a row besides its features: label, carried columns, split, and what places it."""
     return [
         col(w.label_column).cast("float").alias("__label"),
-        *[col(source).alias(name) for name, source in carried_columns(w).items()],
+        *[_carried(w, source).alias(name) for name, source in carried_columns(w).items()],
         F.col(SPLIT),
         F.xxhash64("_source_file", "_source_line").alias("__hash"),
         *([_of_training().alias(IDENTITY)] if w.out_of_fold else []),
         F.col("_source_file").alias("__source_file"),
         F.col("_source_line").alias("__source_line"),
     ]
+
+
+def _carried(w: Workflow, column: str) -> Column:
+    """A timestamp as microseconds, null where it is; others as they are."""
+    type_ = w.input_type(column)
+    return spark_micros(col(column), type_) if type_.element == "timestamp" else col(column)
 
 
 def _of_training() -> Column:

@@ -11,7 +11,7 @@ from headrace.features.table_ops.preparation import Preparation, prepared_column
 from headrace.features.types import ValueType, declared
 from headrace.features.vocabulary.rule import VocabularyRule
 from headrace.features.workflow.binding import BoundChain, bind
-from headrace.schema import DatasetSchema, Feature, Kind, TableColumn
+from headrace.schema import MICROSECONDS, DatasetSchema, Feature, Kind, TableColumn
 
 #: NumPy's names of the types that a carried column may have.
 _CARRIED = {
@@ -21,6 +21,7 @@ _CARRIED = {
     "float": "float32",
     "double": "float64",
     "boolean": "bool",
+    "timestamp": "int64",
 }
 
 
@@ -170,7 +171,12 @@ class Workflow:
         features.append(Feature(name=self.label_column, kind=Kind.LABEL, dtype="float32"))
         fed = DatasetSchema(features=tuple(features))
         carried = tuple(
-            Feature(name=fed.carried_name(c), kind=Kind.CARRIED, dtype=_CARRIED[self._types[c].element])
+            Feature(
+                name=fed.carried_name(c),
+                kind=Kind.CARRIED,
+                dtype=_CARRIED[self._types[c].element],
+                metadata={"unit": MICROSECONDS} if self._types[c].element == "timestamp" else {},
+            )
             for c in self.carried_columns
         )
         return DatasetSchema(features=(*features, *carried))

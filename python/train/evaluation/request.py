@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
-
 from headrace import config
 from headrace.errors import UserError
-from headrace.features.table_ops.row_expression import RowExpression, parse
-from headrace.features.types import ValueType
+from headrace.features.table_ops.row_expression import RowExpression
 from headrace.schema import DatasetSchema, Feature, Kind
-
-_ELEMENTS: dict[str, Any] = {
-    "int32": "int",
-    "int64": "bigint",
-    "float32": "float",
-    "float64": "double",
-    "string": "string",
-    "bool": "boolean",
-}
+from headrace.train.carried_expressions import carried_types, columns_of, parse_carried
 
 
 class Request:
@@ -74,15 +62,14 @@ def parse_slice(name: str, text: str, schema: DatasetSchema) -> RowExpression:
     Raises:
         UserError: a column that is not carried, or an expression that is not known here.
     """
-    carried = schema.carried_columns.items()
-    types = {name: ValueType(_ELEMENTS[f.dtype]) for name, f in carried if f.dtype in _ELEMENTS}
     where = f"train.evaluation.slices.{name}: '{text}'"
     # A number alone is not cast to text by the parser as a column is: real numbers would make a slice each.
-    found = parse(text, types, ValueType("string"))
+    found = parse_carried(text, schema, "string")
     if found is None:
+        known = ", ".join(carried_types(schema)) or "there are none"
         raise UserError(
-            f"{where} is no expression over the carried columns ({', '.join(types) or 'there are none'}); write a "
-            f"column of features.carried, or such as `age < 30`, `case when ... then 'a' else 'b' end` "
+            f"{where} is no expression over the carried columns ({known}); write a column "
+            f"of features.carried, or such as `age < 30`, `case when ... then 'a' else 'b' end` "
             f"(headrace reference: lambda)"
         )
     return found
@@ -103,8 +90,3 @@ def coded_feature(schema: DatasetSchema, name: str, where: str) -> Feature:
             f"{where}: '{name}' is no categorical feature with one code a row; there are: {', '.join(known) or 'none'}"
         )
     return known[name]
-
-
-def columns_of(expressions: Collection[RowExpression]) -> tuple[str, ...]:
-    """The columns of the lake's table that expressions look at."""
-    return tuple(dict.fromkeys(c for e in expressions for c in e.columns))

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import UserError
 from headrace.features.table_ops.row_expression import RowExpression
 from headrace.schema import DatasetSchema, Kind
+from headrace.train.carried_expressions import evaluate
 from headrace.train.evaluation.partition import by_id
 from headrace.train.evaluation.ranks import I64, Ranks
 from headrace.train.evaluation.rows import Dimension
@@ -22,14 +22,6 @@ from headrace.train.evaluation.rows import Dimension
 OTHERS, NULL = "(others)", "(null)"
 #: Values of a slice by what a feature's code was in training.
 SEEN = ("known", "new")
-_ARROW = {
-    "int32": pa.int32(),
-    "int64": pa.int64(),
-    "float32": pa.float32(),
-    "float64": pa.float64(),
-    "string": pa.string(),
-    "bool": pa.bool_(),
-}
 
 
 def slice_values(
@@ -40,18 +32,7 @@ def slice_values(
     Raises:
         UserError: an overflow or a division by zero.
     """
-    features = schema.carried_columns
-
-    def column(name: str) -> pa.Array:
-        # NumPy has integers with nulls as floats, whose NaN is null here.
-        return pa.array(carried[features[name].name], from_pandas=True).cast(_ARROW[features[name].dtype])
-
-    try:
-        texts = expression.arrow(column)
-    except pa.ArrowInvalid as e:
-        raise UserError(f"train.evaluation.slices: {e}") from None
-    if isinstance(texts, pa.Scalar):
-        texts = pa.array([texts.as_py()] * len(next(iter(carried.values()))), pa.string())
+    texts = evaluate(expression, carried, schema, "train.evaluation.slices")
     found: npt.NDArray[np.object_] = pc.fill_null(texts, NULL).to_numpy(zero_copy_only=False)
     return found
 

@@ -36,7 +36,8 @@ class EagerForward:
         self._model, self._batch_size = model, batch_size
 
     def __call__(self, batch: MicroBatch, lookups: PendingLookups) -> Forward:
-        loss = self.loss(self._model.inputs_of(batch.continuous, lookups, batch.labels, batch.weights))
+        inputs = self._model.inputs_of(batch.continuous, lookups, batch.labels, batch.weights, batch.targets)
+        loss = self.loss(inputs)
         return Forward(loss.detach(), lambda: torch.autograd.backward(loss))
 
     def loss(self, inputs: Inputs) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 
 from headrace.dataset.loader.batch import Batch
 from headrace.train.micro_batch import MicroBatch
+from headrace.train.setup.task_labels import TaskLabels
 
 
 class DeviceCopy(Protocol):
@@ -42,20 +43,27 @@ class CudaCopy:
             continuous = pinned.continuous.to(self._device, non_blocking=True)
             labels = pinned.labels.to(self._device, non_blocking=True)
             weights = None if pinned.weights is None else pinned.weights.to(self._device, non_blocking=True)
-            return MicroBatch(continuous, pinned.categorical, labels, weights), self._stream.record_event()
+            targets = {task: x.to(self._device, non_blocking=True) for task, x in pinned.targets.items()}
+            sent = MicroBatch(continuous, pinned.categorical, labels, weights, targets)
+            return sent, self._stream.record_event()
 
     def receive(self, sent: tuple[MicroBatch, torch.cuda.Event]) -> MicroBatch:
         batch, copied = sent
         computing = torch.cuda.current_stream(self._device)
         computing.wait_event(copied)  # not for the stream: the next batch is on it already
-        for x in (batch.continuous, batch.labels, batch.weights):
+        for x in (batch.continuous, batch.labels, batch.weights, *batch.targets.values()):
             if x is not None:
                 x.record_stream(computing)
         return batch
 
 
 def prefetch_to_device(
-    batches: Iterable[Batch], device: torch.device, copy: DeviceCopy | None = None, *, weight: str | None = None
+    batches: Iterable[Batch],
+    device: torch.device,
+    copy: DeviceCopy | None = None,
+    *,
+    weight: str | None = None,
+    labels: TaskLabels | None = None,
 ) -> Iterator[MicroBatch]:
     """The batches, in order.
 
@@ -64,13 +72,14 @@ def prefetch_to_device(
         device: where the dense part is. On the CPU tensors share the batches' memory.
         copy: how they come there; None: as the device needs.
         weight: the carried column of the rows' weights; None: they have none.
+        labels: of the tasks; None: there is the dataset's label alone.
 
     Raises:
-        UserError: a weight is no number of at least 0.
+        UserError: a weight is no number of at least 0; a label is none.
     """
     if copy is None and device.type == "cuda":
         copy = CudaCopy(device)
-    tensors = (MicroBatch.of(batch, weight) for batch in batches)
+    tensors = (MicroBatch.of(batch, weight, labels) for batch in batches)
     if copy is None:
         yield from tensors
         return

@@ -31,6 +31,7 @@ from headrace.train.loop.trainer import Trainer
 from headrace.train.result import Report
 from headrace.train.setup.sample_weight import carried_weight
 from headrace.train.setup.state import TrainState, build_state
+from headrace.train.setup.task_labels import TaskLabels
 
 log = logging.getLogger("headrace.train")
 
@@ -58,8 +59,9 @@ def train(
     is_chief = collective.world.is_chief
     dataset, schema = job.ws.locate(job.features.output("dataset").name), job.features.dataset_schema
     assert schema is not None
-    weight = carried_weight(job.train, schema)
-    layout = open_split(dataset, "train", schema, weight)
+    labels = TaskLabels(job.train, schema, job.ds)
+    read_along = labels.beside(carried_weight(job.train, schema))
+    layout = open_split(dataset, "train", schema, read_along)
     state, progress = _restore_or_build(job, schema, collective, watchdog)
     model = state.model
     resumed_from = watchdog.step = progress.step
@@ -83,7 +85,7 @@ def train(
         )
 
     with TrainLoader(
-        layout, schema, job.train, collective.world, start_step=progress.step, carried=weight, timed=tracer.timed
+        layout, schema, job.train, collective.world, start_step=progress.step, carried=read_along, timed=tracer.timed
     ) as source:
         total = source.steps_per_epoch * job.train.epochs
         total = min(total, job.train.max_steps or total)

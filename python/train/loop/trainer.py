@@ -32,6 +32,7 @@ from headrace.train.optim.schedule import learning_rate
 from headrace.train.result import Stopped, show_metrics
 from headrace.train.setup.sample_weight import carried_weight
 from headrace.train.setup.state import TrainState
+from headrace.train.setup.task_labels import TaskLabels
 
 log = logging.getLogger("headrace.train")
 
@@ -69,7 +70,9 @@ class Trainer:
         self._callbacks, self._steps_per_epoch = CallbackList(callbacks), source.steps_per_epoch
         model, train, world = state.model, job.train, collective.world
         (weight,) = carried_weight(train, model.schema) or (None,)
-        batches = micro_batches(prefetch_to_device(source, model.device, weight=weight), train.accumulate)
+        labels = TaskLabels(train, model.schema, job.ds)
+        sent = prefetch_to_device(source, model.device, weight=weight, labels=labels)
+        batches = micro_batches(sent, train.accumulate)
         self.lookups = LookupPipeline(model, batches, self._callbacks, world.local_size < world.size)
         self._forward: ForwardBackward = (
             GraphedForward(model, train.batch_size, accumulate=train.accumulate)

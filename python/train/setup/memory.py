@@ -59,7 +59,7 @@ def reserved_gib(schema: DatasetSchema, model: config.Model, train: config.Train
     """
     if train.sharding.reserve_gib is not None:
         return train.sharding.reserve_gib
-    features = InputFeatures.of(schema, model.embedding_dim)
+    features = InputFeatures.of(schema, model.embedding_dim, train.tasks)
     network = make_network(model, features, seed=0)
     layers = [m for m in network.modules() if isinstance(m, nn.Linear)]
     # What a layer of a stack takes is what the one before gave.

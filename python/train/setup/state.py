@@ -38,7 +38,8 @@ def build_state(job: Job, schema: DatasetSchema, collective: Collective) -> Trai
         UserError: no such device, no plan that fits, or settings that do not fit the dataset.
     """
     dataset, plans = job.ws.locate(job.features.output("dataset").name), job.train.sharding.kind == "auto"
-    network = make_network(job.model, InputFeatures.of(schema, job.model.embedding_dim), job.train.seed)
+    features = InputFeatures.of(schema, job.model.embedding_dim, job.train.tasks)
+    network = make_network(job.model, features, job.train.seed)
     wanted = trained_tables(schema, job.model, network, job.train, collective.world.size)
     popularity = None
     if plans and collective.world.size > 1:
@@ -71,7 +72,7 @@ def build_state(job: Job, schema: DatasetSchema, collective: Collective) -> Trai
         ).plan
 
     seed, optimizer = job.train.seed, job.train.embeddings
-    model = ShardedModel(schema, job.model, collective, seed, make_plan, optimizer, device, network)
+    model = ShardedModel(schema, job.model, collective, seed, make_plan, optimizer, device, network, job.train.tasks)
     model.precision = job.train.precision
     model.configure_optimizer(optimizer)
     return TrainState(model, DenseOptimizer(model.dense_parameters(), job.train.dense, collective))

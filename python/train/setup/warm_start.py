@@ -56,6 +56,9 @@ def misfit(meta: dict[str, Any], spec: Spec, schema: DatasetSchema) -> str | Non
     for key in ours.keys() | theirs.keys():
         if ours.get(key) != theirs.get(key):
             return f"its model.{key} is {theirs.get(key)}, now {ours.get(key)}"
+    tasks = [list(given) for given in (meta.get("tasks", {}), spec.train.tasks)]
+    if tasks[0] != tasks[1]:
+        return f"its tasks are {tasks[0]}, now {tasks[1]}"
     old = DatasetSchema.model_validate(meta["schema"])
     if [f.name for f in old.of(Kind.CONTINUOUS)] != [f.name for f in schema.of(Kind.CONTINUOUS)]:
         return "its continuous features are others"

@@ -258,10 +258,13 @@ class _WriteTask:
                 columns.append(_placed([s.output(feature) for s in sources], sources, cut))
         columns.append(_placed([s.label(fitted.workflow.label_column) for s in sources], sources, cut))
         taken = pa.array(order)
+        stored = stored_schema(fitted.schema.features)
         for name in fitted.workflow.carried_columns:
-            columns.append(pa.concat_arrays([s.column(name) for s in sources]).take(taken))
+            # A timestamp becomes its microseconds.
+            values = pa.concat_arrays([s.column(name) for s in sources]).cast(stored.field(len(columns)).type)
+            columns.append(values.take(taken))
         missing = {of: sum(s.missing(of) for s in sources) for of in source_sets(fitted)}
-        table = pa.Table.from_arrays(columns, schema=stored_schema(fitted.schema.features))
+        table = pa.Table.from_arrays(columns, schema=stored)
         yield write_part(fitted.schema, self.plans[part], self.folder, table, missing)
 
 
