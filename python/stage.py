@@ -34,6 +34,8 @@ class Context:
     inputs: tuple[Input, ...] = ()
     #: When its turn came (seconds since 1970) in a process that has served other stages; None: it is the first in its.
     began: float | None = None
+    #: Whether a model that it trains becomes a version of the registry: not one that is tried beside the day's.
+    registers: bool = True
 
 
 @dataclass(frozen=True)
@@ -115,26 +117,31 @@ def run_stage(
         if plan.reason is None:
             assert plan.manifest is not None
             return Outcome(plan.manifest, skipped=True, reason="already done with the same inputs")
-        started, tick, peak = datetime.now(UTC), time.perf_counter(), PeakMemory.begin()
-        result = stage.run(replace(plan.ctx, began=began))
-        manifest = Manifest(
-            stage=stage.name,
-            pipeline=spec.pipeline,
-            ds=ds,
-            key=plan.ctx.key,
-            spec_hash=plan.spec_hash,
-            inputs=plan.inputs,
-            outputs=result.outputs,
-            rows=dict(result.rows),
-            facts=dict(result.facts),
-            dataset_schema=result.dataset_schema,
-            started=started,
-            seconds=round(time.perf_counter() - tick, 3),
-            peak_memory_mib={**peak.mib(), **result.peak_memory_mib},
-        )
+        manifest = execute(stage, replace(plan, ctx=replace(plan.ctx, began=began)))
         lease.check()
         manifest.save(ws.manifest(spec.pipeline, ds, stage.name))
         return Outcome(manifest, skipped=False, reason=plan.reason)
+
+
+def execute(stage: Stage, plan: RunPlan) -> Manifest:
+    """Do a stage's work as it was planned, whatever is there; the caller saves the manifest."""
+    started, tick, peak = datetime.now(UTC), time.perf_counter(), PeakMemory.begin()
+    result = stage.run(plan.ctx)
+    return Manifest(
+        stage=stage.name,
+        pipeline=plan.ctx.spec.pipeline,
+        ds=plan.ctx.ds,
+        key=plan.ctx.key,
+        spec_hash=plan.spec_hash,
+        inputs=plan.inputs,
+        outputs=result.outputs,
+        rows=dict(result.rows),
+        facts=dict(result.facts),
+        dataset_schema=result.dataset_schema,
+        started=started,
+        seconds=round(time.perf_counter() - tick, 3),
+        peak_memory_mib={**peak.mib(), **result.peak_memory_mib},
+    )
 
 
 def check_stage(stage: Stage, spec: Spec, ws: Workspace, ds: str, verify: bool = True) -> str | None:

@@ -19,8 +19,8 @@ class StageEntry:
     help: str
     #: "module:callable": called without arguments, gives the `headrace.stage.Stage`.
     implementation: str
-    #: The DAG that runs it: headrace_retrain or headrace_score.
-    dag: str
+    #: The DAG that runs it: headrace_retrain or headrace_score; None: it is no part of a day, its own command runs it.
+    dag: str | None
     #: The section of the spec without which a pipeline has no such stage; None: every pipeline has it.
     section: str | None = None
     #: Whether it opens a Spark session. One that does not starts as plain Python, without a JVM.
@@ -124,9 +124,20 @@ _ENTRIES = (
         writes=("reports/{pipeline}/{ds}.html",),
         imports=("headrace.monitor.stage", "headrace.monitor.report"),
     ),
+    StageEntry(
+        "compare",
+        "Train the models of the section compare over the day's dataset, and test them against each other.",
+        "headrace.train.comparison.stage:Compare",
+        dag=None,
+        section="compare",
+        slots="compare_slots",
+        hours=12,
+        counts=("models",),
+        writes=("models/{pipeline}/{ds}",),
+    ),
 )
 
 #: Name -> entry, in the day's order.
 STAGES = {entry.name: entry for entry in _ENTRIES}
-#: Their names.
-ORDER = tuple(STAGES)
+#: The names of those that a day has.
+ORDER = tuple(name for name, entry in STAGES.items() if entry.dag is not None)

@@ -79,8 +79,8 @@ def _stage_command(stage: str) -> Callable[..., None]:
 
 
 for _name, _help in ((entry.name, entry.help) for entry in STAGES.values()):
-    if _name == "features":
-        continue  # below
+    if _name in ("features", "compare"):
+        continue  # below, and in cli/compare.py
     app.command(
         _name,
         short_help=_help,

@@ -135,6 +135,8 @@ def between(first: str, last: str) -> tuple[str, ...]:
     Raises:
         UserError: one is unknown, or they are the wrong way round.
     """
+    if first == last and first in STAGES:
+        return (first,)
     for name in (first, last):
         if name not in ORDER:
             raise UserError(f"no stage '{name}'; stages, in order: {', '.join(ORDER)}")

@@ -9,11 +9,15 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from headrace.config.model import with_class
 from headrace.config.paths import entry_at, fields_at, section_of, without_tags
 from headrace.config.spark import ICEBERG_BY_PATH
 from headrace.config.spec import Spec
 from headrace.errors import UserError, nearest
 from headrace.workspace import pipeline_file
+
+#: The key of the model's class, by either name.
+_CLASS_KEYS = ("model.class", "model.kind")
 
 
 def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Spec:
@@ -22,7 +26,7 @@ def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Spec:
     Args:
         path_or_name: a path, or a name below conf/pipelines.
         overrides: `key.path=value`, the value read as YAML. Below a mapping of plain values (`spark.properties`) the
-            rest of the path is one key, dots and all.
+            rest of the path is one key, dots and all. Another `model.class` drops what is of the class before it.
 
     Raises:
         UserError: no such file, not YAML, an unknown key, a wrong type; all faults at once, each with its key path.
@@ -36,8 +40,9 @@ def load_spec(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Spec:
                 f"no pipeline '{path_or_name}'{nearest(str(path_or_name), shipped)}; shipped: {', '.join(shipped)}; "
                 f"or give the path of a .yaml file"
             )
-    data = _read(path)
-    for override in overrides:
+    data = read_mapping(path)
+    # The class first: what stands beside it in an overlay is of this class.
+    for override in sorted(overrides, key=lambda o: not o.lstrip().startswith(_CLASS_KEYS)):
         _apply(data, override)
     return build_spec(data, where=str(path))
 
@@ -48,7 +53,7 @@ def load_overlay(path: Path) -> list[str]:
     Raises:
         UserError: no such file, not YAML, not a mapping.
     """
-    return [f"{key}={flow(value)}" for key, value in _flat(_read(path), "")]
+    return [f"{key}={flow(value)}" for key, value in _flat(read_mapping(path), "")]
 
 
 def flow(value: Any) -> str:
@@ -65,7 +70,12 @@ def _flat(data: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path) -> dict[str, Any]:
+    """A YAML file that is a mapping.
+
+    Raises:
+        UserError: no such file, not YAML, not a mapping.
+    """
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -117,6 +127,9 @@ def _apply(data: dict[str, Any], override: str) -> None:
         raise UserError(f"--set {key}: the value is not YAML: {reason}") from None
     if entry_at(Spec, parents) is str and isinstance(value, (bool, int, float)):
         value = text.strip()  # a property is text: 4 and true, too
+    if key in _CLASS_KEYS and isinstance(value, str):
+        data["model"] = with_class(node, value)
+        return
     node[leaf] = value
 
 

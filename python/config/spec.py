@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, timedelta
 from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
-from headrace.config.baseline import Baseline
+from headrace.config.compare import Compare, ModelVariant, with_keys
 from headrace.config.drift import Drift
 from headrace.config.features import Features
 from headrace.config.generate import Generate
-from headrace.config.model import Model
+from headrace.config.model import Baseline, Model
 from headrace.config.named_source import NamedSource, check_name
 from headrace.config.paths import annotation_at, leaves, number_type
 from headrace.config.publish import Publish, Score
@@ -52,6 +52,8 @@ class Spec(Section):
     train: Train = Train()
     #: XGBoost beside it; without it there is no stage `baseline`.
     baseline: Baseline | None = None
+    #: Models over this dataset, tested against each other; without it there is no stage `compare`.
+    compare: Compare | None = None
     #: Scores of users x items; without it there is no stage `score`.
     score: Score | None = None
     #: Scores to a warehouse; without it there is no stage `publish`.
@@ -112,23 +114,13 @@ class Spec(Section):
             )
         if self.train.rank_group and self.train.rank_group not in self.features.carried:
             raise ValueError(f"train.rank_group: '{self.train.rank_group}' must be in features.carried")
-        carried = {"train.evaluation.user": self.train.evaluation.user, "train.sample_weight": self.train.sample_weight}
-        if self.baseline:
-            carried |= {"baseline.label": self.baseline.label, "baseline.group": self.baseline.group}
+        carried = {"evaluation.user": self.train.evaluation.user, "sample_weight": self.train.sample_weight}
         for key, asked in carried.items():
             if asked and asked not in self.features.carried:
-                raise ValueError(f"{key}: '{asked}' must be in features.carried")
+                raise ValueError(f"train.{key}: '{asked}' must be in features.carried")
         self._check_tasks()
-        b = self.baseline
-        if b and b.objective == "ranking" and not (b.group or self.train.rank_group):
-            raise ValueError("baseline.objective is 'ranking': name the carried column of its lists, baseline.group")
         if self.publish and not self.score:
             raise ValueError("publish needs a score section")
-        if self.publish and b and b.objective != "classification" and self.score and self.score.model != "neural":
-            raise ValueError(
-                f"publish takes probabilities, and the scores of a baseline for {b.objective} are none: set "
-                f"score.model to 'neural', or leave publish out"
-            )
         if self.train.search:
             _check_search(self.train.search, self.train.rank_group)
         return self
@@ -149,6 +141,46 @@ class Spec(Section):
                         f"made of it would leak it"
                     )
 
+    @model_validator(mode="after")
+    def _models_to_compare(self) -> Spec:
+        for name, variant in self.compare.models.items() if self.compare else ():
+            try:
+                self.with_variant(variant)
+            except ValueError as e:
+                raise ValueError(f"compare.models.{name}: {e}") from None
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_compare(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fingerprints of specs that compare nothing are those from before there was such a section."""
+        dumped: dict[str, Any] = serialize(self)
+        if self.compare is None:
+            dumped.pop("compare", None)
+        return dumped
+
+    def with_variant(self, variant: ModelVariant) -> Spec:
+        """The pipeline with another model (`compare.models`), and nothing to compare.
+
+        Raises:
+            ValueError: a section does not take what the variant says.
+        """
+        sections: dict[str, Any] = {name: getattr(self, name) for name in self.model_fields_set - {"compare"}}
+        if variant.baseline is not None:
+            sections["baseline"] = _section(
+                "baseline", lambda: with_keys(self.baseline or Baseline(), variant.baseline or {})
+            )
+        if variant.model:
+            sections["model"] = _section("model", lambda: with_keys(self.model, variant.model))
+        if variant.train:
+            sections["train"] = _section("train", lambda: with_keys(self.train, variant.train))
+        return Spec.model_validate(sections)
+
+    @property
+    def compare_slots(self) -> int:
+        """Tasks of Spark that a model of `compare` runs at once, at most."""
+        specs = [self.with_variant(variant) for variant in (self.compare.models if self.compare else {}).values()]
+        return max([self.train.ranks, *(s.baseline.workers for s in specs if s.baseline is not None)])
+
     def first_landing_day(self, day: str) -> str:
         """The first landing day on which an event of the UTC day `day`, or of a later one, can have landed.
 
@@ -157,6 +189,13 @@ class Spec(Section):
         if self.source.timezone == "UTC" and not self.table.clock_skew_seconds:
             return day
         return (date.fromisoformat(day) - timedelta(days=1)).isoformat()
+
+
+def _section(name: str, make: Callable[[], Section]) -> Section:
+    try:
+        return make()
+    except ValueError as e:
+        raise ValueError(f"{name}.{e}") from None
 
 
 def _check_timestamps(source: Source, table: Table, where: str) -> None:

@@ -65,7 +65,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _stages(text: str) -> list[str]:
     names = text.split(",")
-    if names != [name for name in ORDER if name in names]:
+    if names != [name for name in ORDER if name in names] and not (len(names) == 1 and names[0] in STAGES):
         raise argparse.ArgumentTypeError(f"'{text}': write stages in the day's order: {','.join(ORDER)}")
     return names
 

@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from headrace import __version__
 from headrace.monitor.blocks import Section
-from headrace.monitor.sections import data, drift, evaluation, overview, publication, quality
+from headrace.monitor.sections import comparison, data, drift, evaluation, overview, publication, quality
 from headrace.monitor.sections.day import Day
 
 #: The sections of the page, in order; one without blocks is left out. A new one is a function in
@@ -18,6 +18,7 @@ from headrace.monitor.sections.day import Day
 SECTIONS: tuple[Callable[[Day], Section], ...] = (
     quality.quality,
     evaluation.evaluation,
+    comparison.comparison,
     quality.learning,
     overview.flow,
     data.data_quality,

@@ -84,6 +84,11 @@ class Job(BaseModel):
         return self.folder / "metrics.jsonl"
 
     @property
+    def replicates_file(self) -> Location:
+        """The metrics in each replicate of the bootstrap (headrace.train.evaluation.paired)."""
+        return self.folder / REPLICATES
+
+    @property
     def trace(self) -> Location:
         """Profile mode's trace (headrace.train.callbacks.profile)."""
         return self.folder / "trace.json"
@@ -110,6 +115,8 @@ class Job(BaseModel):
             os._exit(1)
 
 
+#: In the folder of a run, beside its model.
+REPLICATES = "replicates.json"
 #: Keys of config.Train that change the weights; the others say how fast and how safely they are come by.
 FINGERPRINTED = (
     "batch_size",

@@ -10,7 +10,6 @@ from typing import Any
 
 from headrace import registry
 from headrace.config import Evaluation, Spec
-from headrace.dataset.loader.candidates import CandidateSampler
 from headrace.dataset.loader.negatives import NegativeSampler
 from headrace.dataset.parquet.layout import TEST, check_streams, open_split
 from headrace.embeddings.dynamic.spec import dynamic_specs
@@ -86,20 +85,7 @@ class Train(Stage):
                 on_progress=_preload_at_the_end(ctx.ws),
                 phase_ends=phase_ends,
             )
-        params = {
-            **_flat("model", spec.model.model_dump(mode="json")),
-            **_flat("train", spec.train.model_dump(mode="json", exclude={"search"})),
-        }
-        version = registry.register(
-            ctx.ws,
-            spec.pipeline,
-            job.saved_model,
-            report.metrics,
-            ctx.key,
-            params=params,
-            ds=ctx.ds,
-            history=[*report.curve, *report.evals],
-        )
+        version = _register(ctx, job, report) if ctx.registers else None
         log.info("%s", summary(report))
         name = ctx.ws.name_of(job.saved_model)
         return Result(
@@ -126,11 +112,29 @@ class Train(Stage):
                 ),
                 # Below the workspace's home, as in the inputs: manifests move with their workspace.
                 "warm_start": next((i.name for i in ctx.inputs if i.kind == "model"), None),
-                "registered": {"name": spec.pipeline, "version": version},
+                "registered": {"name": spec.pipeline, "version": version} if version else None,
                 "ranks": spec.train.ranks,
             },
             peak_memory_mib=report.peak_memory_mib,
         )
+
+
+def _register(ctx: Context, job: Job, report: Report) -> str:
+    spec = ctx.spec
+    params = {
+        **_flat("model", spec.model.model_dump(mode="json")),
+        **_flat("train", spec.train.model_dump(mode="json", exclude={"search"})),
+    }
+    return registry.register(
+        ctx.ws,
+        spec.pipeline,
+        job.saved_model,
+        report.metrics,
+        ctx.key,
+        params=params,
+        ds=ctx.ds,
+        history=[*report.curve, *report.evals],
+    )
 
 
 def make_job(ctx: Context) -> Job:
@@ -167,7 +171,6 @@ def check_dataset(job: Job) -> None:
     carried = labels.beside(carried_weight(job.train, schema))
     check_streams(open_split(dataset, "train", schema, carried), job.train.streams)
     NegativeSampler.of(schema, job.train.negatives)
-    CandidateSampler.of(schema, job.train.negatives, job.train.seed)
     dynamic_specs(schema, job.model.embedding_dim, job.train.embeddings)
     request = Request(job.train, schema)
     if open_split(dataset, "valid", schema, labels.beside(request.carried())).rows == 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from headrace.comm.base import Collective, LocalCollective
 from headrace.dataset.loader.loaders import TrainLoader
@@ -21,12 +20,12 @@ from headrace.train.checkpoint.folders import list_steps
 from headrace.train.checkpoint.progress import Progress
 from headrace.train.checkpoint.read import restore, restore_step
 from headrace.train.evaluation.evaluate import Evaluator, evaluate_basic
+from headrace.train.evaluation.paired import write_replicates
 from headrace.train.evaluation.predict import predict_split
 from headrace.train.evaluation.predictions import Predictions
 from headrace.train.evaluation.ranks import Ranks
 from headrace.train.evaluation.request import Request
 from headrace.train.job import Job
-from headrace.train.loop.item_shares import ItemShares
 from headrace.train.loop.report import cache_report, dynamic_report, peak_mib
 from headrace.train.loop.trainer import Trainer
 from headrace.train.result import Report
@@ -71,8 +70,6 @@ def train(
 
     request = Request(job.train, schema)
     evaluator, ranks = Evaluator(request), Ranks(collective)
-    shares = ItemShares(ranks, layout, schema, job.train)
-    model.log_share = shares.log_share
 
     def predict(split: SplitLayout, carried: Sequence[str] = (), codes: Sequence[str] = ()) -> Predictions:
         model.eval()
@@ -88,14 +85,7 @@ def train(
         )
 
     with TrainLoader(
-        layout,
-        schema,
-        job.train,
-        collective.world,
-        start_step=progress.step,
-        carried=read_along,
-        timed=tracer.timed,
-        candidates=shares.sampler(),
+        layout, schema, job.train, collective.world, start_step=progress.step, carried=read_along, timed=tracer.timed
     ) as source:
         total = source.steps_per_epoch * job.train.epochs
         total = min(total, job.train.max_steps or total)
@@ -161,6 +151,7 @@ def train(
     watchdog.phase = "save"
     if is_chief:
         job.check_fence()
+        write_replicates(job.replicates_file, {split: of.replicates for split, of in found.items()})
     saved.save_model(
         job.saved_model,
         model,
@@ -181,7 +172,7 @@ def train(
         evals=progress.evals,
         best_step=best_step,
         calibration_bins=evaluation.calibration_bins,
-        evaluation={} if request.is_basic and TEST not in found else {s: asdict(of) for s, of in found.items()},
+        evaluation={} if request.is_basic and TEST not in found else {s: of.record() for s, of in found.items()},
         data_wait_seconds=round(source.wait_seconds, 3),
         profile=profile,
         dynamic=dynamic,

@@ -1,0 +1,178 @@
+"""The stage `compare`: train the models of the section over the day's dataset, and test them against each other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, replace
+from typing import Any
+
+from headrace.config import Compare as Settings
+from headrace.config import ModelVariant, Spec
+from headrace.errors import UserError
+from headrace.manifest import Input, Manifest, Output
+from headrace.models.predictor import read_meta
+from headrace.stage import Context, Result, RunPlan, Stage, execute, plan_run
+from headrace.storage import Location
+from headrace.train.baseline.stage import TrainBaseline
+from headrace.train.evaluation.paired import Replicates, difference, read_replicates
+from headrace.train.job import REPLICATES
+from headrace.train.stage import Train
+from headrace.workspace import Workspace
+
+log = logging.getLogger("headrace.train")
+
+#: The manifest of a model that was trained for a comparison: in the folder of its run.
+_MANIFEST = "compared.json"
+
+
+class Compare(Stage):
+    """Each model has the key that its own stage would give it: one that the day has trained is taken as it is, and one
+    that was trained for a comparison before is not trained again. None of them is registered.
+    """
+
+    name = "compare"
+    version = 1
+    needs: tuple[str, ...] = ("features",)
+
+    def spec_part(self, spec: Spec) -> Mapping[str, Any]:
+        """What the models' own stages obey, and which is the reference."""
+        found = {}
+        for name, variant in _settings(spec).models.items():
+            stage = _stage(variant)
+            found[name] = {"stage": stage.name, "spec": stage.spec_part(spec.with_variant(variant))}
+        return {"models": found, "against": _settings(spec).reference}
+
+    def inputs(self, ctx: Context) -> tuple[Input, ...]:
+        """The saved models of an earlier day that models start from."""
+        found: dict[str, Input] = {}
+        for variant in _settings(ctx.spec).models.values():
+            ctx_of_model = replace(ctx, spec=ctx.spec.with_variant(variant))
+            found |= {i.name: i for i in _stage(variant).inputs(ctx_of_model)}
+        return tuple(found.values())
+
+    def verify(self, ctx: Context, manifest: Manifest) -> str | None:
+        """The saved models are there."""
+        return next((gone for o in manifest.outputs if (gone := _unreadable(ctx.ws, o)) is not None), None)
+
+    def run(self, ctx: Context) -> Result:
+        """See the class. Raises UserError for what one of the models' stages cannot do."""
+        settings, found = _settings(ctx.spec), dict[str, Manifest]()
+        for number, (name, variant) in enumerate(settings.models.items(), 1):
+            plan = plan_run(_stage(variant), ctx.spec.with_variant(variant), ctx.ws, ctx.ds, verify=False)
+            where = f"compare: model {number} of {len(settings.models)}, {name}"
+            manifest = _trained(ctx.ws, plan)
+            if manifest is not None:
+                log.info("%s: is trained already", where)
+            else:
+                log.info("%s", where)
+                plan = replace(plan, ctx=replace(plan.ctx, registers=False, began=ctx.began))
+                manifest = execute(_stage(variant), plan)
+                manifest.save(_folder(ctx.ws, plan) / _MANIFEST)
+            found[name] = manifest
+        models = [_told(ctx.ws, name, found[name]) for name in found]
+        replicates = {name: _replicates(ctx.ws, manifest) for name, manifest in found.items()}
+        drawn = ctx.spec.train.evaluation.bootstrap
+        for told in models:
+            told["against"] = (
+                _differences(told, _of(models, settings.reference), replicates, drawn.confidence) if drawn else {}
+            )
+        return Result(
+            outputs=tuple(m.output("model") for m in found.values()),
+            rows={"models": len(models)},
+            facts={"reference": settings.reference, "models": models},
+        )
+
+
+def _settings(spec: Spec) -> Settings:
+    assert spec.compare is not None
+    return spec.compare
+
+
+def _stage(variant: ModelVariant) -> Stage:
+    return Train() if variant.baseline is None else TrainBaseline()
+
+
+def _folder(ws: Workspace, plan: RunPlan) -> Location:
+    return ws.model(plan.ctx.spec.pipeline, plan.ctx.ds, plan.ctx.key)
+
+
+def _unreadable(ws: Workspace, output: Output) -> str | None:
+    try:
+        read_meta(ws.locate(output.name))
+    except UserError as e:
+        return str(e)
+    return None
+
+
+def _trained(ws: Workspace, plan: RunPlan) -> Manifest | None:
+    """The manifest of the model, where the day's stage or a comparison has trained it and it is whole.
+
+    One without replicates, where the spec asks for intervals, is of a version that did not keep them; its last
+    checkpoint is there, and it is measured anew.
+    """
+    kept = None
+    with suppress(UserError):
+        kept = Manifest.load(_folder(ws, plan) / _MANIFEST)
+    for manifest in (plan.manifest, kept):
+        if manifest is None or manifest.key != plan.ctx.key or _unreadable(ws, manifest.output("model")):
+            continue
+        if plan.ctx.spec.train.evaluation.bootstrap is None or _replicates(ws, manifest) is not None:
+            return manifest
+    return None
+
+
+def _replicates(ws: Workspace, manifest: Manifest) -> Replicates | None:
+    return read_replicates(ws.locate(manifest.output("model").name).parent / REPLICATES)
+
+
+def _told(ws: Workspace, name: str, manifest: Manifest) -> dict[str, Any]:
+    """What is said of a model but for its differences."""
+    metrics, intervals = dict(manifest.facts["metrics"]), dict[str, Any]()
+    for split, found in manifest.facts.get("evaluation", {}).items():
+        metrics |= {_key(split, metric): value for metric, value in found["metrics"].items()}
+        intervals |= {_key(split, metric): ends for metric, ends in found["intervals"].items()}
+    model = ws.locate(manifest.output("model").name)
+    return {
+        "name": name,
+        "stage": manifest.stage,
+        "class": read_meta(model)["kind"],
+        "metrics": metrics,
+        "intervals": intervals,
+        "steps": manifest.facts.get("steps"),
+        "seconds": manifest.seconds,
+        "peak_memory_mib": manifest.peak_memory_mib,
+        "mib": round(sum(f.size() for f in model.files()) / 2**20, 3),
+        "key": manifest.key,
+    }
+
+
+def _key(split: str, metric: str) -> str:
+    """Metrics of the splits valid and rank have names of their own."""
+    return f"{split}.{metric}" if split == "test" else metric
+
+
+def _of(models: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    return next(m for m in models if m["name"] == name)
+
+
+def _differences(
+    told: Mapping[str, Any],
+    reference: Mapping[str, Any],
+    replicates: Mapping[str, Replicates | None],
+    confidence: float,
+) -> dict[str, Any]:
+    """By metric, the difference from the reference model's; none of the reference itself."""
+    mine, other = replicates[told["name"]], replicates[reference["name"]]
+    if told is reference or mine is None or other is None:
+        return {}
+    found = {}
+    for split in mine.keys() & other.keys():
+        for metric in mine[split].keys() & other[split].keys():
+            key = _key(split, metric)
+            values = (told["metrics"].get(key), reference["metrics"].get(key))
+            of = difference(*values, mine[split][metric], other[split][metric], confidence)
+            if of is not None:
+                found[key] = asdict(of)
+    return {key: found[key] for key in told["metrics"] if key in found}
