@@ -11,6 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from headrace.models.inputs import InputFeatures, Inputs
 from headrace.models.lookups import EmbeddingLookup
+from headrace.models.losses.softmax import sampled_softmax
 
 
 class Factors(nn.Module):
@@ -77,6 +78,31 @@ class Interests(nn.Module):
         of_all = cross_entropy(outputs["queries"] @ inputs.embedding("items").T, item, reduction="sum")
         others = inputs.all_gather(inputs.embedding("item"))
         return clicks + self.shares * (of_all + (outputs["queries"] @ others.T).square().sum() / len(others))
+
+
+class Compared(nn.Module):
+    """A factorisation whose loss compares a row's item with drawn ones, by how likely these are drawn."""
+
+    def __init__(self, features: InputFeatures, dim: int = 4) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.lookups = (
+            EmbeddingLookup("user", "user", dim, init_bound=0.5),
+            EmbeddingLookup("item", "item", dim, init_bound=0.5),
+            EmbeddingLookup("drawn", "item", dim, ids="negatives"),
+        )
+
+    def forward(self, inputs: Inputs) -> dict[str, Tensor]:
+        user, drawn = self.scale * inputs.embedding("user"), inputs.embedding("drawn")
+        others = user @ drawn.T if drawn.ndim == 2 else (drawn @ user.unsqueeze(2)).squeeze(2)
+        return {"logits": (user * inputs.embedding("item")).sum(dim=1), "negatives": others}
+
+    def loss(self, outputs: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
+        item = inputs.ids("item")
+        assert isinstance(item, Tensor)
+        hits = inputs.negatives == item.unsqueeze(1)
+        log_q = inputs.log_q("item", item, "negatives"), inputs.log_q("item", inputs.negatives, "negatives")
+        return sampled_softmax(outputs["logits"], outputs["negatives"], inputs.labels, log_q=log_q, hits=hits)
 
 
 class NoModule:

@@ -220,7 +220,14 @@ def make_manifests(ds: str = DS, pipeline: str = "clicks", warm: Manifest | None
         facts={
             "metrics": {"auc": 0.7411, "log_loss": 0.4301, "calibration": 0.997, "base_rate": 0.1912},
             "calibration_bins": [{**b, "observed": b["observed"] * 0.93} for b in bins],
-            "importance": [{"feature": n, "gain": 120.0 / (1 + i)} for i, n in enumerate(names)],
+            "importance": [
+                {"feature": n, "gain": 120.0 / (1 + i), "cover": 77.5 + i, "weight": 6_543 - i}
+                for i, n in enumerate(names)
+            ],
+            "curve": [{"step": i, "epoch": i, "loss": 0.6 / i} for i in range(1, 41)],
+            "validation_curve": [{"step": i, "loss": 0.7 / i} for i in range(1, 41)],
+            "curve_metric": "logloss",
+            "best_step": 37,
             "registered": {"name": f"{pipeline}-baseline", "version": 8},
         },
     )

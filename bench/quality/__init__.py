@@ -14,7 +14,7 @@ A part is a module of this package, named after its data: `bench/quality/beauty.
             pipeline_case(                   # bench.quality.pipeline: a spec of conf/pipelines, run as a user would
                 "SASRec, sampled softmax",
                 "beauty",
-                overrides=("train.negatives.count=3000",),
+                overrides=("train.negatives.per_positive=3000",),
                 goals={"hr_at_k": Goal(floor=0.0338, aim=0.0490)},
             ),
             Case("popularity", run_popularity, settings={...}),  # or any function of a seed and a folder

@@ -1,7 +1,7 @@
 """Ranks as torch.distributed processes: gloo on CPUs, NCCL on GPUs. The only import of torch.distributed here.
 
-    torch.distributed.init_process_group("gloo", ...)   # the launcher's business
-    collective = TorchCollective()
+    torch.distributed.init_process_group("gloo", ...)   # the launcher's business; or:
+    collective = TorchCollective()                      # with gloo_ranks(...) as collective
 
 The receiver of an all-to-all must know its sizes beforehand, so the counts travel first, in a message of their own.
 NCCL carries tensors of GPUs alone: over a group that has no backend for the CPU, host tensors travel through the GPU.
@@ -11,11 +11,13 @@ NCCL carries tensors of GPUs alone: over a group that has no backend for the CPU
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 
 from headrace.comm.base import check_send_rows, flatten_by_dtype, unflatten
 from headrace.world import World
@@ -91,6 +93,27 @@ class TorchCollective:
         """A tensor as the group takes it."""
         x = x.detach().contiguous()
         return x.to(self._staging) if self._staging is not None and x.device.type == "cpu" else x
+
+
+@contextmanager
+def gloo_ranks(rank: int, size: int, host: str, tell: Callable[[str], Sequence[str]]) -> Iterator[TorchCollective]:
+    """A process group of gloo for as long as the context is open, of processes that can tell each other a text.
+
+    Args:
+        host: where the others reach this process.
+        tell: gives each process the texts of all, in rank order. Called once.
+    """
+    store = TCPStore(host, 0, size, is_master=True, wait_for_workers=False) if rank == 0 else None
+    address = tell("" if store is None else f"{host}:{store.port}")[0]
+    if store is None:
+        name, port = address.rsplit(":", 1)
+        store = TCPStore(name, int(port), size, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    try:
+        yield TorchCollective()
+        dist.barrier()  # the first process has the store: it leaves last
+    finally:
+        dist.destroy_process_group()
 
 
 def _staging_device(group: dist.ProcessGroup | None) -> torch.device | None:

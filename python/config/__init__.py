@@ -6,6 +6,7 @@ Every field says its unit. Unknown keys and wrong types are refused with the fil
 valid name. Nothing below the command line reads the environment: what a stage obeys is in here.
 """
 
+from headrace.config.baseline import Baseline
 from headrace.config.compare import Compare, ModelVariant
 from headrace.config.complete import Complete, ControlFile, Watermark, parse_duration
 from headrace.config.drift import Drift, DriftColumn
@@ -13,7 +14,7 @@ from headrace.config.evaluation import Bootstrap, Evaluation, Slice
 from headrace.config.features import Chain, Features, OpSpec, Split
 from headrace.config.generate import Generate
 from headrace.config.load import build_spec, load_overlay, load_spec
-from headrace.config.model import Baseline, Model
+from headrace.config.model import Model
 from headrace.config.named_source import NamedSource
 from headrace.config.publish import Entity, Publish, Score, Warehouse
 from headrace.config.search import Parameter, Search

@@ -9,10 +9,17 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from headrace.config.section import Section
 
-ClickMetric = Literal["pr_auc", "normalized_entropy", "calibration_error"]
+ClickMetric = Literal["pr_auc", "normalized_entropy", "calibration_error", "error_rate"]
 UserMetric = Literal["gauc", "user_auc"]
 RankingMetric = Literal["recall_at_k", "mrr_at_k", "map_at_k"]
 CatalogueMetric = Literal["popularity_at_k", "popularity_lift_at_k", "novelty_at_k", "coverage_at_k"]
+#: Metrics by which models may be told apart, and whether a higher value is better.
+HIGHER_IS_BETTER = {
+    **dict.fromkeys(("auc", "hr_at_k", "ndcg_at_k", "r2", "pr_auc"), True),
+    **dict.fromkeys(get_args(UserMetric), True),
+    **dict.fromkeys(get_args(RankingMetric), True),
+    **dict.fromkeys(("log_loss", "normalized_entropy", "calibration_error", "error_rate", "rmse", "mae"), False),
+}
 
 
 class Slice(Section):

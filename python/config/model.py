@@ -1,4 +1,4 @@
-"""The sections `model` and `baseline`."""
+"""The section `model`."""
 
 from __future__ import annotations
 
@@ -82,18 +82,3 @@ def with_class(model: Mapping[str, Any], kind: str) -> dict[str, Any]:
     before = model.get("class", model.get("kind", "dlrm"))
     gone = {"kind", "class"} if before == kind else {"kind", "class", "args", *_OF_DLRM}
     return {**{key: value for key, value in model.items() if key not in gone}, "class": kind}
-
-
-class Baseline(Section):
-    """XGBoost on Spark (`xgboost.spark`) over the same dataset and split."""
-
-    #: Trees.
-    rounds: int = Field(default=60, ge=1)
-    #: Of a tree.
-    max_depth: int = Field(default=6, ge=1)
-    #: The share of each tree that is added.
-    learning_rate: float = Field(default=0.2, gt=0)
-    #: Spark tasks that train together.
-    workers: int = Field(default=2, ge=1)
-    #: Train on at most this many rows, a deterministic sample.
-    max_rows: int | None = 2_000_000

@@ -6,8 +6,16 @@ import ipaddress
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
+from headrace.config.evaluation import HIGHER_IS_BETTER
 from headrace.config.section import NAME, Section
 
 
@@ -33,10 +41,28 @@ class Score(Section):
     top_k: int = Field(default=10, ge=1)
     #: The other columns that the features read: constants.
     context: Mapping[str, Any] = Field(default_factory=dict)
-    #: Which registered model: the neural one, the XGBoost one, or the one with the higher validation AUC.
+    #: Which registered model: the neural one, the XGBoost one, or the one that is better on the split `valid`.
     model: Literal["neural", "baseline", "best"] = "neural"
+    #: best: the metric by which, of those that both are measured by (`train.evaluation.metrics`, HR and NDCG of
+    #: `train.rank_group`); errors and losses are better where they are lower.
+    metric: str = "auc"
     #: Leave out items that the user has clicked (label 1) since the training window began (without a time: in train).
     exclude_seen: bool = False
+
+    @field_validator("metric")
+    @classmethod
+    def _has_a_better_side(cls, value: str) -> str:
+        if value not in HIGHER_IS_BETTER:
+            raise ValueError(f"'{value}' tells no better model from a worse; metrics: {', '.join(HIGHER_IS_BETTER)}")
+        return value
+
+    @model_serializer(mode="wrap")
+    def _without_default_metric(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fingerprints of specs that compare by AUC are those from before there was another metric."""
+        dumped: dict[str, Any] = serialize(self)
+        if self.metric == "auc":
+            dumped.pop("metric", None)
+        return dumped
 
 
 class Warehouse(Section):

@@ -8,11 +8,12 @@ from typing import Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
+from headrace.config.baseline import Baseline
 from headrace.config.compare import Compare, ModelVariant, with_keys
 from headrace.config.drift import Drift
 from headrace.config.features import Features
 from headrace.config.generate import Generate
-from headrace.config.model import Baseline, Model
+from headrace.config.model import Model
 from headrace.config.named_source import NamedSource, check_name
 from headrace.config.paths import annotation_at, leaves, number_type
 from headrace.config.publish import Publish, Score
@@ -114,13 +115,23 @@ class Spec(Section):
             )
         if self.train.rank_group and self.train.rank_group not in self.features.carried:
             raise ValueError(f"train.rank_group: '{self.train.rank_group}' must be in features.carried")
-        carried = {"evaluation.user": self.train.evaluation.user, "sample_weight": self.train.sample_weight}
+        carried = {"train.evaluation.user": self.train.evaluation.user, "train.sample_weight": self.train.sample_weight}
+        if self.baseline:
+            carried |= {"baseline.label": self.baseline.label, "baseline.group": self.baseline.group}
         for key, asked in carried.items():
             if asked and asked not in self.features.carried:
-                raise ValueError(f"train.{key}: '{asked}' must be in features.carried")
+                raise ValueError(f"{key}: '{asked}' must be in features.carried")
         self._check_tasks()
+        b = self.baseline
+        if b and b.objective == "ranking" and not (b.group or self.train.rank_group):
+            raise ValueError("baseline.objective is 'ranking': name the carried column of its lists, baseline.group")
         if self.publish and not self.score:
             raise ValueError("publish needs a score section")
+        if self.publish and b and b.objective != "classification" and self.score and self.score.model != "neural":
+            raise ValueError(
+                f"publish takes probabilities, and the scores of a baseline for {b.objective} are none: set "
+                f"score.model to 'neural', or leave publish out"
+            )
         if self.train.search:
             _check_search(self.train.search, self.train.rank_group)
         return self

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from headrace.config.evaluation import CatalogueMetric, Evaluation, RankingMetric, UserMetric
 from headrace.config.search import Search
@@ -158,15 +158,47 @@ class Sharding(Section):
 
 
 class Negatives(Section):
-    """Negatives drawn anew for each batch: for every positive row, copies with another value of `column`, label 0."""
+    """Negatives drawn anew for each batch: rows of the label 0, or items beside the rows, for losses that compare."""
 
-    #: The item that is replaced, a feature's column.
+    model_config = ConfigDict(populate_by_name=True)
+
+    #: The item that is drawn, a feature's column.
     column: str
-    #: Copies of each positive row.
+    #: rows: each positive row is followed by copies of it with another value of `column` and the label 0. candidates:
+    #: rows stay as they are; values are drawn for each, for models whose loss compares a row's item with them.
+    form: Literal["rows", "candidates"] = Field(default="rows", alias="as")
+    #: Copies of each positive row; with `as: candidates` values that are drawn for each row, whatever its label.
     per_positive: int = Field(default=4, ge=1)
     #: uniform: any known value. in_batch: those of the positive rows that are read together with it, a row group of the
-    #: stream; so a value is drawn as often as it is clicked.
-    method: Literal["uniform", "in_batch"] = "uniform"
+    #: stream (with `as: candidates` the stream's rows of the step); so a value is drawn as often as it is clicked.
+    #: popularity (of candidates): in proportion to the positive rows of the split train, to the power `exponent`.
+    method: Literal["uniform", "popularity", "in_batch"] = "uniform"
+    #: Of `method: popularity`: 1 as often as it is clicked, 0 all alike.
+    exponent: float = Field(default=0.75, ge=0)
+    #: Of candidates: draw once for all rows of a step, `per_positive` values; a row's own may be among them.
+    shared: bool = False
+    #: Of candidates: a list feature of the same vocabulary, none of whose values is drawn for its row.
+    exclude: str | None = None
+
+    @model_validator(mode="after")
+    def _fits_the_form(self) -> Negatives:
+        if self.form == "rows":
+            given = {"method: popularity": self.method == "popularity", "shared": self.shared, "exclude": self.exclude}
+            if wrong := [name for name, is_given in given.items() if is_given]:
+                raise ValueError(f"`{wrong[0]}` is for `as: candidates`")
+        if self.shared and (self.method == "in_batch" or self.exclude is not None):
+            raise ValueError("`shared` draws once for all rows: not with `method: in_batch` or `exclude`")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What was not there once is left out where it is not asked for, so that fingerprints stay."""
+        found: dict[str, Any] = serialize(self)
+        for name in ("form", "exponent", "shared", "exclude"):
+            if getattr(self, name) == type(self).model_fields[name].default:
+                found.pop(name, None)
+                found.pop(type(self).model_fields[name].alias or name, None)
+        return found
 
 
 class Train(Section):

@@ -5,8 +5,8 @@
     truths[-1].auc_ceiling
 
 `click_model` draws the events, `population` users and items, `faults` what is broken on purpose; `auc` and `truth` are
-the ground truth of a day, `serialize` and `landing_files` the files, `writers` and `run` the work; `counter_random` are
-the random numbers.
+the ground truth of a day, `serialize` and `landing_files` the files, `writers` and `run` the work;
+headrace.counter_random has the random numbers.
 """
 
 from headrace.generate.landing_files import truth_path

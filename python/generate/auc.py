@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.generate.counter_random import Floats
+from headrace.counter_random import Floats
 
 #: Logits outside are counted in the outermost bins.
 LOGIT_LIMIT = 16.0

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config import Generate
-from headrace.generate.counter_random import Floats, Ints, UInts, integers, scatter_64, stream, uniform
+from headrace.counter_random import Floats, Ints, UInts, integers, scatter_64, stream, uniform
 from headrace.generate.population import (
     AGE_EDGES,
     CATEGORIES,

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from headrace.counter_random import Ints, integers, stream, uniform
 from headrace.generate.click_model import MAX_ROWS_PER_DAY, ClickModel, events, lag_of
-from headrace.generate.counter_random import Ints, integers, stream, uniform
 from headrace.generate.serialize import COLUMNS, NULL_TEXT, Format, lines, text, values
 
 #: Kinds of malformed lines, in the order of `malformed_kind`.

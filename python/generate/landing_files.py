@@ -11,8 +11,8 @@ from datetime import date
 import numpy as np
 import pyarrow as pa
 
+from headrace.counter_random import Ints, stream
 from headrace.generate.click_model import ClickModel, events
-from headrace.generate.counter_random import Ints, stream
 from headrace.generate.faults import duplicate_sources, malformed_kind, malformed_lines
 from headrace.generate.serialize import CSV_HEADER, Format, lines, values
 from headrace.generate.truth import EXACT_ROWS, DayTruth, GeneratedFile, Tally, tally

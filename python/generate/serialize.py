@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from headrace.counter_random import Ints, hexadecimal
 from headrace.generate.click_model import NULLABLE, Events
-from headrace.generate.counter_random import Ints, hexadecimal
 from headrace.generate.population import CATEGORIES, COUNTRIES, DEVICES, MAX_TAGS, TAGS
 
 Format = Literal["jsonl", "csv"]

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from headrace.counter_random import Floats, Ints
 from headrace.generate.auc import Histogram, auc, auc_of_histogram, histogram
 from headrace.generate.click_model import NULLABLE, Events, probability
-from headrace.generate.counter_random import Floats, Ints
 from headrace.generate.faults import MALFORMED
 from headrace.storage import Location
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
 from headrace.errors import UserError, nearest
 from headrace.schema import DatasetSchema, Kind
 
+#: Among what an item has a share: all rows of the split train, its positive ones, or what `train.negatives` draws.
+ShareOf = Literal["rows", "positives", "negatives"]
 #: By a lookup's name, what it found: pooled, or a sequence.
 Found = Mapping[str, Tensor | JaggedTensor]
 
@@ -83,10 +86,11 @@ class Inputs:
         watch: is given the gradients of `vectors`, or of what `watch` is called with.
         embeddings: of a model that says what it looks up (headrace.models.lookups): by lookup, what was found.
         ids: by categorical feature, int64 [B], or of a list a JaggedTensor without nulls.
-        negatives: ids drawn for each row, int64 [B, n].
+        negatives: ids drawn for each row, int64 [B, n], or for all rows of the step together, [n].
         targets: labels by task, float32 [B], NaN where a row has none or is not in the task's sample space.
         all_gather: concatenates the ranks' tensors [B_r, ...] in their order, with gradients; None: there is one rank.
         rank: of all_gather's ranks, this one.
+        log_share: by feature and among what: `log_q` of all codes, float32 [cardinality].
     """
 
     def __init__(
@@ -106,6 +110,7 @@ class Inputs:
         targets: Mapping[str, Tensor] | None = None,
         all_gather: Callable[[Tensor], Tensor] | None = None,
         rank: int = 0,
+        log_share: Callable[[str, ShareOf], Tensor] | None = None,
     ) -> None:
         self.features = features
         self.continuous = continuous
@@ -118,6 +123,7 @@ class Inputs:
         self._negatives = negatives
         self._targets = targets or {}
         self._all_gather = all_gather
+        self._log_share = log_share
         #: This rank, of those whose rows `all_gather` puts together.
         self.rank = rank
 
@@ -164,14 +170,37 @@ class Inputs:
 
     @property
     def negatives(self) -> Tensor:
-        """Ids drawn for each row, int64 [B, n], of `train.negatives.column`.
+        """Ids of `train.negatives.column` that are drawn (`as: candidates`): for each row, int64 [B, n].
+
+        With `shared: true` they are drawn once for all rows of the step: int64 [n], and a lookup of them gives [n, D].
+        A row's own id is then among them at times; else never. Outside training they are [B, 0].
 
         Raises:
             UserError: none are drawn.
         """
         if self._negatives is None:
-            raise UserError("the model's loss compares with drawn items: set train.negatives")
+            raise UserError("the model's loss compares with drawn items: set train.negatives with `as: candidates`")
         return self._negatives
+
+    def log_q(self, feature: str, ids: Tensor, of: ShareOf = "rows") -> Tensor:
+        """The logarithm of how likely ids are, float32 of their shape: what logQ correction subtracts from logits.
+
+        Collective where a feature is asked for the first time: its values are counted.
+
+        Args:
+            feature: of one code a row.
+            ids: codes of it, int64 of any shape.
+            of: `rows`, the share of the rows of the split train that have it, as of the items of a batch; `positives`,
+                of those whose label is above 0; `negatives`, the chance of one draw of `train.negatives`. An id that
+                never comes has the share of one that comes once.
+
+        Raises:
+            ValueError: it is not known, as in scoring.
+            UserError: the feature has no codes, or no candidates are drawn of it.
+        """
+        if self._log_share is None:
+            raise ValueError("how likely ids are is known in training: a model may look at it in its loss alone")
+        return self._log_share(feature, of).to(ids.device)[ids]
 
     @cached_property
     def _found(self) -> Found:

@@ -23,7 +23,7 @@ from headrace.errors import UserError
 from headrace.models.all_gather import all_gather_rows
 from headrace.models.categorical import BatchIds, CategoricalBatch
 from headrace.models.classes import make_network
-from headrace.models.inputs import InputFeatures, Inputs
+from headrace.models.inputs import InputFeatures, Inputs, ShareOf
 from headrace.models.losses.pointwise import binary_cross_entropy
 from headrace.models.network_lookups import NetworkLookups
 from headrace.models.tables import lookups_of, model_tables
@@ -112,6 +112,8 @@ class ShardedModel(nn.Module):
         #: What the network looks up; None: each categorical feature.
         self._lookups = None if wanted is None else NetworkLookups(wanted, schema, tables)
         self._gradient_sum: Tensor | None = None
+        #: How likely codes are, where a run knows: see Inputs.
+        self.log_share: Callable[[str, ShareOf], Tensor] | None = None
         #: What stands for an id without a row, by table: [tables of raw ids, D], or [D] each of a network's lookups.
         self.absent: nn.Parameter | nn.ParameterList | None = None
         if dynamic and wanted is None:
@@ -199,6 +201,7 @@ class ShardedModel(nn.Module):
             all_gather=partial(all_gather_rows, collective=self._collective),
             rank=self._collective.world.rank,
             targets=targets,
+            log_share=self.log_share,
         )
 
     def outputs(self, inputs: Inputs) -> dict[str, Tensor]:

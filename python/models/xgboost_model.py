@@ -43,9 +43,11 @@ def matrix(schema: DatasetSchema, columns: FeatureColumns) -> NDArray[np.float32
     """What a tree sees: the float32 [n, F] matrix of features by name; a list is as many columns as it may have values.
 
     Continuous values go in as they are, NaN where they are missing. A categorical code goes in as a number: codes are
-    given by frequency, so a threshold on one cuts popular values from rare ones. Code 0 says that there is no value (a
-    null, or the padding of a list), so it goes in as missing, for which XGBoost learns the better side of every split
-    (Chen and Guestrin, 2016, section 3.4). float32 holds codes exactly up to 2^24; XGBoost knows no wider type.
+    given by frequency, so a threshold on one cuts popular values from rare ones. Trees that were told so split codes
+    into two sets instead (`baseline.enable_categorical`); one that training had not seen then goes left. Code 0 says
+    that there is no value (a null, or the padding of a list), so it goes in as missing, for which XGBoost learns the
+    better side of every split (Chen and Guestrin, 2016, section 3.4). Values that the vocabulary lacks have a code, 1,
+    and so are a value like others. float32 holds codes exactly up to 2^24; XGBoost knows no wider type.
 
     Raises:
         KeyError: a column is not there.
@@ -63,14 +65,14 @@ def matrix(schema: DatasetSchema, columns: FeatureColumns) -> NDArray[np.float32
 
 @dataclass(frozen=True)
 class XGBoostPredictor:
-    """Click probabilities by boosted trees."""
+    """Click probabilities by boosted trees; of trees for ranking the scores of lists, of regression numbers."""
 
     schema: DatasetSchema
     booster: xgb.Booster
     kind: str = KIND
 
     def predict(self, columns: FeatureColumns) -> NDArray[np.float32]:
-        """float32 probabilities [n] of features by name. A row's result does not depend on the others."""
+        """float32 [n] of features by name. A row's result does not depend on the others."""
         data = matrix(self.schema, columns)
         if not len(data):
             return np.empty(0, dtype=np.float32)
@@ -78,21 +80,25 @@ class XGBoostPredictor:
 
 
 def importance(booster: xgb.Booster, schema: DatasetSchema) -> list[dict[str, Any]]:
-    """Gain by logical feature, greatest first: how much a split on it lowers the loss, the mean over its splits.
+    """What the trees look at, by logical feature, that with the greatest gain first.
+
+    gain: how much a split on it lowers the loss, the mean over its splits. cover: the sum of second derivatives (of
+    squared error: rows) that go through a split, the mean over its splits. weight: splits.
 
     The booster names its columns `f0`, `f1`, ..., as XGBoost does where it is given no names. A list is one feature:
-    the mean over the splits of all its columns. A feature never split on has 0.
+    means over the splits of all its columns. A feature never split on has 0.
     """
-    total, splits = (booster.get_score(importance_type=kind) for kind in ("total_gain", "weight"))
-    gains: dict[str, float] = {}
+    gains, covers, splits = (booster.get_score(importance_type=t) for t in ("total_gain", "total_cover", "weight"))
+    found: list[dict[str, Any]] = []
     position = 0
     for f in matrix_features(schema):
         names = [f"f{position + i}" for i in range(f.length)]
         position += f.length
-        number = sum(splits.get(name, 0.0) for name in names)
-        gains[f.name] = sum(total.get(name, 0.0) for name in names) / number if number else 0.0
-    ranked = sorted(gains.items(), key=lambda item: (-item[1], item[0]))
-    return [{"feature": name, "gain": round(gain, 4)} for name, gain in ranked]
+        gain, cover, number = (sum(of.get(name, 0.0) for name in names) for of in (gains, covers, splits))
+        mean_gain, mean_cover = (gain / number, cover / number) if number else (0.0, 0.0)
+        found.append({"feature": f.name, "gain": mean_gain, "cover": mean_cover, "weight": int(number)})
+    found.sort(key=lambda of: (-of["gain"], of["feature"]))
+    return [{**of, "gain": round(of["gain"], 4), "cover": round(of["cover"], 4)} for of in found]
 
 
 def save(

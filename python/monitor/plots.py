@@ -106,6 +106,18 @@ def auc_curve(evals: Sequence[Point], baseline: float | None = None, ceiling: fl
 
 
 @_styled
+def tree_curve(training: Sequence[Point], validation: Sequence[Point], metric: str) -> Markup:
+    """XGBoost's metric of training and validation by tree. Points: (tree, metric)."""
+    figure, axes = _axes("tree", metric)
+    if training:
+        axes.plot(*_columns(_thin(training)), color=BASELINE, alpha=0.5, linewidth=1.2, label="training")
+    axes.plot(*_columns(_thin(validation)), color=BASELINE, linewidth=1.8, label="validation")
+    axes.margins(y=0.12)
+    axes.legend(loc="best")
+    return _svg(figure, "XGBoost's metric by tree")
+
+
+@_styled
 def auc_bars(rows: Sequence[tuple[str, float, str]]) -> Markup:
     """AUCs as bars from 0.5, where a coin stands. `rows`: (name, AUC, sentinel colour)."""
     figure, axes = _axes("AUC (0.5 is a coin)", "", height=0.62 + 0.42 * len(rows))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,11 +14,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import Accumulator, StorageLevel
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Score, Spec
+from headrace.config.evaluation import HIGHER_IS_BETTER
 from headrace.errors import UserError
 from headrace.features.build.events import pinned_table
 from headrace.features.functions.arrays import one_batch
@@ -30,6 +29,7 @@ from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.lake.delta.frame import read_version
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.session import session
+from headrace.lake.worker_errors import worker_errors
 from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
 from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import read_meta
@@ -127,9 +127,19 @@ def scoring_model(ctx: Context) -> ScoringModel:
     baseline = _model_of(ctx, "baseline")
     if spec.score.model == "baseline":
         return baseline
-    # Where a day has one class only, no AUC is defined: the neural model stays.
-    auc = {c.stage: c.facts["metrics"]["auc"] or 0.0 for c in (neural, baseline)}
-    return baseline if auc["baseline"] > auc["train"] else neural
+    metric = spec.score.metric
+    for candidate in (neural, baseline):
+        if metric not in candidate.facts["metrics"]:
+            raise UserError(
+                f"score.model is 'best' by {metric}, by which the model of stage '{candidate.stage}' was not measured "
+                f"(it has: {', '.join(candidate.facts['metrics'])}); ask for it in train.evaluation.metrics, or set "
+                f"another score.metric"
+            )
+    mine, other = (c.facts["metrics"][metric] for c in (neural, baseline))
+    # Where a day has one class only, no AUC is defined: such a model is the worse, and the neural one stays of two.
+    if mine is None or other is None:
+        return baseline if mine is None and other is not None else neural
+    return baseline if (other > mine if HIGHER_IS_BETTER[metric] else other < mine) else neural
 
 
 def _model_of(ctx: Context, stage: str) -> ScoringModel:
@@ -297,7 +307,7 @@ def _write(
     # Names the run in the table's history; the newest commit that has it is this one.
     metadata = json.dumps({"stage": "score", "ds": ctx.ds, "key": ctx.key})
     table = ctx.ws.table(spec.pipeline, "scores")
-    with _progress(counter, pairs), _worker_errors():
+    with _progress(counter, pairs), worker_errors():
         (
             frame.write.format("delta")
             .mode("overwrite")
@@ -339,18 +349,6 @@ def _progress(counter: Accumulator[int], pairs: int) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-
-
-@contextmanager
-def _worker_errors() -> Iterator[None]:
-    """What a task says to the user comes wrapped in Spark's own words: unwrap it."""
-    try:
-        yield
-    except PySparkException as e:
-        found = re.search(r"headrace\.errors\.UserError: ([^\n]+)", str(e))
-        if found is None:
-            raise
-        raise UserError(found[1]) from None
 
 
 def _sample(ctx: Context, spark: SparkSession, table: Location, version: int) -> list[dict[str, Any]]:

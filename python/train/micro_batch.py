@@ -39,7 +39,11 @@ class MicroBatch:
         lists = [JaggedTensor(*map(torch.from_numpy, (x.values, x.offsets))) for x in batch.lists.values()]
         return MicroBatch(
             torch.from_numpy(batch.continuous),
-            CategoricalBatch(torch.from_numpy(batch.codes), lists),
+            CategoricalBatch(
+                torch.from_numpy(batch.codes),
+                lists,
+                None if batch.negatives is None else torch.from_numpy(batch.negatives),
+            ),
             torch.from_numpy(batch.labels),
             None if weight is None else torch.from_numpy(checked_weights(batch.carried[weight], weight)),
             {

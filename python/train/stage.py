@@ -10,6 +10,7 @@ from typing import Any
 
 from headrace import registry
 from headrace.config import Evaluation, Spec
+from headrace.dataset.loader.candidates import CandidateSampler
 from headrace.dataset.loader.negatives import NegativeSampler
 from headrace.dataset.parquet.layout import TEST, check_streams, open_split
 from headrace.embeddings.dynamic.spec import dynamic_specs
@@ -171,6 +172,7 @@ def check_dataset(job: Job) -> None:
     carried = labels.beside(carried_weight(job.train, schema))
     check_streams(open_split(dataset, "train", schema, carried), job.train.streams)
     NegativeSampler.of(schema, job.train.negatives)
+    CandidateSampler.of(schema, job.train.negatives, job.train.seed)
     dynamic_specs(schema, job.model.embedding_dim, job.train.embeddings)
     request = Request(job.train, schema)
     if open_split(dataset, "valid", schema, labels.beside(request.carried())).rows == 0:

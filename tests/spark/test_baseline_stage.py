@@ -10,20 +10,24 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import xgboost as xgb
 from pyspark.sql import SparkSession
-from sklearn.metrics import log_loss, roc_auc_score
+from sklearn.metrics import log_loss, ndcg_score, roc_auc_score, zero_one_loss
 
 from headrace import registry
 from headrace.config import Spec, build_spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
+from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.stage import run_stage
 from headrace.storage import local
+from headrace.train.baseline.rows import sample_row_groups
 from headrace.train.baseline.stage import TrainBaseline
-from headrace.train.baseline.xgboost_spark import check_slots, sample_row_groups
+from headrace.train.baseline.xgboost_spark import check_slots
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
 
@@ -91,6 +95,16 @@ def test_a_day(
     assert len(curve) == 12
     assert curve == sorted(curve, reverse=True)
     assert {e["feature"] for e in m.facts["importance"]} == {"age", "price", "user", "item", "tags"}
+    splits = load_predictor(folder).booster.trees_to_dataframe()  # type: ignore[attr-defined]
+    splits = splits[splits["Feature"] != "Leaf"]
+    feature = splits["Feature"].map(dict(zip([f"f{i}" for i in range(7)], [*names[:4], *["tags"] * 3], strict=True)))
+    by_feature = splits.groupby(feature).agg(gain=("Gain", "mean"), cover=("Cover", "mean"), weight=("Gain", "size"))
+    for told in m.facts["importance"]:
+        if told["weight"]:
+            row = by_feature.loc[told["feature"]]
+            assert told["weight"] == row["weight"]
+            assert (told["gain"], told["cover"]) == pytest.approx((row["gain"], row["cover"]), rel=1e-4, abs=1e-3)
+    assert sum(told["weight"] for told in m.facts["importance"]) == len(splits)
 
     champion = registry.champion(ws, "clicks-baseline")
     assert champion is not None
@@ -132,6 +146,93 @@ def test_what_cannot_work_is_said_first(
     with pytest.raises(UserError, match=r"part-0001\.parquet"):
         run_stage(TrainBaseline(), spec(), ws, DS)
     assert not ws.manifest("clicks", DS, "baseline").exists()
+
+
+def with_targets(ws: Workspace, manifest: Manifest) -> Manifest:
+    """The same dataset with lists of 20 rows, `query`, and numbers to learn, `dwell`, of which a tenth is missing."""
+    assert manifest.dataset_schema is not None
+    folder = ws.home / manifest.output("dataset").name
+    for path in sorted(folder.glob("*/*.parquet")):
+        table = pq.read_table(path)
+        row, rng = table["row"].to_numpy(), np.random.default_rng(int(table["row"][0].as_py()))
+        dwell = 30 + 10 * table["age"].to_numpy() + 5 * table["click"].to_numpy() + rng.normal(size=len(row))
+        table = table.set_column(table.schema.get_field_index("query"), "query", pa.array(row // 20))
+        table = table.append_column("dwell", pa.array(dwell, mask=rng.random(len(row)) < 0.1))
+        groups = pq.ParquetFile(path).num_row_groups
+        pq.write_table(table, path, row_group_size=-(-table.num_rows // groups))
+    schema = manifest.dataset_schema
+    dwell_feature = Feature(name="dwell", kind=Kind.CARRIED, dtype="float64")
+    found = manifest.model_copy(update={"dataset_schema": DatasetSchema(features=(*schema.features, dwell_feature))})
+    found.save(ws.manifest(found.pipeline, found.ds, "features"))
+    return found
+
+
+def test_other_objectives_stop_early_and_are_measured_as_the_neural_model_is(
+    spark: SparkSession, ws: Workspace, make_dataset: Callable[..., Manifest]
+) -> None:
+    features = with_targets(ws, make_dataset(ws, train=2000, valid=600, rank=30))
+    valid = read(ws, features, "valid")
+    columns = {c: valid[c].to_numpy() for c in valid.columns}
+    evaluation = {"user": "row", "bootstrap": {"replicates": 20}, "slices": {"old": "row >= 1000300"}}
+    evaluation["metrics"] = ["pr_auc", "error_rate"]
+    train = {"evaluation": evaluation, "rank_group": "query", "rank_k": 5}
+    carried = {"label": "click", "workflow": [], "split": {"by": "position"}, "carried": ["row", "query", "dwell"]}
+    columns_of_table = ["age", "price", "user", "item", "tags", "click", "row", "query", "dwell"]
+    table = {"columns": [{"name": n} for n in columns_of_table]}
+
+    def trained(**baseline: Any) -> tuple[Manifest, Any]:
+        changed = spec(table=table, features=carried, train=train, baseline={"rounds": 80, "max_depth": 3, **baseline})
+        m = run_stage(TrainBaseline(), changed, ws, DS).manifest
+        return m, load_predictor(ws.home / m.output("model").name)
+
+    # Lists: those of `query`, whole on one worker; NDCG@5 by tree is what stops, and the trees end at the best one.
+    m, ranker = trained(objective="ranking", early_stopping_rounds=5)
+    scores = ranker.predict(columns)
+    assert ranker.booster.num_boosted_rounds() == m.facts["best_step"] < 80
+    curve = [p["loss"] for p in m.facts["validation_curve"]]
+    assert len(curve) == m.facts["steps"] == int(np.argmax(curve)) + 1 + 5
+    lists = [
+        (columns["click"][mine], scores[mine])
+        for q in np.unique(columns["query"])
+        if columns["click"][mine := columns["query"] == q].any()
+    ]
+    # Among equal scores clicks stand last.
+    ndcg = np.mean([ndcg_score([y], [-np.argsort(np.lexsort((y, -s)))], k=5) for y, s in lists])
+    assert m.facts["evaluation"]["valid_lists"]["metrics"]["ndcg_at_k"] == pytest.approx(ndcg, abs=1e-12)
+    assert ndcg > np.mean([ndcg_score([y], [np.arange(20)], k=5) for y, _ in lists]) + 0.05
+    said = m.facts["evaluation"]["valid"]
+    assert said["metrics"]["auc"] == pytest.approx(roc_auc_score(columns["click"], scores), abs=1e-12)
+    assert "log_loss" not in said["metrics"]  # the scores are no probabilities
+    assert {s["value"]: s["rows"] for s in said["slices"]} == {"true": 300, "false": 300}
+    assert said["intervals"]["auc"][0] < said["metrics"]["auc"] < said["intervals"]["auc"][1]
+    assert m.rows["rank"] == 300
+
+    # Numbers of a carried column, rows without one left out.
+    m, regressor = trained(objective="regression", label="dwell", early_stopping_rounds=5)
+    known = ~np.isnan(columns["dwell"])
+    error = regressor.predict(columns)[known] - columns["dwell"][known].astype(np.float32)
+    said = m.facts["evaluation"]["valid"]
+    assert said["rows"] == known.sum()
+    assert said["metrics"]["rmse"] == pytest.approx(np.sqrt((error.astype(float) ** 2).mean()), rel=1e-9)
+    assert said["metrics"]["mae"] == pytest.approx(np.abs(error.astype(float)).mean(), rel=1e-9)
+    assert said["metrics"]["r2"] > 0.8
+
+    # Codes split into sets; one worker finds about what two find.
+    settings = {"enable_categorical": True, "max_categories": 45, "early_stopping_rounds": 5, "learning_rate": 0.3}
+    m, two = trained(**settings)
+    one = trained(**settings, workers=1)[0]
+    kinds = dict(zip((f"f{i}" for i in range(7)), two.booster.feature_types, strict=True))
+    assert kinds == {"f0": "q", "f1": "q", "f2": "q", "f3": "c", "f4": "c", "f5": "c", "f6": "c"}  # 60 users are many
+    assert m.facts["metrics"]["auc"] == pytest.approx(one.facts["metrics"]["auc"], abs=0.02)
+    answers = two.predict(columns)
+    assert m.facts["metrics"]["auc"] == pytest.approx(roc_auc_score(columns["click"], answers), abs=1e-12)
+    wrong = zero_one_loss(columns["click"], answers > 0.5)
+    assert m.facts["metrics"]["error_rate"] == pytest.approx(wrong, abs=1e-12)
+    assert {"hr_at_k", "ndcg_at_k"} <= m.facts["metrics"].keys()
+    # A code that no row had, one that the vocabulary lacks, and none: each has an answer.
+    strange = {c: columns[c][:3].copy() for c in columns}
+    strange["item"] = np.array([39, 1, 0], np.int32)
+    assert np.isfinite(two.predict(strange)).all()
 
 
 def _schema(manifest: Manifest) -> Any:

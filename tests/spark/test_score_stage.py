@@ -304,6 +304,19 @@ def test_choice(asked: str, neural: float | None, baseline: Any, chosen: str, ws
         if auc != "none"
     }
     assert scoring_model(Context(spec(model=asked), ws, DS, upstream)).stage == chosen
+    if baseline != "none":
+        # Of a loss the lower one is the better; what one was not measured by compares nothing.
+        losses = {
+            n: m.model_copy(update={"facts": {"metrics": {"log_loss": m.facts["metrics"]["auc"]}}})
+            for n, m in upstream.items()
+        }
+        context = Context(spec(model=asked, metric="log_loss"), ws, DS, losses)
+        other = {"train": "baseline", "baseline": "train"}[chosen]
+        told = neural is not None and neural != baseline and asked == "best"
+        assert scoring_model(context).stage == (other if told else chosen)
+        if asked == "best":
+            with pytest.raises(UserError, match=r"best' by gauc.*stage 'train' was not measured"):
+                scoring_model(Context(spec(model=asked, metric="gauc"), ws, DS, upstream))
 
 
 def test_limits_and_seen(spark: SparkSession, day: Workspace, events: pd.DataFrame) -> None:

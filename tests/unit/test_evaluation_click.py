@@ -15,7 +15,7 @@ from sklearn import metrics as reference
 from headrace.comm.threads import run_ranks
 from headrace.errors import UserError
 from headrace.train.evaluation.bootstrap import Bootstrap
-from headrace.train.evaluation.click import FURTHER, click_metrics, metrics_of, value_of
+from headrace.train.evaluation.click import BASIC, FURTHER, Bin, click_metrics, value_of
 from headrace.train.evaluation.ranks import Ranks
 from headrace.train.evaluation.rows import Dimension, ScoredRows, scores_of, sigmoid, sort_keys, unpacked
 from tests.evaluation_support import on_any_ranks, part_of, rows_of
@@ -56,6 +56,13 @@ def assert_metrics(found: dict[str, float | None], y: np.ndarray, scores: np.nda
     entropy = -rate * math.log(rate) - (1 - rate) * math.log(1 - rate) if both else None
     assert found["normalized_entropy"] == (pytest.approx(loss / entropy, rel=1e-9) if entropy else None)
     assert found["calibration_error"] == pytest.approx(calibration_error(y, scores), abs=1e-12)
+    assert found["error_rate"] == pytest.approx(reference.zero_one_loss(y, sigmoid(scores) > 0.5), abs=1e-12)
+
+
+def metrics_of(labels: np.ndarray, probabilities: np.ndarray) -> tuple[dict[str, float | None], list[Bin]]:
+    """Basic metrics and calibration of rows that are all here, scored by probabilities."""
+    (found,) = click_metrics(Ranks(), ScoredRows.of(probabilities, labels), probability=lambda p: p.astype(float))
+    return {name: value_of(found.values[name]) for name in BASIC}, found.bins[0]
 
 
 def calibration_error(y: np.ndarray, scores: np.ndarray, bins: int = 15) -> float:

@@ -98,7 +98,9 @@ def test_a_whole_day_has_everything_and_fetches_nothing() -> None:
         "2026-01-08 beside the training range, 2026-01-01 to 2026-01-07",
     ):
         assert text in seen.words, text
-    assert len([t for t, _ in seen.tags if t == "svg"]) == 9
+    assert len([t for t, _ in seen.tags if t == "svg"]) == 10
+    assert "user_id 120.0000 77.5000 6,543" in seen.words
+    assert "The model has 37 of 40 trees" in seen.words
     assert "Not run" not in seen.words
     assert "not run" not in seen.words
     # Of other days only what did not hold is shown.
@@ -189,6 +191,14 @@ def test_slices_and_intervals_are_shown_where_they_were_asked_for() -> None:
     ):
         assert text in words, text
     assert "Slices of the test split" in words
+    # Of both models beside each other, where both were asked.
+    base = manifests["baseline"]
+    mine = {**found, "metrics": {"auc": 0.7411}, "intervals": {"auc": [0.73, 0.75]}}
+    manifests["baseline"] = base.model_copy(update={"facts": {**base.facts, "evaluation": {"valid": mine}}})
+    words = Checker(page(make_day(manifests))).words
+    assert "Metric neural interval XGBoost interval AUC 0.7694 [0.7612, 0.7788] 0.7411 [0.7300, 0.7500]" in words
+    assert "device <phone> neural 321 0.7012" in words
+    assert "device <phone> XGBoost 321 0.7012" in words
 
 
 def test_a_failed_check_is_shown_as_failed() -> None:

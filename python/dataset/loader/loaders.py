@@ -8,11 +8,13 @@ any W that divides `streams` sees the same batches in the same order, and a run 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 
 from headrace import config
 from headrace.dataset.loader.assembler import BatchAssembler, run_streams
 from headrace.dataset.loader.batch import Batch
+from headrace.dataset.loader.candidates import CandidateSampler
 from headrace.dataset.loader.matrices import MatrixColumns
 from headrace.dataset.loader.negatives import NegativeSampler, expanded_sizes
 from headrace.dataset.loader.stream import Stream
@@ -104,6 +106,7 @@ class TrainLoader(_Loader):
         start_step: begin as if this many steps had been taken; row groups before it are not decoded.
         depth: batches prepared ahead, at least.
         timed: is given the reading of row groups, to note how long each takes.
+        candidates: draws items for the rows of each batch; None: `Batch.negatives` stays None.
 
     Raises:
         UserError: fewer row groups than streams, a damaged file, nulls or codes outside their vocabulary.
@@ -120,8 +123,11 @@ class TrainLoader(_Loader):
         carried: Sequence[str] = (),
         depth: int = 4,
         timed: Timed = lambda name, items: items,
+        candidates: CandidateSampler | None = None,
     ) -> None:
         check_streams(layout, train.streams)
+        self._candidates, self._step = candidates, start_step
+        self._first_row = world.rank * (train.batch_size // world.size)
         plan = NegativeSampler.of(schema, train.negatives)
         #: Rows of an epoch, negatives included.
         self.rows = sum(expanded_sizes(layout.row_groups, schema, plan))
@@ -154,7 +160,12 @@ class TrainLoader(_Loader):
         return self
 
     def __next__(self) -> Batch:
-        return self._assembler.take()
+        batch, step = self._assembler.take(), self._step
+        self._step += 1
+        if self._candidates is None:
+            return batch
+        drawn = self._candidates.draw(step, self._first_row, self._assembler.rows_each, batch)
+        return replace(batch, negatives=drawn)
 
     def __enter__(self) -> TrainLoader:
         return self

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from headrace import config
 from headrace.dataset.parquet.layout import RowGroup
 from headrace.errors import UserError
-from headrace.schema import FIRST_CODE, NULL_CODE, DatasetSchema, Kind
+from headrace.schema import FIRST_CODE, NULL_CODE, DatasetSchema, Feature, Kind
 
 
 @dataclass(frozen=True)
@@ -42,41 +42,21 @@ class NegativeSampler:
             UserError: the column is not a scalar categorical feature, or has no other code to draw, or has raw ids,
                 which come from the batch alone.
         """
-        if negatives is None:
+        if negatives is None or negatives.form != "rows":
             return None
-        categorical = schema.of(Kind.CATEGORICAL)
-        found = [f for f in categorical if f.name == negatives.column and not f.is_list]
-        if not found:
-            scalars = ", ".join(f.name for f in categorical if not f.is_list)
-            raise UserError(
-                f"train.negatives.column: '{negatives.column}' is not a categorical feature with one value "
-                f"a row (there are: {scalars or 'none'})"
-            )
-        in_batch = negatives.method == "in_batch"
-        if found[0].dynamic and not in_batch:
-            raise UserError(
-                f"train.negatives.column: '{negatives.column}' has raw ids, and so no vocabulary to draw another one "
-                f"from: set train.negatives.method to in_batch, give it codes (categorify), or draw rows with "
-                f"`negatives` in features.prepare"
-            )
-        fed = (*schema.of(Kind.CONTINUOUS), *categorical)
-        kept = [f.name for f in fed if f.name != negatives.column and not set(f.sources).isdisjoint(found[0].sources)]
+        feature, column = drawn_column(schema, negatives)
+        fed = (*schema.of(Kind.CONTINUOUS), *schema.of(Kind.CATEGORICAL))
+        kept = [f.name for f in fed if f.name != feature.name and not set(f.sources).isdisjoint(feature.sources)]
         if kept:
             raise UserError(
-                f"train.negatives.column: {', '.join(kept)} is made of {', '.join(found[0].sources)} too and would "
+                f"train.negatives.column: {', '.join(kept)} is made of {', '.join(feature.sources)} too and would "
                 f"keep the positive's value; leave it out, or draw rows with `negatives` in features.prepare"
             )
-        column = [f.name for f in categorical if not f.is_list].index(negatives.column)
-        if found[0].dynamic:
+        if feature.dynamic:
             return NegativeSampler(column, 0, negatives.per_positive, in_batch=True, raw=True)
-        cardinality = found[0].cardinality or 0
-        first = found[0].first_code
-        known = max(cardinality - first, 0)
-        if known < 2:
-            raise UserError(
-                f"train.negatives.column: '{negatives.column}' has {known} known values; drawing another one needs 2"
-            )
-        return NegativeSampler(column, cardinality, negatives.per_positive, first, in_batch=in_batch)
+        in_batch = negatives.method == "in_batch"
+        cardinality = feature.cardinality or 0
+        return NegativeSampler(column, cardinality, negatives.per_positive, feature.first_code, in_batch=in_batch)
 
     def copies(self, labels: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
         """Rows that each row [N] becomes, itself included: [N]."""
@@ -111,6 +91,34 @@ class NegativeSampler:
         place += np.where(place >= first, alike, 0)  # past the row's own
         drawn = np.append(pool, NULL_CODE)[np.minimum(place, len(pool))]
         return np.where(others > 0, drawn, NULL_CODE)
+
+
+def drawn_column(schema: DatasetSchema, negatives: config.Negatives) -> tuple[Feature, int]:
+    """The feature whose values are drawn, and its place among a batch's codes.
+
+    Raises:
+        UserError: it is not a scalar categorical feature, or has no other code to draw, or has raw ids, which come from
+            the batch alone.
+    """
+    scalars = {f.name: f for f in schema.of(Kind.CATEGORICAL) if not f.is_list}
+    found = scalars.get(negatives.column)
+    if found is None:
+        raise UserError(
+            f"train.negatives.column: '{negatives.column}' is not a categorical feature with one value "
+            f"a row (there are: {', '.join(scalars) or 'none'})"
+        )
+    if found.dynamic and negatives.method != "in_batch":
+        raise UserError(
+            f"train.negatives.column: '{negatives.column}' has raw ids, and so no vocabulary to draw another one "
+            f"from: set train.negatives.method to in_batch, give it codes (categorify), or draw rows with "
+            f"`negatives` in features.prepare"
+        )
+    known = max((found.cardinality or 0) - found.first_code, 0)
+    if not found.dynamic and known < 2:
+        raise UserError(
+            f"train.negatives.column: '{negatives.column}' has {known} known values; drawing another one needs 2"
+        )
+    return found, list(scalars).index(found.name)
 
 
 def expanded_sizes(groups: Sequence[RowGroup], schema: DatasetSchema, plan: NegativeSampler | None) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from headrace.monitor import facts, plots
 from headrace.monitor.blocks import Block, Cell, Plot, Section, Table, Text
@@ -39,8 +40,21 @@ def features(day: Day) -> Section:
     if importance:
         svg = plots.value_bars(importance[:_TOP_FEATURES], "mean gain of a split", "XGBoost importance", plots.BASELINE)
         blocks.append(Plot(svg, "What XGBoost looks at"))
+        blocks += _importance(facts.records(day.facts("baseline").get("importance")))
     blocks += _dataset_tables(day)
     return Section("features", "Features", tuple(blocks))
+
+
+def _importance(found: Sequence[Mapping[str, Any]]) -> Iterable[Block]:
+    """Gain, cover and weight of the features; of older runs, which have gains alone, nothing."""
+    if not any("weight" in r for r in found):
+        return
+    rows: list[tuple[Cell | str, ...]] = []
+    for r in found:
+        means = [facts.decimals(r.get(key)) for key in ("gain", "cover")]
+        rows.append((Cell(facts.short(r.get("feature")), code=True), *means, facts.count(r.get("weight"))))
+    headings = ("Feature", ">mean gain of a split", ">mean cover of a split", ">splits")
+    yield Table(headings, tuple(rows), "Importance of the features to XGBoost")
 
 
 def _dataset_tables(day: Day) -> Iterable[Block]:

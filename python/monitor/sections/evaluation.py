@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headrace.monitor import facts
@@ -10,41 +10,78 @@ from headrace.monitor.blocks import Block, Cell, Section, Table
 from headrace.monitor.sections.day import Day
 from headrace.monitor.sections.quality import metric_name
 
-_SPLITS = {"valid": "validation split", "test": "test split", "rank": "ranked lists"}
+_SPLITS = {
+    "valid": "validation split",
+    "test": "test split",
+    "rank": "ranked lists",
+    "valid_lists": "validation split's lists",
+    "test_lists": "test split's lists",
+}
+#: What a split's evaluation says, by the name of the model.
+_Told = Mapping[str, Mapping[str, Any]]
 
 
 def evaluation(day: Day) -> Section:
     """Metrics of each split with their intervals, and of its slices; no block where nothing was asked for."""
+    of_models = {
+        name: facts.mapping(day.facts(stage).get("evaluation"))
+        for name, stage in (("neural", "train"), ("XGBoost", "baseline"))
+    }
     blocks: list[Block] = []
-    for split, told in facts.mapping(day.facts("train").get("evaluation")).items():
-        found = facts.mapping(told)
-        title = _SPLITS.get(str(split), str(split))
+    for split in dict.fromkeys(str(split) for told in of_models.values() for split in told):
+        found = {name: facts.mapping(told[split]) for name, told in of_models.items() if split in told}
+        title = _SPLITS.get(split, split)
         blocks.append(_overall(found, title))
-        if slices := facts.records(found.get("slices")):
-            blocks.append(_slices(slices, list(facts.mapping(found.get("metrics"))), title))
+        if any(facts.records(told.get("slices")) for told in found.values()):
+            blocks.append(_slices(found, title))
     return Section("evaluation", "Evaluation by slice", tuple(blocks))
 
 
-def _overall(found: Mapping[str, Any], title: str) -> Table:
-    intervals = facts.mapping(found.get("intervals"))
+def _overall(found: _Told, title: str) -> Table:
+    """A row for each metric; a column for each model, and its intervals."""
+    metrics = {name: facts.mapping(told.get("metrics")) for name, told in found.items()}
     rows: list[tuple[Cell | str, ...]] = []
-    for name, value in facts.mapping(found.get("metrics")).items():
-        rows.append((metric_name(str(name)), facts.decimals(value), _interval(intervals.get(name))))
-    rows.append(("rows", facts.count(found.get("rows")), ""))
-    return Table(("Metric", ">neural", ">interval"), tuple(rows), f"Metrics of the {title}")
+    for metric in _names(metrics.values()):
+        cells = []
+        for name, told in found.items():
+            cells += [facts.decimals(metrics[name].get(metric)), _interval(_of(told, "intervals").get(metric))]
+        rows.append((metric_name(metric), *cells))
+    rows.append(("rows", *(c for told in found.values() for c in (facts.count(told.get("rows")), ""))))
+    headings = ("Metric", *(h for name in found for h in (f">{name}", ">interval")))
+    return Table(headings, tuple(rows), f"Metrics of the {title}")
 
 
-def _slices(slices: list[Mapping[str, Any]], names: list[str], title: str) -> Table:
-    """A row for each value of each slice."""
-    shown = [n for n in names if any(n in facts.mapping(s.get("metrics")) for s in slices)]
+def _slices(found: _Told, title: str) -> Table:
+    """A row for each value of each slice and each model."""
+    slices = {name: facts.records(told.get("slices")) for name, told in found.items()}
+    shown = _names(facts.mapping(of.get("metrics")) for told in slices.values() for of in told)
+    places = list(
+        dict.fromkeys((str(of.get("slice")), str(of.get("value"))) for told in slices.values() for of in told)
+    )
+    by_place = {
+        name: {(str(of.get("slice")), str(of.get("value"))): of for of in told} for name, told in slices.items()
+    }
     rows: list[tuple[Cell | str, ...]] = []
-    for found in slices:
-        metrics, intervals = facts.mapping(found.get("metrics")), facts.mapping(found.get("intervals"))
-        values = [f"{facts.decimals(metrics.get(n))} {_interval(intervals.get(n))}".rstrip() for n in shown]
-        value = Cell(facts.short(found.get("value")), code=True)
-        rows.append((str(found.get("slice")), value, facts.count(found.get("rows")), *values))
-    headings = ("Slice", "Value", ">rows", *(f">{metric_name(n)}" for n in shown))
+    for place in places:
+        for name, told in by_place.items():
+            if place not in told:
+                continue
+            of = told[place]
+            metrics, intervals = _of(of, "metrics"), _of(of, "intervals")
+            values = [f"{facts.decimals(metrics.get(n))} {_interval(intervals.get(n))}".rstrip() for n in shown]
+            value = Cell(facts.short(of.get("value")), code=True)
+            rows.append((place[0], value, *([name] if len(found) > 1 else []), facts.count(of.get("rows")), *values))
+    model = ["Model"] if len(found) > 1 else []
+    headings = ("Slice", "Value", *model, ">rows", *(f">{metric_name(n)}" for n in shown))
     return Table(headings, tuple(rows), f"Slices of the {title}", wide=True)
+
+
+def _names(metrics: Iterable[Mapping[Any, Any]]) -> list[str]:
+    return list(dict.fromkeys(str(name) for of in metrics for name in of))
+
+
+def _of(told: Mapping[str, Any], key: str) -> Mapping[Any, Any]:
+    return facts.mapping(told.get(key))
 
 
 def _interval(value: Any) -> str:

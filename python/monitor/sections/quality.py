@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.monitor import facts, plots
@@ -70,6 +70,9 @@ _METRICS = {
     "pr_auc": "PR-AUC",
     "gauc": "GAUC",
     "user_auc": "AUC, mean of users",
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "r2": "R²",
 }
 
 
@@ -109,9 +112,23 @@ def learning(day: Day) -> Section:
     if speed:
         median = sorted(v for _, v in speed)[len(speed) // 2]
         blocks.append(Text(f"Median speed {median:,.0f} samples/s over all ranks.", "dim"))
+    blocks += _trees(day.facts("baseline"))
     blocks += _raw_ids(train.get("dynamic"))
     blocks += _cached(train.get("cached"))
     return Section("learning", "Learning curves", tuple(blocks))
+
+
+def _trees(baseline: Mapping[str, Any]) -> list[Block]:
+    """How XGBoost's validation went on, where it was looked at, and where it stopped."""
+    validation = facts.points(baseline.get("validation_curve"), "step", "loss")
+    if not validation:
+        return []
+    training = facts.points(baseline.get("curve"), "step", "loss")
+    metric = facts.short(baseline.get("curve_metric"))
+    svg = plots.tree_curve(training, validation, metric)
+    trees = facts.number(baseline.get("best_step"))
+    told = "" if trees is None else f"The model has {trees:,.0f} of {len(validation):,} trees, up to the best."
+    return [Plot(svg, "XGBoost by tree", told)]
 
 
 def _raw_ids(value: Any) -> list[Block]:

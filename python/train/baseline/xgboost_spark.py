@@ -1,7 +1,8 @@
 """XGBoost on Spark over a dataset's Parquet row groups: what runs on the executors, and how it is launched.
 
 Task i of W reads row groups i, i+W, i+2W, ... of the split: no shuffle, the same rows in the same order each time, and
-so the same trees. The dataset's folder must be visible on every executor, as it must be for Petastorm.
+so the same trees. (Lists must not be cut: for ranking, rows are sent by list.) The dataset's folder must be visible on
+every executor, as it must be for Petastorm.
 """
 
 from __future__ import annotations
@@ -15,60 +16,48 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import xgboost as xgb
-from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.config import Baseline
-from headrace.dataset.parquet.layout import open_split
-from headrace.dataset.parquet.lists import by_column
 from headrace.errors import UserError
-from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
-from headrace.models.xgboost_model import XGBoostPredictor, matrix, matrix_columns, matrix_features
-from headrace.schema import DatasetSchema
-from headrace.storage import Location
+from headrace.lake.worker_errors import worker_errors
+from headrace.models.xgboost_model import matrix, matrix_columns, matrix_features
+from headrace.schema import DatasetSchema, Kind
+from headrace.train.baseline.rows import RowGroupSample, Rows, read_rows
+from headrace.train.evaluation.slices import hash_ids
 
 log = logging.getLogger("headrace.train")
 
-#: Rows of one Arrow batch between the tasks' processes and the JVM.
-_BATCH_ROWS = 65_536
 _PROGRESS_SECONDS = 2.0
-#: The name of the label among the matrix's columns, which are f0, f1, ...: names of the spec may be anything.
-_LABEL = "label"
+#: Names beside the matrix's columns, which are f0, f1, ...: names of the spec may be anything.
+_LABEL, _VALID, _LIST, _ROW = "label", "valid", "list", "row"
+_ESTIMATORS = {"classification": "SparkXGBClassifier", "ranking": "SparkXGBRanker", "regression": "SparkXGBRegressor"}
 
 
 @dataclass(frozen=True)
-class RowGroupSample:
-    """What is wanted of one row group: all of it, or a sample."""
+class TrainingRows:
+    """What is learned from.
 
-    path: str
-    #: The row group's place in its file, and in the split.
-    index: int
-    piece: int
-    rows: int
-    take: int
-
-
-def sample_row_groups(
-    dataset: Location, split: str, schema: DatasetSchema, max_rows: int | None = None
-) -> list[RowGroupSample]:
-    """The row groups of a split, in order; with `max_rows`, exactly that many rows spread evenly over them.
-
-    Raises:
-        UserError: no such split, or a damaged file; see `headrace.dataset.parquet.layout.open_split`.
+    train, valid: row groups; valid: none where nothing is stopped early. label: its column; group: the carried column
+    of the lists, for ranking.
     """
-    groups = open_split(dataset, split, schema).row_groups
-    total = sum(g.rows for g in groups)
-    wanted = total if max_rows is None else min(total, max_rows)
-    found, seen = [], 0
-    for g in groups:
-        # Differences of rounded-down cumulative shares: each within one row of its part, the sum exact.
-        take = (seen + g.rows) * wanted // total - seen * wanted // total
-        seen += g.rows
-        if take:
-            found.append(RowGroupSample(str(g.path), g.index, g.piece, g.rows, take))
-    return found
+
+    train: Sequence[RowGroupSample]
+    valid: Sequence[RowGroupSample]
+    schema: DatasetSchema
+    label: str
+    group: str | None = None
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The trees up to the best one (columns: `matrix_columns`), and the metric of training and validation by tree."""
+
+    booster: xgb.Booster
+    metric: str
+    training: list[float]
+    validation: list[float]
 
 
 def check_slots(spark: SparkSession, workers: int) -> None:
@@ -89,128 +78,170 @@ def check_slots(spark: SparkSession, workers: int) -> None:
         )
 
 
+def feature_types(schema: DatasetSchema, conf: Baseline) -> list[str]:
+    """Of each column of the matrix: `c`, which is split by sets of codes, or `q`, a number."""
+    found = []
+    for f in matrix_features(schema):
+        few = f.kind is Kind.CATEGORICAL and f.cardinality is not None and f.cardinality <= conf.max_categories
+        found += ["c" if conf.enable_categorical and few else "q"] * f.length
+    return found
+
+
+def eval_metric(conf: Baseline, k: int) -> str:
+    """What early stopping looks at, as XGBoost names it. `k`: of NDCG."""
+    return {"classification": "logloss", "ranking": f"ndcg@{k}", "regression": "rmse"}[conf.objective]
+
+
+def estimator_parameters(
+    schema: DatasetSchema, conf: Baseline, *, seed: int, k: int, device: str, workers: int
+) -> dict[str, Any]:
+    """The arguments of the estimator of `xgboost.spark`, without callbacks."""
+    found: dict[str, Any] = {
+        "features_col": [f"f{i}" for i in range(len(matrix_columns(schema)))],
+        "label_col": _LABEL,
+        "num_workers": workers,
+        "n_estimators": conf.rounds,
+        "max_depth": conf.max_depth,
+        "learning_rate": conf.learning_rate,
+        "tree_method": "hist",
+        "missing": float("nan"),
+        "random_state": seed,
+        "eval_metric": eval_metric(conf, k),
+        "verbose": False,
+        **conf.booster_parameters(),
+    }
+    types = feature_types(schema, conf)
+    if "c" in types:
+        found["feature_types"] = types
+    if conf.objective == "ranking":
+        found |= {"qid_col": _LIST, "objective": "rank:ndcg"}
+    if conf.early_stopping_rounds is not None:
+        found |= {"early_stopping_rounds": conf.early_stopping_rounds, "validation_indicator_col": _VALID}
+    if device != "cpu":
+        found["device"] = device
+    return found
+
+
+def workers_for(rows: TrainingRows, conf: Baseline) -> int:
+    """Spark tasks: each has at least one row group of each split that is read."""
+    most = min(len(groups) for groups in (rows.train, rows.valid) if groups)
+    return min(conf.workers, most)
+
+
 def fit(
-    spark: SparkSession, groups: Sequence[RowGroupSample], schema: DatasetSchema, conf: Baseline, seed: int
-) -> tuple[xgb.Booster, list[float]]:
-    """Train `conf.rounds` trees on `conf.workers` Spark tasks.
+    spark: SparkSession, rows: TrainingRows, conf: Baseline, *, seed: int, k: int = 10, device: str = "cpu"
+) -> Fitted:
+    """Train trees on `conf.workers` Spark tasks.
 
     Args:
         spark: an active session with room for all workers at once.
-        groups: of the train split; at least one row.
-        schema: the dataset's.
-        conf: rounds, depth, learning rate, workers.
-        seed: of the row sample.
-
-    Returns:
-        The booster (its columns are `matrix_columns(schema)`), and the training log loss after each round.
+        rows: at least one of each split.
+        conf: the section `baseline`.
+        seed: of the row sample, and of the trees'.
+        k: of NDCG, for ranking.
+        device: `cpu` or `cuda`.
     """
-    from xgboost.spark import SparkXGBClassifier
+    import xgboost.spark
 
-    workers = min(conf.workers, len(groups))
+    workers = workers_for(rows, conf)
     if workers < conf.workers:
         log.info(
-            "baseline: %d worker(s) for %d row group(s) (baseline.workers is %d)", workers, len(groups), conf.workers
+            "baseline: %d worker(s), as a split has no more row groups (baseline.workers is %d)", workers, conf.workers
         )
     # Its INFO lines are dumps of parameters.
     logging.getLogger("XGBoost-PySpark").setLevel(logging.WARNING)
-    names = [f"f{i}" for i in range(len(matrix_columns(schema)))]
-    classifier = SparkXGBClassifier(
-        features_col=names,
-        label_col=_LABEL,
-        num_workers=workers,
-        n_estimators=conf.rounds,
-        max_depth=conf.max_depth,
-        learning_rate=conf.learning_rate,
-        tree_method="hist",
-        missing=float("nan"),
-        random_state=seed,
-        eval_metric="logloss",
-        verbose=False,
-        callbacks=[Progress(conf.rounds)],
+    parameters = estimator_parameters(rows.schema, conf, seed=seed, k=k, device=device, workers=workers)
+    metric = parameters["eval_metric"]
+    estimator = getattr(xgboost.spark, _ESTIMATORS[conf.objective])(
+        **parameters, callbacks=[Progress(conf.rounds, metric)]
     )
-    model = classifier.fit(_frame(spark, groups, schema, workers, seed))
-    losses = model.training_summary.train_objective_history["logloss"]
-    return model.get_booster(), [float(v) for v in losses]
+    with worker_errors():
+        model = estimator.fit(_frame(spark, rows, workers, seed))
+    booster, history = model.get_booster(), model.training_summary
+    training = [float(v) for v in history.train_objective_history[metric]]
+    validation = [float(v) for v in (history.validation_objective_history or {}).get(metric, [])]
+    if validation:
+        best = int(np.argmax(validation) if conf.objective == "ranking" else np.argmin(validation))
+        booster = booster[: best + 1]
+    return Fitted(booster, metric, training, validation)
 
 
-def predict(
-    spark: SparkSession, booster: xgb.Booster, groups: Sequence[RowGroupSample], schema: DatasetSchema, workers: int
-) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
-    """Probabilities and labels of the rows of a split, in order of the tasks: float32 [n] each.
+def _frame(spark: SparkSession, rows: TrainingRows, workers: int, seed: int) -> DataFrame:
+    """The matrix as a DataFrame of exactly `workers` partitions: f0, f1, ..., label, all float; and what else is asked.
 
-    And the peak memory of the largest Python worker, MiB: Spark keeps workers, so that is `fit`'s, too.
+    With `valid`: whether a row validates. For ranking: each list is whole and in one partition, under a number there.
     """
-    raw, peak = bytes(booster.save_raw("ubj")), worker_peak_memory(spark.sparkContext)
+    names = [f"f{i}" for i in range(len(matrix_columns(rows.schema)))]
+    others = [] if rows.group is None else [rows.group]
 
-    def score(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        own = xgb.Booster({"nthread": 1})
-        own.load_model(bytearray(raw))
-        predictor = XGBoostPredictor(schema, own)
-        for columns, labels in _read(batches, groups, schema, workers, seed=0):
-            yield pa.record_batch([pa.array(predictor.predict(columns)), pa.array(labels)], names=["score", _LABEL])
-        report_peak_memory(peak)
+    def task_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bool, Rows]]:
+        for batch in batches:
+            for task in batch.column(0).to_pylist():
+                for valid, groups in ((False, rows.train), (True, rows.valid)):
+                    mine = groups[task::workers]
+                    for part in read_rows(mine, rows.schema, rows.label, others, seed):
+                        yield task, valid, part
 
-    frame = spark.range(0, workers, 1, workers).mapInArrow(score, "score float, label float")
-    table = frame.toArrow()
-    return table["score"].to_numpy(), table[_LABEL].to_numpy(), peak.value
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        before = 0
+        for task, valid, part in task_rows(batches):
+            data = matrix(rows.schema, part.features)
+            columns: dict[str, Any] = {name: np.ascontiguousarray(data[:, i]) for i, name in enumerate(names)}
+            columns[_LABEL] = part.labels
+            if rows.valid:
+                columns[_VALID] = np.full(len(part.labels), valid)
+            if rows.group is not None:
+                columns[_LIST] = hash_ids(part.others[rows.group])
+                columns[_ROW] = np.arange(before, before + len(data)) * workers + task
+                before += len(data)
+            yield pa.record_batch([pa.array(c) for c in columns.values()], names=list(columns))
+
+    ddl = ", ".join(f"{name} float" for name in [*names, _LABEL]) + (f", {_VALID} boolean" if rows.valid else "")
+    tasks = spark.range(0, workers, 1, workers)
+    if rows.group is None:
+        return tasks.mapInArrow(read, ddl)
+    found = tasks.mapInArrow(read, f"{ddl}, {_LIST} bigint, {_ROW} bigint")
+    # By the row's number, too: the order in which rows come out of a shuffle is any.
+    found = found.repartition(workers, _LIST).sortWithinPartitions(_LIST, _ROW)
+    return found.mapInArrow(_number_lists, f"{ddl}, {_LIST} int, {_ROW} bigint").drop(_ROW)
 
 
-def _frame(
-    spark: SparkSession, groups: Sequence[RowGroupSample], schema: DatasetSchema, workers: int, seed: int
-) -> DataFrame:
-    """The matrix of `groups` as a DataFrame of exactly `workers` partitions: f0, f1, ..., label, all float."""
-    names = [f"f{i}" for i in range(len(matrix_columns(schema)))]
-
-    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for columns, labels in _read(batches, groups, schema, workers, seed):
-            data = matrix(schema, columns)
-            arrays = [pa.array(np.ascontiguousarray(data[:, i])) for i in range(data.shape[1])]
-            yield pa.record_batch([*arrays, pa.array(labels)], names=[*names, _LABEL])
-
-    ddl = ", ".join(f"{name} float" for name in [*names, _LABEL])
-    return spark.range(0, workers, 1, workers).mapInArrow(rows, ddl)
-
-
-def _read(
-    batches: Iterable[pa.RecordBatch], groups: Sequence[RowGroupSample], schema: DatasetSchema, workers: int, seed: int
-) -> Iterator[tuple[Mapping[str, NDArray[Any]], NDArray[np.float32]]]:
-    """The physical columns and labels of this task's row groups, a batch at a time. `batches` says which task it is."""
-    features, label = matrix_features(schema), schema.label.name
-    columns = [f.name for f in features]
+def _number_lists(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """XGBoost's ids of lists have 32 bits: those of a partition are numbered, 0, 1, ... as they come."""
+    last: int | None = None
+    number = -1
     for batch in batches:
-        for task in batch.column(0).to_pylist():
-            for group in groups[task::workers]:
-                table = pq.ParquetFile(group.path).read_row_group(group.index, columns=[*columns, label])
-                if group.take < group.rows:
-                    rng = np.random.default_rng([seed, group.piece])
-                    table = table.take(np.sort(rng.choice(group.rows, group.take, replace=False)))
-                for start in range(0, table.num_rows, _BATCH_ROWS):
-                    part = table.slice(start, _BATCH_ROWS)
-                    yield (
-                        by_column(part, features, str(group.path)),
-                        part[label].to_numpy().astype(np.float32, copy=False),
-                    )
+        if not batch.num_rows:
+            continue
+        place = batch.schema.get_field_index(_LIST)
+        ids = batch.column(place).to_numpy()
+        begins = np.diff(ids, prepend=ids[0]) != 0
+        begins[0] = last is None or ids[0] != last
+        numbers = (number + np.cumsum(begins)).astype(np.int32)
+        last, number = int(ids[-1]), int(numbers[-1])
+        columns = [pa.array(numbers) if i == place else c for i, c in enumerate(batch.columns)]
+        yield pa.record_batch(columns, names=batch.schema.names)
 
 
 class Progress(xgb.callback.TrainingCallback):  # type: ignore[misc]  # xgboost is untyped
     """A line every few seconds from the first worker, on its standard error (on one machine: the user's terminal)."""
 
-    def __init__(self, rounds: int) -> None:
+    def __init__(self, rounds: int, metric: str) -> None:
         super().__init__()
-        self._rounds = rounds
+        self._rounds, self._metric = rounds, metric
         self._started = self._shown = 0.0
 
     def before_training(self, model: Any) -> Any:
         self._started = self._shown = time.monotonic()
         return model
 
-    def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+    def after_iteration(self, model: Any, epoch: int, evals_log: Mapping[str, Mapping[str, list[float]]]) -> bool:
         now, done = time.monotonic(), epoch + 1
         if xgb.collective.get_rank() == 0 and (now - self._shown >= _PROGRESS_SECONDS or done == self._rounds):
             self._shown = now
             seconds = max(now - self._started, 1e-9)
-            loss = evals_log["training"]["logloss"][-1]
+            told = ", ".join(f"{name} {self._metric} {of[self._metric][-1]:.4f}" for name, of in evals_log.items())
             left = (self._rounds - done) * seconds / done
-            line = f"round {done}/{self._rounds}, training log loss {loss:.4f}, {done / seconds:.1f} rounds/s"
+            line = f"round {done}/{self._rounds}, {told}, {done / seconds:.1f} rounds/s"
             print(f"baseline: {line}, {left:.0f} s left", file=sys.stderr, flush=True)
         return False

@@ -149,8 +149,8 @@ def _told(ws: Workspace, name: str, manifest: Manifest) -> dict[str, Any]:
 
 
 def _key(split: str, metric: str) -> str:
-    """Metrics of the splits valid and rank have names of their own."""
-    return f"{split}.{metric}" if split == "test" else metric
+    """Metrics of the splits valid and rank have names of their own; `test_lists`: lists that trees made of `test`."""
+    return f"test.{metric}" if split.startswith("test") else metric
 
 
 def _of(models: list[dict[str, Any]], name: str) -> dict[str, Any]:

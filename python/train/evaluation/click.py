@@ -34,7 +34,10 @@ BINS = 15
 #: The metrics that are always there.
 BASIC = ("auc", "log_loss", "calibration", "base_rate")
 #: Those that are computed where they are asked for.
-FURTHER = ("pr_auc", "normalized_entropy", "calibration_error")
+FURTHER = ("pr_auc", "normalized_entropy", "calibration_error", "error_rate")
+
+#: Those that mean nothing of scores that only order rows.
+OF_PROBABILITIES = ("log_loss", "calibration", "normalized_entropy", "calibration_error", "error_rate")
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,8 @@ def click_metrics(
     auc: area under the ROC curve, ties count half. pr_auc: average precision. log_loss: mean negative log-likelihood,
     nats. normalized_entropy: log loss over that of always predicting the slice's base rate (He et al., 2014).
     calibration: sum of predictions / sum of labels. calibration_error: expected error over `BINS` parts of nearly equal
-    size (Naeini et al., 2015; parts by quantile: Nguyen and O'Connor, 2015). base_rate: share of positives.
+    size (Naeini et al., 2015; parts by quantile: Nguyen and O'Connor, 2015). error_rate: share of the rows that are
+    positive with a probability of at most 0.5, or negative with a higher one. base_rate: share of positives.
 
     Args:
         rows: this rank's, with `users` where there are replicates.
@@ -111,12 +115,15 @@ def _of_segments(
     p, y = probability(scores_of(rows.order)), rows.labels
     clipped = np.clip(p, _EPSILON, 1 - _EPSILON)
     users = None if rows.users is None or rows.distinct_users is None else rows.distinct_users[rows.users]
+    counted = {"rows": np.ones(len(y), np.int64), "clicks": y.astype(np.int64)}
+    if "error_rate" in metrics:
+        counted["wrong"] = ((p > 0.5) != y).astype(np.int64)
     sums = sum_by_cell(
         ranks,
         rows.segments * BINS,
         rows.segment * BINS + _bins_of(ranks, rows),
         users,
-        {"rows": np.ones(len(y), np.int64), "clicks": y.astype(np.int64)},
+        counted,
         {"predicted": p, "loss": -np.where(y, np.log(clipped), np.log1p(-clipped))},
         bootstrap,
     )
@@ -133,6 +140,8 @@ def _of_segments(
             values["normalized_entropy"] = np.where((clicks > 0) & (clicks < n), values["log_loss"] / entropy, np.nan)
         if "calibration_error" in metrics:
             values["calibration_error"] = np.abs(cells["predicted"] - cells["clicks"]).sum(2) / n
+        if "error_rate" in metrics:
+            values["error_rate"] = totals["wrong"] / n
     bins = [
         [
             Bin(float(sum_p / count), float(hits / count), int(count))
@@ -160,16 +169,6 @@ def _bins_of(ranks: Ranks, rows: SortedRows) -> I64:
         mine = slice(starts[segment], starts[segment] + counts[segment])
         found[mine] = np.searchsorted(lowest[segment], rows.order[mine], side="right")
     return found
-
-
-def metrics_of(
-    labels: npt.NDArray[Any], probabilities: npt.NDArray[np.float32]
-) -> tuple[dict[str, float | None], list[Bin]]:
-    """`BASIC` metrics and calibration of rows that are all here: labels [n], probabilities float32 [n]."""
-    (found,) = click_metrics(
-        Ranks(), ScoredRows.of(probabilities, labels), probability=lambda scores: np.asarray(scores, np.float64)
-    )
-    return {name: value_of(found.values[name]) for name in BASIC}, found.bins[0]
 
 
 def value_of(values: F64, segment: int = 0) -> float | None:

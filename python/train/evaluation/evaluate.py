@@ -12,12 +12,13 @@ from headrace.config.evaluation import CatalogueMetric, ClickMetric, RankingMetr
 from headrace.dataset.parquet.layout import SplitLayout
 from headrace.train.evaluation.bootstrap import F64, Bootstrap
 from headrace.train.evaluation.catalogue import COVERAGE, Occurrences, catalogue_metrics, count_occurrences
-from headrace.train.evaluation.click import BASIC, click_metrics, value_of
+from headrace.train.evaluation.click import BASIC, OF_PROBABILITIES, Probability, click_metrics, value_of
 from headrace.train.evaluation.predictions import Predictions
 from headrace.train.evaluation.ranking import ranked_lists, ranking_metrics
 from headrace.train.evaluation.ranks import I64, Ranks
+from headrace.train.evaluation.regression import regression_metrics
 from headrace.train.evaluation.request import Request
-from headrace.train.evaluation.rows import Dimension, ScoredRows
+from headrace.train.evaluation.rows import Dimension, ScoredRows, sigmoid
 from headrace.train.evaluation.slices import SEEN, carried_ids, make_dimension, slice_values
 from headrace.train.evaluation.users import user_metrics
 
@@ -45,22 +46,31 @@ class Evaluation:
         return {name: value for name, value in asdict(self).items() if name != "replicates"}
 
 
-def evaluate_basic(ranks: Ranks, predictions: Predictions) -> Evaluation:
+def evaluate_basic(ranks: Ranks, predictions: Predictions, probability: Probability | None = sigmoid) -> Evaluation:
     """AUC, log loss, calibration: what the loop looks at while it trains. Collective.
+
+    Args:
+        probability: what makes probabilities of scores; None: they only order rows, and have no metrics of those.
 
     Raises:
         UserError: a prediction is NaN.
     """
-    (found,) = click_metrics(ranks, ScoredRows.of(predictions.logits, predictions.labels))
-    metrics = {name: value_of(found.values[name]) for name in BASIC}
-    return Evaluation(found.rows[0], metrics, [asdict(b) for b in found.bins[0]])
+    rows = ScoredRows.of(predictions.logits, predictions.labels)
+    (found,) = click_metrics(ranks, rows, probability=probability or sigmoid)
+    metrics = {name: value_of(found.values[name]) for name in _meaningful(BASIC, probability)}
+    return Evaluation(found.rows[0], metrics, [asdict(b) for b in found.bins[0]] if probability else [])
+
+
+def _meaningful(names: Sequence[str], probability: Probability | None) -> list[str]:
+    return [n for n in names if probability is not None or n not in OF_PROBABILITIES]
 
 
 class Evaluator:
-    """Evaluates splits as the spec asks for it."""
+    """Evaluates splits as the spec asks for it. `probability`: see `evaluate_basic`."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, probability: Probability | None = sigmoid) -> None:
         self._request, self._settings, self._schema = request, request.settings, request.schema
+        self._probability = probability
         drawn = request.settings.bootstrap
         self._bootstrap = Bootstrap(drawn.replicates, drawn.seed, drawn.confidence) if drawn else Bootstrap()
         self._occurrences: dict[str, Occurrences] = {}
@@ -82,20 +92,43 @@ class Evaluator:
             UserError: a prediction is NaN, or a slice's expression cannot be evaluated.
         """
         if self._request.is_basic:
-            return evaluate_basic(ranks, predictions)
+            return evaluate_basic(ranks, predictions, self._probability)
         rows, dimensions = self._rows(ranks, predictions, self._request.user)
         settings, draws = self._settings, self._bootstrap
-        found = click_metrics(ranks, rows, dimensions=dimensions, metrics=settings.wants(ClickMetric), bootstrap=draws)
-        names = [*BASIC, *settings.wants(ClickMetric)]
+        wanted = _meaningful(settings.wants(ClickMetric), self._probability)
+        found = click_metrics(
+            ranks,
+            rows,
+            dimensions=dimensions,
+            metrics=wanted,
+            bootstrap=draws,
+            probability=self._probability or sigmoid,
+        )
+        names = [*_meaningful(BASIC, self._probability), *wanted]
         tables = [{name: of.values[name] for name in names} for of in found]
-        if wanted := settings.wants(UserMetric):
+        if of_users_wanted := settings.wants(UserMetric):
             for table, of_users in zip(
                 tables, user_metrics(ranks, rows, dimensions=dimensions, bootstrap=draws), strict=True
             ):
-                table |= {name: of_users[name] for name in wanted}
+                table |= {name: of_users[name] for name in of_users_wanted}
         metrics, intervals, slices = self._told(tables, [of.rows for of in found], dimensions)
-        bins = [asdict(b) for b in found[0].bins[0]]
+        bins = [asdict(b) for b in found[0].bins[0]] if self._probability else []
         return Evaluation(found[0].rows[0], metrics, bins, intervals, slices, _replicates(tables[0]))
+
+    def evaluate_regression(self, ranks: Ranks, predictions: Predictions) -> Evaluation:
+        """Errors of predicted numbers. Collective; raises as `evaluate`."""
+        rows, dimensions = self._rows(ranks, predictions, self._request.user)
+        tables, counts = regression_metrics(
+            ranks,
+            predictions.logits,
+            predictions.labels,
+            users=rows.users,
+            slices=rows.slices,
+            dimensions=dimensions,
+            bootstrap=self._bootstrap,
+        )
+        metrics, intervals, slices = self._told(tables, counts, dimensions)
+        return Evaluation(counts[0][0], metrics, [], intervals, slices, _replicates(tables[0]))
 
     def evaluate_lists(self, ranks: Ranks, predictions: Predictions) -> Evaluation:
         """Metrics of the lists of the split `rank`, `rank_group` by `rank_group`. Collective; raises as `evaluate`."""

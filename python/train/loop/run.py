@@ -26,6 +26,7 @@ from headrace.train.evaluation.predictions import Predictions
 from headrace.train.evaluation.ranks import Ranks
 from headrace.train.evaluation.request import Request
 from headrace.train.job import Job
+from headrace.train.loop.item_shares import ItemShares
 from headrace.train.loop.report import cache_report, dynamic_report, peak_mib
 from headrace.train.loop.trainer import Trainer
 from headrace.train.result import Report
@@ -70,6 +71,8 @@ def train(
 
     request = Request(job.train, schema)
     evaluator, ranks = Evaluator(request), Ranks(collective)
+    shares = ItemShares(ranks, layout, schema, job.train)
+    model.log_share = shares.log_share
 
     def predict(split: SplitLayout, carried: Sequence[str] = (), codes: Sequence[str] = ()) -> Predictions:
         model.eval()
@@ -85,7 +88,14 @@ def train(
         )
 
     with TrainLoader(
-        layout, schema, job.train, collective.world, start_step=progress.step, carried=read_along, timed=tracer.timed
+        layout,
+        schema,
+        job.train,
+        collective.world,
+        start_step=progress.step,
+        carried=read_along,
+        timed=tracer.timed,
+        candidates=shares.sampler(),
     ) as source:
         total = source.steps_per_epoch * job.train.epochs
         total = min(total, job.train.max_steps or total)

@@ -6,16 +6,7 @@ import numpy as np
 import pytest
 
 from headrace.config import Generate
-from headrace.generate.counter_random import (
-    bits,
-    hexadecimal,
-    integers,
-    normal,
-    scatter_64,
-    scatter_ids,
-    stream,
-    uniform,
-)
+from headrace.counter_random import bits, hexadecimal, integers, normal, scatter_64, scatter_ids, stream, uniform
 from headrace.generate.population import ITEM_ID_BITS, MAX_TAGS, TAGS, USER_ID_BITS, alive, birthday, draw, items, users
 
 

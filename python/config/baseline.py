@@ -1,0 +1,103 @@
+"""The section `baseline`: XGBoost on Spark."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from headrace.config.section import Section
+
+#: What has always been written down; a key that came later is left out of dumps where it has its default.
+_FIRST = ("rounds", "max_depth", "learning_rate", "workers", "max_rows")
+#: Keys whose names and defaults are XGBoost's own: passed on where the spec sets another value.
+BOOSTER_KEYS = (
+    "subsample",
+    "colsample_bytree",
+    "min_child_weight",
+    "gamma",
+    "reg_lambda",
+    "reg_alpha",
+    "scale_pos_weight",
+    "max_bin",
+    "grow_policy",
+    "max_leaves",
+    "max_cat_to_onehot",
+    "max_cat_threshold",
+)
+
+
+class Baseline(Section):
+    """XGBoost on Spark (`xgboost.spark`) over the same dataset and split."""
+
+    #: classification: probabilities of a label of 0 or 1; ranking: LambdaMART (`rank:ndcg`) over the lists of `group`;
+    #: regression: squared error.
+    objective: Literal["classification", "ranking", "regression"] = "classification"
+    #: A carried column of numbers to learn in place of `features.label`; rows where it is null are left out.
+    label: str | None = None
+    #: ranking: a carried column, whose rows of one value are one list; null: `train.rank_group`.
+    group: str | None = None
+    #: Trees at most.
+    rounds: int = Field(default=60, ge=1)
+    #: Stop after this many trees in a row that did not improve the split `valid` (log loss; NDCG@`train.rank_k`; root
+    #: mean squared error), and keep the trees up to the best one. Null: all `rounds`.
+    early_stopping_rounds: int | None = Field(default=None, ge=1)
+    #: Of a tree; 0: no limit, with `grow_policy: lossguide` and `max_leaves`.
+    max_depth: int = Field(default=6, ge=0)
+    #: The share of each tree that is added.
+    learning_rate: float = Field(default=0.2, gt=0)
+    #: Share of the rows that a tree is grown on.
+    subsample: float = Field(default=1.0, gt=0, le=1)
+    #: Share of the columns that a tree is grown on.
+    colsample_bytree: float = Field(default=1.0, gt=0, le=1)
+    #: The least sum of second derivatives (of squared error: rows) of a leaf.
+    min_child_weight: float = Field(default=1.0, ge=0)
+    #: The least gain of a split.
+    gamma: float = Field(default=0.0, ge=0)
+    #: L2 penalty of leaves' values.
+    reg_lambda: float = Field(default=1.0, ge=0)
+    #: L1 penalty of leaves' values.
+    reg_alpha: float = Field(default=0.0, ge=0)
+    #: classification: weight of positive rows.
+    scale_pos_weight: float = Field(default=1.0, gt=0)
+    #: Bins of a column's histogram.
+    max_bin: int = Field(default=256, ge=2)
+    #: Which leaf is split next: one of the lowest depth, or that with the greatest gain.
+    grow_policy: Literal["depthwise", "lossguide"] = "depthwise"
+    #: Leaves of a tree at most; 0: no limit.
+    max_leaves: int = Field(default=0, ge=0)
+    #: Split categorical features into sets of codes. Without it a code is a number, by frequency, and a split cuts
+    #: popular values from rare ones.
+    enable_categorical: bool = False
+    #: With `enable_categorical`: a feature with more codes stays a number, as a histogram has a bin for each category.
+    max_categories: int = Field(default=1_000, ge=2)
+    #: With `enable_categorical`: a feature with fewer codes is split one code against the others.
+    max_cat_to_onehot: int = Field(default=4, ge=1)
+    #: With `enable_categorical`: codes of one side of a split at most.
+    max_cat_threshold: int = Field(default=64, ge=1)
+    #: Spark tasks that train together.
+    workers: int = Field(default=2, ge=1)
+    #: Train on at most this many rows, a deterministic sample.
+    max_rows: int | None = 2_000_000
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fingerprints of specs that set none of the later keys are those from before there were any."""
+        dumped: dict[str, Any] = serialize(self)
+        fields = type(self).model_fields
+        return {k: v for k, v in dumped.items() if k in _FIRST or getattr(self, k) != fields[k].default}
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Baseline:
+        if self.group is not None and self.objective != "ranking":
+            raise ValueError("`group` goes with `objective: ranking`")
+        if self.scale_pos_weight != 1 and self.objective != "classification":
+            raise ValueError("`scale_pos_weight` goes with `objective: classification`")
+        if self.max_depth == 0 and not self.max_leaves:
+            raise ValueError("`max_depth: 0` is no limit: set `max_leaves`")
+        return self
+
+    def booster_parameters(self) -> dict[str, Any]:
+        """What XGBoost is told besides rounds, depth and learning rate: the keys that are not at its defaults."""
+        fields = type(self).model_fields
+        return {k: getattr(self, k) for k in BOOSTER_KEYS if getattr(self, k) != fields[k].default}

@@ -1,0 +1,95 @@
+"""The rows that a Spark task reads of a split: whole row groups, or a sample of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from headrace.dataset.parquet.layout import open_split
+from headrace.dataset.parquet.lists import by_column
+from headrace.models.xgboost_model import matrix_features
+from headrace.schema import DatasetSchema
+from headrace.storage import Location
+
+#: Rows of one Arrow batch between the tasks' processes and the JVM.
+_BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class RowGroupSample:
+    """What is wanted of one row group: all of it, or a sample."""
+
+    path: str
+    #: The row group's place in its file, and in the split.
+    index: int
+    piece: int
+    rows: int
+    take: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows: their features by physical name, their labels float32 [n], other columns by name [n]."""
+
+    features: Mapping[str, NDArray[Any]]
+    labels: NDArray[np.float32]
+    others: Mapping[str, NDArray[Any]]
+
+
+def sample_row_groups(
+    dataset: Location, split: str, schema: DatasetSchema, max_rows: int | None = None, carried: Sequence[str] = ()
+) -> list[RowGroupSample]:
+    """The row groups of a split, in order; with `max_rows`, exactly that many rows spread evenly over them.
+
+    Args:
+        carried: carried columns that will be read.
+
+    Raises:
+        UserError: no such split, or a damaged file; see `headrace.dataset.parquet.layout.open_split`.
+    """
+    groups = open_split(dataset, split, schema, carried).row_groups
+    total = sum(g.rows for g in groups)
+    wanted = total if max_rows is None else min(total, max_rows)
+    found, seen = [], 0
+    for g in groups:
+        # Differences of rounded-down cumulative shares: each within one row of its part, the sum exact.
+        take = (seen + g.rows) * wanted // total - seen * wanted // total
+        seen += g.rows
+        if take:
+            found.append(RowGroupSample(str(g.path), g.index, g.piece, g.rows, take))
+    return found
+
+
+def read_rows(
+    groups: Sequence[RowGroupSample], schema: DatasetSchema, label: str, others: Sequence[str] = (), seed: int = 0
+) -> Iterator[Rows]:
+    """The rows of row groups, a batch at a time; those whose label is null are left out.
+
+    Args:
+        label: the column that is learned.
+        others: carried columns and codes to bring along.
+        seed: of the samples.
+    """
+    features = matrix_features(schema)
+    columns = list(dict.fromkeys([*(f.name for f in features), label, *others]))
+    for group in groups:
+        table = pq.ParquetFile(group.path).read_row_group(group.index, columns=columns)
+        if group.take < group.rows:
+            rng = np.random.default_rng([seed, group.piece])
+            table = table.take(np.sort(rng.choice(group.rows, group.take, replace=False)))
+        if table[label].null_count:
+            table = table.filter(pc.is_valid(table[label]))
+        for start in range(0, table.num_rows, _BATCH_ROWS):
+            part = table.slice(start, _BATCH_ROWS)
+            yield Rows(
+                by_column(part, features, group.path),
+                part[label].cast(pa.float32()).to_numpy(),
+                {name: part[name].to_numpy() for name in others},
+            )

@@ -1,0 +1,109 @@
+"""The baseline's settings as XGBoost is told them; no Spark session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pydantic import ValidationError
+
+from headrace.config import Baseline, load_spec
+from headrace.errors import UserError
+from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.train.baseline.stage import TrainBaseline
+from headrace.train.baseline.xgboost_spark import _number_lists, estimator_parameters
+
+SCHEMA = DatasetSchema(
+    features=(
+        Feature(name="age", kind=Kind.CONTINUOUS, dtype="float32"),
+        Feature(name="city", kind=Kind.CATEGORICAL, dtype="int32", cardinality=50),
+        Feature(name="user", kind=Kind.CATEGORICAL, dtype="int32", cardinality=5000),
+        Feature(name="tags", kind=Kind.CATEGORICAL, dtype="int32", cardinality=9, is_list=True, length=2),
+        Feature(name="click", kind=Kind.LABEL, dtype="float32"),
+    )
+)
+
+
+def told(device: str = "cpu", **settings: Any) -> dict[str, Any]:
+    found = estimator_parameters(SCHEMA, Baseline(**settings), seed=3, k=7, device=device, workers=2)
+    assert np.isnan(found.pop("missing"))
+    return found
+
+
+def test_defaults_tell_xgboost_what_they_always_did() -> None:
+    usual = {
+        "features_col": ["f0", "f1", "f2", "f3", "f4"],
+        "label_col": "label",
+        "num_workers": 2,
+        "n_estimators": 60,
+        "max_depth": 6,
+        "learning_rate": 0.2,
+        "tree_method": "hist",
+        "random_state": 3,
+        "eval_metric": "logloss",
+        "verbose": False,
+    }
+    assert told() == usual
+    assert told("cuda") == {**usual, "device": "cuda"}
+
+
+def test_settings_are_told_under_xgboosts_names() -> None:
+    found = told(
+        objective="ranking",
+        early_stopping_rounds=4,
+        subsample=0.5,
+        max_depth=0,
+        max_leaves=31,
+        grow_policy="lossguide",
+        enable_categorical=True,
+        max_cat_to_onehot=8,
+    )
+    assert found["qid_col"] == "list"
+    assert (found["objective"], found["eval_metric"]) == ("rank:ndcg", "ndcg@7")
+    assert (found["early_stopping_rounds"], found["validation_indicator_col"]) == (4, "valid")
+    assert (found["subsample"], found["max_leaves"], found["grow_policy"]) == (0.5, 31, "lossguide")
+    # 5,000 users are more than max_categories: a histogram has a bin for each.
+    assert found["feature_types"] == ["q", "c", "q", "c", "c"]
+    assert found["max_cat_to_onehot"] == 8
+    assert told(objective="regression")["eval_metric"] == "rmse"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"group": "query"}, "goes with `objective: ranking`"),
+        ({"objective": "ranking", "scale_pos_weight": 2}, "goes with `objective: classification`"),
+        ({"max_depth": 0}, "set `max_leaves`"),
+    ],
+)
+def test_settings_that_do_not_agree(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Baseline(**settings)
+
+
+def test_columns_and_what_a_warehouse_takes() -> None:
+    with pytest.raises(UserError, match=r"baseline\.label: 'dwell' must be in features\.carried"):
+        load_spec("clicks", ["baseline.label=dwell"])
+    with pytest.raises(UserError, match=r"name the carried column of its lists"):
+        load_spec("clicks", ["baseline.objective=ranking", "score.model=neural"])
+    with pytest.raises(UserError, match="publish takes probabilities"):
+        load_spec("clicks", ["baseline.objective=regression", "score.model=best"])
+
+
+def test_keys_of_runs_from_before_the_later_settings_stay() -> None:
+    part = TrainBaseline().spec_part(load_spec("criteo"))
+    first = {"rounds": 60, "max_depth": 4, "learning_rate": 0.2, "workers": 2, "max_rows": 2_000_000}
+    assert part == {"baseline": first, "seed": 1}
+    changed = TrainBaseline().spec_part(load_spec("criteo", ["baseline.subsample=0.5"]))
+    assert changed["baseline"] == {**first, "subsample": 0.5}
+
+
+def test_lists_are_numbered_across_batches() -> None:
+    ids = [[-9, -9, 4], [4], [], [4, 2**62], [2**62, 2**62 + 1]]
+    batches = [pa.record_batch([pa.array(i, pa.int64()), pa.array(i, pa.int64())], names=["row", "list"]) for i in ids]
+    found = list(_number_lists(batches))
+    assert [b["list"].to_pylist() for b in found] == [[0, 0, 1], [1], [1, 2], [2, 3]]
+    assert [b["row"].to_pylist() for b in found] == [i for i in ids if i]
+    assert found[0].schema.field("list").type == pa.int32()
