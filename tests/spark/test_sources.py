@@ -291,6 +291,41 @@ def test_movielens_ncf_wants_its_three_files(spark: SparkSession, ws: Workspace)
         read(spark, ws, spec, {**NCF, "notes.txt": "x"})
 
 
+def test_lightgcn(spark: SparkSession, ws: Workspace) -> None:
+    spec = shipped("gowalla")
+    train = {u: list(range(u % 7, 60, u % 5 + 2)) for u in range(60)} | {60: [3], 61: []}
+    test = {u: [60 + u, 130] for u in range(50)} | {70: []}
+    files = {
+        f"x.{name}.txt": "".join(" ".join(map(str, [u, *items])) + "\n" for u, items in lists.items())
+        for name, lists in (("train", train), ("test", test))
+    }
+    files["x.test.txt"] += "8 y 131 \n"
+    rows = read(spark, ws, spec, files)
+    assert [(r["_source_file"], r["_line"], r["_reason"]) for r in rows if r["_state"] == BAD] == [
+        ("in/x.test.txt", 52, "item_id: 'y' is not a bigint")
+    ]
+    # A user without items is a line and no row.
+    assert [(r["_source_file"], r["_line"]) for r in rows if r["_state"] == SKIPPED] == [
+        ("in/x.test.txt", 51),
+        ("in/x.train.txt", 62),
+    ]
+    found = splits(rows)
+    given = {(u, i) for u, items in train.items() for i in items}
+    assert found["test", 1] == {(u, i) for u, items in test.items() for i in items} | {(8, 131)}
+    assert found["train", 1] | found["valid", 1] == given
+    assert not found["train", 1] & found["valid", 1]
+    held = Counter(u for u, _ in found["valid", 1])
+    assert set(held.values()) == {1}
+    assert 1 <= len(held) <= 20
+    assert 60 not in held
+    check_negatives(found, "valid", VALID_NEGATIVES, len({i for _, i in given}), ("train", "valid"))
+    assert set(found) == {("train", 1), ("valid", 1), ("valid", 0), ("test", 1)}
+    with pytest.raises(UserError, match=r"no landing file ends in 'test\.txt'"):
+        read(spark, Workspace(ws.home / "one"), spec, {"x.train.txt": "1 2\n"})
+    with pytest.raises(UserError, match=r"landing file in/item_list\.txt is none of \*train\.txt"):
+        read(spark, Workspace(ws.home / "more"), spec, {**files, "item_list.txt": "1 2\n"})
+
+
 @pytest.mark.usefixtures("generated_code")  # a million rows
 def test_movielens_ncf_real(spark: SparkSession, ws: Workspace, shared_data: Path) -> None:
     spec = shipped("movielens")

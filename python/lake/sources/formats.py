@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
-from headrace.lake.sources import movielens
+from headrace.lake.sources import lightgcn, movielens
 from headrace.lake.sources.clicks import read_clicks
 from headrace.lake.sources.criteo import read_criteo
 from headrace.lake.sources.delimited import read_csv
@@ -38,4 +38,5 @@ FORMATS: Mapping[str, SourceFormat] = {
     "talkingdata": SourceFormat(read_talkingdata),
     "movielens": SourceFormat(movielens.read_ratings, movielens.leave_last_out, movielens.COLUMNS),
     "movielens_ncf": SourceFormat(movielens.read_ncf, movielens.hold_one_out, movielens.COLUMNS),
+    "lightgcn": SourceFormat(lightgcn.read_lists, lightgcn.hold_some_out, lightgcn.COLUMNS),
 }
