@@ -253,6 +253,9 @@ class Train(Section):
     background_checkpoints: bool = False
     #: Start from the newest finished model of an earlier day.
     warm_start: bool = True
+    #: Where there is no such model: pipelines whose newest models the parts of the network start from, by part, such as
+    #: {gmf: movielens_gmf, mlp: movielens_mlp} of neumf. They have the same vocabularies.
+    pretrained: Mapping[str, str] = Field(default_factory=dict)
     #: The share of adagrad's sums that a warm start keeps. They only grow: with 1, nothing moves after a year of days;
     #: with 0, the first steps of a day are as large as those of untrained rows, and forget.
     warm_decay: float = Field(default=0.5, ge=0, le=1)

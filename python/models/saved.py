@@ -177,15 +177,19 @@ def has_state_of(folder: Location, kind: str) -> bool:
 def restore(model: ShardedModel, folder: Location, with_optimizer: bool) -> Loaded:
     """Put a saved model's rows and dense weights into a model of the same shape, whose tables may have grown.
 
-    Speaks to no other rank. With `with_optimizer` also the embeddings' optimizer states (`configure_optimizer` first).
+    Speaks to no other rank. What the model made of its own training rows stays. With `with_optimizer` also the
+    embeddings' optimizer states (`configure_optimizer` first).
 
     Raises:
         UserError: a file is missing or damaged, or the shapes differ.
     """
     card = read_card(folder)
     dense = load_tensors(folder, next(r for r in card.files if r.name == DENSE))
-    ours = {name: list(t.shape) for name, t in model.dense_state().items()}
-    theirs = {name: list(t.shape) for name, t in dense.items()}
+    state = model.dense_state()
+    if model.has_observed:
+        dense |= {name: state[name] for name in model.observed}
+    ours = {name: list(t.shape) for name, t in state.items() if name not in model.observed}
+    theirs = {name: list(t.shape) for name, t in dense.items() if name not in model.observed}
     if ours != theirs:
         differ = sorted(n for n in ours.keys() | theirs.keys() if ours.get(n) != theirs.get(n))
         first = differ[0]

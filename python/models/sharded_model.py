@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -121,6 +121,8 @@ class ShardedModel(nn.Module):
         elif dynamic:
             self.absent = nn.ParameterList(nn.Parameter(torch.zeros(s.dim)) for s in dynamic)
         self.network = network
+        #: Whether the network has seen the training rows: what it made of them stays, whatever is restored.
+        self.has_observed = False
         if self.device.type != "cpu":  # drawn on the host, so that every device starts alike
             self.to(self.device)
 
@@ -220,6 +222,24 @@ class ShardedModel(nn.Module):
             return self.tasks.loss(outputs, inputs)
         return binary_cross_entropy(outputs["logits"], inputs.labels, inputs.weights)
 
+    def begin_step(self, step: int) -> None:
+        """Tell a network that wants to know (`begin_step`) which step of training comes, from 1."""
+        told = getattr(self.network, "begin_step", None)
+        if told is not None:
+            told(step)
+
+    def observe(self, rows: Iterable[tuple[Tensor, CategoricalBatch, Tensor]]) -> None:
+        """Show the network's `observe` rows without embeddings: continuous features, categorical ones, labels.
+
+        What it makes of them are the buffers named in its `observed`. They belong to the dense part, but a saved model
+        that is restored here leaves them as they are.
+        """
+        self.network.observe(  # type: ignore[operator]
+            Inputs(self.inputs, continuous, _no_vectors, labels, ids=BatchIds(batch, self._places))
+            for continuous, batch, labels in rows
+        )
+        self.has_observed = True
+
     def add_gradient_sum(self, gradient: Tensor) -> None:
         """Note a gradient of vectors, of any shape, for `take_gradient_sum`."""
         total = gradient.sum(dtype=torch.float32)
@@ -286,8 +306,15 @@ class ShardedModel(nn.Module):
         """The state dict of the dense part: the network's, by its own names, and `absent` where there are raw ids."""
         return {name.removeprefix(_NETWORK): value for name, value in self.state_dict().items()}
 
+    @property
+    def observed(self) -> tuple[str, ...]:
+        """Names in `dense_state` of what the network makes of the training rows; their shapes follow from the data."""
+        return tuple(getattr(self.network, "observed", ()))
+
     def load_dense_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over a `dense_state` of the same shapes."""
+        """Take over a `dense_state` of the same shapes, but for what is `observed`."""
+        for name in self.observed:
+            setattr(self.network, name, torch.empty_like(state[name], device=self.device))
         self.load_state_dict(
             {name if name.split(".")[0] == "absent" else _NETWORK + name: value for name, value in state.items()}
         )

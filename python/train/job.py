@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from headrace import config
 from headrace.manifest import Manifest, fingerprint
@@ -33,6 +34,8 @@ class Job(BaseModel):
     progress_seconds: float = 1.0
     #: A saved model to start from, by its name in the workspace.
     warm_start: str | None = None
+    #: Saved models that parts of the network start from, by their names in the workspace.
+    pretrained: Mapping[str, str] = Field(default={})
     #: Written to `fence` by the launch that this job belongs to; empty: nobody else can be at work.
     token: str = ""
     threads: int | None = None
@@ -103,6 +106,7 @@ class Job(BaseModel):
         loop |= {} if self.train.sample_weight is None else {"sample_weight": self.train.sample_weight}
         if self.train.tasks:
             loop["tasks"] = self.train.model_dump(mode="json", include={"tasks"})["tasks"]
+        loop |= {"pretrained": dict(self.pretrained)} if self.pretrained else {}
         loop["storage"] = {"": sharding.storage, **{n: t.storage for n, t in sharding.tables.items() if t.storage}}
         return fingerprint({"model": self.model.model_dump(mode="json"), "train": loop, "dataset": self.features.key})
 

@@ -25,6 +25,7 @@ from headrace.train.evaluation.request import Request
 from headrace.train.job import FINGERPRINTED, Job
 from headrace.train.launch.startup import driver_phase_ends, end_phase
 from headrace.train.result import Report, show_metrics
+from headrace.train.setup.pretrained import PRETRAINED, check_pretrained, find_pretrained
 from headrace.train.setup.sample_weight import carried_weight
 from headrace.train.setup.task_labels import TaskLabels
 from headrace.train.setup.warm_start import find_warm_start
@@ -44,6 +45,8 @@ class Train(Stage):
         train = spec.train.model_dump(mode="json", include={*FINGERPRINTED, "rank_group", "rank_k"})
         if spec.train.evaluation != Evaluation():  # keys of runs from before there were these stay as they are
             train["evaluation"] = spec.train.evaluation.model_dump(mode="json")
+        if spec.train.pretrained:
+            train["pretrained"] = dict(spec.train.pretrained)
         if spec.train.sample_weight is not None:
             train["sample_weight"] = spec.train.sample_weight
         if spec.train.tasks:
@@ -51,12 +54,13 @@ class Train(Stage):
         return {"model": spec.model.model_dump(mode="json"), "train": train}
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """The saved model of an earlier day, where the run starts from one."""
+        """The saved model of an earlier day, or those of other pipelines, where the run starts from them."""
         schema = ctx.upstream["features"].dataset_schema
-        if not ctx.spec.train.warm_start or schema is None:
-            return ()
-        found = find_warm_start(ctx.ws, ctx.spec, ctx.ds, schema)
-        return () if found is None else (Input(kind="model", name=found.name, version=found.version),)
+        if ctx.spec.train.warm_start and schema is not None:
+            found = find_warm_start(ctx.ws, ctx.spec, ctx.ds, schema)
+            if found is not None:
+                return (Input(kind="model", name=found.name, version=found.version),)
+        return find_pretrained(ctx.ws, ctx.spec, ctx.ds)
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
         try:
@@ -141,6 +145,7 @@ def _register(ctx: Context, job: Job, report: Report) -> str:
 def make_job(ctx: Context) -> Job:
     """What the ranks are told."""
     warm = [i.name for i in ctx.inputs if i.kind == "model"]
+    pretrained = [i.name for i in ctx.inputs if i.kind == PRETRAINED]
     job = Job(
         home=ctx.ws.home,
         pipeline=ctx.spec.pipeline,
@@ -150,6 +155,7 @@ def make_job(ctx: Context) -> Job:
         model=ctx.spec.model,
         train=ctx.spec.train,
         warm_start=warm[0] if warm else None,
+        pretrained=dict(zip(sorted(ctx.spec.train.pretrained), pretrained, strict=False)),
         threads=ctx.spec.train.threads,
     )
     job.folder.make_dir()
@@ -171,6 +177,7 @@ def check_dataset(job: Job) -> None:
     labels = TaskLabels(job.train, schema, job.ds)
     carried = labels.beside(carried_weight(job.train, schema))
     check_streams(open_split(dataset, "train", schema, carried), job.train.streams)
+    check_pretrained({part: job.ws.locate(name) for part, name in job.pretrained.items()}, dataset, schema)
     NegativeSampler.of(schema, job.train.negatives)
     CandidateSampler.of(schema, job.train.negatives, job.train.seed)
     dynamic_specs(schema, job.model.embedding_dim, job.train.embeddings)

@@ -30,6 +30,8 @@ from headrace.train.loop.item_shares import ItemShares
 from headrace.train.loop.report import cache_report, dynamic_report, peak_mib
 from headrace.train.loop.trainer import Trainer
 from headrace.train.result import Report
+from headrace.train.setup.observe import observe_training_rows
+from headrace.train.setup.pretrained import start_from_pretrained
 from headrace.train.setup.sample_weight import carried_weight
 from headrace.train.setup.state import TrainState, build_state
 from headrace.train.setup.task_labels import TaskLabels
@@ -63,7 +65,7 @@ def train(
     labels = TaskLabels(job.train, schema, job.ds)
     read_along = labels.beside(carried_weight(job.train, schema))
     layout = open_split(dataset, "train", schema, read_along)
-    state, progress = _restore_or_build(job, schema, collective, watchdog)
+    state, progress = _restore_or_build(job, schema, layout, collective, watchdog)
     model = state.model
     resumed_from = watchdog.step = progress.step
     valid = open_split(dataset, "valid", schema)
@@ -192,10 +194,11 @@ def train(
 
 
 def _restore_or_build(
-    job: Job, schema: DatasetSchema, collective: Collective, watchdog: Watchdog
+    job: Job, schema: DatasetSchema, rows: SplitLayout, collective: Collective, watchdog: Watchdog
 ) -> tuple[TrainState, Progress]:
-    """The newest whole checkpoint's state; else a new one, with the weights of the warm-start model if there is one."""
+    """The newest whole checkpoint's state; else a new one, with the weights of the models that it starts from."""
     state = build_state(job, schema, collective)
+    observe_training_rows(state.model, rows)
     watchdog.phase = "restore"
     resumed = restore(job.checkpoints, state.model, state.dense, collective, config=job.config_fingerprint)
     if resumed is not None:
@@ -203,8 +206,11 @@ def _restore_or_build(
     if list_steps(job.checkpoints):
         del state  # before there is another: the tables may not fit twice
         state = build_state(job, schema, collective)
+        observe_training_rows(state.model, rows)
     if job.warm_start is not None:
         start = job.ws.locate(job.warm_start)
         saved.restore(state.model, start, saved.has_state_of(start, job.train.embeddings.kind))
         state.model.age_state(job.train.warm_decay)
+    elif job.pretrained:
+        start_from_pretrained(state.model, {part: job.ws.locate(name) for part, name in job.pretrained.items()})
     return state, Progress()

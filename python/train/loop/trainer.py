@@ -139,6 +139,7 @@ class Trainer:
         train, state, phase = self._job.train, self._state, self._callbacks.phase
         # What a network draws (dropout) is a function of the step, so that a resumed run draws the same.
         torch.manual_seed((train.seed * 1_000_003 + step - 1) * 1_009 + self._collective.world.rank)
+        state.model.begin_step(step)
         local_loss = 0.0
         for i in range(train.accumulate):
             is_last = i + 1 == train.accumulate

@@ -93,7 +93,9 @@ def _after_one_step(optimizer: torch.optim.Optimizer, parameters: list[nn.Parame
     copies = [nn.Parameter(p.detach().clone()) for p in parameters]
     for c in copies:
         c.grad = torch.zeros_like(c)
-    twin = type(optimizer)(copies, **{k: v for k, v in optimizer.defaults.items() if k in ("lr", "weight_decay")})
+    twin = type(optimizer)(
+        [{"params": copies}], **{k: v for k, v in optimizer.defaults.items() if k in ("lr", "weight_decay")}
+    )
     _step(twin)
     return _flat(twin)
 
@@ -123,8 +125,9 @@ def _flat(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def _make(parameters: list[nn.Parameter], conf: config.Optimizer) -> torch.optim.Optimizer:
+    group = [{"params": parameters}]  # of a network that is embeddings alone there are none, which torch takes so only
     if conf.kind == "sgd":
-        return torch.optim.SGD(parameters, lr=conf.learning_rate, weight_decay=conf.weight_decay)
+        return torch.optim.SGD(group, lr=conf.learning_rate, weight_decay=conf.weight_decay)
     if conf.kind == "adagrad":
-        return torch.optim.Adagrad(parameters, lr=conf.learning_rate, weight_decay=conf.weight_decay)
-    return torch.optim.Adam(parameters, lr=conf.learning_rate, weight_decay=conf.weight_decay)
+        return torch.optim.Adagrad(group, lr=conf.learning_rate, weight_decay=conf.weight_decay)
+    return torch.optim.Adam(group, lr=conf.learning_rate, weight_decay=conf.weight_decay)

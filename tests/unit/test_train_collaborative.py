@@ -1,0 +1,153 @@
+"""Collaborative models in the training loop: on two ranks, stopped and resumed, saved and asked, warm, pretrained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.comm.threads import run_ranks
+from headrace.config import Model, Train
+from headrace.errors import UserError
+from headrace.manifest import Manifest
+from headrace.models.predictor import load_predictor
+from headrace.models.saved import load_model
+from headrace.train.job import Job
+from headrace.train.loop.run import train, train_local
+from headrace.workspace import Workspace
+from tests.dataset_support import read_padded
+from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of, stop_at, weights
+
+UI = {"user": "user", "item": "item"}
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "matrix_factorization": ({**UI, "loss": "bce"}, {}),
+    "neumf": ({**UI, "mlp_dim": 3, "mlp": [8, 4]}, {}),
+    "mult_vae": ({"item": "item", "history": "tags", "hidden": [6], "dropout": 0, "variational": False}, {}),
+    "lightgcn": ({**UI, "loss": "bce", "layers": 2}, {}),
+}
+
+
+def model_of(name: str, **more: Any) -> Model:
+    return Model.model_validate({"class": name, "embedding_dim": 4, "args": {**MODELS[name][0], **more}})
+
+
+def train_of(name: str, **more: Any) -> Train:
+    return Train.model_validate({**TRAIN.model_dump(), "epochs": 1, "patience": None, **MODELS[name][1], **more})
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    torch.set_num_threads(1)
+    return Workspace(tmp_path_factory.mktemp("collaborative"))
+
+
+@pytest.fixture(scope="module")
+def features(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest:
+    return with_lists_of_items(make_dataset(home, train=2_000, valid=400))  # 10 steps
+
+
+def with_lists_of_items(manifest: Manifest) -> Manifest:
+    """The tags are items: codes of one vocabulary."""
+    schema = manifest.dataset_schema
+    assert schema is not None
+    told = [
+        f.model_copy(update={"vocabulary": "item", "cardinality": 40}) if f.name == "tags" else f
+        for f in schema.features
+    ]
+    return manifest.model_copy(update={"dataset_schema": schema.model_copy(update={"features": tuple(told)})})
+
+
+def run(name: str, home: Workspace, features: Manifest, key: str, **more: Any) -> Job:
+    return job_of(home, features, f"{name}-{key}", train_of(name), model_of(name), **more)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_trains_resumes_and_answers(name: str, home: Workspace, features: Manifest) -> None:
+    job = run(name, home, features, "one")
+    losses = [p["loss"] for p in train_local(job).curve]
+    assert np.mean(losses[-3:]) < np.mean(losses[:3])
+
+    stopped = run(name, home, features, "stopped")
+    with pytest.raises(Stopped):
+        train_local(stopped, stop_at(7))
+    assert train_local(stopped).resumed_from_step == 5
+    assert_same_weights(job, stopped)
+
+    two = run(name, home, features, "two")
+    for report in run_ranks(2, lambda collective: train(two, collective)):
+        np.testing.assert_allclose([p["loss"] for p in report.curve], losses, rtol=1e-4)
+    for tensor, value in weights(job).items():
+        np.testing.assert_allclose(weights(two)[tensor], value, atol=2e-3, err_msg=tensor)
+
+    assert features.dataset_schema is not None
+    dataset = home.home / features.output("dataset").name
+    table = read_padded(sorted((dataset / "valid").glob("*.parquet")), features.dataset_schema)
+    columns = {c: table[c].to_numpy() for c in table.columns}
+    found = load_predictor(job.saved_model).predict(columns)
+    np.testing.assert_allclose(found, load_predictor(two.saved_model).predict(columns), atol=2e-3)
+    assert len(np.unique(found)) > 100
+
+    warm = run(name, home, features, "warm", warm_start=str(job.saved_model))
+    assert train_local(warm).curve[0]["loss"] < losses[0]
+
+
+def test_a_graph_is_of_the_training_rows_and_saved(
+    home: Workspace, features: Manifest, make_dataset: Callable[..., Manifest]
+) -> None:
+    job = run("lightgcn", home, features, "graph")
+    train_local(job)
+
+    def pairs(manifest: Manifest) -> set[tuple[int, int]]:
+        dataset = home.home / manifest.output("dataset").name
+        assert manifest.dataset_schema is not None
+        rows = read_padded(sorted((dataset / "train").glob("*.parquet")), manifest.dataset_schema)
+        return set(rows[rows.click > 0][["user", "item"]].itertuples(index=False, name=None))
+
+    def edges(of: Job) -> set[tuple[int, int]]:
+        network = load_model(of.saved_model).network
+        return set(zip(network.graph_users.tolist(), network.graph_items.tolist(), strict=True))  # type: ignore[union-attr,operator,arg-type]
+
+    assert edges(job) == pairs(features)
+    # Tomorrow's rows are others, and there are more users.
+    other = with_lists_of_items(make_dataset(home, train=1_000, valid=400, users=70, seed=5, ds="2026-01-11"))
+    assert pairs(other) != pairs(features)
+    warm = run("lightgcn", home, other, "tomorrow", warm_start=str(job.saved_model))
+    train_local(warm)
+    assert edges(warm) == pairs(other)
+
+
+def test_a_pretrained_start_is_the_mean_of_two_models(home: Workspace, features: Manifest) -> None:
+    parts = {}
+    for part in ("gmf", "mlp"):
+        model = model_of("neumf", part=part)
+        parts[part] = job_of(home, features, f"pretrained-{part}", train_of("neumf"), model)
+        train_local(parts[part])
+    names = {part: str(job.saved_model) for part, job in parts.items()}
+    still = train_of("neumf", max_steps=1, dense={"kind": "sgd", "learning_rate": 1e-12})
+    still = still.model_copy(update={"embeddings": still.embeddings.model_copy(update={"learning_rate": 1e-12})})
+    job = job_of(home, features, "pretrained", still, model_of("neumf", alpha=0.25), pretrained=names)
+    train_local(job)
+    columns = {c: np.arange(2, 40) for c in ("user", "item", "tags__0", "tags__1", "tags__2")}
+    columns |= {c: np.zeros(38, np.float32) for c in ("age", "price")}  # type: ignore[dict-item]
+    logits = {}
+    for name, path in {**names, "both": job.saved_model}.items():
+        p = load_predictor(path).predict(columns).astype(float)
+        logits[name] = np.log(p) - np.log1p(-p)
+    np.testing.assert_allclose(logits["both"], 0.25 * logits["gmf"] + 0.75 * logits["mlp"], atol=1e-4)
+    again = job_of(home, features, "pretrained-2", still, model_of("neumf", alpha=0.25), pretrained=names)
+    run_ranks(2, lambda collective: train(again, collective))
+    np.testing.assert_allclose(
+        load_predictor(again.saved_model).predict(columns), load_predictor(job.saved_model).predict(columns), atol=1e-6
+    )
+
+    def refused(model: Model, **models: str) -> str:
+        with pytest.raises(UserError) as caught:
+            train_local(job_of(home, features, f"refused-{len(models)}", still, model, pretrained=models))
+        return str(caught.value)
+
+    assert "none of the models has table" in refused(model_of("neumf"), gmf=names["gmf"])
+    assert "does not start from other models" in refused(model_of("matrix_factorization"), **names)
+    assert "do not fit the network" in refused(model_of("neumf", mlp=[8, 5]), **names)
