@@ -27,10 +27,10 @@ from headrace.train.evaluation.ranks import Ranks
 from headrace.train.evaluation.request import Request
 from headrace.train.job import Job
 from headrace.train.loop.item_shares import ItemShares
+from headrace.train.loop.observe import observe_training_rows
 from headrace.train.loop.report import cache_report, dynamic_report, peak_mib
 from headrace.train.loop.trainer import Trainer
 from headrace.train.result import Report
-from headrace.train.setup.observe import observe_training_rows
 from headrace.train.setup.pretrained import start_from_pretrained
 from headrace.train.setup.sample_weight import carried_weight
 from headrace.train.setup.state import TrainState, build_state
