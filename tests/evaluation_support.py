@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,3 +53,27 @@ def assert_equal(found: Any, expected: Any) -> None:
             assert_equal(a, b)
     else:
         assert found == expected
+
+
+def list_metrics(rows: Sequence[tuple[Any, ...]], k: int) -> dict[str, float] | None:
+    """The metrics of one list of (score, relevant, ...), place by place; None without a relevant item."""
+    ranked = sorted(rows, key=lambda r: (-r[0], r[1]))
+    relevant = sum(r[1] for r in rows)
+    if not relevant:
+        return None
+    gain = hits = precision = 0.0
+    first = 0.0
+    for place, row in enumerate(ranked[:k], 1):
+        if row[1]:
+            hits += 1
+            gain += 1 / math.log2(place + 1)
+            precision += hits / place
+            first = first or 1 / place
+    best = sum(1 / math.log2(place + 1) for place in range(1, 1 + min(k, relevant)))
+    return {
+        "hr_at_k": float(hits > 0),
+        "ndcg_at_k": gain / best,
+        "recall_at_k": hits / relevant,
+        "mrr_at_k": first,
+        "map_at_k": precision / min(k, relevant),
+    }

@@ -31,6 +31,27 @@ class Factors(nn.Module):
         return (outputs["logits"].sigmoid() - inputs.labels).square().sum()
 
 
+class Towers(nn.Module):
+    """In retrieval form: a user is a vector and an age, an item a vector, its tags and a price."""
+
+    item = "item"
+    item_features = ("item", "tags", "price")
+
+    def __init__(self, features: InputFeatures, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def queries(self, inputs: Inputs) -> Tensor:
+        return torch.cat([self.scale * inputs["user"], self.weight[0] * inputs["age"]], dim=1)
+
+    def items(self, inputs: Inputs) -> Tensor:
+        return torch.cat([inputs["item"] + inputs["tags"], self.weight[1] * inputs["price"]], dim=1)
+
+    def forward(self, inputs: Inputs) -> dict[str, Tensor]:
+        return {"logits": (self.queries(inputs) * self.items(inputs)).sum(dim=1)}
+
+
 class Settled(nn.Module):
     """Its settings in a pydantic model."""
 

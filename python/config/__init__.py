@@ -10,7 +10,7 @@ from headrace.config.baseline import Baseline
 from headrace.config.compare import Compare, ModelVariant
 from headrace.config.complete import Complete, ControlFile, Watermark, parse_duration
 from headrace.config.drift import Drift, DriftColumn
-from headrace.config.evaluation import Bootstrap, Evaluation, Slice
+from headrace.config.evaluation import Bootstrap, Evaluation, FullRanking, Slice
 from headrace.config.features import Chain, Features, OpSpec, Split
 from headrace.config.generate import Generate
 from headrace.config.load import build_spec, load_overlay, load_spec
@@ -57,6 +57,7 @@ __all__ = [
     "Evaluation",
     "Expectations",
     "Features",
+    "FullRanking",
     "Generate",
     "KnownAfter",
     "LandingSource",

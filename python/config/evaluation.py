@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from headrace.config.section import Section
 
@@ -41,6 +41,10 @@ def _slice(value: Any) -> Any:
     return {"expression": value} if isinstance(value, str) else value
 
 
+def _numbers(value: Any) -> Any:
+    return (value,) if isinstance(value, int) else value
+
+
 class Bootstrap(Section):
     """Intervals by a Poisson bootstrap over users (headrace.train.evaluation.bootstrap)."""
 
@@ -50,6 +54,41 @@ class Bootstrap(Section):
     confidence: float = Field(default=0.95, gt=0, lt=1)
     #: Of the draws.
     seed: int = Field(default=1, ge=0)
+
+
+class FullRanking(Section):
+    """HR, NDCG, Recall, MRR and MAP at k among all items of the vocabulary (headrace.train.evaluation.full_ranking).
+
+    For models in retrieval form. Relevant items of a user are those of the positive rows of the split, without those
+    that are left out of the ranking. A metric is named `ndcg_at_20_full`.
+    """
+
+    #: How far a list is looked at; one number or several.
+    k: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_numbers)] = Field(
+        default=(20,), min_length=1
+    )
+    #: A carried column: the rows of a user are one list. Null: each positive row is a list of its own.
+    user: str | None = None
+    #: A carried column of numbers: a user's vector is that of the row where it is smallest; null: of the first row that
+    #: the dataset has, as where a user's rows are alike.
+    order_by: str | None = None
+    #: A list feature of the items that a row's user has seen, which are left out of the ranking.
+    exclude: str | None = None
+    #: Splits whose positive rows say what a user has seen, which is left out of the ranking.
+    seen: tuple[Literal["train", "valid"], ...] = ()
+    #: The splits that are measured, where the dataset has them.
+    splits: tuple[Literal["valid", "test"], ...] = Field(default=("valid", "test"), min_length=1)
+
+    @model_validator(mode="after")
+    def _of_users(self) -> FullRanking:
+        for name, wanted in (("seen", self.seen), ("order_by", self.order_by)):
+            if wanted and self.user is None:
+                raise ValueError(f"`{name}` is of users: name a carried column, `user`")
+        return self
+
+    def metrics(self) -> list[str]:
+        """The names of what is measured."""
+        return [f"{name}_at_{k}_full" for k in self.k for name in ("hr", "ndcg", "recall", "mrr", "map")]
 
 
 class Evaluation(Section):
@@ -71,6 +110,16 @@ class Evaluation(Section):
     max_slices: int = Field(default=20, ge=1)
     #: Intervals of all metrics but coverage; null: none. The lists of the split `rank` are drawn as users are.
     bootstrap: Bootstrap | None = None
+    #: Rankings of all items, seen ones left out; null: none.
+    full_ranking: FullRanking | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_default_ranking(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fingerprints of specs without full rankings are those from before there were any."""
+        dumped: dict[str, Any] = serialize(self)
+        if self.full_ranking is None:
+            dumped.pop("full_ranking", None)
+        return dumped
 
     def wants(self, *kinds: Any) -> list[str]:
         """The metrics of some kinds that are asked for."""

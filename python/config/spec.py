@@ -118,6 +118,8 @@ class Spec(Section):
         carried = {"train.evaluation.user": self.train.evaluation.user, "train.sample_weight": self.train.sample_weight}
         if self.baseline:
             carried |= {"baseline.label": self.baseline.label, "baseline.group": self.baseline.group}
+        if ranking := self.train.evaluation.full_ranking:
+            carried |= {f"train.evaluation.full_ranking.{k}": getattr(ranking, k) for k in ("user", "order_by")}
         for key, asked in carried.items():
             if asked and asked not in self.features.carried:
                 raise ValueError(f"{key}: '{asked}' must be in features.carried")

@@ -7,10 +7,11 @@ from typing import Any, Literal, get_args
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from headrace.config.evaluation import CatalogueMetric, Evaluation, RankingMetric, UserMetric
+from headrace.config.evaluation import CatalogueMetric, ClickMetric, Evaluation, RankingMetric, UserMetric
 from headrace.config.search import Search
 from headrace.config.section import Section
 from headrace.config.tasks import Task, check_tasks
+from headrace.errors import nearest
 
 #: How embedding rows learn: see headrace.embeddings.optim.rules.
 EmbeddingOptimizerKind = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
@@ -218,9 +219,13 @@ class Train(Section):
     accumulate: int = Field(default=1, ge=1)
     #: Evaluate after each so many steps, besides the ends of epochs.
     eval_steps: int | None = Field(default=None, ge=1)
-    #: Stop after this many evaluations in a row (of epochs' ends, where `eval_steps` is not set) that did not lower the
-    #: log loss of the split `valid`. The model is that of the lowest. None: take all epochs and keep the last.
+    #: Stop after this many evaluations in a row (of epochs' ends, where `eval_steps` is not set) that did not better
+    #: `monitor`. The model is that of the best. None: take all epochs and keep the last.
     patience: int | None = Field(default=1, ge=1)
+    #: The metric that `patience` looks at: any that the split `valid` has (`log_loss`, `auc`, those of
+    #: `evaluation.metrics`), of full rankings over `valid` (`ndcg_at_20_full`), or of the lists of the split `rank`
+    #: (`ndcg_at_k`), where that is not what is reported.
+    monitor: str = "log_loss"
     #: Of initial weights and of the order of batches.
     seed: int = 1
     #: Arithmetic of the dense part while it learns. bf16: matrix products of bfloat16 (torch.autocast); tf32 (cuda): of
@@ -292,7 +297,7 @@ class Train(Section):
     @model_validator(mode="after")
     def _lists_given(self) -> Train:
         wanted = self.evaluation.wants(RankingMetric, CatalogueMetric)
-        if wanted and self.rank_group is None:
+        if wanted and self.rank_group is None and self.evaluation.full_ranking is None:
             raise ValueError(f"evaluation.metrics: {wanted[0]} is of lists: set rank_group")
         return self
 
@@ -306,6 +311,26 @@ class Train(Section):
                 if task.metrics and set(task.metrics) & set(get_args(UserMetric)):
                     raise ValueError(f"tasks.{name}.metrics are of users: name a carried column, evaluation.user")
         return self
+
+    @model_validator(mode="after")
+    def _monitor_measured(self) -> Train:
+        known = self.monitored()
+        if self.monitor not in known:
+            hint = nearest(self.monitor, known)
+            raise ValueError(f"monitor: '{self.monitor}' is not measured{hint}; there are: {', '.join(known)}")
+        return self
+
+    def monitored(self) -> list[str]:
+        """What `monitor` can be."""
+        evaluation = self.evaluation
+        lists = [] if self.rank_group is None else ["hr_at_k", "ndcg_at_k", *evaluation.wants(RankingMetric)]
+        full = [] if evaluation.full_ranking is None else evaluation.full_ranking.metrics()
+        return ["log_loss", "auc", *evaluation.wants(ClickMetric, UserMetric), *lists, *full]
+
+    @property
+    def monitor_falls(self) -> bool:
+        """Whether a lower value of `monitor` is better."""
+        return self.monitor in ("log_loss", "normalized_entropy", "calibration_error")
 
     @model_validator(mode="after")
     def _of_gpus(self) -> Train:

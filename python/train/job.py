@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from headrace import config
 from headrace.manifest import Manifest, fingerprint
 from headrace.storage import Location
+from headrace.train.checkpoint.progress import Monitor
 from headrace.workspace import Workspace
 
 
@@ -97,6 +98,11 @@ class Job(BaseModel):
         return self.folder / "trace.json"
 
     @property
+    def monitor(self) -> Monitor:
+        """What says which evaluation is the best."""
+        return Monitor(self.train.monitor, self.train.monitor_falls)
+
+    @property
     def config_fingerprint(self) -> str:
         """Fingerprint of what must stay as it is between a checkpoint and its continuation."""
         loop = self.train.model_dump(mode="json", include=set(FINGERPRINTED))
@@ -107,6 +113,8 @@ class Job(BaseModel):
         if self.train.tasks:
             loop["tasks"] = self.train.model_dump(mode="json", include={"tasks"})["tasks"]
         loop |= {"pretrained": dict(self.pretrained)} if self.pretrained else {}
+        if self.train.monitor != "log_loss":
+            loop["monitor"] = self.train.monitor
         loop["storage"] = {"": sharding.storage, **{n: t.storage for n, t in sharding.tables.items() if t.storage}}
         return fingerprint({"model": self.model.model_dump(mode="json"), "train": loop, "dataset": self.features.key})
 

@@ -47,6 +47,8 @@ class Train(Stage):
             train["evaluation"] = spec.train.evaluation.model_dump(mode="json")
         if spec.train.pretrained:
             train["pretrained"] = dict(spec.train.pretrained)
+        if spec.train.monitor != "log_loss":
+            train["monitor"] = spec.train.monitor
         if spec.train.sample_weight is not None:
             train["sample_weight"] = spec.train.sample_weight
         if spec.train.tasks:
@@ -115,6 +117,7 @@ class Train(Stage):
                         "startup_seconds",
                     }
                 ),
+                **({} if spec.train.monitor == "log_loss" else {"monitor": spec.train.monitor}),
                 # Below the workspace's home, as in the inputs: manifests move with their workspace.
                 "warm_start": next((i.name for i in ctx.inputs if i.kind == "model"), None),
                 "registered": {"name": spec.pipeline, "version": version} if version else None,

@@ -14,18 +14,11 @@ from sklearn import metrics as reference
 
 from headrace.train.evaluation.bootstrap import Bootstrap
 from headrace.train.evaluation.catalogue import catalogue_metrics
-from headrace.train.evaluation.ranking import (
-    METRICS,
-    Hits,
-    metrics_of_places,
-    places_among_all,
-    ranked_lists,
-    ranking_metrics,
-)
+from headrace.train.evaluation.ranking import METRICS, ranked_lists, ranking_metrics
 from headrace.train.evaluation.ranks import Ranks
 from headrace.train.evaluation.rows import Dimension, ScoredRows
 from headrace.train.evaluation.users import user_metrics
-from tests.evaluation_support import on_any_ranks, part_of, rows_of
+from tests.evaluation_support import list_metrics, on_any_ranks, part_of, rows_of
 
 ROWS = st.lists(
     st.tuples(st.integers(-3, 3).map(float), st.booleans(), st.integers(-2, 5), st.integers(-1, 1), st.integers(2, 9)),
@@ -59,30 +52,6 @@ def test_auc_of_users_equals_a_loop(drawn: list[Any]) -> None:
             assert values["user_auc"][0, at] == pytest.approx(np.mean(areas), rel=1e-12)
 
 
-def loop(rows: list[tuple[float, bool, int, int, int]], k: int) -> dict[str, float] | None:
-    """The metrics of one list, place by place; None without a relevant item."""
-    ranked = sorted(rows, key=lambda r: (-r[0], r[1]))
-    relevant = sum(r[1] for r in rows)
-    if not relevant:
-        return None
-    gain = hits = precision = 0.0
-    first = 0.0
-    for place, row in enumerate(ranked[:k], 1):
-        if row[1]:
-            hits += 1
-            gain += 1 / math.log2(place + 1)
-            precision += hits / place
-            first = first or 1 / place
-    best = sum(1 / math.log2(place + 1) for place in range(1, 1 + min(k, relevant)))
-    return {
-        "hr_at_k": float(hits > 0),
-        "ndcg_at_k": gain / best,
-        "recall_at_k": hits / relevant,
-        "mrr_at_k": first,
-        "map_at_k": precision / min(k, relevant),
-    }
-
-
 @settings(max_examples=60, deadline=None)
 @given(ROWS, st.integers(1, 5))
 def test_ranked_lists_equal_a_loop(drawn: list[Any], k: int) -> None:
@@ -96,7 +65,7 @@ def test_ranked_lists_equal_a_loop(drawn: list[Any], k: int) -> None:
     for row in drawn:
         by_list[row[2]].append(row)
     for table, at, chosen in ((found[0], 0, {0, 1}), (found[1], 0, {0}), (found[1], 1, {1})):
-        told = [m for key, r in by_list.items() if key % 2 in chosen and (m := loop(r, k)) is not None]
+        told = [m for key, r in by_list.items() if key % 2 in chosen and (m := list_metrics(r, k)) is not None]
         for name in METRICS:
             expected = pytest.approx(np.mean([m[name] for m in told]), rel=1e-12) if told else None
             value = table[name][0, at]
@@ -178,37 +147,3 @@ def test_what_is_recommended_equals_a_loop(drawn: list[Any], k: int, positives: 
         assert found["popularity_lift_at_k"][0, 0] == pytest.approx(popularity / usual - 1, rel=1e-9, abs=1e-12)
     else:
         assert math.isnan(found["popularity_lift_at_k"][0, 0])
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_full_ranking_equals_sorting_all_items(data: st.DataObject) -> None:
-    lists, items = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 12))
-    scores = np.array(
-        data.draw(
-            st.lists(st.sampled_from([-math.inf, -1.0, 0.0, 0.5, 2.0]), min_size=lists * items, max_size=lists * items)
-        ),
-        np.float32,
-    ).reshape(lists, items)
-    kinds = np.array(data.draw(st.lists(st.integers(0, 2), min_size=lists * items, max_size=lists * items)))
-    kinds = kinds.reshape(lists, items)  # 0: any item; 1: relevant; 2: seen
-    of, item = np.nonzero(kinds == 1)
-    hits = places_among_all(scores, Hits(of, item, (kinds == 1).sum(1)), np.nonzero(kinds == 2))
-    found = metrics_of_places(hits, 3)
-    for i in range(lists):
-        ranked = sorted((-scores[i, j], kinds[i, j] == 1) for j in range(items) if kinds[i, j] != 2)
-        assert hits.place[hits.list == i].tolist() == [p for p, (_, hit) in enumerate(ranked) if hit]
-        expected = loop([(-s, bool(hit), 0, 0, 0) for s, hit in ranked], 3)
-        for name in METRICS:
-            value = found[name][i]
-            assert (None if math.isnan(value) else value) == (
-                None if expected is None else pytest.approx(expected[name], rel=1e-12)
-            )
-
-
-def test_nan_is_refused_in_a_full_ranking() -> None:
-    nothing = np.zeros(0, np.int64)
-    with pytest.raises(ValueError, match="NaN"):
-        places_among_all(
-            np.array([[math.nan]], np.float32), Hits(nothing, nothing, np.zeros(1, np.int64)), (nothing, nothing)
-        )

@@ -106,7 +106,9 @@ def learning(day: Day) -> Section:
         blocks.append(Plot(svg, "Validation AUC by step"))
     best, steps = facts.number(train.get("best_step")), facts.number(train.get("steps"))
     if best is not None and steps is not None and best < steps:
-        told = f"The model is that of step {best:,.0f} of {steps:,.0f}: there the validation log loss was lowest."
+        monitor = train.get("monitor")
+        why = f"{monitor} was best" if isinstance(monitor, str) else "the validation log loss was lowest"
+        told = f"The model is that of step {best:,.0f} of {steps:,.0f}: there {why}."
         blocks.append(Text(told))
     speed = facts.points(train.get("curve"), "step", "samples_per_s")
     if speed:

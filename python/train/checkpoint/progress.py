@@ -3,8 +3,25 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
+
+
+class Monitor(NamedTuple):
+    """The metric that says which evaluation is the best."""
+
+    metric: str
+    #: Whether a lower value is better.
+    falls: bool
+
+    @property
+    def best(self) -> str:
+        """`lowest log loss`."""
+        return f"{'lowest' if self.falls else 'highest'} {self.metric.replace('_', ' ')}"
+
+
+LOG_LOSS = Monitor("log_loss", True)
 
 
 class Progress(BaseModel):
@@ -23,22 +40,23 @@ class Progress(BaseModel):
     curve: list[dict[str, float]] = Field(default_factory=list)
     evals: list[dict[str, float | None]] = Field(default_factory=list)
 
-    @property
-    def best(self) -> int | None:
-        """Index in `evals` of the lowest log loss, the first of equals; None before the first evaluation."""
-        losses = [math.inf if e["log_loss"] is None else e["log_loss"] for e in self.evals]
-        return losses.index(min(losses)) if losses else None
+    def best(self, monitor: Monitor = LOG_LOSS) -> int | None:
+        """Index in `evals` of the best one, the first of equals; None before the first evaluation."""
+        values = [e.get(monitor.metric) for e in self.evals]
+        worst_first = [math.inf if v is None else v if monitor.falls else -v for v in values]
+        return worst_first.index(min(worst_first)) if worst_first else None
 
-    @property
-    def best_step(self) -> int | None:
+    def best_step(self, monitor: Monitor = LOG_LOSS) -> int | None:
         """The step that `best` was evaluated at."""
-        return None if self.best is None else int(self.evals[self.best]["step"] or 0)
+        best = self.best(monitor)
+        return None if best is None else int(self.evals[best]["step"] or 0)
 
     @property
     def evaluated_step(self) -> int | None:
         """The step of the last evaluation."""
         return int(self.evals[-1]["step"] or 0) if self.evals else None
 
-    def has_stalled(self, patience: int | None) -> bool:
+    def has_stalled(self, patience: int | None, monitor: Monitor = LOG_LOSS) -> bool:
         """Whether the last `patience` evaluations did not improve on the one before them."""
-        return patience is not None and self.best is not None and len(self.evals) - 1 - self.best >= patience
+        best = self.best(monitor)
+        return patience is not None and best is not None and len(self.evals) - 1 - best >= patience

@@ -10,11 +10,12 @@ import numpy as np
 
 from headrace.config.evaluation import CatalogueMetric, ClickMetric, RankingMetric, UserMetric
 from headrace.dataset.parquet.layout import SplitLayout
+from headrace.schema import Feature
 from headrace.train.evaluation.bootstrap import F64, Bootstrap
 from headrace.train.evaluation.catalogue import COVERAGE, Occurrences, catalogue_metrics, count_occurrences
 from headrace.train.evaluation.click import BASIC, OF_PROBABILITIES, Probability, click_metrics, value_of
 from headrace.train.evaluation.predictions import Predictions
-from headrace.train.evaluation.ranking import ranked_lists, ranking_metrics
+from headrace.train.evaluation.ranking import RankedLists, full_name, ranked_lists, ranking_metrics
 from headrace.train.evaluation.ranks import I64, Ranks
 from headrace.train.evaluation.regression import regression_metrics
 from headrace.train.evaluation.request import Request
@@ -130,6 +131,45 @@ class Evaluator:
         metrics, intervals, slices = self._told(tables, counts, dimensions)
         return Evaluation(counts[0][0], metrics, [], intervals, slices, _replicates(tables[0]))
 
+    def evaluate_full(
+        self,
+        ranks: Ranks,
+        lists: RankedLists,
+        dimensions: Sequence[Dimension],
+        slices: Sequence[I64],
+        rows: int,
+        item: Feature,
+    ) -> Evaluation:
+        """Metrics of full rankings, by their names with k (`ndcg_at_20_full`). Collective.
+
+        Args:
+            lists: of users, their first items; see headrace.train.evaluation.full_ranking.
+            slices: by dimension of each row of this rank, int64 [rows].
+            rows: positive rows of this rank.
+            item: what is ranked.
+        """
+        settings, draws = self._settings, self._bootstrap
+        assert settings.full_ranking is not None
+        of_items = settings.wants(CatalogueMetric)
+        tables: list[dict[str, F64]] = [{} for _ in range(1 + len(dimensions))]
+        coverage: dict[str, float | None] = {}
+        for k in settings.full_ranking.k:
+            found = ranking_metrics(ranks, lists, k, dimensions=dimensions, bootstrap=draws)
+            for table, of in zip(tables, found, strict=True):
+                table |= {full_name(name, k): values for name, values in of.items()}
+            if of_items:
+                positives = self._occurrences[item.name].positives
+                more, covered = catalogue_metrics(
+                    ranks, lists, positives, item.first_code, k, dimensions=dimensions, bootstrap=draws
+                )
+                for table, of in zip(tables, more, strict=True):
+                    table |= {full_name(name, k): of[name] for name in of_items if name != COVERAGE}
+                if COVERAGE in of_items:
+                    coverage[full_name(COVERAGE, k)] = covered
+        counts = _count_rows(ranks, rows, dimensions, slices)
+        metrics, intervals, of_slices = self._told(tables, counts, dimensions)
+        return Evaluation(counts[0][0], metrics | coverage, [], intervals, of_slices, _replicates(tables[0]))
+
     def evaluate_lists(self, ranks: Ranks, predictions: Predictions) -> Evaluation:
         """Metrics of the lists of the split `rank`, `rank_group` by `rank_group`. Collective; raises as `evaluate`."""
         assert self._request.group is not None
@@ -150,10 +190,7 @@ class Evaluator:
             )
             for table, more in zip(tables, found, strict=True):
                 table |= {name: more[name] for name in of_items if name != COVERAGE}
-        counts = [[int(ranks.add_up(np.array(len(rows.scores))))]]
-        for dimension, codes in zip(dimensions, rows.slices, strict=True):
-            mine = np.bincount(codes[codes >= 0], minlength=len(dimension.values))
-            counts.append(ranks.add_up(mine).tolist())
+        counts = _count_rows(ranks, len(rows.scores), dimensions, rows.slices)
         metrics, intervals, slices = self._told(tables, counts, dimensions)
         if COVERAGE in of_items:
             metrics[COVERAGE] = coverage
@@ -162,6 +199,15 @@ class Evaluator:
     def _rows(self, ranks: Ranks, predictions: Predictions, key: str | None) -> tuple[ScoredRows, list[Dimension]]:
         """This rank's rows with their user or list and their slices."""
         users = None if key is None else carried_ids(ranks, predictions.carried[key], key, self._schema)
+        dimensions, slices = self.slices(ranks, predictions)
+        return ScoredRows(predictions.logits, predictions.labels > 0, users, tuple(slices)), dimensions
+
+    def slices(self, ranks: Ranks, predictions: Predictions) -> tuple[list[Dimension], list[I64]]:
+        """What rows are sliced by, and by dimension the position of each row's value: int64 [n]. Collective.
+
+        Args:
+            predictions: its carried columns and codes are looked at alone.
+        """
         dimensions: list[Dimension] = []
         slices: list[I64] = []
         for name in self._settings.slices:
@@ -174,7 +220,7 @@ class Evaluator:
                 dimension, codes = make_dimension(ranks, name, values, self._settings.max_slices)
             dimensions.append(dimension)
             slices.append(codes)
-        return ScoredRows(predictions.logits, predictions.labels > 0, users, tuple(slices)), dimensions
+        return dimensions, slices
 
     def _told(
         self, tables: Sequence[Mapping[str, F64]], rows: Sequence[Sequence[int]], dimensions: Sequence[Dimension]
@@ -209,3 +255,12 @@ def _replicates(table: Mapping[str, F64]) -> dict[str, list[float | None]]:
         for name, values in table.items()
         if len(values) > 1
     }
+
+
+def _count_rows(ranks: Ranks, rows: int, dimensions: Sequence[Dimension], slices: Sequence[I64]) -> list[list[int]]:
+    """Rows over all ranks: all of them, and by dimension those of each slice."""
+    counts = [[int(ranks.add_up(np.array(rows)))]]
+    for dimension, codes in zip(dimensions, slices, strict=True):
+        mine = np.bincount(codes[codes >= 0], minlength=len(dimension.values))
+        counts.append(ranks.add_up(mine).tolist())
+    return counts

@@ -1,25 +1,29 @@
 """Metrics of ranked lists at K: of candidate lists whose rows lie on any ranks, and of places in a full ranking.
 
 A list has some relevant items; only where they stand matters. In a candidate list ("sampled ranking") that is their
-place among the list's rows; in a full ranking among all items of the catalogue (`places_among_all`). Among equal scores
-relevant items are placed last, so that a constant model gains nothing.
+place among the list's rows; in a full ranking among all items of the vocabulary (headrace.train.evaluation.
+full_ranking). Among equal scores relevant items are placed last, so that a constant model gains nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from headrace.train.evaluation.bootstrap import F64, NO_REPLICATES, Bootstrap
 from headrace.train.evaluation.partition import by_id
 from headrace.train.evaluation.ranks import I64, Array, Ranks
-from headrace.train.evaluation.rows import F32, OVERALL, Bools, Dimension, ScoredRows, check_scores, sort_keys, unpacked
+from headrace.train.evaluation.rows import OVERALL, Dimension, ScoredRows, check_scores, sort_keys, unpacked
 from headrace.train.evaluation.sums import sum_by_cell
 
 METRICS = ("hr_at_k", "ndcg_at_k", "recall_at_k", "mrr_at_k", "map_at_k")
+
+
+def full_name(metric: str, k: int) -> str:
+    """What a metric of lists at k is called where all items are ranked: `ndcg_at_20_full`."""
+    return f"{metric.removesuffix('_at_k')}_at_{k}_full"
 
 
 @dataclass(frozen=True)
@@ -67,29 +71,19 @@ def metrics_of_places(hits: Hits, k: int) -> dict[str, F64]:
 
 @dataclass(frozen=True)
 class RankedLists:
-    """Whole lists on this rank, best row first. All [n] but `ids` and `hits`.
+    """Whole lists on this rank, or their first rows; best row first.
 
-    ids: of the lists, int64 [lists]; list: each row's position in `ids`; place: from 0; items: int64 or None.
+    ids: of the lists, int64 [lists]; list: each row's position in `ids`; place: from 0; items: int64 or None; all
+    int64 [n]. hits: where the relevant items are, also behind the rows that are here. slices: by dimension, the slice
+    of each list, that of its first relevant row; -1 without one; int64 [lists].
     """
 
     ids: I64
     list: I64
     place: I64
-    labels: Bools
     items: I64 | None
+    hits: Hits
     slices: tuple[I64, ...]
-
-    @property
-    def hits(self) -> Hits:
-        counts = np.bincount(self.list[self.labels], minlength=len(self.ids)).astype(np.int64)
-        return Hits(self.list[self.labels], self.place[self.labels], counts)
-
-    def slice_of_lists(self, dimension: int) -> I64:
-        """The slice of each list: that of its first relevant row; -1 without one. int64 [lists]."""
-        found = np.full(len(self.ids), -1, np.int64)
-        rows = np.flatnonzero(self.labels)[::-1]  # the first is written last
-        found[self.list[rows]] = self.slices[dimension][rows]
-        return found
 
 
 def ranked_lists(ranks: Ranks, rows: ScoredRows, items: I64 | None = None) -> RankedLists:
@@ -112,8 +106,16 @@ def ranked_lists(ranks: Ranks, rows: ScoredRows, items: I64 | None = None) -> Ra
     of, columns = of[order], [c[order] for c in columns]
     starts = np.flatnonzero(np.diff(of, prepend=-1))
     place = np.arange(len(of)) - starts[of]
+    labels = labels[order]
     found = None if items is None else columns.pop(0)
-    return RankedLists(distinct, of, place, labels[order], found, tuple(columns))
+    relevant = np.bincount(of[labels], minlength=len(distinct)).astype(np.int64)
+    first = np.flatnonzero(labels)[::-1]  # the first of a list is written last
+    slices = []
+    for codes in columns:
+        of_list = np.full(len(distinct), -1, np.int64)
+        of_list[of[first]] = codes[first]
+        slices.append(of_list)
+    return RankedLists(distinct, of, place, found, Hits(of[labels], place[labels], relevant), tuple(slices))
 
 
 def ranking_metrics(
@@ -139,7 +141,7 @@ def mean_by_slice(
     counts = ~np.isnan(next(iter(values.values())))
     found = []
     for number, dimension in enumerate((OVERALL, *dimensions)):
-        of = np.zeros(len(lists.ids), np.int64) if number == 0 else lists.slice_of_lists(number - 1)
+        of = np.zeros(len(lists.ids), np.int64) if number == 0 else lists.slices[number - 1]
         chosen = counts & (of >= 0)
         sums = sum_by_cell(
             ranks,
@@ -153,33 +155,3 @@ def mean_by_slice(
         with np.errstate(invalid="ignore", divide="ignore"):
             found.append({name: sums[name] / sums["lists"] for name in values})
     return found
-
-
-def places_among_all(scores: F32, relevant: Hits, seen: tuple[I64, I64]) -> Hits:
-    """Where the relevant items of lists stand among all items: a full ranking.
-
-    Args:
-        scores: float32 [lists, items], of every item.
-        relevant: `place` is the item here; those of a list in any order.
-        seen: (list, item) of what is left out of the ranking, int64 [pairs] each; no relevant item.
-
-    Returns:
-        Places ascending in each list. Items of equal scores that are not relevant stand before those that are.
-
-    Raises:
-        ValueError: a score is NaN.
-    """
-    if np.isnan(scores).any():
-        raise ValueError("a score is NaN")
-    ranked = np.ones(scores.shape, bool)
-    ranked[seen] = False
-    ranked[relevant.list, relevant.place] = False
-    mine = scores[relevant.list, relevant.place]
-    order = np.lexsort((-mine, relevant.list))
-    of, mine = relevant.list[order], mine[order]
-    place = np.arange(len(of)) - np.searchsorted(of, of)  # among the relevant ones
-    begins = np.flatnonzero(np.diff(of, prepend=-1)).tolist()
-    for begin, end in pairwise([*begins, len(of)]):
-        others = np.sort(scores[of[begin]][ranked[of[begin]]])
-        place[begin:end] += len(others) - np.searchsorted(others, mine[begin:end])
-    return Hits(of, place, relevant.relevant)

@@ -31,7 +31,7 @@ class Ranks:
 
     def gather(self, x: I64) -> I64:
         """The ranks' tables of one shape: int64 [...] -> int64 [ranks, ...]."""
-        return self._all_gather(np.ascontiguousarray(x, np.int64)[None])
+        return self.gather_rows(np.ascontiguousarray(x, np.int64)[None])
 
     def add_up(self, x: I64) -> I64:
         """The sum over the ranks of tables of one shape: int64 [...] -> int64 [...], without a float on the way."""
@@ -46,7 +46,7 @@ class Ranks:
         """What each rank says, in rank order: small JSON values."""
         text = np.frombuffer(json.dumps(value).encode(), np.uint8)
         lengths = self.gather(np.array([len(text)]))[:, 0]
-        whole = self._all_gather(text).tobytes()
+        whole = self.gather_rows(text).tobytes()
         ends = np.cumsum(lengths).tolist()
         return [json.loads(whole[end - n : end]) for n, end in zip(lengths.tolist(), ends, strict=True)]
 
@@ -58,7 +58,8 @@ class Ranks:
 
         return [self._collective.all_to_all(torch.from_numpy(c), rows)[0].numpy() for c in columns]
 
-    def _all_gather(self, x: Array) -> Array:
+    def gather_rows(self, x: Array) -> Array:
+        """The ranks' rows in rank order: [N_r, ...] of any type -> [sum of N_r, ...]."""
         if self._collective is None:
             return x
         import torch

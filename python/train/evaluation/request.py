@@ -33,6 +33,7 @@ class Request:
             for name, slice_ in settings.slices.items()
             if slice_.expression is not None
         }
+        self.ranked_by()
         self.seen = {
             name: coded_feature(schema, slice_.seen, f"{where}.slices.{name}.seen").name
             for name, slice_ in settings.slices.items()
@@ -47,8 +48,30 @@ class Request:
     def carried(self, lists: bool = False) -> list[str]:
         """Carried columns that predictions need; `lists`: of the split `rank`."""
         key = self.group if lists else self.user
-        columns = [self.schema.carried_name(c) for c in columns_of(self.expressions.values())]
-        return list(dict.fromkeys([*([] if key is None else [key]), *columns]))
+        return list(dict.fromkeys([*([] if key is None else [key]), *self.sliced_by()]))
+
+    def sliced_by(self) -> list[str]:
+        """Carried columns that slices look at."""
+        return [self.schema.carried_name(c) for c in columns_of(self.expressions.values())]
+
+    def ranked_by(self) -> tuple[str | None, str | None]:
+        """The carried columns `user` and `order_by` of full rankings, by their names in the dataset.
+
+        Raises:
+            UserError: `order_by` is not carried, or is no number.
+        """
+        asked = self.settings.full_ranking
+        if asked is None:
+            return None, None
+        user, order_by = (None if c is None else self.schema.carried_name(c) for c in (asked.user, asked.order_by))
+        types = {f.name: f.dtype for f in self.schema.of(Kind.CARRIED)}
+        if order_by is not None and types.get(order_by, "")[:3] not in ("int", "flo"):
+            numbers = [c for c, f in self.schema.carried_columns.items() if f.dtype[:3] in ("int", "flo")]
+            raise UserError(
+                f"train.evaluation.full_ranking.order_by: '{asked.order_by}' is no carried column of numbers; there "
+                f"are: {', '.join(numbers) or 'none'}"
+            )
+        return user, order_by
 
     def codes(self, lists: bool = False) -> list[str]:
         """Features whose codes predictions need."""

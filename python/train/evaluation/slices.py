@@ -80,19 +80,30 @@ def hash_ids(values: npt.NDArray[Any]) -> I64:
 
 
 def carried_ids(ranks: Ranks, values: npt.NDArray[Any], name: str, schema: DatasetSchema) -> I64:
-    """`hash_ids` of a carried column.
+    """`ids_here`, where each row has one. Collective.
 
     Raises:
-        UserError: it is of whole numbers, and some rows have none; all ranks raise it.
+        UserError: the column is of whole numbers, and some rows have none; all ranks raise it.
     """
+    found, nulls = ids_here(values, name, schema)
+    check_no_nulls(ranks, nulls, name)
+    return found
+
+
+def ids_here(values: npt.NDArray[Any], name: str, schema: DatasetSchema) -> tuple[I64, int]:
+    """`hash_ids` of a carried column, and how many rows of whole numbers have none."""
     (dtype,) = (f.dtype for f in schema.of(Kind.CARRIED) if f.name == name)
-    if dtype.startswith("int"):
-        # NumPy has such a column as floats, on those ranks that have a null.
-        nulls = int(np.isnan(values.astype(np.float64)).sum()) if values.dtype.kind == "f" else 0
-        if missing := int(ranks.add_up(np.array(nulls))):
-            raise UserError(
-                f"the carried column '{name}' is null in {missing:,} rows, which then belong to nobody: let ingest "
-                f"quarantine them (`required: true`), or fill them"
-            )
-        return values.astype(np.int64)
-    return hash_ids(values)
+    if not dtype.startswith("int"):
+        return hash_ids(values), 0
+    # NumPy has such a column as floats, on those ranks that have a null.
+    missing = np.isnan(values.astype(np.float64)) if values.dtype.kind == "f" else np.zeros(len(values), bool)
+    return np.where(missing, 0, values).astype(np.int64), int(missing.sum())
+
+
+def check_no_nulls(ranks: Ranks, nulls: int, name: str) -> None:
+    """Raise UserError on all ranks where a rank has rows without a value. Collective."""
+    if missing := int(ranks.add_up(np.array(nulls))):
+        raise UserError(
+            f"the carried column '{name}' is null in {missing:,} rows, which then belong to nobody: let ingest "
+            f"quarantine them (`required: true`), or fill them"
+        )

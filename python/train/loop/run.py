@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 from headrace.comm.base import Collective, LocalCollective
 from headrace.dataset.loader.loaders import TrainLoader
@@ -19,13 +18,10 @@ from headrace.train.callbacks.watchdog import Watchdog
 from headrace.train.checkpoint.folders import list_steps
 from headrace.train.checkpoint.progress import Progress
 from headrace.train.checkpoint.read import restore, restore_step
-from headrace.train.evaluation.evaluate import Evaluator, evaluate_basic
 from headrace.train.evaluation.paired import write_replicates
-from headrace.train.evaluation.predict import predict_split
-from headrace.train.evaluation.predictions import Predictions
 from headrace.train.evaluation.ranks import Ranks
-from headrace.train.evaluation.request import Request
 from headrace.train.job import Job
+from headrace.train.loop.evaluation import Evaluations
 from headrace.train.loop.item_shares import ItemShares
 from headrace.train.loop.observe import observe_training_rows
 from headrace.train.loop.report import cache_report, dynamic_report, peak_mib
@@ -68,26 +64,11 @@ def train(
     state, progress = _restore_or_build(job, schema, layout, collective, watchdog)
     model = state.model
     resumed_from = watchdog.step = progress.step
-    valid = open_split(dataset, "valid", schema)
+    evaluations = Evaluations(job, model, dataset, collective)
     tracer.attach(model.embeddings)
 
-    request = Request(job.train, schema)
-    evaluator, ranks = Evaluator(request), Ranks(collective)
-    shares = ItemShares(ranks, layout, schema, job.train)
+    shares = ItemShares(Ranks(collective), layout, schema, job.train)
     model.log_share = shares.log_share
-
-    def predict(split: SplitLayout, carried: Sequence[str] = (), codes: Sequence[str] = ()) -> Predictions:
-        model.eval()
-        return predict_split(
-            model,
-            split,
-            schema,
-            collective,
-            batch_size=job.train.batch_size,
-            streams=job.train.streams,
-            carried=carried,
-            codes=codes,
-        )
 
     with TrainLoader(
         layout,
@@ -117,7 +98,7 @@ def train(
             progress,
             total,
             collective,
-            lambda: evaluate_basic(ranks, predict(valid)),
+            evaluations.while_training,
             callbacks=[
                 tracer,
                 watchdog,
@@ -136,29 +117,18 @@ def train(
     total = best_step = progress.step
     on_progress(ProgressEvent(phase="evaluate", step=total, total=total))
     watchdog.phase = "evaluate"
-    if job.train.patience is not None and progress.best_step not in (None, progress.step):
-        assert progress.best_step is not None
-        best_step, evaluation = progress.best_step, None
+    best = progress.best_step(job.monitor)
+    if job.train.patience is not None and best is not None and best != progress.step:
+        best_step, evaluation = best, None
         if is_chief:
-            log.info("taking the weights of step %d, which had the lowest log loss", best_step)
+            log.info("taking the weights of step %d, which had the %s", best_step, job.monitor.best)
         restore_step(job.checkpoints, best_step, model, state.dense, collective, config=job.config_fingerprint)
     # None: other weights than those of the last step; or all steps were taken before this run began.
-    if evaluation is None or not request.is_basic:
-        evaluator.count_training_rows(ranks, layout)
-        evaluation = evaluator.evaluate(ranks, predict(valid, request.carried(), request.codes()))
-    metrics = dict(evaluation.metrics)
-    found = {"valid": evaluation}
-    if (dataset / TEST).is_dir():
-        test = open_split(dataset, TEST, schema, request.carried())
-        found[TEST] = evaluator.evaluate(ranks, predict(test, request.carried(), request.codes()))
+    found, sizes = evaluations.at_the_end(layout, evaluation)
+    metrics: dict[str, float | None] = {}
+    for split in ("valid", "rank", "valid_full"):
+        metrics |= found[split].metrics if split in found else {}
     dynamic, cached = dynamic_report(model, collective), cache_report(model, collective)
-    sizes = {"train": source.rows} | {split: of.rows for split, of in found.items()}
-    if job.train.rank_group is not None:
-        carried = request.carried(lists=True)
-        ranked = open_split(dataset, "rank", schema, carried)
-        sizes["rank"] = ranked.rows
-        found["rank"] = evaluator.evaluate_lists(ranks, predict(ranked, carried, request.codes(lists=True)))
-        metrics |= found["rank"].metrics
     on_progress(ProgressEvent(phase="save", step=total, total=total))
     watchdog.phase = "save"
     if is_chief:
@@ -174,7 +144,7 @@ def train(
         metrics=metrics,
     )
     return Report(
-        rows=sizes,
+        rows={"train": source.rows} | sizes,
         steps=total,
         steps_per_epoch=source.steps_per_epoch,
         resumed_from_step=resumed_from,
@@ -183,8 +153,8 @@ def train(
         curve=progress.curve,
         evals=progress.evals,
         best_step=best_step,
-        calibration_bins=evaluation.calibration_bins,
-        evaluation={} if request.is_basic and TEST not in found else {s: of.record() for s, of in found.items()},
+        calibration_bins=found["valid"].calibration_bins,
+        evaluation={} if evaluations.is_basic and TEST not in found else {s: of.record() for s, of in found.items()},
         data_wait_seconds=round(source.wait_seconds, 3),
         profile=profile,
         dynamic=dynamic,

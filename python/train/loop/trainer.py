@@ -100,7 +100,7 @@ class Trainer:
         began, seconds_before = time.perf_counter(), progress.seconds
         evaluation = None
         self._state.model.train()
-        while progress.step < self._total_steps and not progress.has_stalled(train.patience):
+        while progress.step < self._total_steps and not progress.has_stalled(train.patience, self._job.monitor):
             with phase("step"):
                 rates = self._learning_rates(progress.step + 1)
                 loss, stop = self._train_step(progress.step + 1, rates)
@@ -120,7 +120,9 @@ class Trainer:
             may_be_best = evaluates and train.patience is not None
             if progress.step % train.checkpoint_steps == 0 or is_last or may_be_best or stop:
                 with phase("checkpoint"):
-                    self._writer.save(self._state.model, self._state.dense, progress, keep_step=progress.best_step)
+                    self._writer.save(
+                        self._state.model, self._state.dense, progress, keep_step=progress.best_step(self._job.monitor)
+                    )
             self._writer.poll(progress.step)
             if stop and not is_last:
                 self.lookups.drop()
@@ -175,9 +177,8 @@ class Trainer:
 
     def _note_evaluation(self, epoch: int, evaluation: Evaluation) -> None:
         step, metrics = self._progress.step, evaluation.metrics
-        self._progress.evals.append(
-            {"epoch": epoch, "step": step, "auc": metrics["auc"], "log_loss": metrics["log_loss"]}
-        )
+        names = dict.fromkeys(("auc", "log_loss", self._job.monitor.metric))
+        self._progress.evals.append({"epoch": epoch, "step": step, **{name: metrics[name] for name in names}})
         if self._collective.world.is_chief:
             log.info("epoch %d of %d, step %d: %s", epoch, self._job.train.epochs, step, show_metrics(metrics))
         self._callbacks.on_evaluation_end(step, epoch, metrics)

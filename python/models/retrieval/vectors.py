@@ -1,0 +1,105 @@
+"""What makes vectors of users and items with a model in retrieval form, over all ranks.
+
+Such a network says which categorical feature its items are (`item`), and has
+
+    queries(inputs) -> float32 [B, D]      of each row's user
+    items(inputs) -> float32 [B, D]        of each row's item; its dot product with the query is the row's logit
+
+and, where an item's vector follows from its code alone, `all_items(inputs) -> float32 [cardinality, D]`, by code. One
+whose items have further features names them in `item_features`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headrace.comm.base import Collective
+from headrace.errors import UserError
+from headrace.models.categorical import CategoricalBatch
+from headrace.models.inputs import Inputs
+from headrace.models.retrieval.item_features import ItemFeatures
+from headrace.models.sharded_model import ShardedModel
+from headrace.schema import DatasetSchema, Feature, Kind
+
+
+class RetrievalNetwork(Protocol):
+    """See above."""
+
+    item: str
+
+    def queries(self, inputs: Inputs) -> Tensor: ...
+
+    def items(self, inputs: Inputs) -> Tensor: ...
+
+
+def query_vectors(model: ShardedModel, continuous: Tensor, categorical: CategoricalBatch) -> Tensor:
+    """The vectors of the users of a batch's rows: float32 [B, D], without gradients. Collective.
+
+    Args:
+        continuous: float32 [B, C].
+        categorical: the batch's categorical features.
+    """
+    with torch.no_grad():  # not inference_mode: its tensors cannot be sent by Horovod's thread
+        return _network(model).queries(model.inputs_of(continuous, categorical)).float()
+
+
+def item_feature(network: nn.Module, schema: DatasetSchema, why: str) -> Feature:
+    """The categorical feature that a network's items are.
+
+    Args:
+        why: what needs vectors, for the message.
+
+    Raises:
+        UserError: the network is in no retrieval form, or its item is no feature of codes.
+    """
+    name = getattr(network, "item", None)
+    if not isinstance(name, str) or not hasattr(network, "queries"):
+        raise UserError(
+            f"{why} is for models in retrieval form, and {type(network).__name__} is none: it has no `item`, "
+            f"`queries` and `items` (docs/training.md)"
+        )
+    found = next((f for f in schema.of(Kind.CATEGORICAL) if f.name == name), None)
+    if found is None or found.cardinality is None or found.is_list:
+        raise UserError(f"{why}: the model's item '{name}' is no categorical feature with one code a row")
+    return found
+
+
+def further_item_features(network: nn.Module) -> Sequence[str]:
+    """The features, beside the item's code, that a network makes an item's vector of."""
+    found: Sequence[str] = getattr(network, "item_features", ())
+    return [] if hasattr(network, "all_items") else [f for f in found if f != getattr(network, "item", None)]
+
+
+def item_vectors(model: ShardedModel, collective: Collective, features: ItemFeatures, *, rows: int = 4_096) -> Tensor:
+    """The vectors of all codes of the item's vocabulary: float32 [cardinality, D], on each rank. Collective.
+
+    Each rank makes its share; the network is in evaluation mode, and there are no gradients.
+
+    Args:
+        features: what is known of the items.
+        rows: items of a batch.
+    """
+    cardinality = item_feature(model.network, model.schema, "a ranking of all items").cardinality
+    assert cardinality is not None
+    with torch.no_grad():
+        all_items: Callable[[Inputs], Tensor] | None = getattr(model.network, "all_items", None)
+        if all_items is not None:
+            return all_items(model.inputs_of(*features.rows(model.schema, np.zeros(0, np.int64)))).float()
+        rank, size = collective.world.rank, collective.world.size
+        share = -(-cardinality // size)
+        first, last = min(rank * share, cardinality), min((rank + 1) * share, cardinality)
+        parts = []
+        for begin in range(0, share, rows):
+            codes = np.arange(min(first + begin, last), min(first + min(begin + rows, share), last))
+            inputs = model.inputs_of(*features.rows(model.schema, codes))
+            parts.append(_network(model).items(inputs).float())
+        return collective.all_gather(torch.cat(parts))
+
+
+def _network(model: ShardedModel) -> RetrievalNetwork:
+    return cast(RetrievalNetwork, model.network)

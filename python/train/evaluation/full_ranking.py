@@ -1,0 +1,191 @@
+"""Full rankings: where the relevant items of users stand among all items of a vocabulary.
+
+Each rank ranks for the users that their hash gives it: scores are dot products of the users' vectors and those of all
+items, made for some users at a time, and of each user's scores only the k greatest are kept. No rank has all scores,
+and none has all users. What a user has seen is left out: it is neither ranked nor relevant. Among equal scores relevant
+items are placed last. A relevant item that the vocabulary lacks counts as one that was not found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.errors import UserError
+from headrace.train.evaluation.partition import by_id
+from headrace.train.evaluation.ranking import Hits, RankedLists
+from headrace.train.evaluation.ranks import I64, Ranks
+from headrace.train.evaluation.relevant_rows import RelevantRows
+from headrace.train.evaluation.rows import F32
+
+#: Scores that are in memory at a time, and users of a block at most. Blocks are of one shape on all ranks, so that the
+#: same vectors give the same scores.
+_BLOCK_BYTES = 64 * 2**20
+_BLOCK_ROWS = 1_024
+#: Items of a group, of which the greatest score decides whether the k greatest can be in it.
+_GROUP = 64
+#: Of a pair in one number.
+_CODE = 0xFFFFFFFF
+
+
+def rank_all_items(
+    ranks: Ranks,
+    rows: RelevantRows,
+    slices: Sequence[I64],
+    items: Tensor,
+    first_code: int,
+    k: int,
+    seen: Iterable[tuple[I64, I64]] = (),
+) -> RankedLists:
+    """The first k items of each user, and where the relevant ones stand. Collective.
+
+    Args:
+        rows: this rank's.
+        slices: by dimension of each row, int64 [n].
+        items: of all codes, float32 [cardinality, D], on the device that is to work.
+        first_code: of the first item that is ranked; codes below stand for items that nobody knows.
+        k: how far lists are wanted.
+        seen: pairs (user, code), int64 [n] each, in parts; every rank gives equally many parts.
+
+    Returns:
+        Lists of the users of this rank who have a relevant item. Places of hits below k are exact, others at least k.
+
+    Raises:
+        UserError: a score is not finite; all ranks raise it.
+    """
+    bad = int(not np.isfinite(rows.queries).all()) + int(not bool(items.isfinite().all()))
+    if faults := int(ranks.add_up(np.array(bad))):
+        raise UserError(
+            f"vectors of users or items are not finite ({faults} faults), so there is nothing to order items by: "
+            f"lower train.dense.learning_rate or train.embeddings.learning_rate, or look at the features"
+        )
+    ids, (order, position, queries, *of_lists) = by_id(
+        ranks, rows.user, [rows.order, rows.position, rows.queries, *(s[rows.row] for s in slices)]
+    )
+    first = np.lexsort((position, order, ids))
+    first = first[np.flatnonzero(np.diff(ids[first], prepend=ids[first][:1] - 1))]
+    users = ids[first]
+
+    def pairs(of: I64, codes: I64, positions: I64 | None = None) -> I64:
+        """Those of the users here, each once: their place and the code in one number."""
+        of, (codes, *more) = by_id(ranks, of, [codes] if positions is None else [codes, positions])
+        if not len(users):
+            return np.zeros(0, np.int64)
+        at = np.minimum(np.searchsorted(users, of), len(users) - 1)
+        known = users[at] == of
+        if more:
+            known &= more[0] == position[first][at]
+        found: I64 = np.unique((at[known] << 32) | codes[known])
+        return found
+
+    by_row = np.repeat(np.arange(len(rows.user)), rows.excluded.lengths)
+    left_out = [pairs(rows.user[by_row], rows.excluded.values, rows.position[by_row])]
+    left_out += [pairs(*part) for part in seen]
+    seen_pairs = np.unique(np.concatenate(left_out))
+    seen_pairs = seen_pairs[(seen_pairs & _CODE) >= first_code]  # of the others nobody knows which they are
+    relevant = np.setdiff1d(pairs(rows.users, rows.items), seen_pairs, assume_unique=True)
+    # Lists without a relevant item do not count.
+    kept, of = np.unique(relevant >> 32, return_inverse=True)
+    place_of = np.full(len(users), -1)
+    place_of[kept] = np.arange(len(kept))
+    seen_of = place_of[seen_pairs >> 32]
+    is_kept = seen_of >= 0
+    best = _ranked(
+        torch.from_numpy(queries[first][kept]),
+        items[first_code:],
+        k,
+        (of.astype(np.int64), (relevant & _CODE) - first_code),
+        (seen_of[is_kept], (seen_pairs[is_kept] & _CODE) - first_code),
+    )
+    kept_slices = tuple(s[first][kept] for s in of_lists)
+    return RankedLists(users[kept], best.list, best.place, best.items + first_code, best.hits, kept_slices)
+
+
+@dataclass(frozen=True)
+class _Best:
+    """The first rows of lists as in RankedLists, items from 0; and where the relevant items stand."""
+
+    list: I64
+    place: I64
+    items: I64
+    hits: Hits
+
+
+def _ranked(queries: Tensor, items: Tensor, k: int, relevant: tuple[I64, I64], seen: tuple[I64, I64]) -> _Best:
+    """Rank all items for lists that lie here.
+
+    Args:
+        queries: float32 [lists, D].
+        items: float32 [items, D].
+        relevant: (list, item) of each, int64 [n]; items below 0 are not there.
+        seen: (list, item) of what is left out, int64 [m]; no relevant item. Both are sorted by list.
+    """
+    lists, count = len(queries), len(items)
+    padded = -(-count // _GROUP) * _GROUP
+    rows = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // (4 * max(padded, 1))))
+    width = min(k, count)
+    best = torch.full((lists, width), -torch.inf)
+    chosen = torch.zeros((lists, width), dtype=torch.int64)
+    of_relevant = torch.full((len(relevant[0]),), -torch.inf)
+    transposed = items.new_zeros((items.shape[1], padded))
+    transposed[:, :count] = items.T
+    block = items.new_zeros((rows, items.shape[1]))
+    scores = items.new_empty((rows, padded))
+    for begin in range(0, lists, rows):
+        end = min(begin + rows, lists)
+        block.zero_()
+        block[: end - begin] = queries[begin:end]
+        torch.mm(block, transposed, out=scores)
+        scores[:, count:] = -torch.inf
+        which, row, item = _of_lists(relevant, begin, end, items.device)
+        of_relevant[which] = scores[row, item].cpu()
+        scores[row, item] = -torch.inf
+        _, row, item = _of_lists(seen, begin, end, items.device)
+        scores[row, item] = -torch.inf
+        best[begin:end], chosen[begin:end] = (x.cpu() for x in _greatest(scores[: end - begin], width))
+    return _merged(best.numpy(), chosen.numpy(), of_relevant.numpy(), relevant, k)
+
+
+def _of_lists(pairs: tuple[I64, I64], begin: int, end: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Pairs of lists [begin, end) whose item is there: which, the list from `begin` on, the item; int64 [n] each."""
+    mine = slice(*np.searchsorted(pairs[0], (begin, end)).tolist())
+    which = np.flatnonzero(pairs[1][mine] >= 0) + mine.start
+    row, item = (torch.from_numpy(x[which]).to(device) for x in pairs)
+    return torch.from_numpy(which), row - begin, item
+
+
+def _greatest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k greatest of each row and where they are: float32 [B, N] -> [B, k] each, in descending order.
+
+    The k greatest are in the k groups of the greatest maxima: a pass over all, and a search among few.
+    """
+    groups = scores.shape[1] // _GROUP
+    if groups <= k:
+        return torch.topk(scores, k)
+    grouped = scores.view(len(scores), _GROUP, groups)
+    _, near = torch.topk(grouped.amax(1), k)
+    near = near.unsqueeze(1).expand(-1, _GROUP, -1)
+    best, at = torch.topk(grouped.gather(2, near).flatten(1), k)
+    of_group = torch.arange(_GROUP, device=scores.device).view(1, -1, 1) * groups + near
+    return best, of_group.flatten(1).gather(1, at)
+
+
+def _merged(best: F32, chosen: I64, of_relevant: F32, relevant: tuple[I64, I64], k: int) -> _Best:
+    """Put the relevant items among the greatest of the others, behind those of equal scores."""
+    lists, width = best.shape
+    there = best > -np.inf  # the others are fewer than k
+    of = np.concatenate([np.repeat(np.arange(lists), width)[there.reshape(-1)], relevant[0]])
+    score = np.concatenate([best[there], of_relevant])
+    item = np.concatenate([chosen[there], relevant[1]])
+    hit = np.arange(len(of)) >= there.sum()
+    order = np.lexsort((item, hit, -score, of))
+    of, item, hit = of[order], item[order], hit[order]
+    place = np.arange(len(of)) - np.searchsorted(of, of)
+    place[hit & (item < 0)] += k  # what is not in the vocabulary is never found
+    counts = np.bincount(of[hit], minlength=lists).astype(np.int64)
+    near = place < k
+    return _Best(of[near], place[near], item[near], Hits(of[hit], place[hit], counts))

@@ -1,0 +1,121 @@
+"""The evaluations of a run: those that the loop looks at while it trains, and all that is asked for at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import get_args
+
+from headrace.comm.base import Collective
+from headrace.config.evaluation import CatalogueMetric
+from headrace.dataset.parquet.layout import TEST, SplitLayout, open_split
+from headrace.models.sharded_model import ShardedModel
+from headrace.storage import Location
+from headrace.train.evaluation.click import BASIC
+from headrace.train.evaluation.evaluate import Evaluation, Evaluator, evaluate_basic
+from headrace.train.evaluation.full_ranker import FullRanker
+from headrace.train.evaluation.predict import predict_split
+from headrace.train.evaluation.predictions import Predictions
+from headrace.train.evaluation.ranks import Ranks
+from headrace.train.evaluation.request import Request
+from headrace.train.job import Job
+
+_OF_CATALOGUE = get_args(CatalogueMetric)
+
+
+class Evaluations:
+    """Evaluates the model of a run. Every method is collective.
+
+    Args:
+        job: what is asked for.
+        model: as it is at the time of each call.
+        dataset: the folder of the splits.
+        collective: the ranks.
+
+    Raises:
+        UserError: what is asked for, neither dataset nor model have.
+    """
+
+    def __init__(self, job: Job, model: ShardedModel, dataset: Location, collective: Collective) -> None:
+        self._train, self._model, self._dataset, self._collective = job.train, model, dataset, collective
+        self._ranks = Ranks(collective)
+        self._request = Request(job.train, model.schema)
+        self._valid = open_split(dataset, "valid", model.schema, self._request.carried())
+        self._ranker = (
+            None
+            if job.train.evaluation.full_ranking is None
+            else FullRanker(self._request, model, dataset, job.train, collective)
+        )
+
+    @property
+    def is_basic(self) -> bool:
+        """Whether nothing is asked for at the end besides what `while_training` has."""
+        return self._request.is_basic
+
+    def while_training(self) -> Evaluation:
+        """The basic metrics of the split `valid`, and `train.monitor`."""
+        monitor = self._train.monitor
+        basic = evaluate_basic(self._ranks, self._predict(self._valid))
+        if monitor in basic.metrics:
+            return basic
+        # Of all rows alone, without intervals.
+        settings = self._train.evaluation.model_copy(update={"slices": {}, "bootstrap": None})
+        settings = settings.model_copy(update={"metrics": tuple(m for m in settings.metrics if m not in _OF_CATALOGUE)})
+        request = Request(self._train.model_copy(update={"evaluation": settings}), self._model.schema)
+        evaluator = Evaluator(request)
+        if self._ranker is not None and monitor.endswith("_full"):
+            found = self._ranker.evaluate(evaluator, "valid")
+        elif monitor.endswith("_at_k"):
+            found = self._lists(evaluator, request)[1]
+        else:
+            found = evaluator.evaluate(self._ranks, self._predict(self._valid, request.carried(), request.codes()))
+        return replace(basic, metrics=basic.metrics | {monitor: found.metrics[monitor]})
+
+    def at_the_end(self, layout: SplitLayout, last: Evaluation | None) -> tuple[dict[str, Evaluation], dict[str, int]]:
+        """All that is asked for, by split, and the rows of the splits. `<split>_full`: a full ranking of it.
+
+        Args:
+            layout: of the split `train`.
+            last: what `while_training` said of the model as it is, where it did.
+        """
+        evaluator, request, found = Evaluator(self._request), self._request, {}
+        splits = {"valid": self._valid}
+        if (self._dataset / TEST).is_dir():
+            splits[TEST] = open_split(self._dataset, TEST, self._model.schema, request.carried())
+        evaluator.count_training_rows(self._ranks, layout)
+        for name, split in splits.items():
+            if name == "valid" and last is not None and request.is_basic:
+                found[name] = replace(last, metrics={m: last.metrics[m] for m in BASIC})
+                continue
+            predictions = self._predict(split, request.carried(), request.codes())
+            found[name] = evaluator.evaluate(self._ranks, predictions)
+        rows = {name: of.rows for name, of in found.items()}
+        if self._train.rank_group is not None:
+            rows["rank"], found["rank"] = self._lists(evaluator, request)
+        if self._ranker is not None:
+            assert request.settings.full_ranking is not None
+            for name in request.settings.full_ranking.splits:
+                if name in splits:
+                    found[f"{name}_full"] = self._ranker.evaluate(evaluator, name)
+        return found, rows
+
+    def _lists(self, evaluator: Evaluator, request: Request) -> tuple[int, Evaluation]:
+        """Rows and metrics of the split `rank`."""
+        carried = request.carried(lists=True)
+        ranked = open_split(self._dataset, "rank", self._model.schema, carried)
+        return ranked.rows, evaluator.evaluate_lists(
+            self._ranks, self._predict(ranked, carried, request.codes(lists=True))
+        )
+
+    def _predict(self, split: SplitLayout, carried: Sequence[str] = (), codes: Sequence[str] = ()) -> Predictions:
+        self._model.eval()
+        return predict_split(
+            self._model,
+            split,
+            self._model.schema,
+            self._collective,
+            batch_size=self._train.batch_size,
+            streams=self._train.streams,
+            carried=carried,
+            codes=codes,
+        )
