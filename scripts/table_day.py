@@ -106,8 +106,29 @@ def iceberg(rows: pa.Table, folder: Path) -> Written:
     return Written(source, {"item_price": "price_eur"}, gone)
 
 
+def orc(rows: pa.Table, folder: Path) -> Written:
+    """A folder of ORC by Spark, a folder a day."""
+    return by_spark(rows, folder, "orc")
+
+
+def avro(rows: pa.Table, folder: Path) -> Written:
+    """A folder of Avro by Spark, a folder a day."""
+    return by_spark(rows, folder, "avro")
+
+
+def by_spark(rows: pa.Table, folder: Path, form: str) -> Written:
+    """A folder of files in a format of Spark's."""
+    staged = folder.with_suffix(".staged")
+    pq.write_table(rows, staged)
+    with session(load_spec("clicks").spark, Workspace(folder.parent), "write files") as spark:
+        spark.read.parquet(str(staged)).write.format(form).partitionBy("ds").save(str(folder))
+    return Written({"format": form, "path": str(folder), "day": {"partition": "ds"}})
+
+
 WRITERS: dict[str, Callable[[pa.Table, Path], Written]] = {
     "parquet": parquet,
+    "orc": orc,
+    "avro": avro,
     "delta-rs": delta_rs,
     "delta-spark": delta_spark,
     "iceberg": iceberg,
