@@ -6,113 +6,23 @@
 // gather_lists: lists in another order. pad_lists: lists to the columns of a batch.
 // No allocation: the callers own all memory and have checked all sizes.
 //
-// Format: https://github.com/apache/parquet-format, README.md (data pages, version 1) and Encodings.md (PLAIN, RLE); page
-// headers are Thrift structs in the compact protocol (thrift/doc/specs/thrift-compact-protocol.md).
+// Format: https://github.com/apache/parquet-format, README.md (data pages, version 1) and Encodings.md (PLAIN, RLE).
 
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdint>
 #include <utility>
 
+#include "parquet_pages.hpp"
+
 namespace {
 
+using namespace parquet_pages;
+
 constexpr int64_t kHead = 1024;  // bytes in which a page's header and levels must fit
-constexpr int kDataPage = 0, kPlain = 0, kRle = 3;
-
-bool read_all(int fd, uint8_t* out, int64_t size, int64_t offset) {
-  while (size > 0) {
-    const ssize_t got = pread(fd, out, size_t(size), off_t(offset));
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return false;
-    out += got, offset += got, size -= got;
-  }
-  return true;
-}
-
-// Bytes that are there; past their end `good` is false and everything reads as 0.
-struct Bytes {
-  const uint8_t* at;
-  const uint8_t* end;
-  bool good = true;
-
-  uint8_t byte() {
-    if (at < end) return *at++;
-    good = false;
-    return 0;
-  }
-  uint64_t varint() {
-    uint64_t value = 0;
-    for (int shift = 0; shift < 64; shift += 7) {
-      const uint8_t b = byte();
-      value |= uint64_t(b & 0x7f) << shift;
-      if (!(b & 0x80)) return value;
-    }
-    good = false;
-    return 0;
-  }
-  int64_t zigzag() {
-    const uint64_t v = varint();
-    return int64_t(v >> 1) ^ -int64_t(v & 1);
-  }
-  void pass(uint64_t n) {
-    if (n > uint64_t(end - at)) good = false;
-    else at += n;
-  }
-};
-
-enum Type { kStop = 0, kTrue = 1, kFalse = 2, kI8 = 3, kI16 = 4, kI32 = 5, kI64 = 6, kDouble = 7, kBinary = 8, kStruct = 12 };
-
-// Calls body(field, type) for each field of a struct; body reads the field's value.
-template <class Body>
-void fields(Bytes& b, const Body& body) {
-  int64_t field = 0;
-  while (b.good) {
-    const uint8_t head = b.byte();
-    const int type = head & 0x0f;
-    if (type == kStop) return;
-    field = head >> 4 ? field + (head >> 4) : b.zigzag();
-    body(field, type);
-  }
-}
-
-void skip(Bytes& b, int type) {
-  switch (type) {
-    case kTrue: case kFalse: return;
-    case kI8: b.byte(); return;
-    case kI16: case kI32: case kI64: b.varint(); return;
-    case kDouble: b.pass(8); return;
-    case kBinary: b.pass(b.varint()); return;
-    case kStruct: fields(b, [&](int64_t, int t) { skip(b, t); }); return;
-    default: b.good = false;  // no page header has lists or maps
-  }
-}
-
-struct Page {
-  int64_t type = -1, uncompressed = -1, compressed = -1, values = -1, encoding = -1, levels = -1;
-};
-
-bool parse(Bytes& b, Page& page) {
-  fields(b, [&](int64_t field, int type) {
-    if (field <= 3 && type == kI32) {
-      const int64_t value = b.zigzag();
-      (field == 1 ? page.type : field == 2 ? page.uncompressed : page.compressed) = value;
-    } else if (field == 5 && type == kStruct) {
-      fields(b, [&](int64_t inner, int t) {
-        if (inner > 3 || t != kI32) return skip(b, t);
-        const int64_t value = b.zigzag();
-        (inner == 1 ? page.values : inner == 2 ? page.encoding : page.levels) = value;
-      });
-    } else {
-      skip(b, type);
-    }
-  });
-  return b.good;
-}
 
 // Whether n definition levels, in runs of one bit a level, are all 1: no value is null.
 bool all_there(Bytes b, int64_t n) {
@@ -226,7 +136,7 @@ void pad_lists(const int32_t* offsets, const In* __restrict values, int64_t rows
 
 extern "C" {
 
-int headrace_dataset_version() { return 4; }
+int headrace_dataset_version() { return 5; }
 
 // Whether the chunk was read.
 int headrace_read_plain(int fd, int64_t start, int64_t end, int64_t width, int optional, int64_t values, uint8_t* out) {

@@ -7,6 +7,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "text_hash.hpp"
+
 namespace {
 
 bool bit(const uint8_t* bits, int64_t at) { return bits == nullptr || (bits[at >> 3] >> (at & 7) & 1); }
@@ -22,30 +24,25 @@ bool typed(int64_t width, const Body& body) {
   }
 }
 
-template <class Value, class Index>
-void scatter(const Value* __restrict values, const Index* __restrict index, const int32_t* __restrict rows,
-             const int32_t* __restrict places, int64_t n, Value* __restrict out) {
-  for (int64_t i = 0; i < n; ++i) out[places[i]] = values[index[rows[i]]];
-}
-
 template <class Value>
-void scatter(const Value* __restrict values, const int32_t* __restrict rows, const int32_t* __restrict places, int64_t n,
-             Value* __restrict out) {
-  for (int64_t i = 0; i < n; ++i) out[places[i]] = values[rows[i]];
-}
-
-template <class Value>
-bool scatter_any(const void* values, const void* index, int64_t width, const int32_t* rows, const int32_t* places, int64_t n,
-                 void* out) {
-  const auto* from = static_cast<const Value*>(values);
-  auto* to = static_cast<Value*>(out);
+bool scatter(const void* values, const void* index, int64_t width, const int32_t* __restrict places, int64_t n, void* out) {
+  const auto* __restrict from = static_cast<const Value*>(values);
+  auto* __restrict to = static_cast<Value*>(out);
   if (index == nullptr) {
-    scatter(from, rows, places, n, to);
+    for (int64_t i = 0; i < n; ++i) to[places[i]] = from[i];
     return true;
   }
   return typed(width, [&](auto* kind) {
-    scatter(from, static_cast<const std::remove_pointer_t<decltype(kind)>*>(index), rows, places, n, to);
+    const auto* __restrict of = static_cast<const std::remove_pointer_t<decltype(kind)>*>(index);
+    for (int64_t i = 0; i < n; ++i) to[places[i]] = from[of[i]];
   });
+}
+
+template <class Value>
+void take(const void* values, const int32_t* __restrict rows, int64_t n, void* out) {
+  const auto* __restrict from = static_cast<const Value*>(values);
+  auto* __restrict to = static_cast<Value*>(out);
+  for (int64_t i = 0; i < n; ++i) to[i] = from[rows[i]];
 }
 
 template <class Value>
@@ -101,22 +98,6 @@ class TextCounts {
       if (s.text != nullptr && s.count >= least) body(s.text, s.size, s.count, s.day);
   }
 
-  // Multiplications of 64 to 128 bits, eight bytes at a time.
-  static uint64_t hash(const uint8_t* text, int64_t size) {
-    uint64_t h = mixed(uint64_t(size) ^ 0x9E3779B97F4A7C15u, 0xC2B2AE3D27D4EB4Fu);
-    for (; size >= 8; text += 8, size -= 8) {
-      uint64_t word;
-      std::memcpy(&word, text, 8);
-      h = mixed(h ^ word, 0x9FB21C651E98DF25u);
-    }
-    if (size > 0) {
-      uint64_t word = 0;
-      std::memcpy(&word, text, size_t(size));
-      h = mixed(h ^ word, 0xA0761D6478BD642Fu);
-    }
-    return mixed(h, 0xE7037ED1A0B428DBu);
-  }
-
  private:
   struct Slot {
     const uint8_t* text = nullptr;
@@ -124,11 +105,6 @@ class TextCounts {
     uint32_t hash = 0;
     int32_t size = 0;
   };
-
-  static uint64_t mixed(uint64_t a, uint64_t b) {
-    const auto product = static_cast<unsigned __int128>(a) * b;
-    return uint64_t(product) ^ uint64_t(product >> 64);
-  }
 
   static Slot& find(std::vector<Slot>& slots, const uint8_t* text, int64_t size, uint32_t hash) {
     const size_t mask = slots.size() - 1;
@@ -153,12 +129,23 @@ class TextCounts {
 
 extern "C" {
 
-// out[places[i]] = values[index[rows[i]]]; without an index, values[rows[i]]. Values of 4 or 8 bytes. Whether it was done.
-int headrace_scatter(const void* values, int64_t value_width, const void* index, int64_t index_width, const int32_t* rows,
-                     const int32_t* places, int64_t n, void* out) {
-  if (value_width == 4) return scatter_any<uint32_t>(values, index, index_width, rows, places, n, out);
-  if (value_width == 8) return scatter_any<uint64_t>(values, index, index_width, rows, places, n, out);
+// out[places[i]] = values[index[i]]; without an index, values[i]. Values of 4 or 8 bytes. Whether it was done.
+int headrace_scatter(const void* values, int64_t value_width, const void* index, int64_t index_width, const int32_t* places,
+                     int64_t n, void* out) {
+  if (value_width == 4) return scatter<uint32_t>(values, index, index_width, places, n, out);
+  if (value_width == 8) return scatter<uint64_t>(values, index, index_width, places, n, out);
   return 0;
+}
+
+// out[i] = values[rows[i]]. Values of 1, 2, 4 or 8 bytes. Whether it was done.
+int headrace_take(const void* values, int64_t width, const int32_t* rows, int64_t n, void* out) {
+  switch (width) {
+    case 1: take<uint8_t>(values, rows, n, out); return 1;
+    case 2: take<uint16_t>(values, rows, n, out); return 1;
+    case 4: take<uint32_t>(values, rows, n, out); return 1;
+    case 8: take<uint64_t>(values, rows, n, out); return 1;
+    default: return 0;
+  }
 }
 
 // counts[index[i]] += 1 of the rows that `mask` (a byte a row; null: all) has. Four tables, so that a value that repeats does
@@ -173,16 +160,6 @@ int headrace_count(const void* index, int64_t width, const uint8_t* mask, int64_
     }
     for (int64_t k = 0; k < size; ++k) counts[k] += counts[size + k] + counts[2 * size + k] + counts[3 * size + k];
   });
-}
-
-// How many of the rows have the value.
-int64_t headrace_count_rows(const void* index, int64_t width, const int32_t* rows, int64_t n, int64_t value) {
-  int64_t found = 0;
-  typed(width, [&](auto* kind) {
-    const auto* of = static_cast<const std::remove_pointer_t<decltype(kind)>*>(index);
-    for (int64_t i = 0; i < n; ++i) found += int64_t(of[rows[i]]) == value;
-  });
-  return found;
 }
 
 // Numbers of 4 bytes in `width` bytes, that of a null being `null`.
@@ -233,7 +210,7 @@ int headrace_text_counts_add(void* to, const int32_t* offsets, const uint8_t* da
     for (int64_t i = 0; i < n; ++i) {
       const uint8_t* text = data + offsets[i];
       const int64_t size = offsets[i + 1] - offsets[i];
-      const uint64_t hash = TextCounts::hash(text, size);
+      const uint64_t hash = text_hash(text, size);
       if (int64_t((hash >> 32) % uint64_t(parts)) == part) sums.add(text, size, hash, counts[i], days[i]);
     }
   } catch (const std::bad_alloc&) {

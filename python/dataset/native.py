@@ -1,6 +1,6 @@
 """The C++ loops of native/cpp/dataset.cpp, where `make native` has built them; elsewhere Arrow and NumPy work.
 
-The library has those of native/cpp/dictionary.cpp, too: headrace.features.engines.arrow.kernels calls them.
+The library has those of native/cpp/dictionary.cpp and dictionary_chunk.cpp, too, for headrace.features.engines.arrow.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 Order = npt.NDArray[np.int32]
 
 #: Raise it with that of native/cpp/dataset.cpp when a function's name, arguments or meaning change.
-_VERSION = 4
+_VERSION = 5
 _I64, _U64, _I32, _P = ctypes.c_int64, ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
 DATASET = native.Interface(
     "libheadrace_dataset.so",
@@ -30,11 +30,15 @@ DATASET = native.Interface(
         "headrace_gather_lists": (None, (_P, _P, _I64, _P, _I64, _P, _P)),
         "headrace_pad_lists": (None, (_P, _P, _I64, _I64, _I64, _P, _I64, _I64)),
         "headrace_gather": (_U64, (_P, _I64, _P, _I64, _P, _P, _P, _I64, _I64)),
-        "headrace_scatter": (_I32, (_P, _I64, _P, _I64, _P, _P, _I64, _P)),
+        "headrace_scatter": (_I32, (_P, _I64, _P, _I64, _P, _I64, _P)),
+        "headrace_take": (_I32, (_P, _I64, _P, _I64, _P)),
         "headrace_count": (_I32, (_P, _I64, _P, _I64, _I64, _P)),
-        "headrace_count_rows": (_I64, (_P, _I64, _P, _I64, _I64)),
         "headrace_narrow": (_I32, (_P, _P, _I64, _I64, _I64, _I64, _P)),
         "headrace_encode_integers": (_I64, (_P, _I64, _P, _I64, _I64, _I64, _P, _I64, _P, _P, _P)),
+        "headrace_chunk_read": (_P, (_I32, _I64, _I64, _I64, _I32, _I32, _I32)),
+        "headrace_chunk_free": (None, (_P,)),
+        "headrace_chunk_size": (_I64, (_P, _P, _P)),
+        "headrace_chunk_take": (None, (_P, _I64, _P, _P, _P)),
         "headrace_text_counts": (_P, (_I64,)),
         "headrace_text_counts_free": (None, (_P,)),
         "headrace_text_counts_add": (_I32, (_P, _P, _P, _P, _P, _I64, _I64, _I64)),

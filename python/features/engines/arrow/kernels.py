@@ -29,30 +29,38 @@ _MOST_RANGE = 1 << 22
 _TEXTS_AT_ONCE, _BYTES_AT_ONCE = 1 << 20, 1 << 28
 
 
-def scatter(values: Array, index: Indices | None, rows: Rows, places: Rows, out: Array) -> None:
-    """out[places] = values[index[rows]]; without an index values[rows].
+def scatter(values: Array, index: Indices | None, places: Rows, out: Array) -> None:
+    """out[places] = values[index]; without an index out[places] = values.
 
     Args:
         values: [n], of out's dtype.
-        index: of each row, its value.
-        rows: [m], within `index` (or `values`).
+        index: [m], within `values`.
         places: [m], within `out`, none twice.
         out: is filled at `places`.
     """
     lib = native.library()
     values = np.ascontiguousarray(values, out.dtype)
     if lib is not None and lib.headrace_scatter(
-        _at(values),
+        address(values),
         out.itemsize,
-        None if index is None else _at(index),
+        None if index is None else address(index),
         0 if index is None else index.itemsize,
-        _at(rows),
-        _at(places),
-        len(rows),
-        _at(out),
+        address(places),
+        len(places),
+        address(out),
     ):
         return
-    out[places] = values[rows if index is None else index[rows]]
+    out[places] = values if index is None else values[index]
+
+
+def take(values: Array, rows: Rows) -> Array:
+    """values[rows]: of one dimension, of 1, 2, 4 or 8 bytes each."""
+    lib = native.library()
+    values = np.ascontiguousarray(values)
+    out = np.empty(len(rows), values.dtype)
+    if lib is None or not lib.headrace_take(address(values), out.itemsize, address(rows), len(rows), address(out)):
+        return values[rows]
+    return out
 
 
 def count(index: Indices, mask: npt.NDArray[np.bool_] | None, size: int) -> npt.NDArray[np.int64]:
@@ -64,23 +72,15 @@ def count(index: Indices, mask: npt.NDArray[np.bool_] | None, size: int) -> npt.
     index = np.ascontiguousarray(index)
     mask = None if mask is None else np.ascontiguousarray(mask)
     done = lib.headrace_count(
-        _at(index), index.itemsize, None if mask is None else _at(mask), len(index), size, _at(counts)
+        address(index), index.itemsize, None if mask is None else address(mask), len(index), size, address(counts)
     )
     assert done
     return counts[:size]
 
 
-def count_rows(index: Indices, rows: Rows, value: int) -> int:
-    """How many of the rows have the value."""
-    lib = native.library()
-    if lib is None:
-        return int(np.count_nonzero(index[rows] == value))
-    return int(lib.headrace_count_rows(_at(index), index.itemsize, _at(rows), len(rows), value))
-
-
 def narrow(index: pa.Array, null: int, size: int) -> Indices:
     """Arrow's int32 indices of a dictionary in as few bytes as hold 0..size-1, that of a null being `null`."""
-    dtype = np.dtype(np.uint8 if size <= 1 << 8 else np.uint16 if size <= 1 << 16 else np.int32)
+    dtype = index_type(size)
     lib = native.library()
     if lib is None or index.type != pa.int32():
         wide: Indices = pc.fill_null(index, null).to_numpy(zero_copy_only=False)
@@ -94,10 +94,15 @@ def narrow(index: pa.Array, null: int, size: int) -> Indices:
         len(index),
         null,
         dtype.itemsize,
-        _at(out),
+        address(out),
     )
     assert done
     return out
+
+
+def index_type(size: int) -> np.dtype[Any]:
+    """What numbers 0..size-1 are kept as."""
+    return np.dtype(np.uint8 if size <= 1 << 8 else np.uint16 if size <= 1 << 16 else np.int32)
 
 
 def used(column: pa.DictionaryArray) -> pa.DictionaryArray:
@@ -146,11 +151,11 @@ def _by_table(values: pa.Array) -> tuple[pa.Array, pa.Array] | None:
         values.offset,
         len(values),
         ends["min"],
-        _at(numbers),
+        address(numbers),
         most,
-        _at(index),
-        _at(dictionary),
-        _at(null_at),
+        address(index),
+        address(dictionary),
+        address(null_at),
     )
     assert found > 0
     mask = np.zeros(found, np.bool_)
@@ -197,25 +202,26 @@ def _round(
                 counts,
                 offsets.address + 4 * key.offset,
                 data.address if data is not None else None,
-                _at(rows.to_numpy()),
-                _at(day.to_numpy()),
+                address(rows.to_numpy()),
+                address(day.to_numpy()),
                 len(key),
                 number,
                 rounds,
             ):
                 raise MemoryError("no memory to count texts")
         size = np.zeros(1, np.int64)
-        n = lib.headrace_text_counts_size(counts, least, _at(size))
+        n = lib.headrace_text_counts_size(counts, least, address(size))
         if size[0] >= 2**31:
             raise MemoryError(f"{n} texts whose hashes are alike take {size[0]} bytes; a column holds 2 GiB")
         offsets, data = np.empty(n + 1, np.int32), np.empty(size[0], np.uint8)
         sums, days = np.empty(n, np.int64), np.empty(n, np.int64)
-        lib.headrace_text_counts_take(counts, least, _at(offsets), _at(data), _at(sums), _at(days))
+        lib.headrace_text_counts_take(counts, least, address(offsets), address(data), address(sums), address(days))
     finally:
         lib.headrace_text_counts_free(counts)
     keys = pa.StringArray.from_buffers(n, pa.py_buffer(offsets), pa.py_buffer(data))
     return pa.table({"key": keys, "rows": pa.array(sums), "day": pa.array(days)})
 
 
-def _at(x: Array) -> int:
+def address(x: Array) -> int:
+    """The address of an array's first element."""
     return int(x.__array_interface__["data"][0])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from headrace.errors import UserError
 from headrace.features.engines.arrow import kernels
 from headrace.features.engines.arrow.dictionary import DictionaryColumn
+from headrace.features.engines.arrow.dictionary_chunk import dictionary_columns
 from headrace.features.functions.arrays import input_values, one_chunk
 from headrace.features.table_ops.row_preparation import RowPreparation
 from headrace.features.types import ValueType
@@ -36,6 +37,8 @@ _META = "pieces.json"
 FILE, LINE, HASH = "_source_file", "_source_line", "__hash"
 #: What a task may decode at once: 614,000 rows of 41 columns. Of texts the values come on top, of lists their elements.
 _DECODED_BYTES, _CELL_BYTES = 192 << 20, 8
+#: Of a row group with more none is read but in parts.
+_HELD_BYTES = 4 * _DECODED_BYTES
 #: Numbers are kept once each where this many first rows have at most half as many values.
 _SAMPLE = 4_096
 
@@ -127,43 +130,75 @@ def encode(file: LakeFile, folder: Location, layout: RowGroupLayout) -> None:
     """Decode a lake file into `folder`, in one step."""
     columns = layout.inputs
     # A task may run twice: both write the same.
-    with (folder / file.key).new_folder(alone=False) as made:
+    with (folder / file.key).new_folder(alone=False) as made, file.path.open() as stored:
+        place = (FILE, LINE) if file.name is None else ()
+        footer = pq.read_metadata(file.path.local_path())
+        there = set(footer.schema.to_arrow_schema().names)
+        texts = {FILE, *(name for name, t in columns.items() if str(t) == "string")}
         parquet = pq.ParquetFile(
             file.path.local_path(),
+            metadata=footer,
             memory_map=True,
             coerce_int96_timestamp_unit="us",
-            read_dictionary=[
-                *([FILE] if file.name is None else []),
-                *(name for name, t in columns.items() if str(t) == "string"),
-            ],
+            read_dictionary=sorted(texts & there),
         )
-        there = set(parquet.schema_arrow.names)
-        place = (FILE, LINE) if file.name is None else ()
         wanted = [name for name in (*columns, *place) if name in there]
         written: list[int] = []
         before = 0
+        # Operators make rows of Arrow's arrays.
+        numbered = {} if layout.preparation is not None else _numbered_types(columns, place)
         for group in range(parquet.num_row_groups):
-            for table in _decoded(parquet, group, wanted):
+            for table, ready in _decoded(parquet, stored.fileno(), group, wanted, numbered):
                 if file.name is not None:
                     table, before = _placed(table, file.name, before), before + table.num_rows
                 if layout.preparation is not None:
                     table = _prepared(table, columns, layout.preparation)
                 if table.num_rows:
-                    written.append(_write(_encoded(table, layout.columns), made / f"{len(written)}.arrow"))
+                    written.append(_write(_encoded(table, ready, layout.columns), made / f"{len(written)}.arrow"))
         (made / _META).put_text(json.dumps({"size": file.size, "pieces": written}))
 
 
-def _decoded(parquet: pq.ParquetFile, group: int, columns: list[str]) -> Iterator[pa.Table]:
-    """The rows of a row group, in even parts of at most _DECODED_BYTES where it has more."""
+def _numbered_types(columns: Mapping[str, ValueType], place: Sequence[str]) -> dict[str, pa.DataType]:
+    """The columns that row groups keep as a dictionary, where the file does so."""
+    mine = {name: t.arrow for name, t in columns.items() if not t.is_list and (t.is_integer or str(t) == "string")}
+    return mine | ({FILE: pa.string()} if FILE in place else {})
+
+
+def _decoded(
+    parquet: pq.ParquetFile, fd: int, group: int, columns: list[str], numbered: Mapping[str, pa.DataType]
+) -> Iterator[tuple[pa.Table, Mapping[str, pa.DictionaryArray]]]:
+    """The rows of a row group, in even parts of at most _DECODED_BYTES where it has more: a table and further columns.
+
+    Args:
+        numbered: columns that may come as a dictionary, apart from the table, with their types.
+    """
     rows = parquet.metadata.row_group(group).num_rows
-    parts = -(-rows * len(columns) * _CELL_BYTES // _DECODED_BYTES)
+    decoded = rows * len(columns) * _CELL_BYTES
+    parts = -(-decoded // _DECODED_BYTES)
+    if not parts:
+        return
+    # Of a row group in parts these are held whole until the last one, half a cell's bytes at most.
+    ready = dictionary_columns(parquet, fd, group, numbered) if decoded <= _HELD_BYTES else {}
+    rest = [name for name in columns if name not in ready] or columns[:1]
     if parts == 1:
-        yield parquet.read_row_group(group, columns=columns, use_threads=False)
-    elif parts:
-        for batch in parquet.iter_batches(-(-rows // parts), row_groups=[group], columns=columns, use_threads=False):
-            # The dictionary goes on from one part to the next.
-            whole = [kernels.used(c) if pa.types.is_dictionary(c.type) else c for c in batch.columns]
-            yield pa.Table.from_arrays(whole, names=batch.schema.names)
+        yield parquet.read_row_group(group, columns=rest, use_threads=False), ready
+        return
+    start = 0
+    for batch in parquet.iter_batches(-(-rows // parts), row_groups=[group], columns=rest, use_threads=False):
+        # The dictionary goes on from one part to the next.
+        whole = [kernels.used(c) if pa.types.is_dictionary(c.type) else c for c in batch.columns]
+        mine = {name: _part(column.slice(start, batch.num_rows)) for name, column in ready.items()}
+        start += batch.num_rows
+        yield pa.Table.from_arrays(whole, names=batch.schema.names), mine
+
+
+def _part(column: pa.DictionaryArray) -> pa.DictionaryArray:
+    """A part of a column; without the values that no row of it has, where they are many."""
+    if 8 * len(column.dictionary) <= len(column):
+        return column
+    found = kernels.used(column)
+    index = kernels.narrow(found.indices, 0, len(found.dictionary))
+    return pa.DictionaryArray.from_arrays(pa.array(index), found.dictionary, safe=False)
 
 
 def prune(folder: Location, files: list[LakeFile]) -> None:
@@ -226,16 +261,20 @@ def _prepared(table: pa.Table, columns: Mapping[str, ValueType], preparation: Ro
     )
 
 
-def _encoded(table: pa.Table, columns: Mapping[str, ValueType]) -> pa.RecordBatch:
+def _encoded(
+    table: pa.Table, ready: Mapping[str, pa.DictionaryArray], columns: Mapping[str, ValueType]
+) -> pa.RecordBatch:
     n = table.num_rows
     arrays, names = [], []
     for name, type_ in columns.items():
-        if name in table.column_names:
+        if name in ready:
+            arrays.append(ready[name])
+        elif name in table.column_names:
             arrays.append(_cells(table.column(name), type_, name))
         else:  # the file is older than the column
             arrays.append(_cells(pa.chunked_array([pa.nulls(n, type_.arrow)]), type_, name))
         names.append(name)
-    source = _one(table.column(FILE), pa.string())
+    source = ready[FILE] if FILE in ready else _one(table.column(FILE), pa.string())
     lines = _one(table.column(LINE), pa.int64())
     for name, array in ((FILE, source), (LINE, lines), (HASH, pa.array(row_hashes(source, lines)))):
         arrays.append(array)

@@ -1,8 +1,8 @@
 """The Arrow engine's write from row groups of lake files: no row passes through Spark, no text is transformed twice.
 
-First each row group: which part of the dataset its rows belong to, and what its distinct values become (a code or a
-number each). Then each part: its rows of every row group, by one gather of those results, in the order of the rows'
-hashes.
+First each row group: which part of the dataset its rows belong to, what its distinct values become (a code or a number
+each), and of each row, part by part, which of them it has. Then each part: its rows of every row group, which lie there
+one behind the other, merged in the order of the rows' hashes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from pyspark.sql import SparkSession
 from headrace.dataset.parquet import lists
 from headrace.features.engines.arrow import kernels
 from headrace.features.engines.arrow.array_file import load_arrays, save_arrays
-from headrace.features.engines.arrow.dictionary import apply_op
+from headrace.features.engines.arrow.dictionary import DictionaryColumn, apply_op
 from headrace.features.engines.arrow.lake_file import FILE, LINE, LakeFile, LakeRowGroup, RowGroupLayout, row_groups
 from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter
+from headrace.features.engines.arrow.part_rows import EDGES, HASHES, LABEL, MISSING, ORDER, PartRows, placed
 from headrace.features.engines.arrow.write_frame import loaded, write_part, written_dataset
 from headrace.features.functions.arrays import doubles, is_missing, to_numpy
 from headrace.features.layout.files import FilePlan, WrittenDataset, source_sets
@@ -32,13 +33,9 @@ from headrace.features.layout.split_rule import day_number
 from headrace.features.workflow.fitted import FittedWorkflow, finished
 from headrace.features.workflow.schema import stored_schema
 from headrace.lake.tasks import cores_of, grouped, run_tasks
-from headrace.schema import Feature
 from headrace.storage import Location
 
 Array = npt.NDArray[Any]
-_ORDER, _EDGES = "order", "edges"
-#: Of an input column with a dictionary: the numbers of the values that are none.
-_MISSING = "missing."
 #: A vocabulary with more values is looked up in its file: in memory each value takes about 60 bytes of every worker.
 MOST_VALUES = 20_000_000
 
@@ -105,12 +102,13 @@ class _TransformTask:
                     self.splitter.train(row_group, split).training_identity if fitted.workflow.out_of_fold else None
                 )
                 path = self.scratch / f"outputs-{number}-{i}.arrays"
-                arrays: dict[str, Array] = {_ORDER: order, _EDGES: edges}
-                for name in {name for of in source_sets(fitted) for name in of}:
-                    column = row_group.column(name)
-                    if column.indices is not None:
-                        arrays[f"{_MISSING}{name}"] = np.flatnonzero(is_missing(column.values))
-                save_arrays(path, arrays | outputs_of(fitted, row_group, identity))
+                arrays: dict[str, Array] = {
+                    ORDER: order,
+                    EDGES: edges,
+                    HASHES: row_group.hashes[order],
+                    MISSING: missing_by_part(fitted, row_group, part, len(self.plans)),
+                }
+                save_arrays(path, arrays | in_order(fitted, row_group, outputs_of(fitted, row_group, identity), order))
                 out.append([row_group.path.below(self.folder), path.name])
             yield {"file": number, "row_groups": out}
 
@@ -223,6 +221,55 @@ def _table(fitted: FittedWorkflow, scope: str, name: str) -> Any:
     return fitted.tables[f"{scope}.{name}"]
 
 
+def in_order(
+    fitted: FittedWorkflow, row_group: LakeRowGroup, outputs: Mapping[str, Array], order: npt.NDArray[np.int32]
+) -> dict[str, Array]:
+    """`outputs_of` with the rows in order, and labels; as `index.NAME`, of an input column, each row's value.
+
+    Lists that are a list a row are left where they are.
+    """
+    out = dict(outputs)
+    for feature in fitted.features:
+        if (key := f"row.{feature.name}") in outputs and not feature.is_list:
+            out[key] = kernels.take(outputs[key], order)
+    named = {f.sources[0] for f in fitted.features if f"value.{f.name}" in outputs}
+    label = row_group.column(fitted.workflow.label_column)
+    values = to_numpy(doubles(label.values)).astype(np.float32)
+    out[LABEL] = values if label.indices is not None else kernels.take(values, order)
+    for name in {*named, *([fitted.workflow.label_column] if label.indices is not None else [])}:
+        index = row_group.column(name).indices
+        assert index is not None
+        out[f"index.{name}"] = kernels.take(index, order)
+    return out
+
+
+def missing_by_part(
+    fitted: FittedWorkflow, row_group: LakeRowGroup, part: npt.NDArray[np.int64], parts: int
+) -> npt.NDArray[np.int64]:
+    """Of each of `source_sets`, one behind the other, and by part: rows that lack a value of one of its columns."""
+    narrow = part.astype(kernels.index_type(parts + 1))
+    none: dict[str, npt.NDArray[np.bool_]] = {}
+    found = []
+    for names in source_sets(fitted):
+        for name in set(names) - none.keys():
+            none[name] = _missing(row_group.column(name))
+        mask = np.logical_or.reduce([none[name] for name in names]) if len(names) > 1 else none[names[0]]
+        there = mask.any()
+        found.append(kernels.count(narrow, mask, parts + 1)[:parts] if there else np.zeros(parts, np.int64))
+    return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+
+def _missing(column: DictionaryColumn) -> npt.NDArray[np.bool_]:
+    """Which rows have no value. bool [rows]."""
+    none = is_missing(column.values)
+    if column.indices is None:
+        return none
+    gone = np.flatnonzero(none)
+    if len(gone) > 1:
+        return none[column.indices]
+    return column.indices == gone[0] if len(gone) else np.zeros(len(column.indices), np.bool_)
+
+
 @dataclass(frozen=True)
 class _WriteTask:
     """The third pass, in a task: one part, its rows from every row group."""
@@ -235,16 +282,16 @@ class _WriteTask:
 
     def __call__(self, part: int) -> Iterator[dict[str, Any]]:
         fitted = loaded(self.workflow, 0)  # no value is looked up any more
-        sources: list[_PartRows] = []
+        sources: list[PartRows] = []
         for row_group, outputs in self.row_groups:
             arrays = load_arrays(outputs)
-            start, end = arrays[_EDGES][part : part + 2]
+            start, end = arrays[EDGES][part : part + 2].tolist()
             if start < end:
-                sources.append(_PartRows(LakeRowGroup(row_group), arrays[_ORDER][start:end], arrays))
+                sources.append(PartRows(LakeRowGroup(row_group), part, start, end, arrays))
         if not sources:
             yield {"split": self.plans[part].split, "day": self.plans[part].day, "files": [], "counts": {}}
             return
-        hashes = np.concatenate([s.row_group.hashes[s.rows] for s in sources])
+        hashes = np.concatenate([s.hashes for s in sources])
         order = _in_order(hashes, [(s.row_group, s.rows) for s in sources])
         places = np.empty(len(order), np.int32)
         places[order] = np.arange(len(order), dtype=np.int32)
@@ -255,77 +302,15 @@ class _WriteTask:
             if feature.is_list:
                 columns.append(pa.concat_arrays([s.output_lists(feature) for s in sources]).take(pa.array(order)))
             else:
-                columns.append(_placed([s.output(feature) for s in sources], sources, cut))
-        columns.append(_placed([s.label(fitted.workflow.label_column) for s in sources], sources, cut))
+                columns.append(placed([s.output(feature) for s in sources], cut))
+        columns.append(placed([s.label(fitted.workflow.label_column) for s in sources], cut))
         taken = pa.array(order)
         stored = stored_schema(fitted.schema.features)
         for name in fitted.workflow.carried_columns:
             # A timestamp becomes its microseconds.
             values = pa.concat_arrays([s.column(name) for s in sources]).cast(stored.field(len(columns)).type)
             columns.append(values.take(taken))
-        missing = {of: sum(s.missing(of) for s in sources) for of in source_sets(fitted)}
+        sets = source_sets(fitted)
+        missing = dict(zip(sets, np.sum([s.missing(len(sets)) for s in sources], 0).tolist(), strict=True))
         table = pa.Table.from_arrays(columns, schema=stored)
         yield write_part(fitted.schema, self.plans[part], self.folder, table, missing)
-
-
-def _placed(values: Sequence[_Values], sources: Sequence[_PartRows], places: Sequence[kernels.Rows]) -> pa.Array:
-    """A column of the part: of each source its rows' values, each to its place."""
-    out = np.empty(sum(len(s.rows) for s in sources), values[0].values.dtype)
-    for found, source, mine in zip(values, sources, places, strict=True):
-        kernels.scatter(found.values, found.index, source.rows, mine, out)
-    return pa.array(out)
-
-
-@dataclass(frozen=True)
-class _Values:
-    """A row group's values of a column: one for each number of `index`, or (None) for each row."""
-
-    values: Array
-    index: kernels.Indices | None
-
-
-class _PartRows:
-    """The rows of a part that one row group has, in the order of their hashes."""
-
-    def __init__(self, row_group: LakeRowGroup, rows: kernels.Rows, arrays: Mapping[str, Array]) -> None:
-        """`arrays`: what `_TransformTask` left of the row group."""
-        self.row_group, self.rows, self._arrays = row_group, rows, arrays
-
-    def output(self, feature: Feature) -> _Values:
-        """A feature's values; of lists see `output_lists`."""
-        by_value = self._arrays.get(f"value.{feature.name}")
-        if by_value is None:
-            return _Values(self._arrays[f"row.{feature.name}"], None)
-        return _Values(by_value, self.row_group.column(feature.sources[0]).indices)
-
-    def label(self, name: str) -> _Values:
-        """The label's, float32; NaN of null."""
-        column = self.row_group.column(name)
-        return _Values(to_numpy(doubles(column.values)).astype(np.float32), column.indices)
-
-    def output_lists(self, feature: Feature) -> pa.ListArray:
-        """A list feature's lists, without the zeros at their ends."""
-        rows, kind = self.rows.astype(np.intp), "row"
-        if f"value.{feature.name}" in self._arrays:
-            index = self.row_group.column(feature.sources[0]).indices
-            assert index is not None
-            rows, kind = index[rows].astype(np.intp), "value"
-        offsets, values = (self._arrays[f"{k}.{feature.name}"] for k in (f"{kind}_offsets", kind))
-        return lists.from_arrays(*lists.take(offsets, values, rows))
-
-    def column(self, name: str) -> pa.Array:
-        """An input column's values, a value a row."""
-        return self.row_group.column(name).take(self.rows)
-
-    def missing(self, names: Sequence[str]) -> int:
-        """Rows without a value in one of the columns."""
-        gone = self._arrays.get(f"{_MISSING}{names[0]}")
-        if len(names) == 1 and gone is not None:
-            index = self.row_group.column(names[0]).indices if len(gone) else None
-            return 0 if index is None else sum(kernels.count_rows(index, self.rows, int(value)) for value in gone)
-        return int(np.count_nonzero(np.logical_or.reduce([self._missing(name) for name in names])))
-
-    def _missing(self, name: str) -> npt.NDArray[np.bool_]:
-        column = self.row_group.column(name)
-        none = is_missing(column.values)
-        return none[self.rows if column.indices is None else column.indices[self.rows]]

@@ -1,0 +1,80 @@
+"""The rows of a part of the dataset that one row group of a lake file has, and the part's columns made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.dataset.parquet import lists
+from headrace.features.engines.arrow import kernels
+from headrace.features.engines.arrow.lake_file import LakeRowGroup
+from headrace.schema import Feature
+
+Array = npt.NDArray[Any]
+#: Names of what a transform leaves of a row group's rows, part by part (write_lake): their numbers, where each part
+#: begins and the last one ends, their hashes; rows that lack a value, of each of `source_sets` and by part; labels.
+ORDER, EDGES, HASHES, MISSING, LABEL = "order", "edges", "hashes", "missing", "label"
+
+
+def placed(values: Sequence[Values], places: Sequence[kernels.Rows]) -> pa.Array:
+    """A column of the part: of each source its rows' values, each to its place."""
+    out = np.empty(sum(map(len, places)), values[0].values.dtype)
+    for found, mine in zip(values, places, strict=True):
+        kernels.scatter(found.values, found.index, mine, out)
+    return pa.array(out)
+
+
+@dataclass(frozen=True)
+class Values:
+    """A column's values of a part's rows of a row group: one for each number of `index`, or (None) for each row."""
+
+    values: Array
+    index: kernels.Indices | None
+
+
+class PartRows:
+    """The rows of a part that one row group has, in the order of their hashes."""
+
+    def __init__(self, row_group: LakeRowGroup, part: int, start: int, end: int, arrays: Mapping[str, Array]) -> None:
+        """`arrays`: what `_TransformTask` left of the row group, in which they are the rows from `start` to `end`."""
+        self.row_group, self._part, self._arrays = row_group, part, arrays
+        self._mine = slice(start, end)
+        self.rows: kernels.Rows = arrays[ORDER][self._mine]
+        self.hashes: npt.NDArray[np.int64] = arrays[HASHES][self._mine]
+
+    def output(self, feature: Feature) -> Values:
+        """A feature's values; of lists see `output_lists`."""
+        by_value = self._arrays.get(f"value.{feature.name}")
+        if by_value is None:
+            return Values(self._arrays[f"row.{feature.name}"][self._mine], None)
+        return Values(by_value, self._index(feature.sources[0]))
+
+    def label(self, name: str) -> Values:
+        """The label's, float32; NaN of null."""
+        if f"index.{name}" in self._arrays:
+            return Values(self._arrays[LABEL], self._index(name))
+        return Values(self._arrays[LABEL][self._mine], None)
+
+    def output_lists(self, feature: Feature) -> pa.ListArray:
+        """A list feature's lists, without the zeros at their ends."""
+        rows, kind = self.rows.astype(np.intp), "row"
+        if f"value.{feature.name}" in self._arrays:
+            rows, kind = self._index(feature.sources[0]).astype(np.intp), "value"
+        offsets, values = (self._arrays[f"{k}.{feature.name}"] for k in (f"{kind}_offsets", kind))
+        return lists.from_arrays(*lists.take(offsets, values, rows))
+
+    def column(self, name: str) -> pa.Array:
+        """An input column's values, a value a row."""
+        return self.row_group.column(name).take(self.rows)
+
+    def missing(self, sets: int) -> npt.NDArray[np.int64]:
+        """Of each of so many `source_sets`: rows that lack a value. int64 [sets]."""
+        return self._arrays[MISSING].reshape(sets, -1)[:, self._part]
+
+    def _index(self, name: str) -> kernels.Indices:
+        return self._arrays[f"index.{name}"][self._mine]

@@ -1,0 +1,185 @@
+"""Column chunks as dictionaries: what Arrow's decoder reads of the same file, whole and damaged, of many shapes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headrace.dataset import native
+from headrace.features.engines.arrow import lake_file
+from headrace.features.engines.arrow.dictionary_chunk import dictionary_columns
+from headrace.features.engines.arrow.lake_file import LakeFile, RowGroupLayout, row_groups
+from headrace.features.types import ValueType, declared
+from headrace.schema import TableColumn
+from headrace.storage import local
+
+TYPES = {"text": pa.string(), "small": pa.int32(), "large": pa.int64()}
+pytestmark = pytest.mark.skipif(native.library() is None, reason="make native")
+
+
+def values(draw: st.DrawFn, of: st.SearchStrategy[Any], rows: int, nulls: float) -> list[Any]:
+    """Values that repeat, in runs and in turns, and nulls among them."""
+    few = draw(st.lists(of, min_size=1, max_size=draw(st.sampled_from([1, 3, 40, 300]))))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    picked = rng.integers(0, len(few), rows)
+    if draw(st.booleans()):
+        picked.sort()
+    gone = rng.random(rows) < nulls
+    return [None if none else few[i] for i, none in zip(picked.tolist(), gone.tolist(), strict=True)]
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> pa.Table:
+    """Columns of the types that are read."""
+    rows = draw(st.sampled_from([1, 7, 64, 65, 1_000, 3_001]))
+    texts = st.one_of(st.text(max_size=5), st.text("ab", min_size=0, max_size=70))
+    kinds = {"text": texts, "small": st.integers(-(2**31), 2**31 - 1), "large": st.integers(-(2**63), 2**63 - 1)}
+    columns = {
+        name: pa.array(values(draw, kind, rows, draw(st.sampled_from([0, 0.01, 0.5, 1]))), TYPES[name])
+        for name, kind in kinds.items()
+    }
+    if draw(st.booleans()):  # without definition levels, where nothing is null
+        fields = [pa.field(name, x.type, nullable=x.null_count > 0) for name, x in columns.items()]
+        return pa.table(list(columns.values()), schema=pa.schema(fields))
+    return pa.table(columns)
+
+
+def read(path: Path, group: int) -> Mapping[str, pa.DictionaryArray]:
+    file = pq.ParquetFile(path, read_dictionary=["text"])
+    with path.open("rb") as stored:
+        return dictionary_columns(file, stored.fileno(), group, TYPES)
+
+
+@settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tables(), st.data())
+def test_as_arrow_reads_them(tmp_path: Path, table: pa.Table, data: st.DataObject) -> None:
+    path = tmp_path / "a.parquet"
+    full = data.draw(st.sampled_from([64, 1 << 20]), "bytes of a dictionary")
+    pq.write_table(
+        table,
+        path,
+        row_group_size=data.draw(st.sampled_from([100, 5_000]), "rows of a row group"),
+        compression=data.draw(st.sampled_from(["snappy", "none"]), "compression"),
+        dictionary_pagesize_limit=full,
+        data_page_size=data.draw(st.sampled_from([40, 1_000, 1 << 20]), "bytes of a page"),
+        write_batch_size=32,
+    )
+    file = pq.ParquetFile(path)
+    for group in range(file.num_row_groups):
+        wanted = file.read_row_group(group)
+        found = read(path, group)
+        # Integers that follow their dictionary as they are, are Arrow's.
+        assert "text" in found
+        assert full == 64 or set(found) == set(TYPES)
+        for name, column in found.items():
+            assert column.dictionary_decode().to_pylist() == wanted.column(name).to_pylist()
+            assert not column.indices.null_count
+            assert len(column.dictionary.unique()) == len(column.dictionary)
+            assert column.dictionary.null_count == bool(wanted.column(name).null_count)
+            column.validate(full=True)
+
+
+@pytest.mark.parametrize(
+    "written", [{"compression": "zstd"}, {"data_page_version": "2.0"}, {"use_dictionary": False}], ids=str
+)
+def test_other_files_are_left_to_arrow(tmp_path: Path, written: dict[str, Any]) -> None:
+    table = pa.table({"text": ["a", None, "a"], "small": pa.array([1, 1, 2], pa.int32())})
+    pq.write_table(table, tmp_path / "a.parquet", **written)
+    assert read(tmp_path / "a.parquet", 0) == {}
+
+
+def test_other_types_are_left_to_arrow(tmp_path: Path) -> None:
+    columns = {
+        "text": pa.array([b"a", b"a"], pa.binary()),
+        "small": pa.array([1, 1], pa.int16()),
+        "large": pa.array([[1], [1]], pa.list_(pa.int64())),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet", 0) == {}
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_damaged_bytes_are_read_as_something_or_left(tmp_path: Path, data: st.DataObject) -> None:
+    path = tmp_path / "a.parquet"
+    rng = np.random.default_rng(1)
+    table = pa.table(
+        {
+            "text": pa.array([None if i % 7 == 0 else f"value {i % 50}" for i in rng.integers(0, 900, 2_000)]),
+            "small": pa.array(rng.integers(0, 300, 2_000), pa.int32()),
+        }
+    )
+    compression = data.draw(st.sampled_from(["snappy", "none"]))
+    pq.write_table(table, path, compression=compression, data_page_size=500, dictionary_pagesize_limit=200)
+    whole = bytearray(path.read_bytes())
+    end = len(whole) - int.from_bytes(whole[-8:-4], "little") - 8
+    for _ in range(data.draw(st.integers(1, 4))):
+        whole[data.draw(st.integers(4, end - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(whole)
+    for column in read(path, 0).values():
+        assert len(column) == 2_000
+        # Texts of damaged bytes need not be UTF-8; Arrow does not look at them either.
+        column.validate()
+        assert column.indices.to_numpy().max() < len(column.dictionary)
+
+
+def test_a_file_that_ends_early(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["a", "b"] * 5_000}), path)
+    file = pq.ParquetFile(path)
+    os.truncate(path, 30)
+    with path.open("rb") as stored:
+        assert dictionary_columns(file, stored.fileno(), 0, TYPES) == {}
+
+
+@pytest.mark.parametrize("rows_a_part", [10_000, 700])
+def test_row_groups_are_the_same_without_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_a_part: int
+) -> None:
+    """Also of row groups that are cut into parts, where a part keeps what its rows have."""
+    columns = {
+        "text": "string",
+        "number": "int",
+        "wide": "bigint",
+        "as_wide": "bigint",
+        "x": "double",
+        "absent": "string",
+    }
+    types: dict[str, ValueType] = {n: declared(TableColumn(name=n, type=t)) for n, t in columns.items()}  # type: ignore[arg-type]
+    rng = np.random.default_rng(2)
+    n = 4_000
+    table = pa.table(
+        {
+            "text": pa.array([None if i % 11 == 0 else f"value {i}" for i in rng.zipf(1.2, n) % 3_000]),
+            "number": pa.array(rng.integers(0, 9, n), pa.int32()),
+            "wide": pa.array(rng.integers(0, 2**60, n)),
+            "as_wide": pa.array(rng.integers(0, 5, n), pa.int32()),
+            "x": pa.array(rng.random(n)),
+            "_source_file": pa.array(["f"] * n),
+            "_source_line": pa.array(np.arange(n)),
+        }
+    )
+    path = tmp_path / "a.parquet"
+    pq.write_table(table, path, row_group_size=2_000)
+    monkeypatch.setattr(lake_file, "_DECODED_BYTES", rows_a_part * 7 * lake_file._CELL_BYTES)
+    file, layout = LakeFile(local(path), path.stat().st_size), RowGroupLayout(types)
+    found = []
+    for library in (native.library(), None):
+        with monkeypatch.context() as patch:
+            patch.setattr(native, "library", lambda library=library: library)
+            made, _ = row_groups(file, local(tmp_path / str(library is None)), layout)
+        assert len(made) == (2 if rows_a_part > n else 6)
+        found.append([{c: g.column(c).decode().to_pylist() for c in types} | {"h": g.hashes.tolist()} for g in made])
+        assert made[0].column("text").indices is not None
+        assert made[0].column("number").indices is not None
+    assert found[0] == found[1]
+    assert [v for part in found[0] for v in part["text"]] == table.column("text").to_pylist()
