@@ -24,7 +24,7 @@ class NextItemArgs(Section):
     #: all: each item of a history is a target, and the row's own; last: the row's own alone.
     positions: Literal["all", "last"] = "all"
     #: bce: cross-entropy of a target and of drawn items; sampled_softmax: among a target and drawn items; softmax:
-    #: among all items. Items are drawn by `train.negatives`.
+    #: among all items. Items are drawn by `train.negatives` with `as: candidates`, and uniformly.
     loss: Literal["bce", "sampled_softmax", "softmax"] = "sampled_softmax"
     #: A target is compared with all drawn items of the step, with those of its row, or with one of its row's, the next
     #: at each place (`per_positive` as large as `length` gives each place one of its own).

@@ -39,8 +39,9 @@ Weights = dict[str, Tensor]
 class Batch:
     """Ids and a table, and the `Inputs` of both; `table` has the gradient."""
 
-    def __init__(self, seed: int = 0, lengths: tuple[int, ...] = LENGTHS, negatives: int = 4) -> None:
-        torch.manual_seed(seed)
+    def __init__(self, lengths: tuple[int, ...] = LENGTHS, shared: bool = False, all_items: bool = False) -> None:
+        torch.manual_seed(0)
+        self.all_items = all_items
         self.table = (torch.randn(ITEMS, D, dtype=torch.float64) / 2).requires_grad_()
         self.users = torch.randn(len(lengths), D, dtype=torch.float64).requires_grad_()
         self.history = JaggedTensor.of_lengths(
@@ -48,7 +49,7 @@ class Batch:
         )
         self.item = torch.randint(1, ITEMS, (len(lengths),))
         self.item[:2] = torch.tensor([1, 5])[: len(lengths)]  # not in the vocabulary; of a row without history
-        self.negatives = torch.randint(2, ITEMS, (len(lengths), negatives))
+        self.negatives = torch.randint(2, ITEMS, (4,) if shared else (len(lengths), 4))
         self.labels = torch.ones(len(lengths), dtype=torch.float64)
         self.labels[2:3] = 0
         self.weights = torch.rand(len(lengths), dtype=torch.float64) + 0.5
@@ -65,8 +66,7 @@ class Batch:
             "history": JaggedTensor(self.table[self.history.values], offsets),
             "item": self.table[self.item],
             "user": self.users,
-            "all_items": self.table,
-            "negatives": self.table[self.negatives],
+            "others": self.table if self.all_items else self.table[self.negatives],
         }
         return Inputs(
             FEATURES,
@@ -202,6 +202,8 @@ CASES: dict[str, tuple[Any, Any, Callable[..., list[Tensor]]]] = {
     "sasrec, bce with many": (SASRec, SASRecArgs(**_OF, loss="bce", negatives="row", newest="first"), _sasrec),
     "sasrec, last item alone": (SASRec, SASRecArgs(**_OF, positions="last", negatives="row"), _sasrec),
     "sasrec, all items": (SASRec, SASRecArgs(**_OF, loss="softmax", temperature=0.5), _sasrec),
+    "sasrec, bce with shared negatives": (SASRec, SASRecArgs(**_OF, loss="bce"), _sasrec),
+    "sasrec, shared negatives": (SASRec, SASRecArgs(**_OF), _sasrec),
     "hstu": (HSTU, HSTUArgs(**_OF, heads=2, attention_dim=2, linear_dim=4), _hstu),
     "hstu with times": (HSTU, HSTUArgs(**_OF, times="times", time_buckets=20, newest="first"), _hstu),
 }
@@ -210,7 +212,7 @@ CASES: dict[str, tuple[Any, Any, Callable[..., list[Tensor]]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_logits_loss_and_gradients_are_the_papers(case: str) -> None:
     made_of, args, states_of = CASES[case]
-    model, batch = _made(made_of, args), Batch()
+    model, batch = _made(made_of, args), Batch(shared="shared" in case, all_items=args.loss == "softmax")
     inputs = batch.inputs()
     outputs = model(inputs)
     loss = model.loss(outputs, inputs)
@@ -230,8 +232,6 @@ def test_logits_loss_and_gradients_are_the_papers(case: str) -> None:
         torch.testing.assert_close(p.grad, weights[name].grad, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
     queries, items = model.queries(inputs), model.items(inputs)
     torch.testing.assert_close((queries * items).sum(1), outputs["logits"], rtol=1e-12, atol=1e-12)
-    every = model.all_items(inputs)
-    torch.testing.assert_close(every[batch.item], items)
 
 
 @pytest.mark.parametrize("made_of", [SASRec, HSTU])
@@ -364,6 +364,8 @@ def test_mistakes_name_what_is_wrong() -> None:
         SASRec(FEATURES, SASRecArgs(item="item", history="item"))
     with pytest.raises(UserError, match=r"args\.item: 'itm' is no categorical feature, of one id a row; did you mean"):
         SASRec(FEATURES, SASRecArgs(item="itm", history="history"))
+    with pytest.raises(UserError, match="'history' has 12 codes and 'user' 5: let both be of one vocabulary"):
+        SASRec(FEATURES, SASRecArgs(item="user", history="history"))
     with pytest.raises(UserError, match="embedding_dim 6 is no multiple of heads 4"):
         SASRec(FEATURES, SASRecArgs(**_OF, heads=4))
     with pytest.raises(UserError, match=r"args\.times: 'when' is no feature of numbers"):

@@ -6,5 +6,6 @@ micro-batches, so the divisor is the trainer's (the rows of the global batch). R
     pointwise   binary cross-entropy, focal, squared error: a prediction and a label a row
     pairwise    BPR: a positive against negatives; RankNet and LambdaRank: all pairs of a list
     softmax     sampled softmax and in-batch softmax, with logQ correction
+    shared_negatives   sampled softmax of negatives that all rows share, without the matrix of their logits
     contrastive the cosine contrastive loss
 """

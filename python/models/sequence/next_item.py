@@ -11,10 +11,12 @@ from torch.nn.functional import normalize, softplus
 
 from headrace.config.sequence_args import NextItemArgs
 from headrace.embeddings.input.jagged import JaggedTensor
+from headrace.errors import UserError
 from headrace.models.inputs import InputFeatures, Inputs
 from headrace.models.lookups import EmbeddingLookup
 from headrace.models.losses.pointwise import binary_cross_entropy
 from headrace.models.losses.reduction import weighted_sum
+from headrace.models.losses.shared_negatives import same_ids, shared_sampled_softmax
 from headrace.models.losses.softmax import sampled_softmax
 from headrace.models.sequence.features import check_feature
 from headrace.models.sequence.ragged import newest_of, places_of
@@ -35,13 +37,19 @@ class NextItemModel(nn.Module):
     Subclasses make states of vectors (`encode`). History and item share a table: name both in one `categorify`.
 
     Raises:
-        UserError: `history` is no list feature, or `item` none of one id a row.
+        UserError: `history` is no list feature, `item` none of one id a row, or they have different vocabularies.
     """
 
     def __init__(self, features: InputFeatures, args: NextItemArgs) -> None:
         super().__init__()
         check_feature(features, "model.args.history", args.history, is_list=True)
         check_feature(features, "model.args.item", args.item, is_list=False)
+        sizes = features.cardinality.get(args.history), features.cardinality.get(args.item)
+        if sizes[0] != sizes[1]:
+            raise UserError(
+                f"model.args: '{args.history}' has {sizes[0]} codes and '{args.item}' {sizes[1]}: let both be of one "
+                f"vocabulary, categorify: {{vocabulary: NAME}}"
+            )
         self.args = args
         self.item = args.item
         self.dim = features.embedding_dim
@@ -49,10 +57,8 @@ class NextItemModel(nn.Module):
         self.lookups = [
             EmbeddingLookup("history", args.history, self.dim, pooling="none"),
             EmbeddingLookup("item", args.item, self.dim),
-            EmbeddingLookup("all_items", args.item, self.dim, ids="all"),
+            EmbeddingLookup("others", args.item, self.dim, ids="all" if args.loss == "softmax" else "negatives"),
         ]
-        if args.loss != "softmax":
-            self.lookups.append(EmbeddingLookup("negatives", args.item, self.dim, ids="negatives"))
         #: The query of a row without a history.
         self.start = nn.Parameter(torch.zeros(self.dim))
 
@@ -79,10 +85,6 @@ class NextItemModel(nn.Module):
         """The rows' items: float32 [B, D]."""
         return self._scored(inputs.embedding("item"))
 
-    def all_items(self, inputs: Inputs) -> Tensor:
-        """All items by code: float32 [cardinality, D]. Collective."""
-        return self._scored(inputs.embedding("all_items"))
-
     def loss(self, outputs: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
         """The sum over the rows of what `args.loss` finds at each of their places, []."""
         queries, targets, vectors, rows, places = self._targets(outputs, inputs)
@@ -91,10 +93,14 @@ class NextItemModel(nn.Module):
         if inputs.weights is not None:
             weights = weights * inputs.weights[rows]
         if self.args.loss == "softmax":
-            known = self.all_items(inputs)[self._first_code :]
+            known = self._scored(inputs.embedding("others"))[self._first_code :]
             logits, chosen = queries @ known.T, (targets - self._first_code).clamp(min=0)
             return weighted_sum(logits.logsumexp(1) - logits.gather(1, chosen.unsqueeze(1)).squeeze(1), weights)
         positives = (queries * vectors).sum(1)
+        of_all = self.args.negatives == "batch" or inputs.negatives.ndim == 1
+        if self.args.loss == "sampled_softmax" and of_all:
+            ids, drawn = self._drawn_by_all(inputs)
+            return shared_sampled_softmax(queries, positives, drawn, weights, hits=same_ids(targets, ids))
         negatives, hits = self._negatives(queries, targets, rows, places, inputs)
         if self.args.loss == "sampled_softmax":
             return sampled_softmax(positives, negatives, weights, hits=hits)
@@ -144,14 +150,21 @@ class NextItemModel(nn.Module):
         query, target, vector, row, place = (torch.cat(pair) for pair in zip(own, inner, strict=True))
         return query, target, vector, row, place
 
+    def _drawn_by_all(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """The drawn items of all rows on all ranks: ids [M] and vectors [M, D]."""
+        vectors = self._scored(inputs.embedding("others"))
+        if inputs.negatives.ndim == 1:  # drawn once for the step
+            return inputs.negatives, vectors
+        return inputs.all_gather(inputs.negatives.flatten()), inputs.all_gather(vectors.flatten(0, 1))
+
     def _negatives(
         self, queries: Tensor, targets: Tensor, rows: Tensor, places: Tensor, inputs: Inputs
     ) -> tuple[Tensor, Tensor]:
         """Logits of each target's negatives, and which of them are the target itself: [P, n] each."""
-        ids, vectors = inputs.negatives, self._scored(inputs.embedding("negatives"))
-        if self.args.negatives == "batch":
-            ids, vectors = inputs.all_gather(ids.flatten()), inputs.all_gather(vectors.flatten(0, 1))
+        if self.args.negatives == "batch" or inputs.negatives.ndim == 1:
+            ids, vectors = self._drawn_by_all(inputs)
             return queries @ vectors.T, targets.unsqueeze(1) == ids
+        ids, vectors = inputs.negatives, self._scored(inputs.embedding("others"))
         if self.args.negatives == "position":
             drawn = (rows, places % ids.shape[1])
             ids, vectors = ids[drawn].unsqueeze(1), vectors[drawn].unsqueeze(1)

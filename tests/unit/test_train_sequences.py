@@ -1,0 +1,155 @@
+"""Models of histories in the trainer: on one and two ranks, stopped and resumed, saved and asked for whole lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from headrace.comm.threads import run_ranks
+from headrace.config import Model, Train
+from headrace.jagged import JaggedArray
+from headrace.manifest import Manifest, Output
+from headrace.models.predictor import load_predictor
+from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.train.loop.run import train, train_local
+from headrace.workspace import Workspace
+from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of, stop_at, weights
+
+ITEMS, LENGTH = 30, 6
+SCHEMA = DatasetSchema(
+    features=(
+        Feature(name="age", kind=Kind.CONTINUOUS, dtype="float32"),
+        Feature(name="times", kind=Kind.CONTINUOUS, dtype="float32", length=LENGTH, is_list=True),
+        Feature(name="item", kind=Kind.CATEGORICAL, dtype="int32", cardinality=ITEMS, vocabulary="item"),
+        Feature(
+            name="history",
+            kind=Kind.CATEGORICAL,
+            dtype="int32",
+            length=LENGTH,
+            is_list=True,
+            cardinality=ITEMS,
+            vocabulary="item",
+        ),
+        Feature(name="click", kind=Kind.LABEL, dtype="float32"),
+    )
+)
+_NEXT = {"item": "item", "history": "history", "length": 4, "dropout": 0.0}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sasrec": ("sasrec", _NEXT | {"loss": "softmax", "heads": 2}),
+    "sasrec with dropout": ("sasrec", _NEXT | {"loss": "softmax", "dropout": 0.2}),
+    "sasrec, drawn items": ("sasrec", _NEXT | {"loss": "sampled_softmax"}),
+    "sasrec, shared items": ("sasrec", _NEXT | {"loss": "sampled_softmax"}),
+    "sasrec, bce": ("sasrec", _NEXT | {"loss": "bce", "negatives": "position"}),
+    "hstu": ("hstu", _NEXT | {"loss": "softmax", "times": "times"}),
+    "din": ("din", {"histories": {"item": "history"}, "attention_mlp": [6], "mlp": [8]}),
+}
+
+
+def _rows(n: int, rng: np.random.Generator) -> tuple[pa.Table, list[list[int]]]:
+    """Histories that count upwards; a click is on what comes next, no click on anything else."""
+    first, lengths, click = rng.integers(2, ITEMS, n), rng.integers(0, LENGTH + 1, n), rng.random(n) < 0.6
+    known = ITEMS - 2
+    history = [[2 + (f - 2 + i) % known for i in range(k)] for f, k in zip(first, lengths, strict=True)]
+    follows = 2 + (first - 2 + lengths) % known
+    item = np.where(click, follows, rng.integers(2, ITEMS, n))
+    times = [np.sort(rng.random(k) * 100).astype(np.float32) for k in lengths]
+    columns = {
+        "age": rng.normal(size=n).astype(np.float32),
+        "times": pa.array(times, pa.list_(pa.float32())),
+        "item": item.astype(np.int32),
+        "history": pa.array(history, pa.list_(pa.int32())),
+        "click": click.astype(np.float32),
+    }
+    return pa.table(columns), history
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return Workspace(tmp_path_factory.mktemp("sequences"))
+
+
+@pytest.fixture(scope="module")
+def features(home: Workspace) -> Manifest:
+    rng = np.random.default_rng(5)
+    folder = home.dataset("clicks", "2026-01-10", "sequences").local_path()
+    for split, n in (("train", 1_600), ("valid", 200)):
+        (folder / split).mkdir(parents=True)
+        for i in range(4):
+            pq.write_table(_rows(n // 4, rng)[0], folder / split / f"part-{i:04d}.parquet", use_dictionary=False)
+    (folder / "workflow").mkdir()
+    (folder / "workflow" / "workflow.json").write_text("{}\n")
+    manifest = Manifest(
+        stage="features",
+        pipeline="clicks",
+        ds="2026-01-10",
+        key="sequences",
+        spec_hash="test",
+        dataset_schema=SCHEMA,
+        outputs=(Output(kind="dataset", name=str(folder.relative_to(home.home)), version="sequences", rows=1_600),),
+        rows={"train": 1_600, "valid": 200},
+        facts={"splits": {"train": {"rows": 1_600}, "valid": {"rows": 200}}},
+    )
+    manifest.save(home.manifest("clicks", "2026-01-10", "features"))
+    return manifest
+
+
+def _train_of(args: dict[str, Any], shared: bool) -> Train:
+    given: dict[str, Any] = {"epochs": 1}
+    if args.get("loss") in ("sampled_softmax", "bce"):
+        given["negatives"] = {"column": "item", "as": "candidates", "per_positive": 3, "shared": shared}
+    return Train.model_validate(TRAIN.model_dump() | given)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_of_histories_trains_resumes_and_answers(name: str, home: Workspace, features: Manifest) -> None:
+    torch.set_num_threads(1)
+    kind, args = MODELS[name]
+    model, settings = (
+        Model.model_validate({"class": kind, "embedding_dim": 4, "args": args}),
+        _train_of(args, "shared" in name),
+    )
+    key = name.replace(" ", "-").replace(",", "")
+    job = job_of(home, features, key, settings, model)
+    report = train_local(job)
+    losses = [p["loss"] for p in report.curve]
+    assert np.mean(losses[-2:]) < np.mean(losses[:2])
+
+    stopped = job_of(home, features, f"{key}-stopped", settings, model)
+    with pytest.raises(Stopped):
+        train_local(stopped, stop_at(7))
+    assert train_local(stopped).resumed_from_step == 5
+    assert_same_weights(job, stopped)
+
+    if not args.get("dropout"):  # each rank draws its own
+        two = job_of(home, features, f"{key}-2", settings, model)
+        for r in run_ranks(2, lambda collective: train(two, collective)):
+            np.testing.assert_allclose([p["loss"] for p in r.curve], losses, rtol=1e-4)
+        for tensor, value in weights(job).items():
+            ours, theirs = weights(two)[tensor], value
+            if tensor.endswith("query_key_value.bias"):  # a softmax does not see what is added to all keys
+                ours, theirs = np.delete(ours, slice(4, 8)), np.delete(theirs, slice(4, 8))
+            np.testing.assert_allclose(ours, theirs, atol=2e-3, err_msg=tensor)
+
+    table, history = _rows(100, np.random.default_rng(9))
+    predictor = load_predictor(job.saved_model)
+    found = predictor.predict(_columns(table))
+    # A row alone has the answer that it has among others.
+    longest = max(range(100), key=lambda row: len(history[row]))
+    alone = predictor.predict(_columns(table.slice(longest, 1)))
+    np.testing.assert_allclose(alone, found[longest : longest + 1], rtol=1e-5)
+
+
+def _columns(table: pa.Table) -> dict[str, Any]:
+    columns: dict[str, Any] = {c: table[c].to_numpy() for c in ("age", "item")}
+    for c in ("times", "history"):
+        lists = table[c].to_pylist()
+        offsets = np.array([0, *(len(x) for x in lists)]).cumsum()
+        columns[c] = JaggedArray(
+            offsets, np.array([x for one in lists for x in one], np.float32 if c == "times" else np.int64)
+        )
+    return columns
