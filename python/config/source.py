@@ -18,7 +18,9 @@ from headrace.errors import nearest
 
 EpochUnit = Literal["epoch_seconds", "epoch_milliseconds"]
 #: Formats of landing files (headrace.lake.sources.formats).
-LandingFormat = Literal["clicks", "csv", "jsonl", "criteo", "talkingdata", "movielens", "movielens_ncf", "lightgcn"]
+LandingFormat = Literal[
+    "clicks", "csv", "jsonl", "criteo", "talkingdata", "movielens", "movielens_ncf", "lightgcn", "user_items"
+]
 #: Formats of tables, which are read where they are.
 TableFormat = Literal["delta", "parquet", "iceberg", "orc", "avro"]
 #: What may be done about rows that came, changed or went after their day was taken.

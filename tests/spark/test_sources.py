@@ -359,3 +359,42 @@ def test_movielens_ncf_real(spark: SparkSession, ws: Workspace, shared_data: Pat
     users = negative[0].str.extract(r"^\((\d+),")[0].astype(np.int64).to_numpy()
     listed = users[:, None] * 10**6 + negative.drop(columns=0).to_numpy()
     assert np.array_equal(pairs["rank", 0], np.unique(listed))
+
+
+# --- user_items ------------------------------------------------------------------------------------------------------
+
+
+def test_user_items(spark: SparkSession, ws: Workspace) -> None:
+    """The last three items of each user, files and lines in their order, whatever lies between a user's lines."""
+    orders: dict[int, list[int]] = {1: [], 2: [], 7: [5, 5], 8: [3]}
+    lines = []
+    for k in range(300):
+        user = 1 + k % 2
+        orders[user].append(k * 7 % 40)
+        lines.append(f"{user} {orders[user][-1]}")
+    body = ["7 5", "x 1", "7\t5", "", "8  3", "2 1 9", "9"]
+    rows = read(spark, ws, shipped("beauty"), {"b.txt": "\n".join(lines[200:] + body), "a.txt": "\n".join(lines[:200])})
+    bad = {r["_line"]: r["_reason"] for r in rows if r["_state"] == BAD}
+    assert bad == {102: "user_id: 'x' is not a bigint", 106: "wrong number of fields", 107: "wrong number of fields"}
+    expected = []
+    for user, items in orders.items():
+        splits = ("train",) if len(items) < 3 else ("train", "valid", "test")
+        for split, place in zip(splits, range(len(items) - len(splits), len(items)), strict=True):
+            expected.append((user, split, items[place], items[:place]))
+    found = [(r["user_id"], r["split"], r["item_id"], r["history"]) for r in rows if r["_state"] == GOOD]
+    assert sorted(found) == sorted(expected)
+    assert all(r["label"] == 1 for r in rows if r["_state"] == GOOD)
+
+
+def test_user_items_real(spark: SparkSession, ws: Workspace, shared_data: Path) -> None:
+    spec = shipped("beauty")
+    manifest = ingest(spec, ws)
+    assert manifest.rows == {"read": 3 * 40_226, "kept": 3 * 40_226, "quarantined": 0, "duplicates": 0}
+    given = pd.read_csv(shared_data / "beauty" / "beauty.txt", sep=" ", names=["user_id", "item_id"])
+    order = given.groupby("user_id", sort=True).item_id.agg(list)
+    frame = events(spark, ws, spec).select("user_id", "item_id", "history", "split").toPandas()
+    for behind, split in enumerate(("test", "valid", "train")):
+        one = frame[frame.split == split].sort_values("user_id")
+        assert one.user_id.tolist() == order.index.tolist()
+        assert one.item_id.tolist() == [items[-1 - behind] for items in order]
+        assert [list(h) for h in one.history] == [items[: -1 - behind] for items in order]

@@ -14,6 +14,8 @@ from headrace.lake.sources.delimited import read_csv
 from headrace.lake.sources.json_lines import read_jsonl
 from headrace.lake.sources.lines import LandingBatch
 from headrace.lake.sources.talkingdata import read_talkingdata
+from headrace.lake.sources.user_items import COLUMNS as USER_ITEMS
+from headrace.lake.sources.user_items import hold_last_two_out, read_user_items
 
 
 @dataclass(frozen=True)
@@ -39,4 +41,5 @@ FORMATS: Mapping[str, SourceFormat] = {
     "movielens": SourceFormat(movielens.read_ratings, movielens.leave_last_out, movielens.COLUMNS),
     "movielens_ncf": SourceFormat(movielens.read_ncf, movielens.hold_one_out, movielens.COLUMNS),
     "lightgcn": SourceFormat(lightgcn.read_lists, lightgcn.hold_some_out, lightgcn.COLUMNS),
+    "user_items": SourceFormat(read_user_items, hold_last_two_out, USER_ITEMS),
 }
