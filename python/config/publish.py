@@ -46,6 +46,8 @@ class Score(Section):
     #: best: the metric by which, of those that both are measured by (`train.evaluation.metrics`, HR and NDCG of
     #: `train.rank_group`); errors and losses are better where they are lower.
     metric: str = "auc"
+    #: Rank by this task of `train.tasks`, such as a product of click and purchase; None: by the first one.
+    output: str | None = None
     #: Leave out items that the user has clicked (label 1) since the training window began (without a time: in train).
     exclude_seen: bool = False
 
@@ -57,11 +59,13 @@ class Score(Section):
         return value
 
     @model_serializer(mode="wrap")
-    def _without_default_metric(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Fingerprints of specs that compare by AUC are those from before there was another metric."""
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fingerprints of specs that compare by AUC, and rank by the first output, are those from before."""
         dumped: dict[str, Any] = serialize(self)
         if self.metric == "auc":
             dumped.pop("metric", None)
+        if self.output is None:
+            dumped.pop("output", None)
         return dumped
 
 

@@ -139,7 +139,7 @@ class Spec(Section):
         return self
 
     def _check_tasks(self) -> None:
-        """Labels of tasks are carried, and no feature is made of one."""
+        """Labels of tasks are carried, no feature is made of one, and what is scored is one."""
         for name, task in self.train.tasks.items():
             asked = {"label": task.label}
             if task.known_after is not None:
@@ -153,6 +153,16 @@ class Spec(Section):
                         f"features.workflow[{i}].columns: '{task.label}' is the label of train.tasks.{name}; a feature "
                         f"made of it would leak it"
                     )
+
+        if self.score is None or (output := self.score.output) is None:
+            return
+        if output not in self.train.tasks:
+            known = ", ".join(self.train.tasks) or "there are none"
+            raise ValueError(f"score.output: '{output}' is no task of train.tasks ({known})")
+        if self.score.model != "neural":
+            raise ValueError(f"score.output is of the neural model, and score.model is '{self.score.model}'")
+        if self.publish and not self.train.tasks[output].is_probability:
+            raise ValueError(f"score.output: publish takes probabilities, and '{output}' has loss: squared_error")
 
     @model_validator(mode="after")
     def _models_to_compare(self) -> Spec:

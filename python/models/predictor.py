@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from headrace.errors import UserError
+from headrace.errors import UserError, nearest
 from headrace.models.columns import FeatureColumns, jagged_of, matrix_of, row_count
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.storage import Location, local
 
+#: What the label of a model without `train.tasks` is called.
+ONLY_TASK = "label"
 #: What a complete saved model has besides model.json.
 _XGBOOST, _XGBOOST_PARTS = "xgboost", ("model.ubj", "workflow")
 #: Of a model with embeddings, whatever its class.
@@ -39,8 +41,16 @@ class Predictor(Protocol):
         """float32 probabilities [n] of features by name (continuous float, categorical codes)."""
         ...
 
+    def predict_tasks(self, columns: FeatureColumns) -> dict[str, NDArray[np.float32]]:
+        """What it says of each label that it learned, by the task's name (`train.tasks`): float32 [n].
 
-def load_predictor(folder: Location | Path | str, threads: int | None = None) -> Predictor:
+        Probabilities; of a task with squared error the expected value. The first task is what `predict` gives. A model
+        of one label has one task, `label`.
+        """
+        ...
+
+
+def load_predictor(folder: Location | Path | str, threads: int | None = None, output: str | None = None) -> Predictor:
     """Open a saved model of any kind.
 
         p = load_predictor(ws.model("clicks", ds, key) / "model")
@@ -49,9 +59,10 @@ def load_predictor(folder: Location | Path | str, threads: int | None = None) ->
     Args:
         folder: the saved model.
         threads: of the model's library (torch's setting is the process's); None: as the library has it.
+        output: the task that `predict` gives; None: the first one.
 
     Raises:
-        UserError: the folder is not a complete saved model; names the file.
+        UserError: the folder is not a complete saved model; names the file. Or the model has no such output.
     """
     folder = folder if isinstance(folder, Location) else local(folder)
     meta = read_meta(folder)
@@ -59,11 +70,16 @@ def load_predictor(folder: Location | Path | str, threads: int | None = None) ->
         schema = DatasetSchema.model_validate(meta.get("schema"))
     except ValidationError as e:
         raise UserError(f"{folder / 'model.json'}: no valid dataset schema ({e.errors()[0]['msg']})") from None
+    tasks = list(meta.get("tasks", {})) or [ONLY_TASK]
+    if output is not None and output not in tasks:
+        raise UserError(
+            f"the model {folder} has no output '{output}'{nearest(output, tasks)}; it has: {', '.join(tasks)}"
+        )
     if meta["kind"] == _XGBOOST:
         from headrace.models import xgboost_model
 
         return xgboost_model.load(folder, schema, meta.get("files", ()), threads)
-    return _Network(folder, schema, threads)
+    return _Network(folder, schema, threads, output)
 
 
 def read_meta(folder: Location) -> dict[str, Any]:
@@ -109,7 +125,7 @@ def _has_raw_ids(meta: Mapping[str, Any]) -> bool:
 class _Network:
     """Click probabilities by a model with embeddings, in one process."""
 
-    def __init__(self, folder: Location, schema: DatasetSchema, threads: int | None) -> None:
+    def __init__(self, folder: Location, schema: DatasetSchema, threads: int | None, output: str | None) -> None:
         # Only here: a process that asks XGBoost must not pay for torch's import, nor the other way round.
         import torch
 
@@ -124,19 +140,41 @@ class _Network:
         self._model.eval()
         self.kind = self._model.config.kind
         self.schema = schema
+        self._output = output
 
     def predict(self, columns: FeatureColumns) -> NDArray[np.float32]:
         """float32 probabilities [n]; see `Predictor.predict`."""
-        rows = row_count(columns)
-        if not rows:
+        if not row_count(columns):
             return np.empty(0, dtype=np.float32)
+        outputs = self._outputs(columns)
+        if self._output is None:
+            return self._numbers(self._torch.sigmoid(outputs["logits"]))
+        return self._numbers(self._model.tasks.value(self._output, outputs[self._output]))
+
+    def predict_tasks(self, columns: FeatureColumns) -> dict[str, NDArray[np.float32]]:
+        """Of all tasks; see `Predictor.predict_tasks`."""
+        tasks = self._model.tasks
+        if not tasks.specs:
+            return {ONLY_TASK: self.predict(columns)}
+        if not row_count(columns):
+            return {name: np.empty(0, dtype=np.float32) for name in tasks.specs}
+        outputs = self._outputs(columns)
+        return {name: self._numbers(tasks.value(name, outputs[name])) for name in tasks.specs}
+
+    def _numbers(self, values: Any) -> NDArray[np.float32]:
+        found: NDArray[np.float32] = values.numpy()
+        return found
+
+    def _outputs(self, columns: FeatureColumns) -> dict[str, Any]:
+        """The model's outputs by name, tensors float32 [n], of at least one row."""
+        rows = row_count(columns)
         torch = self._torch
         continuous, categorical = self.schema.of(Kind.CONTINUOUS), self.schema.of(Kind.CATEGORICAL)
         numbers = _matrix(columns, continuous, rows, np.float32)
         codes = _matrix(columns, [f for f in categorical if not f.is_list], rows, np.int64)
         lists = [jagged_of(columns, f) for f in categorical if f.is_list]
         with torch.inference_mode():
-            logits = self._model(
+            return self._model.outputs_of(
                 torch.from_numpy(numbers),
                 self._batch(
                     torch.from_numpy(codes),
@@ -146,8 +184,6 @@ class _Network:
                     ],
                 ),
             )
-            probabilities: NDArray[np.float32] = torch.sigmoid(logits.float()).numpy()
-        return probabilities
 
 
 def _matrix(columns: FeatureColumns, features: Sequence[Feature], rows: int, dtype: Any) -> NDArray[Any]:

@@ -159,7 +159,11 @@ class ShardedModel(nn.Module):
 
     def forward(self, continuous: Tensor, batch: Tensor | CategoricalBatch | PendingLookups) -> Tensor:
         """The logits float32 [B] of continuous float32 [B, C] and the categorical features. Collective."""
-        return self.outputs(self.inputs_of(continuous, batch))["logits"]
+        return self.outputs_of(continuous, batch)["logits"]
+
+    def outputs_of(self, continuous: Tensor, batch: Tensor | CategoricalBatch | PendingLookups) -> dict[str, Tensor]:
+        """All outputs, of which `forward` gives the logits. Collective."""
+        return self.outputs(self.inputs_of(continuous, batch))
 
     def inputs_of(
         self,

@@ -78,6 +78,10 @@ class XGBoostPredictor:
             return np.empty(0, dtype=np.float32)
         return np.asarray(self.booster.inplace_predict(data, validate_features=False), dtype=np.float32)
 
+    def predict_tasks(self, columns: FeatureColumns) -> dict[str, NDArray[np.float32]]:
+        """The one label that it learned, `label`: float32 [n]."""
+        return {"label": self.predict(columns)}
+
 
 def importance(booster: xgb.Booster, schema: DatasetSchema) -> list[dict[str, Any]]:
     """What the trees look at, by logical feature, that with the greatest gain first.

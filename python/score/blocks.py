@@ -44,6 +44,8 @@ class TaskInputs:
     #: The items' columns that features of pairs are made of (`PairFeatures.item_parts`), in order of the key, or None.
     item_parts: pa.RecordBatch | None = None
     block_pairs: int = BLOCK_PAIRS
+    #: The task whose predictions are the scores; None: the model's first.
+    output: str | None = None
 
 
 def score_batches(
@@ -62,7 +64,7 @@ def score_batches(
     Raises:
         UserError: the model is damaged, or gives scores that are no numbers.
     """
-    predictor, fitted = _model(task.model, task.threads)
+    predictor, fitted = _model(task.model, task.threads, task.output)
     features = PairFeatures(task.user_columns, task.item_names, task.context, fitted)
     n_items = len(task.item_keys)
     users_a_block = max(1, task.block_pairs // n_items)
@@ -127,6 +129,6 @@ def _best(scores: NDArray[np.float32], users: pa.Array, task: TaskInputs) -> pa.
 
 
 @lru_cache(maxsize=1)
-def _model(folder: Location, threads: int) -> tuple[Predictor, FittedWorkflow]:
+def _model(folder: Location, threads: int, output: str | None) -> tuple[Predictor, FittedWorkflow]:
     """Loaded once in each Python worker, which Spark keeps for its next tasks; a model's folder never changes."""
-    return load_predictor(folder, threads), FittedWorkflow.load(folder / "workflow")
+    return load_predictor(folder, threads, output), FittedWorkflow.load(folder / "workflow")

@@ -198,6 +198,7 @@ def _run(ctx: Context, chosen: ScoringModel, spark: SparkSession) -> Result:
         task = TaskInputs(
             model=folder,
             threads=threads,
+            output=score.output,
             top_k=score.top_k,
             user_key=score.user.key,
             item_keys=items.column(score.item.key),
@@ -229,6 +230,7 @@ def _run(ctx: Context, chosen: ScoringModel, spark: SparkSession) -> Result:
                 "registered": chosen.facts.get("registered"),
                 "auc": chosen.facts["metrics"]["auc"],
                 "asked": score.model,
+                **({} if score.output is None else {"output": score.output}),
             },
             "pairs_per_second": round(pairs / seconds),
             "sample": _sample(ctx, spark, table, version),

@@ -136,7 +136,10 @@ def test_types_that_features_see_as_others(spark: SparkSession, ws: Workspace, m
             "price": [None if i % 9 == 5 else Decimal(i * 1037 - 9000).scaleb(-2) for i in range(n)],
             "ladder": [Decimal(i % 4 * 5).scaleb(-1) for i in range(n)],
             "age": [i % 7 - 3 for i in range(n)],
-            "local": [datetime(2026, 1, 1, i % 24, 30, tzinfo=UTC) for i in range(n)],
+            "local": pd.Series(
+                [None if i % 13 == 5 else datetime(2026, 1, 1, i % 24, 30, 0, i, tzinfo=UTC) for i in range(n)],
+                dtype=object,
+            ),
             "day": [date(2026, 1, 1 + i % 20) for i in range(n)],
             "blob": [f"{i % 5:064x}" for i in range(n)],
             "_source_file": ["in/a.csv"] * n,
@@ -146,7 +149,7 @@ def test_types_that_features_see_as_others(spark: SparkSession, ws: Workspace, m
     )
     features = SNAPSHOT["features"] | {
         "label": "label",
-        "carried": ["age"],
+        "carried": ["age", "local"],
         "workflow": [
             {"columns": ["price"], "ops": [{"fill_missing": {"value": -1}}]},
             {"columns": ["ladder", "blob"], "ops": ["categorify"]},
@@ -164,6 +167,13 @@ def test_types_that_features_see_as_others(spark: SparkSession, ws: Workspace, m
     rows = pd.concat([read(dataset(ws, one), split) for split in ("train", "valid")])
     assert sorted(rows["price"]) == sorted(-1.0 if p is None else np.float32(float(p)) for p in events["price"])
     assert sorted(rows["age"]) == sorted(events["age"])
+    # A timestamp is carried as its microseconds.
+    micros = [int(v.timestamp()) * 1_000_000 + v.microsecond for v in events["local"].dropna()]
+    assert sorted(rows["local"].dropna().astype("int64")) == sorted(micros)
+    assert rows["local"].isna().sum() == n - len(micros) > 0
+    schema = one.dataset_schema
+    assert schema is not None
+    assert [f.name for f in schema.features if f.is_timestamp] == ["local"]
     fitted = FittedWorkflow.load(ws.locate(one.output("dataset").name) / "workflow")
     # A decimal as a category is its text, with all digits of its scale.
     assert sorted(fitted.vocabularies["ladder"].table.column("value").to_pylist()) == ["0.0", "0.5", "1.0", "1.5"]

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.comm.base import LocalCollective
-from headrace.config import EmbeddingOptimizer, Model, Spec, build_spec
+from headrace.config import EmbeddingOptimizer, Model, Spec, Task, build_spec
 from headrace.drift.count_day import count_day
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
@@ -200,6 +200,7 @@ def expected(
     k: int = 5,
     limit: int = 12,
     clicked: set[tuple[Any, Any]] | None = None,
+    output: str | None = None,
 ) -> pd.DataFrame:
     """Every pair as a row of the events table, through training's transform, the model, and a sort."""
     users, items = sides(events, limit)
@@ -210,7 +211,7 @@ def expected(
     made = transform(fitted, to_spark(spark, pairs, columns), keep={"u": "user", "i": "item"}).toPandas()
     physical = {c: made[c].to_numpy() for f in fitted.features for c in f.physical}
     made = made[["u", "i"]].rename(columns={"u": "user", "i": "item"})
-    made["score"] = load_predictor(folder, threads=1).predict(physical)
+    made["score"] = load_predictor(folder, threads=1, output=output).predict(physical)
     if clicked is not None:
         made = made[[pair not in clicked for pair in zip(made.user, made.item, strict=True)]]
     made["bytes"] = made["item"].str.encode("utf-8")
@@ -274,6 +275,33 @@ def test_neural(spark: SparkSession, day: Workspace, events: pd.DataFrame) -> No
     np.testing.assert_allclose(found.score, wanted.score, rtol=1e-5)
     np.testing.assert_array_equal(found.user, wanted.user)
     assert (found.item == wanted.item).mean() > 0.98
+
+
+def test_ranks_by_a_product_of_tasks(spark: SparkSession, day: Workspace, events: pd.DataFrame, tmp_path: Path) -> None:
+    ws = Workspace(tmp_path / "home")
+    shutil.copytree(day.home, ws.home)
+    schema = _manifest(ws, "features").dataset_schema
+    assert schema is not None
+    tasks = {"click": Task(), "buy": Task(label="bought"), "click_and_buy": Task(product=("click", "buy"))}
+    shape = Model.model_validate({"class": "shared_bottom", "embedding_dim": 4})
+    model = ShardedModel(schema, shape, LocalCollective(), 5, tasks=tasks)
+    trained = _manifest(ws, "train")
+    folder = ws.locate(trained.output("model").name)
+    workflow = ws.locate(_manifest(ws, "features").output("dataset").name) / "workflow"
+    save_model(folder, model, workflow=workflow, pipeline="shop", ds=DS, key="t", metrics={"auc": 0.5})
+    found = []
+    for output in (None, "click_and_buy"):
+        s = spec(model="neural")
+        assert s.score is not None
+        s = s.model_copy(update={"score": s.score.model_copy(update={"output": output})})
+        done = run_stage(ScoreCandidates(), s, ws, DS).manifest
+        assert done.facts["model"].get("output") == output
+        found.append(scores(spark, ws))
+        wanted = expected(spark, ws, events, "train", output=output)
+        np.testing.assert_allclose(found[-1].score, wanted.score, rtol=1e-5)
+        assert (found[-1].item == wanted.item).mean() > 0.98
+    assert (found[0].item != found[1].item).any()
+    assert found[0].score.mean() > found[1].score.mean()
 
 
 @pytest.mark.parametrize(

@@ -258,6 +258,20 @@ def test_keys_of_specs_without_tasks_stay_and_leaks_are_refused() -> None:
     assert TrainStage().spec_part(with_tasks)["train"]["tasks"]["buy"]["label"] == "w"
     with pytest.raises(UserError, match=r"train.tasks.buy.label: 'v' must be in features.carried"):
         build_spec({**minimal, "train": {"tasks": {"click": {}, "buy": {"label": "v"}}}})
+    score = {"user": {"key": "w"}, "item": {"key": "v"}}
+    for more, said in (
+        ({"output": "bye"}, r"score.output: 'bye' is no task of train.tasks \(click, buy\)"),
+        ({"output": "buy", "model": "best"}, "score.output is of the neural model, and score.model is 'best'"),
+    ):
+        with pytest.raises(UserError, match=said):
+            build_spec({**minimal, "train": {"tasks": tasks}, "score": {**score, **more}})
+    scored = build_spec({**minimal, "train": {"tasks": tasks}, "score": {**score, "output": "buy"}, "publish": {}})
+    assert scored.score is not None
+    assert scored.score.model_dump()["output"] == "buy"
+    assert "output" not in scored.score.model_copy(update={"output": None}).model_dump()
+    amounts = {"click": {}, "buy": {"label": "w", "loss": "squared_error"}}
+    with pytest.raises(UserError, match="publish takes probabilities, and 'buy' has loss: squared_error"):
+        build_spec({**minimal, "train": {"tasks": amounts}, "score": {**score, "output": "buy"}, "publish": {}})
     leaking = {**minimal["features"], "workflow": [{"columns": ["w"]}]}
     with pytest.raises(UserError, match=r"workflow\[0\].columns: 'w' is the label of train.tasks.buy; a feature"):
         build_spec({**minimal, "features": leaking, "train": {"tasks": tasks}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -9,15 +10,19 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn import metrics as reference
 
 from headrace.comm.threads import run_ranks
 from headrace.config import Model, Train
 from headrace.errors import UserError
 from headrace.manifest import Manifest
+from headrace.models.predictor import load_predictor
 from headrace.models.saved import read_card
 from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
 from headrace.workspace import Workspace
+from tests.dataset_support import read_padded
 from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of, stop_at, weights
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -112,3 +117,100 @@ def test_a_model_of_one_task_says_what_it_lacks(home: Workspace, features: Manif
     bare = Train.model_validate({**SETTINGS.model_dump(), "tasks": {"click": {}, "purchase": {"label": "bought"}}})
     with pytest.raises(UserError, match=r"model.class 'esmm' learns a conversion from a product"):
         train_local(job_of(home, features, "esmm-bare", bare, model_of("esmm")))
+
+
+EVALUATION = {
+    "metrics": ["pr_auc"],
+    "user": "row",
+    "slices": {"part": "case when row < 1000200 then 'first' else 'second' end"},
+    "bootstrap": {"replicates": 20},
+}
+
+
+def test_each_task_is_measured_on_its_rows(home: Workspace, features: Manifest) -> None:
+    tasks = {**TASKS, "click_and_purchase": {**TASKS["click_and_purchase"], "metrics": ["calibration_error"]}}
+    conf = Train.model_validate({**SETTINGS.model_dump(), "tasks": tasks, "evaluation": EVALUATION})
+    job = job_of(home, features, "evaluated", conf, model_of("mmoe"))
+    report = train_local(job)
+    rows = read_split(job, "valid")
+    schema = features.dataset_schema
+    assert schema is not None
+    columns = {name: rows[name].to_numpy() for f in schema.features for name in f.physical if name in rows}
+    predictor = load_predictor(job.saved_model)
+    rows = rows.assign(**{f"p_{name}": p for name, p in predictor.predict_tasks(columns).items()})
+    np.testing.assert_array_equal(rows["p_click"], predictor.predict(columns))
+    np.testing.assert_allclose(rows["p_click_and_purchase"], rows["p_click"] * rows["p_purchase"], rtol=1e-5)
+    chosen = load_predictor(job.saved_model, output="amount")
+    np.testing.assert_array_equal(chosen.predict(columns), rows["p_amount"])
+    assert {
+        n: len(p) for n, p in chosen.predict_tasks({n: c[:0] for n, c in columns.items()}).items()
+    } == dict.fromkeys(TASKS, 0)
+    with pytest.raises(UserError, match=r"has no output 'buy'; it has: click, purchase, amount, click_and_purchase"):
+        load_predictor(job.saved_model, output="buy")
+
+    rows["part"] = np.where(rows["row"] < 1_000_200, "first", "second")
+    rows["y_purchase"] = rows["bought"].where(rows["click"] == 1)
+    rows["y_click_and_purchase"] = rows["bought"].where(rows["click"] == 1, False)
+    told = report.evaluation["valid"]
+    found = told["tasks"]
+    assert list(found) == ["purchase", "amount", "click_and_purchase"]
+    for name in ("purchase", "click_and_purchase"):
+        known = rows[rows[f"y_{name}"].notna()]
+        assert found[name]["rows"] == len(known)
+        parts = {("", ""): known} | {("part", str(value)): part for value, part in known.groupby("part")}
+        sliced = {(s["slice"], s["value"]): s for s in found[name]["slices"]} | {("", ""): found[name]}
+        assert sliced.keys() == parts.keys()
+        for key, part in parts.items():
+            y, p = part[f"y_{name}"].astype(int), part[f"p_{name}"].astype(float)
+            metrics = sliced[key]["metrics"]
+            assert metrics["auc"] == pytest.approx(reference.roc_auc_score(y, p), abs=1e-6)
+            assert metrics["log_loss"] == pytest.approx(reference.log_loss(y, p), abs=1e-6)
+            assert metrics["base_rate"] == pytest.approx(y.mean())
+    wanted = found["purchase"]["metrics"]["pr_auc"]
+    known = rows[rows["y_purchase"].notna()]
+    assert wanted == pytest.approx(
+        reference.average_precision_score(known["y_purchase"].astype(int), known["p_purchase"]), abs=1e-6
+    )
+    assert "pr_auc" not in found["click_and_purchase"]["metrics"]
+    assert found["click_and_purchase"]["metrics"]["calibration_error"] is not None
+    low, high = found["purchase"]["intervals"]["auc"]
+    assert low <= found["purchase"]["metrics"]["auc"] + 0.2
+    assert low < high
+
+    known = rows[rows["paid"].notna()]
+    assert found["amount"]["rows"] == len(known)
+    error = known["p_amount"] - known["paid"]
+    assert found["amount"]["metrics"]["rmse"] == pytest.approx(np.sqrt((error**2).mean()), rel=1e-5)
+    assert found["amount"]["metrics"]["mae"] == pytest.approx(error.abs().mean(), rel=1e-5)
+    assert found["amount"]["metrics"]["rmse"] < known["paid"].std()
+    assert report.metrics["auc.purchase"] == found["purchase"]["metrics"]["auc"]
+    assert report.metrics["rmse.amount"] == found["amount"]["metrics"]["rmse"]
+    assert report.metrics["auc"] == pytest.approx(reference.roc_auc_score(rows["click"], rows["p_click"]), abs=1e-6)
+
+    # Of the same weights on two ranks, one of which has fewer rows of a task.
+    again = job_of(home, features, "evaluated-2", conf, model_of("mmoe"))
+    shutil.copytree(job.checkpoints.local_path(), again.checkpoints.local_path())
+    for r in run_ranks(2, lambda collective: train(again, collective)):
+        for name, value in report.metrics.items():
+            assert r.metrics[name] == pytest.approx(value, abs=1e-5), name
+
+
+def test_a_task_without_rows_has_no_values(home: Workspace, features: Manifest) -> None:
+    tasks = {
+        "click": {},
+        "purchase": {"label": "bought", "where": "row < 0"},
+        "amount": {**TASKS["amount"], "where": "row < 0"},
+    }
+    conf = Train.model_validate({**SETTINGS.model_dump(), "tasks": tasks, "max_steps": 1})
+    job = job_of(home, features, "no-rows", conf, model_of("shared_bottom"))
+    report = run_ranks(2, lambda collective: train(job, collective))[0]
+    assert report.metrics["auc"] is not None
+    of_tasks = {name: value for name, value in report.metrics.items() if "." in name}
+    assert set(of_tasks) >= {"auc.purchase", "log_loss.purchase", "rmse.amount", "mae.amount"}
+    assert set(of_tasks.values()) == {None}
+
+
+def read_split(job: Job, split: str) -> pd.DataFrame:
+    assert job.features.dataset_schema is not None
+    dataset = job.ws.locate(job.features.output("dataset").name).local_path()
+    return read_padded(sorted((dataset / split).glob("*.parquet")), job.features.dataset_schema).reset_index(drop=True)

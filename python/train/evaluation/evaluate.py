@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -32,6 +33,7 @@ class Evaluation:
     """The metrics of a split by name, None where undefined, and the calibration plot's points.
 
     slices: one for each value, `slice`, `value`, `rows`, `metrics`, `intervals`; intervals: by metric, [low, high];
+    tasks: by further task (`train.tasks`) the record of its evaluation;
     replicates: by metric of all rows, its value in each replicate of the bootstrap.
     """
 
@@ -41,10 +43,12 @@ class Evaluation:
     intervals: dict[str, list[float]] = field(default_factory=dict)
     slices: list[dict[str, Any]] = field(default_factory=list)
     replicates: dict[str, list[float | None]] = field(default_factory=dict)
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
-        """What a report has of it: all but the replicates."""
-        return {name: value for name, value in asdict(self).items() if name != "replicates"}
+        """What a report has of it: all but the replicates, and tasks where there are any."""
+        left_out = {"replicates"} if self.tasks else {"replicates", "tasks"}
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
 def evaluate_basic(ranks: Ranks, predictions: Predictions, probability: Probability | None = sigmoid) -> Evaluation:
@@ -75,6 +79,12 @@ class Evaluator:
         drawn = request.settings.bootstrap
         self._bootstrap = Bootstrap(drawn.replicates, drawn.seed, drawn.confidence) if drawn else Bootstrap()
         self._occurrences: dict[str, Occurrences] = {}
+
+    def with_metrics(self, metrics: Sequence[str]) -> Evaluator:
+        """The same with other metrics asked for than `train.evaluation.metrics`."""
+        found = copy(self)
+        found._settings = self._settings.model_copy(update={"metrics": tuple(metrics)})
+        return found
 
     def count_training_rows(self, ranks: Ranks, layout: SplitLayout) -> None:
         """Count the codes of the split `train`, where something asks for them. Collective."""

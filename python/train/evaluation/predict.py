@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,14 @@ from headrace.schema import DatasetSchema, Kind
 from headrace.train.evaluation.predictions import Predictions
 from headrace.train.evaluation.rows import F32
 from headrace.train.micro_batch import MicroBatch
+from headrace.train.setup.task_labels import TaskLabels
 
-#: (continuous [B, C], categorical features) -> logits [B].
-Model = Callable[[Tensor, CategoricalBatch], Tensor]
+
+class Model(Protocol):
+    """What predicts."""
+
+    def outputs_of(self, continuous: Tensor, batch: CategoricalBatch) -> Mapping[str, Tensor]:
+        """Of continuous columns [B, C] and the categorical features: `logits` [B], and the output of each task."""
 
 
 def predict_split(
@@ -33,25 +38,36 @@ def predict_split(
     streams: int,
     carried: Sequence[str] = (),
     codes: Sequence[str] = (),
+    tasks: TaskLabels | None = None,
 ) -> Predictions:
     """Predict every row of a split once, over all ranks. Collective: every rank calls it.
 
     Args:
         carried: carried columns to bring along.
         codes: categorical features of one code a row, to bring along.
+        tasks: the labels of further tasks, whose outputs are brought along; None: the model's logits alone.
+
+    Raises:
+        UserError: a damaged file, or a label that is none.
     """
+    names = () if tasks is None else tasks.names
+    read = carried if tasks is None else tasks.beside(carried)
     scalars = [f.name for f in schema.of(Kind.CATEGORICAL) if not f.is_list]
     places = {name: scalars.index(name) for name in codes}
     logits: list[F32] = []
     labels: list[F32] = []
     columns: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in (*carried, *codes)}
-    with EvalLoader(
-        layout, schema, collective.world, batch_size=batch_size, streams=streams, carried=carried
-    ) as source:
+    outputs: dict[str, list[F32]] = {name: [] for name in names}
+    targets: dict[str, list[F32]] = {name: [] for name in names}
+    with EvalLoader(layout, schema, collective.world, batch_size=batch_size, streams=streams, carried=read) as source:
         with torch.no_grad():  # not inference_mode: its tensors cannot be sent by Horovod's thread
             for batch in source:
-                rows = MicroBatch.of(batch)
-                logits.append(model(rows.continuous, rows.categorical).float().cpu().numpy())
+                rows = MicroBatch.of(batch, labels=tasks)
+                found = model.outputs_of(rows.continuous, rows.categorical)
+                logits.append(found["logits"].float().cpu().numpy())
+                for name in names:
+                    outputs[name].append(found[name].float().cpu().numpy())
+                    targets[name].append(rows.targets[name].numpy())
                 if not batch.rows:  # its carried columns have no type
                     continue
                 labels.append(batch.labels.copy())
@@ -64,6 +80,8 @@ def predict_split(
         _joined(labels, np.float32),
         {name: _joined(columns[name], object) for name in carried},
         {name: _joined(columns[name], np.int64) for name in codes},
+        {name: _joined(parts, np.float32) for name, parts in outputs.items()},
+        {name: _joined(parts, np.float32) for name, parts in targets.items()},
     )
 
 

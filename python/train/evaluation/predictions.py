@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from headrace.train.evaluation.ranks import I64
@@ -16,6 +17,8 @@ from headrace.train.evaluation.rows import F32
 class Predictions:
     """Of this rank's rows of a split: logits and labels float32 [n]; carried columns [n]; codes int64 [n].
 
+    Of further tasks (`train.tasks`) outputs and targets float32 [n], NaN where a row is none of the task's.
+
     In place of logits there may be any scores of which the evaluation's `probability` makes probabilities.
     """
 
@@ -23,3 +26,16 @@ class Predictions:
     labels: F32
     carried: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     codes: Mapping[str, I64] = field(default_factory=dict)
+    outputs: Mapping[str, F32] = field(default_factory=dict)
+    targets: Mapping[str, F32] = field(default_factory=dict)
+
+    def of_task(self, task: str) -> Predictions:
+        """A further task's rows, with its outputs in place of the logits and its labels."""
+        target = self.targets[task]
+        known = ~np.isnan(target)
+        return Predictions(
+            self.outputs[task][known],
+            target[known],
+            {name: x[known] for name, x in self.carried.items()},
+            {name: x[known] for name, x in self.codes.items()},
+        )

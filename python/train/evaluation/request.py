@@ -23,6 +23,8 @@ class Request:
     def __init__(self, train: config.Train, schema: DatasetSchema) -> None:
         settings, where = train.evaluation, "train.evaluation"
         self.settings, self.schema, self.k = settings, schema, train.rank_k
+        #: The tasks besides the first, which have metrics of their own.
+        self.tasks = dict(list(train.tasks.items())[1:])
         #: Names of the carried columns that say which list a row is of, and which user.
         self.group = None if train.rank_group is None else schema.carried_name(train.rank_group)
         self.user = None if settings.user is None else schema.carried_name(settings.user)
@@ -43,7 +45,7 @@ class Request:
     @property
     def is_basic(self) -> bool:
         """Whether nothing is asked for besides the basic metrics."""
-        return self.settings == config.Evaluation()
+        return self.settings == config.Evaluation() and not self.tasks
 
     def carried(self, lists: bool = False) -> list[str]:
         """Carried columns that predictions need; `lists`: of the split `rank`."""

@@ -18,7 +18,9 @@ from headrace.train.evaluation.predict import predict_split
 from headrace.train.evaluation.predictions import Predictions
 from headrace.train.evaluation.ranks import Ranks
 from headrace.train.evaluation.request import Request
+from headrace.train.evaluation.tasks import evaluate_tasks
 from headrace.train.job import Job
+from headrace.train.setup.task_labels import TaskLabels
 
 _OF_CATALOGUE = get_args(CatalogueMetric)
 
@@ -39,8 +41,8 @@ class Evaluations:
     def __init__(self, job: Job, model: ShardedModel, dataset: Location, collective: Collective) -> None:
         self._train, self._model, self._dataset, self._collective = job.train, model, dataset, collective
         self._ranks = Ranks(collective)
-        self._request = Request(job.train, model.schema)
-        self._valid = open_split(dataset, "valid", model.schema, self._request.carried())
+        self._request, self._labels = Request(job.train, model.schema), TaskLabels(job.train, model.schema, job.ds)
+        self._valid = open_split(dataset, "valid", model.schema, self._labels.beside(self._request.carried()))
         self._ranker = (
             None
             if job.train.evaluation.full_ranking is None
@@ -81,14 +83,15 @@ class Evaluations:
         evaluator, request, found = Evaluator(self._request), self._request, {}
         splits = {"valid": self._valid}
         if (self._dataset / TEST).is_dir():
-            splits[TEST] = open_split(self._dataset, TEST, self._model.schema, request.carried())
+            carried = self._labels.beside(request.carried())
+            splits[TEST] = open_split(self._dataset, TEST, self._model.schema, carried)
         evaluator.count_training_rows(self._ranks, layout)
         for name, split in splits.items():
             if name == "valid" and last is not None and request.is_basic:
                 found[name] = replace(last, metrics={m: last.metrics[m] for m in BASIC})
                 continue
-            predictions = self._predict(split, request.carried(), request.codes())
-            found[name] = evaluator.evaluate(self._ranks, predictions)
+            predictions = self._predict(split, request.carried(), request.codes(), self._labels)
+            found[name] = evaluate_tasks(evaluator, request, self._ranks, predictions)
         rows = {name: of.rows for name, of in found.items()}
         if self._train.rank_group is not None:
             rows["rank"], found["rank"] = self._lists(evaluator, request)
@@ -107,7 +110,13 @@ class Evaluations:
             self._ranks, self._predict(ranked, carried, request.codes(lists=True))
         )
 
-    def _predict(self, split: SplitLayout, carried: Sequence[str] = (), codes: Sequence[str] = ()) -> Predictions:
+    def _predict(
+        self,
+        split: SplitLayout,
+        carried: Sequence[str] = (),
+        codes: Sequence[str] = (),
+        tasks: TaskLabels | None = None,
+    ) -> Predictions:
         self._model.eval()
         return predict_split(
             self._model,
@@ -118,4 +127,5 @@ class Evaluations:
             streams=self._train.streams,
             carried=carried,
             codes=codes,
+            tasks=tasks,
         )

@@ -1,0 +1,42 @@
+"""Gowalla check-ins, all items ranked for each user."""
+
+from __future__ import annotations
+
+from bench.quality.part import Goal, Part, Published
+from bench.quality.pipeline import pipeline_case
+
+_RECALL, _NDCG = "test_full.recall_at_20_full", "test_full.ndcg_at_20_full"
+_METRICS = (_RECALL, _NDCG)
+_LISTED = "as ../shared/data/README.md lists it"
+
+
+def _published(model: str, recall: float, ndcg: float, source: str = _LISTED) -> Published:
+    return Published(model, {_RECALL: recall, _NDCG: ndcg}, source)
+
+
+PART = Part(
+    title="Gowalla, full ranking",
+    data=("gowalla",),
+    protocol="""
+The split of He et al. (LightGCN, 2020): 29,858 users, 40,981 items; every item is ranked for every user, without those
+of the user's training rows; Recall@20 and NDCG@20, means over the users with test rows; of equal scores a test item
+stands last. The split has no validation part: one training row of every tenth user (2,891 rows) is held out to choose
+settings by, and left out of the ranking like the others.
+""",
+    cases=(
+        pipeline_case(
+            "matrix factorisation, softmax of cosines",
+            "gowalla",
+            goals={_RECALL: Goal(floor=0.1627, aim=0.1872), _NDCG: Goal(floor=0.1378, aim=0.1557)},
+            metrics=_METRICS,
+        ),
+    ),
+    published=(
+        _published("NeuMF", 0.1399, 0.1212),
+        _published("MF, BPR", 0.1627, 0.1378),
+        _published("EASE", 0.1765, 0.1467),
+        _published("LightGCN, 3 layers", 0.1824, 0.1547),
+        _published("UltraGCN", 0.1862, 0.1580),
+        _published("SimpleX", 0.1872, 0.1557),
+    ),
+)

@@ -1,0 +1,48 @@
+"""MovieLens-1M, one item a user left out and ranked among 99: NeuMF and its parts."""
+
+from __future__ import annotations
+
+from bench.quality.part import Goal, Part, Published
+from bench.quality.pipeline import pipeline_case
+
+_NEUMF = ("neumf.yaml",)
+_METRICS = ("hr_at_k", "ndcg_at_k")
+_NCF = "He et al., 2017, table 2"
+
+
+def _published(model: str, hr: float, ndcg: float, source: str = _NCF) -> Published:
+    return Published(model, {"hr_at_k": hr, "ndcg_at_k": ndcg}, source)
+
+
+PART = Part(
+    title="MovieLens-1M, leave one out",
+    data=("ml-1m-ncf",),
+    protocol="""
+The split of He et al. (Neural Collaborative Filtering, 2017): each user's last item among the authors' 99 items that
+the user has not rated; HR@10 and NDCG@10 over 6,040 users; of equal scores the left-out item stands last. One training
+item of each user is held out for the log loss of the split `valid`; no model looks at the left-out items before it is
+finished, and all take the epochs that their spec says. Negatives are drawn anew each epoch, 4 a positive, from all
+items (the user's own included).
+""",
+    cases=(
+        pipeline_case(
+            "NeuMF",
+            "movielens",
+            overlays=_NEUMF,
+            goals={"hr_at_k": Goal(floor=0.701, aim=0.730), "ndcg_at_k": Goal(floor=0.425, aim=0.447)},
+            metrics=_METRICS,
+        ),
+        pipeline_case("GMF", "movielens", overlays=_NEUMF, overrides=("model.args.part=gmf",), metrics=_METRICS),
+        pipeline_case("MLP", "movielens", overlays=_NEUMF, overrides=("model.args.part=mlp",), metrics=_METRICS),
+    ),
+    published=(
+        _published("popularity", 0.4531, 0.2542),
+        _published("item kNN", 0.6596, 0.3900, "Ferrari Dacrema et al., 2019"),
+        _published("PureSVD", 0.6896, 0.4294, "Ferrari Dacrema et al., 2019"),
+        _published("NeuMF, 8 factors, not pre-trained", 0.688, 0.410),
+        _published("NeuMF, 32 factors, pre-trained", 0.726, 0.445),
+        _published("NeuMF, 64 factors, pre-trained", 0.730, 0.447),
+        _published("eALS", 0.7018, 0.4280, "DeepCF, 2019"),
+        _published("NeuMF", 0.7210, 0.4387, "DeepCF, 2019"),
+    ),
+)
