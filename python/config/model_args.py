@@ -14,6 +14,7 @@ from headrace.config.collaborative_args import (
     NeuMFArgs,
     SimpleXArgs,
 )
+from headrace.config.retrieval_args import TwoTowerArgs
 from headrace.config.section import Section
 from headrace.config.sequence_args import DINArgs, HSTUArgs, SASRecArgs
 
@@ -161,4 +162,5 @@ MODEL_ARGS: Mapping[str, type[Section]] = {
     "sasrec": SASRecArgs,
     "hstu": HSTUArgs,
     "din": DINArgs,
+    "two_tower": TwoTowerArgs,
 }

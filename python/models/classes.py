@@ -49,6 +49,7 @@ _OURS: Mapping[str, str] = {
     "simplex": "headrace.models.collaborative.simplex:SimpleX",
     "sasrec": "headrace.models.sequence.sasrec:SASRec",
     "hstu": "headrace.models.sequence.hstu:HSTU",
+    "two_tower": "headrace.models.retrieval.two_tower:TwoTower",
     "din": "headrace.models.sequence.din:DIN",
 }
 

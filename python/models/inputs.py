@@ -31,7 +31,8 @@ class InputFeatures:
     categorical feature, 0 .. cardinality - 1, None of raw ids; first_code: the first code that a known value has (below
     it are null, 0, and the values that the vocabulary lacks); vocabulary: the name of each one's codes, which several
     features may share; tasks: the names of the outputs that a model of several labels gives (`train.tasks`), the first
-    of which is scored; products: tasks that are products of such, which are made of their outputs.
+    of which is scored; products: tasks that are products of such, which are made of their outputs; tags: of each
+    feature.
     """
 
     continuous: Mapping[str, int]
@@ -43,6 +44,7 @@ class InputFeatures:
     vocabulary: Mapping[str, str] = field(default_factory=dict)
     tasks: tuple[str, ...] = ("label",)
     products: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    tags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, schema: DatasetSchema, embedding_dim: int, tasks: Mapping[str, Task] | None = None) -> InputFeatures:
@@ -59,7 +61,12 @@ class InputFeatures:
             {f.name: f.vocabulary or f.name for f in categorical},
             tuple(name for name, task in (tasks or {}).items() if not task.product) or ("label",),
             {name: task.product for name, task in (tasks or {}).items() if task.product},
+            {f.name: f.tags for f in (*schema.of(Kind.CONTINUOUS), *categorical)},
         )
+
+    def tagged(self, tag: str) -> tuple[str, ...]:
+        """The features that have a tag (`tags` in features.workflow)."""
+        return tuple(name for name in (*self.continuous, *self.categorical) if tag in self.tags.get(name, ()))
 
     @property
     def continuous_columns(self) -> int:

@@ -32,6 +32,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "dcn_v2": {"args": {"layers": 2, "low_rank": 2, "experts": 2, "deep_mlp": [8]}},
     "final_mlp": {"args": {"first_mlp": [8, 4], "second_mlp": [6], "first_gate": ["user"]}},
     "masknet": {"args": {"blocks": [8, 8]}},
+    "two_tower": {
+        "args": {"item": "item", "user_features": ["user", "age"], "item_features": ["price", "tags"], "user_mlp": [8]}
+    },
     "tests.plugin_models:Factors": {"args": {"left": "user", "right": "item"}},
     "tests.plugin_models:Settled": {"args": {"scale": 0.5}},
     "tests.plugin_models:Interests": {"args": {"dim": 3}},
