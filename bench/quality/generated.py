@@ -13,7 +13,7 @@ from headrace.workspace import Workspace
 
 #: Eight days; the last one validates.
 DS = "2026-01-08"
-ROWS_PER_DAY = 250_000
+ROWS_PER_DAY = 500_000
 
 _LOG = (f"generate.rows_per_day={ROWS_PER_DAY}",)
 _GOALS = {"ceiling_share": Goal(floor=0.97)}

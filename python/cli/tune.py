@@ -15,6 +15,7 @@ from headrace.workspace import Workspace
 @app.command(
     epilog=examples(
         "headrace tune clicks --ds 2026-01-08 --trials 30",
+        "headrace tune clicks --ds 2026-01-08 --trials 200 --seconds 3600",
         "headrace tune clicks --ds 2026-01-08 --overlay space.yaml --out best.yaml",
         "headrace run clicks --ds 2026-01-08 --from train --overlay best.yaml",
     )
@@ -25,6 +26,9 @@ def tune(
     trials: Annotated[
         int | None, typer.Option(help="Short for --set train.search.trials=N.", metavar="N", min=1)
     ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Short for --set train.search.total_seconds=N.", metavar="N", min=1)
+    ] = None,
     target: Annotated[Path | None, typer.Option("--out", help="Copy the best settings there.", metavar="FILE")] = None,
     overlays: Overlays = None,
     sets: Sets = None,
@@ -32,8 +36,9 @@ def tune(
 ) -> None:
     """Search for better settings by short runs on a sample of the day's dataset.
 
-    What is tried is the section train.search of the spec. A search that was stopped goes on with the same command.
+    What is tried is the section train.search of the spec: values of its fields, and several models. A search that was
+    stopped goes on with the same command.
     """
     from headrace.commands.tune import tune as command
 
-    command(pipeline, Workspace(home), ds, overrides(overlays, sets), trials, target)
+    command(pipeline, Workspace(home), ds, overrides(overlays, sets), trials, seconds, target)

@@ -20,7 +20,13 @@ from headrace.workspace import Workspace
 
 
 def tune(
-    pipeline: str, ws: Workspace, ds: str | None, overrides: Sequence[str], trials: int | None, target: Path | None
+    pipeline: str,
+    ws: Workspace,
+    ds: str | None,
+    overrides: Sequence[str],
+    trials: int | None,
+    seconds: float | None,
+    target: Path | None,
 ) -> None:
     """Search, showing each trial as it ends, and all of them at the end.
 
@@ -30,6 +36,7 @@ def tune(
         ds: the day whose dataset is trained on; None: the spec's.
         overrides: `key=value` for the spec.
         trials: instead of the spec's number.
+        seconds: of all trials together, instead of the spec's number.
         target: where the best settings are written besides the search's folder.
 
     Raises:
@@ -37,6 +44,8 @@ def tune(
     """
     if trials is not None:
         overrides = [*overrides, f"train.search.trials={trials}"]
+    if seconds is not None:
+        overrides = [*overrides, f"train.search.total_seconds={seconds}"]
     spec, day = resolve(pipeline, ds, overrides)
     # Late: Optuna and torch; a misspelt key should be told at once.
     from headrace.train.callbacks.progress import ProgressBar, ProgressEvent
@@ -58,13 +67,14 @@ def tune(
             bar.end()
         name = "as it is" if trial.number is None else f"trial {trial.number + 1}/{search.trials}"
         what = f"{search.objective} {show_value(trial.value)}" + (f", {trial.reason}" if trial.reason else "")
-        out.print(f"{name}: {what}  {_settings(trial.values)}  {trial.seconds:.1f} s", markup=False)
+        model = f"{trial.model}: " if trial.model else ""
+        out.print(f"{name}: {what}  {model}{_settings(trial.values)}  {trial.seconds:.1f} s", markup=False)
 
     tuner = Tuner(spec, spec_of, ws, day, on_trial=on_trial, on_progress=show_progress)
     search = tuner.search
     out.print(
-        f"{len(search.parameters)} parameter(s), {search.trials} trials, {search.objective} on the split "
-        f"{'rank' if search.objective == 'ndcg' else 'valid'} of {escape(spec.pipeline)}, {day}: {tuner.folder}"
+        f"{_space(search)}, {search.trials} trials, {search.objective} on the split "
+        f"{'rank' if search.of_lists else 'valid'} of {escape(spec.pipeline)}, {day}: {tuner.folder}"
     )
     loop = logging.getLogger("headrace.train")
     loop.setLevel(logging.WARNING)  # what each trial has to say is in its line
@@ -95,13 +105,23 @@ def tune(
 def _shown(trials: Sequence[Any], best: Any, search: Search) -> Table:
     from headrace.train.search.tuner import show_value
 
-    shown = table("trial", f">{search.objective}", ">steps", ">seconds", *search.parameters, "")
+    paths = dict.fromkeys([*search.parameters, *(p for m in search.models.values() for p in m.parameters)])
+    model = ["model"] if search.models else []
+    shown = table("trial", *model, f">{search.objective}", ">steps", ">seconds", *paths, "")
     for t in trials:
         name = "as it is" if t.number is None else str(t.number + 1)
         note = "best" if best is not None and t.number == best.number else t.reason or t.state * (t.state == "pruned")
-        values = [flow(t.values[p]) if p in t.values else "" for p in search.parameters]
-        shown.add_row(name, show_value(t.value), f"{t.steps:,}", f"{t.seconds:.1f}", *map(escape, values), escape(note))
+        values = [flow(t.values[p]) if p in t.values else "" for p in paths]
+        which = [t.model or ""] if search.models else []
+        told = (*which, show_value(t.value), f"{t.steps:,}", f"{t.seconds:.1f}")
+        shown.add_row(name, *told, *map(escape, values), escape(note))
     return shown
+
+
+def _space(search: Search) -> str:
+    count = len(search.parameters) + sum(len(m.parameters) for m in search.models.values())
+    models = f"{len(search.models)} models, " if search.models else ""
+    return f"{models}{count} parameter(s)"
 
 
 def _settings(values: Mapping[str, Any]) -> str:

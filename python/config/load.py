@@ -53,7 +53,7 @@ def load_overlay(path: Path) -> list[str]:
     Raises:
         UserError: no such file, not YAML, not a mapping.
     """
-    return [f"{key}={flow(value)}" for key, value in _flat(read_mapping(path), "")]
+    return [f"{key}={flow(value)}" for key, value in flatten(read_mapping(path))]
 
 
 def flow(value: Any) -> str:
@@ -61,11 +61,12 @@ def flow(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=1 << 30).removesuffix("\n").removesuffix("\n...")
 
 
-def _flat(data: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested mappings by key path."""
     for key, value in data.items():
         # A key with a dot in it is no path: its mapping is taken whole.
         if isinstance(value, Mapping) and value and not any("." in str(k) for k in value):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
+from headrace.config.compare import ModelVariant
+from headrace.config.evaluation import HIGHER_IS_BETTER
+from headrace.config.model_args import MODEL_ARGS
+from headrace.config.paths import annotation_at, number_type
 from headrace.config.section import Section
+from headrace.errors import nearest
 
 #: What a trial may change. The dataset is there already, and how fast or how safely a run is made changes no weight.
 SEARCHABLE = ("model", "train.batch_size", "train.dense", "train.embeddings", "train.negatives", "train.warm_decay")
+#: By what a trial may be judged; of trees alone are r2, rmse and mae. ndcg is ndcg_at_k.
+OBJECTIVES = ("ndcg", *(name for name in HIGHER_IS_BETTER if name not in ("r2", "rmse", "mae")))
+#: How long a run is, the search says.
+_OF_TRIALS = ("epochs", "max_steps", "patience", "eval_steps", "accumulate")
 
 
 class Parameter(Section):
@@ -47,16 +56,60 @@ class Parameter(Section):
         return self
 
 
+def parameter_type(spec: type[BaseModel], path: str, parameter: Parameter, kind: str) -> type[int] | type[float] | None:
+    """What numbers a parameter takes; None: none.
+
+    Args:
+        spec: the whole pipeline's class.
+        path: of the field.
+        parameter: its values. Of a class of one's own it is not known what its arguments are: whole numbers where the
+            ends and the step are.
+        kind: `model.class`.
+
+    Raises:
+        KeyError: there is no such field.
+    """
+    argument = path.removeprefix("model.args.")
+    if argument == path:
+        return number_type(annotation_at(spec, path))
+    if kind in MODEL_ARGS:
+        return number_type(annotation_at(MODEL_ARGS[kind], argument))
+    if ":" not in kind:
+        raise KeyError(path)
+    whole = all(x is None or x == int(x) for x in (parameter.low, parameter.high, parameter.step))
+    return int if whole else float
+
+
+class SearchedModel(ModelVariant):
+    """A model that trials may have in place of the pipeline's own."""
+
+    #: Spec field -> its values, of this model alone, besides those of all.
+    parameters: Mapping[str, Parameter] = Field(default={})
+
+    @model_validator(mode="after")
+    def _trials_of_networks(self) -> SearchedModel:
+        if self.baseline is not None:
+            raise ValueError("`baseline`: trials train networks; compare trees with them by the section compare")
+        if found := [key for key in _OF_TRIALS if key in self.train]:
+            raise ValueError(f"'{found[0]}' of all trials is what train.search says")
+        return self
+
+
 class Search(Section):
     """What `headrace tune` tries, and for how long."""
 
     #: Spec field (`train.dense.learning_rate`) -> its values.
-    parameters: Mapping[str, Parameter] = Field(min_length=1)
+    parameters: Mapping[str, Parameter] = Field(default={})
+    #: Models by name, one of which each trial has, with parameters of its own.
+    models: Mapping[str, SearchedModel] = Field(default={})
     #: Trials in all, those of earlier runs of the same search included.
     trials: int = Field(default=20, ge=1)
-    #: Of the split `valid` (auc, log_loss) or `rank` (ndcg). ndcg is known at the end of a trial only, and needs
-    #: train.rank_group; until then a trial is judged by its AUC.
-    objective: Literal["auc", "log_loss", "ndcg"] = "auc"
+    #: Seconds of all trials together, those of earlier runs included: none begins after them. null: not limited.
+    total_seconds: float | None = Field(default=None, gt=0)
+    #: What a trial is judged by: a metric of the split `valid` (auc, log_loss, pr_auc, gauc, ...) or of the lists of
+    #: `rank` (hr_at_k, ndcg_at_k, recall_at_k, ...; these need train.rank_group). All but auc and log_loss are known at
+    #: the end of a trial only; until then it is judged by its AUC.
+    objective: str = "auc"
     #: Rows of the splits that a trial sees at most: row groups evenly over the split, of each the same share of rows.
     rows: int = Field(default=500_000, ge=1)
     #: Rows of the split that judges a trial, at most.
@@ -76,3 +129,44 @@ class Search(Section):
     warmup_trials: int = Field(default=5, ge=1)
     #: Of the sampler of parameters.
     seed: int = 1
+
+    @field_validator("objective")
+    @classmethod
+    def _is_a_metric(cls, value: str) -> str:
+        if value not in OBJECTIVES:
+            raise ValueError(f"'{value}' is none of {', '.join(OBJECTIVES)}{nearest(value, OBJECTIVES)}")
+        return value
+
+    @model_validator(mode="after")
+    def _something_to_try(self) -> Search:
+        if not self.parameters and not self.models:
+            raise ValueError("name parameters, or models")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_models(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fingerprints of searches over one model are those from before there could be several."""
+        dumped: dict[str, Any] = serialize(self)
+        for name, empty in (("models", not self.models), ("total_seconds", self.total_seconds is None)):
+            if empty:
+                dumped.pop(name, None)
+        return dumped
+
+    @property
+    def metric(self) -> str:
+        """The objective's name among the metrics."""
+        return "ndcg_at_k" if self.objective == "ndcg" else self.objective
+
+    @property
+    def of_lists(self) -> bool:
+        """Whether the objective is of the lists of the split `rank`."""
+        return self.metric.endswith("_at_k")
+
+    def parameters_of(self, model: str | None) -> dict[str, Parameter]:
+        """The parameters of a trial by path, those of one of `models` in place of those of all."""
+        return {**self.parameters, **(self.models[model].parameters if model else {})}
+
+    @property
+    def maximizes(self) -> bool:
+        """Whether a higher value is better."""
+        return HIGHER_IS_BETTER[self.metric]

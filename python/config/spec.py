@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, timedelta
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from headrace.config.baseline import Baseline
 from headrace.config.compare import Compare, ModelVariant, with_keys
 from headrace.config.drift import Drift
+from headrace.config.evaluation import UserMetric
 from headrace.config.features import Features
 from headrace.config.generate import Generate
 from headrace.config.model import Model
 from headrace.config.named_source import NamedSource, check_name
-from headrace.config.paths import annotation_at, leaves, number_type
+from headrace.config.paths import leaves
 from headrace.config.publish import Publish, Score
-from headrace.config.search import SEARCHABLE, Search
+from headrace.config.search import SEARCHABLE, Parameter, Search, parameter_type
 from headrace.config.section import NAME, Section, parse_ds
 from headrace.config.source import LandingSource, Source
 from headrace.config.spark import Spark
@@ -135,8 +136,22 @@ class Spec(Section):
                 f"score.model to 'neural', or leave publish out"
             )
         if self.train.search:
-            _check_search(self.train.search, self.train.rank_group)
+            self._check_search(self.train.search)
         return self
+
+    def _check_search(self, search: Search) -> None:
+        _check_parameters(search.parameters, "train.search.parameters", self.model.kind)
+        for name, model in search.models.items():
+            where = f"train.search.models.{name}"
+            try:
+                kind = self.with_variant(model).model.kind
+            except ValueError as e:
+                raise ValueError(f"{where}: {e}") from None
+            _check_parameters(model.parameters, f"{where}.parameters", kind)
+        if search.of_lists and self.train.rank_group is None:
+            raise ValueError(f"train.search.objective is '{search.objective}', but train.rank_group is not set")
+        if search.metric in get_args(UserMetric) and self.train.evaluation.user is None:
+            raise ValueError(f"train.search.objective is '{search.objective}': name a carried column, evaluation.user")
 
     def _check_tasks(self) -> None:
         """Labels of tasks are carried, no feature is made of one, and what is scored is one."""
@@ -182,7 +197,7 @@ class Spec(Section):
         return dumped
 
     def with_variant(self, variant: ModelVariant) -> Spec:
-        """The pipeline with another model (`compare.models`), and nothing to compare.
+        """The pipeline with another model, and nothing to compare or to search for.
 
         Raises:
             ValueError: a section does not take what the variant says.
@@ -194,8 +209,8 @@ class Spec(Section):
             )
         if variant.model:
             sections["model"] = _section("model", lambda: with_keys(self.model, variant.model))
-        if variant.train:
-            sections["train"] = _section("train", lambda: with_keys(self.train, variant.train))
+        train = self.train.model_copy(update={"search": None})
+        sections["train"] = _section("train", lambda: with_keys(train, variant.train)) if variant.train else train
         return Spec.model_validate(sections)
 
     @property
@@ -231,12 +246,13 @@ def _check_timestamps(source: Source, table: Table, where: str) -> None:
         raise ValueError(f"{where}source.timestamps: format '{source.format}' has times of its own; leave it out")
 
 
-def _check_search(search: Search, rank_group: str | None) -> None:
+def _check_parameters(parameters: Mapping[str, Parameter], key: str, kind: str) -> None:
+    """See that parameters of a search are fields of the spec that can be searched, of the model class `kind`."""
     known = [p for p in leaves(Spec) if _is_searchable(p)]
-    for path, parameter in search.parameters.items():
-        where = f"train.search.parameters: '{path}'"
+    for path, parameter in parameters.items():
+        where = f"{key}: '{path}'"
         try:
-            number = number_type(annotation_at(Spec, path))
+            number = parameter_type(Spec, path, parameter, kind)
         except KeyError:
             hint = nearest(path, known) or f"; fields that can be searched: {', '.join(known)}"
             raise ValueError(f"{where} is no field of the spec{hint}") from None
@@ -250,8 +266,6 @@ def _check_search(search: Search, rank_group: str | None) -> None:
         bounds = (parameter.low, parameter.high, parameter.step)
         if number is int and any(b is not None and b != int(b) for b in bounds):
             raise ValueError(f"{where} takes whole numbers: low, high and step must be such")
-    if search.objective == "ndcg" and rank_group is None:
-        raise ValueError("train.search.objective is 'ndcg', but train.rank_group is not set")
 
 
 def _is_searchable(path: str) -> bool:

@@ -22,7 +22,7 @@ from headrace.storage import local
 from headrace.train.search import tuner as module
 from headrace.train.search.sample import sample_dataset, sizes
 from headrace.train.search.space import overlay_of, overrides_of
-from headrace.train.search.tuner import Trial, Tuner
+from headrace.train.search.tuner import SearchResult, Trial, Tuner
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
 
@@ -217,7 +217,7 @@ def test_a_sample_is_spread_over_the_split(home: Workspace, tmp_path: Path) -> N
         ({"model.dropout": {"low": 0, "high": 0.1, "log": True}}, "begins above 0, not at 0"),
         ({"model.dropout": {"low": 0}}, "write {low: ..., high: ...} or {choices: [...]}"),
         ({"model.dropout": {"low": 0, "high": 0.2, "choices": [1]}}, "write {low: ..., high: ...} or"),
-        ({}, "at least 1 item"),
+        ({}, "name parameters, or models"),
     ],
 )
 def test_faults_of_a_space_are_named(parameters: Mapping[str, Any], message: str) -> None:
@@ -282,3 +282,108 @@ def test_the_command_line(home: Workspace, tmp_path: Path, monkeypatch: pytest.M
     said = CliRunner().invoke(app, words)
     assert said.exit_code == 2
     assert "has no section train.search" in said.output
+
+
+MODELS = {
+    "mlp": {"parameters": {"model.top_mlp": {"choices": [[16], [8, 8]]}}},
+    "wide": {
+        "model": {"class": "wide_deep", "args": {"deep_mlp": [8]}},
+        "parameters": {"model.args.dropout": {"low": 0.0, "high": 0.5}, "model.embedding_dim": {"low": 2, "high": 6}},
+    },
+}
+
+
+def test_a_search_over_several_models(home: Workspace, tmp_path: Path, make_dataset: Callable[..., Manifest]) -> None:
+    search = {"parameters": RANGE, "models": MODELS, "trials": 7, "warmup_trials": 4, "prune": False, "steps": 20}
+    base = tmp_path / "base.yaml"
+    base.write_text(yaml.safe_dump(spec_with(search).model_dump(mode="json", by_alias=True)))
+
+    def run(ws: Workspace, trials: int = 7) -> SearchResult:
+        few = [f"train.search.trials={trials}"]
+        return Tuner(load_spec(base, few), lambda v: load_spec(base, [*few, *overrides_of(v)]), ws, DS).run()
+
+    found = run(home)
+    first, *others = found.trials
+    assert first.model is None
+    assert {t.model for t in others} == {"mlp", "wide"}
+    for t in others:
+        own = {f"model.{k}" for k in (("top_mlp",) if t.model == "mlp" else ("args.dropout", "embedding_dim"))}
+        variant = {"model.class", "model.args.deep_mlp"} if t.model == "wide" else set()
+        assert t.values.keys() == {RATE} | own | variant
+        if t.model == "wide":
+            assert isinstance(t.values["model.embedding_dim"], int)
+            assert 0 <= t.values["model.args.dropout"] <= 0.5
+    # What it writes is a model that the pipeline takes.
+    assert found.best is not None
+    spec = load_spec(base, load_overlay(found.overlay.local_path()))
+    assert spec.model.kind == ("wide_deep" if found.best.model == "wide" else "dlrm")
+    # Stopped and gone on with, it ends with the same trials.
+    other = Workspace(tmp_path)
+    make_dataset(other, train=4_000, valid=1_000, rank=30)
+    run(other, 3)
+    again = run(other)
+    assert [(t.model, t.values, t.value) for t in again.trials] == [(t.model, t.values, t.value) for t in found.trials]
+
+
+def test_a_budget_of_seconds_ends_a_search(home: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, clock = module.train_local, [0.0]
+
+    def train_local(job: Any, on_progress: Any) -> Any:
+        clock[0] += 10
+        return real(job, on_progress)
+
+    class _Clock:
+        @staticmethod
+        def perf_counter() -> float:
+            return clock[0]
+
+    monkeypatch.setattr(module, "train_local", train_local)
+    monkeypatch.setattr(module, "time", _Clock)
+    search = {"parameters": RANGE, "trials": 9, "steps": 4, "seed": 11}
+    # Ten seconds each, the first run among them.
+    assert len(tuner(home, search | {"total_seconds": 25}).run().trials) == 3
+    assert len(tuner(home, search | {"total_seconds": 25}).run().trials) == 3
+    assert len(tuner(home, search | {"total_seconds": 35}).run().trials) == 4
+    assert len(tuner(home, search | {"trials": 5}).run().trials) == 6
+
+
+@pytest.mark.parametrize(("objective", "better"), [("recall_at_k", max), ("normalized_entropy", min)])
+def test_any_metric_judges(home: Workspace, objective: str, better: Callable[..., float]) -> None:
+    search = {"parameters": RANGE, "trials": 3, "steps": 20, "warmup_trials": 1, "objective": objective}
+    changes = {"train.rank_group": "query"}
+    found = Tuner(spec_with(search, changes), lambda values: spec_with(search, {**changes, **values}), home, DS).run()
+    finished = [t for t in found.trials if t.state == "finished"]
+    assert all(t.value == t.metrics[objective] for t in finished)
+    assert (found.best or found.trials[0]).value == better(t.value for t in finished if t.value is not None)
+    assert len(finished) >= 2
+
+
+@pytest.mark.parametrize(
+    ("models", "message"),
+    [
+        ({"a": {"model": {"class": "nn"}}}, r"search.models.a: model.*no class 'nn'"),
+        ({"a": {"train": {"epochs": 3}}}, r"'epochs' of all trials is what train.search says"),
+        ({"a": {"baseline": {}}}, "trials train networks"),
+        (
+            {"a": {"model": {"class": "wide_deep"}, "parameters": {"model.args.drop": {"low": 0, "high": 1}}}},
+            r"models.a.parameters: 'model.args.drop' is no field",
+        ),
+        (
+            {"a": {"model": {"class": "wide_deep"}, "parameters": {"model.args.deep_mlp": {"low": 0, "high": 1}}}},
+            "takes no numbers",
+        ),
+    ],
+)
+def test_models_that_cannot_be_searched_are_refused(models: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        spec_with({"models": models})
+
+
+def test_a_search_needs_something_to_try_and_a_known_metric() -> None:
+    with pytest.raises(UserError, match="name parameters, or models"):
+        spec_with({"trials": 3})
+    with pytest.raises(UserError, match="'acc' is none of"):
+        spec_with({"parameters": RANGE, "objective": "acc"})
+    # A search over one model has the fingerprint that it had before there could be several.
+    told = spec_with({"parameters": RANGE}).model_dump(mode="json")["train"]["search"]
+    assert not told.keys() & {"models", "total_seconds"}

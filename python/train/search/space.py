@@ -2,39 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import yaml
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import Trial
 
 from headrace.config import Parameter, Search, Spec
-from headrace.config.load import flow
-from headrace.config.paths import annotation_at, number_type
+from headrace.config.load import flatten, flow
+from headrace.config.search import parameter_type
 from headrace.errors import UserError
 
 #: Digits that count: a trial's rates are those that its overlay says.
 _DIGITS = 4
+#: The parameter that says which of `search.models` a trial has.
+_MODEL = "model"
 
 
-def distributions(search: Search) -> dict[str, BaseDistribution]:
-    """One for each parameter, by field path. Choices are YAML texts: Optuna's are numbers and texts only."""
-    return {path: _distribution(path, p) for path, p in search.parameters.items()}
+def draw(trial: Trial, search: Search, kind_of: Callable[[str | None], str]) -> None:
+    """Draw the parameters that a trial of several models has besides those of all: its model, and that one's own.
+
+    Args:
+        trial: has the parameters of `distributions`.
+        search: the space.
+        kind_of: the class of one of `search.models`.
+    """
+    if not search.models:
+        return
+    model = trial.suggest_categorical(_MODEL, list(search.models))
+    for path, p in search.models[model].parameters.items():
+        # Each model's parameters have names of their own: their ranges differ.
+        name, of = f"{model}: {path}", _distribution(path, p, kind_of(model))
+        if isinstance(of, CategoricalDistribution):
+            trial.suggest_categorical(name, list(of.choices))
+        elif isinstance(of, IntDistribution):
+            trial.suggest_int(name, of.low, of.high, step=of.step, log=of.log)
+        else:
+            assert isinstance(of, FloatDistribution)
+            trial.suggest_float(name, of.low, of.high, step=of.step, log=of.log)
 
 
-def _distribution(path: str, p: Parameter) -> BaseDistribution:
+def distributions(search: Search, kind: str) -> dict[str, BaseDistribution]:
+    """One for each parameter of all models, by field path. Choices are YAML texts: Optuna's are numbers and texts only.
+
+    Args:
+        search: the space.
+        kind: the pipeline's `model.class`.
+    """
+    return {path: _distribution(path, p, kind) for path, p in search.parameters.items()}
+
+
+def _distribution(path: str, p: Parameter, kind: str) -> BaseDistribution:
     if p.choices is not None:
         return CategoricalDistribution([flow(c) for c in p.choices])
     assert p.low is not None
     assert p.high is not None
-    if number_type(annotation_at(Spec, path)) is int:
+    if parameter_type(Spec, path, p, kind) is int:
         return IntDistribution(int(p.low), int(p.high), log=p.log, step=int(p.step or 1))
     return FloatDistribution(p.low, p.high, log=p.log, step=p.step)
 
 
+def model_of(drawn: Mapping[str, Any]) -> str | None:
+    """Which of `search.models` Optuna drew; None where there is but one."""
+    return drawn.get(_MODEL)
+
+
 def values_of(search: Search, drawn: Mapping[str, Any]) -> dict[str, Any]:
-    """What Optuna drew, as values of the fields."""
-    return {path: _value(p, drawn[path]) for path, p in search.parameters.items()}
+    """What Optuna drew, as values of the fields: those of the model, then those of all, then the model's parameters."""
+    model = model_of(drawn)
+    found = dict(keys_of(search, model))
+    found |= {path: _value(p, drawn[path]) for path, p in search.parameters.items()}
+    if model is not None:
+        found |= {path: _value(p, drawn[f"{model}: {path}"]) for path, p in search.models[model].parameters.items()}
+    return found
+
+
+def keys_of(search: Search, model: str | None) -> Iterator[tuple[str, Any]]:
+    """The key paths and values by which one of `search.models` differs from the pipeline's own."""
+    if model is not None:
+        variant = search.models[model]
+        given = {"model": variant.model, "train": variant.train}
+        yield from flatten({section: keys for section, keys in given.items() if keys})
 
 
 def _value(p: Parameter, drawn: Any) -> Any:
@@ -65,16 +114,21 @@ def overlay_of(values: Mapping[str, Any]) -> str:
 
 
 def check_values(search: Search, spec_of: Callable[[Mapping[str, Any]], Spec]) -> None:
-    """Try the ends of each range and each choice on the spec, one parameter at a time.
+    """Try the ends of each range and each choice on the spec, one parameter at a time, of each model.
 
     Raises:
         UserError: the spec refuses one; names the parameter and the value.
     """
-    for path, p in search.parameters.items():
-        for value in p.choices if p.choices is not None else (p.low, p.high):
-            if p.choices is None and number_type(annotation_at(Spec, path)) is int:
-                value = int(value)
-            try:
-                spec_of({path: value})
-            except UserError as e:
-                raise UserError(f"train.search.parameters: {path} cannot be {flow(value)}: {e}") from None
+    for model in (None, *search.models):
+        base = dict(keys_of(search, model))
+        parameters = search.parameters if model is None else search.models[model].parameters
+        kind = spec_of(base).model.kind
+        for path, p in parameters.items():
+            for value in p.choices if p.choices is not None else (p.low, p.high):
+                if p.choices is None and parameter_type(Spec, path, p, kind) is int:
+                    value = int(value)
+                try:
+                    spec_of({**base, path: value})
+                except UserError as e:
+                    where = "train.search.parameters" if model is None else f"train.search.models.{model}.parameters"
+                    raise UserError(f"{where}: {path} cannot be {flow(value)}: {e}") from None

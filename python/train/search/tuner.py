@@ -16,13 +16,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
 import optuna
 from optuna.trial import TrialState
 
 from headrace.config import Evaluation, Search, Spec
+from headrace.config.evaluation import ClickMetric, RankingMetric, UserMetric
 from headrace.errors import UserError
 from headrace.manifest import Manifest, fingerprint
 from headrace.stage import run_lock
@@ -32,14 +33,15 @@ from headrace.train.job import FINGERPRINTED, Job
 from headrace.train.loop.run import train_local
 from headrace.train.result import Diverged
 from headrace.train.search.sample import sample_dataset
-from headrace.train.search.space import check_values, distributions, overlay_of, values_of
+from headrace.train.search.space import check_values, distributions, draw, keys_of, model_of, overlay_of, values_of
 from headrace.train.setup.warm_start import find_warm_start
 from headrace.train.stage import check_dataset
 from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.train")
 _OVER = (TrialState.COMPLETE, TrialState.PRUNED)
-_METRIC = {"auc": "auc", "log_loss": "log_loss", "ndcg": "ndcg_at_k"}
+#: The metrics that a trial is told of while it trains.
+_BASIC = ("auc", "log_loss")
 _NEVER = 1 << 40
 
 
@@ -57,6 +59,8 @@ class Trial:
     seconds: float
     #: Why it was pruned.
     reason: str = ""
+    #: Which of `search.models` it has; None where there are none.
+    model: str | None = None
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,9 @@ class Tuner:
                 f"it. Run: headrace run {spec.pipeline} --ds {ds} --to features"
             )
         self._features = features
+        self._kinds = {
+            name: spec_of(dict(keys_of(self.search, name))).model.kind for name in (None, *self.search.models)
+        }
         check_dataset(self._job(spec, features, ws.store, "look"))
         self.folder = ws.search(spec.pipeline, ds, self._key())
 
@@ -143,6 +150,9 @@ class Tuner:
                 study.set_user_attr("as_it_is", _packed(first))
                 self._on_trial(first)
             while (number := len(study.get_trials(deepcopy=False, states=_OVER))) < search.trials:
+                if search.total_seconds is not None and _seconds(study) >= search.total_seconds:
+                    log.info("%d trials took the %g seconds that there were", number, search.total_seconds)
+                    break
                 self._next(study, number)
             return self._result(study)
 
@@ -154,7 +164,7 @@ class Tuner:
         return fingerprint(
             {
                 "version": 1,
-                "search": search.model_dump(mode="json", exclude={"trials"}),
+                "search": search.model_dump(mode="json", exclude={"trials", "total_seconds"}),
                 "model": spec.model.model_dump(mode="json"),
                 "train": spec.train.model_dump(mode="json", include={*FINGERPRINTED, "rank_group", "rank_k"}),
                 "dataset": self._features.output("dataset").version,
@@ -168,7 +178,7 @@ class Tuner:
             storage=f"sqlite:///{(self.folder / 'study.db').local_path()}",
             study_name="search",
             load_if_exists=True,
-            direction="minimize" if self.search.objective == "log_loss" else "maximize",
+            direction="maximize" if self.search.maximizes else "minimize",
         )
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING)):
             study.tell(trial.number, state=TrialState.FAIL)  # a run that was killed; its place is taken anew
@@ -181,14 +191,15 @@ class Tuner:
         study.pruner = (
             optuna.pruners.MedianPruner(n_startup_trials=warmup) if search.prune else optuna.pruners.NopPruner()
         )
-        open_trial = study.ask(distributions(search))
-        values = values_of(search, open_trial.params)
+        open_trial = study.ask(distributions(search, self._spec.model.kind))
+        draw(open_trial, search, self._kinds.__getitem__)
+        values, model = values_of(search, open_trial.params), model_of(open_trial.params)
         try:
             spec = self._spec_of(values)
         except UserError as e:
-            made = Trial(number, "pruned", values, None, {}, 0, 0.0, f"the spec refuses it: {e}")
+            made = Trial(number, "pruned", values, None, {}, 0, 0.0, f"the spec refuses it: {e}", model)
         else:
-            made = self._run_trial(spec, number, values, open_trial)
+            made = replace(self._run_trial(spec, number, values, open_trial), model=model)
         for key, value in _packed(made).items():
             open_trial.set_user_attr(key, value)
         if made.state == "pruned":
@@ -213,7 +224,7 @@ class Tuner:
             meter.reason = str(e).split(". ")[0]
         finally:
             (self.folder / "models").remove_quietly()
-        value = meter.metrics.get(_METRIC[search.objective])
+        value = meter.metrics.get(search.metric)
         over = value is not None and not meter.reason
         return Trial(
             number,
@@ -231,7 +242,9 @@ class Tuner:
         search, train = self.search, spec.train
         schema = features.dataset_schema
         found = find_warm_start(self._ws, spec, self._ds, schema) if train.warm_start and schema else None
-        ranked = search.objective == "ndcg"
+        wanted: dict[str, Any] = {}
+        if search.metric in {m for kind in (ClickMetric, UserMetric, RankingMetric) for m in get_args(kind)}:
+            wanted = {"metrics": [search.metric], "user": train.evaluation.user}
         steps = search.epochs * max(1, min(search.rows, features.rows.get("train", search.rows)) // train.batch_size)
         steps = min(steps, search.steps or steps)
         short = train.model_copy(
@@ -243,8 +256,8 @@ class Tuner:
                 "eval_steps": max(1, -(-steps // search.evaluations)),
                 "checkpoint_steps": _NEVER,
                 "background_checkpoints": False,
-                "rank_group": train.rank_group if ranked else None,
-                "evaluation": Evaluation(),
+                "rank_group": train.rank_group if search.of_lists else None,
+                "evaluation": Evaluation.model_validate(wanted),
             }
         )
         return Job(
@@ -263,9 +276,10 @@ class Tuner:
     def _result(self, study: optuna.Study) -> SearchResult:
         trials = [_unpacked(None, {}, study.user_attrs["as_it_is"])]
         for number, t in enumerate(study.get_trials(states=_OVER)):
-            trials.append(_unpacked(number, values_of(self.search, t.params), t.user_attrs))
+            told = _unpacked(number, values_of(self.search, t.params), t.user_attrs)
+            trials.append(replace(told, model=model_of(t.params)))
         finished = [t for t in trials if t.state == "finished" and t.value is not None]
-        sign = 1 if self.search.objective == "log_loss" else -1
+        sign = -1 if self.search.maximizes else 1
         # The first of equals; the settings as they are come first.
         best = min(finished, key=lambda t: sign * (t.value or 0.0), default=None)
         found = SearchResult(self.folder, tuple(trials), None if best is None or best.number is None else best)
@@ -305,7 +319,7 @@ class _TrialProgress:
     search: Search
     trial: optuna.Trial | None
     forward: OnProgress
-    began: float = field(default_factory=time.perf_counter)
+    began: float = field(default_factory=lambda: time.perf_counter())
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     step: int = 0
     reason: str = ""
@@ -324,8 +338,10 @@ class _TrialProgress:
             return
         self.metrics, self.step = event.metrics, event.step
         self.evaluations += 1
-        at_the_end = self.search.objective == "ndcg"
-        seen = event.metrics["auc" if at_the_end else _METRIC[self.search.objective]]
+        at_the_end = self.search.metric not in _BASIC
+        seen = event.metrics["auc" if at_the_end else self.search.metric]
+        if at_the_end and seen is not None and not self.search.maximizes:
+            seen = -seen  # the study's direction is the objective's
         last = event.step == event.total
         if self.trial is not None and seen is not None and not last:
             self.trial.report(seen, self.evaluations)
@@ -334,6 +350,12 @@ class _TrialProgress:
         late = self.search.seconds is not None and time.perf_counter() - self.began >= self.search.seconds
         if (last or late) and not at_the_end:
             raise _StopTrial
+
+
+def _seconds(study: optuna.Study) -> float:
+    """What the trials took, the first run among them."""
+    over = [study.user_attrs["as_it_is"], *(t.user_attrs for t in study.get_trials(deepcopy=False, states=_OVER))]
+    return sum(float(told["seconds"]) for told in over)
 
 
 def _packed(trial: Trial) -> dict[str, Any]:
