@@ -91,6 +91,28 @@ class FullRanking(Section):
         return [f"{name}_at_{k}_full" for k in self.k for name in ("hr", "ndcg", "recall", "mrr", "map")]
 
 
+class OffPolicy(Section):
+    """What the model would earn as a policy: it chooses the action of each logged row among all that training has seen.
+
+    Of events whose actions were drawn, with a known probability each, such as those of a bandit.
+    """
+
+    #: A carried column: with which probability, above 0, the logging policy chose the row's action.
+    propensity: str
+    #: A categorical feature: the row's action.
+    action: str
+    #: Features that follow from the action alone, such as an item's price; they change with it.
+    action_features: tuple[str, ...] = ()
+    #: A carried column of numbers; null: the label.
+    reward: str | None = None
+    #: softmax: actions with probabilities by logit / temperature; greedy: the action with the highest logit.
+    policy: Literal["softmax", "greedy"] = "softmax"
+    #: softmax: lower is nearer to greedy.
+    temperature: float = Field(default=1.0, gt=0)
+    #: Importance weights are cut off here: less variance, more bias. Null: they are not.
+    max_weight: float | None = Field(default=None, gt=0)
+
+
 class Evaluation(Section):
     """Measured at the end of training, besides auc, log_loss, calibration, base_rate, and HR and NDCG of `rank_group`.
 
@@ -112,13 +134,16 @@ class Evaluation(Section):
     bootstrap: Bootstrap | None = None
     #: Rankings of all items, seen ones left out; null: none.
     full_ranking: FullRanking | None = None
+    #: The value of the model as a policy, by the logged propensities: ips, snips, dm, dr (docs/training.md).
+    off_policy: OffPolicy | None = None
 
     @model_serializer(mode="wrap")
-    def _without_default_ranking(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Fingerprints of specs without full rankings are those from before there were any."""
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fingerprints of specs without these are those from before there were any."""
         dumped: dict[str, Any] = serialize(self)
-        if self.full_ranking is None:
-            dumped.pop("full_ranking", None)
+        for name in ("full_ranking", "off_policy"):
+            if getattr(self, name) is None:
+                dumped.pop(name, None)
         return dumped
 
     def wants(self, *kinds: Any) -> list[str]:

@@ -117,6 +117,9 @@ class Spec(Section):
         if self.train.rank_group and self.train.rank_group not in self.features.carried:
             raise ValueError(f"train.rank_group: '{self.train.rank_group}' must be in features.carried")
         carried = {"train.evaluation.user": self.train.evaluation.user, "train.sample_weight": self.train.sample_weight}
+        if policy := self.train.evaluation.off_policy:
+            where = "train.evaluation.off_policy"
+            carried |= {f"{where}.propensity": policy.propensity, f"{where}.reward": policy.reward}
         if self.baseline:
             carried |= {"baseline.label": self.baseline.label, "baseline.group": self.baseline.group}
         if ranking := self.train.evaluation.full_ranking:

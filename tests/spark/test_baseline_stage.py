@@ -158,11 +158,12 @@ def with_targets(ws: Workspace, manifest: Manifest) -> Manifest:
         dwell = 30 + 10 * table["age"].to_numpy() + 5 * table["click"].to_numpy() + rng.normal(size=len(row))
         table = table.set_column(table.schema.get_field_index("query"), "query", pa.array(row // 20))
         table = table.append_column("dwell", pa.array(dwell, mask=rng.random(len(row)) < 0.1))
+        table = table.append_column("propensity", pa.array(rng.uniform(0.01, 1, len(row))))
         groups = pq.ParquetFile(path).num_row_groups
         pq.write_table(table, path, row_group_size=-(-table.num_rows // groups))
     schema = manifest.dataset_schema
-    dwell_feature = Feature(name="dwell", kind=Kind.CARRIED, dtype="float64")
-    found = manifest.model_copy(update={"dataset_schema": DatasetSchema(features=(*schema.features, dwell_feature))})
+    more = [Feature(name=n, kind=Kind.CARRIED, dtype="float64") for n in ("dwell", "propensity")]
+    found = manifest.model_copy(update={"dataset_schema": DatasetSchema(features=(*schema.features, *more))})
     found.save(ws.manifest(found.pipeline, found.ds, "features"))
     return found
 
@@ -175,9 +176,15 @@ def test_other_objectives_stop_early_and_are_measured_as_the_neural_model_is(
     columns = {c: valid[c].to_numpy() for c in valid.columns}
     evaluation = {"user": "row", "bootstrap": {"replicates": 20}, "slices": {"old": "row >= 1000300"}}
     evaluation["metrics"] = ["pr_auc", "error_rate"]
+    evaluation["off_policy"] = {"propensity": "propensity", "action": "item", "policy": "greedy"}
     train = {"evaluation": evaluation, "rank_group": "query", "rank_k": 5}
-    carried = {"label": "click", "workflow": [], "split": {"by": "position"}, "carried": ["row", "query", "dwell"]}
-    columns_of_table = ["age", "price", "user", "item", "tags", "click", "row", "query", "dwell"]
+    carried = {
+        "label": "click",
+        "workflow": [],
+        "split": {"by": "position"},
+        "carried": ["row", "query", "dwell", "propensity"],
+    }
+    columns_of_table = ["age", "price", "user", "item", "tags", "click", "row", "query", "dwell", "propensity"]
     table = {"columns": [{"name": n} for n in columns_of_table]}
 
     def trained(**baseline: Any) -> tuple[Manifest, Any]:
@@ -229,6 +236,12 @@ def test_other_objectives_stop_early_and_are_measured_as_the_neural_model_is(
     wrong = zero_one_loss(columns["click"], answers > 0.5)
     assert m.facts["metrics"]["error_rate"] == pytest.approx(wrong, abs=1e-12)
     assert {"hr_at_k", "ndcg_at_k"} <= m.facts["metrics"].keys()
+    # As a policy: the best of 38 items for each row.
+    by_item = [two.predict({**columns, "item": np.full(600, i, np.int32)}).astype(float) for i in range(2, 40)]
+    best = np.argmax([np.log(p) - np.log1p(-p) for p in by_item], axis=0) + 2
+    value = ((best == columns["item"]) / columns["propensity"] * columns["click"]).mean()
+    assert m.facts["metrics"]["ips"] == pytest.approx(value, rel=1e-9)
+    assert m.facts["metrics"]["dm"] == pytest.approx(np.max(by_item, axis=0).mean(), rel=1e-9)
     # A code that no row had, one that the vocabulary lacks, and none: each has an answer.
     strange = {c: columns[c][:3].copy() for c in columns}
     strange["item"] = np.array([39, 1, 0], np.int32)

@@ -46,6 +46,7 @@ SETTINGS = {
         "new_user": {"seen": "user"},
     },
     "bootstrap": {"replicates": 20, "seed": 5},
+    "off_policy": {"propensity": "propensity", "action": "item", "temperature": 0.7},
 }
 
 
@@ -56,14 +57,21 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 @pytest.fixture(scope="module")
 def features(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest:
-    """With users in valid that are not in train, a user's rows in `query`, and a split `test`."""
+    """With users in valid that are not in train, a user's rows in `query`, drawn actions, and a split `test`."""
     found = make_dataset(home, train=400, valid=900, rank=40, users=800, groups=16)
     folder = home.locate(found.output("dataset").name).local_path()
-    for path in sorted((folder / "valid").glob("*.parquet")):
+    for path in sorted([*(folder / "valid").glob("*.parquet"), *(folder / "rank").glob("*.parquet")]):
         table = pd.read_parquet(path)
-        table.assign(query=table["user"].astype(np.int64)).to_parquet(path)
+        propensity = 0.01 + np.random.default_rng(0).random(len(table))
+        table["propensity"] = propensity / 1.01
+        if path.parent.name == "valid":
+            table["query"] = table["user"].astype(np.int64)
+        table.to_parquet(path)
     shutil.copytree(folder / "valid", folder / "test")
-    return found
+    assert found.dataset_schema is not None
+    drawn = Feature(name="propensity", kind=Kind.CARRIED, dtype="float64")
+    schema = DatasetSchema(features=(*found.dataset_schema.features, drawn))
+    return found.model_copy(update={"dataset_schema": schema})
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +122,40 @@ def test_metrics_and_slices_are_those_of_the_saved_model(evaluated: tuple[Job, R
         assert low - 0.2 < found["metrics"][name] < high + 0.2, name
     assert {"auc", "log_loss", "gauc"} <= found["intervals"].keys()
     assert report.metrics["pr_auc"] == found["metrics"]["pr_auc"]
+
+
+def test_the_model_as_a_policy_has_the_value_of_plain_sums(evaluated: tuple[Job, Report]) -> None:
+    job, report = evaluated
+    rows = predicted(job, "valid")
+    dataset = job.ws.locate(job.features.output("dataset").name).local_path()
+    files = sorted((dataset / "valid").glob("*.parquet"))
+    w_of_row = dict(pd.concat([pd.read_parquet(f, columns=["row", "propensity"]) for f in files]).to_numpy())
+    training = pd.concat([pd.read_parquet(f) for f in (dataset / "train").glob("*.parquet")])
+    actions = sorted(set(training["item"]) - {0, 1})
+    predictor = load_predictor(job.saved_model)
+    columns = {name: rows[name].to_numpy() for name in rows.columns if name not in ("p", "propensity")}
+    p = np.stack(
+        [predictor.predict({**columns, "item": np.full(len(rows), a, np.int32)}).astype(float) for a in actions], axis=1
+    )
+    odds = (p / (1 - p)) ** (1 / 0.7)
+    share = odds / odds.sum(1, keepdims=True)
+    logged = [share[i, actions.index(a)] if a in actions else 0.0 for i, a in enumerate(rows["item"])]
+    w = np.array(logged) / np.array([w_of_row[r] for r in rows["row"]])
+    y, expected = rows["click"].to_numpy(), (share * p).sum(1)
+    values = {
+        "ips": (w * y).mean(),
+        "snips": (w * y).sum() / w.sum(),
+        "dm": expected.mean(),
+        "dr": (expected + w * (y - rows["p"])).mean(),
+        "logged_value": y.mean(),
+        "effective_sample_size": w.sum() ** 2 / (w * w).sum(),
+    }
+    told = report.evaluation["valid"]
+    assert {name: told["metrics"][name] for name in values} == pytest.approx(values, rel=1e-4)
+    assert values.keys() <= told["intervals"].keys()
+    new_users = next(s for s in told["slices"] if (s["slice"], s["value"]) == ("new_user", "new"))
+    assert new_users["metrics"]["ips"] is not None
+    assert "ips" not in report.evaluation["rank"]["metrics"]
 
 
 def test_the_split_test_is_evaluated_once_and_beside(evaluated: tuple[Job, Report]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,15 +22,18 @@ from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
 from headrace.models.xgboost_model import XGBoostPredictor
 from headrace.schema import DatasetSchema
 from headrace.storage import Location
-from headrace.train.baseline.rows import read_rows, sample_row_groups
+from headrace.train.baseline.rows import Rows, read_rows, sample_row_groups
 from headrace.train.evaluation.bootstrap import F64
 from headrace.train.evaluation.evaluate import Evaluation, Evaluator
+from headrace.train.evaluation.policy import Choices, Policy, ScoreAction
 from headrace.train.evaluation.predictions import Predictions
 from headrace.train.evaluation.ranks import Ranks
 from headrace.train.evaluation.request import Request
 
 #: The split of candidate lists.
 RANK = "rank"
+#: Of probabilities that float32 has as 0 or 1.
+_LARGEST_LOGIT = 100.0
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,10 @@ class EvaluationTask:
         evaluator.count_training_rows(ranks, train)
         if self.group is not None:
             of_lists.count_training_rows(ranks, train)
+        policy = evaluator.policy(ranks, train) if self.objective == "classification" else None
         found: dict[str, Evaluation] = {}
         for split in self.splits:
-            mine = self._predict(split, ranks, predictor)
+            mine = self._predict(split, ranks, predictor, None if split == RANK else policy)
             if split == RANK:
                 found[split] = evaluator.evaluate_lists(ranks, mine)
             elif self.objective == "regression":
@@ -83,7 +87,9 @@ class EvaluationTask:
                     found[f"{split}_lists"] = of_lists.evaluate_lists(ranks, mine)
         return found
 
-    def _predict(self, split: str, ranks: Ranks, predictor: XGBoostPredictor) -> Predictions:
+    def _predict(
+        self, split: str, ranks: Ranks, predictor: XGBoostPredictor, policy: Policy | None = None
+    ) -> Predictions:
         """Every rank's share of a split: row groups r, r + ranks, ..."""
         carried, codes = self.columns(split)
         groups = sample_row_groups(self.dataset, split, self.schema, carried=carried)
@@ -91,8 +97,12 @@ class EvaluationTask:
         scores: list[NDArray[np.float32]] = []
         labels: list[NDArray[np.float32]] = []
         others: dict[str, list[NDArray[Any]]] = {name: [] for name in (*carried, *codes)}
+        choices: list[Choices] = []
         for rows in read_rows(mine, self.schema, self.label, list(others)):
             scores.append(predictor.predict(rows.features))
+            if policy is not None:
+                logged = rows.others[policy.actions.feature].astype(np.int64)
+                choices.append(policy.choose(logged, _scorer(predictor, rows)))
             labels.append(rows.labels)
             for name, column in rows.others.items():
                 others[name].append(column)
@@ -101,6 +111,7 @@ class EvaluationTask:
             _joined(labels, np.float32),
             {name: _joined(others[name], object) for name in carried},
             {name: _joined(others[name], np.int64).astype(np.int64) for name in codes},
+            choices=None if policy is None else Choices.concat(choices),
         )
 
 
@@ -150,6 +161,19 @@ def _ranks_of_tasks() -> Iterator[Ranks]:
     host = addresses[0].rsplit(":", 1)[0]
     with gloo_ranks(context.partitionId(), len(addresses), host, context.allGather) as collective:
         yield Ranks(collective)
+
+
+def _scorer(predictor: XGBoostPredictor, rows: Rows) -> ScoreAction:
+    """The logits of rows with other values of some features."""
+
+    def score(values: Mapping[str, Any]) -> F64:
+        changed = {name: np.full_like(rows.features[name], value) for name, value in values.items()}
+        p = predictor.predict({**rows.features, **changed}).astype(np.float64)
+        with np.errstate(divide="ignore"):
+            found: F64 = np.clip(np.log(p) - np.log1p(-p), -_LARGEST_LOGIT, _LARGEST_LOGIT)
+        return found
+
+    return score
 
 
 def _as_they_are(scores: NDArray[Any]) -> F64:

@@ -15,6 +15,8 @@ from headrace.schema import Feature
 from headrace.train.evaluation.bootstrap import F64, Bootstrap
 from headrace.train.evaluation.catalogue import COVERAGE, Occurrences, catalogue_metrics, count_occurrences
 from headrace.train.evaluation.click import BASIC, OF_PROBABILITIES, Probability, click_metrics, value_of
+from headrace.train.evaluation.off_policy import off_policy_metrics
+from headrace.train.evaluation.policy import Policy, find_actions
 from headrace.train.evaluation.predictions import Predictions
 from headrace.train.evaluation.ranking import RankedLists, full_name, ranked_lists, ranking_metrics
 from headrace.train.evaluation.ranks import I64, Ranks
@@ -96,6 +98,17 @@ class Evaluator:
         names = {*item, *self._request.seen.values()}
         self._occurrences = count_occurrences(ranks, layout, self._schema, sorted(names))
 
+    def policy(self, ranks: Ranks, layout: SplitLayout) -> Policy | None:
+        """The model as a policy over the actions of the split `train`; None where nobody asks. Collective.
+
+        Raises:
+            UserError: see `find_actions`.
+        """
+        request = self._request
+        if request.policy is None or request.action is None:
+            return None
+        return Policy(request.policy, find_actions(ranks, layout, request.action, request.action_features))
+
     def evaluate(self, ranks: Ranks, predictions: Predictions) -> Evaluation:
         """All metrics of rows. Collective.
 
@@ -122,9 +135,34 @@ class Evaluator:
                 tables, user_metrics(ranks, rows, dimensions=dimensions, bootstrap=draws), strict=True
             ):
                 table |= {name: of_users[name] for name in of_users_wanted}
+        if predictions.choices is not None:
+            for table, values in zip(tables, self._of_policy(ranks, predictions, rows, dimensions), strict=True):
+                table |= values
         metrics, intervals, slices = self._told(tables, [of.rows for of in found], dimensions)
         bins = [asdict(b) for b in found[0].bins[0]] if self._probability else []
         return Evaluation(found[0].rows[0], metrics, bins, intervals, slices, _replicates(tables[0]))
+
+    def _of_policy(
+        self, ranks: Ranks, predictions: Predictions, rows: ScoredRows, dimensions: Sequence[Dimension]
+    ) -> list[dict[str, F64]]:
+        """The values of the model as a policy."""
+        policy, schema = self._request.policy, self._schema
+        assert policy is not None
+        assert predictions.choices is not None
+        carried = predictions.carried
+        reward = predictions.labels if policy.reward is None else carried[schema.carried_name(policy.reward)]
+        return off_policy_metrics(
+            ranks,
+            predictions.choices,
+            carried[schema.carried_name(policy.propensity)],
+            np.asarray(reward, np.float64),
+            (self._probability or sigmoid)(predictions.logits),
+            max_weight=policy.max_weight,
+            users=rows.users,
+            slices=rows.slices,
+            dimensions=dimensions,
+            bootstrap=self._bootstrap,
+        )
 
     def evaluate_regression(self, ranks: Ranks, predictions: Predictions) -> Evaluation:
         """Errors of predicted numbers. Collective; raises as `evaluate`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ from headrace.dataset.loader.loaders import EvalLoader
 from headrace.dataset.parquet.layout import SplitLayout
 from headrace.models.categorical import CategoricalBatch
 from headrace.schema import DatasetSchema, Kind
+from headrace.train.evaluation.policy import Choices, Policy, ScoreAction
 from headrace.train.evaluation.predictions import Predictions
 from headrace.train.evaluation.rows import F32
 from headrace.train.micro_batch import MicroBatch
@@ -39,6 +41,7 @@ def predict_split(
     carried: Sequence[str] = (),
     codes: Sequence[str] = (),
     tasks: TaskLabels | None = None,
+    policy: Policy | None = None,
 ) -> Predictions:
     """Predict every row of a split once, over all ranks. Collective: every rank calls it.
 
@@ -46,6 +49,7 @@ def predict_split(
         carried: carried columns to bring along.
         codes: categorical features of one code a row, to bring along.
         tasks: the labels of further tasks, whose outputs are brought along; None: the model's logits alone.
+        policy: what the model chooses as one is predicted, too: each batch once more for each action.
 
     Raises:
         UserError: a damaged file, or a label that is none.
@@ -59,12 +63,16 @@ def predict_split(
     columns: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in (*carried, *codes)}
     outputs: dict[str, list[F32]] = {name: [] for name in names}
     targets: dict[str, list[F32]] = {name: [] for name in names}
+    choices: list[Choices] = []
     with EvalLoader(layout, schema, collective.world, batch_size=batch_size, streams=streams, carried=read) as source:
         with torch.no_grad():  # not inference_mode: its tensors cannot be sent by Horovod's thread
             for batch in source:
                 rows = MicroBatch.of(batch, labels=tasks)
                 found = model.outputs_of(rows.continuous, rows.categorical)
                 logits.append(found["logits"].float().cpu().numpy())
+                if policy is not None:
+                    logged = batch.codes[:, scalars.index(policy.actions.feature)].copy()
+                    choices.append(policy.choose(logged, _scorer(model, rows, schema)))
                 for name in names:
                     outputs[name].append(found[name].float().cpu().numpy())
                     targets[name].append(rows.targets[name].numpy())
@@ -82,7 +90,26 @@ def predict_split(
         {name: _joined(columns[name], np.int64) for name in codes},
         {name: _joined(parts, np.float32) for name, parts in outputs.items()},
         {name: _joined(parts, np.float32) for name, parts in targets.items()},
+        choices=None if policy is None else Choices.concat(choices),
     )
+
+
+def _scorer(model: Model, rows: MicroBatch, schema: DatasetSchema) -> ScoreAction:
+    """The logits of rows with other values of some features."""
+    continuous, codes = rows.continuous.clone(), rows.categorical.codes.clone()
+    categorical = replace(rows.categorical, codes=codes)
+    numbers = [name for f in schema.of(Kind.CONTINUOUS) for name in f.physical]
+    scalars = [f.name for f in schema.of(Kind.CATEGORICAL) if not f.is_list]
+
+    def score(values: Mapping[str, Any]) -> F32:
+        for name, value in values.items():
+            if name in scalars:
+                codes[:, scalars.index(name)] = value
+            else:
+                continuous[:, numbers.index(name)] = value
+        return model.outputs_of(continuous, categorical)["logits"].float().cpu().numpy()
+
+    return score
 
 
 def _joined(parts: Sequence[npt.NDArray[Any]], empty: npt.DTypeLike) -> npt.NDArray[Any]:

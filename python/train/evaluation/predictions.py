@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.train.evaluation.policy import Choices
 from headrace.train.evaluation.ranks import I64
 from headrace.train.evaluation.rows import F32
 
@@ -20,6 +21,7 @@ class Predictions:
     Of further tasks (`train.tasks`) outputs and targets float32 [n], NaN where a row is none of the task's.
 
     In place of logits there may be any scores of which the evaluation's `probability` makes probabilities.
+    choices: what the model as a policy would choose, where `train.evaluation.off_policy` asks for it.
     """
 
     logits: F32
@@ -28,6 +30,7 @@ class Predictions:
     codes: Mapping[str, I64] = field(default_factory=dict)
     outputs: Mapping[str, F32] = field(default_factory=dict)
     targets: Mapping[str, F32] = field(default_factory=dict)
+    choices: Choices | None = None
 
     def of_task(self, task: str) -> Predictions:
         """A further task's rows, with its outputs in place of the logits and its labels."""

@@ -42,6 +42,17 @@ class Request:
             if slice_.seen is not None
         }
 
+        self.policy = settings.off_policy
+        #: What the model chooses among, and the features that follow from it.
+        self.action: Feature | None = None
+        self.action_features: tuple[Feature, ...] = ()
+        if self.policy is not None:
+            where = f"{where}.off_policy"
+            self.action = coded_feature(schema, self.policy.action, f"{where}.action")
+            self.action_features = tuple(
+                scalar_feature(schema, name, f"{where}.action_features") for name in self.policy.action_features
+            )
+
     @property
     def is_basic(self) -> bool:
         """Whether nothing is asked for besides the basic metrics."""
@@ -50,7 +61,11 @@ class Request:
     def carried(self, lists: bool = False) -> list[str]:
         """Carried columns that predictions need; `lists`: of the split `rank`."""
         key = self.group if lists else self.user
-        return list(dict.fromkeys([*([] if key is None else [key]), *self.sliced_by()]))
+        columns = self.sliced_by()
+        if self.policy is not None and not lists:
+            asked = (self.policy.propensity, self.policy.reward)
+            columns += [self.schema.carried_name(c) for c in asked if c is not None]
+        return list(dict.fromkeys([*([] if key is None else [key]), *columns]))
 
     def sliced_by(self) -> list[str]:
         """Carried columns that slices look at."""
@@ -78,7 +93,8 @@ class Request:
     def codes(self, lists: bool = False) -> list[str]:
         """Features whose codes predictions need."""
         item = [self.item.name] if lists and self.item is not None else []
-        return list(dict.fromkeys([*item, *self.seen.values()]))
+        action = [self.action.name] if not lists and self.action is not None else []
+        return list(dict.fromkeys([*item, *action, *self.seen.values()]))
 
 
 def parse_slice(name: str, text: str, schema: DatasetSchema) -> RowExpression:
@@ -98,6 +114,24 @@ def parse_slice(name: str, text: str, schema: DatasetSchema) -> RowExpression:
             f"(headrace reference: lambda)"
         )
     return found
+
+
+def scalar_feature(schema: DatasetSchema, name: str, where: str) -> Feature:
+    """A feature of one number or code a row.
+
+    Args:
+        where: the key of the spec that names it.
+
+    Raises:
+        UserError: there is none of this name, or it is a list or of raw ids.
+    """
+    features = [*schema.of(Kind.CONTINUOUS), *schema.of(Kind.CATEGORICAL)]
+    known = {f.name: f for f in features if not f.is_list and not f.dynamic}
+    if name not in known:
+        raise UserError(
+            f"{where}: '{name}' is no feature with one value a row; there are: {', '.join(known) or 'none'}"
+        )
+    return known[name]
 
 
 def coded_feature(schema: DatasetSchema, name: str, where: str) -> Feature:

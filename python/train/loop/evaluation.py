@@ -14,6 +14,7 @@ from headrace.storage import Location
 from headrace.train.evaluation.click import BASIC
 from headrace.train.evaluation.evaluate import Evaluation, Evaluator, evaluate_basic
 from headrace.train.evaluation.full_ranker import FullRanker
+from headrace.train.evaluation.policy import Policy
 from headrace.train.evaluation.predict import predict_split
 from headrace.train.evaluation.predictions import Predictions
 from headrace.train.evaluation.ranks import Ranks
@@ -86,11 +87,12 @@ class Evaluations:
             carried = self._labels.beside(request.carried())
             splits[TEST] = open_split(self._dataset, TEST, self._model.schema, carried)
         evaluator.count_training_rows(self._ranks, layout)
+        policy = evaluator.policy(self._ranks, layout)
         for name, split in splits.items():
             if name == "valid" and last is not None and request.is_basic:
                 found[name] = replace(last, metrics={m: last.metrics[m] for m in BASIC})
                 continue
-            predictions = self._predict(split, request.carried(), request.codes(), self._labels)
+            predictions = self._predict(split, request.carried(), request.codes(), self._labels, policy)
             found[name] = evaluate_tasks(evaluator, request, self._ranks, predictions)
         rows = {name: of.rows for name, of in found.items()}
         if self._train.rank_group is not None:
@@ -116,6 +118,7 @@ class Evaluations:
         carried: Sequence[str] = (),
         codes: Sequence[str] = (),
         tasks: TaskLabels | None = None,
+        policy: Policy | None = None,
     ) -> Predictions:
         self._model.eval()
         return predict_split(
@@ -128,4 +131,5 @@ class Evaluations:
             carried=carried,
             codes=codes,
             tasks=tasks,
+            policy=policy,
         )

@@ -1,0 +1,137 @@
+"""The model as a policy: what it would choose in the place of each logged row's action."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+
+from headrace.config.evaluation import OffPolicy
+from headrace.dataset.parquet.layout import SplitLayout
+from headrace.errors import UserError
+from headrace.schema import Feature
+from headrace.train.evaluation.bootstrap import F64
+from headrace.train.evaluation.ranks import I64, Ranks
+from headrace.train.evaluation.rows import sigmoid
+
+#: Values by feature -> logits float [n] of some rows, as if each had these.
+ScoreAction = Callable[[Mapping[str, Any]], npt.NDArray[Any]]
+_NONE = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Actions:
+    """What there is to choose from: codes int64 [A] of a feature, ascending; its other features' values, [A] each."""
+
+    feature: str
+    codes: I64
+    features: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+    def values(self, code: int) -> dict[str, Any]:
+        """What a row has if the action is its own: the features' values, the action's code among them."""
+        place = int(np.searchsorted(self.codes, code))
+        return {self.feature: code} | {name: values[place].item() for name, values in self.features.items()}
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Of rows: the policy's probability of the logged action, and the reward that the model expects of the policy.
+
+    chosen, expected: float64 [n]. A logged action that the policy does not know has the probability 0.
+    """
+
+    chosen: F64
+    expected: F64
+
+    @staticmethod
+    def concat(parts: Sequence[Choices]) -> Choices:
+        """The rows of some, one after the other."""
+        if not parts:
+            return Choices(np.empty(0), np.empty(0))
+        return Choices(np.concatenate([p.chosen for p in parts]), np.concatenate([p.expected for p in parts]))
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How actions are chosen, and among which."""
+
+    settings: OffPolicy
+    actions: Actions
+
+    def choose(self, logged: I64, score: ScoreAction) -> Choices:
+        """What the policy does in the place of some rows.
+
+        All actions are scored one after the other: there are A scores a row, of so many rows as there are here.
+
+        Args:
+            logged: codes of the rows' own actions, int64 [n].
+            score: the model. Collective where the model is: called once for each action, in order.
+        """
+        actions = self.actions
+        logits = np.stack([np.asarray(score(actions.values(code)), np.float64) for code in actions.codes.tolist()], 1)
+        if self.settings.policy == "greedy":
+            share = np.zeros_like(logits)
+            share[np.arange(len(logits)), logits.argmax(1)] = 1.0  # of equal ones the first
+        else:
+            scaled = logits / self.settings.temperature
+            share = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+            share /= share.sum(axis=1, keepdims=True)
+        place = np.searchsorted(actions.codes, logged).clip(max=len(actions.codes) - 1)
+        known = actions.codes[place] == logged
+        chosen = np.where(known, share[np.arange(len(logged)), place], 0.0)
+        return Choices(chosen, (share * sigmoid(logits)).sum(1))
+
+
+def find_actions(ranks: Ranks, train: SplitLayout, action: Feature, features: Sequence[Feature]) -> Actions:
+    """The known actions of the split `train`, each rank in its share of the row groups. Collective.
+
+    Raises:
+        UserError: a feature differs among the rows of an action; all ranks raise it.
+    """
+    size = action.cardinality or 0
+    # Of each code: the place of its first row, and the bits of its features there.
+    mine = np.full((size, 1 + len(features)), _NONE, np.int64)
+    differ = np.zeros(len(features), np.int64)
+    known = np.arange(size) >= action.first_code
+    world = ranks.world
+    for group in train.row_groups[world.rank :: world.size]:
+        with pq.ParquetFile(group.path.local_path()) as file:
+            table = file.read_row_group(group.index, columns=[action.name, *(f.name for f in features)])
+        codes = table[action.name].to_numpy().astype(np.int64)
+        found, first = np.unique(codes, return_index=True)
+        bits = np.stack([_bits(table[f.name].to_numpy()) for f in features], axis=1) if features else None
+        new = mine[found, 0] == _NONE
+        mine[found[new], 0] = group.piece * 2**32 + first[new]
+        if bits is not None:
+            mine[found[new], 1:] = bits[first[new]]
+            differ += ((bits != mine[codes, 1:]) & known[codes, None]).sum(0)
+    told = ranks.gather(mine)
+    winner = told[:, :, 0].argmin(0)
+    best = told[winner, np.arange(size)] if size else mine
+    there = (told[:, :, 0] != _NONE) & known
+    differ = ranks.add_up(differ) + ((told[:, :, 1:] != best[:, 1:]) & there[:, :, None]).sum((0, 1))
+    if bad := [f.name for f, n in zip(features, differ.tolist(), strict=True) if n]:
+        raise UserError(
+            f"train.evaluation.off_policy.action_features: '{bad[0]}' differs among rows with the same "
+            f"'{action.name}', so it does not follow from the action; leave it out"
+        )
+    codes = np.flatnonzero((best[:, 0] != _NONE) & known)
+    if not len(codes):
+        raise UserError(f"train.evaluation.off_policy: no row of the split 'train' has a known '{action.name}'")
+    values = {f.name: _values(best[codes, 1 + i], f.dtype) for i, f in enumerate(features)}
+    return Actions(action.name, codes, values)
+
+
+def _bits(values: npt.NDArray[Any]) -> I64:
+    """Numbers as whole numbers that are equal where these are; NaN is NaN."""
+    if values.dtype.kind != "f":
+        return values.astype(np.int64)
+    return values.astype(np.float32).view(np.int32).astype(np.int64)
+
+
+def _values(bits: I64, dtype: str) -> npt.NDArray[Any]:
+    return bits.astype(np.int32).view(np.float32) if dtype.startswith("float") else bits
