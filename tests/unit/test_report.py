@@ -165,6 +165,32 @@ def test_hostile_text_stays_text() -> None:
     assert evil in Checker(html).words
 
 
+def test_tasks_have_tables_of_their_own() -> None:
+    manifests = make_manifests()
+    train = manifests["train"]
+    of_task = {
+        "rows": 1_234,
+        "metrics": {"auc": 0.6123},
+        "intervals": {"auc": [0.6011, 0.6222]},
+        "slices": [{"slice": "device", "value": "tv", "rows": 12, "metrics": {"auc": 0.5999}, "intervals": {}}],
+    }
+    metrics = {**train.facts["metrics"], "auc.purchase": 0.6123}
+    told = {"rows": 5_000, "metrics": metrics, "intervals": {}, "slices": [], "tasks": {"purchase": of_task}}
+    facts_ = {**train.facts, "metrics": metrics, "evaluation": {"valid": told}}
+    manifests["train"] = train.model_copy(update={"facts": facts_})
+    words = Checker(page(make_day(manifests))).words
+    for text in (
+        "AUC of purchase",
+        "Metrics of the validation split, task purchase",
+        "Slices of the validation split, task purchase",
+        "[0.6011, 0.6222]",
+        "1,234",
+        "0.5999",
+    ):
+        assert text in words, text
+    assert words.count("AUC of purchase") == 1  # beside the other metrics of the model
+
+
 def test_slices_and_intervals_are_shown_where_they_were_asked_for() -> None:
     manifests = make_manifests()
     assert 'id="evaluation"' not in page(make_day(manifests))

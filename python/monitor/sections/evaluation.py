@@ -31,15 +31,27 @@ def evaluation(day: Day) -> Section:
     for split in dict.fromkeys(str(split) for told in of_models.values() for split in told):
         found = {name: facts.mapping(told[split]) for name, told in of_models.items() if split in told}
         title = _SPLITS.get(split, split)
-        blocks.append(_overall(found, title))
-        if any(facts.records(told.get("slices")) for told in found.values()):
-            blocks.append(_slices(found, title))
+        blocks += _of_rows(found, title)
+        tasks = {name: facts.mapping(told.get("tasks")) for name, told in found.items()}
+        for task in dict.fromkeys(str(task) for told in tasks.values() for task in told):
+            of_task = {name: facts.mapping(told[task]) for name, told in tasks.items() if task in told}
+            blocks += _of_rows(of_task, f"{title}, task {task}")
     return Section("evaluation", "Evaluation by slice", tuple(blocks))
+
+
+def _of_rows(found: _Told, title: str) -> list[Block]:
+    """All rows, and their slices where there are any."""
+    sliced = any(facts.records(told.get("slices")) for told in found.values())
+    return [_overall(found, title), *([_slices(found, title)] if sliced else [])]
 
 
 def _overall(found: _Told, title: str) -> Table:
     """A row for each metric; a column for each model, and its intervals."""
-    metrics = {name: facts.mapping(told.get("metrics")) for name, told in found.items()}
+    # `<metric>.<task>` stands in the task's own table.
+    metrics = {
+        name: {m: v for m, v in facts.mapping(told.get("metrics")).items() if "." not in str(m)}
+        for name, told in found.items()
+    }
     rows: list[tuple[Cell | str, ...]] = []
     for metric in _names(metrics.values()):
         cells = []

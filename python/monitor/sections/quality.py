@@ -82,8 +82,10 @@ _METRICS = {
 
 
 def metric_name(name: str) -> str:
-    """A metric for people."""
-    return _METRICS.get(name, name.replace("_", " "))
+    """A metric for people; `auc.purchase` is one of a task (`train.tasks`)."""
+    metric, _, task = name.partition(".")
+    shown = _METRICS.get(metric, metric.replace("_", " "))
+    return f"{shown} of {task}" if task else shown
 
 
 def _bins(value: Any) -> list[tuple[float, float, float]]:
