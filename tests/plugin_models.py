@@ -101,8 +101,10 @@ class Interests(nn.Module):
         return clicks + self.shares * (of_all + (outputs["queries"] @ others.T).square().sum() / len(others))
 
 
-class Compared(nn.Module):
-    """A factorisation whose loss compares a row's item with drawn ones, by how likely these are drawn."""
+class Drawn(nn.Module):
+    """A factorisation that scores drawn items, too."""
+
+    item = "item"
 
     def __init__(self, features: InputFeatures, dim: int = 4) -> None:
         super().__init__()
@@ -117,6 +119,10 @@ class Compared(nn.Module):
         user, drawn = self.scale * inputs.embedding("user"), inputs.embedding("drawn")
         others = user @ drawn.T if drawn.ndim == 2 else (drawn @ user.unsqueeze(2)).squeeze(2)
         return {"logits": (user * inputs.embedding("item")).sum(dim=1), "negatives": others}
+
+
+class Compared(Drawn):
+    """Its loss compares a row's item with drawn ones, by how likely these are drawn."""
 
     def loss(self, outputs: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
         item = inputs.ids("item")

@@ -14,6 +14,7 @@ from headrace.config.evaluation import Bootstrap, Evaluation, FullRanking, Slice
 from headrace.config.features import Chain, Features, OpSpec, Split
 from headrace.config.generate import Generate
 from headrace.config.load import build_spec, load_overlay, load_spec
+from headrace.config.loss import Loss
 from headrace.config.model import Model
 from headrace.config.named_source import NamedSource
 from headrace.config.publish import Entity, Publish, Score, Warehouse
@@ -61,6 +62,7 @@ __all__ = [
     "Generate",
     "KnownAfter",
     "LandingSource",
+    "Loss",
     "Model",
     "ModelVariant",
     "NamedSource",

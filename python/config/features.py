@@ -132,8 +132,10 @@ _ROWWISE = ("filter", "dropna", "rename", "lambda")
 class Features(Section):
     """From the events table to the dataset."""
 
-    #: 0/1 column.
+    #: 0/1 column, or of numbers.
     label: str
+    #: What labels may be: 0 and 1, or any numbers, which `model.loss: squared_error` learns to predict.
+    label_type: Literal["binary", "number"] = "binary"
     #: Chains of operators: columns to features.
     workflow: tuple[Chain, ...]
     #: Which rows train and which validate.
@@ -156,6 +158,14 @@ class Features(Section):
     engine: Literal["auto", "spark", "arrow"] = "auto"
     #: Files by day, of which the next day's dataset takes over those whose rows are the same.
     append: Annotated[Append | None, BeforeValidator(_append)] = None
+
+    @model_serializer(mode="wrap")
+    def _without_default_label_type(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fingerprints of specs with labels of 0 and 1 are those from before there were others."""
+        dumped: dict[str, Any] = serialize(self)
+        if self.label_type == "binary":
+            dumped.pop("label_type", None)
+        return dumped
 
     @model_validator(mode="after")
     def _append_fits(self) -> Features:

@@ -14,6 +14,7 @@ from pydantic import (
     model_validator,
 )
 
+from headrace.config.loss import Loss
 from headrace.config.model_args import MODEL_ARGS
 from headrace.config.section import Section
 from headrace.plugins import faults_of
@@ -43,6 +44,8 @@ class Model(Section):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     #: How the vectors of a list become one.
     pooling: Literal["sum", "mean", "max"] = "sum"
+    #: What training minimises, where the class has no loss of its own; null: the class's own, else bce.
+    loss: Loss | None = None
 
     @model_validator(mode="after")
     def _settings_of_the_class(self) -> Model:
@@ -74,6 +77,8 @@ class Model(Section):
         found: dict[str, Any] = serialize(self)
         for name in ("args",) if self.kind == "dlrm" else _OF_DLRM:
             found.pop(name, None)
+        if self.loss is None:
+            found.pop("loss", None)
         return found
 
 

@@ -128,6 +128,7 @@ class Spec(Section):
             if asked and asked not in self.features.carried:
                 raise ValueError(f"{key}: '{asked}' must be in features.carried")
         self._check_tasks()
+        self._check_loss()
         b = self.baseline
         if b and b.objective == "ranking" and not (b.group or self.train.rank_group):
             raise ValueError("baseline.objective is 'ranking': name the carried column of its lists, baseline.group")
@@ -155,6 +156,20 @@ class Spec(Section):
             raise ValueError(f"train.search.objective is '{search.objective}', but train.rank_group is not set")
         if search.metric in get_args(UserMetric) and self.train.evaluation.user is None:
             raise ValueError(f"train.search.objective is '{search.objective}': name a carried column, evaluation.user")
+
+    def _check_loss(self) -> None:
+        """Labels and loss fit each other, and a list's column is carried."""
+        loss, kind = self.model.loss, self.model.kind
+        if loss is not None and loss.group and loss.group not in self.features.carried:
+            raise ValueError(f"model.loss.group: '{loss.group}' must be in features.carried")
+        is_number = loss is not None and loss.predicts == "number"
+        if self.features.label_type == "number" and not is_number and (loss is not None or ":" not in kind):
+            raise ValueError(
+                f"features.label_type is 'number', and model.loss is {loss.kind if loss else 'bce'}: set model.loss to "
+                f"squared_error, or take a class of your own with a loss of such labels"
+            )
+        if self.publish and is_number and self.score and self.score.model != "baseline":
+            raise ValueError("publish takes probabilities, and model.loss squared_error predicts numbers: leave it out")
 
     def _check_tasks(self) -> None:
         """Labels of tasks are carried, no feature is made of one, and what is scored is one."""

@@ -98,6 +98,7 @@ class Inputs:
         all_gather: concatenates the ranks' tensors [B_r, ...] in their order, with gradients; None: there is one rank.
         rank: of all_gather's ranks, this one.
         log_share: by feature and among what: `log_q` of all codes, float32 [cardinality].
+        lists: which list each row is of, int64 [B].
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class Inputs:
         all_gather: Callable[[Tensor], Tensor] | None = None,
         rank: int = 0,
         log_share: Callable[[str, ShareOf], Tensor] | None = None,
+        lists: Tensor | None = None,
     ) -> None:
         self.features = features
         self.continuous = continuous
@@ -131,6 +133,7 @@ class Inputs:
         self._targets = targets or {}
         self._all_gather = all_gather
         self._log_share = log_share
+        self._lists = lists
         #: This rank, of those whose rows `all_gather` puts together.
         self.rank = rank
 
@@ -188,6 +191,17 @@ class Inputs:
         if self._negatives is None:
             raise UserError("the model's loss compares with drawn items: set train.negatives with `as: candidates`")
         return self._negatives
+
+    @property
+    def lists(self) -> Tensor:
+        """Which list each row is of (`model.loss.group`): int64 [B], equal of the rows of one.
+
+        Raises:
+            ValueError: it is not known, as in scoring.
+        """
+        if self._lists is None:
+            raise ValueError("there are no lists: a model may look at them in its loss alone")
+        return self._lists
 
     def log_q(self, feature: str, ids: Tensor, of: ShareOf = "rows") -> Tensor:
         """The logarithm of how likely ids are, float32 of their shape: what logQ correction subtracts from logits.

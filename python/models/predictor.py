@@ -38,7 +38,10 @@ class Predictor(Protocol):
         ...
 
     def predict(self, columns: FeatureColumns) -> NDArray[np.float32]:
-        """float32 probabilities [n] of features by name (continuous float, categorical codes)."""
+        """float32 [n] of features by name (continuous float, categorical codes): probabilities, or predicted numbers.
+
+        Of a model that only orders items, the logistic function of its scores.
+        """
         ...
 
     def predict_tasks(self, columns: FeatureColumns) -> dict[str, NDArray[np.float32]]:
@@ -143,12 +146,12 @@ class _Network:
         self._output = output
 
     def predict(self, columns: FeatureColumns) -> NDArray[np.float32]:
-        """float32 probabilities [n]; see `Predictor.predict`."""
+        """float32 [n]; see `Predictor.predict`."""
         if not row_count(columns):
             return np.empty(0, dtype=np.float32)
         outputs = self._outputs(columns)
         if self._output is None:
-            return self._numbers(self._torch.sigmoid(outputs["logits"]))
+            return self._numbers(self._model.value(outputs["logits"]))
         return self._numbers(self._model.tasks.value(self._output, outputs[self._output]))
 
     def predict_tasks(self, columns: FeatureColumns) -> dict[str, NDArray[np.float32]]:

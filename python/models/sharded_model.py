@@ -24,7 +24,7 @@ from headrace.models.all_gather import all_gather_rows
 from headrace.models.categorical import BatchIds, CategoricalBatch
 from headrace.models.classes import make_network
 from headrace.models.inputs import InputFeatures, Inputs, ShareOf
-from headrace.models.losses.pointwise import binary_cross_entropy
+from headrace.models.losses.spec import spec_loss
 from headrace.models.network_lookups import NetworkLookups
 from headrace.models.tables import lookups_of, model_tables
 from headrace.models.tasks import Tasks
@@ -93,6 +93,10 @@ class ShardedModel(nn.Module):
         network = make_network(model, features, seed) if network is None else network
         tables = model_tables(schema, model, network, None if settings is None else _of_embeddings(settings))
         wanted, dynamic = lookups_of(network), tables.dynamic
+        if model.loss is not None and (self.tasks.names or hasattr(network, "loss")):
+            whose = "train.tasks say the losses" if self.tasks.names else f"'{model.kind}' has a loss of its own"
+            raise UserError(f"model.loss: {whose}; leave it out")
+        self._spec_loss = model.loss or config.Loss()
         self.schema = schema
         self.config = model
         self.seed = seed
@@ -172,6 +176,7 @@ class ShardedModel(nn.Module):
         labels: Tensor | None = None,
         weights: Tensor | None = None,
         targets: Mapping[str, Tensor] | None = None,
+        lists: Tensor | None = None,
     ) -> Inputs:
         """What the network sees; the embeddings' rows begin to travel. Collective."""
         lookups = batch if isinstance(batch, PendingLookups) else self.prepare(batch)
@@ -207,6 +212,7 @@ class ShardedModel(nn.Module):
             all_gather=partial(all_gather_rows, collective=self._collective),
             rank=self._collective.world.rank,
             targets=targets,
+            lists=lists,
             log_share=self.log_share,
         )
 
@@ -217,14 +223,24 @@ class ShardedModel(nn.Module):
         return self.tasks.complete({name: value.float() for name, value in found.items()})
 
     def loss(self, outputs: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
-        """The sum over the batch's rows, []: the network's own, that of the tasks, or the cross-entropy of `logits`."""
+        """The sum over the batch's rows, []: the network's own, that of the tasks, or the one that the spec names."""
         own = getattr(self.network, "loss", None)
         if own is not None:
             total: Tensor = own(outputs, inputs)
             return total
         if self.tasks.names:
             return self.tasks.loss(outputs, inputs)
-        return binary_cross_entropy(outputs["logits"], inputs.labels, inputs.weights)
+        return spec_loss(self._spec_loss, outputs, inputs, getattr(self.network, "item", None))
+
+    @property
+    def predicts(self) -> Literal["probability", "number", "order"]:
+        """What logits mean: see config.Loss; of a network with a loss of its own, what it says, else a probability."""
+        found: Literal["probability", "number", "order"] = getattr(self.network, "predicts", self._spec_loss.predicts)
+        return found
+
+    def value(self, logits: Tensor) -> Tensor:
+        """What logits float32 [B] say: the label's value, or a number in (0, 1), that of a probability or an order."""
+        return logits if self.predicts == "number" else logits.sigmoid()
 
     def begin_step(self, step: int) -> None:
         """Tell a network that wants to know (`begin_step`) which step of training comes, from 1."""

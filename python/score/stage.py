@@ -228,7 +228,7 @@ def _run(ctx: Context, chosen: ScoringModel, spark: SparkSession) -> Result:
                 "name": chosen.output.name,
                 "version": chosen.output.version,
                 "registered": chosen.facts.get("registered"),
-                "auc": chosen.facts["metrics"]["auc"],
+                "auc": chosen.facts["metrics"].get("auc"),
                 "asked": score.model,
                 **({} if score.output is None else {"output": score.output}),
             },

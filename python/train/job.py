@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from headrace import config
 from headrace.manifest import Manifest, fingerprint
 from headrace.storage import Location
-from headrace.train.checkpoint.progress import Monitor
 from headrace.workspace import Workspace
 
 
@@ -96,11 +95,6 @@ class Job(BaseModel):
     def trace(self) -> Location:
         """Profile mode's trace (headrace.train.callbacks.profile)."""
         return self.folder / "trace.json"
-
-    @property
-    def monitor(self) -> Monitor:
-        """What says which evaluation is the best."""
-        return Monitor(self.train.monitor, self.train.monitor_falls)
 
     @property
     def config_fingerprint(self) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 from headrace.dataset.loader.batch import Batch
 from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.models.categorical import CategoricalBatch
+from headrace.train.setup.list_column import ListColumn
 from headrace.train.setup.sample_weight import checked_weights
 from headrace.train.setup.task_labels import TaskLabels
 
@@ -20,7 +21,7 @@ class MicroBatch:
     """Some of this rank's rows of a step: continuous float32 [B, C], categorical features, labels float32 [B].
 
     weights: float32 [B], what each row's loss is multiplied by; None: 1. targets: by task but the first, float32 [B],
-    NaN where a row is none of the task's.
+    NaN where a row is none of the task's. lists: which list each row is of, int64 [B]; None: nothing asks for it.
     """
 
     continuous: Tensor
@@ -28,20 +29,23 @@ class MicroBatch:
     labels: Tensor
     weights: Tensor | None = None
     targets: Mapping[str, Tensor] = field(default_factory=dict)
+    lists: Tensor | None = None
 
     @staticmethod
-    def of(batch: Batch, weight: str | None = None, labels: TaskLabels | None = None) -> MicroBatch:
-        """All rows of a batch, in its memory, with the weights that a carried column holds, and the tasks' labels.
+    def of(
+        batch: Batch, weight: str | None = None, labels: TaskLabels | None = None, lists: ListColumn | None = None
+    ) -> MicroBatch:
+        """All rows of a batch, in its memory, with the weights that a carried column holds, the tasks' labels, lists.
 
         Raises:
             UserError: a weight is no number of at least 0; a label is none.
         """
-        lists = [JaggedTensor(*map(torch.from_numpy, (x.values, x.offsets))) for x in batch.lists.values()]
+        jagged = [JaggedTensor(*map(torch.from_numpy, (x.values, x.offsets))) for x in batch.lists.values()]
         return MicroBatch(
             torch.from_numpy(batch.continuous),
             CategoricalBatch(
                 torch.from_numpy(batch.codes),
-                lists,
+                jagged,
                 None if batch.negatives is None else torch.from_numpy(batch.negatives),
             ),
             torch.from_numpy(batch.labels),
@@ -50,6 +54,7 @@ class MicroBatch:
                 task: torch.from_numpy(target)
                 for task, target in (labels.of(batch.labels, batch.carried) if labels is not None else {}).items()
             },
+            None if lists is None else torch.from_numpy(lists.of(batch.carried)),
         )
 
     def rows(self, start: int, end: int) -> MicroBatch:
@@ -61,6 +66,7 @@ class MicroBatch:
             self.labels[start:end],
             weights,
             {task: x[start:end] for task, x in self.targets.items()},
+            None if self.lists is None else self.lists[start:end],
         )
 
     def pin_memory(self) -> MicroBatch:
@@ -71,4 +77,5 @@ class MicroBatch:
             self.labels.pin_memory(),
             None if self.weights is None else self.weights.pin_memory(),
             {task: x.pin_memory() for task, x in self.targets.items()},
+            None if self.lists is None else self.lists.pin_memory(),
         )

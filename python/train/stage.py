@@ -25,6 +25,7 @@ from headrace.train.evaluation.request import Request
 from headrace.train.job import FINGERPRINTED, Job
 from headrace.train.launch.startup import driver_phase_ends, end_phase
 from headrace.train.result import Report, show_metrics
+from headrace.train.setup.list_column import ListColumn
 from headrace.train.setup.pretrained import PRETRAINED, check_pretrained, find_pretrained
 from headrace.train.setup.sample_weight import carried_weight
 from headrace.train.setup.task_labels import TaskLabels
@@ -178,7 +179,8 @@ def check_dataset(job: Job) -> None:
     if not (dataset / "workflow").is_dir():
         raise UserError(f"dataset {dataset} has no folder 'workflow'; run the features stage again")
     labels = TaskLabels(job.train, schema, job.ds)
-    carried = labels.beside(carried_weight(job.train, schema))
+    lists = ListColumn.asked(job.model, job.train, schema)
+    carried = labels.beside([*carried_weight(job.train, schema), *([] if lists is None else [lists.column])])
     check_streams(open_split(dataset, "train", schema, carried), job.train.streams)
     check_pretrained({part: job.ws.locate(name) for part, name in job.pretrained.items()}, dataset, schema)
     NegativeSampler.of(schema, job.train.negatives)

@@ -186,7 +186,8 @@ def test_warm_start_keeps_what_was_learned(
 ) -> None:
     tomorrow = make_dataset(home, train=2_000, valid=500, users=80, items=45, ds="2026-01-11", seed=1)
     conf = TRAIN.model_copy(update={"epochs": 1, "max_steps": 1})
-    tiny = conf.model_copy(update={k: Optimizer(kind="sgd", learning_rate=1e-12) for k in ("dense", "embeddings")})
+    kinds = {"dense": Optimizer, "embeddings": EmbeddingOptimizer}
+    tiny = conf.model_copy(update={k: made(kind="sgd", learning_rate=1e-12) for k, made in kinds.items()})
     cold = train_local(job_of(home, tomorrow, "cold", conf))
     job = job_of(home, tomorrow, "warm", tiny, warm_start=str(undisturbed[0].saved_model))
     warm = train_local(job)
@@ -211,7 +212,7 @@ def test_warm_start_keeps_a_share_of_adagrads_sums(
     home: Workspace, undisturbed: tuple[Job, Report], make_dataset: Callable[..., Manifest]
 ) -> None:
     tomorrow = make_dataset(home, train=2_000, valid=500, users=80, items=45, ds="2026-01-12", seed=1)
-    still = Optimizer(kind="adagrad", learning_rate=1e-12)
+    still = EmbeddingOptimizer(kind="adagrad", learning_rate=1e-12)
     conf = TRAIN.model_copy(update={"max_steps": 1, "embeddings": still, "warm_decay": 0.25})
     job = job_of(home, tomorrow, "decayed", conf, warm_start=str(undisturbed[0].saved_model))
     train_local(job)

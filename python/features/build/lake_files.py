@@ -99,11 +99,13 @@ def fit_files(
     spark: SparkSession | None,
     pipeline: str,
     base: FittedWorkflow | None = None,
+    label_type: str = "binary",
 ) -> tuple[dict[str, int], FittedWorkflow]:
     """Rows of each split, and what the training rows teach: one pass over the files does both, most often.
 
     Args:
         base: what is taken over, all but vocabularies; None: all is learned.
+        label_type: `features.label_type`.
 
     Raises:
         UserError: as `headrace.features.layout.split.check_rows`.
@@ -112,7 +114,8 @@ def fit_files(
     task = fit.next_task()
     results = files.scan(spark, task)
     counts = files.counts
-    check_counts(rows, counts.rows, counts.null_labels, counts.bad_labels, workflow.label_column, pipeline)
+    bad = counts.bad_labels if label_type == "binary" else 0
+    check_counts(rows, counts.rows, counts.null_labels, bad, workflow.label_column, pipeline)
     while task is not None:
         fit.merge(results)
         task = fit.next_task()

@@ -103,11 +103,13 @@ def build(
     with day_files(ctx, workflow, rows, spark) as files, vocabularies.in_background():
         tick = time.perf_counter()
         if files is None:
-            counts = check_rows(rows, f.label, spec.pipeline)
+            counts = check_rows(rows, f.label, spec.pipeline, f.label_type)
             after("rows")
             fitted = fit(workflow, rows.frame.where(F.col(SPLIT) == "train"), vocabularies, rows.day)
         else:
-            counts, fitted = fit_files(workflow, files, rows, vocabularies, spark, spec.pipeline)
+            counts, fitted = fit_files(
+                workflow, files, rows, vocabularies, spark, spec.pipeline, label_type=f.label_type
+            )
         _LOG.info("rows: %s", ", ".join(f"{rows.describe(s)} {n:,}" for s, n in counts.items()))
         _LOG.info("fit took %.1f s", time.perf_counter() - tick)
         after("fit")
@@ -150,7 +152,9 @@ def append_day(
             )
         tick = time.perf_counter()
         learned = base.fitted if base is not None else None
-        counts, fitted = fit_files(workflow, files, rows, vocabularies, spark, spec.pipeline, learned)
+        counts, fitted = fit_files(
+            workflow, files, rows, vocabularies, spark, spec.pipeline, learned, spec.features.label_type
+        )
         _LOG.info("rows: %s", ", ".join(f"{rows.describe(s)} {n:,}" for s, n in counts.items()))
         _LOG.info("fit took %.1f s", time.perf_counter() - tick)
 

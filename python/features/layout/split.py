@@ -161,11 +161,14 @@ def _by_position(fraction: float, events: DataFrame) -> SplitRows:
     return SplitRows(frame, ("train", "valid"), rule)
 
 
-def check_rows(rows: SplitRows, label: str, pipeline: str) -> dict[str, int]:
+def check_rows(rows: SplitRows, label: str, pipeline: str, label_type: str = "binary") -> dict[str, int]:
     """Count the rows of each split and look at every label.
 
+    Args:
+        label_type: `features.label_type`.
+
     Raises:
-        UserError: a label is null or neither 0 nor 1, or train or valid has no row.
+        UserError: a label is null, or no such one, or train or valid has no row.
     """
     y = col(label).cast("double")
     counted = rows.frame.groupBy(SPLIT).agg(
@@ -176,7 +179,7 @@ def check_rows(rows: SplitRows, label: str, pipeline: str) -> dict[str, int]:
     found = {r[SPLIT]: r for r in counted.collect()}
     null, bad = (sum(r[key] for r in found.values()) for key in ("null", "bad"))
     counts = {split: int(found[split]["rows"]) if split in found else 0 for split in rows.splits}
-    check_counts(rows, counts, null, bad, label, pipeline)
+    check_counts(rows, counts, null, bad if label_type == "binary" else 0, label, pipeline)
     return counts
 
 
@@ -188,7 +191,7 @@ def check_counts(rows: SplitRows, counts: Mapping[str, int], null: int, bad: int
             raise UserError(
                 f"features.label: column '{label}' is {what} in {number} of {total} rows. "
                 f"Let ingest quarantine such rows: `required: true` on the column, and table.expectations.ranges: "
-                f"{{{label}: [0, 1]}}"
+                f"{{{label}: [0, 1]}}" + (", or set features.label_type: number" if bad and not null else "")
             )
     for split in rows.splits:
         if not counts[split]:

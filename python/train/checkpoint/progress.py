@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from headrace.config import Train
+
 
 class Monitor(NamedTuple):
     """The metric that says which evaluation is the best."""
@@ -22,6 +24,20 @@ class Monitor(NamedTuple):
 
 
 LOG_LOSS = Monitor("log_loss", True)
+
+
+def monitor_of(train: Train, predicts: str) -> Monitor:
+    """`train.monitor`. In place of the log loss of a model that predicts numbers rmse, of one that only orders the AUC.
+
+    Args:
+        train: the run's settings.
+        predicts: of the model, see `ShardedModel.predicts`.
+    """
+    if predicts == "number":
+        return Monitor("mae" if train.monitor == "mae" else "rmse", True)
+    if predicts == "order" and train.monitor == LOG_LOSS.metric:
+        return Monitor("auc", False)
+    return Monitor(train.monitor, train.monitor_falls)
 
 
 class Progress(BaseModel):

@@ -68,6 +68,12 @@ def evaluate_basic(ranks: Ranks, predictions: Predictions, probability: Probabil
     return Evaluation(found.rows[0], metrics, [asdict(b) for b in found.bins[0]] if probability else [])
 
 
+def evaluate_errors(ranks: Ranks, predictions: Predictions) -> Evaluation:
+    """Errors of predicted numbers: what the loop looks at while it trains. Collective; raises as `evaluate_basic`."""
+    (found,), counts = regression_metrics(ranks, predictions.logits, predictions.labels)
+    return Evaluation(counts[0][0], {name: value_of(values) for name, values in found.items()})
+
+
 def _meaningful(names: Sequence[str], probability: Probability | None) -> list[str]:
     return [n for n in names if probability is not None or n not in OF_PROBABILITIES]
 

@@ -56,6 +56,8 @@ class GraphedForward:
     def __call__(self, batch: MicroBatch, lookups: PendingLookups) -> Forward:
         if batch.weights is not None:
             self._unsupported = self._unsupported or "train.sample_weight is no part of it"
+        if batch.lists is not None:
+            self._unsupported = self._unsupported or "model.loss.group is no part of it"
         if batch.targets:
             self._unsupported = self._unsupported or "train.tasks is no part of it"
         if self._replay is None and not self._unsupported:

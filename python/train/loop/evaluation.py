@@ -12,12 +12,13 @@ from headrace.dataset.parquet.layout import TEST, SplitLayout, open_split
 from headrace.models.sharded_model import ShardedModel
 from headrace.storage import Location
 from headrace.train.evaluation.click import BASIC
-from headrace.train.evaluation.evaluate import Evaluation, Evaluator, evaluate_basic
+from headrace.train.evaluation.evaluate import Evaluation, Evaluator, evaluate_basic, evaluate_errors
 from headrace.train.evaluation.full_ranker import FullRanker
 from headrace.train.evaluation.policy import Policy
 from headrace.train.evaluation.predict import predict_split
 from headrace.train.evaluation.predictions import Predictions
 from headrace.train.evaluation.ranks import Ranks
+from headrace.train.evaluation.regression import METRICS as ERRORS
 from headrace.train.evaluation.request import Request
 from headrace.train.evaluation.tasks import evaluate_tasks
 from headrace.train.job import Job
@@ -56,7 +57,9 @@ class Evaluations:
         return self._request.is_basic
 
     def while_training(self) -> Evaluation:
-        """The basic metrics of the split `valid`, and `train.monitor`."""
+        """The basic metrics of the split `valid`, and `train.monitor`. Of predicted numbers their errors."""
+        if self._model.predicts == "number":
+            return evaluate_errors(self._ranks, self._predict(self._valid))
         monitor = self._train.monitor
         basic = evaluate_basic(self._ranks, self._predict(self._valid))
         if monitor in basic.metrics:
@@ -90,9 +93,12 @@ class Evaluations:
         policy = evaluator.policy(self._ranks, layout)
         for name, split in splits.items():
             if name == "valid" and last is not None and request.is_basic:
-                found[name] = replace(last, metrics={m: last.metrics[m] for m in BASIC})
+                found[name] = replace(last, metrics={m: x for m, x in last.metrics.items() if m in (*BASIC, *ERRORS)})
                 continue
             predictions = self._predict(split, request.carried(), request.codes(), self._labels, policy)
+            if self._model.predicts == "number":
+                found[name] = evaluator.evaluate_regression(self._ranks, predictions)
+                continue
             found[name] = evaluate_tasks(evaluator, request, self._ranks, predictions)
         rows = {name: of.rows for name, of in found.items()}
         if self._train.rank_group is not None:

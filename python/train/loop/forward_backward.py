@@ -36,7 +36,8 @@ class EagerForward:
         self._model, self._batch_size = model, batch_size
 
     def __call__(self, batch: MicroBatch, lookups: PendingLookups) -> Forward:
-        inputs = self._model.inputs_of(batch.continuous, lookups, batch.labels, batch.weights, batch.targets)
+        given = batch.labels, batch.weights, batch.targets, batch.lists
+        inputs = self._model.inputs_of(batch.continuous, lookups, *given)
         loss = self.loss(inputs)
         return Forward(loss.detach(), lambda: torch.autograd.backward(loss))
 

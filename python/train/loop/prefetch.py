@@ -13,6 +13,7 @@ import torch
 
 from headrace.dataset.loader.batch import Batch
 from headrace.train.micro_batch import MicroBatch
+from headrace.train.setup.list_column import ListColumn
 from headrace.train.setup.task_labels import TaskLabels
 
 
@@ -44,14 +45,15 @@ class CudaCopy:
             labels = pinned.labels.to(self._device, non_blocking=True)
             weights = None if pinned.weights is None else pinned.weights.to(self._device, non_blocking=True)
             targets = {task: x.to(self._device, non_blocking=True) for task, x in pinned.targets.items()}
-            sent = MicroBatch(continuous, pinned.categorical, labels, weights, targets)
+            lists = None if pinned.lists is None else pinned.lists.to(self._device, non_blocking=True)
+            sent = MicroBatch(continuous, pinned.categorical, labels, weights, targets, lists)
             return sent, self._stream.record_event()
 
     def receive(self, sent: tuple[MicroBatch, torch.cuda.Event]) -> MicroBatch:
         batch, copied = sent
         computing = torch.cuda.current_stream(self._device)
         computing.wait_event(copied)  # not for the stream: the next batch is on it already
-        for x in (batch.continuous, batch.labels, batch.weights, *batch.targets.values()):
+        for x in (batch.continuous, batch.labels, batch.weights, batch.lists, *batch.targets.values()):
             if x is not None:
                 x.record_stream(computing)
         return batch
@@ -64,6 +66,7 @@ def prefetch_to_device(
     *,
     weight: str | None = None,
     labels: TaskLabels | None = None,
+    lists: ListColumn | None = None,
 ) -> Iterator[MicroBatch]:
     """The batches, in order.
 
@@ -73,13 +76,14 @@ def prefetch_to_device(
         copy: how they come there; None: as the device needs.
         weight: the carried column of the rows' weights; None: they have none.
         labels: of the tasks; None: there is the dataset's label alone.
+        lists: which rows are a list; None: nothing asks for it.
 
     Raises:
         UserError: a weight is no number of at least 0; a label is none.
     """
     if copy is None and device.type == "cuda":
         copy = CudaCopy(device)
-    tensors = (MicroBatch.of(batch, weight, labels) for batch in batches)
+    tensors = (MicroBatch.of(batch, weight, labels, lists) for batch in batches)
     if copy is None:
         yield from tensors
         return

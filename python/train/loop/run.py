@@ -16,7 +16,7 @@ from headrace.train.callbacks.progress import OnProgress, ProgressEvent, Progres
 from headrace.train.callbacks.tracing import NoOpTracer, Tracer
 from headrace.train.callbacks.watchdog import Watchdog
 from headrace.train.checkpoint.folders import list_steps
-from headrace.train.checkpoint.progress import Progress
+from headrace.train.checkpoint.progress import Progress, monitor_of
 from headrace.train.checkpoint.read import restore, restore_step
 from headrace.train.evaluation.paired import write_replicates
 from headrace.train.evaluation.ranks import Ranks
@@ -27,6 +27,7 @@ from headrace.train.loop.observe import observe_training_rows
 from headrace.train.loop.report import cache_report, dynamic_report, peak_mib
 from headrace.train.loop.trainer import Trainer
 from headrace.train.result import Report
+from headrace.train.setup.list_column import ListColumn
 from headrace.train.setup.pretrained import start_from_pretrained
 from headrace.train.setup.sample_weight import carried_weight
 from headrace.train.setup.state import TrainState, build_state
@@ -59,7 +60,8 @@ def train(
     dataset, schema = job.ws.locate(job.features.output("dataset").name), job.features.dataset_schema
     assert schema is not None
     labels = TaskLabels(job.train, schema, job.ds)
-    read_along = labels.beside(carried_weight(job.train, schema))
+    lists = ListColumn.asked(job.model, job.train, schema)
+    read_along = labels.beside([*carried_weight(job.train, schema), *([] if lists is None else [lists.column])])
     layout = open_split(dataset, "train", schema, read_along)
     state, progress = _restore_or_build(job, schema, layout, collective, watchdog)
     model = state.model
@@ -117,11 +119,12 @@ def train(
     total = best_step = progress.step
     on_progress(ProgressEvent(phase="evaluate", step=total, total=total))
     watchdog.phase = "evaluate"
-    best = progress.best_step(job.monitor)
+    monitor = monitor_of(job.train, model.predicts)
+    best = progress.best_step(monitor)
     if job.train.patience is not None and best is not None and best != progress.step:
         best_step, evaluation = best, None
         if is_chief:
-            log.info("taking the weights of step %d, which had the %s", best_step, job.monitor.best)
+            log.info("taking the weights of step %d, which had the %s", best_step, monitor.best)
         restore_step(job.checkpoints, best_step, model, state.dense, collective, config=job.config_fingerprint)
     # None: other weights than those of the last step; or all steps were taken before this run began.
     found, sizes = evaluations.at_the_end(layout, evaluation)

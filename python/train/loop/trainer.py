@@ -19,7 +19,7 @@ from headrace.comm.base import Collective
 from headrace.dataset.loader.loaders import TrainLoader
 from headrace.embeddings.optim.gradients import NonFiniteGradient
 from headrace.train.callbacks.base import Callback, CallbackList, StepEnd
-from headrace.train.checkpoint.progress import Progress
+from headrace.train.checkpoint.progress import Progress, monitor_of
 from headrace.train.checkpoint.write import CheckpointWriter
 from headrace.train.evaluation.evaluate import Evaluation
 from headrace.train.job import Job
@@ -30,6 +30,7 @@ from headrace.train.loop.lookups import LookupPipeline, micro_batches
 from headrace.train.loop.prefetch import prefetch_to_device
 from headrace.train.optim.schedule import learning_rate
 from headrace.train.result import Stopped, show_metrics
+from headrace.train.setup.list_column import ListColumn
 from headrace.train.setup.sample_weight import carried_weight
 from headrace.train.setup.state import TrainState
 from headrace.train.setup.task_labels import TaskLabels
@@ -69,9 +70,11 @@ class Trainer:
         self._collective, self._evaluate, self._stop_requested = collective, evaluate, stop_requested
         self._callbacks, self._steps_per_epoch = CallbackList(callbacks), source.steps_per_epoch
         model, train, world = state.model, job.train, collective.world
+        self._monitor = monitor_of(train, model.predicts)
         (weight,) = carried_weight(train, model.schema) or (None,)
         labels = TaskLabels(train, model.schema, job.ds)
-        sent = prefetch_to_device(source, model.device, weight=weight, labels=labels)
+        lists = ListColumn.asked(job.model, train, model.schema)
+        sent = prefetch_to_device(source, model.device, weight=weight, labels=labels, lists=lists)
         batches = micro_batches(sent, train.accumulate)
         self.lookups = LookupPipeline(model, batches, self._callbacks, world.local_size < world.size)
         self._forward: ForwardBackward = (
@@ -100,7 +103,7 @@ class Trainer:
         began, seconds_before = time.perf_counter(), progress.seconds
         evaluation = None
         self._state.model.train()
-        while progress.step < self._total_steps and not progress.has_stalled(train.patience, self._job.monitor):
+        while progress.step < self._total_steps and not progress.has_stalled(train.patience, self._monitor):
             with phase("step"):
                 rates = self._learning_rates(progress.step + 1)
                 loss, stop = self._train_step(progress.step + 1, rates)
@@ -121,7 +124,7 @@ class Trainer:
             if progress.step % train.checkpoint_steps == 0 or is_last or may_be_best or stop:
                 with phase("checkpoint"):
                     self._writer.save(
-                        self._state.model, self._state.dense, progress, keep_step=progress.best_step(self._job.monitor)
+                        self._state.model, self._state.dense, progress, keep_step=progress.best_step(self._monitor)
                     )
             self._writer.poll(progress.step)
             if stop and not is_last:
@@ -177,8 +180,10 @@ class Trainer:
 
     def _note_evaluation(self, epoch: int, evaluation: Evaluation) -> None:
         step, metrics = self._progress.step, evaluation.metrics
-        names = dict.fromkeys(("auc", "log_loss", self._job.monitor.metric))
-        self._progress.evals.append({"epoch": epoch, "step": step, **{name: metrics[name] for name in names}})
+        names = ("auc", "log_loss", self._monitor.metric)
+        found: dict[str, float | None] = {"epoch": epoch, "step": step}
+        found |= {name: metrics[name] for name in dict.fromkeys(names) if name in metrics}
+        self._progress.evals.append(found)
         if self._collective.world.is_chief:
             log.info("epoch %d of %d, step %d: %s", epoch, self._job.train.epochs, step, show_metrics(metrics))
         self._callbacks.on_evaluation_end(step, epoch, metrics)

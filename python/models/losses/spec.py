@@ -1,0 +1,140 @@
+"""The loss that a spec names (`model.loss`), of what a network gives by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from headrace import config
+from headrace.errors import UserError
+from headrace.models.inputs import Inputs
+from headrace.models.losses.contrastive import cosine_contrastive
+from headrace.models.losses.pairwise import bpr, lambda_rank, rank_net
+from headrace.models.losses.pointwise import binary_cross_entropy, focal, squared_error
+from headrace.models.losses.softmax import in_batch_softmax, sampled_softmax
+
+
+def spec_loss(settings: config.Loss, outputs: Mapping[str, Tensor], inputs: Inputs, item: str | None = None) -> Tensor:
+    """The sum over the batch's rows, []. Rows have the weights of `Inputs.weights`.
+
+    Args:
+        settings: `model.loss`.
+        outputs: `logits` float32 [B], of each row's item. Of losses over drawn items also `negatives`, float32 [B, n]:
+            the logits (of cosine_contrastive: cosines) of `Inputs.negatives`. Of in_batch_softmax `queries` and
+            `items`, float32 [B, D].
+        inputs: the batch. Rows whose label is not above 0 are no positives, and only their items count.
+        item: the feature that is drawn, or in the batch.
+
+    Raises:
+        UserError: an output that is not there.
+    """
+    logits, labels, weights = outputs["logits"], inputs.labels, inputs.weights
+    if settings.kind == "bce":
+        return binary_cross_entropy(logits, labels, weights)
+    if settings.kind == "focal":
+        return focal(logits, labels, weights, gamma=settings.gamma, alpha=settings.alpha)
+    if settings.kind == "squared_error":
+        return squared_error(logits, labels, weights)
+    if settings.kind in ("rank_net", "lambda_rank"):
+        return _listwise(settings, outputs, inputs)
+    positive = (labels > 0).to(logits.dtype)
+    if weights is not None:
+        positive = positive * weights
+    if settings.kind == "in_batch_softmax":
+        return _in_batch(settings, outputs, inputs, positive, _item(settings, item))
+    negatives, ids = _negatives(settings, outputs), inputs.negatives
+    if settings.hardest is not None:
+        negatives, ids = hardest(negatives, ids, settings.hardest)
+    if settings.kind == "bpr":
+        return bpr(logits, negatives, positive)
+    if settings.kind == "cosine_contrastive":
+        margin, weight = settings.margin, settings.negative_weight
+        return cosine_contrastive(logits, negatives, positive, margin=margin, negative_weight=weight)
+    name = _item(settings, item)
+    own = _ids(inputs, name)
+    log_q = None
+    if settings.log_q:
+        log_q = inputs.log_q(name, own, "negatives"), inputs.log_q(name, ids, "negatives")
+    scale = 1 / settings.temperature
+    hits = ids == own.unsqueeze(1)
+    return sampled_softmax(logits * scale, negatives * scale, positive, log_q=log_q, hits=hits)
+
+
+def hardest(scores: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Of each row's candidates the k with the highest scores now (dynamic negative sampling: Zhang et al., 2013).
+
+    No gradient goes through the choice; of equal scores the first.
+
+    Args:
+        scores: float32 [B, n].
+        ids: int64 [B, n], or [n] of all rows.
+        k: at most n count.
+
+    Returns:
+        Their scores float32 [B, min(k, n)], highest first, and their ids, int64.
+    """
+    order = torch.argsort(scores.detach(), dim=1, descending=True, stable=True)[:, :k]
+    return scores.gather(1, order), ids.expand(scores.shape).gather(1, order)
+
+
+def _listwise(settings: config.Loss, outputs: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
+    logits, labels, weights = outputs["logits"], inputs.labels, inputs.weights
+    if settings.group is not None:
+        order = torch.argsort(inputs.lists, stable=True)
+        logits, labels = logits[order], labels[order]
+        lengths = torch.unique_consecutive(inputs.lists[order], return_counts=True)[1]
+        offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+        if weights is not None:  # a list's is the mean of its rows'
+            weights = torch.segment_reduce(weights[order], "mean", offsets=offsets)
+    else:
+        negatives = _negatives(settings, outputs)
+        beside = torch.zeros_like(negatives)
+        logits = torch.cat([logits.unsqueeze(1), negatives], dim=1).reshape(-1)
+        labels = torch.cat([labels.unsqueeze(1), beside], dim=1).reshape(-1)
+        offsets = torch.arange(inputs.rows + 1, device=logits.device) * (1 + negatives.shape[1])
+    if settings.kind == "rank_net":
+        return rank_net(logits, labels, offsets, weights)
+    return lambda_rank(logits, labels, offsets, weights, k=settings.k)
+
+
+def _in_batch(
+    settings: config.Loss, outputs: Mapping[str, Tensor], inputs: Inputs, weights: Tensor, item: str
+) -> Tensor:
+    """Over the items of all ranks' rows: the same for any number of ranks, but for `train.accumulate`."""
+    for name in ("queries", "items"):
+        if name not in outputs:
+            raise UserError(f"model.loss: in_batch_softmax is of the outputs queries and items; there is no '{name}'")
+    own = _ids(inputs, item)
+    rows = inputs.all_gather(torch.full((1,), inputs.rows, device=own.device))
+    ids, vectors = inputs.all_gather(own), inputs.all_gather(outputs["items"])
+    targets = int(rows[: inputs.rank].sum()) + torch.arange(inputs.rows, device=own.device)
+    log_q = inputs.log_q(item, ids, "rows") if settings.log_q else None
+    return in_batch_softmax(
+        outputs["queries"], vectors, targets, weights, log_q=log_q, item_ids=ids, temperature=settings.temperature
+    )
+
+
+def _negatives(settings: config.Loss, outputs: Mapping[str, Tensor]) -> Tensor:
+    if "negatives" not in outputs:
+        raise UserError(
+            f"model.loss: {settings.kind} compares a row's item with drawn ones, and the model gives no output "
+            f"'negatives', but: {', '.join(outputs)}; take a class that scores train.negatives, or a loss of rows"
+        )
+    return outputs["negatives"]
+
+
+def _item(settings: config.Loss, item: str | None) -> str:
+    if item is None:
+        raise UserError(
+            f"model.loss: {settings.kind} asks which feature is the item; the class has no attribute `item`"
+        )
+    return item
+
+
+def _ids(inputs: Inputs, item: str) -> Tensor:
+    found = inputs.ids(item)
+    if not isinstance(found, Tensor):
+        raise UserError(f"model.loss: the item '{item}' is a list; a row has one item")
+    return found
