@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from headrace.comm.threads import run_ranks
-from headrace.config import Model, Train
+from headrace.config import Model, Train, load_spec
 from headrace.errors import UserError
-from headrace.manifest import Manifest
+from headrace.manifest import Manifest, Output
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import load_model
 from headrace.train.job import Job
 from headrace.train.loop.run import train, train_local
+from headrace.train.setup.pretrained import check_pretrained, find_pretrained
+from headrace.train.stage import Train as TrainStage
 from headrace.workspace import Workspace
 from tests.dataset_support import read_padded
 from tests.train_support import TRAIN, Stopped, assert_same_weights, job_of, stop_at, weights
@@ -63,6 +65,45 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 @pytest.fixture(scope="module")
 def features(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest:
     return with_lists_of_items(make_dataset(home, train=2_000, valid=400))  # 10 steps
+
+
+def test_pretrained_models_are_found_and_of_the_same_vocabularies(
+    home: Workspace, make_dataset: Callable[..., Manifest]
+) -> None:
+    features = make_dataset(home, train=400, valid=100, seed=9, ds="2026-02-02")
+    dataset = home.locate(features.output("dataset").name)
+    vocabulary = dataset / "workflow" / "vocabulary" / "item.parquet"
+    vocabulary.put_text("items")
+    names = {}
+    for day, part in (("2026-02-01", "gmf"), ("2026-02-02", "gmf"), ("2026-02-02", "mlp"), ("2026-02-03", "mlp")):
+        job = job_of(home, features, f"{part}-{day}", train_of("neumf", max_steps=1), model_of("neumf", part=part))
+        train_local(job)
+        name = home.name_of(job.saved_model)
+        names[part, day] = name
+        done = Manifest(stage="train", pipeline=f"my_{part}", ds=day, key=job.key, spec_hash="x")
+        done = done.model_copy(update={"outputs": (Output(kind="model", name=name, version=job.key),)})
+        done.save(home.manifest(f"my_{part}", day, "train"))
+
+    spec = load_spec("movielens", ["train.pretrained={mlp: my_mlp, gmf: my_gmf}"])
+    found = find_pretrained(home, spec, "2026-02-02")
+    assert [i.name for i in found] == [names["gmf", "2026-02-02"], names["mlp", "2026-02-02"]]
+    with pytest.raises(UserError, match=r"train.pretrained.gmf: pipeline 'my_gmf' has no trained model up to 2026-01"):
+        find_pretrained(home, spec, "2026-01-31")
+
+    models = {"gmf": home.locate(found[0].name), "mlp": home.locate(found[1].name)}
+    assert features.dataset_schema is not None
+    check_pretrained(models, dataset, features.dataset_schema)
+    vocabulary.put_text("others")
+    with pytest.raises(UserError, match=r"train.pretrained.gmf: .* has another vocabulary of 'item' than the dataset"):
+        check_pretrained(models, dataset, features.dataset_schema)
+
+
+def test_what_a_run_starts_from_is_part_of_its_key(home: Workspace, features: Manifest) -> None:
+    plain, started = (load_spec("movielens", given) for given in ([], ["train.pretrained={gmf: a, mlp: b}"]))
+    assert "pretrained" not in TrainStage().spec_part(plain)["train"]
+    assert TrainStage().spec_part(started)["train"]["pretrained"] == {"gmf": "a", "mlp": "b"}
+    jobs = [run("neumf", home, features, "key", pretrained=given) for given in ({}, {"gmf": "a"}, {"gmf": "b"})]
+    assert len({job.config_fingerprint for job in jobs}) == 3
 
 
 def with_lists_of_items(manifest: Manifest) -> Manifest:

@@ -15,6 +15,7 @@ from headrace.config import Spec
 from headrace.embeddings.checkpoint.shards import load_shards
 from headrace.embeddings.checkpoint.tensors import load_tensors, record_of
 from headrace.errors import UserError
+from headrace.features.workflow.saved import vocabulary_file
 from headrace.manifest import Input, Manifest
 from headrace.models.predictor import read_meta
 from headrace.models.saved import DENSE, EMBEDDINGS, read_card
@@ -56,9 +57,10 @@ def check_pretrained(models: Mapping[str, Location], dataset: Location, schema: 
         read_meta(folder)
         saved = {r.name: r.sha256 for r in read_card(folder).files}
         for name in sorted({f.vocabulary or f.name for f in schema.of(Kind.CATEGORICAL) if not f.dynamic}):
-            file = f"workflow/vocabulary/{name}.parquet"
-            if not (dataset / file).is_file():
+            path = vocabulary_file(dataset / "workflow", name)
+            if not path.is_file():
                 continue
+            file = path.below(dataset)
             if saved.get(file) != record_of(dataset, file).sha256:
                 raise UserError(
                     f"train.pretrained.{part}: {folder} has another vocabulary of '{name}' than the dataset, so its "
