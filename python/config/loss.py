@@ -77,6 +77,11 @@ class Loss(Section):
         return self
 
     @property
+    def is_of_rows(self) -> bool:
+        """Whether it compares each row's output with its label, and with nothing else."""
+        return self.kind in ("bce", "focal", "squared_error")
+
+    @property
     def predicts(self) -> Literal["probability", "number", "order"]:
         """What logits mean: the logit of a probability, the label's value, or no more than an order."""
         by_kind: dict[str, Literal["probability", "number"]] = {

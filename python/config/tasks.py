@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 from pydantic import Field, model_validator
 
 from headrace.config.evaluation import ClickMetric, UserMetric
+from headrace.config.loss import Loss
 from headrace.config.section import NAME, Section
 
 #: What the outputs of a model are called that no task may be.
@@ -31,8 +31,8 @@ class Task(Section):
 
     #: A carried column of numbers or booleans, null where it is not known. Of the first task: `features.label`.
     label: str | None = None
-    #: Cross-entropy or focal loss (gamma 2) of the probability of a label in [0, 1]; squared error of any number.
-    loss: Literal["bce", "focal", "squared_error"] = "bce"
+    #: bce or focal, of the probability of a label in [0, 1]; squared_error, of any number.
+    loss: Loss = Loss()
     #: What its loss, a sum over its rows, is multiplied by. 0: it is measured and not learned.
     weight: float = Field(default=1.0, ge=0)
     #: Its rows: those on which the label of an earlier task is 1, by its name; or those for which a condition over
@@ -52,16 +52,18 @@ class Task(Section):
                 raise ValueError("a product is of two tasks or more")
             if self.label is not None or self.known_after is not None:
                 raise ValueError("a product has the labels of its tasks: leave out label and known_after")
-            if self.loss == "squared_error":
+            if not self.is_probability:
                 raise ValueError("a product is a probability: its loss is bce or focal")
-        if self.loss == "squared_error" and self.metrics:
+        if not self.loss.is_of_rows:
+            raise ValueError(f"loss: {self.loss.kind} is no loss of a label alone; write bce, focal or squared_error")
+        if not self.is_probability and self.metrics:
             raise ValueError(f"{self.metrics[0]} is of probabilities; a task with loss: squared_error has rmse and mae")
         return self
 
     @property
     def is_probability(self) -> bool:
         """Whether its output is the logit of a probability, not the label's value."""
-        return self.loss != "squared_error"
+        return self.loss.predicts == "probability"
 
 
 def check_tasks(tasks: Mapping[str, Task]) -> None:

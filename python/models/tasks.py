@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -11,13 +11,7 @@ from torch.nn.functional import logsigmoid
 from headrace import config
 from headrace.errors import UserError
 from headrace.models.inputs import Inputs
-from headrace.models.losses.pointwise import binary_cross_entropy, focal, squared_error
-
-_LOSSES: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "bce": binary_cross_entropy,
-    "focal": focal,
-    "squared_error": squared_error,
-}
+from headrace.models.losses.spec import row_loss
 
 
 class Tasks:
@@ -59,7 +53,8 @@ class Tasks:
                 if inputs.weights is not None:
                     weights = weights * inputs.weights
                 zero = torch.zeros_like(output)
-                loss = _LOSSES[task.loss](torch.where(known, output, zero), torch.where(known, target, zero), weights)
+                chosen = torch.where(known, output, zero), torch.where(known, target, zero)
+                loss = row_loss(task.loss, *chosen, weights)
                 total = total + task.weight * loss
         return total
 

@@ -26,7 +26,7 @@ NAN = math.nan
 TASKS = {
     "click": {},
     "purchase": {"label": "bought", "where": "click", "weight": 0.5},
-    "cheap": {"label": "bought", "where": "price < 5", "loss": "focal", "weight": 3},
+    "cheap": {"label": "bought", "where": "price < 5", "loss": {"kind": "focal", "gamma": 1.5}, "weight": 3},
     "amount": {"label": "paid", "loss": "squared_error", "weight": 0.1},
     "click_and_purchase": {"product": ["click", "purchase"], "weight": 2},
 }
@@ -68,11 +68,11 @@ def test_the_loss_is_the_sum_over_each_tasks_rows() -> None:
         for b in range(rows):
             if np.isnan(target[b]):
                 continue
-            if task.loss == "squared_error":
+            if task.loss.kind == "squared_error":
                 of_row = (float(given_[name][b].detach()) - target[b]) ** 2
             else:
                 right = p[name][b] if target[b] == 1 else 1 - p[name][b]
-                of_row = -math.log(right) * ((1 - right) ** 2 if task.loss == "focal" else 1)
+                of_row = -math.log(right) * ((1 - right) ** 1.5 if task.loss.kind == "focal" else 1)
             total += task.weight * weights[b] * of_row
     assert float(found.detach()) == pytest.approx(total, rel=1e-10)
 
@@ -234,6 +234,7 @@ def test_what_the_dataset_lacks_is_named(task: dict[str, Any], said: str) -> Non
         ({"click": {}, "a": {"product": ["click"]}}, "a product is of two tasks or more"),
         ({"click": {}, "a": {"product": ["click", "b"]}}, r"'b' is no task of a probability; there are: click"),
         ({"click": {}, "a": {"product": ["click", "click"], "label": "x"}}, "leave out label and known_after"),
+        ({"click": {"loss": "bpr"}}, "loss: bpr is no loss of a label alone"),
         ({"click": {"weight": 0}}, "all weights are 0"),
         ({"click": {}, "a": {"label": "x", "metrics": ["gauc"]}}, "metrics are of users: name a carried column"),
         ({"click": {}, "a": {"label": "x", "loss": "squared_error", "metrics": ["pr_auc"]}}, "has rmse and mae"),

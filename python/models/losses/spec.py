@@ -31,12 +31,8 @@ def spec_loss(settings: config.Loss, outputs: Mapping[str, Tensor], inputs: Inpu
         UserError: an output that is not there.
     """
     logits, labels, weights = outputs["logits"], inputs.labels, inputs.weights
-    if settings.kind == "bce":
-        return binary_cross_entropy(logits, labels, weights)
-    if settings.kind == "focal":
-        return focal(logits, labels, weights, gamma=settings.gamma, alpha=settings.alpha)
-    if settings.kind == "squared_error":
-        return squared_error(logits, labels, weights)
+    if settings.is_of_rows:
+        return row_loss(settings, logits, labels, weights)
     if settings.kind in ("rank_net", "lambda_rank"):
         return _listwise(settings, outputs, inputs)
     positive = (labels > 0).to(logits.dtype)
@@ -60,6 +56,20 @@ def spec_loss(settings: config.Loss, outputs: Mapping[str, Tensor], inputs: Inpu
     scale = 1 / settings.temperature
     hits = ids == own.unsqueeze(1)
     return sampled_softmax(logits * scale, negatives * scale, positive, log_q=log_q, hits=hits)
+
+
+def row_loss(settings: config.Loss, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """A loss of each row alone (`Loss.is_of_rows`): float32 [B], [B] -> [].
+
+    Args:
+        labels: in [0, 1]; of squared_error any numbers.
+        weights: of the rows, [B].
+    """
+    if settings.kind == "squared_error":
+        return squared_error(logits, labels, weights)
+    if settings.kind == "focal":
+        return focal(logits, labels, weights, gamma=settings.gamma, alpha=settings.alpha)
+    return binary_cross_entropy(logits, labels, weights)
 
 
 def hardest(scores: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:

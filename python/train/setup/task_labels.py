@@ -115,7 +115,7 @@ class TaskLabels:
             allowed = "in [0, 1], or null" if task.is_probability else "finite, or null"
             raise UserError(
                 f"train.tasks.{name}: the label '{task.label}' is {target[bad][0]} in {int(bad.sum())} of "
-                f"{len(target)} rows of a batch; labels with loss: {task.loss} are {allowed}"
+                f"{len(target)} rows of a batch; labels with loss: {task.loss.kind} are {allowed}"
             )
         return target
 
