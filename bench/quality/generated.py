@@ -37,14 +37,14 @@ def _notes(manifest: Manifest, ws: Workspace) -> Mapping[str, str]:
     return {"AUC ceiling": f"{_ceiling(manifest, ws):.4f} on {manifest.rows['valid']:,} rows"}
 
 
-def _case(name: str, *overrides: str, stage: str = "train") -> Case:
+def _case(name: str, *overrides: str, stage: str = "train", goals: Mapping[str, Goal] = _GOALS) -> Case:
     return pipeline_case(
         name,
         "clicks",
         ds=DS,
         overrides=(*_LOG, *overrides),
         stage=stage,
-        goals=_GOALS,
+        goals=goals,
         metrics=("auc", "ceiling_share", "log_loss"),
         generate=True,
         measure=_share,
@@ -71,6 +71,7 @@ is the share of the way from .5 to that ceiling; a model above 1 would have seen
         _network("DCN-v2", "dcn_v2"),
         _network("FinalMLP", "final_mlp"),
         _network("MaskNet", "masknet"),
-        _case("XGBoost", stage="baseline"),
+        # Trees cut codes of ids, whose order says how frequent they are and no more: it is shown, and has no floor.
+        _case("XGBoost", stage="baseline", goals={}),
     ),
 )

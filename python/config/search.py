@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from headrace.config.compare import ModelVariant
 from headrace.config.evaluation import HIGHER_IS_BETTER
 from headrace.config.model_args import MODEL_ARGS
 from headrace.config.paths import annotation_at, number_type
 from headrace.config.section import Section
-from headrace.errors import nearest
 
 #: What a trial may change. The dataset is there already, and how fast or how safely a run is made changes no weight.
 SEARCHABLE = ("model", "train.batch_size", "train.dense", "train.embeddings", "train.negatives", "train.warm_decay")
-#: By what a trial may be judged; of trees alone are r2, rmse and mae. ndcg is ndcg_at_k.
-OBJECTIVES = ("ndcg", *(name for name in HIGHER_IS_BETTER if name not in ("r2", "rmse", "mae")))
 #: How long a run is, the search says.
 _OF_TRIALS = ("epochs", "max_steps", "patience", "eval_steps", "accumulate")
 
@@ -106,9 +103,9 @@ class Search(Section):
     trials: int = Field(default=20, ge=1)
     #: Seconds of all trials together, those of earlier runs included: none begins after them. null: not limited.
     total_seconds: float | None = Field(default=None, gt=0)
-    #: What a trial is judged by: a metric of the split `valid` (auc, log_loss, pr_auc, gauc, ...) or of the lists of
-    #: `rank` (hr_at_k, ndcg_at_k, recall_at_k, ...; these need train.rank_group). All but auc and log_loss are known at
-    #: the end of a trial only; until then it is judged by its AUC.
+    #: What a trial is judged by, at each of its evaluations: a metric of the split `valid` (auc, log_loss, gauc, ...),
+    #: of the lists of `rank` (ndcg, hr_at_k, recall_at_k, ...; these need train.rank_group), or of a full ranking of
+    #: `valid` (ndcg_at_20_full, ...; these need train.evaluation.full_ranking).
     objective: str = "auc"
     #: Rows of the splits that a trial sees at most: row groups evenly over the split, of each the same share of rows.
     rows: int = Field(default=500_000, ge=1)
@@ -129,13 +126,6 @@ class Search(Section):
     warmup_trials: int = Field(default=5, ge=1)
     #: Of the sampler of parameters.
     seed: int = 1
-
-    @field_validator("objective")
-    @classmethod
-    def _is_a_metric(cls, value: str) -> str:
-        if value not in OBJECTIVES:
-            raise ValueError(f"'{value}' is none of {', '.join(OBJECTIVES)}{nearest(value, OBJECTIVES)}")
-        return value
 
     @model_validator(mode="after")
     def _something_to_try(self) -> Search:
@@ -169,4 +159,4 @@ class Search(Section):
     @property
     def maximizes(self) -> bool:
         """Whether a higher value is better."""
-        return HIGHER_IS_BETTER[self.metric]
+        return HIGHER_IS_BETTER.get(self.metric, True)

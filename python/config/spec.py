@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, timedelta
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from headrace.config.baseline import Baseline
 from headrace.config.compare import Compare, ModelVariant, with_keys
 from headrace.config.drift import Drift
-from headrace.config.evaluation import UserMetric
 from headrace.config.features import Features
 from headrace.config.generate import Generate
 from headrace.config.model import Model
@@ -154,8 +153,9 @@ class Spec(Section):
             _check_parameters(model.parameters, f"{where}.parameters", kind)
         if search.of_lists and self.train.rank_group is None:
             raise ValueError(f"train.search.objective is '{search.objective}', but train.rank_group is not set")
-        if search.metric in get_args(UserMetric) and self.train.evaluation.user is None:
-            raise ValueError(f"train.search.objective is '{search.objective}': name a carried column, evaluation.user")
+        if search.objective not in (known := self.train.objectives()):
+            hint = nearest(search.objective, known)
+            raise ValueError(f"train.search.objective: '{search.objective}' is none of {', '.join(known)}{hint}")
 
     def _check_loss(self) -> None:
         """Labels and loss fit each other, and a list's column is carried."""

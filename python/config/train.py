@@ -7,7 +7,14 @@ from typing import Any, Literal, get_args
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from headrace.config.evaluation import CatalogueMetric, ClickMetric, Evaluation, RankingMetric, UserMetric
+from headrace.config.evaluation import (
+    HIGHER_IS_BETTER,
+    CatalogueMetric,
+    ClickMetric,
+    Evaluation,
+    RankingMetric,
+    UserMetric,
+)
 from headrace.config.search import Search
 from headrace.config.section import Section
 from headrace.config.tasks import Task, check_tasks
@@ -327,10 +334,17 @@ class Train(Section):
         full = [] if evaluation.full_ranking is None else evaluation.full_ranking.metrics()
         return ["log_loss", "auc", *evaluation.wants(ClickMetric, UserMetric), *lists, *full]
 
+    def objectives(self) -> list[str]:
+        """What `search.objective` can be: what can be measured of this dataset, whether it is asked for or not."""
+        lists = [] if self.rank_group is None else ["ndcg", "hr_at_k", "ndcg_at_k", *get_args(RankingMetric)]
+        users = [] if self.evaluation.user is None else get_args(UserMetric)
+        full = [] if self.evaluation.full_ranking is None else self.evaluation.full_ranking.metrics()
+        return ["auc", "log_loss", *get_args(ClickMetric), *users, *lists, *full]
+
     @property
     def monitor_falls(self) -> bool:
         """Whether a lower value of `monitor` is better."""
-        return self.monitor in ("log_loss", "normalized_entropy", "calibration_error")
+        return not HIGHER_IS_BETTER.get(self.monitor, True)
 
     @model_validator(mode="after")
     def _of_gpus(self) -> Train:

@@ -29,6 +29,7 @@ from headrace.manifest import Manifest, fingerprint
 from headrace.stage import run_lock
 from headrace.storage import Location
 from headrace.train.callbacks.progress import OnProgress, ProgressEvent
+from headrace.train.evaluation.click import BASIC
 from headrace.train.job import FINGERPRINTED, Job
 from headrace.train.loop.run import train_local
 from headrace.train.result import Diverged
@@ -40,8 +41,6 @@ from headrace.workspace import Workspace
 
 log = logging.getLogger("headrace.train")
 _OVER = (TrialState.COMPLETE, TrialState.PRUNED)
-#: The metrics that a trial is told of while it trains.
-_BASIC = ("auc", "log_loss")
 _NEVER = 1 << 40
 
 
@@ -163,7 +162,8 @@ class Tuner:
         warm = find_warm_start(self._ws, spec, self._ds, schema) if spec.train.warm_start else None
         return fingerprint(
             {
-                "version": 1,
+                # Version 1 knew no other metrics before the end of a trial.
+                "version": 1 if search.metric in BASIC else 2,
                 "search": search.model_dump(mode="json", exclude={"trials", "total_seconds"}),
                 "model": spec.model.model_dump(mode="json"),
                 "train": spec.train.model_dump(mode="json", include={*FINGERPRINTED, "rank_group", "rank_k"}),
@@ -244,7 +244,9 @@ class Tuner:
         found = find_warm_start(self._ws, spec, self._ds, schema) if train.warm_start and schema else None
         wanted: dict[str, Any] = {}
         if search.metric in {m for kind in (ClickMetric, UserMetric, RankingMetric) for m in get_args(kind)}:
-            wanted = {"metrics": [search.metric], "user": train.evaluation.user}
+            wanted = {"metrics": (search.metric,), "user": train.evaluation.user}
+        elif search.metric.endswith("_full"):
+            wanted = {"full_ranking": train.evaluation.full_ranking}
         steps = search.epochs * max(1, min(search.rows, features.rows.get("train", search.rows)) // train.batch_size)
         steps = min(steps, search.steps or steps)
         short = train.model_copy(
@@ -257,7 +259,8 @@ class Tuner:
                 "checkpoint_steps": _NEVER,
                 "background_checkpoints": False,
                 "rank_group": train.rank_group if search.of_lists else None,
-                "evaluation": Evaluation.model_validate(wanted),
+                "evaluation": Evaluation(**wanted),
+                "monitor": search.metric,
             }
         )
         return Job(
@@ -338,17 +341,14 @@ class _TrialProgress:
             return
         self.metrics, self.step = event.metrics, event.step
         self.evaluations += 1
-        at_the_end = self.search.metric not in _BASIC
-        seen = event.metrics["auc" if at_the_end else self.search.metric]
-        if at_the_end and seen is not None and not self.search.maximizes:
-            seen = -seen  # the study's direction is the objective's
+        seen = event.metrics[self.search.metric]
         last = event.step == event.total
         if self.trial is not None and seen is not None and not last:
             self.trial.report(seen, self.evaluations)
             if self.trial.should_prune():
                 raise _StopTrial(f"below the median at step {event.step} of {event.total}")
         late = self.search.seconds is not None and time.perf_counter() - self.began >= self.search.seconds
-        if (last or late) and not at_the_end:
+        if last or late:
             raise _StopTrial
 
 
