@@ -23,7 +23,7 @@ from headrace.train.search import tuner as module
 from headrace.train.search.sample import sample_dataset, sizes
 from headrace.train.search.space import overlay_of, overrides_of
 from headrace.train.search.tuner import SearchResult, Trial, Tuner
-from headrace.workspace import Workspace
+from headrace.workspace import Workspace, checkout
 from tests.dataset_support import read_padded
 
 DS = "2026-01-10"
@@ -377,6 +377,14 @@ def test_any_metric_judges(home: Workspace, objective: str, better: Callable[...
 def test_models_that_cannot_be_searched_are_refused(models: Mapping[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         spec_with({"models": models})
+
+
+def test_the_search_that_is_shipped_is_one_of_neumf() -> None:
+    overlays = [checkout() / "conf" / "overlays" / f"{name}.yaml" for name in ("neumf", "neumf_search")]
+    spec = load_spec("movielens", [o for path in overlays for o in load_overlay(path)])
+    search = spec.train.search
+    assert search is not None
+    assert (spec.model.kind, search.metric, search.of_lists, search.total_seconds) == ("neumf", "user_auc", False, 3600)
 
 
 def test_a_search_needs_something_to_try_and_a_known_metric() -> None:
