@@ -59,7 +59,9 @@ def pipeline_case(
 
     def settings() -> Mapping[str, Any]:
         spec = load_spec(pipeline, all_overrides())
-        told = spec.model_dump(mode="json", exclude={"train": set(_NOT_SETTINGS), "description": True})
+        # Without defaults: a key that a later version adds leaves results as they are.
+        left_out = {"train": set(_NOT_SETTINGS), "description": True}
+        told = spec.model_dump(mode="json", exclude=left_out, exclude_defaults=True)
         return {"spec": told, "ds": ds or spec.ds, "stage": stage}
 
     def run(seed: int, folder: Path) -> CaseResult:
