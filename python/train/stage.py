@@ -121,6 +121,7 @@ class Train(Stage):
                 **({} if spec.train.monitor == "log_loss" else {"monitor": spec.train.monitor}),
                 # Below the workspace's home, as in the inputs: manifests move with their workspace.
                 "warm_start": next((i.name for i in ctx.inputs if i.kind == "model"), None),
+                **({"pretrained": dict(job.pretrained)} if job.pretrained else {}),
                 "registered": {"name": spec.pipeline, "version": version} if version else None,
                 "ranks": spec.train.ranks,
             },

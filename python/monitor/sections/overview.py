@@ -95,7 +95,9 @@ def stages(day: Day) -> Section:
     remarks = []
     if train.get("warm_start"):
         remarks.append(f"Training started from an earlier day's model: {train['warm_start']}.")
-    if "train" in day.manifests and train.get("warm_start") is None and "warm_start" in train:
+    elif parts := facts.mapping(train.get("pretrained")):
+        remarks.append(f"Training started from models of its parts: {', '.join(f'{k} {v}' for k, v in parts.items())}.")
+    elif "train" in day.manifests and "warm_start" in train:
         remarks.append("Training started cold: no finished model of an earlier day was there, or none was asked for.")
     if facts.number(train.get("resumed_from_step")):
         remarks.append(f"It was interrupted and went on from step {facts.count(train.get('resumed_from_step'))}.")
