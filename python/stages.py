@@ -125,6 +125,16 @@ _ENTRIES = (
         imports=("headrace.monitor.stage", "headrace.monitor.report"),
     ),
     StageEntry(
+        "vectors",
+        "Write the vectors that the registered model has for users and items, of a model in retrieval form.",
+        "headrace.score.vectors:ExportVectors",
+        dag=None,
+        section="score",
+        counts=("users", "items"),
+        writes=("lake/{pipeline}/user_vectors", "lake/{pipeline}/item_vectors"),
+        imports=("headrace.score.vectors",),
+    ),
+    StageEntry(
         "compare",
         "Train the models of the section compare over the day's dataset, and test them against each other.",
         "headrace.train.comparison.stage:Compare",

@@ -86,7 +86,7 @@ for _name, _help in ((entry.name, entry.help) for entry in STAGES.values()):
         short_help=_help,
         help=f"{_help} The same as `run --from {_name} --to {_name}`.",
         epilog=examples(f"headrace {_name} clicks --ds 2026-01-08"),
-        rich_help_panel="Stages, in the day's order",
+        rich_help_panel="Stages, in the day's order" if STAGES[_name].dag else None,
     )(_stage_command(_name))
 
 features_app = typer.Typer(

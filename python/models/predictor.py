@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +82,7 @@ def load_predictor(folder: Location | Path | str, threads: int | None = None, ou
         from headrace.models import xgboost_model
 
         return xgboost_model.load(folder, schema, meta.get("files", ()), threads)
-    return _Network(folder, schema, threads, output)
+    return NetworkPredictor(folder, schema, threads, output)
 
 
 def read_meta(folder: Location) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _has_raw_ids(meta: Mapping[str, Any]) -> bool:
     return any(isinstance(f, dict) and f.get("dynamic") for f in features)
 
 
-class _Network:
+class NetworkPredictor:
     """Click probabilities by a model with embeddings, in one process."""
 
     def __init__(self, folder: Location, schema: DatasetSchema, threads: int | None, output: str | None) -> None:
@@ -170,23 +170,39 @@ class _Network:
 
     def _outputs(self, columns: FeatureColumns) -> dict[str, Any]:
         """The model's outputs by name, tensors float32 [n], of at least one row."""
+        with self._torch.inference_mode():
+            return self._model.outputs_of(*self._tensors(columns))
+
+    def vectors(self, columns: FeatureColumns, side: Literal["user", "item"]) -> NDArray[np.float32]:
+        """Of a model in retrieval form, the vectors of users, or of items: float32 [n, D].
+
+        A pair's logit is the dot product of its user's vector and its item's.
+
+        Args:
+            columns: all features by name; those of the other side are not looked at.
+            side: whose vectors.
+
+        Raises:
+            UserError: the model is in no retrieval form.
+        """
+        from headrace.models.retrieval.vectors import item_feature, query_vectors, row_item_vectors
+
+        item_feature(self._model.network, self.schema, "a table of vectors")
+        of = query_vectors if side == "user" else row_item_vectors
+        return self._numbers(of(self._model, *self._tensors(columns)))
+
+    def _tensors(self, columns: FeatureColumns) -> tuple[Any, Any]:
+        """Continuous features float32 [n, C], and the categorical ones as a CategoricalBatch."""
         rows = row_count(columns)
         torch = self._torch
         continuous, categorical = self.schema.of(Kind.CONTINUOUS), self.schema.of(Kind.CATEGORICAL)
         numbers = _matrix(columns, continuous, rows, np.float32)
         codes = _matrix(columns, [f for f in categorical if not f.is_list], rows, np.int64)
         lists = [jagged_of(columns, f) for f in categorical if f.is_list]
-        with torch.inference_mode():
-            return self._model.outputs_of(
-                torch.from_numpy(numbers),
-                self._batch(
-                    torch.from_numpy(codes),
-                    [
-                        self._jagged(torch.from_numpy(x.values), torch.from_numpy(x.offsets.astype(np.int64)))
-                        for x in lists
-                    ],
-                ),
-            )
+        return torch.from_numpy(numbers), self._batch(
+            torch.from_numpy(codes),
+            [self._jagged(torch.from_numpy(x.values), torch.from_numpy(x.offsets.astype(np.int64))) for x in lists],
+        )
 
 
 def _matrix(columns: FeatureColumns, features: Sequence[Feature], rows: int, dtype: Any) -> NDArray[Any]:

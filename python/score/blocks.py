@@ -64,7 +64,7 @@ def score_batches(
     Raises:
         UserError: the model is damaged, or gives scores that are no numbers.
     """
-    predictor, fitted = _model(task.model, task.threads, task.output)
+    predictor, fitted = loaded_model(task.model, task.threads, task.output)
     features = PairFeatures(task.user_columns, task.item_names, task.context, fitted)
     n_items = len(task.item_keys)
     users_a_block = max(1, task.block_pairs // n_items)
@@ -129,6 +129,6 @@ def _best(scores: NDArray[np.float32], users: pa.Array, task: TaskInputs) -> pa.
 
 
 @lru_cache(maxsize=1)
-def _model(folder: Location, threads: int, output: str | None) -> tuple[Predictor, FittedWorkflow]:
+def loaded_model(folder: Location, threads: int, output: str | None) -> tuple[Predictor, FittedWorkflow]:
     """Loaded once in each Python worker, which Spark keeps for its next tasks; a model's folder never changes."""
     return load_predictor(folder, threads, output), FittedWorkflow.load(folder / "workflow")

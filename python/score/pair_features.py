@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -88,6 +88,23 @@ class PairFeatures:
     def pair_columns(self, users: pa.RecordBatch, items: pa.RecordBatch) -> Columns:
         """All features of pairs (row i: users[i], items[i]), transformed as whole rows, as training does it."""
         return self._columns(_beside(users, items), [f.name for f in self.fitted.features])
+
+    def side_columns(self, batch: pa.RecordBatch, side: Literal["user", "item"]) -> Columns:
+        """What is known of a user, or an item, and the context alone: all features, those of the other side empty.
+
+        Args:
+            batch: has the key and the side's columns.
+            side: whose rows they are.
+        """
+        other = self.item if side == "user" else self.user
+        known = [f.name for f in self.fitted.features if not self._reads(f, other)]
+        found = self._columns(batch, known)
+        n = batch.num_rows
+        for f in self.fitted.features:
+            if f.name not in found:
+                nothing = np.zeros(n, f.dtype)
+                found[f.name] = JaggedArray(np.zeros(n + 1, np.int64), nothing[:0]) if f.is_list else nothing
+        return found
 
     @staticmethod
     def _reads(feature: Feature, side: Sequence[str]) -> bool:

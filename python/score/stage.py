@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -27,7 +26,6 @@ from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.types import declared
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.lake.delta.frame import read_version
-from headrace.lake.delta.log import DeltaLog
 from headrace.lake.session import session
 from headrace.lake.worker_errors import worker_errors
 from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
@@ -35,6 +33,8 @@ from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import read_meta
 from headrace.score.blocks import SEEN, TaskInputs, score_batches
 from headrace.score.candidates import Active, seen
+from headrace.score.day_table import check_columns as check_table_columns
+from headrace.score.day_table import rows_of_day, verify_day, write_day
 from headrace.score.pair_features import PairFeatures, check_columns, check_pair_features, context_scalars
 from headrace.stage import Context, Result, Stage
 from headrace.storage import Location
@@ -84,18 +84,7 @@ class ScoreCandidates(Stage):
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
         """The table's version still has this day's rows, and their files are there."""
-        output = manifest.output("delta")
-        files = DeltaLog(ctx.ws.locate(output.name)).files(int(output.version))
-        if files is None:
-            return f"{output.name} has no version {output.version} any more"
-        mine = [f for f in files if f.partition.get("ds") == ctx.ds]
-        for f in mine:
-            if not f.path.is_file():
-                return f"{f.path} is gone"
-        rows = sum(f.rows or 0 for f in mine)
-        if rows != output.rows:
-            return f"{output.name} version {output.version} has {rows} rows for {ctx.ds}, not {output.rows}"
-        return None
+        return verify_day(ctx.ws, manifest.output("delta"), ctx.ds)
 
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError for what the spec, the data or the model lack."""
@@ -148,25 +137,17 @@ def _model_of(ctx: Context, stage: str) -> ScoringModel:
 
 
 def _check_table(ctx: Context) -> None:
-    """An existing table must have the columns that are about to be written: its other days stay readable."""
     spec = ctx.spec
     assert spec.score is not None
-    folder = ctx.ws.table(spec.pipeline, "scores")
-    there = DeltaLog(folder).columns()
+    keys = key_types(spec, spec.score)
+    wanted = {"ds": "string", **keys, "rank": "integer", "score": "float", "model_version": "string"}
+    check_table_columns(ctx.ws.table(spec.pipeline, "scores"), wanted, "its keys were others")
+
+
+def key_types(spec: Spec, score: Score) -> dict[str, str]:
+    """Delta's types of the keys of users and items, by column."""
     types = {c.name: str(declared(c)) for c in prepared_columns(spec)}
-    keys = (spec.score.user.key, spec.score.item.key)
-    wanted = {
-        "ds": "string",
-        **{k: _SQL_TYPES.get(types[k], types[k]) for k in keys},
-        "rank": "integer",
-        "score": "float",
-        "model_version": "string",
-    }
-    if there and there != wanted:
-        raise UserError(
-            f"table {folder} has the columns {there}, but these scores have {wanted}: its keys were "
-            f"others. Move the table away, or give the pipeline another name"
-        )
+    return {k: _SQL_TYPES.get(types[k], types[k]) for k in (score.user.key, score.item.key)}
 
 
 def _run(ctx: Context, chosen: ScoringModel, spark: SparkSession) -> Result:
@@ -215,8 +196,7 @@ def _run(ctx: Context, chosen: ScoringModel, spark: SparkSession) -> Result:
     pairs = n_users * n_items
     log.info("score: %s pairs in %.1f s (%s pairs/s)", f"{pairs:,}", seconds, f"{pairs / seconds:,.0f}")
     table = ctx.ws.table(spec.pipeline, "scores")
-    files = DeltaLog(table).files(version) or []
-    rows = sum(f.rows or 0 for f in files if f.partition.get("ds") == ctx.ds)
+    rows = rows_of_day(table, version, ctx.ds)
     output = Output(kind="delta", name=ctx.ws.name_of(table), version=str(version), rows=rows)
     return Result(
         outputs=(output,),
@@ -306,20 +286,10 @@ def _write(
         "score",
         F.lit(model).alias("model_version"),
     )
-    # Names the run in the table's history; the newest commit that has it is this one.
-    metadata = json.dumps({"stage": "score", "ds": ctx.ds, "key": ctx.key})
-    table = ctx.ws.table(spec.pipeline, "scores")
     with _progress(counter, pairs), worker_errors():
-        (
-            frame.write.format("delta")
-            .mode("overwrite")
-            .partitionBy("ds")
-            .option("replaceWhere", f"ds = '{ctx.ds}'")
-            .option("userMetadata", metadata)
-            .save(str(table))
-        )
+        version = write_day(frame, ctx.ws.table(spec.pipeline, "scores"), stage="score", ds=ctx.ds, key=ctx.key)
     shared.unpersist()
-    return next(version for version, text in DeltaLog(table).user_metadata() if text == metadata)
+    return version
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import TableColumn
 from headrace.score.stage import ScoreCandidates, scoring_model
+from headrace.score.vectors import ExportVectors
 from headrace.stage import Context, run_stage
 from headrace.storage import local
 from headrace.train.baseline.stage import TrainBaseline
@@ -302,6 +303,42 @@ def test_ranks_by_a_product_of_tasks(spark: SparkSession, day: Workspace, events
         assert (found[-1].item == wanted.item).mean() > 0.98
     assert (found[0].item != found[1].item).any()
     assert found[0].score.mean() > found[1].score.mean()
+
+
+def test_vectors_multiply_to_the_models_logits(
+    spark: SparkSession, day: Workspace, events: pd.DataFrame, tmp_path: Path
+) -> None:
+    ws = Workspace(tmp_path / "home")
+    shutil.copytree(day.home, ws.home)
+    schema = _manifest(ws, "features").dataset_schema
+    assert schema is not None
+    args = {"user_features": ["user", "age", "likes", "hour"], "item_features": ["price"], "item": "item"}
+    shape = Model.model_validate({"class": "two_tower", "embedding_dim": 4, "args": args})
+    model = ShardedModel(schema, shape, LocalCollective(), 5)
+    folder = ws.locate(_manifest(ws, "train").output("model").name)
+    workflow = ws.locate(_manifest(ws, "features").output("dataset").name) / "workflow"
+    # As the stage `score` of a model in no retrieval form, so `vectors` says it.
+    with pytest.raises(UserError, match="a table of vectors is for models in retrieval form, and DLRM is none"):
+        run_stage(ExportVectors(), spec(), ws, DS)
+    save_model(folder, model, workflow=workflow, pipeline="shop", ds=DS, key="t", metrics={"auc": 0.5})
+    done = run_stage(ExportVectors(), spec(), ws, DS).manifest
+    users, items = sides(events, 10**6)
+    assert done.rows == {"users": len(users), "items": len(items)}
+    found = {}
+    for side, rows in (("user", users), ("item", items)):
+        table = spark.read.format("delta").load(str(ws.table("shop", f"{side}_vectors"))).toPandas()
+        assert set(zip(table.ds, table.model_version, strict=True)) == {(DS, "t")}
+        assert sorted(table[side]) == sorted(rows[side])
+        found[side] = dict(zip(table[side], table.vector, strict=True))
+    few = expected(spark, ws, events, "train", k=10**6, limit=10**6)
+    dots = [float(np.dot(found["user"][u], found["item"][i])) for u, i in zip(few.user, few.item, strict=True)]
+    np.testing.assert_allclose(dots, np.log(few.score / (1 - few.score)), rtol=1e-3, atol=1e-3)
+    assert len(few) == len(users) * len(items)
+    assert np.std(dots) > 0.1
+    assert run_stage(ExportVectors(), spec(), ws, DS).skipped
+    # A run that died behind its first commit is made again, with nothing doubled.
+    ws.manifest("shop", DS, "vectors").remove()
+    assert run_stage(ExportVectors(), spec(), ws, DS).manifest.rows == done.rows
 
 
 @pytest.mark.parametrize(

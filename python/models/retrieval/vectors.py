@@ -48,6 +48,12 @@ def query_vectors(model: ShardedModel, continuous: Tensor, categorical: Categori
         return _network(model).queries(model.inputs_of(continuous, categorical)).float()
 
 
+def row_item_vectors(model: ShardedModel, continuous: Tensor, categorical: CategoricalBatch) -> Tensor:
+    """The vectors of the items of a batch's rows: float32 [B, D], without gradients. Collective; see query_vectors."""
+    with torch.no_grad():
+        return _network(model).items(model.inputs_of(continuous, categorical)).float()
+
+
 def item_feature(network: nn.Module, schema: DatasetSchema, why: str) -> Feature:
     """The categorical feature that a network's items are.
 
@@ -61,7 +67,7 @@ def item_feature(network: nn.Module, schema: DatasetSchema, why: str) -> Feature
     if not isinstance(name, str) or not hasattr(network, "queries"):
         raise UserError(
             f"{why} is for models in retrieval form, and {type(network).__name__} is none: it has no `item`, "
-            f"`queries` and `items` (docs/training.md)"
+            f"`queries` and `items` (docs/retrieval.md)"
         )
     found = next((f for f in schema.of(Kind.CATEGORICAL) if f.name == name), None)
     if found is None or found.cardinality is None or found.is_list:
@@ -96,8 +102,7 @@ def item_vectors(model: ShardedModel, collective: Collective, features: ItemFeat
         parts = []
         for begin in range(0, share, rows):
             codes = np.arange(min(first + begin, last), min(first + min(begin + rows, share), last))
-            inputs = model.inputs_of(*features.rows(model.schema, codes))
-            parts.append(_network(model).items(inputs).float())
+            parts.append(row_item_vectors(model, *features.rows(model.schema, codes)))
         return collective.all_gather(torch.cat(parts))
 
 

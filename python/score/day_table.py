@@ -1,0 +1,73 @@
+"""Delta tables of which each run writes a day: one commit that replaces it, known by the run's key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from pyspark.sql import DataFrame
+
+from headrace.errors import UserError
+from headrace.lake.delta.log import DeltaLog
+from headrace.manifest import Output
+from headrace.storage import Location
+from headrace.workspace import Workspace
+
+
+def check_columns(table: Location, wanted: Mapping[str, str], why: str) -> None:
+    """An existing table must have the columns that are about to be written: its other days stay readable.
+
+    Args:
+        wanted: Delta's types by column, arrays as `array<float>`.
+        why: how a table comes to have others.
+
+    Raises:
+        UserError: it has others.
+    """
+    there = {name: _array(type_) for name, type_ in DeltaLog(table).columns().items()}
+    if there and there != wanted:
+        raise UserError(
+            f"table {table} has the columns {there}, but what is to be written has {dict(wanted)}: {why}. Move the "
+            f"table away, or give the pipeline another name"
+        )
+
+
+def _array(type_: str) -> str:
+    """A type of Delta's log, arrays as `array<float>`."""
+    nested = json.loads(type_) if type_.startswith("{") else {}
+    return f"array<{nested['elementType']}>" if nested.get("type") == "array" else type_
+
+
+def write_day(frame: DataFrame, table: Location, *, stage: str, ds: str, key: str) -> int:
+    """Replace the rows of a day (column `ds`) in one commit; the version of the commit."""
+    # Names the run in the table's history; the newest commit that has it is this one.
+    metadata = json.dumps({"stage": stage, "ds": ds, "key": key})
+    (
+        frame.write.format("delta")
+        .mode("overwrite")
+        .partitionBy("ds")
+        .option("replaceWhere", f"ds = '{ds}'")
+        .option("userMetadata", metadata)
+        .save(str(table))
+    )
+    return next(version for version, text in DeltaLog(table).user_metadata() if text == metadata)
+
+
+def rows_of_day(table: Location, version: int, ds: str) -> int:
+    """How many rows a version has of a day."""
+    return sum(f.rows or 0 for f in DeltaLog(table).files(version) or [] if f.partition.get("ds") == ds)
+
+
+def verify_day(ws: Workspace, output: Output, ds: str) -> str | None:
+    """Why a version no longer has a day's rows, or their files; None: it has."""
+    files = DeltaLog(ws.locate(output.name)).files(int(output.version))
+    if files is None:
+        return f"{output.name} has no version {output.version} any more"
+    mine = [f for f in files if f.partition.get("ds") == ds]
+    for f in mine:
+        if not f.path.is_file():
+            return f"{f.path} is gone"
+    rows = sum(f.rows or 0 for f in mine)
+    if rows != output.rows:
+        return f"{output.name} version {output.version} has {rows} rows for {ds}, not {output.rows}"
+    return None

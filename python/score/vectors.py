@@ -1,0 +1,189 @@
+"""The vectors stage: what a model in retrieval form makes of each user and each item, as Delta tables.
+
+user_vectors and item_vectors have the key as the lake has it, `vector` (an array of floats) and the model's version. A
+pair's logit is the dot product of both; an index of nearest neighbours by inner product finds a user's best items.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from headrace.config import Entity, Score, Spec
+from headrace.errors import UserError
+from headrace.features.build.events import pinned_table
+from headrace.lake.session import session
+from headrace.lake.worker_errors import worker_errors
+from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
+from headrace.manifest import Input, Manifest, Output
+from headrace.models.predictor import NetworkPredictor, read_meta
+from headrace.score.blocks import loaded_model
+from headrace.score.candidates import Active
+from headrace.score.day_table import check_columns as check_table_columns
+from headrace.score.day_table import rows_of_day, verify_day, write_day
+from headrace.score.pair_features import PairFeatures, check_columns, context_scalars
+from headrace.score.stage import key_types
+from headrace.stage import Context, Result, Stage
+from headrace.storage import Location
+
+log = logging.getLogger("headrace.score")
+
+Side = Literal["user", "item"]
+_SIDES: tuple[Side, Side] = ("user", "item")
+#: Rows that are in memory at a time.
+_ROWS = 8_192
+
+
+@dataclass(frozen=True)
+class VectorTask:
+    """What all tasks are told."""
+
+    #: The saved model's folder, visible on every executor.
+    model: Location
+    threads: int
+    side: Side
+    key: str
+    user_columns: tuple[str, ...]
+    item_columns: tuple[str, ...]
+    context: dict[str, pa.Scalar]
+
+
+class ExportVectors(Stage):
+    """Write vectors of the users and items that were active in the training window, all of them."""
+
+    name = "vectors"
+    version = 1
+    needs = ("train", "features", "ingest")
+
+    def spec_part(self, spec: Spec) -> Mapping[str, Any]:
+        """Who is scored, and what for, whatever the limits; the rest is part of the upstream stages' keys."""
+        if spec.score is None:
+            return {}
+        sides: dict[str, Any] = {side: _entity(spec.score, side).model_dump(mode="json") for side in _SIDES}
+        return {**sides, "context": dict(spec.score.context), "event_time": spec.table.event_time}
+
+    def inputs(self, ctx: Context) -> tuple[Input, ...]:
+        """The events at ingest's version, and the model. Raises UserError where columns are missing."""
+        assert ctx.spec.score is not None
+        check_columns(ctx.spec, ctx.spec.score)
+        events, model = pinned_table(ctx), ctx.upstream["train"].output("model")
+        return (
+            Input(kind=events.kind, name=events.name, version=events.version),
+            Input(kind="model", name=model.name, version=model.version),
+        )
+
+    def verify(self, ctx: Context, manifest: Manifest) -> str | None:
+        """The versions of both tables still have this day's rows."""
+        return next((why for o in manifest.outputs if (why := verify_day(ctx.ws, o, ctx.ds)) is not None), None)
+
+    def run(self, ctx: Context) -> Result:
+        """See the class. Raises UserError for what the spec, the data or the model lack."""
+        score, model = ctx.spec.score, ctx.upstream["train"].output("model")
+        assert score is not None
+        read_meta(ctx.ws.locate(model.name))
+        for side in _SIDES:
+            _check_table(ctx, score, side)
+        with session(ctx.spec.spark, ctx.ws, f"vectors {ctx.spec.pipeline} {ctx.ds}") as spark:
+            return _run(ctx, score, model, spark)
+
+
+def _entity(score: Score, side: Side) -> Entity:
+    found = score.user if side == "user" else score.item
+    return found.model_copy(update={"limit": None})
+
+
+def _table(ctx: Context, side: Side) -> Location:
+    return ctx.ws.table(ctx.spec.pipeline, f"{side}_vectors")
+
+
+def _check_table(ctx: Context, score: Score, side: Side) -> None:
+    key = _entity(score, side).key
+    if key.lower() in ("vector", "model_version", "ds"):
+        raise UserError(f"score.{side}.key: '{key}' is the name of another column of the table of vectors")
+    types = key_types(ctx.spec, score)
+    wanted = {"ds": "string", key: types[key], "vector": "array<float>", "model_version": "string"}
+    check_table_columns(_table(ctx, side), wanted, "its key was another")
+
+
+def _run(ctx: Context, score: Score, model: Output, spark: SparkSession) -> Result:
+    active = Active.of(ctx, spark)
+    peak = worker_peak_memory(spark.sparkContext)
+    threads = int(spark.sparkContext.getConf().get("spark.task.cpus") or 1)
+    outputs, rows = [], {}
+    with active.entities(_entity(score, "user"), _entity(score, "item")) as (users, items):
+        frames: dict[Side, DataFrame] = {"user": users, "item": items}
+        active.reader.check_unchanged()
+        for side, frame in frames.items():
+            task = VectorTask(
+                model=ctx.ws.locate(model.name),
+                threads=threads,
+                side=side,
+                key=_entity(score, side).key,
+                user_columns=(score.user.key, *score.user.columns),
+                item_columns=(score.item.key, *score.item.columns),
+                context=context_scalars(ctx.spec, score),
+            )
+            shared = spark.sparkContext.broadcast(task)
+
+            def work(batches: Iterable[pa.RecordBatch], shared: Any = shared) -> Iterator[pa.RecordBatch]:
+                yield from vector_batches(shared.value, batches)
+                report_peak_memory(peak)
+
+            found = frame.mapInArrow(work, f"key {key_types(ctx.spec, score)[task.key]}, vector array<float>").select(
+                F.lit(ctx.ds).alias("ds"),
+                F.col("key").alias(task.key),
+                "vector",
+                F.lit(model.version).alias("model_version"),
+            )
+            table = _table(ctx, side)
+            with worker_errors():
+                version = write_day(found, table, stage=f"{side}_vectors", ds=ctx.ds, key=ctx.key)
+            shared.unpersist()
+            rows[f"{side}s"] = rows_of_day(table, version, ctx.ds)
+            if not rows[f"{side}s"]:
+                raise UserError(f"no event in the training window of {ctx.ds} has a '{task.key}': there are no vectors")
+            outputs.append(
+                Output(kind="delta", name=ctx.ws.name_of(table), version=str(version), rows=rows[f"{side}s"])
+            )
+    log.info("vectors: %s users, %s items", f"{rows['users']:,}", f"{rows['items']:,}")
+    return Result(
+        outputs=tuple(outputs),
+        rows=rows,
+        facts={"model": {"name": model.name, "version": model.version}},
+        peak_memory_mib={"worker": peak.value},
+    )
+
+
+def vector_batches(task: VectorTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Users, or items, to their vectors.
+
+    Args:
+        task: the model, and whose batches these are.
+        batches: the key and the side's columns.
+
+    Yields:
+        Batches of (key, vector list<float32>).
+
+    Raises:
+        UserError: the model is in no retrieval form, or gives vectors that are not finite.
+    """
+    predictor, fitted = loaded_model(task.model, task.threads, None)
+    if not isinstance(predictor, NetworkPredictor):
+        raise UserError(f"the model in {task.model} has no vectors")
+    features = PairFeatures(task.user_columns, task.item_columns, task.context, fitted)
+    for batch in batches:
+        for start in range(0, batch.num_rows, _ROWS):
+            part = batch.slice(start, _ROWS)
+            vectors = predictor.vectors(features.side_columns(part, task.side), task.side)
+            if not np.isfinite(vectors).all():
+                raise UserError(f"the model in {task.model} gives vectors that are not finite; train it again")
+            width = vectors.shape[1]
+            lists = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), width).cast(pa.list_(pa.float32()))
+            yield pa.RecordBatch.from_arrays([part.column(task.key), lists], ["key", "vector"])
