@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from bench.quality.part import Case, Goal, Part
 from bench.quality.pipeline import pipeline_case
+from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.monitor import facts
 from headrace.monitor.stage import read_truth
@@ -25,11 +26,13 @@ def _ceiling(manifest: Manifest, ws: Workspace) -> float:
     return found
 
 
-def _share(manifest: Manifest, ws: Workspace) -> Mapping[str, float]:
-    """`ceiling_share`: how far from .5 to the ceiling; a model above it has seen what it should not."""
+def ceiling_share(manifest: Manifest, ws: Workspace) -> Mapping[str, float]:
+    """`ceiling_share`: how far from .5 to the ceiling. Raises UserError where a model is above it."""
     auc, ceiling = manifest.facts["metrics"]["auc"], _ceiling(manifest, ws)
     share = facts.ceiling_share(auc, ceiling)
     assert share is not None
+    if share > 1:
+        raise UserError(f"AUC {auc:.4f} is above the ceiling, {ceiling:.4f}: the model has seen what it should not")
     return {"ceiling_share": share}
 
 
@@ -47,7 +50,7 @@ def _case(name: str, *overrides: str, stage: str = "train", goals: Mapping[str, 
         goals=goals,
         metrics=("auc", "ceiling_share", "log_loss"),
         generate=True,
-        measure=_share,
+        measure=ceiling_share,
         notes=_notes,
     )
 
@@ -62,7 +65,7 @@ PART = Part(
 `headrace generate clicks` draws each click from a probability that it knows, so the AUC of the true probabilities on
 the validation day is the best that any model can reach but for the labels' noise. Eight days of {ROWS_PER_DAY:,} rows
 (3,000 users, 800 items, a latent taste that drifts), the last day validates; all models on one dataset. `ceiling_share`
-is the share of the way from .5 to that ceiling; a model above 1 would have seen what it should not.
+is the share of the way from .5 to that ceiling; a model above it would have seen what it should not, and fails the run.
 """,
     cases=(
         _case("DLRM"),

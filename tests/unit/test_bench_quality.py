@@ -12,6 +12,7 @@ import pytest
 from bench.quality import __main__ as command
 from bench.quality import part as parts
 from bench.quality import results as results_module
+from bench.quality.generated import ceiling_share
 from bench.quality.page import page
 from bench.quality.part import NAMES, Case, CaseResult, Goal, Part, Published, load_parts
 from bench.quality.pipeline import pipeline_case, recorded
@@ -19,6 +20,8 @@ from bench.quality.results import Results
 from bench.quality.table import lines_of
 from headrace.errors import UserError
 from headrace.manifest import Manifest
+from headrace.monitor.stage import truth_file
+from headrace.workspace import Workspace
 
 
 class Model:
@@ -195,3 +198,16 @@ def test_a_reproduced_seed_is_the_same_case(below: Path) -> None:
     case = Case("FM", Model(), {"width": 8})
     results.save("x", case, 1, case.run(1, below))
     assert results.load("x", replace(case, settings=lambda: {"width": 8}), 1) == Model()(1, below)
+
+
+def test_a_model_above_the_ceiling_fails(below: Path) -> None:
+    ws = Workspace(below)
+    truth_file(ws, "clicks", "2026-01-08").put_text('{"auc_ceiling": 0.85}')
+
+    def of(auc: float) -> Manifest:
+        facts = {"metrics": {"auc": auc}}
+        return Manifest(stage="train", pipeline="clicks", ds="2026-01-08", key="k", spec_hash="s", facts=facts)
+
+    assert ceiling_share(of(0.8465), ws) == {"ceiling_share": pytest.approx(0.99)}
+    with pytest.raises(UserError, match=r"AUC 0\.8510 is above the ceiling, 0\.8500"):
+        ceiling_share(of(0.851), ws)
