@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -58,7 +59,7 @@ class Compare(Stage):
 
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError for what one of the models' stages cannot do."""
-        settings, found = _settings(ctx.spec), dict[str, Manifest]()
+        settings, found, began = _settings(ctx.spec), dict[str, Manifest](), ctx.began
         for number, (name, variant) in enumerate(settings.models.items(), 1):
             plan = plan_run(_stage(variant), ctx.spec.with_variant(variant), ctx.ws, ctx.ds, verify=False)
             where = f"compare: model {number} of {len(settings.models)}, {name}"
@@ -67,9 +68,10 @@ class Compare(Stage):
                 log.info("%s: is trained already", where)
             else:
                 log.info("%s", where)
-                plan = replace(plan, ctx=replace(plan.ctx, registers=False, began=ctx.began))
+                plan = replace(plan, ctx=replace(plan.ctx, registers=False, began=began))
                 manifest = execute(_stage(variant), plan)
                 manifest.save(_folder(ctx.ws, plan) / _MANIFEST)
+                began = time.time()
             found[name] = manifest
         models = [_told(ctx.ws, name, found[name]) for name in found]
         replicates = {name: _replicates(ctx.ws, manifest) for name, manifest in found.items()}
