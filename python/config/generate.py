@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from headrace.config.section import Section, parse_ds
 from headrace.errors import UserError
@@ -33,6 +33,8 @@ class Generate(Section):
     item_zipf: float = Field(default=1.05, ge=0)
     #: Share of clicks that the intercept is set for (a day's differs by its noise and the drift).
     base_rate: float = Field(default=0.2, gt=0, lt=1)
+    #: Share of the clicks that a purchase follows: the log then has a column `purchased`; null: it has none.
+    purchase_rate: float | None = Field(default=None, gt=0, lt=1)
     #: Standard deviation of the latent taste's part of the logit; what ids, countries, prices explain has about 1.5.
     taste: float = Field(default=0.3, ge=0)
     #: Standard deviation of a day's step of each coordinate (variance 1) of a user's latent taste.
@@ -49,6 +51,14 @@ class Generate(Section):
     files_per_day: int = Field(default=4, ge=1)
     #: Formats of the files, in turn.
     formats: tuple[Literal["jsonl", "csv"], ...] = Field(default=("jsonl", "jsonl", "jsonl", "csv"), min_length=1)
+
+    @model_serializer(mode="wrap")
+    def _without_default_purchases(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Days of logs without purchases are those from before there were any."""
+        dumped: dict[str, Any] = serialize(self)
+        if self.purchase_rate is None:
+            dumped.pop("purchase_rate", None)
+        return dumped
 
     @field_validator("start", mode="before")
     @classmethod

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from headrace.counter_random import Ints, integers, stream, uniform
 from headrace.generate.click_model import MAX_ROWS_PER_DAY, ClickModel, events, lag_of
+from headrace.generate.purchase_model import purchases
 from headrace.generate.serialize import COLUMNS, NULL_TEXT, Format, lines, text, values
 
 #: Kinds of malformed lines, in the order of `malformed_kind`.
@@ -52,7 +53,8 @@ def malformed_lines(model: ClickModel, start: date, landing_day: int, number: In
     seed, n = model.params.seed, len(number)
     counter = _counter(landing_day, number)
     kind = malformed_kind(model, landing_day, number)
-    columns = values(events(model, np.full(n, landing_day), _FIRST_ROW + number), start, fmt)
+    made = events(model, np.full(n, landing_day), _FIRST_ROW + number)
+    columns = values(made, start, fmt, purchases(model, made))
     for name, choices in _WRONG.items():
         choice = integers(stream(seed, f"malformed/{name}"), counter, len(choices))
         for k, (column, wrong) in enumerate(choices):

@@ -14,7 +14,8 @@ import pyarrow as pa
 from headrace.counter_random import Ints, stream
 from headrace.generate.click_model import ClickModel, events
 from headrace.generate.faults import duplicate_sources, malformed_kind, malformed_lines
-from headrace.generate.serialize import CSV_HEADER, Format, lines, values
+from headrace.generate.purchase_model import purchases
+from headrace.generate.serialize import Format, header, lines, values
 from headrace.generate.truth import EXACT_ROWS, DayTruth, GeneratedFile, Tally, tally
 from headrace.storage import Location
 
@@ -72,19 +73,21 @@ def write_file(day: DayPlan, file: int, folder: Location) -> Tally:
     good = events(model, np.full(len(row), day.number), row)
     first_day, first_row = duplicate_sources(model, day.number, twice, day.rows)
     again = events(model, first_day, first_row)
+    bought = purchases(model, good)
+    columns = values(good, day.start, fmt, bought)
     all_lines = pa.concat_arrays(
         [
-            lines(values(good, day.start, fmt), fmt),
-            lines(values(again, day.start, fmt), fmt),
+            lines(columns, fmt),
+            lines(values(again, day.start, fmt, purchases(model, again)), fmt),
             malformed_lines(model, day.start, day.number, bad, fmt),
         ]
     )
     order = np.random.default_rng([stream(model.params.seed, "order"), day.number, file]).permutation(len(all_lines))
-    header = CSV_HEADER if fmt == "csv" else ""
-    written = _write_gzip(folder / day.file_name(file), header, all_lines.take(pa.array(order)))
+    written = _write_gzip(folder / day.file_name(file), header(columns, fmt), all_lines.take(pa.array(order)))
     before = int((first_day < day.number).sum())
     return tally(
         good,
+        bought,
         model.late_days,
         same_day=len(twice) - before,
         day_before=before,
@@ -99,7 +102,7 @@ def _share(total: int, part: int, parts: int) -> Ints:
     return np.arange(total * part // parts, total * (part + 1) // parts)
 
 
-def _write_gzip(path: Location, header: str, all_lines: pa.StringArray) -> GeneratedFile:
+def _write_gzip(path: Location, first: str, all_lines: pa.StringArray) -> GeneratedFile:
     """One gzip member with no name and time 0 (RFC 1952), so that equal lines are equal bytes."""
     assert all_lines.offset == 0
     _, offsets, data = all_lines.buffers()
@@ -107,12 +110,12 @@ def _write_gzip(path: Location, header: str, all_lines: pa.StringArray) -> Gener
     body = memoryview(data)[:end] if end else b""
     packer = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _WBITS_GZIP)
     with path.new_file() as partial, open(partial, "wb") as f:
-        f.write(packer.compress(header.encode()))
+        f.write(packer.compress(first.encode()))
         f.write(packer.compress(body))
         f.write(packer.flush())
         size = f.tell()
     return GeneratedFile(
-        name=path.name, lines=len(all_lines), bytes=size, crc32=zlib.crc32(body, zlib.crc32(header.encode()))
+        name=path.name, lines=len(all_lines), bytes=size, crc32=zlib.crc32(body, zlib.crc32(first.encode()))
     )
 
 

@@ -8,7 +8,7 @@ after each line, `ts` as ISO 8601 in UTC with milliseconds, ids as integers.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, timedelta
 from functools import lru_cache
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from headrace.counter_random import Ints, hexadecimal
 from headrace.generate.click_model import NULLABLE, Events
 from headrace.generate.population import CATEGORIES, COUNTRIES, DEVICES, MAX_TAGS, TAGS
+from headrace.generate.purchase_model import Purchases
 
 Format = Literal["jsonl", "csv"]
 
@@ -41,7 +42,6 @@ COLUMNS = (
     "hour",
 )
 NULL_TEXT: Mapping[Format, str] = {"jsonl": "null", "csv": ""}
-CSV_HEADER = ",".join(COLUMNS) + "\n"
 
 
 def text(value: str, fmt: Format) -> str:
@@ -51,16 +51,23 @@ def text(value: str, fmt: Format) -> str:
     return '"' + value.replace('"', '""') + '"' if any(c in value for c in ',"\r\n') else value
 
 
-def values(events: Events, start: date, fmt: Format) -> dict[str, Any]:
+def header(columns: Iterable[str], fmt: Format) -> str:
+    """What a file begins with."""
+    return ",".join(columns) + "\n" if fmt == "csv" else ""
+
+
+def values(events: Events, start: date, fmt: Format, bought: Purchases | None) -> dict[str, Any]:
     """Each column's values as the format spells them.
 
     Args:
         events: n events.
         start: the log's first day.
         fmt: the format.
+        bought: of the events; None: the log has no purchases.
 
     Returns:
-        by the names of COLUMNS: pyarrow string arrays [n] without nulls.
+        by the names of COLUMNS, and `purchased` behind them where there are purchases: pyarrow string arrays [n]
+        without nulls.
     """
     user, item = events.users, events.items
     of_user, of_item = pa.array(events.user_row), pa.array(events.item_row)
@@ -90,13 +97,15 @@ def values(events: Events, start: date, fmt: Format) -> dict[str, Any]:
     }
     for k, name in enumerate(NULLABLE):
         found[name] = pc.if_else(pa.array(events.null[:, k]), NULL_TEXT[fmt], found[name])
+    if bought is not None:
+        found["purchased"] = _number(bought.purchased.astype(np.int8))
     return found
 
 
 def lines(columns: Mapping[str, Any], fmt: Format) -> Any:
     """Values as `values` gives them, joined to lines: a pyarrow string array [n], each with its `\\n`."""
     pieces: list[Any] = []
-    for k, name in enumerate(COLUMNS):
+    for k, name in enumerate(columns):
         if fmt == "jsonl":
             pieces.append(f'{"," if k else "{"}"{name}":')
         elif k:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from headrace.counter_random import Floats, Ints
 from headrace.generate.auc import Histogram, auc, auc_of_histogram, histogram
 from headrace.generate.click_model import NULLABLE, Events, probability
 from headrace.generate.faults import MALFORMED
+from headrace.generate.purchase_model import Purchases
 from headrace.storage import Location
 
 #: Up to this many rows a day the ceiling is computed from all scores; above from histograms (2^16 bins of the logit).
@@ -29,6 +30,19 @@ class GeneratedFile(BaseModel):
     lines: int
     bytes: int
     crc32: int
+
+
+class PurchaseTruth(BaseModel):
+    """What the purchases of the valid rows allow (headrace.generate.purchase_model)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    #: Share of the clicks that a purchase follows.
+    rate: float | None
+    #: AUC of the true P(purchase | click) against the purchases, over the clicks.
+    auc_of_clicks: float | None
+    #: AUC of the true P(click and purchase) against the purchases, over all rows.
+    auc_of_rows: float | None
 
 
 class DayTruth(BaseModel):
@@ -55,6 +69,8 @@ class DayTruth(BaseModel):
     log_loss_floor: float | None
     #: Share of clicks.
     base_rate: float | None
+    #: Of a log with purchases of at most `EXACT_ROWS` a day.
+    purchases: PurchaseTruth | None = None
     #: Users and items alive on this day, and those of them born on it.
     users: int
     items: int
@@ -68,6 +84,14 @@ class DayTruth(BaseModel):
     #: All parameters, `late_days` of the table among them, and their fingerprint with the generator's version.
     parameters: dict[str, Any]
     key: str
+
+    @model_serializer(mode="wrap")
+    def _without_no_purchases(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Truths of logs without purchases are written as before there were any."""
+        dumped: dict[str, Any] = serialize(self)
+        if self.purchases is None:
+            dumped.pop("purchases")
+        return dumped
 
     @staticmethod
     def load(file: Location) -> DayTruth | None:
@@ -94,6 +118,8 @@ class Tally:
     scores: tuple[tuple[Floats, Floats], ...]
     #: ... else counts by label and by expected label.
     counts: tuple[Histogram, Histogram] | None
+    #: The valid rows' logits of a purchase after a click, and purchases, where there are any and scores.
+    purchases: tuple[tuple[Floats, Floats], ...] = ()
     files: tuple[GeneratedFile, ...] = field(default=())
 
     def __add__(self, other: Tally) -> Tally:
@@ -111,12 +137,14 @@ class Tally:
             malformed=self.malformed + other.malformed,
             scores=self.scores + other.scores,
             counts=counts,
+            purchases=self.purchases + other.purchases,
             files=self.files + other.files,
         )
 
 
 def tally(
     good: Events,
+    bought: Purchases | None,
     late_days: int,
     same_day: int,
     day_before: int,
@@ -140,6 +168,7 @@ def tally(
         malformed=np.bincount(malformed_kinds, minlength=len(MALFORMED)),
         scores=((logit, clicked),) if exact else (),
         counts=None if exact else (histogram(logit, clicked), histogram(logit, probability(logit))),
+        purchases=((bought.logit[valid], bought.purchased[valid].astype(np.float64)),) if bought and exact else (),
         files=(file,),
     )
 
@@ -164,6 +193,7 @@ def summarise(
         auc_expected=_rounded(expected),
         log_loss_floor=_rounded(found.log_loss / found.valid_rows) if found.valid_rows else None,
         base_rate=_rounded(found.clicks / found.valid_rows) if found.valid_rows else None,
+        purchases=_of_purchases(found),
         **population,
         faults={
             "duplicates": _named(("same_day", "day_before"), found.duplicates),
@@ -175,6 +205,19 @@ def summarise(
         seed=seed,
         parameters=dict(parameters),
         key=key,
+    )
+
+
+def _of_purchases(found: Tally) -> PurchaseTruth | None:
+    if not found.purchases:
+        return None
+    logit, purchased = (np.concatenate(parts) for parts in zip(*found.purchases, strict=True))
+    click, clicked = (np.concatenate(parts) for parts in zip(*found.scores, strict=True))
+    of_clicks = clicked > 0
+    return PurchaseTruth(
+        rate=_rounded(float(purchased.sum() / of_clicks.sum())) if of_clicks.any() else None,
+        auc_of_clicks=_rounded(auc(logit[of_clicks], purchased[of_clicks])),
+        auc_of_rows=_rounded(auc(probability(click) * probability(logit), purchased)),
     )
 
 
