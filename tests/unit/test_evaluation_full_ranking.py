@@ -21,6 +21,7 @@ from headrace.errors import UserError
 from headrace.jagged import JaggedArray
 from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
+from headrace.schema import DatasetSchema
 from headrace.train.evaluation import full_ranking
 from headrace.train.evaluation.full_ranking import rank_all_items
 from headrace.train.evaluation.predictions import Predictions
@@ -247,6 +248,40 @@ def test_a_trained_model_is_ranked_by_its_own_logits(evaluated: tuple[Job, Repor
     assert report.evaluation["test_full"] == found
     low, high = found["intervals"]["recall_at_10_full"]
     assert low <= found["metrics"]["recall_at_10_full"] <= high
+
+
+def test_rows_are_lists_of_their_own_without_what_their_list_excludes(home: Workspace, features: Manifest) -> None:
+    """Against all logits of the saved model's own vectors; the list feature has the item's codes."""
+    assert features.dataset_schema is not None
+    shared = {"tags": {"vocabulary": "item", "cardinality": 40}}
+    schema = DatasetSchema(
+        features=tuple(f.model_copy(update=shared.get(f.name, {})) for f in features.dataset_schema.features)
+    )
+    asked = Evaluation.model_validate({"full_ranking": {"k": 4, "exclude": "tags"}})
+    args = {"item": "item", "user_features": ["user", "tags", "age"], "user_mlp": [6], "item_mlp": [6]}
+    model = Model.model_validate({"class": "two_tower", "embedding_dim": 4, "args": args})
+    conf = TRAIN.model_copy(update={"epochs": 1, "evaluation": asked})
+    job = job_of(home, features.model_copy(update={"dataset_schema": schema}), "lists", conf, model=model)
+    report = train_local(job)
+    dataset = job.ws.locate(features.output("dataset").name).local_path()
+    rows = read_padded(sorted((dataset / "valid").glob("*.parquet")), schema)
+    rows = rows[rows["click"] == 1]
+    tags = rows[["tags__0", "tags__1", "tags__2"]].to_numpy()
+    predictor = load_predictor(job.saved_model)
+    told = []
+    for at, item in enumerate(rows["item"]):
+        pairs = rows.iloc[[at] * 38].assign(item=np.arange(2, 40, dtype=np.int32))
+        p = predictor.predict({name: pairs[name].to_numpy() for name in pairs.columns})
+        kept = [(x, i == item) for x, i in zip(p, range(2, 40), strict=True) if i not in tags[at]]
+        told.append(list_metrics(kept, 4))
+    known = [x for x in told if x is not None]
+    assert 0 < len(known) < len(told)  # some rows' items are in their own lists
+    for name in METRICS:
+        expected = np.mean([x[name] for x in known])
+        assert report.metrics[full_ranking_name(name, 4)] == pytest.approx(expected, abs=1e-9), name
+    other = conf.model_copy(update={"evaluation": Evaluation.model_validate({"full_ranking": {"exclude": "item"}})})
+    with pytest.raises(UserError, match=r"exclude: 'item' is no list of codes of 'item'; .* are: tags"):
+        train_local(job.model_copy(update={"train": other, "key": "wrong"}))
 
 
 def full_ranking_name(name: str, k: int) -> str:

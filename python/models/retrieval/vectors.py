@@ -103,7 +103,8 @@ def item_vectors(model: ShardedModel, collective: Collective, features: ItemFeat
         for begin in range(0, share, rows):
             codes = np.arange(min(first + begin, last), min(first + min(begin + rows, share), last))
             parts.append(row_item_vectors(model, *features.rows(model.schema, codes)))
-        return collective.all_gather(torch.cat(parts))
+        # Between ranks as all that is not a step's: on the host.
+        return collective.all_gather(torch.cat(parts).cpu()).to(model.device)
 
 
 def _network(model: ShardedModel) -> RetrievalNetwork:
