@@ -209,6 +209,10 @@ class Negatives(Section):
         return found
 
 
+#: What each task of `train.tasks` is measured by, whatever is asked for: one of probabilities, one of numbers.
+_OF_TASKS = {True: ("log_loss", "auc"), False: ("rmse", "mae")}
+
+
 class Train(Section):
     """The loop. Batches and their order depend on seed, batch_size and streams, never on the number of ranks."""
 
@@ -230,8 +234,8 @@ class Train(Section):
     #: `monitor`. The model is that of the best. None: take all epochs and keep the last.
     patience: int | None = Field(default=1, ge=1)
     #: The metric that `patience` looks at: any that the split `valid` has (`log_loss`, `auc`, those of
-    #: `evaluation.metrics`), of full rankings over `valid` (`ndcg_at_20_full`), or of the lists of the split `rank`
-    #: (`ndcg_at_k`), where that is not what is reported.
+    #: `evaluation.metrics`; of a task of `tasks`, `auc.buy`), of full rankings over `valid` (`ndcg_at_20_full`), or of
+    #: the lists of the split `rank` (`ndcg_at_k`), where that is not what is reported.
     monitor: str = "log_loss"
     #: Of initial weights and of the order of batches.
     seed: int = 1
@@ -332,7 +336,8 @@ class Train(Section):
         evaluation = self.evaluation
         lists = [] if self.rank_group is None else ["hr_at_k", "ndcg_at_k", *evaluation.wants(RankingMetric)]
         full = [] if evaluation.full_ranking is None else evaluation.full_ranking.metrics()
-        return ["log_loss", "auc", *evaluation.wants(ClickMetric, UserMetric), *lists, *full]
+        tasks = [f"{m}.{name}" for name, task in self.tasks.items() for m in _OF_TASKS[task.is_probability]]
+        return ["log_loss", "auc", *evaluation.wants(ClickMetric, UserMetric), *lists, *full, *tasks]
 
     def objectives(self) -> list[str]:
         """What `search.objective` can be: what can be measured of this dataset, whether it is asked for or not."""
@@ -344,7 +349,7 @@ class Train(Section):
     @property
     def monitor_falls(self) -> bool:
         """Whether a lower value of `monitor` is better."""
-        return not HIGHER_IS_BETTER.get(self.monitor, True)
+        return not HIGHER_IS_BETTER.get(self.monitor.split(".")[0], True)
 
     @model_validator(mode="after")
     def _of_gpus(self) -> Train:

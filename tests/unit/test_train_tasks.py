@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from pydantic import ValidationError
 from sklearn import metrics as reference
 
 from headrace.comm.threads import run_ranks
@@ -193,6 +194,18 @@ def test_each_task_is_measured_on_its_rows(home: Workspace, features: Manifest) 
     for r in run_ranks(2, lambda collective: train(again, collective)):
         for name, value in report.metrics.items():
             assert r.metrics[name] == pytest.approx(value, abs=1e-5), name
+
+
+@pytest.mark.parametrize("monitor", ["auc.purchase", "rmse.amount"])
+def test_the_model_is_that_of_a_tasks_best_metric(monitor: str, home: Workspace, features: Manifest) -> None:
+    conf = SETTINGS.model_copy(update={"epochs": 3, "patience": 1, "monitor": monitor})
+    report = train_local(job_of(home, features, monitor, conf, model_of("mmoe")))
+    values = [e[monitor] for e in report.evals]
+    best = values.index(max(values) if monitor.startswith("auc") else min(values))
+    assert report.best_step == report.evals[best]["step"]
+    assert report.metrics[monitor] == values[best]
+    with pytest.raises(ValidationError, match="is not measured"):
+        Train.model_validate({**SETTINGS.model_dump(), "monitor": "auc.amount"})
 
 
 def test_a_task_without_rows_has_no_values(home: Workspace, features: Manifest) -> None:

@@ -74,7 +74,8 @@ class Evaluations:
         elif monitor.endswith("_at_k"):
             found = self._lists(evaluator, request)[1]
         else:
-            found = evaluator.evaluate(self._ranks, self._predict(self._valid, request.carried(), request.codes()))
+            predictions = self._predict(self._valid, request.carried(), request.codes(), self._labels)
+            found = evaluate_tasks(evaluator, request, self._ranks, predictions)
         return replace(basic, metrics=basic.metrics | {monitor: found.metrics[monitor]})
 
     def at_the_end(self, layout: SplitLayout, last: Evaluation | None) -> tuple[dict[str, Evaluation], dict[str, int]]:
