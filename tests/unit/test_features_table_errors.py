@@ -134,3 +134,13 @@ def test_a_label_that_lambda_makes_leaks_through_none_of_its_columns() -> None:
     spec["features"]["workflow"] = [{"columns": ["Income"], "ops": ["categorify"]}]
     with pytest.raises(UserError, match=r"features.workflow\[0\].columns: the label 'rich' is made of 'Income'"):
         Workflow.from_spec(build_spec(spec))
+    # As well the label of another task.
+    added = {"taxed": {"expression": "tax > 0", "type": "int"}}
+    features = spec["features"] | {
+        "prepare": [*spec["features"]["prepare"], {"lambda": {"add": added}}],
+        "carried": ["taxed"],
+        "workflow": [{"columns": ["tax"], "ops": ["fill_missing"]}],
+    }
+    taxed = spec | {"features": features, "train": {"tasks": {"rich": {}, "taxed": {"label": "taxed"}}}}
+    with pytest.raises(UserError, match=r"features.workflow\[0\].columns: the label 'taxed' is made of 'tax'"):
+        Workflow.from_spec(build_spec(taxed))

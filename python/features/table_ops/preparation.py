@@ -117,10 +117,8 @@ class Preparation:
         """The declared columns as they are after all operators."""
         return tuple(TableColumn(name=n, type=str(t)) for n, t in self.end.types.items())
 
-    @property
-    def label_sources(self) -> frozenset[str]:
-        """The columns that the label is made of, where an operator makes it: a feature made of one would leak it."""
-        label = self.end.label
+    def sources_of(self, label: str) -> frozenset[str]:
+        """The columns that a label is made of, where an operator makes it: a feature made of one would leak it."""
         return frozenset(c for s in self.steps if label not in s.schema.types for c in s.op.made_of(label, s.schema))
 
     @property

@@ -56,14 +56,16 @@ class Workflow:
     def from_spec(spec: Spec) -> Workflow:
         """The workflow of a pipeline. Raises UserError, see `Workflow`."""
         f = spec.features
-        sources = Preparation.from_spec(spec).label_sources
-        for i, chain in enumerate(f.workflow):
-            for column in chain.columns:
-                if column in sources:
-                    raise UserError(
-                        f"features.workflow[{i}].columns: the label '{f.label}' is made of '{column}'; a feature made "
-                        f"of it would leak the label"
-                    )
+        preparation = Preparation.from_spec(spec)
+        for label in dict.fromkeys((f.label, *(task.label for task in spec.train.tasks.values() if task.label))):
+            sources = preparation.sources_of(label)
+            for i, chain in enumerate(f.workflow):
+                for column in chain.columns:
+                    if column in sources:
+                        raise UserError(
+                            f"features.workflow[{i}].columns: the label '{label}' is made of '{column}'; a feature "
+                            f"made of it would leak the label"
+                        )
         return Workflow(f.workflow, prepared_columns(spec), f.label, f.carried)
 
     @property
