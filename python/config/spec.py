@@ -128,16 +128,10 @@ class Spec(Section):
                 raise ValueError(f"{key}: '{asked}' must be in features.carried")
         self._check_tasks()
         self._check_loss()
-        b = self.baseline
-        if b and b.objective == "ranking" and not (b.group or self.train.rank_group):
-            raise ValueError("baseline.objective is 'ranking': name the carried column of its lists, baseline.group")
         if self.publish and not self.score:
             raise ValueError("publish needs a score section")
-        if self.publish and b and b.objective != "classification" and self.score and self.score.model != "neural":
-            raise ValueError(
-                f"publish takes probabilities, and the scores of a baseline for {b.objective} are none: set "
-                f"score.model to 'neural', or leave publish out"
-            )
+        if self.baseline:
+            self._check_baseline(self.baseline)
         if self.train.search:
             self._check_search(self.train.search)
         return self
@@ -156,6 +150,22 @@ class Spec(Section):
         if search.objective not in (known := self.train.objectives()):
             hint = nearest(search.objective, known)
             raise ValueError(f"train.search.objective: '{search.objective}' is none of {', '.join(known)}{hint}")
+
+    def _check_baseline(self, baseline: Baseline) -> None:
+        """Its lists have a column, its labels are what it learns, and what is published are probabilities."""
+        objective = baseline.objective
+        if objective == "ranking" and not (baseline.group or self.train.rank_group):
+            raise ValueError("baseline.objective is 'ranking': name the carried column of its lists, baseline.group")
+        if objective == "classification" and self.features.label_type == "number" and baseline.label is None:
+            raise ValueError(
+                "features.label_type is 'number', and baseline.objective is 'classification': set it to 'regression', "
+                "or name a carried column of 0 and 1, baseline.label"
+            )
+        if self.publish and objective != "classification" and self.score and self.score.model != "neural":
+            raise ValueError(
+                f"publish takes probabilities, and the scores of a baseline for {objective} are none: set score.model "
+                f"to 'neural', or leave publish out"
+            )
 
     def _check_loss(self) -> None:
         """Labels and loss fit each other, and a list's column is carried."""

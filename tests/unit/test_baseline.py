@@ -88,6 +88,8 @@ def test_columns_and_what_a_warehouse_takes() -> None:
         load_spec("clicks", ["baseline.label=dwell"])
     with pytest.raises(UserError, match=r"name the carried column of its lists"):
         load_spec("clicks", ["baseline.objective=ranking", "score.model=neural"])
+    with pytest.raises(UserError, match=r"baseline\.objective is 'classification': set it to 'regression'"):
+        load_spec("criteo", ["features.label_type=number", "model={class: deepfm, loss: squared_error}"])
     with pytest.raises(UserError, match="publish takes probabilities"):
         load_spec("clicks", ["baseline.objective=regression", "score.model=best"])
 
