@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -153,3 +155,36 @@ def _columns(table: pa.Table) -> dict[str, Any]:
             offsets, np.array([x for one in lists for x in one], np.float32 if c == "times" else np.int64)
         )
     return columns
+
+
+@pytest.mark.parametrize("name", ["sasrec, shared items", "hstu"])
+def test_a_full_ranking_is_that_of_the_predictions(name: str, home: Workspace, features: Manifest) -> None:
+    kind, args = MODELS[name]
+    model = Model.model_validate({"class": kind, "embedding_dim": 4, "args": args})
+    settings = _train_of(args, "shared" in name)
+    ranking = {"full_ranking": {"k": 3, "exclude": "history", "splits": ["valid"]}}
+    settings = Train.model_validate(settings.model_dump(by_alias=True) | {"evaluation": ranking})
+    job = job_of(home, features, f"ranked-{kind}", settings, model)
+    report = train_local(job)
+
+    table = pa.concat_tables([pq.read_table(p) for p in sorted(_split(home, features, "valid").glob("*.parquet"))])
+    table = table.filter(pc.equal(table["click"], 1.0))
+    pairs = [(row, item) for row in range(table.num_rows) for item in range(2, ITEMS)]
+    asked = table.take([row for row, _ in pairs]).set_column(2, "item", pa.array([i for _, i in pairs], pa.int32()))
+    found = load_predictor(job.saved_model).predict(_columns(asked)).reshape(table.num_rows, ITEMS - 2)
+    hits, gains = [], []
+    for row in range(table.num_rows):
+        seen, target = table["history"][row].as_py(), table["item"][row].as_py()
+        if target in seen:
+            continue
+        others = [found[row, i - 2] for i in range(2, ITEMS) if i not in seen and i != target]
+        place = sum(score >= found[row, target - 2] for score in others)
+        hits.append(place < 3)
+        gains.append(1 / np.log2(place + 2) if place < 3 else 0)
+    metrics = report.evaluation["valid_full"]["metrics"]
+    assert metrics["hr_at_3_full"] == pytest.approx(np.mean(hits), abs=1e-9)
+    assert metrics["ndcg_at_3_full"] == pytest.approx(np.mean(gains), abs=1e-9)
+
+
+def _split(home: Workspace, features: Manifest, split: str) -> Path:
+    return Path(home.home) / features.output("dataset").name / split
