@@ -211,3 +211,21 @@ def test_a_pretrained_start_is_the_mean_of_two_models(home: Workspace, features:
     assert "none of the models has table" in refused(model_of("neumf"), gmf=names["gmf"])
     assert "does not start from other models" in refused(model_of("mf-bce"), **names)
     assert "do not fit the network" in refused(model_of("neumf", mlp=[8, 5]), **names)
+
+
+@pytest.mark.parametrize("name", ["mf-bpr", "mf-softmax", "lightgcn", "mult-dae", "simplex"])
+def test_all_items_are_ranked_by_the_logits(name: str, home: Workspace, features: Manifest) -> None:
+    settings = train_of(name, max_steps=3, evaluation={"full_ranking": {"k": 5, "splits": ["valid"]}})
+    job = job_of(home, features, f"{name}-full", settings, model_of(name))
+    found = train_local(job).evaluation["valid_full"]["metrics"]
+
+    assert features.dataset_schema is not None
+    dataset = home.home / features.output("dataset").name
+    table = read_padded(sorted((dataset / "valid").glob("*.parquet")), features.dataset_schema)
+    rows = table[table.click > 0].reset_index(drop=True)
+    every = rows.loc[np.repeat(rows.index, 38)].assign(item=np.tile(np.arange(2, 40), len(rows)).astype(np.int32))
+    scores = load_predictor(job.saved_model).predict({c: every[c].to_numpy() for c in every}).reshape(-1, 38)
+    own = scores[np.arange(len(rows)), rows.item - 2]
+    places = (scores >= own[:, None]).sum(1) - 1
+    # Probabilities of close logits may round to one number.
+    assert found["hr_at_5_full"] == pytest.approx((places < 5).mean(), abs=2.1 / len(rows))
