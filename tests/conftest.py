@@ -22,6 +22,7 @@ from headrace.manifest import Manifest, Output, fingerprint
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.workspace import Workspace, checkout
 from tests.support import DAY, NEXT_DAY, Run, headrace
+from tests.users_package import install
 
 # An example's time says how busy the machine is: several processes share its cores.
 hypothesis.settings.register_profile("headrace", deadline=None)
@@ -70,7 +71,23 @@ _INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.fact
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder for packages that tests install, on the path of this process and of all that it starts."""
+    folder = tmp_path_factory.mktemp("site")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        patch.syspath_prepend(folder)
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def my_package(site: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A user's package, installed."""
+    install(tmp_path_factory.mktemp("project") / "my-package", site)
+
+
+@pytest.fixture(scope="session")
+def spark(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A real session with Delta, and Iceberg where its jar is, shared by all tests (9 s to start).
 
     Stages find it active and use it. It interprets its expressions: where these are what is tested, see

@@ -29,11 +29,12 @@ from headrace.train.callbacks.progress import ProgressEvent
 from headrace.train.job import Job
 from headrace.train.loop.run import train
 from headrace.workspace import Workspace
+from tests.users_package import model_of
 
 DS = "2026-01-10"
 
 
-def spec_of(**train: Any) -> Spec:
+def spec_of(model: dict[str, Any] | None = None, **train: Any) -> Spec:
     settings = {
         "batch_size": 200,
         "streams": 4,
@@ -49,7 +50,7 @@ def spec_of(**train: Any) -> Spec:
             "source": {"format": "clicks", "path": "{ds}"},
             "table": {"columns": [{"name": "click", "type": "int"}, {"name": "row"}, {"name": "query"}]},
             "features": {"label": "click", "workflow": [], "split": {"by": "position"}, "carried": ["row", "query"]},
-            "model": {"embedding_dim": 4, "bottom_mlp": [8], "top_mlp": [16]},
+            "model": model or {"embedding_dim": 4, "bottom_mlp": [8], "top_mlp": [16]},
             "train": {**settings, **train},
             "spark": {"driver_memory": "1g"},
         }
@@ -57,12 +58,14 @@ def spec_of(**train: Any) -> Spec:
 
 
 def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
+    my_package: None,
     spark: SparkSession,
     ws: Workspace,
     make_dataset: Callable[..., Manifest],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """With a class of the user's, of an installed package: its lookups are of codes, a sequence and raw ids."""
     features = with_raw_ids(make_dataset(ws, train=4_000, valid=1_000, rank=30), "item")
     features.save(ws.manifest("clicks", DS, "features"))
     tables = {
@@ -71,6 +74,7 @@ def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
         "schedule": {"kind": "cosine", "warmup_steps": 60},
     }
     spec = spec_of(
+        model_of("user", "item", "tags"),
         ranks=2,
         rank_group="query",
         rank_k=3,
@@ -135,7 +139,9 @@ def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
 
     saved = ws.home / outcome.manifest.output("model").name
     left_model, right_model = load_model(local(saved)), load_model(whole.saved_model)
-    assert torch.equal(left_model.embeddings.weight, right_model.embeddings.weight)
+    assert [t.name for t in left_model.embeddings.plan.tables] == ["user", "tags"]
+    for left_rows, right_rows in zip(left_model.embeddings.weights, right_model.embeddings.weights, strict=True):
+        assert torch.equal(left_rows, right_rows)
     for name, value in right_model.dense_state().items():
         assert torch.equal(left_model.dense_state()[name], value), name
     assert json.loads((saved / "model.json").read_text())["key"] == outcome.manifest.key

@@ -413,6 +413,16 @@ def test_split_by_column(spark: SparkSession, ws: Workspace) -> None:
     assert manifest.rows == {"train": 10, "valid": 10, "test": 10, "rank": 10}
     assert len(read(dataset(ws, manifest), "rank")) == 10
 
+    # Labels that are any numbers, by both engines.
+    for engine in ("arrow", "spark"):
+        given = {**SNAPSHOT["features"], "split": {"by": "column", "column": "part"}, "engine": engine}
+        given |= {"label": "a.b", "label_type": "number", "workflow": [{"columns": ["user"], "ops": ["categorify"]}]}
+        numbers = build_spec(SNAPSHOT | {"features": given, "model": {"loss": "squared_error"}})
+        labels = read(dataset(ws, run(numbers, ws).manifest), "valid")["a.b"]
+        np.testing.assert_allclose(np.sort(labels), np.arange(1, 40, 4) / 3, rtol=1e-6)
+    with pytest.raises(UserError, match=r"neither 0 nor 1 in \d+ of 40 rows.* or set features\.label_type: number"):
+        run(build_spec(SNAPSHOT | {"features": {**given, "label_type": "binary"}}), ws)
+
     land(spark, ws, spec, make_snapshot(("train", "valid", "tset")))
     with pytest.raises(UserError, match=r"'part' must hold train, valid, test or rank, not 'tset' \(13 rows\)"):
         run(spec, ws)
