@@ -28,7 +28,7 @@ def target_hash(users: list[int], items: list[int]) -> str:
 def _notes(manifest: Manifest, ws: Workspace) -> Mapping[str, str]:
     folder = ws.table(manifest.pipeline, "events")
     log = DeltaLog(folder)
-    version = log.version()
+    version = log.version
     files = (None if version is None else log.files(version)) or []
     table = pads.dataset([str((folder / f.path).local_path()) for f in files]).to_table(
         columns=["user_id", "item_id"], filter=pc.field("split") == "test"
