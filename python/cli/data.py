@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.options import VAR, Home, Pipeline, Sets, examples
+from headrace.cli.options import VAR, Home, Overlays, Pipeline, Sets, examples, overrides
 from headrace.cli.root import app
 from headrace.workspace import Workspace
 
@@ -73,6 +73,7 @@ def generate(
         bool | None,
         typer.Option("--spark/--no-spark", help="Let Spark write the files; default: above 2 million rows a day."),
     ] = None,
+    overlays: Overlays = None,
     sets: Sets = None,
     home: Home = VAR,
 ) -> None:
@@ -80,8 +81,8 @@ def generate(
     from headrace.commands import generate as command
     from headrace.config import load_spec
 
-    overrides = [*(sets or []), *([f"generate.rows_per_day={rows_per_day}"] if rows_per_day is not None else [])]
-    spec = load_spec(pipeline, overrides)
+    rows = [f"generate.rows_per_day={rows_per_day}"] if rows_per_day is not None else []
+    spec = load_spec(pipeline, [*overrides(overlays, sets), *rows])
     command.generate(spec, Workspace(home), command.wanted_days(spec, days, start, until), force, spark)
 
 

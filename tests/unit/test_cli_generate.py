@@ -65,6 +65,14 @@ def test_generate_writes_files_once_and_prints_the_ceiling(yard: Yard) -> None:
     assert files == {p: p.stat().st_mtime_ns for p in (yard.home / "landing" / "clicks" / "2026-01-01").iterdir()}
 
 
+def test_an_overlay_is_obeyed(yard: Yard, tmp_path: Path) -> None:
+    overlay = tmp_path / "purchases.yaml"
+    overlay.write_text("generate: {purchase_rate: 0.5, rows_per_day: 90, users: 20, items: 10}\n")
+    result = yard("generate", "clicks", "--days", "1", "--overlay", str(overlay), "--set", "generate.items=9")
+    truth = json.loads((yard.home / "landing" / "clicks" / "truth" / "2026-01-01.json").read_text())
+    assert (truth["rows"], truth["items"], "purchases" in truth) == (90, 9, True), result.output
+
+
 def test_spark_properties_are_written_where_asked(yard: Yard, tmp_path: Path) -> None:
     result = yard("spark-properties", "clicks", "--out", str(tmp_path / "s.properties"))
     assert (result.exit_code, result.output.strip()) == (0, str(tmp_path / "s.properties"))
