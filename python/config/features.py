@@ -147,7 +147,8 @@ class Features(Section):
     #: Days before the training range that `prepare` reads and that are then dropped (split by time of a daily source).
     #: None: as many as the longest window in `prepare` asks for.
     history_days: int | None = Field(default=None, ge=0)
-    #: Columns taken along unchanged, for evaluation and for reading the dataset (not fed to the model).
+    #: Columns taken along unchanged, a timestamp as its microseconds since 1970 (UTC): labels of further tasks, and for
+    #: evaluation and for reading the dataset (not fed to the model).
     carried: tuple[str, ...] = ()
     #: Rows a Parquet row group: what the reader decodes at a time.
     row_group_rows: int = Field(default=131_072, ge=1)
