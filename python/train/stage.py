@@ -90,7 +90,7 @@ class Train(Stage):
                 s,
                 ranks=spec.train.ranks,
                 retries=spec.train.retries,
-                on_progress=_preload_at_the_end(ctx.ws),
+                on_progress=_preload_at_the_end(ctx.ws) if ctx.registers else lambda tick: None,
                 phase_ends=phase_ends,
             )
         version = _register(ctx, job, report) if ctx.registers else None

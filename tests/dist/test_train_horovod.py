@@ -15,7 +15,7 @@ import pytest
 import torch
 from pyspark.sql import SparkSession
 
-from headrace import registry
+from headrace import config, registry
 from headrace.comm.threads import run_ranks
 from headrace.config import Spec, build_spec
 from headrace.manifest import Manifest
@@ -26,6 +26,7 @@ from headrace.stage import run_stage
 from headrace.storage import local
 from headrace.train import stage as module
 from headrace.train.callbacks.progress import ProgressEvent
+from headrace.train.comparison.stage import Compare
 from headrace.train.job import Job
 from headrace.train.loop.run import train
 from headrace.workspace import Workspace
@@ -158,6 +159,20 @@ def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
     # How many ranks is not part of what is made.
     other = spec.model_copy(update={"train": spec.train.model_copy(update={"ranks": 1})})
     assert run_stage(module.Train(), other, ws, DS).skipped
+
+    # Beside it another network and trees, in the same session; the day's own is taken as it is.
+    models = {"own": {}, "wide": {"model": {"class": "wide_deep"}, "train": {"epochs": 1}}}
+    compare = {"models": {**models, "trees": {"baseline": {"rounds": 3, "workers": 2}}}}
+    several = spec.model_copy(update={"compare": config.Compare.model_validate(compare)})
+    compared = run_stage(Compare(), several, ws, DS).manifest
+    told = {m["name"]: m for m in compared.facts["models"]}
+    assert told["own"]["key"] == outcome.manifest.key
+    assert [(m["class"], m["steps"]) for m in told.values()] == [("dlrm", 400), ("wide_deep", 50), ("xgboost", 3)]
+    assert {"rank0", "rank1"} <= told["wide"]["peak_memory_mib"].keys()
+    trees = load_predictor(ws.home / compared.outputs[2].name)
+    assert trees.schema == features.dataset_schema
+    assert registry.champion(ws, "clicks") == found
+    assert registry.champion(ws, "clicks-baseline") is None
 
 
 def with_raw_ids(features: Manifest, name: str) -> Manifest:
