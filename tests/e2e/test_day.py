@@ -3,29 +3,51 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.config.load import flow
 from headrace.generate import DayTruth, truth_path
+from headrace.manifest import Manifest
+from headrace.models.predictor import read_meta
 from headrace.stages import ORDER, STAGES
+from headrace.storage import local
 from headrace.workspace import Workspace
-from tests.support import DAY, NEXT_DAY, Run, assert_same, everything, headrace, manifests, read_delta
+from tests.support import DAY, NEXT_DAY, SMALL, Run, assert_same, everything, headrace, manifests, read_delta
+from tests.users_package import model_of
+
+#: A class of the user's in place of the DLRM.
+OWN = {**SMALL, **{f"model.{key}": flow(value) for key, value in model_of("user_id", "item_id", "item_tags").items()}}
 
 
 @pytest.fixture(scope="module")
-def two_days(finished_day: tuple[Path, Run], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A copy of the finished day's workspace in which the next day has run too, as far as it is asked about."""
+def two_days(
+    finished_day: tuple[Path, Run], my_package: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, dict[str, Manifest]]]:
+    """A copy of the finished day's workspace in which the next day has run too, as far as it is asked about.
+
+    Then both days are trained with a class of the user's, whose scores of the next day are published. Beside the
+    workspace, what was made of the next day before that.
+    """
     home = tmp_path_factory.mktemp("two") / "home"
     shutil.copytree(finished_day[0], home, ignore=shutil.ignore_patterns("postgres"))
+
+    def run(ds: str, first: str, last: str, settings: Mapping[str, Any]) -> None:
+        done = headrace(home, "run", "clicks", "--ds", ds, "--from", first, "--to", last, settings=settings)
+        assert done.code == 0, done.output
+
     try:
-        for first, last in (("ingest", "train"), ("score", "publish")):  # without XGBoost and the report
-            run = headrace(home, "run", "clicks", "--ds", NEXT_DAY, "--from", first, "--to", last)
-            assert run.code == 0, run.output
-        yield home
+        run(NEXT_DAY, "ingest", "train", SMALL)
+        before = manifests(home, NEXT_DAY)
+        run(DAY, "train", "train", OWN)
+        for first, last in (("train", "train"), ("score", "publish")):  # without XGBoost and the report
+            run(NEXT_DAY, first, last, OWN)
+        yield home, before
     finally:
         headrace(home, "warehouse", "stop", settings={})
 
@@ -62,21 +84,34 @@ def test_running_again_changes_nothing(finished_day: tuple[Path, Run], spark: Sp
 
 
 def test_the_next_day_keeps_codes_and_starts_warm(
-    finished_day: tuple[Path, Run], two_days: Path, spark: SparkSession
+    finished_day: tuple[Path, Run], two_days: tuple[Path, dict[str, Manifest]], spark: SparkSession
 ) -> None:
     keys = ["name", "value"]
     old = read_delta(spark, Workspace(finished_day[0]).table("clicks", "vocabulary")).set_index(keys)["code"]
-    new = read_delta(spark, Workspace(two_days).table("clicks", "vocabulary")).set_index(keys)["code"]
+    new = read_delta(spark, Workspace(two_days[0]).table("clicks", "vocabulary")).set_index(keys)["code"]
     assert len(new) > len(old)
     pd.testing.assert_series_equal(new.loc[old.index], old)
-    train = manifests(two_days, NEXT_DAY)["train"].facts
-    assert train["warm_start"] == manifests(two_days, DAY)["train"].output("model").name
+    train = two_days[1]["train"].facts
+    assert train["warm_start"] == manifests(finished_day[0], DAY)["train"].output("model").name
 
 
-def test_both_days_are_published(two_days: Path, spark: SparkSession) -> None:
-    published = read_delta(spark, Workspace(two_days).table("clicks", "published"))
+def test_a_class_of_the_users_trains_starts_warm_and_is_published(
+    two_days: tuple[Path, dict[str, Manifest]], spark: SparkSession
+) -> None:
+    home, before = two_days
+    own = manifests(home, NEXT_DAY)
+    first = manifests(home, DAY)["train"]
+    assert own["train"].facts["warm_start"] == first.output("model").name
+    assert (own["train"].facts["ranks"], first.facts["warm_start"]) == (2, None)
+    assert own["train"].facts["metrics"]["auc"] > 0.55
+    assert own["train"].key != before["train"].key
+    assert read_meta(local(home / own["train"].output("model").name))["kind"] == "my_package.nets:MyNet"
+    assert own["score"].facts["model"]["version"] == own["train"].key
+    published = read_delta(spark, Workspace(home).table("clicks", "published"))
     assert set(published["ds"].astype(str)) >= {NEXT_DAY}
     assert not published.duplicated(["ds", "user_id", "rank"]).any()
+    newest = published[published["ds"].astype(str) == NEXT_DAY]
+    assert set(newest["model_version"]) == {own["train"].key}
 
 
 def test_status_and_lineage(finished_day: tuple[Path, Run]) -> None:
