@@ -1,4 +1,4 @@
-"""JSON lines, by pyarrow's JSON reader."""
+"""JSON lines: plain ones by the C++ library, the others by pyarrow's JSON reader."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pjson
 
+from headrace.lake.blocks import native
 from headrace.lake.blocks.convert import element_type, from_json, list_of
-from headrace.lake.blocks.lines import Block, Mask
+from headrace.lake.blocks.json_parser import PlainRows, parse_plain
+from headrace.lake.blocks.lines import I64, Block, Mask
 from headrace.lake.blocks.reader import Declaration, Found, Parsed
 from headrace.lake.blocks.screen import odd_json
 from headrace.lake.blocks.text import bounds
 
-_BLOCK = 1 << 20
+#: Bytes of a block, and where Arrow parses all of it.
+_BLOCK, _ARROW_BLOCK = 1 << 22, 1 << 20
 _ROW = re.compile(r" in row (\d+)$")
 #: Lines at the beginning of a file that say how it spells its columns.
 _SAMPLE = 200
@@ -41,12 +44,11 @@ class _Rows:
 class JsonReader:
     """Reads one file."""
 
-    block_size = _BLOCK
-
     def __init__(self, declaration: Declaration, accept: bool) -> None:
         """`accept`: columns that nobody declared become columns of the table, so their values matter."""
         self._declaration, self._accept = declaration, accept
         self.found = Found()
+        self.block_size = _ARROW_BLOCK if native.library() is None else _BLOCK
         self._kinds: dict[str, pa.DataType] | None = None
         self._declared = {c.name: c.type for c in declaration.columns}
 
@@ -60,25 +62,49 @@ class JsonReader:
 
     def parse(self, lines: pa.BinaryArray) -> Parsed:
         """Rows of lines; those that the parser stops at are left out."""
-        start, end = bounds(lines)
-        whole = lines.buffers()[2].slice(start, end - start)
-        offsets = np.frombuffer(lines.buffers()[1], np.int32, len(lines) + 1, lines.offset * 4).astype(np.int64) - start
+        whole, offsets = _text_of(lines)
         if self._kinds is None:
             self._kinds = self._sampled(whole.slice(0, int(offsets[min(_SAMPLE, len(lines))])).to_pybytes())
-        pieces = list(_Attempts(whole, offsets, self._schema()).rows(0, len(lines)))
-        places = np.concatenate([np.arange(p.first, p.last) for p in pieces] or [np.zeros(0, np.int64)])
-        unsure = np.zeros(len(places), np.bool_)
+        plain = parse_plain(np.frombuffer(whole, np.uint8), offsets, self._kinds, pass_others=not self._accept)
+        if plain is None:
+            places, values, unsure = self._by_arrow(whole, offsets)
+        elif plain.taken.all():
+            places, unsure = np.arange(len(lines)), np.zeros(len(lines), np.bool_)
+            values = [plain.columns[name] for name in self._declaration.names]
+        else:
+            places, values, unsure = self._with_others(lines, plain)
+        self.found.extra |= set() if plain is None else plain.others
         columns = []
-        for name in self._declaration.names:
-            chunks = [c for p in pieces for c in p.table.column(name).chunks]
-            value = pa.concat_arrays(chunks) if chunks else pa.nulls(0, self._schema().field(name).type)
+        for name, value in zip(self._declaration.names, values, strict=True):
             column = self._typed(name, value)
             if column.null_count != value.null_count:
                 unsure |= pc.and_(column.is_null(), value.is_valid()).to_numpy(zero_copy_only=False)
             columns.append(column)
-        self._note_extra(pieces, unsure)
         self._note_present(columns, whole)
         return Parsed(places, columns, unsure)
+
+    def _by_arrow(self, whole: pa.Buffer, offsets: I64) -> tuple[I64, list[pa.Array], Mask]:
+        """(places, values, unsure) of the lines that Arrow parses."""
+        pieces = list(_Attempts(whole, offsets, self._schema()).rows(0, len(offsets) - 1))
+        places = np.concatenate([np.arange(p.first, p.last) for p in pieces] or [np.zeros(0, np.int64)])
+        unsure = np.zeros(len(places), np.bool_)
+        values = []
+        for name in self._declaration.names:
+            chunks = [c for p in pieces for c in p.table.column(name).chunks]
+            values.append(pa.concat_arrays(chunks) if chunks else pa.nulls(0, self._schema().field(name).type))
+        self._note_extra(pieces, unsure)
+        return places, values, unsure
+
+    def _with_others(self, lines: pa.BinaryArray, plain: PlainRows) -> tuple[I64, list[pa.Array], Mask]:
+        """What was parsed plainly, and by Arrow what was not; see `_by_arrow`."""
+        rest = lines.filter(pa.array(~plain.taken))
+        places, values, unsure = self._by_arrow(*_text_of(rest))
+        places = np.concatenate([np.flatnonzero(plain.taken), np.flatnonzero(~plain.taken)[places]])
+        order = np.argsort(places)
+        names = self._declaration.names
+        both = [pa.concat_arrays([plain.columns[name], x]) for name, x in zip(names, values, strict=True)]
+        unsure = np.concatenate([np.zeros(len(places) - len(unsure), np.bool_), unsure])
+        return places[order], [x.take(pa.array(order)) for x in both], unsure[order]
 
     def _typed(self, name: str, value: pa.Array) -> pa.Array:
         zone, unit = self._declaration.timezone, self._declaration.timestamps.get(name)
@@ -142,6 +168,13 @@ class JsonReader:
             signs = [json.dumps(name, ensure_ascii=False).encode(), b"\\u00" if name.isascii() else b"\\u"]
             if any(name in row for row in _rows_with(text, signs)):
                 found.add(name)
+
+
+def _text_of(lines: pa.BinaryArray) -> tuple[pa.Buffer, I64]:
+    """(bytes of the lines, where each begins there and the last one ends)."""
+    start, end = bounds(lines)
+    offsets = np.frombuffer(lines.buffers()[1], np.int32, len(lines) + 1, lines.offset * 4).astype(np.int64) - start
+    return lines.buffers()[2].slice(start, end - start), offsets
 
 
 class _Attempts:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headrace.lake.blocks import native
 from headrace.storage import Location
 
 Mask = npt.NDArray[np.bool_]
@@ -53,8 +54,9 @@ class Block:
         self.data = data
         self.first_line = first_line
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(data, np.uint8)
+        self.control_characters = native.control_characters(self.bytes)
         #: Place of each line's newline. int64 [lines].
-        self.newlines: I64 = np.flatnonzero(self.bytes == NEWLINE)
+        self.newlines: I64 = native.places_of_newlines(self.bytes, self.control_characters.newlines)
         #: Place of each line's first byte. int64 [lines].
         self.starts: I64 = np.concatenate([[0], self.newlines[:-1] + 1])
 

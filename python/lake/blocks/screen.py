@@ -25,8 +25,8 @@ def odd_bytes(block: Block) -> Mask:
     odd = np.zeros(len(block), np.bool_)
     data, ends = block.bytes, block.ends
     returns = int((block.newlines - ends).sum())
-    expected = len(block) + np.count_nonzero(data == TAB) + returns
-    if np.count_nonzero(data < BLANK) != expected:
+    control = block.control_characters
+    if control.all != len(block) + control.tabs + returns:
         strange = np.flatnonzero((data < BLANK) & (data != NEWLINE) & (data != TAB))
         lines = block.line_of(strange)
         odd[lines[strange < ends[lines]]] = True

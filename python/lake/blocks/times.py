@@ -1,5 +1,5 @@
 """Text to dates and timestamps, column by column: the spellings of `table.columns` that logs have, checked digit by
-digit. A value in another one becomes null.
+digit (by native/cpp/times.cpp where it is built). A value in another one becomes null.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.config.source import EpochUnit
+from headrace.lake.blocks import native
 from headrace.lake.blocks.text import lengths, offsets_of
 
 I64 = npt.NDArray[np.int64]
@@ -43,10 +44,7 @@ def dates(text: pa.StringArray) -> pa.Array:
 
 def timestamps(text: pa.StringArray, timezone: str) -> pa.Array:
     """ISO 8601 to timestamp[us, UTC]; without an offset in `timezone`."""
-    micros, good = np.zeros(len(text), np.int64), np.zeros(len(text), np.bool_)
-    local = np.zeros(len(text), np.bool_)
-    for rows, matrix in _by_length(text, lambda n: _DATE <= n <= _SECONDS + 7 + _OFFSET):
-        micros[rows], good[rows], local[rows] = _instants(matrix)
+    micros, good, local = _instants(text)
     if timezone != "UTC" and local.any():
         _to_utc(micros, good, local, timezone)
     return pa.array(micros, pa.int64(), mask=~good).cast(TIMESTAMP)
@@ -111,8 +109,22 @@ def _date(matrix: Matrix) -> tuple[I64, Mask]:
     return begin.astype("M8[M]").astype("M8[D]").astype(np.int64) + day - 1, good
 
 
-def _instants(matrix: Matrix) -> tuple[I64, Mask, Mask]:
-    """(microseconds, whether it is a time, whether it has no offset) of texts of one length."""
+def _instants(text: pa.StringArray) -> tuple[I64, Mask, Mask]:
+    """(microseconds since 1970, whether it is a time, whether it has no offset) of texts."""
+    n, lib = len(text), native.library()
+    if lib is not None and n:
+        micros, flags = np.empty(n, np.int64), np.empty((2, n), np.uint8)
+        offsets, data = offsets_of(text)
+        lib.headrace_instants(*(x.ctypes.data for x in (offsets, data)), n, *(x.ctypes.data for x in (micros, *flags)))
+        return micros, flags[0].view(np.bool_), flags[1].view(np.bool_)
+    micros, good, local = np.zeros(n, np.int64), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
+    for rows, matrix in _by_length(text, lambda n: _DATE <= n <= _SECONDS + 7 + _OFFSET):
+        micros[rows], good[rows], local[rows] = _instants_of_length(matrix)
+    return micros, good, local
+
+
+def _instants_of_length(matrix: Matrix) -> tuple[I64, Mask, Mask]:
+    """`_instants` of texts of one length."""
     n, length = matrix.shape
     micros, good, local = np.zeros(n, np.int64), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
     zulu = _is(matrix, length - 1, "Z")
