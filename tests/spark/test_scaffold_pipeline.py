@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
 from headrace.commands.init import init
@@ -52,12 +53,17 @@ def test_it_runs_as_it_was_written(spark: SparkSession, ws: Workspace, tmp_path:
             }
 
 
-def test_a_folder_of_parquet_is_read_where_it_is(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["parquet", "delta"])
+def test_a_table_is_read_where_it_is(spark: SparkSession, ws: Workspace, tmp_path: Path, form: str) -> None:
     data = clicks(1_200, 3).assign(ts=lambda d: pd.to_datetime(d["ts"]))
     folder = tmp_path / "events"
     folder.mkdir()
     for k in range(3):
-        data.iloc[k * 400 : (k + 1) * 400].to_parquet(folder / f"{k}.parquet", index=False, coerce_timestamps="us")
+        rows = data.iloc[k * 400 : (k + 1) * 400]
+        if form == "delta":
+            write_deltalake(str(folder), rows.assign(ts=lambda d: d["ts"].dt.tz_localize("UTC")), mode="append")
+        else:
+            rows.to_parquet(folder / f"{k}.parquet", index=False, coerce_timestamps="us")
     init(str(folder), tmp_path / "p.yaml", None, Named(), force=False)
     spec = load_spec(tmp_path / "p.yaml", ["features.min_row_groups=1"])
     assert spec.ds == "2026-03-03"
