@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
-from headrace.lake.delta.transaction import Transaction, create_table
+from headrace.lake.delta.transaction import Transaction, TransactionOvertaken, create_table
 from headrace.storage import Location, local
 
 FIELDS = [{"name": n, "type": t, "nullable": True, "metadata": {}} for n, t in (("id", "long"), ("ds", "string"))]
@@ -177,3 +177,58 @@ def test_names_that_a_table_cannot_have(tmp_path: Path) -> None:
 
 def test_a_checkpoint_is_due_after_some_commits(folder: Location) -> None:
     assert [v for v in range(25) if Transaction(folder).wants_checkpoint(v)] == [10, 20]
+
+
+def test_files_are_added_as_versions_of_an_application(tmp_path: Path) -> None:
+    folder = local(tmp_path / "added")
+    assert create_table(folder, FIELDS, (), [add("d1", "a", 3)], "made", ("app", -1))
+    assert not create_table(folder, FIELDS, (), [add("d1", "b")], "too late", ("app", -1))
+    assert live(folder) == {"a": 3}
+    assert [text for _, text in DeltaLog(folder).user_metadata()] == ["made"]
+    mine = Transaction(folder)
+    mine.check_application("app", 0)
+    # Others may add files, and be versions of other applications.
+    alter(folder, 1, {"add": add("d1", "c", 4)}, {"txn": {"appId": "other", "version": 7}})
+    assert mine.append([add("d1", "d", 5)], "mine", ("app", 0)) == 2
+    assert live(folder) == {"a": 3, "c": 4, "d": 5}
+    assert DeltaLog(folder).application_version("app", 2) == 1
+    with pytest.raises(TransactionOvertaken, match="app has written to"):
+        Transaction(folder).check_application("app", 0)
+
+
+@pytest.mark.parametrize("action", [{"txn": {"appId": "app", "version": 1}}, {"metaData": {}}, {"protocol": {}}])
+def test_an_append_that_was_overtaken_adds_nothing(tmp_path: Path, action: dict[str, Any]) -> None:
+    folder = local(tmp_path / "added")
+    create_table(folder, FIELDS, (), [add("d1", "a", 3)], "made", ("app", 0))
+    mine = Transaction(folder)
+    alter(folder, 1, action)
+    with pytest.raises(TransactionOvertaken, match="was changed at version 1"):
+        mine.append([add("d1", "b")], "", ("app", 1))
+    assert DeltaLog(folder).version == 1
+
+
+def test_of_many_that_append_at_once_each_is_one_version_of_the_application(tmp_path: Path) -> None:
+    folder = local(tmp_path / "added")
+
+    def one(k: int) -> int:
+        for _ in range(100):
+            log = DeltaLog(folder)
+            version = log.version
+            try:
+                if version is None:
+                    if create_table(folder, FIELDS, (), [add("d1", f"{k}")], "", ("app", -1)):
+                        return 0
+                    continue
+                last = log.application_version("app", version)
+                transaction = Transaction(folder)
+                transaction.check_application("app", -1 if last is None else last)
+                return transaction.append([add("d1", f"{k}")], "", ("app", -1 if last is None else last))
+            except TransactionOvertaken:
+                continue
+        raise AssertionError("overtaken every time")
+
+    with ThreadPoolExecutor(4) as pool:
+        versions = list(pool.map(one, range(8)))
+    assert sorted(versions) == list(range(8))
+    assert set(live(folder)) == {str(k) for k in range(8)}
+    assert [DeltaLog(folder).application_version("app", v) for v in range(8)] == list(range(8))

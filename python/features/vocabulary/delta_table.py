@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import takewhile
 from typing import Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.errors import UserError
 from headrace.features.vocabulary import lookup
 from headrace.features.vocabulary.codes import give_codes
 from headrace.features.vocabulary.rule import VocabularyRule
-from headrace.lake.append import TransactionOvertaken, append
-from headrace.lake.delta.log import LOG_RETENTION, DeltaLog
+from headrace.lake.append import append
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.transaction import TransactionOvertaken
 from headrace.storage import Location
 from headrace.udfs.xxhash64 import xxhash64_strings
 
@@ -166,7 +163,7 @@ class VocabularyTable:
 
     @contextmanager
     def in_background(self) -> Iterator[None]:
-        """Within, `update` commits while its caller goes on (a commit takes Delta a second or two, whatever its size).
+        """Within, `update` commits while its caller goes on.
 
         Call `wait` before anything that holds the codes becomes visible; leaving waits too.
         """
@@ -219,31 +216,13 @@ class VocabularyTable:
             return
         # An append alone conflicts with nothing. One that is a version of an application does: it is refused where the
         # table has that version already, or where another one's commit comes in between.
-        said = f"headrace vocabulary of {self._ds} {uuid.uuid4().hex}"
-        failure: Exception | None = None
+        application, said = (_APPLICATION, self._written), f"headrace vocabulary of {self._ds}"
         try:
-            append(
-                self._spark,
-                self._path,
-                rows,
-                (_APPLICATION, self._written),
-                said,
-                {"delta.logRetentionDuration": LOG_RETENTION},
-                _ROWS_A_FILE,
-            )
-        except (TransactionOvertaken, PySparkException, Py4JError) as e:
-            failure = e
-        log, read = DeltaLog(self._path), -1 if self.version is None else self.version
-        since = takewhile(lambda commit: commit[0] > read, log.user_metadata())
-        made = next((version for version, text in since if text == said), None)
-        if made is not None:
-            self.version = made
-        elif failure is not None and (log.version is None or log.version == read):
-            raise failure
-        else:
+            self.version = append(self._spark, self._path, rows, application, said, _ROWS_A_FILE)
+        except TransactionOvertaken as e:
             raise CodesOvertaken(
                 f"another run added to the vocabularies {self._path} while those of {self._ds} were counted"
-            ) from failure
+            ) from e
 
 
 def _named(table: pa.Table, name: str) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Commits to a Delta table without Spark: a table is made, or partitions of it are replaced by data files.
+"""Commits to a Delta table without Spark: a table is made, partitions of it are replaced by data files, or files added.
 
 Written to Delta's protocol document (PROTOCOL.md of delta-io/delta). A commit is one file of the log that appears whole
 or not at all, and only under a version that nobody has taken; where others have taken it first, the commit goes after
@@ -55,13 +55,30 @@ _CONFIGURATION = {
 }
 
 
-def create_table(folder: Location, fields: Sequence[Mapping[str, Any]], partitioned_by: Sequence[str]) -> None:
-    """Make an empty table, where there is none.
+class TransactionOvertaken(Exception):
+    """Another commit came in between, on which this one would have to rest."""
+
+
+def create_table(
+    folder: Location,
+    fields: Sequence[Mapping[str, Any]],
+    partitioned_by: Sequence[str],
+    adds: Sequence[Mapping[str, Any]] = (),
+    user_metadata: str | None = None,
+    application: tuple[str, int] | None = None,
+) -> bool:
+    """Make a table, where there is none.
 
     Args:
         folder: of the table.
         fields: its columns, as the schema's JSON has them.
         partitioned_by: names of columns.
+        adds: the `add` actions of its first data files.
+        user_metadata: the commit's userMetadata.
+        application: see `Transaction.append`.
+
+    Returns:
+        Whether it was made; False where another process has made it meanwhile.
 
     Raises:
         UserError: a name that a table cannot have.
@@ -88,9 +105,11 @@ def create_table(folder: Location, fields: Sequence[Mapping[str, Any]], partitio
         "properties": _json(_CONFIGURATION),
     }
     protocol = _PROTOCOL | {"writerFeatures": ["changeDataFeed", "appendOnly", "invariants"]}
-    info = _info("CREATE TABLE", parameters, None, is_append=True)
-    # Where another process has made it meanwhile, that one is as good.
-    _put(folder, 0, [{"commitInfo": info}, {"metaData": metadata}, {"protocol": protocol}])
+    info = _info("CREATE TABLE AS SELECT" if adds else "CREATE TABLE", parameters, None, is_append=True)
+    if user_metadata is not None:
+        info |= {"userMetadata": user_metadata}
+    actions: list[Mapping[str, Any]] = [{"commitInfo": info}, {"metaData": metadata}, {"protocol": protocol}]
+    return _put(folder, 0, [*actions, *({"add": add} for add in adds), *_applications(application)])
 
 
 class Transaction:
@@ -164,6 +183,39 @@ class Transaction:
             at += 1
         return at
 
+    def check_application(self, name: str, last: int) -> None:
+        """Raise TransactionOvertaken where an application has written the table after its version `last`."""
+        written = self._log.application_version(name, self._version)
+        if written is not None and written > last:
+            raise TransactionOvertaken(f"{name} has written to {self.folder} since it was read")
+
+    def append(self, adds: Sequence[Mapping[str, Any]], user_metadata: str, application: tuple[str, int]) -> int:
+        """Add data files to a table without partitions, in one commit.
+
+        Args:
+            adds: the `add` actions of the data files.
+            user_metadata: the commit's userMetadata.
+            application: (its name, the last version that it wrote, -1 where none). The commit is its next one.
+
+        Returns:
+            the version that was committed.
+
+        Raises:
+            TransactionOvertaken: the application has written since this transaction began, or somebody has changed
+                the table itself.
+        """
+        name, _ = application
+        info = _info("WRITE", {"mode": "Append", "partitionBy": "[]"}, self._version, is_append=True)
+        actions: list[Mapping[str, Any]] = [{"commitInfo": info | {"userMetadata": user_metadata}}]
+        actions += [*({"add": add} for add in adds), *_applications(application)]
+        at = self._version + 1
+        while not _put(self.folder, at, actions):
+            for action in self._log.actions(at):
+                if "metaData" in action or "protocol" in action or action.get("txn", {}).get("appId") == name:
+                    raise TransactionOvertaken(f"{self.folder} was changed at version {at} since it was read")
+            at += 1
+        return at
+
     def wants_checkpoint(self, version: int) -> bool:
         """Whether a checkpoint is due after a commit."""
         interval = int(self._state.configuration.get("delta.checkpointInterval", _CHECKPOINT_INTERVAL))
@@ -192,7 +244,7 @@ class Transaction:
 def _check(folder: Location, state: TableState) -> None:
     configuration = state.configuration
     if configuration.get("delta.columnMapping.mode", "none") != "none":
-        raise UserError(f"{folder} has column mapping, and ingest writes columns by their own names; turn it off")
+        raise UserError(f"{folder} has column mapping, and headrace writes columns by their own names; turn it off")
     version = state.protocol.get("minWriterVersion") or 1
     unknown = sorted(set(state.protocol.get("writerFeatures") or ()) - _WRITER_FEATURES)
     if version > _MOST_VERSION:
@@ -230,6 +282,14 @@ def _plain(value: Any) -> Any:
                 found[name] = dict(found[name])
         return found
     return value
+
+
+def _applications(application: tuple[str, int] | None) -> list[Mapping[str, Any]]:
+    """The `txn` action of an application's next version."""
+    if application is None:
+        return []
+    name, last = application
+    return [{"txn": {"appId": name, "version": last + 1, "lastUpdated": _now()}}]
 
 
 def _info(operation: str, parameters: Mapping[str, Any], read: int | None, is_append: bool) -> dict[str, Any]:

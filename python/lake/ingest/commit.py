@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from datetime import date
-from typing import Any
 
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from headrace.errors import UserError
 from headrace.lake.delta.transaction import Transaction
+from headrace.lake.delta.with_spark import broken_constraints, write_checkpoint
 from headrace.lake.ingest.data_file import WrittenFile, ddl_fields
 from headrace.storage import Location
-
-_LOG = logging.getLogger("headrace.lake")
 
 
 def commit_files(
@@ -47,34 +43,15 @@ def commit_files(
     fields = [f.jsonValue() for f in ddl_fields(columns)] if columns else []
     version = transaction.replace("ds", values, [f.add_action() for f in files], metadata, fields)
     if transaction.wants_checkpoint(version):
-        _checkpoint(spark, table)
+        write_checkpoint(spark, table)
 
 
 def _check(spark: SparkSession, table: Location, constraints: dict[str, str], files: Sequence[WrittenFile]) -> None:
-    """What Delta checks where Spark writes: constraints that others have given the table.
-
-    Raises:
-        UserError: rows break one.
-    """
+    """Raise UserError where rows break a constraint."""
     for ds in sorted({f.ds for f in files}) if constraints else ():
-        paths = [str(table / f.path) for f in files if f.ds == ds]
-        rows = spark.read.parquet(*paths).withColumn("ds", F.lit(ds))
-        for name, text in constraints.items():
-            broken = rows.where(~F.coalesce(F.expr(text), F.lit(False))).count()
-            if broken:
-                raise UserError(
-                    f"{broken:,} rows of {ds} break the constraint '{name}' of {table}; nothing of the day was "
-                    f"loaded. Drop the constraint, or keep such rows out by table.expectations.ranges"
-                )
-
-
-def _checkpoint(spark: SparkSession, table: Location) -> None:
-    """Delta's own, as its writers leave one after some commits: who reads the table then reads less of its log."""
-    jvm: Any = spark._jvm
-    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, str(table))
-    try:
-        # Beginning a transaction reads the newest version.
-        log.startTransaction()
-        log.checkpoint()
-    except Py4JJavaError as e:  # the commit is there
-        _LOG.warning("%s: no checkpoint was written: %s", table, e.java_exception.getMessage())
+        rows = spark.read.parquet(*(str(table / f.path) for f in files if f.ds == ds)).withColumn("ds", F.lit(ds))
+        for name, broken in broken_constraints(rows, constraints):
+            raise UserError(
+                f"{broken:,} rows of {ds} break the constraint '{name}' of {table}; nothing of the day was loaded. "
+                f"Drop the constraint, or keep such rows out by table.expectations.ranges"
+            )
