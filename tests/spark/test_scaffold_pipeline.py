@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 from pyspark.sql import SparkSession
@@ -61,7 +62,8 @@ def test_a_table_is_read_where_it_is(spark: SparkSession, ws: Workspace, tmp_pat
     for k in range(3):
         rows = data.iloc[k * 400 : (k + 1) * 400]
         if form == "delta":
-            write_deltalake(str(folder), rows.assign(ts=lambda d: d["ts"].dt.tz_localize("UTC")), mode="append")
+            table = pa.Table.from_pandas(rows.astype({"ts": "datetime64[us, UTC]"}), preserve_index=False)
+            write_deltalake(str(folder), table, mode="append")
         else:
             rows.to_parquet(folder / f"{k}.parquet", index=False, coerce_timestamps="us")
     init(str(folder), tmp_path / "p.yaml", None, Named(), force=False)
