@@ -29,7 +29,8 @@ stands while the case's settings are the same, so the same command goes on where
 `build/quality/quality.json` has all figures. How a part is written: `bench/quality/__init__.py`.
 
 A figure is the mean over the seeds, `sd` the standard deviation over them (divisor n − 1); a seed decides initial
-weights, the order of batches and negatives, never the split. *Floor* and *aim* are what the case is to reach. Seconds
+weights, the order of batches and negatives, never the split. Intervals are of the first seed's
+bootstrap. *Floor* and *aim* are what the case is to reach. Seconds
 are those of the stage (start of Spark and of the ranks, training, evaluation), peak memory is that of all its
 processes, the JVM's included: the greatest of the seeds. The figures below were made with
 `QUALITY_ARGS="--ranks 1 --threads 1"`, at a low priority beside other work: a quiet machine takes a half or a third of
