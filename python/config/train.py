@@ -187,6 +187,9 @@ class Negatives(Section):
     shared: bool = False
     #: Of candidates: a list feature of the same vocabulary, none of whose values is drawn for its row.
     exclude: str | None = None
+    #: Of rows, `method: uniform`: a categorical feature, the user: no value is drawn that it has in positive rows of
+    #: the split train. Each rank holds these pairs, 8 bytes each.
+    exclude_seen: str | None = None
 
     @model_validator(mode="after")
     def _fits_the_form(self) -> Negatives:
@@ -194,6 +197,10 @@ class Negatives(Section):
             given = {"method: popularity": self.method == "popularity", "shared": self.shared, "exclude": self.exclude}
             if wrong := [name for name, is_given in given.items() if is_given]:
                 raise ValueError(f"`{wrong[0]}` is for `as: candidates`")
+            if self.exclude_seen is not None and self.method != "uniform":
+                raise ValueError("`exclude_seen` goes with `method: uniform`")
+        elif self.exclude_seen is not None:
+            raise ValueError("`exclude_seen` is for `as: rows`; with candidates write `exclude`, a list feature")
         if self.shared and (self.method == "in_batch" or self.exclude is not None):
             raise ValueError("`shared` draws once for all rows: not with `method: in_batch` or `exclude`")
         return self
@@ -202,7 +209,7 @@ class Negatives(Section):
     def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """What was not there once is left out where it is not asked for, so that fingerprints stay."""
         found: dict[str, Any] = serialize(self)
-        for name in ("form", "exponent", "shared", "exclude"):
+        for name in ("form", "exponent", "shared", "exclude", "exclude_seen"):
             if getattr(self, name) == type(self).model_fields[name].default:
                 found.pop(name, None)
                 found.pop(type(self).model_fields[name].alias or name, None)

@@ -128,7 +128,7 @@ class TrainLoader(_Loader):
         check_streams(layout, train.streams)
         self._candidates, self._step = candidates, start_step
         self._first_row = world.rank * (train.batch_size // world.size)
-        plan = NegativeSampler.of(schema, train.negatives)
+        plan = NegativeSampler.of(schema, train.negatives, layout)
         #: Rows of an epoch, negatives included.
         self.rows = sum(expanded_sizes(layout.row_groups, schema, plan))
         #: An epoch is this many whole batches; what is left over comes first in the next one's.

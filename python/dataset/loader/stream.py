@@ -143,13 +143,15 @@ class _WithNegatives:
         self._is_copy = np.ones(len(self.order), bool)
         self._is_copy[np.cumsum(copies) - copies] = False
         self._column = plan.column
-        name = [f.name for f in schema.of(Kind.CATEGORICAL) if not f.is_list][plan.column]
-        self._own = stored.values(name)[order[labels > 0]].astype(np.int64)
+        names = [f.name for f in schema.of(Kind.CATEGORICAL) if not f.is_list]
+        positive = order[labels > 0]
+        self._own = stored.values(names[plan.column])[positive].astype(np.int64)
+        self._users = None if plan.user is None else stored.values(names[plan.user])[positive].astype(np.int64)
 
     def draw(self, generator: np.random.Generator, skip: int, codes: OutputColumns, labels: OutputColumns) -> None:
         """Give the copies, from row `skip` on, other codes and the label 0."""
         drawn = np.empty(len(self.order), np.int64)
-        drawn[self._is_copy] = self._plan.draw(self._own, generator).reshape(-1)
+        drawn[self._is_copy] = self._plan.draw(self._own, generator, self._users).reshape(-1)
         at = skip
         for code, label in zip(codes.views, labels.views, strict=True):
             part = slice(at, at + code.shape[1])
