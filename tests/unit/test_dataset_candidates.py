@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy.stats import chisquare
@@ -153,7 +153,13 @@ def test_shares_of_what_is_drawn(method: str, shared: bool) -> None:
         assert chisquare(cells, np.full(cells.size, cells.sum() / cells.size)).pvalue > 1e-3
 
 
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60).filter(lambda w: sum(w) > 1e-3))
+@example([0.0, 0.0, 1.0, 1.0])
+@example([0.0, 1.0, 1.0, 2.0])
+@given(
+    st.lists(st.floats(0, 1e6) | st.sampled_from([0.0, 1.0, 2.0]), min_size=1, max_size=60).filter(
+        lambda w: sum(w) > 1e-3
+    )
+)
 def test_an_alias_table_has_the_weights_shares(weights: list[float]) -> None:
     w = np.array(weights)
     table = AliasTable(w)

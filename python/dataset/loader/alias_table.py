@@ -32,7 +32,8 @@ class AliasTable:
         if len(small):
             self._other[small] = large[np.minimum(np.searchsorted(spare, before, side="right"), last)]
             first = np.searchsorted(lacks, spare, side="right")  # the small one that takes more than is left
-            used = first < len(small)
+            # One that begins where the large one ends is the next one's.
+            used = (first < len(small)) & (before[np.minimum(first, len(small) - 1)] < spare)
             used[-1:] = False  # nobody fills up the last one: all sums are equal, but for rounding
             missing = lacks[np.minimum(first, len(small) - 1)] - spare
             self._kept[large[used]] = 1 - missing[used]
