@@ -155,6 +155,7 @@ def test_shares_of_what_is_drawn(method: str, shared: bool) -> None:
 
 @example([0.0, 0.0, 1.0, 1.0])
 @example([0.0, 1.0, 1.0, 2.0])
+@example([1.0] * 49)  # 49 times 1 / 49 is below 1
 @given(
     st.lists(st.floats(0, 1e6) | st.sampled_from([0.0, 1.0, 2.0]), min_size=1, max_size=60).filter(
         lambda w: sum(w) > 1e-3
@@ -286,6 +287,7 @@ def test_logarithms_of_shares(split: tuple[Any, ...]) -> None:
     close(
         shares(method="popularity", exponent=0.6).log_share("item", "negatives"), [0, 0, *(c**0.6 for c in clicks[2:])]
     )
+    close(shares(method="popularity", exponent=0).log_share("item", "negatives"), [0, 0] + [1] * 38)
     assert shares().log_share("item", "rows")[0] == pytest.approx(math.log(1 / 1003))
     with pytest.raises(UserError, match=r"set train\.negatives to candidates of it"):
         shares().log_share("user", "negatives")

@@ -20,7 +20,8 @@ class AliasTable:
         n = len(weights)
         scaled = weights / weights.sum() * n
         order = np.argsort(scaled, kind="stable")
-        small, large = np.split(order, [int(np.searchsorted(scaled[order], 1.0))])
+        # Equal weights may all be just below 1, as 49 times 1 / 49 is; the greatest fills up the others.
+        small, large = np.split(order, [min(int(np.searchsorted(scaled[order], 1.0)), n - 1)])
         # Place by place, what a small weight lacks of 1 is filled up by the large one that is first in line; a large
         # one that has given so much that it is below 1 itself is filled up by the next.
         lacks, spare = np.cumsum(1 - scaled[small]), np.cumsum(scaled[large] - 1)
@@ -28,7 +29,7 @@ class AliasTable:
         self._other = np.arange(n)
         self._kept[small] = scaled[small]
         before = np.concatenate([[0.0], lacks[:-1]]) if len(small) else lacks
-        last = max(len(large) - 1, 0)
+        last = len(large) - 1
         if len(small):
             self._other[small] = large[np.minimum(np.searchsorted(spare, before, side="right"), last)]
             first = np.searchsorted(lacks, spare, side="right")  # the small one that takes more than is left

@@ -74,7 +74,6 @@ class ItemShares:
             weights[:] = 1.0
         elif asked.method == "popularity":
             weights **= asked.exponent
-            weights[counts.positives == 0] = 0.0
         weights[: known.first_code] = 0.0
         return weights
 
