@@ -38,7 +38,7 @@ class Tasks:
                 f"train.tasks: the model gives no output '{missing[0]}', but: {', '.join(outputs)}; choose a "
                 f"model.class of several tasks (shared_bottom, mmoe, ple, esmm)"
             )
-        found = {"logits": outputs[self.names[0]], **outputs}
+        found = {**outputs, "logits": outputs[self.names[0]]}
         return found | {name: product_logits([found[t] for t in of]) for name, of in self.products.items()}
 
     def loss(self, outputs: Mapping[str, Tensor], inputs: Inputs) -> Tensor:

@@ -119,6 +119,7 @@ def test_a_task_without_weight_is_not_learned_and_a_network_without_its_output_i
     outputs = tasks.complete({"click": torch.zeros(3), "purchase": x})
     inputs = Inputs(features, torch.zeros(3, 1), torch.zeros(3, 0, 1), torch.ones(3))  # its label is not asked for
     assert float(tasks.loss(outputs, inputs).detach()) == pytest.approx(3 * math.log(2))
+    assert tasks.complete({"logits": x + 1, "click": x, "purchase": x})["logits"] is x  # a network may say otherwise
     with pytest.raises(UserError, match=r"gives no output 'purchase', but: logits, click; choose a model.class"):
         tasks.complete({"logits": x, "click": x})
 
