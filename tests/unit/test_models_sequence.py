@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -366,6 +367,9 @@ def test_mistakes_name_what_is_wrong() -> None:
         SASRec(FEATURES, SASRecArgs(item="itm", history="history"))
     with pytest.raises(UserError, match="'history' has 12 codes and 'user' 5: let both be of one vocabulary"):
         SASRec(FEATURES, SASRecArgs(item="user", history="history"))
+    other = replace(FEATURES, vocabulary={"item": "item", "history": "history"})
+    with pytest.raises(UserError, match="'history' and 'item' have vocabularies of their own"):
+        SASRec(other, SASRecArgs(**_OF))
     with pytest.raises(UserError, match="embedding_dim 6 is no multiple of heads 4"):
         SASRec(FEATURES, SASRecArgs(**_OF, heads=4))
     with pytest.raises(UserError, match=r"args\.times: 'when' is no feature of numbers"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -209,6 +210,8 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         TwoTowerArgs(in_batch=False)
     with pytest.raises(ValidationError, match="`hard` is of drawn items"):
         TwoTowerArgs(hard=3)
+    with pytest.raises(UserError, match=r"model\.args\.item: 'item' is no categorical feature, of one id a row"):
+        TwoTower(replace(FEATURES, lists=("item",)), TwoTowerArgs(**BASE))
     with pytest.raises(UserError, match="tag them"):
         TwoTower(InputFeatures({}, ("item",), 4), TwoTowerArgs(item="item"))
 

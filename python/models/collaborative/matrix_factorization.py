@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 
 from headrace.config.collaborative_args import MatrixFactorizationArgs
 from headrace.models.collaborative.scores import dots, dots_with_negatives, loss_of, unit
+from headrace.models.feature_checks import check_feature
 from headrace.models.inputs import InputFeatures, Inputs
 from headrace.models.lookups import EmbeddingLookup
 
@@ -27,6 +28,7 @@ class MatrixFactorization(nn.Module):
 
     def __init__(self, features: InputFeatures, args: MatrixFactorizationArgs) -> None:
         super().__init__()
+        check_feature(features, "model.args.item", args.item, is_list=False)
         self.args, self.item, self._cosine = args, args.item, args.similarity == "cosine"
         self._bias = int(args.item_bias and not self._cosine)
         width = features.embedding_dim

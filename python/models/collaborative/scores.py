@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from headrace.errors import UserError
+from headrace.models.feature_checks import check_feature
 from headrace.models.inputs import InputFeatures, Inputs
 from headrace.models.losses.pairwise import bpr
 from headrace.models.losses.pointwise import binary_cross_entropy
@@ -61,7 +62,7 @@ def cardinality_of(features: InputFeatures, name: str) -> int:
     """Codes of a feature whose whole table a model looks at.
 
     Raises:
-        UserError: there is no such feature, or it has raw ids, of which there is no list.
+        UserError: there is no such feature of one code a row.
     """
     found = features.cardinality.get(name)
     if found is None:
@@ -69,4 +70,5 @@ def cardinality_of(features: InputFeatures, name: str) -> int:
             f"the model looks at every value of feature '{name}': the dataset has no such feature with a vocabulary "
             f"(categorify)"
         )
+    check_feature(features, "model.args", name, is_list=False)
     return found

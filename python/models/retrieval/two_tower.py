@@ -13,6 +13,7 @@ from torch.nn.functional import normalize
 from headrace.config.retrieval_args import TwoTowerArgs
 from headrace.errors import UserError, nearest
 from headrace.models.collaborative.scores import dots_with_negatives
+from headrace.models.feature_checks import check_feature
 from headrace.models.inputs import InputFeatures, Inputs
 from headrace.models.lookups import EmbeddingLookup
 from headrace.models.losses.softmax import sampled_softmax
@@ -50,6 +51,7 @@ class TwoTower(nn.Module):
                 f"two_tower: drawn items are known by their code alone, and items here have "
                 f"{', '.join(self.item_features[1:])} too: leave model.args.drawn out, or these features"
             )
+        check_feature(features, "model.args.item", args.item, is_list=False)
         width = args.dim or features.embedding_dim
         self.user_tower = Tower(features, users, args.user_mlp, width, args)
         self.item_tower = Tower(features, self.item_features, args.item_mlp, width, args)

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from headrace.config.sequence_args import DINArgs
 from headrace.embeddings.input.jagged import JaggedTensor
+from headrace.models.feature_checks import check_feature
 from headrace.models.inputs import InputFeatures, Inputs
 from headrace.models.lookups import EmbeddingLookup
-from headrace.models.sequence.features import check_feature
 
 
 class DIN(nn.Module):

@@ -12,13 +12,13 @@ from torch.nn.functional import normalize, softplus
 from headrace.config.sequence_args import NextItemArgs
 from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.errors import UserError
+from headrace.models.feature_checks import check_feature
 from headrace.models.inputs import InputFeatures, Inputs
 from headrace.models.lookups import EmbeddingLookup
 from headrace.models.losses.pointwise import binary_cross_entropy
 from headrace.models.losses.reduction import weighted_sum
 from headrace.models.losses.shared_negatives import same_ids, shared_sampled_softmax
 from headrace.models.losses.softmax import sampled_softmax
-from headrace.models.sequence.features import check_feature
 from headrace.models.sequence.ragged import newest_of, places_of
 
 
@@ -49,6 +49,11 @@ class NextItemModel(nn.Module):
             raise UserError(
                 f"model.args: '{args.history}' has {sizes[0]} codes and '{args.item}' {sizes[1]}: let both be of one "
                 f"vocabulary, categorify: {{vocabulary: NAME}}"
+            )
+        if features.vocabulary.get(args.history) != features.vocabulary.get(args.item):
+            raise UserError(
+                f"model.args: '{args.history}' and '{args.item}' have vocabularies of their own, whose codes mean "
+                f"other items: let both be of one, categorify: {{vocabulary: NAME}}"
             )
         self.args = args
         self.item = args.item

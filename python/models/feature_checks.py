@@ -1,4 +1,4 @@
-"""Which features a model of histories may be told to look at."""
+"""Which features a model may be told to look at."""
 
 from __future__ import annotations
 
