@@ -358,6 +358,24 @@ def test_dice_in_evaluation_has_the_averages_of_training() -> None:
         torch.testing.assert_close(model.eval()(batch.inputs())["logits"], trained, rtol=1e-6, atol=1e-6)
 
 
+def test_dice_counts_in_float32_whatever_the_precision() -> None:
+    model, batch = DIN(FEATURES, DINArgs(**_DIN)).train(), Batch(lengths=(1,) * 1001)
+    batch.table, batch.users, batch.age, batch.times = (
+        x.detach().float() for x in (batch.table, batch.users, batch.age, batch.times)
+    )
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):  # 1001 is 1000 there
+        model(batch.inputs())
+        x = model.attention["item"].linear[0](torch.cat(_pairs(batch), dim=1))
+    dice = model.attention["item"].activations[0]
+    torch.testing.assert_close(dice.mean, 0.1 * x.double().mean(0).float(), rtol=1e-5, atol=1e-6)
+
+
+def _pairs(batch: Batch) -> list[Tensor]:
+    """What DIN's attention sees of rows with one item each."""
+    items, wanted = batch.table[batch.history.values], batch.table[batch.item]
+    return [items, wanted, items - wanted, items * wanted]
+
+
 def test_mistakes_name_what_is_wrong() -> None:
     with pytest.raises(
         UserError, match=r"args\.history: 'item' is no categorical feature, a list of ids; there are: hi"

@@ -112,7 +112,8 @@ class Dice(nn.Module):
         return p * x + (1 - p) * self.alpha * x
 
     def _statistics(self, x: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Mean and variance [W] over all ranks, with gradients. Collective, two messages."""
+        """Mean and variance [W] over all ranks, float32, with gradients. Collective, two messages."""
+        x = x.to(self.mean.dtype)  # bfloat16 (train.precision) has too few digits for a sum, or a number of rows
         sums = inputs.all_gather(torch.cat([x.sum(0), x.new_tensor([len(x)])]).unsqueeze(0)).sum(0)
         count = sums[-1].detach().clamp(min=1)
         mean = sums[:-1] / count
