@@ -99,6 +99,7 @@ class Inputs:
         rank: of all_gather's ranks, this one.
         log_share: by feature and among what: `log_q` of all codes, float32 [cardinality].
         lists: which list each row is of, int64 [B].
+        drop: receives for nothing what `embeddings` would give.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Inputs:
         rank: int = 0,
         log_share: Callable[[str, ShareOf], Tensor] | None = None,
         lists: Tensor | None = None,
+        drop: Callable[[], None] | None = None,
     ) -> None:
         self.features = features
         self.continuous = continuous
@@ -134,6 +136,7 @@ class Inputs:
         self._all_gather = all_gather
         self._log_share = log_share
         self._lists = lists
+        self._drop = drop
         #: This rank, of those whose rows `all_gather` puts together.
         self.rank = rank
 
@@ -231,6 +234,15 @@ class Inputs:
             if self._watch is not None and values.requires_grad:
                 values.register_hook(self._watch)  # type: ignore[no-untyped-call]
         return found
+
+    def drop_embeddings(self) -> None:
+        """Say that nobody will ask for what was looked up, which is on its way all the same. Collective.
+
+        Of a model that knows without: what other ranks sent would stay in memory.
+        """
+        if "_found" not in self.__dict__ and self._drop is not None:
+            self._drop()
+        self._drop = None
 
     def embedding(self, lookup: str) -> Tensor:
         """What a lookup of the model's found, by its name; see EmbeddingLookup. Collective where it is the first use.

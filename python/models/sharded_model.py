@@ -214,6 +214,7 @@ class ShardedModel(nn.Module):
             targets=targets,
             lists=lists,
             log_share=self.log_share,
+            drop=lookups.drop,
         )
 
     def outputs(self, inputs: Inputs) -> dict[str, Tensor]:

@@ -11,6 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from headrace.comm.base import Collective
+from headrace.comm.threads import run_ranks
+from headrace.config import Model
 from headrace.config.collaborative_args import (
     LightGCNArgs,
     MatrixFactorizationArgs,
@@ -20,12 +23,16 @@ from headrace.config.collaborative_args import (
 )
 from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.errors import UserError
+from headrace.models.categorical import CategoricalBatch
 from headrace.models.collaborative.lightgcn import LightGCN
 from headrace.models.collaborative.matrix_factorization import MatrixFactorization
 from headrace.models.collaborative.mult_vae import MultVAE
 from headrace.models.collaborative.neumf import NeuMF
 from headrace.models.collaborative.simplex import SimpleX
 from headrace.models.inputs import InputFeatures, Inputs
+from headrace.models.retrieval.vectors import query_vectors
+from headrace.models.sharded_model import ShardedModel
+from headrace.schema import DatasetSchema, Feature, Kind
 
 USERS, ITEMS, D, ROWS = 6, 9, 4, 7
 NAMES = ("user", "item", "history")
@@ -372,6 +379,52 @@ def test_a_graph_is_saved_and_another_one_taken() -> None:
         assert not torch.allclose(network(inputs)["logits"], before)
 
 
+class Counted:
+    """A collective, and its messages that nobody has waited for."""
+
+    def __init__(self, inner: Collective) -> None:
+        self._inner, self.under_way = inner, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def start_all_to_all(self, *args: Any) -> Callable[[], Any]:
+        wait = self._inner.start_all_to_all(*args)
+        self.under_way += 1
+
+        def waited() -> Any:
+            self.under_way -= 1
+            return wait()
+
+        return waited
+
+
+def test_a_graph_that_was_propagated_leaves_no_message_behind() -> None:
+    code = {"kind": Kind.CATEGORICAL, "dtype": "int32"}
+    schema = DatasetSchema(
+        features=(
+            Feature(name="user", cardinality=USERS, **code),
+            Feature(name="item", cardinality=ITEMS, **code),
+            Feature(name="click", kind=Kind.LABEL, dtype="float32"),
+        )
+    )
+    shape = Model.model_validate({"class": "lightgcn", "embedding_dim": D, "args": {**UI, "loss": "bce"}})
+    codes = torch.tensor([[2, 3], [4, 8], [2, 2]])
+
+    def rank(collective: Collective) -> tuple[int, list[Tensor]]:
+        counted = Counted(collective)
+        model = ShardedModel(schema, shape, counted, 1).eval()
+        model.network.observe([Observed(EDGES, [1.0] * len(EDGES)).rows])  # type: ignore[operator]
+        with torch.no_grad():
+            found = [model(torch.zeros(3, 0), codes) for _ in range(3)]
+        found.append((query_vectors(model, torch.zeros(3, 0), CategoricalBatch(codes)) * 0).sum(1) + found[0])
+        return counted.under_way, found
+
+    for under_way, found in run_ranks(2, rank):
+        assert under_way == 0
+        assert all(torch.equal(x, found[0]) for x in found)
+
+
 def test_pretrained_parts_are_mixed() -> None:
     torch.manual_seed(2)
     gmf = NeuMF(FEATURES, NeuMFArgs(**UI, part="gmf"))
@@ -389,6 +442,9 @@ def test_pretrained_parts_are_mixed() -> None:
     [
         (lambda f: LightGCN(f, LightGCNArgs()), "looks at every value of feature 'user_id'"),
         (lambda f: MultVAE(f, MultVAEArgs(item="item", history="user")), "only where both have one vocabulary"),
+        (lambda f: LightGCN(f, LightGCNArgs(user="history", item="item")), "args: 'history' is no categorical feature"),
+        (lambda f: MultVAE(f, MultVAEArgs(item="history", history="history")), "feature, of one id a row"),
+        (lambda f: MatrixFactorization(f, MatrixFactorizationArgs(user="user", item="history")), "of one id a row"),
     ],
 )
 def test_features_that_do_not_fit(make: Callable[[InputFeatures], nn.Module], said: str) -> None:

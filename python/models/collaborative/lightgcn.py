@@ -22,8 +22,8 @@ class LightGCN(nn.Module):
     Layer k + 1 is D^-1/2 A D^-1/2 times layer k, A the adjacency of both sides and D its degrees; a vector is the mean
     of layers 0 to `layers`. Each step propagates both tables whole: they should fit beside the graph on each rank.
 
-    The graph is that of the training rows with a positive label (`observe`); it is saved with the model. Codes without
-    an edge (null, out of vocabulary) keep their own vector over `layers` + 1.
+    The graph is that of the training rows with a positive label (`observe`); it is saved with the model. Null and what
+    the vocabulary lacks are codes like others there. Codes without an edge keep their own vector over `layers` + 1.
     """
 
     Args = LightGCNArgs
@@ -76,6 +76,7 @@ class LightGCN(nn.Module):
     def _vectors(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Those of all users and of all items, [cardinality, D] each; of a model that answers, made once."""
         if self._propagated is not None:
+            inputs.drop_embeddings()
             return self._propagated
         if self._adjacency is None:
             self._adjacency = _Adjacency(self.graph_users, self.graph_items, *self._sizes)
