@@ -99,6 +99,14 @@ def beside_candidates(i: int) -> float:
     return LABELS[i] * sum(-math.log(sigmoid(LOGITS[i] - x)) for x in DOTS[i])
 
 
+def by_places(i: int, k: int) -> float:
+    """A list of one gain, 1, whose ideal is the first place."""
+    scores = [LOGITS[i], *DOTS[i]]
+    discounts = [1 / math.log2(p + 2) if (p := sum(s > x for s in scores)) < k else 0.0 for x in scores]
+    pairs = zip(scores[1:], discounts[1:], strict=True)
+    return LABELS[i] * sum(abs(discounts[0] - d) * -math.log(sigmoid(LOGITS[i] - x)) for x, d in pairs)
+
+
 CASES: list[tuple[dict[str, Any], Callable[[int], float]]] = [
     ({"kind": "bce"}, bce),
     ({"kind": "focal", "gamma": 1.5, "alpha": 0.3}, focal),
@@ -108,6 +116,8 @@ CASES: list[tuple[dict[str, Any], Callable[[int], float]]] = [
     ({"kind": "cosine_contrastive", "margin": 0.2, "negative_weight": 3.0}, cosine),
     ({"kind": "in_batch_softmax", "temperature": 0.7}, in_batch),
     ({"kind": "rank_net"}, beside_candidates),
+    ({"kind": "lambda_rank"}, lambda i: by_places(i, 1 + DRAWN)),
+    ({"kind": "lambda_rank", "k": 2}, lambda i: by_places(i, 2)),
 ]
 
 

@@ -10,7 +10,9 @@ import torch
 
 from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer, Model, Optimizer, Train
+from headrace.errors import UserError
 from headrace.models.categorical import CategoricalBatch
+from headrace.models.inputs import InputFeatures, Inputs
 from headrace.models.sharded_model import ShardedModel
 from headrace.train.loop.cuda_graph import GraphedForward
 from headrace.train.loop.forward_backward import EagerForward, ForwardBackward
@@ -125,6 +127,32 @@ def test_where_nothing_can_be_recorded_torch_goes_on(caplog: pytest.LogCaptureFi
     losses, _ = trained(lambda m: GraphedForward(m, 18, fails), MODEL, [9, 9])
     assert losses == trained(lambda m: EagerForward(m, 18), MODEL, [9, 9])[0]
     assert caplog.text.count("without a graph: operation not permitted when stream is capturing") == 1
+
+
+class Asks(torch.nn.Module):
+    """Its loss asks for what no graph has."""
+
+    def __init__(self, features: InputFeatures, what: str) -> None:
+        super().__init__()
+        self.what, self.linear = what, torch.nn.Linear(features.flat_columns, 1)
+
+    def forward(self, inputs: Inputs) -> dict[str, torch.Tensor]:
+        return {"logits": self.linear(inputs.flat).squeeze(1)}
+
+    def loss(self, outputs: dict[str, torch.Tensor], inputs: Inputs) -> torch.Tensor:
+        asked = inputs.all_gather(outputs["logits"]) if self.what == "rows" else inputs.ids("user")
+        assert isinstance(asked, torch.Tensor)
+        return outputs["logits"].sum() + asked.sum()
+
+
+@pytest.mark.parametrize(
+    ("what", "told"), [("rows", "the model gathers over the ranks"), ("ids", "the model asks for the ids of 'user'")]
+)
+def test_what_no_graph_has_is_refused(what: str, told: str) -> None:
+    shape = Model.model_validate({"class": f"{Asks.__module__}:Asks", "embedding_dim": 4, "args": {"what": what}})
+    with pytest.raises(UserError, match=rf"train\.cuda_graphs: {told}.*set it to false"):
+        trained(lambda m: GraphedForward(m, 18, Recorder()), shape, [9])
+    assert len(trained(lambda m: EagerForward(m, 18), shape, [9])[0]) == 1
 
 
 @pytest.mark.parametrize("asked", [{"precision": "tf32"}, {"cuda_graphs": True}])
