@@ -18,8 +18,8 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <memory>
-#include <new>
 #include <utility>
 #include <vector>
 
@@ -196,10 +196,11 @@ int64_t levels(Bytes b, int64_t n, std::vector<uint64_t>& bits) {
 void spread(const uint32_t* values, const std::vector<uint64_t>& bits, int64_t n, uint32_t* out) {
   int64_t i = 0;
 #ifdef __AVX512F__
-  const auto* mask = reinterpret_cast<const uint16_t*>(bits.data());
+  const auto* mask = reinterpret_cast<const uint8_t*>(bits.data());
   for (; i + 16 <= n; i += 16) {
-    const auto here = __mmask16(mask[i / 16]);
-    _mm512_storeu_si512(out + i, _mm512_mask_expandloadu_epi32(_mm512_set1_epi32(-1), here, values));
+    uint16_t here;
+    std::memcpy(&here, mask + i / 8, 2);
+    _mm512_storeu_si512(out + i, _mm512_mask_expandloadu_epi32(_mm512_set1_epi32(-1), __mmask16(here), values));
     values += __builtin_popcount(here);
   }
 #endif
@@ -226,7 +227,8 @@ class Texts {
       if (s.number == kNull) return insert(s, hash, text, length);
       if (s.hash != hash) continue;
       const int32_t start = offsets[s.number];
-      if (offsets[s.number + 1] - start == length && std::memcmp(data.data() + start, text, size_t(length)) == 0) return s.number;
+      if (offsets[s.number + 1] - start != length) continue;
+      if (length == 0 || std::memcmp(data.data() + start, text, size_t(length)) == 0) return s.number;
     }
   }
 
@@ -273,7 +275,7 @@ class Chunk {
     while (row < rows_) {
       Page page;
       if (!parse(b, page) || page.compressed < 0 || page.compressed > b.end - b.at || page.uncompressed < 0 ||
-          page.uncompressed > kMost || page.values < 0)
+          page.uncompressed > kMost || page.values < 0 || page.values > kMost)
         return false;
       const uint8_t* body = b.at;
       b.pass(uint64_t(page.compressed));
@@ -339,7 +341,7 @@ class Chunk {
   template <class Value>
   bool distinct() const {
     std::vector<Value> sorted(integers_.size() / sizeof(Value));
-    std::memcpy(sorted.data(), integers_.data(), integers_.size());
+    if (!sorted.empty()) std::memcpy(sorted.data(), integers_.data(), integers_.size());
     std::sort(sorted.begin(), sorted.end());
     return std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end();
   }
@@ -413,13 +415,14 @@ extern "C" {
 void* headrace_chunk_read(int fd, int64_t offset, int64_t size, int64_t rows, int physical, int codec, int optional) {
   if (codec != kUncompressed && codec != kSnappy) return nullptr;
   if (physical != kInt32 && physical != kInt64 && physical != kByteArray) return nullptr;
+  if (offset < 0 || size < 0 || size > INT64_MAX - kPad || rows < 0 || rows > kMost) return nullptr;
   try {
     Buffer stored;
     uint8_t* data = stored.of(size);
     if (!read_all(fd, data, size, offset)) return nullptr;
     auto chunk = std::make_unique<Chunk>(rows, physical);
     return chunk->read(data, data + size, codec, optional != 0) ? chunk.release() : nullptr;
-  } catch (const std::bad_alloc&) {
+  } catch (const std::exception&) {  // no memory, or more than a vector holds
     return nullptr;
   }
 }

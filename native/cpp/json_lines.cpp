@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <new>
 #include <string>
 #include <string_view>
@@ -337,11 +338,11 @@ int headrace_lines_version() { return 1; }
 // For columns whose names (UTF-8) lie in `names` one behind the other, ends[k] behind the k-th; null where there is no memory.
 void* headrace_json_lines(const char* names, const int64_t* ends, const uint8_t* kinds, int64_t columns) {
   try {
-    auto* made = new JsonLines;
+    auto made = std::make_unique<JsonLines>();
     int64_t start = 0;
     for (int64_t k = 0; k < columns; start = ends[k++])
       made->columns.push_back({std::string(names + start, names + ends[k]), Kind(kinds[k]), nullptr, nullptr, nullptr});
-    return made;
+    return made.release();
   } catch (const std::bad_alloc&) {
     return nullptr;
   }

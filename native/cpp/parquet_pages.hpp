@@ -57,6 +57,9 @@ struct Bytes {
 
 enum Type { kStop = 0, kTrue = 1, kFalse = 2, kI8 = 3, kI16 = 4, kI32 = 5, kI64 = 6, kDouble = 7, kBinary = 8, kStruct = 12 };
 
+// Structs in each other; more are damage: a page header has two.
+constexpr int kDepth = 16;
+
 // Calls body(field, type) for each field of a struct; body reads the field's value.
 template <class Body>
 void fields(Bytes& b, const Body& body) {
@@ -65,19 +68,22 @@ void fields(Bytes& b, const Body& body) {
     const uint8_t head = b.byte();
     const int type = head & 0x0f;
     if (type == kStop) return;
-    field = head >> 4 ? field + (head >> 4) : b.zigzag();
+    field = head >> 4 ? int64_t(uint64_t(field) + (head >> 4)) : b.zigzag();
     body(field, type);
   }
 }
 
-inline void skip(Bytes& b, int type) {
+inline void skip(Bytes& b, int type, int depth = 0) {
   switch (type) {
     case kTrue: case kFalse: return;
     case kI8: b.byte(); return;
     case kI16: case kI32: case kI64: b.varint(); return;
     case kDouble: b.pass(8); return;
     case kBinary: b.pass(b.varint()); return;
-    case kStruct: fields(b, [&](int64_t, int t) { skip(b, t); }); return;
+    case kStruct:
+      if (depth == kDepth) b.good = false;
+      else fields(b, [&](int64_t, int t) { skip(b, t, depth + 1); });
+      return;
     default: b.good = false;  // no page header has lists or maps
   }
 }

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -16,8 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.udfs import arrow, library
 from headrace.udfs.library import Column, ColumnLibrary
-from headrace.workspace import checkout
-from tests.native import reference
+from tests.native import reference, sanitized
 
 BIGS = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 2)
 LISTS = st.none() | st.lists(st.none() | BIGS, max_size=6)
@@ -129,28 +125,13 @@ def test_faults_are_told() -> None:
         arrow.cross([pa.nulls(2**12, pa.int64())], 10, 2**19 + 1)
 
 
-def asan(*args: str) -> subprocess.CompletedProcess[str]:
-    built = checkout() / "build" / "native" / "libheadrace_columns_asan.so"
-    if not built.is_file():
-        pytest.skip("the sanitizer build is not here: make native-cuda")
-    found = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
-    return subprocess.run(
-        [sys.executable, "-m", "tests.native.fuzz", str(built), *args],
-        cwd=checkout(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"LD_PRELOAD": found.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0"},
-    )
-
-
 def test_nothing_outside_is_read() -> None:
-    ran = asan("4000")
+    ran = sanitized.run("tests.native.fuzz", "libheadrace_columns_asan.so", "4000")
     assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr[-3000:]
 
 
 def test_the_sanitizer_would_see_it() -> None:
-    ran = asan("break")
+    ran = sanitized.run("tests.native.fuzz", "libheadrace_columns_asan.so", "break")
     assert ran.returncode != 0
     assert "heap-buffer-overflow" in ran.stderr
 

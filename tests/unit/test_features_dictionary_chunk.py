@@ -132,6 +132,34 @@ def test_damaged_bytes_are_read_as_something_or_left(tmp_path: Path, data: st.Da
         assert column.indices.to_numpy().max() < len(column.dictionary)
 
 
+def varint(n: int) -> bytes:
+    found = b""
+    while n > 0x7F:
+        found, n = found + bytes([n & 0x7F | 0x80]), n >> 7
+    return found + bytes([n])
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        # Structs in each other, each in a byte.
+        pytest.param(b"\x1c" * (4 << 20), id="deep"),
+        # A dictionary page (type 2, 8 bytes) with so many values that 64 bits do not hold their bytes: 0, 8, or < 0.
+        *(
+            pytest.param(b"\x15\x04\x15\x10\x15\x10\x4c\x15" + varint(2 * n) + b"\x15\0\0\0" + bytes(8), id=str(n))
+            for n in (2**60, 2**61, 2**61 + 1, 2**62)
+        ),
+    ],
+)
+def test_page_headers_that_no_writer_writes(tmp_path: Path, chunk: bytes) -> None:
+    """They end no process."""
+    (tmp_path / "chunk").write_bytes(chunk)
+    lib = native.library()
+    assert lib is not None
+    with (tmp_path / "chunk").open("rb") as stored:
+        assert lib.headrace_chunk_read(stored.fileno(), 0, len(chunk), 5, 2, 0, 0) is None
+
+
 def test_a_file_that_ends_early(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": ["a", "b"] * 5_000}), path)
