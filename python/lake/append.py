@@ -38,10 +38,10 @@ def append(
         The version that the commit made.
 
     Raises:
-        TransactionOvertaken: the application has written a version after the one given, or the table itself was made
-            or changed meanwhile.
-        UserError: rows break a constraint that others have given the table; a table that must not be written without
-            Spark.
+        TransactionOvertaken: the application has written a version after the one given; the table itself was made or
+            changed, or rows of it removed, meanwhile.
+        UserError: rows break a constraint that others have given the table; a table with partitions, or one that must
+            not be written without Spark.
     """
     if DeltaLog(table).version is None:
         fields = from_arrow_schema(rows.schema).jsonValue()["fields"]

@@ -196,7 +196,17 @@ def test_files_are_added_as_versions_of_an_application(tmp_path: Path) -> None:
         Transaction(folder).check_application("app", 0)
 
 
-@pytest.mark.parametrize("action", [{"txn": {"appId": "app", "version": 1}}, {"metaData": {}}, {"protocol": {}}])
+@pytest.mark.parametrize(
+    "action",
+    [
+        {"txn": {"appId": "app", "version": 1}},
+        {"metaData": {}},
+        {"protocol": {}},
+        # DELETE, RESTORE: what was read is no longer there.
+        {"remove": {"path": "ds=d1/a", "partitionValues": {"ds": "d1"}, "dataChange": True}},
+        {"remove": {"path": "ds=d1/a"}},
+    ],
+)
 def test_an_append_that_was_overtaken_adds_nothing(tmp_path: Path, action: dict[str, Any]) -> None:
     folder = local(tmp_path / "added")
     create_table(folder, FIELDS, (), [add("d1", "a", 3)], "made", ("app", 0))
@@ -205,6 +215,22 @@ def test_an_append_that_was_overtaken_adds_nothing(tmp_path: Path, action: dict[
     with pytest.raises(TransactionOvertaken, match="was changed at version 1"):
         mine.append([add("d1", "b")], "", ("app", 1))
     assert DeltaLog(folder).version == 1
+
+
+def test_an_append_follows_a_rewrite_of_files(tmp_path: Path) -> None:
+    folder = local(tmp_path / "added")
+    create_table(folder, FIELDS, (), [add("d1", "a", 3)], "made", ("app", 0))
+    mine = Transaction(folder)
+    gone = {"path": "ds=d1/a", "partitionValues": {"ds": "d1"}, "dataChange": False}
+    alter(folder, 1, {"remove": gone}, {"add": add("d1", "compact", 3) | {"dataChange": False}})
+    assert mine.append([add("d1", "b", 2)], "", ("app", 1)) == 2
+    assert live(folder) == {"compact": 3, "b": 2}
+
+
+def test_nothing_is_added_to_a_table_with_partitions(folder: Location) -> None:
+    with pytest.raises(UserError, match="has partitions"):
+        Transaction(folder).append([add("d1", "a")], "", ("app", -1))
+    assert DeltaLog(folder).version == 0
 
 
 def test_of_many_that_append_at_once_each_is_one_version_of_the_application(tmp_path: Path) -> None:

@@ -202,8 +202,11 @@ class Transaction:
 
         Raises:
             TransactionOvertaken: the application has written since this transaction began, or somebody has changed
-                the table itself.
+                the table itself, or removed rows.
+            UserError: the table has partitions.
         """
+        if self._state.metadata.get("partitionColumns"):
+            raise UserError(f"{self.folder} has partitions, and headrace adds files to tables without any")
         name, _ = application
         info = _info("WRITE", {"mode": "Append", "partitionBy": "[]"}, self._version, is_append=True)
         actions: list[Mapping[str, Any]] = [{"commitInfo": info | {"userMetadata": user_metadata}}]
@@ -211,7 +214,10 @@ class Transaction:
         at = self._version + 1
         while not _put(self.folder, at, actions):
             for action in self._log.actions(at):
-                if "metaData" in action or "protocol" in action or action.get("txn", {}).get("appId") == name:
+                mine = action.get("txn", {}).get("appId") == name
+                # Not where files are only rewritten (OPTIMIZE).
+                removed = "remove" in action and action["remove"].get("dataChange", True)
+                if mine or removed or "metaData" in action or "protocol" in action:
                     raise TransactionOvertaken(f"{self.folder} was changed at version {at} since it was read")
             at += 1
         return at
