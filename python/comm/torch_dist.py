@@ -102,6 +102,9 @@ def gloo_ranks(rank: int, size: int, host: str, tell: Callable[[str], Sequence[s
     Args:
         host: where the others reach this process.
         tell: gives each process the texts of all, in rank order. Called once.
+
+    A process that raises keeps its connections until it ends: otherwise the others, which wait for it, would fail as
+    soon as it does, and whoever hears of all of them might hear of its reason last.
     """
     store = TCPStore(host, 0, size, is_master=True, wait_for_workers=False) if rank == 0 else None
     address = tell("" if store is None else f"{host}:{store.port}")[0]
@@ -109,11 +112,9 @@ def gloo_ranks(rank: int, size: int, host: str, tell: Callable[[str], Sequence[s
         name, port = address.rsplit(":", 1)
         store = TCPStore(name, int(port), size, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    try:
-        yield TorchCollective()
-        dist.barrier()  # the first process has the store: it leaves last
-    finally:
-        dist.destroy_process_group()
+    yield TorchCollective()
+    dist.barrier()  # the first process has the store: it leaves last
+    dist.destroy_process_group()
 
 
 def _staging_device(group: dist.ProcessGroup | None) -> torch.device | None:

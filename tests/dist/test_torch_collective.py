@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,32 @@ def lonely_rank_main(rank: int, size: int, meeting: Path, answers: Any) -> None:
     os._exit(0)  # gloo has lost a rank, too
 
 
+def failing_rank_main(rank: int, folder: Path, answers: Any) -> None:
+    """Rank 1 raises while rank 0 waits for it, and says why a while later, as a task of Spark does."""
+    from headrace.comm.torch_dist import gloo_ranks
+
+    def tell(text: str) -> list[str]:
+        (folder / f"{rank}.part").write_text(text)
+        (folder / f"{rank}.part").rename(folder / str(rank))
+        while not all((folder / name).exists() for name in "01"):
+            time.sleep(0.01)
+        return [(folder / name).read_text() for name in "01"]
+
+    try:
+        with gloo_ranks(rank, 2, "127.0.0.1", tell) as collective:
+            if rank == 1:
+                raise ValueError
+            collective.all_reduce_sum([torch.zeros(3)])
+    except ValueError:
+        time.sleep(0.5)
+        (folder / "reason").touch()
+    except RuntimeError:
+        answers.put((folder / "reason").exists())
+        answers.close()
+        answers.join_thread()
+    os._exit(1)
+
+
 def launch(size: int, meeting: Path, main: Callable[..., None]) -> list[Any]:
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
@@ -182,6 +209,18 @@ def test_processes_say_and_learn_what_threads_do(size: int, main: Callable[..., 
         assert told == expected
         for a, b in zip(weights, same, strict=True):
             torch.testing.assert_close(torch.tensor(a), torch.tensor(b), rtol=1e-5, atol=1e-6)
+
+
+def test_who_waits_for_a_rank_that_raises_fails_after_it_has_told_why(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    ranks = [context.Process(target=failing_rank_main, args=(rank, tmp_path, answers)) for rank in range(2)]
+    for r in ranks:
+        r.start()
+    assert answers.get(timeout=60) is True
+    for r in ranks:
+        r.join(60)
+    assert [r.exitcode for r in ranks] == [1, 1]
 
 
 def test_who_waits_for_a_rank_that_is_killed_hears_of_it(tmp_path: Path) -> None:
