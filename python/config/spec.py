@@ -178,6 +178,11 @@ class Spec(Section):
                 f"features.label_type is 'number', and model.loss is {loss.kind if loss else 'bce'}: set model.loss to "
                 f"squared_error, or take a class of your own with a loss of such labels"
             )
+        if is_number and self.train.evaluation.off_policy:
+            raise ValueError(
+                "train.evaluation.off_policy takes probabilities, and model.loss squared_error predicts numbers: leave "
+                "it out"
+            )
         if self.publish and is_number and self.score and self.score.model != "baseline":
             raise ValueError("publish takes probabilities, and model.loss squared_error predicts numbers: leave it out")
 

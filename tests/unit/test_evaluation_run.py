@@ -269,6 +269,14 @@ def test_slices_are_the_most_frequent_values(drawn: list[tuple[str | None, int |
         ),
         ({"slices": {"s": "country like 'D%'"}}, "is no expression"),
         ({"slices": {"s": {"seen": "tags"}}}, "slices.s.seen: 'tags' is no categorical feature with one code a row"),
+        (
+            {"off_policy": {"propensity": "country", "action": "item"}},
+            r"off_policy.propensity: 'country' is no carried column of numbers; there are: age, weight, item$",
+        ),
+        (
+            {"off_policy": {"propensity": "weight", "reward": "country", "action": "item"}},
+            r"off_policy.reward: 'country' is no carried column of numbers",
+        ),
         ({"item": "country"}, r"item: 'country' is no categorical feature .*; there are: item"),
     ],
 )
@@ -315,5 +323,8 @@ def test_keys_of_specs_without_the_section_stay() -> None:
     assert "evaluation" not in json.dumps(plain)
     asked = build_spec({**minimal, "train": {"evaluation": {"user": "user", "metrics": ["gauc"]}}})
     assert fingerprint(dict(TrainStage().spec_part(asked))) != fingerprint(dict(plain))
+    policy = {"off_policy": {"propensity": "user", "action": "item"}}
+    with pytest.raises(UserError, match=r"off_policy takes probabilities, and model\.loss squared_error predicts"):
+        build_spec({**minimal, "model": {"loss": "squared_error"}, "train": {"evaluation": policy}})
     with pytest.raises(UserError, match=r"train.evaluation.user: 'nobody' must be in features.carried"):
         build_spec({**minimal, "train": {"evaluation": {"user": "nobody"}}})

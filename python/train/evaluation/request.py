@@ -48,6 +48,9 @@ class Request:
         self.action_features: tuple[Feature, ...] = ()
         if self.policy is not None:
             where = f"{where}.off_policy"
+            for key, column in (("propensity", self.policy.propensity), ("reward", self.policy.reward)):
+                if column is not None:
+                    check_number(schema, column, f"{where}.{key}")
             self.action = coded_feature(schema, self.policy.action, f"{where}.action")
             self.action_features = tuple(
                 scalar_feature(schema, name, f"{where}.action_features") for name in self.policy.action_features
@@ -81,13 +84,8 @@ class Request:
         if asked is None:
             return None, None
         user, order_by = (None if c is None else self.schema.carried_name(c) for c in (asked.user, asked.order_by))
-        types = {f.name: f.dtype for f in self.schema.of(Kind.CARRIED)}
-        if order_by is not None and types.get(order_by, "")[:3] not in ("int", "flo"):
-            numbers = [c for c, f in self.schema.carried_columns.items() if f.dtype[:3] in ("int", "flo")]
-            raise UserError(
-                f"train.evaluation.full_ranking.order_by: '{asked.order_by}' is no carried column of numbers; there "
-                f"are: {', '.join(numbers) or 'none'}"
-            )
+        if asked.order_by is not None:
+            check_number(self.schema, asked.order_by, "train.evaluation.full_ranking.order_by")
         return user, order_by
 
     def codes(self, lists: bool = False) -> list[str]:
@@ -114,6 +112,22 @@ def parse_slice(name: str, text: str, schema: DatasetSchema) -> RowExpression:
             f"(headrace reference: lambda)"
         )
     return found
+
+
+def check_number(schema: DatasetSchema, column: str, where: str) -> None:
+    """Check that a column of the lake's table is carried, and is not text.
+
+    Args:
+        where: the key of the spec that names it.
+
+    Raises:
+        UserError: it is not.
+    """
+    numbers = [c for c, f in schema.carried_columns.items() if f.dtype != "string"]
+    if column not in numbers:
+        raise UserError(
+            f"{where}: '{column}' is no carried column of numbers; there are: {', '.join(numbers) or 'none'}"
+        )
 
 
 def scalar_feature(schema: DatasetSchema, name: str, where: str) -> Feature:
