@@ -161,6 +161,11 @@ class Spec(Section):
                 "features.label_type is 'number', and baseline.objective is 'classification': set it to 'regression', "
                 "or name a carried column of 0 and 1, baseline.label"
             )
+        if baseline.label is not None and self.score and self.score.model == "best":
+            raise ValueError(
+                f"score.model is 'best', but the baseline learns '{baseline.label}' (baseline.label) and is measured "
+                f"by it: no metric says which model is better; set score.model to 'neural' or 'baseline'"
+            )
         if self.publish and objective != "classification" and self.score and self.score.model != "neural":
             raise ValueError(
                 f"publish takes probabilities, and the scores of a baseline for {objective} are none: set score.model "
@@ -214,11 +219,19 @@ class Spec(Section):
 
     @model_validator(mode="after")
     def _models_to_compare(self) -> Spec:
+        labels = set()
         for name, variant in self.compare.models.items() if self.compare else ():
             try:
-                self.with_variant(variant)
+                spec = self.with_variant(variant)
             except ValueError as e:
                 raise ValueError(f"compare.models.{name}: {e}") from None
+            trees = None if variant.baseline is None else spec.baseline
+            labels.add(self.features.label if trees is None or trees.label is None else trees.label)
+        if len(labels) > 1:
+            raise ValueError(
+                f"compare.models: they learn {' and '.join(sorted(labels))} (baseline.label), and metrics of several "
+                f"labels cannot be compared"
+            )
         return self
 
     @model_serializer(mode="wrap")

@@ -28,10 +28,10 @@ from headrace.monitor.sections.day import Day
 from headrace.stage import check_stage, execute, identity, plan_run, run_stage
 from headrace.storage import local
 from headrace.train import stage as train_stage
-from headrace.train.comparison.stage import Compare
+from headrace.train.comparison.stage import Compare, _differences
 from headrace.train.evaluation.bootstrap import Bootstrap
 from headrace.train.evaluation.click import click_metrics
-from headrace.train.evaluation.paired import difference, read_replicates, write_replicates
+from headrace.train.evaluation.paired import Replicates, difference, read_replicates, write_replicates
 from headrace.train.job import Job
 from headrace.train.launch import horovod_spark
 from headrace.train.loop.run import train_local
@@ -249,6 +249,21 @@ def test_replicates_are_kept_where_there_are_any(ws: Workspace) -> None:
     assert read_replicates(file) is None
 
 
+@pytest.mark.parametrize("of_rank", [0.7, None])
+def test_differences_are_of_the_lists_whose_metrics_are_told(of_rank: float | None) -> None:
+    """Two rankers of trees have metrics of the lists of `valid` and of `rank`, by the same names."""
+
+    def drawn(valid: float, rank: float | None) -> Replicates:
+        return {"valid_lists": {"hr_at_k": [valid] * 19}, "valid": {}, "rank": {"hr_at_k": [rank] * 19}}
+
+    mine: dict[str, Any] = {"name": "a", "metrics": {"hr_at_k": of_rank}}
+    other: dict[str, Any] = {"name": "b", "metrics": {"hr_at_k": 0.5}}
+    found = _differences(mine, other, {"a": drawn(0.1, of_rank), "b": drawn(0.9, 0.5)}, 0.95)
+    assert {name: (of["low"], of["high"]) for name, of in found.items()} == (
+        {} if of_rank is None else {"hr_at_k": pytest.approx((0.2, 0.2))}
+    )
+
+
 def test_variants_change_what_they_name() -> None:
     spec = spec_of()
     deep = spec.with_variant(ModelVariant.model_validate(MODELS["deep"]))
@@ -268,6 +283,7 @@ def test_variants_change_what_they_name() -> None:
         ({"a": {"model": {"class": "dnc"}}}, r"compare.models.a: model.*no class 'dnc'"),
         ({"a": {"train": {"epoch": 1}}}, r"compare.models.a: train.epoch: "),
         ({"a": {"train": {"rank_k": 1}}}, r"'rank_k' is of all models"),
+        ({"a": {}, "b": {"baseline": {"label": "query"}}}, r"compare.models: they learn click and query"),
         ({"a": {"baseline": {}, "model": {"embedding_dim": 8}}}, r"`baseline` stands for XGBoost"),
         ({"A": {}}, r"'A' must match"),
         ({}, r"compare.models: "),

@@ -17,7 +17,7 @@ from headrace.models.predictor import read_meta
 from headrace.stage import Context, Result, RunPlan, Stage, execute, plan_run
 from headrace.storage import Location
 from headrace.train.baseline.stage import TrainBaseline
-from headrace.train.evaluation.paired import Replicates, difference, read_replicates
+from headrace.train.evaluation.paired import Difference, Replicates, difference, read_replicates
 from headrace.train.job import REPLICATES
 from headrace.train.stage import Train
 from headrace.workspace import Workspace
@@ -151,7 +151,10 @@ def _told(ws: Workspace, name: str, manifest: Manifest) -> dict[str, Any]:
 
 
 def _key(split: str, metric: str) -> str:
-    """Metrics of the splits valid and rank have names of their own; `test_lists`: lists that trees made of `test`."""
+    """Metrics of the splits valid and rank have names of their own; `test_lists`: lists that trees made of `test`.
+
+    `valid_lists` of trees have the names of `rank`, which comes after it: what is said is of `rank` where there is one.
+    """
     return f"test.{metric}" if split.startswith("test") else metric
 
 
@@ -169,12 +172,10 @@ def _differences(
     mine, other = replicates[told["name"]], replicates[reference["name"]]
     if told is reference or mine is None or other is None:
         return {}
-    found = {}
-    for split in mine.keys() & other.keys():
+    found: dict[str, Difference | None] = {}
+    for split in (s for s in mine if s in other):  # the last split of a name, as in `_told`
         for metric in mine[split].keys() & other[split].keys():
             key = _key(split, metric)
             values = (told["metrics"].get(key), reference["metrics"].get(key))
-            of = difference(*values, mine[split][metric], other[split][metric], confidence)
-            if of is not None:
-                found[key] = asdict(of)
-    return {key: found[key] for key in told["metrics"] if key in found}
+            found[key] = difference(*values, mine[split][metric], other[split][metric], confidence)
+    return {key: asdict(of) for key in told["metrics"] if (of := found.get(key)) is not None}
