@@ -22,6 +22,7 @@ from headrace.config import Spec, build_spec
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.models.predictor import load_predictor
+from headrace.models.xgboost_model import matrix
 from headrace.schema import DatasetSchema, Feature, Kind
 from headrace.stage import run_stage
 from headrace.storage import local
@@ -213,6 +214,9 @@ def test_other_objectives_stop_early_and_are_measured_as_the_neural_model_is(
     assert {s["value"]: s["rows"] for s in said["slices"]} == {"true": 300, "false": 300}
     assert said["intervals"]["auc"][0] < said["metrics"]["auc"] < said["intervals"]["auc"][1]
     assert m.rows["rank"] == 300
+    # What stands beside the neural model's is of the same lists.
+    of_rank = m.facts["evaluation"]["rank"]["metrics"]
+    assert m.facts["metrics"]["ndcg_at_k"] == of_rank["ndcg_at_k"] != pytest.approx(ndcg)
 
     # Numbers of a carried column, rows without one left out.
     m, regressor = trained(objective="regression", label="dwell", early_stopping_rounds=5)
@@ -242,6 +246,19 @@ def test_other_objectives_stop_early_and_are_measured_as_the_neural_model_is(
     value = ((best == columns["item"]) / columns["propensity"] * columns["click"]).mean()
     assert m.facts["metrics"]["ips"] == pytest.approx(value, rel=1e-9)
     assert m.facts["metrics"]["dm"] == pytest.approx(np.max(by_item, axis=0).mean(), rel=1e-9)
+    # Weights of samples: the trees of XGBoost without Spark, told the same.
+    small = {"rounds": 5, "max_depth": 3, "workers": 1}
+    changed = spec(table=table, features=carried, train={**train, "sample_weight": "propensity"}, baseline=small)
+    m = run_stage(TrainBaseline(), changed, ws, DS).manifest
+    rows, schema = read(ws, features, "train"), _schema(features)
+    alone = xgb.XGBClassifier(n_estimators=5, max_depth=3, learning_rate=0.2, tree_method="hist", n_jobs=1)
+    x = matrix(schema, {c: rows[c].to_numpy() for c in rows.columns})
+    told = load_predictor(ws.home / m.output("model").name).predict(columns)
+    for weights, same in ((rows["propensity"].to_numpy(np.float32), True), (None, False)):
+        alone.fit(x, rows["click"].to_numpy(), sample_weight=weights)
+        expected = alone.predict_proba(matrix(schema, columns))[:, 1]
+        assert np.allclose(told, expected, atol=1e-5) == same
+
     # A code that no row had, one that the vocabulary lacks, and none: each has an answer.
     strange = {c: columns[c][:3].copy() for c in columns}
     strange["item"] = np.array([39, 1, 0], np.int32)

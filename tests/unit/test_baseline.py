@@ -90,6 +90,10 @@ def test_columns_and_what_a_warehouse_takes() -> None:
         load_spec("clicks", ["baseline.objective=ranking", "score.model=neural"])
     with pytest.raises(UserError, match=r"baseline\.objective is 'classification': set it to 'regression'"):
         load_spec("criteo", ["features.label_type=number", "model={class: deepfm, loss: squared_error}"])
+    other_label = ["features.carried=[event_id, hour]", "baseline.label=hour"]
+    with pytest.raises(UserError, match=r"score\.model is 'best', but the baseline learns 'hour'"):
+        load_spec("clicks", [*other_label, "score.model=best"])
+    assert load_spec("clicks", [*other_label, "score.model=neural"]).baseline is not None
     with pytest.raises(UserError, match="publish takes probabilities"):
         load_spec("clicks", ["baseline.objective=regression", "score.model=best"])
 
@@ -100,6 +104,18 @@ def test_keys_of_runs_from_before_the_later_settings_stay() -> None:
     assert part == {"baseline": first, "seed": 1}
     changed = TrainBaseline().spec_part(load_spec("criteo", ["baseline.subsample=0.5"]))
     assert changed["baseline"] == {**first, "subsample": 0.5}
+
+
+def test_weights_of_samples_are_told_and_part_of_the_key() -> None:
+    found = estimator_parameters(SCHEMA, Baseline(), seed=3, k=7, device="cpu", workers=2, weighted=True)
+    assert found["weight_col"] == "weight"
+    carried = ["features.carried=[user_id]", "train.sample_weight=user_id"]
+    weighted = TrainBaseline().spec_part(load_spec("clicks", carried))
+    assert weighted.pop("sample_weight") == "user_id"
+    assert weighted == TrainBaseline().spec_part(load_spec("clicks", carried[:1]))
+    # For ranking a weight is a list's, and rows have none.
+    ranking = ["baseline.objective=ranking", "baseline.group=user_id", "score.model=neural"]
+    assert "sample_weight" not in TrainBaseline().spec_part(load_spec("clicks", [*carried, *ranking]))
 
 
 def test_lists_are_numbered_across_batches() -> None:

@@ -20,6 +20,7 @@ from headrace.stage import Context, Result, Stage
 from headrace.storage import Location
 from headrace.train.evaluation.paired import write_replicates
 from headrace.train.job import REPLICATES
+from headrace.train.setup.sample_weight import carried_weight
 
 if TYPE_CHECKING:  # imports XGBoost
     from headrace.train.baseline.xgboost_spark import Fitted
@@ -44,6 +45,8 @@ class TrainBaseline(Stage):
         }
         if train.evaluation != Evaluation():  # keys of runs from before these were looked at stay as they are
             part["evaluation"] = train.evaluation.model_dump(mode="json")
+        if _is_weighted(spec):
+            part["sample_weight"] = train.sample_weight
         if train.rank_group is not None or (spec.baseline is not None and spec.baseline.objective == "ranking"):
             part |= {"rank_group": train.rank_group, "rank_k": train.rank_k}
         return part
@@ -97,7 +100,8 @@ class TrainBaseline(Stage):
         label = schema.label.name if conf.label is None else schema.carried_name(conf.label)
         column = None if conf.objective != "ranking" else conf.group or spec.train.rank_group
         group = None if column is None else schema.carried_name(column)
-        carried = [name for name in (None if conf.label is None else label, group) if name is not None]
+        weight = next(iter(carried_weight(spec.train, schema)), None) if _is_weighted(spec) else None
+        carried = [name for name in (None if conf.label is None else label, group, weight) if name is not None]
         train = sample_row_groups(dataset, "train", schema, conf.max_rows, carried)
         valid = sample_row_groups(dataset, "valid", schema, carried=carried)
         rows = {"train": sum(s.take for s in train), "valid": sum(s.take for s in valid)}
@@ -111,7 +115,8 @@ class TrainBaseline(Stage):
         task = EvaluationTask(dataset, schema, spec.train, conf.objective, label, group, splits)
         for split in splits:
             open_split(dataset, split, schema, task.columns(split)[0])
-        learned = TrainingRows(train, valid if conf.early_stopping_rounds is not None else (), schema, label, group)
+        stops_early = conf.early_stopping_rounds is not None
+        learned = TrainingRows(train, valid if stops_early else (), schema, label, group, weight)
 
         final = ctx.ws.model(spec.pipeline, ctx.ds, ctx.key) / "model"
         with session(with_slots(spec.spark, conf.workers), ctx.ws, f"baseline {spec.pipeline} {ctx.ds}") as spark:
@@ -127,7 +132,7 @@ class TrainBaseline(Stage):
             found, peak = evaluate(spark, booster, task, conf.workers)
         rows |= {split: of.rows for split, of in found.items() if split in splits}
         metrics = dict(found["valid"].metrics)
-        for lists in ("rank", "valid_lists"):
+        for lists in ("valid_lists", "rank"):  # those of `rank` are what the neural model has
             metrics |= found[lists].metrics if lists in found else {}
         importance = xgboost_model.importance(booster, schema)
         with final.new_folder() as folder:
@@ -172,6 +177,12 @@ class TrainBaseline(Stage):
             },
             peak_memory_mib={"worker": peak},
         )
+
+
+def _is_weighted(spec: Spec) -> bool:
+    """Whether rows have weights. For ranking XGBoost takes one for a list, not for a row."""
+    is_ranking = spec.baseline is not None and spec.baseline.objective == "ranking"
+    return spec.train.sample_weight is not None and not is_ranking
 
 
 def _register(

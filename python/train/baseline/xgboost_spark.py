@@ -26,12 +26,13 @@ from headrace.models.xgboost_model import matrix, matrix_columns, matrix_feature
 from headrace.schema import DatasetSchema, Kind
 from headrace.train.baseline.rows import RowGroupSample, Rows, read_rows
 from headrace.train.evaluation.slices import hash_ids
+from headrace.train.setup.sample_weight import checked_weights
 
 log = logging.getLogger("headrace.train")
 
 _PROGRESS_SECONDS = 2.0
 #: Names beside the matrix's columns, which are f0, f1, ...: names of the spec may be anything.
-_LABEL, _VALID, _LIST, _ROW = "label", "valid", "list", "row"
+_LABEL, _WEIGHT, _VALID, _LIST, _ROW = "label", "weight", "valid", "list", "row"
 _ESTIMATORS = {"classification": "SparkXGBClassifier", "ranking": "SparkXGBRanker", "regression": "SparkXGBRegressor"}
 
 
@@ -40,7 +41,7 @@ class TrainingRows:
     """What is learned from.
 
     train, valid: row groups; valid: none where nothing is stopped early. label: its column; group: the carried column
-    of the lists, for ranking.
+    of the lists, for ranking. weight: the carried column of the rows' weights, if there are.
     """
 
     train: Sequence[RowGroupSample]
@@ -48,6 +49,7 @@ class TrainingRows:
     schema: DatasetSchema
     label: str
     group: str | None = None
+    weight: str | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def eval_metric(conf: Baseline, k: int) -> str:
 
 
 def estimator_parameters(
-    schema: DatasetSchema, conf: Baseline, *, seed: int, k: int, device: str, workers: int
+    schema: DatasetSchema, conf: Baseline, *, seed: int, k: int, device: str, workers: int, weighted: bool = False
 ) -> dict[str, Any]:
     """The arguments of the estimator of `xgboost.spark`, without callbacks."""
     found: dict[str, Any] = {
@@ -115,6 +117,8 @@ def estimator_parameters(
         found["feature_types"] = types
     if conf.objective == "ranking":
         found |= {"qid_col": _LIST, "objective": "rank:ndcg"}
+    if weighted:
+        found["weight_col"] = _WEIGHT
     if conf.early_stopping_rounds is not None:
         found |= {"early_stopping_rounds": conf.early_stopping_rounds, "validation_indicator_col": _VALID}
     if device != "cpu":
@@ -150,7 +154,10 @@ def fit(
         )
     # Its INFO lines are dumps of parameters.
     logging.getLogger("XGBoost-PySpark").setLevel(logging.WARNING)
-    parameters = estimator_parameters(rows.schema, conf, seed=seed, k=k, device=device, workers=workers)
+    weighted = rows.weight is not None
+    parameters = estimator_parameters(
+        rows.schema, conf, seed=seed, k=k, device=device, workers=workers, weighted=weighted
+    )
     metric = parameters["eval_metric"]
     estimator = getattr(xgboost.spark, _ESTIMATORS[conf.objective])(
         **parameters, callbacks=[Progress(conf.rounds, metric)]
@@ -169,10 +176,11 @@ def fit(
 def _frame(spark: SparkSession, rows: TrainingRows, workers: int, seed: int) -> DataFrame:
     """The matrix as a DataFrame of exactly `workers` partitions: f0, f1, ..., label, all float; and what else is asked.
 
-    With `valid`: whether a row validates. For ranking: each list is whole and in one partition, under a number there.
+    With `weight`: a row's weight, 1 where it validates. With `valid`: whether it does. For ranking: each list is whole
+    and in one partition, under a number there.
     """
     names = [f"f{i}" for i in range(len(matrix_columns(rows.schema)))]
-    others = [] if rows.group is None else [rows.group]
+    others = [c for c in (rows.group, rows.weight) if c is not None]
 
     def task_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bool, Rows]]:
         for batch in batches:
@@ -188,6 +196,9 @@ def _frame(spark: SparkSession, rows: TrainingRows, workers: int, seed: int) -> 
             data = matrix(rows.schema, part.features)
             columns: dict[str, Any] = {name: np.ascontiguousarray(data[:, i]) for i, name in enumerate(names)}
             columns[_LABEL] = part.labels
+            if rows.weight is not None:
+                found = np.ones(len(data), np.float32) if valid else part.others[rows.weight]
+                columns[_WEIGHT] = checked_weights(found, rows.weight)
             if rows.valid:
                 columns[_VALID] = np.full(len(part.labels), valid)
             if rows.group is not None:
@@ -196,7 +207,8 @@ def _frame(spark: SparkSession, rows: TrainingRows, workers: int, seed: int) -> 
                 before += len(data)
             yield pa.record_batch([pa.array(c) for c in columns.values()], names=list(columns))
 
-    ddl = ", ".join(f"{name} float" for name in [*names, _LABEL]) + (f", {_VALID} boolean" if rows.valid else "")
+    numbers = [*names, _LABEL, *([] if rows.weight is None else [_WEIGHT])]
+    ddl = ", ".join(f"{name} float" for name in numbers) + (f", {_VALID} boolean" if rows.valid else "")
     tasks = spark.range(0, workers, 1, workers)
     if rows.group is None:
         return tasks.mapInArrow(read, ddl)
