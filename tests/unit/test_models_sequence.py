@@ -314,7 +314,7 @@ def _din(args: DINArgs, w: Weights, batch: Batch) -> Tensor:
     pairs = [(b, batch.table[h]) for b in batch.rows for h in batch.row(b)]
     wanted = [batch.table[batch.item[b]] for b in batch.rows]
     seen = [torch.cat([h, wanted[b], h - wanted[b], h * wanted[b]]) for b, h in pairs]
-    shares = [x[0] for x in mlp("attention.item", seen, len(args.attention_mlp))]
+    shares = [x[0] for x in mlp("attention.0", seen, len(args.attention_mlp))]
     rows = []
     for b in batch.rows:
         mine = [(share, h) for share, (of, h) in zip(shares, pairs, strict=True) if of == b]
@@ -365,9 +365,27 @@ def test_dice_counts_in_float32_whatever_the_precision() -> None:
     )
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):  # 1001 is 1000 there
         model(batch.inputs())
-        x = model.attention["item"].linear[0](torch.cat(_pairs(batch), dim=1))
-    dice = model.attention["item"].activations[0]
+        x = model.attention[0].linear[0](torch.cat(_pairs(batch), dim=1))
+    dice = model.attention[0].activations[0]
     torch.testing.assert_close(dice.mean, 0.1 * x.double().mean(0).float(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_order_of_histories_in_a_spec_changes_nothing() -> None:
+    """Nor do names that a torch module has itself."""
+    shape = InputFeatures(
+        {}, ("items", "type", "seen", "types"), D, ("seen", "types"), dict.fromkeys(("items", "type"), ITEMS)
+    )
+    made = []
+    for histories in ({"items": "seen", "type": "types"}, {"type": "types", "items": "seen"}):
+        torch.manual_seed(3)
+        made.append(DIN(shape, DINArgs(histories=histories, attention_mlp=(3,), mlp=(4,))))
+    batch = Batch()
+    history = JaggedTensor(batch.table.detach().float()[batch.history.values], batch.history.offsets)
+    user, item = batch.users.detach().float(), batch.table.detach().float()[batch.item]
+    found = {"items": item, "type": user, "seen": history, "types": JaggedTensor(history.values * 2, history.offsets)}
+    rows = len(user)
+    inputs = Inputs(shape, torch.zeros(rows, 0), torch.zeros(rows, 0, D), embeddings=found)
+    assert torch.equal(made[0](inputs)["logits"], made[1](inputs)["logits"])
 
 
 def _pairs(batch: Batch) -> list[Tensor]:

@@ -33,15 +33,17 @@ class DIN(nn.Module):
         for target, history in args.histories.items():
             check_feature(features, "model.args.histories", target, is_list=False)
             check_feature(features, "model.args.histories", history, is_list=True)
-        self.histories = dict(args.histories)
+        # In an order of their own: that of a spec's keys is no part of what says which saved weights fit.
+        self.histories = dict(sorted(args.histories.items()))
         lists, dim = set(self.histories.values()), features.embedding_dim
         self.pooled = [f for f in features.categorical if f not in lists]
         self.lookups = [
             EmbeddingLookup(f, f, dim, pooling="none" if f in lists else "sum") for f in features.categorical
         ]
         self.softmax = args.softmax
-        self.attention = nn.ModuleDict(
-            {target: ActivatedMLP((4 * dim, *args.attention_mlp, 1), args.activation, 0.0) for target in self.histories}
+        # A list: a feature may be named as an attribute of a torch module is.
+        self.attention = nn.ModuleList(
+            ActivatedMLP((4 * dim, *args.attention_mlp, 1), args.activation, 0.0) for _ in self.histories
         )
         width = features.continuous_columns + (len(self.pooled) + len(self.histories)) * dim
         self.mlp = ActivatedMLP((width, *args.mlp, 1), args.activation, args.dropout)
@@ -49,16 +51,16 @@ class DIN(nn.Module):
     def forward(self, inputs: Inputs) -> dict[str, Tensor]:
         """`logits` float32 [B]."""
         parts = [inputs.continuous, *(inputs.embedding(f) for f in self.pooled)]
-        for target, history in self.histories.items():
-            parts.append(self._interest(target, inputs.sequence(history), inputs))
+        for (target, history), attention in zip(self.histories.items(), self.attention, strict=True):
+            parts.append(self._interest(attention, inputs.embedding(target), inputs.sequence(history), inputs))
         return {"logits": self.mlp(torch.cat(parts, dim=1), inputs).squeeze(1)}
 
-    def _interest(self, target: str, history: JaggedTensor, inputs: Inputs) -> Tensor:
-        """What the row's item finds in its history: the weighted sum of it, [B, D]."""
+    def _interest(self, attention: nn.Module, target: Tensor, history: JaggedTensor, inputs: Inputs) -> Tensor:
+        """What the rows' items [B, D] find in their histories: the weighted sums of these, [B, D]."""
         history = history.flat()
         row = torch.repeat_interleave(torch.arange(history.samples, device=history.offsets.device), history.lengths)
-        items, wanted = history.values, inputs.embedding(target).index_select(0, row)
-        weights = self.attention[target](torch.cat([items, wanted, items - wanted, items * wanted], 1), inputs)
+        items, wanted = history.values, target.index_select(0, row)
+        weights = attention(torch.cat([items, wanted, items - wanted, items * wanted], 1), inputs)
         if self.softmax:
             weights = _softmax_of_rows(weights, history.offsets, row)
         return JaggedTensor(items * weights, history.offsets).pooled("sum")
