@@ -105,7 +105,8 @@ class Job(BaseModel):
         loop |= {} if sharding.wire == "fp32" else {"wire": sharding.wire}
         loop |= {} if self.train.sample_weight is None else {"sample_weight": self.train.sample_weight}
         if self.train.tasks:
-            loop["tasks"] = self.train.model_dump(mode="json", include={"tasks"})["tasks"]
+            # A list: fingerprints do not see the order of a mapping, in which a checkpoint has the towers.
+            loop["tasks"] = list(self.train.model_dump(mode="json", include={"tasks"})["tasks"].items())
         loop |= {"pretrained": dict(self.pretrained)} if self.pretrained else {}
         if self.train.monitor != "log_loss":
             loop["monitor"] = self.train.monitor

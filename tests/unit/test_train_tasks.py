@@ -103,6 +103,17 @@ def test_a_class_learns_its_tasks_and_resumes(name: str, home: Workspace, featur
     assert train_local(warm).curve[0]["loss"] < losses[0]
 
 
+def test_a_checkpoint_is_of_the_tasks_in_their_order(home: Workspace, features: Manifest) -> None:
+    """Its towers are in that order."""
+    orders = (TASKS, {name: TASKS[name] for name in ("click", "amount", "purchase", "click_and_purchase")})
+    jobs = [
+        job_of(home, features, "order", Train.model_validate({**TRAIN.model_dump(), "tasks": tasks}), model_of("mmoe"))
+        for tasks in (*orders, TASKS)
+    ]
+    first, other, again = (job.config_fingerprint for job in jobs)
+    assert first == again != other
+
+
 def test_micro_batches_take_the_same_steps(home: Workspace, features: Manifest) -> None:
     found = []
     for accumulate in (1, 3):
