@@ -233,6 +233,9 @@ def test_values_that_the_spec_refuses_are_told_before_anything_runs(home: Worksp
         tuner(home, {"parameters": {"train.batch_size": {"choices": [200, 201]}}})
     with pytest.raises(UserError, match=r"objective is 'ndcg', but train\.rank_group is not set"):
         spec_with({"parameters": RANGE, "objective": "ndcg"})
+    other = {"train": {"negatives": {"column": "nobody"}}}
+    with pytest.raises(UserError, match=r"train\.search\.models\.other: train\.negatives\.column: 'nobody' is not"):
+        tuner(home, {"models": {"as_it_is": {}, "other": other}})
     with pytest.raises(UserError, match=r"stage 'features' of 'clicks' has not finished.*headrace run clicks --ds"):
         tuner(ws, {"parameters": RANGE})
     bare = spec_with({"parameters": RANGE}).model_copy(update={"train": load_spec("clicks").train})

@@ -89,7 +89,8 @@ class Tuner:
         on_progress: takes a trial's progress.
 
     Raises:
-        UserError: no such section, no dataset of that day, or a value that the spec refuses.
+        UserError: no such section, no dataset of that day, a value that the spec refuses, or a model that the dataset
+            has not what it takes for.
     """
 
     def __init__(
@@ -119,10 +120,14 @@ class Tuner:
                 f"it. Run: headrace run {spec.pipeline} --ds {ds} --to features"
             )
         self._features = features
-        self._kinds = {
-            name: spec_of(dict(keys_of(self.search, name))).model.kind for name in (None, *self.search.models)
-        }
-        check_dataset(self._job(spec, features, ws.store, "look"))
+        self._kinds: dict[str | None, str] = {}
+        for name in (None, *self.search.models):
+            of_model = spec_of(dict(keys_of(self.search, name)))
+            self._kinds[name] = of_model.model.kind
+            try:
+                check_dataset(self._job(of_model, features, ws.store, "look"))
+            except UserError as e:
+                raise e if name is None else UserError(f"train.search.models.{name}: {e}") from None
         self.folder = ws.search(spec.pipeline, ds, self._key())
 
     def run(self) -> SearchResult:
