@@ -260,3 +260,19 @@ def test_odd_lines_are_those_of_a_search_line_by_line(texts: list[str]) -> None:
     number, lone = r"[:,\[] *[-+]?(NaN|Inf)", r"(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
     odd = [re.search(number, line) is not None or re.search(lone, line) is not None for line in lines]
     assert odd_json(block).tolist() == odd
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "1" * 1_001,
+        # Jackson adds up the digits before and behind the point, and those of the exponent.
+        "1" * 300 + "." + "1" * 850,
+        "1." + "1" * 500 + "e" + "0" * 600 + "1",
+        "[" * 500 + "]" * 500,
+        pytest.param('"' + "x" * 20_000_001 + '"', id="text"),
+    ],
+)
+def test_lines_with_more_than_jackson_reads_are_left_to_spark(value: str) -> None:
+    block = Block(f'{{"d": {value}}}\n{{"d": {"1" * 300}.{"1" * 400}}}\n'.encode(), 1)
+    assert odd_json(block).tolist() == [True, False]

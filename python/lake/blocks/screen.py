@@ -11,8 +11,9 @@ import pyarrow.compute as pc
 from headrace.lake.blocks.lines import BLANK, BOM, NEWLINE, TAB, Block, Mask
 
 _OPEN, _CLOSE, _QUOTE = ord("{"), ord("}"), ord('"')
-#: Jackson limits the digits of a number and the depth of an object; lines shorter than this reach no limit.
-_LONG, _MOST_DIGITS, _MOST_DEPTH = 900, re.compile(rb"[0-9]{900}"), 400
+#: Jackson limits the digits of a number (those of its fraction and exponent too) and the depth of an object; lines
+#: shorter than the first reach neither. The last is the limit of a text.
+_LONG, _MOST_DIGITS, _MOST_DEPTH, _MOST_TEXT = 900, re.compile(rb"[0-9.eE+-]{900}"), 400, 20_000_000
 _NOT_FINITE = re.compile(rb"[:,\[] *[-+]?(?:NaN|Inf)")
 #: A second half of a surrogate pair without its first one.
 _LONE = re.compile(rb"(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]")
@@ -66,7 +67,8 @@ def odd_json(block: Block) -> Mask:
             odd[block.line_of(places)] = True
     for i in np.flatnonzero(ends - starts > _LONG).tolist():
         line = block.data[starts[i] : ends[i]]
-        odd[i] |= line.count(b"{") + line.count(b"[") > _MOST_DEPTH or _MOST_DIGITS.search(line) is not None
+        deep = line.count(b"{") + line.count(b"[") > _MOST_DEPTH
+        odd[i] |= deep or len(line) > _MOST_TEXT or _MOST_DIGITS.search(line) is not None
     return odd
 
 
