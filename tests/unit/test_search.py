@@ -144,6 +144,27 @@ def test_a_stopped_search_goes_on_as_if_it_had_not_stopped(
     assert len(runs) == 7
 
 
+def test_whatever_a_trial_depends_on_makes_another_search(home: Workspace) -> None:
+    def folder(objective: str = "auc", **train: Any) -> Any:
+        search = {"parameters": RANGE, "objective": objective}
+        changes = {f"train.{key}": value for key, value in train.items()}
+        return Tuner(spec_with(search, changes), lambda v: spec_with(search, {**changes, **v}), home, DS).folder
+
+    ranking = {"user": "row", "seen": ["train"]}
+    folders = [
+        folder(),
+        folder(sample_weight="query"),
+        folder(tasks={"click": {}, "later": {"label": "query"}}),
+        folder("user_auc", evaluation={"user": "row"}),
+        folder("user_auc", evaluation={"user": "query"}),
+        folder("ndcg_at_20_full", evaluation={"full_ranking": {"user": "row"}}),
+        folder("ndcg_at_20_full", evaluation={"full_ranking": ranking}),
+    ]
+    assert len(set(map(str, folders))) == len(folders)
+    # What is not looked at is no part of it.
+    assert folder(evaluation={"user": "row", "full_ranking": ranking}) == folder()
+
+
 def test_what_is_worse_than_the_median_ends_early(home: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     search = {
         "parameters": {"train.dense.learning_rate": {"choices": [0.01, 1e30]}, RATE: {"low": 1e-7, "high": 0.3}},

@@ -165,13 +165,16 @@ class Tuner:
         schema = self._features.dataset_schema
         assert schema is not None
         warm = find_warm_start(self._ws, spec, self._ds, schema) if spec.train.warm_start else None
+        further = {"sample_weight", "tasks"} if spec.train.sample_weight or spec.train.tasks else set()
+        judged = self._judged_by(spec)
         return fingerprint(
             {
                 # Version 1 knew no other metrics before the end of a trial.
                 "version": 1 if search.metric in BASIC else 2,
                 "search": search.model_dump(mode="json", exclude={"trials", "total_seconds"}),
                 "model": spec.model.model_dump(mode="json"),
-                "train": spec.train.model_dump(mode="json", include={*FINGERPRINTED, "rank_group", "rank_k"}),
+                "train": spec.train.model_dump(mode="json", include={*FINGERPRINTED, "rank_group", "rank_k", *further}),
+                **({} if judged == Evaluation() else {"evaluation": judged.model_dump(mode="json")}),
                 "dataset": self._features.output("dataset").version,
                 "warm": warm.version if warm else None,
             }
@@ -247,11 +250,6 @@ class Tuner:
         search, train = self.search, spec.train
         schema = features.dataset_schema
         found = find_warm_start(self._ws, spec, self._ds, schema) if train.warm_start and schema else None
-        wanted: dict[str, Any] = {}
-        if search.metric in {m for kind in (ClickMetric, UserMetric, RankingMetric) for m in get_args(kind)}:
-            wanted = {"metrics": (search.metric,), "user": train.evaluation.user}
-        elif search.metric.endswith("_full"):
-            wanted = {"full_ranking": train.evaluation.full_ranking}
         steps = search.epochs * max(1, min(search.rows, features.rows.get("train", search.rows)) // train.batch_size)
         steps = min(steps, search.steps or steps)
         short = train.model_copy(
@@ -264,7 +262,7 @@ class Tuner:
                 "checkpoint_steps": _NEVER,
                 "background_checkpoints": False,
                 "rank_group": train.rank_group if search.of_lists else None,
-                "evaluation": Evaluation(**wanted),
+                "evaluation": self._judged_by(spec),
                 "monitor": search.metric,
             }
         )
@@ -280,6 +278,13 @@ class Tuner:
             warm_start=str(self._ws.locate(found.name)) if found else None,
             threads=train.threads,
         )
+
+    def _judged_by(self, spec: Spec) -> Evaluation:
+        """What is measured of a trial besides the basic metrics."""
+        metric, asked = self.search.metric, spec.train.evaluation
+        if metric in {m for kind in (ClickMetric, UserMetric, RankingMetric) for m in get_args(kind)}:
+            return Evaluation(metrics=(metric,), user=asked.user)
+        return Evaluation(full_ranking=asked.full_ranking if metric.endswith("_full") else None)
 
     def _result(self, study: optuna.Study) -> SearchResult:
         trials = [_unpacked(None, {}, study.user_attrs["as_it_is"])]
