@@ -33,6 +33,7 @@ LOGITS, DOTS = RNG.normal(size=ROWS), RNG.normal(size=(ROWS, DRAWN))
 LABELS = np.array([1.0, 0, 1, 1, 0, 1, 0])
 WEIGHTS = RNG.random(ROWS) + 0.5
 OWN, IDS = RNG.integers(0, ITEMS, ROWS), RNG.integers(0, ITEMS, (ROWS, DRAWN))
+IDS[0, DOTS[0].argmax()] = OWN[0]  # the hardest of the first row is its own
 LOG_Q = np.log(RNG.random(ITEMS))
 QUERIES, VECTORS = RNG.normal(size=(ROWS, 3)), RNG.normal(size=(ROWS, 3))
 LISTS = np.array([5, 2, 5, 2, 2, 5, 9])
@@ -74,7 +75,8 @@ def focal(i: int) -> float:
 
 
 def bpr(i: int) -> float:
-    return LABELS[i] * float(np.mean([-math.log(sigmoid(LOGITS[i] - x)) for x in sorted(DOTS[i])[-2:]]))
+    chosen = sorted(zip(IDS[i] != OWN[i], DOTS[i], strict=True))[-2:]  # the row's own where there are no others
+    return LABELS[i] * float(np.mean([-math.log(sigmoid(LOGITS[i] - x)) for _, x in chosen]))
 
 
 def softmax(i: int) -> float:
@@ -165,6 +167,8 @@ def test_the_hardest_candidates() -> None:
     assert scores.grad is not None
     assert scores.grad.tolist() == [[0, 1, 1, 0], [0, 0, 1, 1]]
     assert hardest(scores, torch.zeros(2, 4, dtype=torch.int64), 9)[0].shape == (2, 4)
+    found, ids = hardest(scores, torch.tensor([10, 11, 12, 13]), 2, torch.tensor([11, 13]))
+    assert (found.tolist(), ids.tolist()) == ([[3.0, 1.0], [2.0, 0.5]], [[12, 10], [12, 11]])
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,8 @@ def spec_loss(settings: config.Loss, outputs: Mapping[str, Tensor], inputs: Inpu
         return _in_batch(settings, outputs, inputs, positive, _item(settings, item))
     negatives, ids = _negatives(settings, outputs), inputs.negatives
     if settings.hardest is not None:
-        negatives, ids = hardest(negatives, ids, settings.hardest)
+        own = None if item is None else _ids(inputs, item)
+        negatives, ids = hardest(negatives, ids, settings.hardest, own)
     if settings.kind == "bpr":
         return bpr(logits, negatives, positive)
     if settings.kind == "cosine_contrastive":
@@ -72,7 +73,7 @@ def row_loss(settings: config.Loss, logits: Tensor, labels: Tensor, weights: Ten
     return binary_cross_entropy(logits, labels, weights)
 
 
-def hardest(scores: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def hardest(scores: Tensor, ids: Tensor, k: int, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Of each row's candidates the k with the highest scores now (dynamic negative sampling: Zhang et al., 2013).
 
     No gradient goes through the choice; of equal scores the first.
@@ -81,12 +82,16 @@ def hardest(scores: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
         scores: float32 [B, n].
         ids: int64 [B, n], or [n] of all rows.
         k: at most n count.
+        own: the rows' items, int64 [B], which stand behind all others; None: they are not known.
 
     Returns:
         Their scores float32 [B, min(k, n)], highest first, and their ids, int64.
     """
-    order = torch.argsort(scores.detach(), dim=1, descending=True, stable=True)[:, :k]
-    return scores.gather(1, order), ids.expand(scores.shape).gather(1, order)
+    ids, by = ids.expand(scores.shape), scores.detach()
+    if own is not None:  # drawn for all rows, it may be there, and would be the hardest
+        by = by.masked_fill(ids == own.unsqueeze(1), -torch.inf)
+    order = torch.argsort(by, dim=1, descending=True, stable=True)[:, :k]
+    return scores.gather(1, order), ids.gather(1, order)
 
 
 def _listwise(settings: config.Loss, outputs: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
