@@ -11,7 +11,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from headrace.errors import UserError
-from headrace.lake.delta.log import DeltaLog
 from headrace.lake.delta.transaction import Transaction, TransactionOvertaken, create_table
 from headrace.lake.delta.with_spark import broken_constraints, write_checkpoint
 from headrace.lake.ingest.data_file import ROW_GROUP_ROWS, statistics
@@ -19,7 +18,13 @@ from headrace.storage import Location
 
 
 def append(
-    spark: SparkSession, table: Location, rows: pa.Table, application: tuple[str, int], metadata: str, rows_a_file: int
+    spark: SparkSession,
+    table: Location,
+    rows: pa.Table,
+    read: int | None,
+    application: tuple[str, int],
+    metadata: str,
+    rows_a_file: int,
 ) -> int:
     """Append rows in one commit to a table without partitions, which is made where there is none.
 
@@ -29,8 +34,9 @@ def append(
         spark: the session, which is asked only where others have given the table constraints, and for checkpoints.
         table: its folder.
         rows: of the table's columns.
-        application: (its name, the last version that it wrote, -1 where none). The commit is its next one, and is
-            refused where another of its commits came in between.
+        read: the version of the table on which the rows rest; None: there was none.
+        application: (its name, the last version that it had written then, -1 where none). The commit is its next one,
+            and is refused where another of its commits came in between.
         metadata: the commit's userMetadata.
         rows_a_file: most rows of a data file.
 
@@ -38,18 +44,17 @@ def append(
         The version that the commit made.
 
     Raises:
-        TransactionOvertaken: the application has written a version after the one given; the table itself was made or
-            changed, or rows of it removed, meanwhile.
+        TransactionOvertaken: since `read`, the application has written, the table itself was made or changed, or rows
+            of it were removed.
         UserError: rows break a constraint that others have given the table; a table with partitions, or one that must
             not be written without Spark.
     """
-    if DeltaLog(table).version is None:
+    if read is None:
         fields = from_arrow_schema(rows.schema).jsonValue()["fields"]
         if not create_table(table, fields, (), _data_files(table, rows, rows_a_file), metadata, application):
             raise TransactionOvertaken(f"{table} was made by another process meanwhile")
         return 0
-    transaction = Transaction(table)
-    transaction.check_application(*application)
+    transaction = Transaction(table, read)
     adds = _data_files(table, rows, rows_a_file)
     if adds and transaction.constraints:
         frame = spark.read.parquet(*(str(table / add["path"]) for add in adds))

@@ -186,14 +186,15 @@ def test_files_are_added_as_versions_of_an_application(tmp_path: Path) -> None:
     assert live(folder) == {"a": 3}
     assert [text for _, text in DeltaLog(folder).user_metadata()] == ["made"]
     mine = Transaction(folder)
-    mine.check_application("app", 0)
     # Others may add files, and be versions of other applications.
     alter(folder, 1, {"add": add("d1", "c", 4)}, {"txn": {"appId": "other", "version": 7}})
     assert mine.append([add("d1", "d", 5)], "mine", ("app", 0)) == 2
     assert live(folder) == {"a": 3, "c": 4, "d": 5}
     assert DeltaLog(folder).application_version("app", 2) == 1
-    with pytest.raises(TransactionOvertaken, match="app has written to"):
-        Transaction(folder).check_application("app", 0)
+    # What rests on an older version meets that too.
+    with pytest.raises(TransactionOvertaken, match="was changed at version 2"):
+        Transaction(folder, 1).append([add("d1", "e")], "", ("app", 0))
+    assert Transaction(folder, 2).append([add("d1", "e")], "", ("app", 1)) == 3
 
 
 @pytest.mark.parametrize(
@@ -246,9 +247,9 @@ def test_of_many_that_append_at_once_each_is_one_version_of_the_application(tmp_
                         return 0
                     continue
                 last = log.application_version("app", version)
-                transaction = Transaction(folder)
-                transaction.check_application("app", -1 if last is None else last)
-                return transaction.append([add("d1", f"{k}")], "", ("app", -1 if last is None else last))
+                return Transaction(folder, version).append(
+                    [add("d1", f"{k}")], "", ("app", -1 if last is None else last)
+                )
             except TransactionOvertaken:
                 continue
         raise AssertionError("overtaken every time")

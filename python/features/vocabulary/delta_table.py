@@ -214,11 +214,11 @@ class VocabularyTable:
         """
         if self.version is not None and not rows.num_rows:
             return
-        # An append alone conflicts with nothing. One that is a version of an application does: it is refused where the
-        # table has that version already, or where another one's commit comes in between.
+        # An append alone conflicts with nothing. One that is a version of an application does: it is refused where
+        # another one's commit, or a removal of rows, came after the version that was read.
         application, said = (_APPLICATION, self._written), f"headrace vocabulary of {self._ds}"
         try:
-            self.version = append(self._spark, self._path, rows, application, said, _ROWS_A_FILE)
+            self.version = append(self._spark, self._path, rows, self.version, application, said, _ROWS_A_FILE)
         except TransactionOvertaken as e:
             raise CodesOvertaken(
                 f"another run added to the vocabularies {self._path} while those of {self._ds} were counted"

@@ -113,13 +113,16 @@ def create_table(
 
 
 class Transaction:
-    """One commit to a table, which rests on its newest version at the beginning."""
+    """One commit to a table, which rests on one version of it."""
 
-    def __init__(self, folder: Location) -> None:
-        """Raises UserError for a table that is not there, or that must not be written from here."""
+    def __init__(self, folder: Location, version: int | None = None) -> None:
+        """Begin at a version of the table; None: the newest.
+
+        Raises UserError for a table that is not there, or that must not be written from here.
+        """
         self.folder = folder
         self._log = DeltaLog(folder)
-        version = self._log.version
+        version = self._log.version if version is None else version
         state = self._log.state(version) if version is not None else None
         if version is None or state is None:
             raise UserError(f"{folder}: there is no Delta table, or its log is not whole")
@@ -183,19 +186,14 @@ class Transaction:
             at += 1
         return at
 
-    def check_application(self, name: str, last: int) -> None:
-        """Raise TransactionOvertaken where an application has written the table after its version `last`."""
-        written = self._log.application_version(name, self._version)
-        if written is not None and written > last:
-            raise TransactionOvertaken(f"{name} has written to {self.folder} since it was read")
-
     def append(self, adds: Sequence[Mapping[str, Any]], user_metadata: str, application: tuple[str, int]) -> int:
         """Add data files to a table without partitions, in one commit.
 
         Args:
             adds: the `add` actions of the data files.
             user_metadata: the commit's userMetadata.
-            application: (its name, the last version that it wrote, -1 where none). The commit is its next one.
+            application: (its name, the last version that it had written when this transaction began, -1 where none).
+                The commit is its next one.
 
         Returns:
             the version that was committed.
