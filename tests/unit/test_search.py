@@ -17,12 +17,15 @@ from headrace.commands import screen
 from headrace.config import Spec, build_spec, load_overlay, load_spec
 from headrace.config.load import flow
 from headrace.errors import UserError
-from headrace.manifest import Manifest
+from headrace.manifest import Input, Manifest
 from headrace.storage import local
+from headrace.train.job import Job
+from headrace.train.result import Diverged
 from headrace.train.search import tuner as module
 from headrace.train.search.sample import sample_dataset, sizes
 from headrace.train.search.space import overlay_of, overrides_of
 from headrace.train.search.tuner import SearchResult, Trial, Tuner
+from headrace.train.setup.pretrained import PRETRAINED
 from headrace.workspace import Workspace, checkout
 from tests.dataset_support import read_padded
 
@@ -163,6 +166,30 @@ def test_whatever_a_trial_depends_on_makes_another_search(home: Workspace) -> No
     assert len(set(map(str, folders))) == len(folders)
     # What is not looked at is no part of it.
     assert folder(evaluation={"user": "row", "full_ranking": ranking}) == folder()
+
+
+def test_trials_start_from_the_models_that_the_pipeline_starts_from(
+    home: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[Job] = []
+    search = {"parameters": RANGE, "trials": 1}
+
+    def train_local(job: Job, _: Any) -> Any:
+        jobs.append(job)
+        raise Diverged("of no interest", 0)
+
+    def folder(version: str) -> Any:
+        found = tuple(Input(kind=PRETRAINED, name=f"models/{p}", version=version) for p in ("g", "m"))
+        monkeypatch.setattr(module, "find_pretrained", lambda ws, spec, ds: found if spec.train.pretrained else ())
+        return Tuner(spec, lambda v: spec_with(search, {**changes, **v}), home, DS)
+
+    changes = {"train.pretrained": {"mlp": "m", "gmf": "g"}}
+    spec = spec_with(search, changes)
+    monkeypatch.setattr(module, "train_local", train_local)
+    monkeypatch.setattr(module, "check_dataset", lambda job: None)
+    folder("1").run()
+    assert [j.pretrained for j in jobs] == [{p: str(home.locate(f"models/{p[0]}")) for p in ("gmf", "mlp")}] * 2
+    assert len({str(folder("1").folder), str(folder("2").folder), str(tuner(home, search).folder)}) == 3
 
 
 def test_what_is_worse_than_the_median_ends_early(home: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ from headrace.train.loop.run import train_local
 from headrace.train.result import Diverged
 from headrace.train.search.sample import sample_dataset
 from headrace.train.search.space import check_values, distributions, draw, keys_of, model_of, overlay_of, values_of
+from headrace.train.setup.pretrained import find_pretrained
 from headrace.train.setup.warm_start import find_warm_start
 from headrace.train.stage import check_dataset
 from headrace.workspace import Workspace
@@ -166,7 +167,7 @@ class Tuner:
         assert schema is not None
         warm = find_warm_start(self._ws, spec, self._ds, schema) if spec.train.warm_start else None
         further = {"sample_weight", "tasks"} if spec.train.sample_weight or spec.train.tasks else set()
-        judged = self._judged_by(spec)
+        judged, pretrained = self._judged_by(spec), find_pretrained(self._ws, spec, self._ds)
         return fingerprint(
             {
                 # Version 1 knew no other metrics before the end of a trial.
@@ -175,6 +176,7 @@ class Tuner:
                 "model": spec.model.model_dump(mode="json"),
                 "train": spec.train.model_dump(mode="json", include={*FINGERPRINTED, "rank_group", "rank_k", *further}),
                 **({} if judged == Evaluation() else {"evaluation": judged.model_dump(mode="json")}),
+                **({"pretrained": [i.version for i in pretrained]} if pretrained else {}),
                 "dataset": self._features.output("dataset").version,
                 "warm": warm.version if warm else None,
             }
@@ -250,6 +252,7 @@ class Tuner:
         search, train = self.search, spec.train
         schema = features.dataset_schema
         found = find_warm_start(self._ws, spec, self._ds, schema) if train.warm_start and schema else None
+        pretrained = [str(self._ws.locate(i.name)) for i in find_pretrained(self._ws, spec, self._ds)]
         steps = search.epochs * max(1, min(search.rows, features.rows.get("train", search.rows)) // train.batch_size)
         steps = min(steps, search.steps or steps)
         short = train.model_copy(
@@ -276,6 +279,7 @@ class Tuner:
             train=short,
             progress_seconds=0.2,
             warm_start=str(self._ws.locate(found.name)) if found else None,
+            pretrained=dict(zip(sorted(train.pretrained), pretrained, strict=True)),
             threads=train.threads,
         )
 
