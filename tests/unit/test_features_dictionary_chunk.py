@@ -132,6 +132,15 @@ def test_damaged_bytes_are_read_as_something_or_left(tmp_path: Path, data: st.Da
         assert column.indices.to_numpy().max() < len(column.dictionary)
 
 
+def test_a_field_of_a_struct_is_no_column(tmp_path: Path) -> None:
+    inner = pa.struct([pa.field("b", pa.int64(), nullable=False)])
+    table = pa.table([pa.array([{"b": 1}] * 9, inner)], schema=pa.schema([pa.field("a", inner, nullable=False)]))
+    pq.write_table(table, tmp_path / "a.parquet")
+    with (tmp_path / "a.parquet").open("rb") as stored:
+        file = pq.ParquetFile(tmp_path / "a.parquet")
+        assert dictionary_columns(file, stored.fileno(), 0, {"a.b": pa.int64()}) == {}
+
+
 def varint(n: int) -> bytes:
     found = b""
     while n > 0x7F:

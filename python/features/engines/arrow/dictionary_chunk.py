@@ -44,7 +44,10 @@ def dictionary_columns(
     schema, stored = file.schema_arrow, file.schema
     for i in range(footer.num_columns):
         name, leaf = stored.column(i).path, stored.column(i)
-        if name not in wanted or leaf.max_repetition_level or leaf.max_definition_level > 1:
+        # A struct's field has its path as its name.
+        if name not in wanted or schema.get_field_index(name) < 0:
+            continue
+        if leaf.max_repetition_level or leaf.max_definition_level > 1:
             continue
         chunk = footer.column(i)
         number, type_ = _TYPES.get(chunk.physical_type, (0, None))
