@@ -154,6 +154,12 @@ def test_rows_that_have_no_weight_are_refused(p: float, r: float, message: str) 
         off_policy_metrics(Ranks(), Choices(ones, ones), np.array([0.5, p, 1]), np.array([0.0, r, 1]), ones)
 
 
+def test_expectations_that_are_not_finite_are_refused() -> None:
+    ones = np.ones(3)
+    with pytest.raises(UserError, match="1 of 3 predictions are not finite"):
+        off_policy_metrics(Ranks(), Choices(ones, np.array([0.5, np.nan, 1])), ones, ones, ones)
+
+
 def split_of(folder: Path, parts: list[dict[str, list[Any]]]) -> SplitLayout:
     groups = []
     for i, part in enumerate(parts):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as reference
 
+from headrace.errors import UserError
 from headrace.train.evaluation.bootstrap import Bootstrap
 from headrace.train.evaluation.ranks import Ranks
 from headrace.train.evaluation.regression import regression_metrics
@@ -57,3 +58,9 @@ def test_equal_numbers_have_no_r2() -> None:
     ((found,), _) = regression_metrics(Ranks(), observed + 1, observed)
     assert found["rmse"][0, 0] == pytest.approx(1)
     assert np.isnan(found["r2"][0, 0])
+
+
+@pytest.mark.parametrize("prediction", [np.nan, np.inf])
+def test_predictions_that_are_not_finite_are_refused(prediction: float) -> None:
+    with pytest.raises(UserError, match="1 of 2 predictions are not finite"):
+        regression_metrics(Ranks(), np.array([1, prediction], np.float32), np.ones(2, np.float32))

@@ -11,7 +11,7 @@ from headrace.errors import UserError
 from headrace.train.evaluation.bootstrap import F64, NO_REPLICATES, Bootstrap
 from headrace.train.evaluation.policy import Choices
 from headrace.train.evaluation.ranks import I64, Ranks
-from headrace.train.evaluation.rows import OVERALL, Dimension
+from headrace.train.evaluation.rows import OVERALL, Dimension, check_scores
 from headrace.train.evaluation.sums import sum_by_cell
 
 METRICS = ("logged_value", "ips", "snips", "dm", "dr", "effective_sample_size")
@@ -52,7 +52,8 @@ def off_policy_metrics(
         For all rows and for each dimension, by metric: float64 [1 + replicates, slices].
 
     Raises:
-        UserError: a propensity or a reward is null, or a propensity is not in (0, 1]; all ranks raise it.
+        UserError: a propensity or a reward is null, a propensity is not in (0, 1], or what the model expects is not
+            finite; all ranks raise it.
     """
     p = np.asarray(propensity, np.float64)
     bad = ranks.add_up(np.array([(~((p > 0) & (p <= 1))).sum(), (~np.isfinite(reward)).sum(), len(p)])).tolist()
@@ -65,6 +66,7 @@ def off_policy_metrics(
         raise UserError(
             f"train.evaluation.off_policy.reward: it is null or not finite in {bad[1]:,} of {bad[2]:,} rows"
         )
+    check_scores(ranks, choices.expected, finite=True)
     weight = choices.chosen / p
     if max_weight is not None:
         weight = np.minimum(weight, max_weight)

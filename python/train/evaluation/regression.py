@@ -40,9 +40,9 @@ def regression_metrics(
         For all rows and for each dimension, by metric: float64 [1 + replicates, slices]; and the rows of each slice.
 
     Raises:
-        UserError: a prediction is NaN.
+        UserError: a prediction is not finite.
     """
-    check_scores(ranks, predicted)
+    check_scores(ranks, predicted, finite=True)
     y, error = observed.astype(np.float64), predicted.astype(np.float64) - observed
     columns: dict[str, npt.NDArray[np.float64]] = {"squares": error**2, "sizes": np.abs(error), "y": y, "yy": y * y}
     found, counts = [], []

@@ -51,17 +51,19 @@ class ScoredRows:
         return ScoredRows(scores, np.asarray(labels) > 0)
 
 
-def check_scores(ranks: Ranks, scores: F32) -> int:
+def check_scores(ranks: Ranks, scores: F32 | F64, *, finite: bool = False) -> int:
     """The number of rows over all ranks. Collective.
 
     Raises:
-        UserError: a score is NaN on some rank; all ranks raise it.
+        UserError: a score is NaN, or with `finite` infinite, on some rank; all ranks raise it.
     """
-    bad, rows = ranks.add_up(np.array([np.isnan(scores).sum(), len(scores)])).tolist()
+    faults = ~np.isfinite(scores) if finite else np.isnan(scores)
+    bad, rows = ranks.add_up(np.array([faults.sum(), len(scores)])).tolist()
     if bad:
+        what = "not finite, so there is nothing to measure" if finite else "NaN, so there is nothing to order them by"
         raise UserError(
-            f"{bad:,} of {rows:,} predictions are NaN, so there is nothing to order them by: a weight or a feature is "
-            f"not finite; lower train.dense.learning_rate or train.embeddings.learning_rate, or look at the features"
+            f"{bad:,} of {rows:,} predictions are {what}: a weight or a feature is not finite; lower "
+            f"train.dense.learning_rate or train.embeddings.learning_rate, or look at the features"
         )
     return int(rows)
 
