@@ -172,8 +172,14 @@ def _table_case(
 
 
 def check_pipeline(explainer: Explainer, ws: Workspace, spec: Spec) -> Iterator[StepPlans]:
-    """A pipeline's features stage over a small table with its schema, in the workspace `ws`."""
+    """A pipeline's features stage over a small table with its schema, in the workspace `ws`.
+
+    One that asks for the Arrow engine has no plans: its features are made on CPUs.
+    """
     subject = f"pipeline {spec.pipeline}"
+    if spec.features.engine == "arrow":
+        yield StepPlans(subject, "features.engine: arrow, on CPUs", ())
+        return
     ds = spec.ds or "2026-01-08"
     _land(explainer.spark, ws, spec, ds)
     explainer.ran()

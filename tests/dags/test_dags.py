@@ -236,7 +236,7 @@ def test_what_is_not_set_up_is_said_and_nothing_is_submitted(ask: Ask, tmp_path:
     asked = [w for name in ("clicks", "click") for w in ("headrace_score", json.dumps({"ds": DS, "pipeline": name}))]
     seen = ask("run", *asked, env=env, connection=None)
     assert [r["state"] for r in seen["runs"]] == ["failed", "failed"]
-    for message in ("define the connection 'spark_default' as JSON", "there are: attribution, clicks"):
+    for message in ("define the connection 'spark_default' as JSON", "there are: adult, attribution, beauty, clicks"):
         assert message in seen["log"], seen["log"][-4000:]
     assert calls(recorder) == []
 

@@ -167,7 +167,11 @@ def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
     compared = run_stage(Compare(), several, ws, DS).manifest
     told = {m["name"]: m for m in compared.facts["models"]}
     assert told["own"]["key"] == outcome.manifest.key
-    assert [(m["class"], m["steps"]) for m in told.values()] == [("dlrm", 400), ("wide_deep", 50), ("xgboost", 3)]
+    assert [(m["class"], m["steps"]) for m in told.values()] == [
+        ("my_package.nets:MyNet", 400),
+        ("wide_deep", 50),
+        ("xgboost", 3),
+    ]
     assert {"rank0", "rank1"} <= told["wide"]["peak_memory_mib"].keys()
     trees = load_predictor(ws.home / compared.outputs[2].name)
     assert trees.schema == features.dataset_schema
