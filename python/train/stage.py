@@ -26,7 +26,7 @@ from headrace.train.job import FINGERPRINTED, Job
 from headrace.train.launch.startup import driver_phase_ends, end_phase
 from headrace.train.result import Report, show_metrics
 from headrace.train.setup.list_column import ListColumn
-from headrace.train.setup.pretrained import PRETRAINED, check_pretrained, find_pretrained
+from headrace.train.setup.pretrained import PRETRAINED, find_pretrained
 from headrace.train.setup.sample_weight import carried_weight
 from headrace.train.setup.task_labels import TaskLabels
 from headrace.train.setup.warm_start import find_warm_start
@@ -183,7 +183,11 @@ def check_dataset(job: Job) -> None:
     lists = ListColumn.asked(job.model, job.train, schema)
     carried = labels.beside([*carried_weight(job.train, schema), *([] if lists is None else [lists.column])])
     check_streams(open_split(dataset, "train", schema, carried), job.train.streams)
-    check_pretrained({part: job.ws.locate(name) for part, name in job.pretrained.items()}, dataset, schema)
+    if job.pretrained:
+        # Imports torch: not for the driver of every training.
+        from headrace.train.setup.start_from_pretrained import check_pretrained
+
+        check_pretrained({part: job.ws.locate(name) for part, name in job.pretrained.items()}, dataset, schema)
     NegativeSampler.of(schema, job.train.negatives)
     CandidateSampler.of(schema, job.train.negatives, job.train.seed)
     dynamic_specs(schema, job.model.embedding_dim, job.train.embeddings)

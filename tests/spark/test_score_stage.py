@@ -290,6 +290,8 @@ def test_ranks_by_a_product_of_tasks(spark: SparkSession, day: Workspace, events
     folder = ws.locate(trained.output("model").name)
     workflow = ws.locate(_manifest(ws, "features").output("dataset").name) / "workflow"
     save_model(folder, model, workflow=workflow, pipeline="shop", ds=DS, key="t", metrics={"auc": 0.5})
+    if ws.manifest("shop", DS, "score").is_file():
+        ws.manifest("shop", DS, "score").remove()  # of another model
     found = []
     for output in (None, "click_and_buy"):
         s = spec(model="neural")

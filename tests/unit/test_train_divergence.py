@@ -18,7 +18,7 @@ from headrace.embeddings.optim.gradients import NonFiniteGradient
 from headrace.embeddings.sharded import ShardedEmbeddings
 from headrace.embeddings.sharding.plan import Lookup, Table, row_wise
 from headrace.manifest import Manifest
-from headrace.models import sharded_model
+from headrace.models.losses import spec as losses
 from headrace.models.ranking import dlrm
 from headrace.models.saved import load_model
 from headrace.train.checkpoint.folders import list_steps
@@ -79,7 +79,7 @@ def test_a_bad_gradient_of_the_dense_part_is_refused_and_the_run_goes_on_from_be
     torch.set_num_threads(1)
     undisturbed, job = make_job(f"undisturbed-{value}"), make_job(f"dense-{value}")
     train_local(undisturbed)
-    real, calls = sharded_model.binary_cross_entropy, []
+    real, calls = losses.binary_cross_entropy, []
 
     def spoil(grad: Tensor) -> None:
         calls.append(1)
@@ -89,7 +89,7 @@ def test_a_bad_gradient_of_the_dense_part_is_refused_and_the_run_goes_on_from_be
     def loss(logits: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return real(Spoiled.apply(logits, spoil), *args, **kwargs)  # type: ignore[no-untyped-call]
 
-    monkeypatch.setattr(sharded_model, "binary_cross_entropy", loss)
+    monkeypatch.setattr(losses, "binary_cross_entropy", loss)
     with pytest.raises(Diverged, match=r"the gradient of .*'top\.0\.weight'.* is not finite at step 13") as e:
         train_local(job)
     assert e.value.step == 13

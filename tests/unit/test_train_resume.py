@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from headrace.comm.threads import run_ranks
-from headrace.config import Optimizer
+from headrace.config import EmbeddingOptimizer, Optimizer
 from headrace.errors import UserError
 from headrace.manifest import Manifest
 from headrace.train.callbacks.progress import ProgressEvent
@@ -173,7 +173,8 @@ def test_checkpoints_of_another_configuration_are_refused(
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
 def test_each_optimizer_resumes_exactly(home: Workspace, features: Manifest, kind: Any) -> None:
     optimizer = Optimizer(kind=kind, learning_rate=0.01, weight_decay=0.001)
-    conf = TRAIN.model_copy(update={"dense": optimizer, "embeddings": optimizer, "max_steps": 12})
+    of_rows = EmbeddingOptimizer.model_validate(optimizer.model_dump())
+    conf = TRAIN.model_copy(update={"dense": optimizer, "embeddings": of_rows, "max_steps": 12})
     whole, stopped = job_of(home, features, f"whole-{kind}", conf), job_of(home, features, f"stopped-{kind}", conf)
     train_local(whole)
     with pytest.raises(Stopped):

@@ -17,7 +17,7 @@ from headrace.comm.base import LocalCollective
 from headrace.comm.threads import run_ranks
 from headrace.config import EmbeddingOptimizer, Optimizer, Schedule, Train
 from headrace.manifest import Manifest
-from headrace.models import sharded_model as passes
+from headrace.models.losses import spec as losses
 from headrace.models.saved import load_model
 from headrace.storage import local
 from headrace.train.callbacks.metrics_log import MetricsFile, read_metrics
@@ -196,13 +196,13 @@ def test_a_loss_that_is_nan_once_costs_the_steps_since_the_checkpoint(
     make_job: Callable[..., Job], undisturbed: tuple[Job, Report], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = make_job("nan")
-    real, calls = passes.binary_cross_entropy, []
+    real, calls = losses.binary_cross_entropy, []
 
     def once(*args: Any, **kwargs: Any) -> torch.Tensor:
         calls.append(1)
         return real(*args, **kwargs) * (float("nan") if len(calls) == 13 else 1.0)
 
-    monkeypatch.setattr(passes, "binary_cross_entropy", once)
+    monkeypatch.setattr(losses, "binary_cross_entropy", once)
     tries: list[Report] = []
 
     def try_it(job: Job, *args: Any) -> Report:
@@ -216,7 +216,7 @@ def test_a_loss_that_is_nan_once_costs_the_steps_since_the_checkpoint(
     assert report.resumed_from_step == 10
     assert_same(job, undisturbed[0])
     # One that comes again at the same step is the data's or the settings', and is told.
-    monkeypatch.setattr(passes, "binary_cross_entropy", lambda *a, **k: real(*a, **k) * float("nan"))
+    monkeypatch.setattr(losses, "binary_cross_entropy", lambda *a, **k: real(*a, **k) * float("nan"))
     with pytest.raises(Diverged, match="the loss is nan at step 1"):
         launching.launch(make_job("always-nan"), None, ranks=1, retries=5)  # type: ignore[arg-type]
 

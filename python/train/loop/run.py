@@ -28,8 +28,8 @@ from headrace.train.loop.report import cache_report, dynamic_report, peak_mib
 from headrace.train.loop.trainer import Trainer
 from headrace.train.result import Report
 from headrace.train.setup.list_column import ListColumn
-from headrace.train.setup.pretrained import start_from_pretrained
 from headrace.train.setup.sample_weight import carried_weight
+from headrace.train.setup.start_from_pretrained import start_from_pretrained
 from headrace.train.setup.state import TrainState, build_state
 from headrace.train.setup.task_labels import TaskLabels
 
