@@ -16,10 +16,10 @@ from headrace.errors import EXIT_DONE, EXIT_FAILURE, UserError
 from headrace.features.ops import REGISTRY
 from headrace.features.table_ops import TABLE_OPS
 from headrace.gpu_plan.explain import Explainer, explain_session
-from headrace.gpu_plan.gate import LOG, StepPlans, check_operators, check_pipeline
+from headrace.gpu_plan.gate import LOG, ON_CPUS, StepPlans, check_operators, check_pipeline
 from headrace.workspace import Workspace, checkout
 
-#: Of the engines, the one that may run on GPUs.
+#: Of the engines, the one that may run on GPUs: in place of `auto`.
 _ENGINE = "features.engine=spark"
 
 
@@ -36,7 +36,7 @@ def gpu(pipeline: str | None, sets: Sequence[str], operators: Sequence[str] = ()
         raise UserError(f"no operator '{unknown[0]}' (known: {', '.join(sorted({*REGISTRY, *TABLE_OPS}))})")
     if pipeline is None and sets:
         raise UserError("--set changes a pipeline: name one")
-    specs = [load_spec(pipeline, [*sets, _ENGINE])] if pipeline else [] if operators else shipped()
+    specs = [_by_spark(pipeline, sets)] if pipeline else [] if operators else shipped()
     logging.getLogger("headrace.features").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="headrace-gpu-") as folder:
         ws = Workspace(Path(folder))
@@ -63,28 +63,33 @@ def check(
 
 
 def as_record(seen: StepPlans) -> dict[str, Any]:
-    """A step for programs. Reads of the table's log are on the CPU by design: `on_gpu` is null."""
+    """A step for programs. What is on the CPU by design, reads of the table's log among it, has `on_gpu` null."""
     return {
         "subject": seen.subject,
         "step": seen.step,
         "plans": len(seen.plans),
-        "on_gpu": None if seen.step == LOG else seen.green,
+        "on_gpu": None if seen.step in (LOG, ON_CPUS) else seen.green,
         "operators": _names(seen),
         "faults": seen.faults(),
     }
 
 
 def shipped() -> list[Spec]:
-    """The pipelines of conf/pipelines, by Spark's engine."""
+    """The pipelines of conf/pipelines, by Spark's engine but for those that ask for Arrow's."""
     names = sorted(p.stem for p in (checkout() / "conf" / "pipelines").glob("*.yaml"))
-    return [load_spec(name, [_ENGINE]) for name in names]
+    return [_by_spark(name, ()) for name in names]
+
+
+def _by_spark(pipeline: str, sets: Sequence[str]) -> Spec:
+    spec = load_spec(pipeline, sets)
+    return spec if spec.features.engine == "arrow" else load_spec(pipeline, [*sets, _ENGINE])
 
 
 def _print(seen: Sequence[StepPlans]) -> None:
     shown = table("what", "step", ">plans", "on the GPU", "operators", "what leaves, and why")
     for s in seen:
         state = Text("yes", style="green") if s.green else Text("NO", style="bold red")
-        if s.step == LOG:
+        if s.step in (LOG, ON_CPUS):
             state = Text("-", style="dim")
         shown.add_row(
             Text(s.subject), Text(s.step), str(len(s.plans)), state, Text(_operators(s)), Text("\n".join(s.faults()))

@@ -178,7 +178,7 @@ def check_pipeline(explainer: Explainer, ws: Workspace, spec: Spec) -> Iterator[
     """
     subject = f"pipeline {spec.pipeline}"
     if spec.features.engine == "arrow":
-        yield StepPlans(subject, "features.engine: arrow, on CPUs", ())
+        yield StepPlans(subject, ON_CPUS, ())
         return
     ds = spec.ds or "2026-01-08"
     _land(explainer.spark, ws, spec, ds)
@@ -212,6 +212,8 @@ def _merged(seen: Sequence[StepPlans]) -> Iterator[StepPlans]:
 
 #: Plans of Delta's own, over a table's log.
 LOG = "_delta_log"
+#: The step of a pipeline that has none of Spark's plans.
+ON_CPUS = "features.engine: arrow, on CPUs"
 #: The steps of the stage, as people know them.
 _STEPS = {"rows": "scan and prepare", "fit": "fit", "write": "transform and write"}
 

@@ -11,6 +11,7 @@ import pytest
 
 from headrace.features.ops import REGISTRY
 from headrace.features.table_ops import TABLE_OPS
+from headrace.gpu_plan.gate import ON_CPUS
 from headrace.lake.session import rapids_jars
 from headrace.workspace import checkout
 
@@ -40,7 +41,7 @@ def test_all_that_is_shipped_stays_on_the_gpu(explained: dict[str, Any]) -> None
     shipped = {f"operator {n}" for n in REGISTRY} | {f"table operator {n}" for n in TABLE_OPS}
     shipped |= {f"pipeline {n}" for n in pipelines}
     assert {subject for subject, *_ in explained["gate"]} == shipped
-    on_cpus = [subject for subject, step, *_ in explained["gate"] if step == "features.engine: arrow, on CPUs"]
+    on_cpus = [subject for subject, step, *_ in explained["gate"] if step == ON_CPUS]
     assert on_cpus == ["pipeline beauty"]
 
 
