@@ -16,7 +16,8 @@ UInts = NDArray[np.uint64]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+#: SplitMix64's increment.
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _HEX = np.frombuffer(b"".join(b"%02x" % i for i in range(256)), dtype="S2")
 
 
@@ -25,7 +26,8 @@ def stream(seed: int, purpose: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{purpose}".encode()).digest()[:8], "little")
 
 
-def _mix(x: UInts) -> UInts:
+def mix(x: UInts) -> UInts:
+    """SplitMix64's finisher (Steele et al., 2014), of each number."""
     x = x ^ (x >> np.uint64(30))
     x *= np.uint64(0xBF58476D1CE4E5B9)
     x ^= x >> np.uint64(27)
@@ -36,7 +38,7 @@ def _mix(x: UInts) -> UInts:
 
 def bits(key: int, counter: UInts | Ints) -> UInts:
     """64 random bits for each counter, uint64 of the counter's shape."""
-    return _mix(_mix(counter.astype(np.uint64) * _GOLDEN + np.uint64(key)) ^ np.uint64(key))
+    return mix(mix(counter.astype(np.uint64) * GOLDEN + np.uint64(key)) ^ np.uint64(key))
 
 
 def uniform(key: int, counter: UInts | Ints) -> Floats:
@@ -82,4 +84,4 @@ def hexadecimal(values: UInts) -> NDArray[np.bytes_]:
 
 def scatter_64(key: int, counter: UInts | Ints) -> UInts:
     """A bijection of the 64-bit integers: one application of the finaliser, uint64 of the counter's shape."""
-    return _mix(counter.astype(np.uint64) ^ np.uint64(key))
+    return mix(counter.astype(np.uint64) ^ np.uint64(key))

@@ -23,7 +23,7 @@ A part is a module of this package, named after its data: `bench/quality/beauty.
     )
 
 and its name stands in `bench.quality.part.NAMES`. `Case.run(seed, folder)` returns a `CaseResult`. `folder` is
-build/quality/work/PART, which all cases of a part share: a workspace there (`folder / "home"`) is ingested and made a
+the part's below build/quality, which all its cases share: a workspace there (`folder / "home"`) is ingested and made a
 dataset of once, and what a case trains is kept under keys of its settings.
 
 Each finished (case, seed) is a file of build/quality/results; it stands while the fingerprint of the case's settings is

@@ -61,11 +61,13 @@ def run_and_kill(home: Path, stage: str, after: float, kill: Callable[[int], Non
     )
     assert child.stdout is not None
     try:
+        said = []
         for line in child.stdout:
+            said.append(line)
             if f"] {stage}: " in line:
                 break
         else:
-            pytest.fail(f"{stage} did not begin")
+            pytest.fail(f"{stage} did not begin:\n{''.join(said)}")
         time.sleep(after)
         kill(child.pid)
         child.stdout.read()
@@ -93,11 +95,11 @@ def test_killed_anywhere_then_rerun_equals_undisturbed(
         for _ in range(_AIMS if seconds[stage] > _SHORT_SECONDS else 1):
             if run_and_kill(home, stage, moment, kill):
                 killed[stage] = round(moment, 2)
+                print(f"{stage} killed after {killed[stage]} s")
                 break
             # It was faster than thought. Without its manifest it works again, over what it has left.
             Workspace(home).manifest("clicks", DAY, stage).local_path().unlink()
             moment /= 2
-    print(f"killed after seconds: {killed}")
     assert killed.keys() >= {s for s in ORDER if seconds[s] > _SHORT_SECONDS}, "some stages ended before they were hit"
     healed = headrace(home, "run", "clicks", "--ds", DAY)
     assert healed.code == 0, healed.output

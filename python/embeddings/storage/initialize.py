@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headrace.counter_random import GOLDEN, mix
 from headrace.embeddings.kernels import hashing
 
 #: Rows start uniform in +- this. Independent of the table's size, so that a table that grows starts its new rows alike.
@@ -18,7 +19,6 @@ INIT_BOUND = 0.05
 _PIECE = 2**20
 #: float32 [N, D] -> rows as stored.
 Store = Callable[[Tensor], Tensor]
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def initial_rows(
@@ -50,20 +50,10 @@ def initial_values(
     text = hashlib.sha256(f"{seed}/{table}".encode()).digest()
     key = np.frombuffer(text[:8], dtype="<u8")
     first, last = columns.start // 2, (columns.stop + 1) // 2
-    pairs = np.arange(first, last, dtype=np.uint64) * _GOLDEN
-    hashed = _mix(_mix(key + places * _GOLDEN)[:, None] + pairs)
+    pairs = np.arange(first, last, dtype=np.uint64) * GOLDEN
+    hashed = mix(mix(key + places * GOLDEN)[:, None] + pairs)
     halves = hashed.view("<u4").reshape(len(places), 2 * len(pairs))[:, columns.start - 2 * first :][:, : len(columns)]
     values: NDArray[np.float32] = (halves >> np.uint32(8)).astype(np.float32)
     values *= np.float32(bound / 2**23)
     values -= np.float32(bound)
     return values
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's finisher, in place where it can be."""
-    x = x ^ (x >> np.uint64(30))
-    x *= np.uint64(0xBF58476D1CE4E5B9)
-    x ^= x >> np.uint64(27)
-    x *= np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
-    return x

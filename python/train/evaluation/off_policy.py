@@ -11,8 +11,8 @@ from headrace.errors import UserError
 from headrace.train.evaluation.bootstrap import F64, NO_REPLICATES, Bootstrap
 from headrace.train.evaluation.policy import Choices
 from headrace.train.evaluation.ranks import I64, Ranks
-from headrace.train.evaluation.rows import OVERALL, Dimension, check_scores
-from headrace.train.evaluation.sums import sum_by_cell
+from headrace.train.evaluation.rows import Dimension, check_scores
+from headrace.train.evaluation.sums import sums_by_slice
 
 METRICS = ("logged_value", "ips", "snips", "dm", "dr", "effective_sample_size")
 
@@ -79,18 +79,7 @@ def off_policy_metrics(
         "correction": weight * (reward - predicted),
     }
     found = []
-    for number, dimension in enumerate((OVERALL, *dimensions)):
-        cell = np.zeros(len(p), np.int64) if number == 0 else slices[number - 1]
-        chosen = cell >= 0
-        sums = sum_by_cell(
-            ranks,
-            len(dimension.values),
-            cell[chosen],
-            None if users is None or not bootstrap.replicates else users[chosen],
-            {"rows": np.ones(int(chosen.sum()), np.int64)},
-            {name: x[chosen] for name, x in columns.items()},
-            bootstrap,
-        )
+    for sums in sums_by_slice(ranks, columns, users, slices, dimensions, bootstrap):
         with np.errstate(invalid="ignore", divide="ignore"):
             n = sums["rows"]
             found.append(

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from headrace.train.evaluation.bootstrap import F64, NO_REPLICATES, Bootstrap
 from headrace.train.evaluation.ranks import I64, Ranks
-from headrace.train.evaluation.rows import F32, OVERALL, Dimension, check_scores
-from headrace.train.evaluation.sums import sum_by_cell
+from headrace.train.evaluation.rows import F32, Dimension, check_scores
+from headrace.train.evaluation.sums import sums_by_slice
 
 METRICS = ("rmse", "mae", "r2")
 
@@ -46,18 +46,7 @@ def regression_metrics(
     y, error = observed.astype(np.float64), predicted.astype(np.float64) - observed
     columns: dict[str, npt.NDArray[np.float64]] = {"squares": error**2, "sizes": np.abs(error), "y": y, "yy": y * y}
     found, counts = [], []
-    for number, dimension in enumerate((OVERALL, *dimensions)):
-        cell = np.zeros(len(y), np.int64) if number == 0 else slices[number - 1]
-        chosen = cell >= 0
-        sums = sum_by_cell(
-            ranks,
-            len(dimension.values),
-            cell[chosen],
-            None if users is None or not bootstrap.replicates else users[chosen],
-            {"rows": np.ones(int(chosen.sum()), np.int64)},
-            {name: x[chosen] for name, x in columns.items()},
-            bootstrap,
-        )
+    for sums in sums_by_slice(ranks, columns, users, slices, dimensions, bootstrap):
         with np.errstate(invalid="ignore", divide="ignore"):
             n = sums["rows"]
             spread = sums["yy"] - sums["y"] ** 2 / n

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from headrace.features.learn import exact_sums
 from headrace.train.evaluation.bootstrap import F64, Bootstrap
 from headrace.train.evaluation.ranks import I64, Ranks
+from headrace.train.evaluation.rows import OVERALL, Dimension
 
 #: Smaller numbers are taken for 0.
 _SMALLEST = 2.0**-100
@@ -70,6 +71,36 @@ def sum_by_cell(
         mine = {place: totals[:, i].reshape(-1) for i, (n, place) in enumerate(names) if n == name}
         found[name] = exact_sums.floats(mine, (1 + bootstrap.replicates) * cells).reshape(-1, cells)
     return found
+
+
+def sums_by_slice(
+    ranks: Ranks,
+    columns: Mapping[str, F64],
+    users: I64 | None,
+    slices: Sequence[I64],
+    dimensions: Sequence[Dimension],
+    bootstrap: Bootstrap,
+) -> Iterator[dict[str, F64]]:
+    """The sums of columns, and `rows`, over all rows, then by the slices of each dimension. Collective.
+
+    Args:
+        columns: float64 [n] each, as `reals` of `sum_by_cell`.
+        users: whom a replicate counts a row with, int64 [n]; None only without replicates.
+        slices: for each dimension the position of the row's value, -1 where it is none; int64 [n].
+    """
+    n = len(next(iter(columns.values())))
+    for number, dimension in enumerate((OVERALL, *dimensions)):
+        cell = np.zeros(n, np.int64) if number == 0 else slices[number - 1]
+        chosen = cell >= 0
+        yield sum_by_cell(
+            ranks,
+            len(dimension.values),
+            cell[chosen],
+            None if users is None or not bootstrap.replicates else users[chosen],
+            {"rows": np.ones(int(chosen.sum()), np.int64)},
+            {name: x[chosen] for name, x in columns.items()},
+            bootstrap,
+        )
 
 
 def _places(ranks: Ranks, x: F64) -> range:
