@@ -127,12 +127,12 @@ _ENTRIES = (
     StageEntry(
         "vectors",
         "Write the vectors that the registered model has for users and items, of a model in retrieval form.",
-        "headrace.score.vectors:ExportVectors",
+        "headrace.score.vectors.stage:ExportVectors",
         dag=None,
         section="score",
         counts=("users", "items"),
         writes=("lake/{pipeline}/user_vectors", "lake/{pipeline}/item_vectors"),
-        imports=("headrace.score.vectors",),
+        imports=("headrace.score.vectors.stage",),
     ),
     StageEntry(
         "compare",

@@ -17,7 +17,7 @@ from headrace.scaffold.columns import ColumnProfile, profile
 from headrace.scaffold.pipeline_yaml import pipeline_yaml
 from headrace.scaffold.roles import Named, Roles, find_roles
 from headrace.scaffold.sample import Sample, take_sample
-from headrace.score.pair_features import check_columns
+from headrace.score.rank.pair_features import check_columns
 from headrace.storage import local
 
 

@@ -17,7 +17,8 @@ from headrace.config.load import build_spec, load_overlay, load_spec
 from headrace.config.loss import Loss
 from headrace.config.model import Model
 from headrace.config.named_source import NamedSource
-from headrace.config.publish import Entity, Publish, Score, Warehouse
+from headrace.config.publish import Publish
+from headrace.config.score import Entity, Score
 from headrace.config.search import Parameter, Search
 from headrace.config.section import Section, parse_ds
 from headrace.config.source import AnySource, EpochUnit, LandingSource, Source, TableSource
@@ -38,6 +39,7 @@ from headrace.config.train import (
     TableSharding,
     Train,
 )
+from headrace.config.warehouse import Warehouse
 
 __all__ = [
     "LOOPBACK",

@@ -16,7 +16,8 @@ from headrace.config.generate import Generate
 from headrace.config.model import Model
 from headrace.config.named_source import NamedSource, check_name
 from headrace.config.paths import leaves
-from headrace.config.publish import Publish, Score
+from headrace.config.publish import Publish
+from headrace.config.score import Score
 from headrace.config.search import SEARCHABLE, Parameter, Search, parameter_type
 from headrace.config.section import NAME, Section, parse_ds
 from headrace.config.source import LandingSource, Source

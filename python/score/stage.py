@@ -31,11 +31,11 @@ from headrace.lake.worker_errors import worker_errors
 from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
 from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import read_meta
-from headrace.score.blocks import SEEN, TaskInputs, score_batches
-from headrace.score.candidates import Active, seen
 from headrace.score.day_table import check_columns as check_table_columns
 from headrace.score.day_table import rows_of_day, verify_day, write_day
-from headrace.score.pair_features import PairFeatures, check_columns, check_pair_features, context_scalars
+from headrace.score.entities import Active, seen
+from headrace.score.rank.blocks import SEEN, TaskInputs, score_batches
+from headrace.score.rank.pair_features import PairFeatures, check_columns, check_pair_features, context_scalars
 from headrace.stage import Context, Result, Stage
 from headrace.storage import Location
 

@@ -26,7 +26,7 @@ from headrace.features.table_ops.preparation import Preparation
 from headrace.features.types import declared
 from headrace.manifest import Manifest, Output
 from headrace.schema import TableColumn
-from headrace.score.candidates import Active
+from headrace.score.entities import Active
 from headrace.stage import Context, Result, check_stage, run_stage
 from headrace.workspace import Workspace
 from tests.arrow_table_ops import by_arrow

@@ -29,7 +29,7 @@ from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import TableColumn
 from headrace.score.stage import ScoreCandidates, scoring_model
-from headrace.score.vectors import ExportVectors
+from headrace.score.vectors.stage import ExportVectors
 from headrace.stage import Context, run_stage
 from headrace.storage import local
 from headrace.train.baseline.stage import TrainBaseline

@@ -19,8 +19,8 @@ from headrace.features.workflow.workflow import Workflow
 from headrace.models import xgboost_model
 from headrace.models.predictor import load_predictor
 from headrace.schema import TableColumn
-from headrace.score.blocks import SEEN, TaskInputs, score_batches
-from headrace.score.pair_features import PairFeatures, check_columns, check_pair_features, context_scalars
+from headrace.score.rank.blocks import SEEN, TaskInputs, score_batches
+from headrace.score.rank.pair_features import PairFeatures, check_columns, check_pair_features, context_scalars
 from headrace.storage import local
 
 COLUMNS = [

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from headrace.errors import UserError
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.models.predictor import Predictor, load_predictor
-from headrace.score.pair_features import Columns, PairFeatures, gather
-from headrace.score.top_k import top_k
+from headrace.score.rank.pair_features import Columns, PairFeatures, gather
+from headrace.score.rank.top_k import top_k
 from headrace.storage import Location
 
 #: Pairs that are in memory at a time, whatever the number of users and items. Small enough for a DLRM's activations to

@@ -1,0 +1,66 @@
+"""The section `publish.warehouse`: where scores are published, and how it is reached."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from headrace.config.section import Section
+
+
+class Warehouse(Section):
+    """Where scores are published. `embedded` starts the PostgreSQL that comes as a wheel, on loopback."""
+
+    #: embedded: a PostgreSQL of the workspace's own. postgres: a server of yours.
+    kind: Literal["embedded", "postgres"] = "embedded"
+    #: A name, an address, or the folder of a socket.
+    host: str = "127.0.0.1"
+    #: 0 with `embedded`: a free port.
+    port: int = Field(default=0, ge=0, le=65_535)
+    #: It must be there already, but for `embedded`.
+    database: str = "headrace"
+    #: The role that owns the tables.
+    user: str = "headrace"
+    #: The schema of the tables.
+    schema_name: str = Field(default="public", alias="schema")
+    #: Where the password or access token is (never itself): a variable's name or a file. Embedded makes its own file.
+    password_env: str | None = None
+    #: Path of the file with the password.
+    password_file: str | None = None
+    #: As libpq's. None: verify-full, and prefer for a server on this machine (a loopback address, a socket's folder).
+    sslmode: Literal["disable", "prefer", "require", "verify-ca", "verify-full"] | None = None
+    #: Files, as libpq's, at the same path on each executor: the root certificate (`system`: those of the machine's
+    #: OpenSSL; None: ~/.postgresql/root.crt), and a client's certificate with its key.
+    sslrootcert: str | None = None
+    #: Path of the client's certificate.
+    sslcert: str | None = None
+    #: Path of its private key.
+    sslkey: str | None = None
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), populate_by_name=True)
+
+    @model_validator(mode="after")
+    def _key_with_certificate(self) -> Warehouse:
+        if (self.sslcert is None) != (self.sslkey is None):
+            raise ValueError("sslcert and sslkey go together: name both files, or none")
+        return self
+
+    @property
+    def ssl(self) -> dict[str, str]:
+        """The connection's parameters of libpq that say how it is encrypted and who answers."""
+        if self.kind == "embedded":
+            return {"sslmode": "disable"}
+        mode = self.sslmode or ("prefer" if _is_this_machine(self.host) else "verify-full")
+        files = {"sslrootcert": self.sslrootcert, "sslcert": self.sslcert, "sslkey": self.sslkey}
+        return {"sslmode": mode} | {name: path for name, path in files.items() if path is not None}
+
+
+def _is_this_machine(host: str) -> bool:
+    if host == "localhost" or host.startswith("/"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
