@@ -13,10 +13,10 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import UserError
+from headrace.registry.store import open_store, store_file
 from headrace.storage import Location, local
 from headrace.workspace import Workspace
 
@@ -93,7 +93,7 @@ def register(
 
 def champion(ws: Workspace, name: str, alias: str = CHAMPION) -> Version | None:
     """The version that has the alias; None where the model or the store is not there."""
-    if not _store_file(ws).is_file():
+    if not store_file(ws).is_file():
         return None
     with _Client(ws) as client:
         found = _alias_holder(client, name, alias)
@@ -129,13 +129,11 @@ class _Client:
 
     def __enter__(self) -> MlflowClient:
         _quietly_import()
-        from mlflow.tracking import MlflowClient
-
         self._ws.store.make_dir()
         try:
-            # Two that open a new store at once would both make its tables.
+            # MLflow counts on one thread at a time here.
             with _OPENING:
-                return MlflowClient(tracking_uri=self._ws.registry_uri, registry_uri=self._ws.registry_uri)
+                return open_store(self._ws)
         except Exception as e:
             raise self._explained(e) from e
 
@@ -163,10 +161,6 @@ def _quietly_import() -> None:
     # The import sets up logging anew, so the levels come after it.
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
-
-
-def _store_file(ws: Workspace) -> Path:
-    return Path(ws.registry_uri.removeprefix("sqlite:///"))
 
 
 def _ensure_name(client: MlflowClient, name: str) -> None:

@@ -89,6 +89,40 @@ def test_a_killed_registration_is_completed(home: Workspace, monkeypatch: pytest
         assert db.execute(runs).fetchall() == [(1,)]
 
 
+def test_a_store_whose_making_was_killed_is_made_anew(tmp_path: Path, home: Workspace) -> None:
+    """As SQLite leaves it after a kill amid the migrations: tables, and no record of which were made."""
+    ws = Workspace(tmp_path / "home")
+    ws.store.make_dir()
+    preload(home)
+    (ws.home / "mlflow.db").write_bytes((home.home / "mlflow.db").read_bytes())
+    with sqlite3.connect(ws.home / "mlflow.db") as db:
+        for table in ("model_versions", "model_version_tags", "registered_models", "alembic_version", "runs"):
+            db.execute(f"DROP TABLE {table}")
+    assert registry.register(ws, "clicks", local(ws.home / "a"), {"auc": 0.7}, "k1", ds="2026-01-10") == "1"
+    # One that holds a model is left to its owner.
+    with sqlite3.connect(ws.home / "mlflow.db") as db:
+        db.execute("DROP TABLE model_versions")
+    with pytest.raises(UserError, match="cannot be used"):
+        registry.register(ws, "clicks", local(ws.home / "a"), {"auc": 0.7}, "k2", ds="2026-01-11")
+
+
+def test_a_new_store_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ws = Workspace(tmp_path / "home")
+
+    def killed(*_: object) -> None:
+        assert not (ws.home / "mlflow.db").exists()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("mlflow.store.db.utils._upgrade_db", killed)
+        with pytest.raises(KeyboardInterrupt):
+            preload(ws)
+    assert not (ws.home / "mlflow.db").exists()
+    preload(ws)
+    with sqlite3.connect(ws.home / "mlflow.db") as db:
+        assert db.execute("SELECT count(*) FROM registered_models").fetchone() == (0,)
+
+
 def test_a_damaged_store_is_named(tmp_path: Path) -> None:
     ws = Workspace(tmp_path)
     (tmp_path / "mlflow.db").write_bytes(b"this is no database" * 100)

@@ -1,0 +1,91 @@
+"""MLflow's store of a workspace: an SQLite file that is there with all its tables, or not at all.
+
+MLflow makes its tables by some fifty migrations, none of them in a transaction that SQLite could undo: a store whose
+making was killed cannot be opened ever after. So a new one is made under another name, and renamed when it is whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from headrace.storage import Location, local
+from headrace.storage.lease import Held
+from headrace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+log = logging.getLogger("headrace.registry")
+#: Another process makes the store: how often to look, and for how long. It takes some three seconds.
+_LOOK_SECONDS = 0.1
+_WAIT_SECONDS = 300
+#: What is registered has rows in one of these.
+_TABLES = ("runs", "registered_models")
+
+
+def store_file(ws: Workspace) -> Location:
+    """Where the workspace's store is."""
+    return local(ws.registry_uri.removeprefix("sqlite:///"))
+
+
+def open_store(ws: Workspace) -> MlflowClient:
+    """A client of the workspace's store, which is made where there is none.
+
+    Raises:
+        mlflow.exceptions.MlflowException, sqlalchemy.exc.SQLAlchemyError: it cannot be opened.
+        TimeoutError: another process has been making it for too long.
+    """
+    file = store_file(ws)
+    if not file.is_file():
+        _make(file)
+    try:
+        return _client(file)
+    except Exception:
+        if not _is_unfinished(file):
+            raise
+    log.warning("the model registry %s was left without all its tables, and holds no model: it is made anew", file)
+    whole = file.parent / f"{file.name}.new"
+    _make(whole)
+    # MLflow keeps its connections to the file: a copy within the file, by a transaction, is what they see too.
+    with closing(sqlite3.connect(whole)) as source, closing(sqlite3.connect(file)) as target:
+        source.backup(target)
+    whole.remove()
+    return _client(file)
+
+
+def _client(file: Location) -> MlflowClient:
+    from mlflow.tracking import MlflowClient
+
+    uri = f"sqlite:///{file}"
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def _make(file: Location) -> None:
+    """Make the store, unless another process has done so first."""
+    until = time.monotonic() + _WAIT_SECONDS
+    while True:
+        try:
+            with (file.parent / f"{file.name}.lock").lease():
+                if not file.is_file():
+                    with file.new_file() as path:
+                        _client(local(path))
+                return
+        except Held as e:
+            if time.monotonic() > until:
+                raise TimeoutError(f"{e.holder} has been making it for {_WAIT_SECONDS} s") from None
+            time.sleep(_LOOK_SECONDS)
+
+
+def _is_unfinished(file: Location) -> bool:
+    """Whether it is a store that no model was ever registered in."""
+    try:
+        with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as db:
+            there = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            rows = [db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() for table in _TABLES if table in there]
+    except sqlite3.Error:
+        return False
+    return "experiments" in there and not any(rows)
