@@ -1,0 +1,310 @@
+"""The items of a run as files that are mapped: in order of their key, at no time in the driver's memory.
+
+An item is known by its place in that order, its row: 32 bits in every list of candidates, whatever its key is. All
+workers of a host map the same files, so that a column costs its bytes once a host.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from headrace.errors import UserError
+from headrace.features.functions.arrays import one_batch
+from headrace.features.functions.spark_expressions import col
+from headrace.stage import Context
+from headrace.storage import Location
+
+#: Two hashes of an item's key and columns, int64: what has changed since another run.
+HASHES = ("__hash_0", "__hash_1")
+#: The column of `ItemTable.frame` that has an item's row.
+ITEM_ROW = "item_row"
+#: Rows of a record batch: few enough for a text column's 32-bit offsets, many enough to be searched as one array.
+_CHUNK_ROWS = 262_144
+_MOST_ROWS = 2**31 - 1
+_FRAME_BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class ItemPart:
+    """A file of items: those that follow the part before it."""
+
+    file: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class ItemTable:
+    """A handle on the files; small and picklable, so that tasks are given it as it is."""
+
+    #: Where the files are, visible to all executors.
+    folder: Location
+    #: The column that says which item.
+    key: str
+    #: Of the files: the key, further columns, and HASHES.
+    schema: pa.Schema
+    parts: tuple[ItemPart, ...]
+    #: Of all keys and columns: equal for equal items, however they are cut into parts.
+    fingerprint: str
+
+    @staticmethod
+    def write(ctx: Context, spark: SparkSession, items: DataFrame, folder: Location) -> ItemTable:
+        """Write the items by Spark tasks, in ascending order of `score.item.key` (text by its UTF-8 bytes).
+
+        The folder appears when it is whole; one that is there is replaced. The caller removes it.
+
+        Args:
+            ctx: names the key, and how many items there may be.
+            spark: the session.
+            items: the key, one row each (nulls are left out), and further columns.
+            folder: in scratch; seen by all executors.
+
+        Raises:
+            UserError: there are more than 2^31 - 1 items.
+        """
+        score = ctx.spec.score
+        assert score is not None
+        key, limit = score.item.key, score.item.limit
+        names = (*items.columns, *HASHES)
+        # Spark's hash goes over nulls as if they were not there: whether a value is one is hashed, too.
+        hashed = [x for c in items.columns for x in (col(c).isNull(), col(c))]
+        rows = items.where(col(key).isNotNull()).select(
+            *[col(c) for c in items.columns],
+            *[F.xxhash64(F.lit(seed), *hashed).alias(name) for seed, name in enumerate(HASHES)],
+        )
+        if limit is not None and limit <= _CHUNK_ROWS:
+            rows = rows.repartition(1)
+        else:
+            # The number is Spark's to keep: adaptive execution would join small partitions.
+            rows = rows.repartitionByRange(spark.sparkContext.defaultParallelism, col(key))
+        # mapInArrow reads a dot in a column's name as a field's: numbers travel, the task puts the names back.
+        numbered = rows.sortWithinPartitions(col(key)).toDF(*[f"c{i}" for i in range(len(names))])
+        with folder.new_folder() as building:
+            task = _Write(building, names)
+            found = sorted(json.loads(text) for (text,) in numbered.mapInArrow(task, "part string").collect())
+            # Parts that have rows: at least one, so that there is a schema.
+            parts = tuple(ItemPart(file, n) for file, n, _ in found if n) or (_empty(building, numbered, names),)
+            schema = _map(building, parts).schema
+        table = ItemTable(folder, key, schema, parts, _fingerprint(s for _, _, s in found))
+        if table.rows > _MOST_ROWS:
+            raise UserError(f"{table.rows:,} items are more than {_MOST_ROWS:,}: set score.item.limit")
+        return table
+
+    @staticmethod
+    def of_arrow(items: pa.Table, key: str, folder: Location, part_rows: int = _CHUNK_ROWS) -> ItemTable:
+        """The same of a table in memory, without Spark. Fingerprints of equal tables are equal.
+
+        Args:
+            items: the key, one row each, in any order (nulls are left out), and further columns.
+            key: the column that says which item.
+            folder: replaced.
+            part_rows: rows of a file.
+        """
+        items = items.filter(items[key].is_valid())
+        items = items.take(pc.sort_indices(items[key]))
+        digests = [hashlib.blake2b(repr(r).encode(), digest_size=16).digest() for r in items.to_pylist()]
+        hashes = np.frombuffer(b"".join(digests), np.int64).reshape(-1, len(HASHES))
+        for i, name in enumerate(HASHES):
+            items = items.append_column(name, pa.array(hashes[:, i].copy()))
+        parts: list[ItemPart] = []
+        sums: list[list[int]] = []
+        with folder.new_folder() as building:
+            for start in range(0, max(len(items), 1), part_rows):
+                part, sum_ = _write_part(building, len(parts), items.schema, [items.slice(start, part_rows)])
+                parts.append(part)
+                sums.append(sum_)
+        return ItemTable(folder, key, items.schema, tuple(parts), _fingerprint(sums))
+
+    @property
+    def rows(self) -> int:
+        """How many items."""
+        return sum(p.rows for p in self.parts)
+
+    def open(self) -> pa.Table:
+        """The key, the columns and HASHES, mapped: nothing is read before it is looked at, and nothing is copied."""
+        return _mapped(self)
+
+    def keys(self, item_rows: NDArray[np.integer[Any]] | pa.Array) -> pa.Array:
+        """The keys of some items: of rows [n], an array [n] of the key's type."""
+        return self.take(self.key, item_rows)
+
+    def take(self, column: str, item_rows: NDArray[np.integer[Any]] | pa.Array) -> pa.Array:
+        """A column of some items: of rows [n], an array [n] of the column's type."""
+        rows = np.asarray(item_rows).astype(np.int64)
+        chunks = [c for c in self.open()[column].chunks if len(c)]
+        if len(chunks) == 1:
+            return chunks[0].take(pa.array(rows))
+        if not chunks or not len(rows):
+            return pa.nulls(0, self.schema.field(column).type).take(pa.array(rows))
+        starts = _starts(chunks)
+        which = np.searchsorted(starts, rows, side="right") - 1
+        order = np.argsort(which, kind="stable")
+        pieces = [chunks[c].take(pa.array(rows[places] - starts[c])) for c, places in _groups(which, order)]
+        back = np.empty(len(rows), np.int64)
+        back[order] = np.arange(len(rows))
+        return pa.concat_arrays(pieces).take(pa.array(back))
+
+    def rows_of(self, keys: pa.Array) -> NDArray[np.int32]:
+        """The rows of some items by binary search in the mapped keys: int32 [n], -1 of keys that are no item's."""
+        type_ = self.schema.field(self.key).type
+        keys = keys if keys.type == type_ else keys.cast(type_)
+        found = np.full(len(keys), -1, np.int32)
+        chunks = [c for c in self.open()[self.key].chunks if len(c)]
+        known = np.flatnonzero(keys.is_valid().to_numpy(zero_copy_only=False))
+        if not chunks or not len(known):
+            return found
+        keys = keys.take(pa.array(known))
+        starts = _starts(chunks)
+        which = _insertion(pa.concat_arrays([c.slice(0, 1) for c in chunks]), keys, after_equal=True) - 1
+        for c, places in _groups(which, np.argsort(which, kind="stable")):
+            if c < 0:
+                continue
+            wanted = keys.take(pa.array(places))
+            at = _insertion(chunks[c], wanted, after_equal=False)
+            inside = np.minimum(at, len(chunks[c]) - 1)
+            same = pc.equal(chunks[c].take(pa.array(inside)), wanted).to_numpy(zero_copy_only=False)
+            found[known[places]] = np.where(same, starts[c] + inside, -1)
+        return found
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """DataFrame (item_row int, the key, the columns), a partition for each part."""
+        names = [n for n in self.schema.names if n not in HASHES]
+        fields = [pa.field("c0", pa.int32())]
+        fields += [pa.field(f"c{i}", self.schema.field(n).type) for i, n in enumerate(names, 1)]
+        read = _Read(self, tuple(names))
+        count = len(self.parts)
+        found = spark.range(0, count, 1, count).mapInArrow(read, from_arrow_schema(pa.schema(fields)))
+        return found.toDF(ITEM_ROW, *names)
+
+
+@dataclass(frozen=True)
+class _Write:
+    """What a Spark task does: its partition, in order, becomes a part."""
+
+    folder: Location
+    names: tuple[str, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        # Whether a column may be null is no part of the files' schema: not all batches say the same.
+        tables = (pa.table(b.columns, names=list(self.names)) for b in batches if b.num_rows)
+        first = next(tables, None)
+        if first is None:
+            return
+        part, sums = _write_part(self.folder, context.partitionId(), first.schema, _chain(first, tables))
+        yield pa.RecordBatch.from_pydict({"part": [json.dumps([part.file, part.rows, sums])]})
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What a Spark task does: parts become rows again."""
+
+    table: ItemTable
+    names: tuple[str, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        before = [0, *accumulate(p.rows for p in self.table.parts)]
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                at = before[number]
+                part = _map(self.table.folder, self.table.parts[number : number + 1])
+                for found in part.select(list(self.names)).to_batches(_FRAME_BATCH_ROWS):
+                    rows = pa.array(np.arange(at, at + found.num_rows, dtype=np.int32))
+                    at += found.num_rows
+                    columns = [rows, *found.columns]
+                    yield pa.RecordBatch.from_arrays(columns, [f"c{i}" for i in range(len(columns))])
+
+
+def _chain(first: pa.Table, rest: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    yield first
+    yield from rest
+
+
+def _write_part(
+    folder: Location, number: int, schema: pa.Schema, tables: Iterable[pa.Table]
+) -> tuple[ItemPart, list[int]]:
+    """A file of rows in order, and the sums of their hashes. A task that runs twice writes the same again."""
+    name, rows, sums = f"part-{number:05d}.arrow", 0, [0] * len(HASHES)
+    with (folder / name).new_file() as path, pa.OSFile(str(path), "wb") as sink:
+        with pa.ipc.new_file(sink, schema) as writer:
+            for batch in _chunks(tables):
+                writer.write_batch(batch)
+                rows += batch.num_rows
+                for i, h in enumerate(HASHES):
+                    sums[i] += int(batch.column(h).to_numpy().view(np.uint64).sum(dtype=np.uint64))
+    return ItemPart(name, rows), sums
+
+
+def _chunks(tables: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
+    """The rows in batches of about `_CHUNK_ROWS`."""
+    waiting: list[pa.Table] = []
+    rows = 0
+    for table in tables:
+        waiting.append(table)
+        rows += len(table)
+        if rows >= _CHUNK_ROWS:
+            yield one_batch(pa.concat_tables(waiting))
+            waiting, rows = [], 0
+    if rows:
+        yield one_batch(pa.concat_tables(waiting))
+
+
+def _empty(folder: Location, frame: DataFrame, names: tuple[str, ...]) -> ItemPart:
+    schema = pa.table(frame.limit(0).toArrow().columns, names=list(names)).schema
+    return _write_part(folder, 0, schema, [])[0]
+
+
+def _fingerprint(sums: Iterable[list[int]]) -> str:
+    total = [sum(column) % 2**64 for column in zip(*sums, strict=True)] or [0] * len(HASHES)
+    return "".join(f"{x:016x}" for x in total)
+
+
+@lru_cache(maxsize=4)
+def _mapped(table: ItemTable) -> pa.Table:
+    """Kept open, for tasks ask for it again and again."""
+    return _map(table.folder, table.parts)
+
+
+def _map(folder: Location, parts: tuple[ItemPart, ...]) -> pa.Table:
+    """Files as one table."""
+    files = [pa.ipc.open_file(pa.memory_map(str((folder / p.file).local_path()))) for p in parts]
+    return pa.concat_tables([f.read_all() for f in files])
+
+
+def _starts(chunks: list[pa.Array]) -> NDArray[np.int64]:
+    return np.cumsum([0, *(len(c) for c in chunks[:-1])], dtype=np.int64)
+
+
+def _groups(which: NDArray[np.int64], order: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """(number, places that have it), numbers ascending; `order` sorts `which`."""
+    numbers, begins = np.unique(which[order], return_index=True)
+    yield from zip(numbers.tolist(), np.split(order, begins[1:]), strict=True)
+
+
+def _insertion(ordered: pa.Array, values: pa.Array, after_equal: bool) -> NDArray[np.int64]:
+    """Where values would go in an ascending array, before or after those that are equal: int64 [n]."""
+    if pa.types.is_integer(ordered.type):
+        side = ordered.to_numpy(zero_copy_only=True), values.to_numpy(zero_copy_only=True)
+        return np.asarray(np.searchsorted(*side, side="right" if after_equal else "left"), np.int64)
+    goes_on = pc.less_equal if after_equal else pc.less
+    low, high = np.zeros(len(values), np.int64), np.full(len(values), len(ordered), np.int64)
+    for _ in range(len(ordered).bit_length()):
+        middle = np.minimum((low + high) // 2, len(ordered) - 1)
+        on = goes_on(ordered.take(pa.array(middle)), values).to_numpy(zero_copy_only=False) & (low < high)
+        low, high = np.where(on, middle + 1, low), np.where(on, high, np.minimum(middle, high))
+    return low

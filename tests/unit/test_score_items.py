@@ -1,0 +1,75 @@
+"""ItemTable's files against a dictionary of the same items."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headrace.score import items
+from headrace.score.items import HASHES, ItemTable
+from headrace.storage import local
+
+_KEYS = {
+    "text": (pa.string(), st.text(max_size=6)),
+    "bigint": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    "int": (pa.int32(), st.integers(-5, 5)),
+    "date": (pa.date32(), st.dates(date(1990, 1, 1))),
+    "decimal": (pa.decimal128(10, 2), st.decimals(-1000, 1000, places=2)),
+}
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), part_rows=st.integers(1, 9), chunk_rows=st.integers(1, 5))
+@pytest.mark.parametrize("kind", _KEYS)
+def test_rows_and_keys_are_those_of_a_sorted_list(
+    kind: str, data: st.DataObject, part_rows: int, chunk_rows: int, tmp_path: Path
+) -> None:
+    type_, values = _KEYS[kind]
+    known = data.draw(st.lists(values, unique=True, max_size=25))
+    others = data.draw(st.lists(st.one_of(values, st.none()), max_size=10))
+    prices = list(range(len(known)))
+    table = pa.table({"price": pa.array(prices, pa.int32()), "id.": pa.array(known, type_)})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(items, "_CHUNK_ROWS", chunk_rows)
+        made = ItemTable.of_arrow(table, "id.", local(tmp_path / "items"), part_rows)
+    made = pickle.loads(pickle.dumps(made))
+    order = sorted(known, key=lambda k: k.encode() if isinstance(k, str) else k)
+    assert made.rows == len(known) == len(made.open())
+    assert made.open()["id."].to_pylist() == order
+    assert all(p.rows <= part_rows for p in made.parts)
+    asked = data.draw(st.permutations([*known, *others]))
+    wanted = [order.index(k) if k in order else -1 for k in asked]
+    assert made.rows_of(pa.array(asked, type_)).tolist() == wanted
+    rows = np.array(data.draw(st.lists(st.integers(0, len(known) - 1), max_size=30)) if known else [], np.int32)
+    assert made.keys(rows).to_pylist() == [order[r] for r in rows]
+    assert made.keys(pa.array(rows)).type == type_
+    price = dict(zip(known, prices, strict=True))
+    assert made.take("price", rows).to_pylist() == [price[order[r]] for r in rows]
+
+
+def test_fingerprint_is_the_items_alone(tmp_path: Path) -> None:
+    table = pa.table({"id": ["b", "a", None, "c"], "price": [Decimal(1), None, Decimal(2), Decimal(3)]})
+    made = ItemTable.of_arrow(table, "id", local(tmp_path / "a"))
+    again = ItemTable.of_arrow(table.take([3, 1, 0]), "id", local(tmp_path / "b"), part_rows=1)
+    assert made.fingerprint == again.fingerprint
+    assert made.rows == again.rows == 3
+    assert len(again.parts) == 3
+    other = ItemTable.of_arrow(table.slice(0, 2), "id", local(tmp_path / "c"))
+    assert other.fingerprint != made.fingerprint
+    # What is the same item has the same hashes in both.
+    assert other.take(HASHES[0], np.array([0, 1])).equals(made.take(HASHES[0], np.array([0, 1])))
+
+
+def test_no_items(tmp_path: Path) -> None:
+    made = ItemTable.of_arrow(pa.table({"id": pa.array([None], pa.string())}), "id", local(tmp_path / "a"))
+    assert made.rows == 0
+    assert made.rows_of(pa.array(["a", None])).tolist() == [-1, -1]
+    assert made.keys(np.array([], np.int32)).type == pa.string()
