@@ -38,7 +38,7 @@ OLD = native._LEVELS["x86-64-v3"] | {"sse4_2"}
 
 @pytest.mark.skipif(not native.levels(), reason="another architecture")
 @pytest.mark.parametrize("level", ["", "x86-64-v3", "x86-64-v4"])
-@pytest.mark.parametrize("name", ["libheadrace_embeddings.so", "libheadrace_dataset.so", "libheadrace_lines.so"])
+@pytest.mark.parametrize("name", [f"libheadrace_{x}.so" for x in ("embeddings", "dataset", "lines", "retrieval")])
 def test_no_instruction_is_beyond_the_level(name: str, level: str) -> None:
     if shutil.which("objdump") is None:
         pytest.skip("no objdump")

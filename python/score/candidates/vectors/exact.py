@@ -1,0 +1,201 @@
+"""Each user's items of the greatest dot products, among all items: exact, in blocks of users and of items.
+
+At no time is there a score for each user and item: the best so far are kept, and a score below the last of them goes no
+further. In C++ it goes no further than a register; NumPy makes the scores of a block of users and a block of items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import UserError
+from headrace.jagged import JaggedArray
+from headrace.score.candidates.vectors.native import library
+from headrace.score.rank.top_k import top_k
+
+#: Bytes that a thread's best items so far may take.
+BLOCK_BYTES = 32 << 20
+#: Users of a block, for each thread: their vectors and thresholds stay in a processor's second cache.
+_BLOCK_USERS = 2_048
+#: NumPy: items of a block, and scores of a block.
+_BLOCK_ITEMS, _BLOCK_SCORES = 8_192, 1 << 22
+
+#: Vectors of items in order: (number of the first one, float32 [n, D]).
+Blocks = Sequence[tuple[int, NDArray[np.float32]]]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best items of some users, best first; of equal scores, the lower number first."""
+
+    #: int32 [users, k]: numbers of items, -1 behind the last one.
+    items: NDArray[np.int32]
+    #: float32 [users, k]: the dot products; minus infinity behind the last one.
+    scores: NDArray[np.float32]
+
+
+def best_items(
+    queries: NDArray[np.float32],
+    blocks: Blocks,
+    k: int,
+    *,
+    excluded: JaggedArray | None = None,
+    threads: int = 1,
+    block_bytes: int = BLOCK_BYTES,
+) -> Found:
+    """The k best items of each user; fewer where there are fewer that are not excluded.
+
+    Where the C++ library is, what is found for a user depends on the user's own vector and exclusions alone, not on who
+    else is in the block nor on the number of threads. (NumPy's matrix product may round otherwise in another block.)
+
+    Args:
+        queries: users' vectors, float32 [U, D], finite.
+        blocks: items' vectors, finite; numbers ascend from block to block.
+        k: at least 1.
+        excluded: for each user, numbers of items that must not be found, in any order; others than those of `blocks`
+            may be among them.
+        threads: that may work at once.
+        block_bytes: bound of what a thread keeps of its users' best items.
+
+    Raises:
+        UserError: a query, or a score, is not finite.
+    """
+    if k < 1:
+        raise ValueError(f"k is {k}")
+    check_finite(queries, "users")
+    queries = np.ascontiguousarray(queries, np.float32)
+    work: Callable[..., Found] = _native if library() is not None else _numpy
+    # Room for as many again beside the best: they are thinned out when it is full.
+    room = 2 * k + 32
+    users = max(1, min(_BLOCK_USERS, block_bytes // (8 * room))) * max(1, threads)
+    ordered = None if excluded is None else ascending(excluded)
+    parts = [
+        work(queries[start : start + users], blocks, k, room, _part(ordered, start, start + users), threads)
+        for start in range(0, len(queries), users)
+    ]
+    if not parts:
+        return Found(np.empty((0, k), np.int32), np.empty((0, k), np.float32))
+    return Found(np.concatenate([p.items for p in parts]), np.concatenate([p.scores for p in parts]))
+
+
+def check_finite(vectors: NDArray[np.float32], of: str) -> None:
+    """Raises UserError where a number is none, or infinite."""
+    if not np.isfinite(vectors).all():
+        raise UserError(f"the model's vectors of {of} are not all finite: train it again (a lower rate?)")
+
+
+def check_products(longest_query: float, longest_item: float) -> None:
+    """Raises UserError where a dot product of vectors of these lengths may be beyond float32."""
+    if longest_query * longest_item > float(np.finfo(np.float32).max):
+        raise UserError(
+            f"vectors of lengths up to {longest_query:.3g} (users) and {longest_item:.3g} (items) have dot products "
+            "beyond float32: train the model again (a lower rate?)"
+        )
+
+
+def longest(vectors: NDArray[np.float32]) -> float:
+    """The largest Euclidean length of vectors [n, D]; 0 of none."""
+    return float(np.sqrt(np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64).max(initial=0.0)))
+
+
+def ascending(lists: JaggedArray) -> JaggedArray:
+    """The same lists, each in ascending order: int64 offsets from 0, int32 values."""
+    values = lists.flat()
+    offsets = (lists.offsets - lists.offsets[0]).astype(np.int64)
+    owner = np.repeat(np.arange(len(lists)), lists.lengths)
+    if not np.all((values[1:] >= values[:-1]) | (owner[1:] != owner[:-1])):
+        values = values[np.lexsort((values, owner))]
+    return JaggedArray(offsets, np.ascontiguousarray(values, np.int32))
+
+
+def _part(lists: JaggedArray | None, start: int, stop: int) -> JaggedArray | None:
+    return None if lists is None else lists.rows(start, min(stop, len(lists)))
+
+
+def _native(
+    queries: NDArray[np.float32], blocks: Blocks, k: int, room: int, excluded: JaggedArray | None, threads: int
+) -> Found:
+    lib = library()
+    assert lib is not None
+    users, width = queries.shape
+    keys, counts = np.empty((users, room), np.uint64), np.zeros(users, np.int32)
+    least = np.full(users, -np.inf, np.float32)
+    offsets, values = (None, None) if excluded is None else (excluded.offsets, excluded.values)
+    for first, vectors in blocks:
+        _check_block(vectors, width)
+        lib.headrace_top_k_add(
+            queries.ctypes.data,
+            users,
+            width,
+            vectors.ctypes.data,
+            len(vectors),
+            first,
+            k,
+            room,
+            _address(offsets),
+            _address(values),
+            keys.ctypes.data,
+            counts.ctypes.data,
+            least.ctypes.data,
+            threads,
+        )
+    found = Found(np.empty((users, k), np.int32), np.empty((users, k), np.float32))
+    lib.headrace_top_k_take(
+        users, k, room, keys.ctypes.data, counts.ctypes.data, found.items.ctypes.data, found.scores.ctypes.data, threads
+    )
+    return found
+
+
+def _check_block(vectors: NDArray[np.float32], width: int) -> None:
+    if vectors.dtype != np.float32 or vectors.shape[1] != width or not vectors.flags.c_contiguous:
+        raise ValueError(f"items' vectors are {vectors.dtype} {vectors.shape}, users' have {width} columns")
+
+
+def _address(x: NDArray[Any] | None) -> int | None:
+    return None if x is None else x.ctypes.data
+
+
+def _numpy(
+    queries: NDArray[np.float32], blocks: Blocks, k: int, room: int, excluded: JaggedArray | None, threads: int
+) -> Found:
+    """Of room and threads nothing depends."""
+    users = max(1, _BLOCK_SCORES // _BLOCK_ITEMS)
+    found = [
+        _numpy_block(queries[at : at + users], blocks, k, _part(excluded, at, at + users))
+        for at in range(0, len(queries), users)
+    ]
+    return Found(np.concatenate([f.items for f in found]), np.concatenate([f.scores for f in found]))
+
+
+def _numpy_block(queries: NDArray[np.float32], blocks: Blocks, k: int, excluded: JaggedArray | None) -> Found:
+    users, width = queries.shape
+    items, scores = np.empty((users, 0), np.int32), np.empty((users, 0), np.float32)
+    owner = None if excluded is None else np.repeat(np.arange(users), excluded.lengths)
+    for first, vectors in _cut(blocks):
+        _check_block(vectors, width)
+        made = queries @ vectors.T
+        if excluded is not None and owner is not None:
+            places = excluded.flat().astype(np.int64) - first
+            here = (places >= 0) & (places < len(vectors))
+            made[owner[here], places[here]] = -np.inf
+        numbers = np.broadcast_to(np.arange(first, first + len(vectors), dtype=np.int32), made.shape)
+        # Those before have lower numbers: of equal scores the lower column is the lower number.
+        items, scores = np.concatenate([items, numbers], axis=1), np.concatenate([scores, made], axis=1)
+        best = top_k(scores, k)
+        items, scores = np.take_along_axis(items, best, axis=1), np.take_along_axis(scores, best, axis=1)
+    missing = ((0, 0), (0, k - items.shape[1]))
+    items = np.pad(items, missing, constant_values=-1)
+    scores = np.pad(scores, missing, constant_values=-np.inf)
+    items[np.isneginf(scores)] = -1
+    return Found(items, scores)
+
+
+def _cut(blocks: Blocks) -> Iterable[tuple[int, NDArray[np.float32]]]:
+    for first, vectors in blocks:
+        for start in range(0, len(vectors), _BLOCK_ITEMS):
+            yield first + start, vectors[start : start + _BLOCK_ITEMS]
