@@ -48,6 +48,8 @@ class Train(Stage):
             train["evaluation"] = spec.train.evaluation.model_dump(mode="json")
         if spec.train.pretrained:
             train["pretrained"] = dict(spec.train.pretrained)
+        if spec.train.precision != "fp32":
+            train["precision"] = spec.train.precision
         if spec.train.monitor != "log_loss":
             train["monitor"] = spec.train.monitor
         if spec.train.sample_weight is not None:

@@ -323,6 +323,10 @@ def test_keys_of_specs_without_the_section_stay() -> None:
     assert "evaluation" not in json.dumps(plain)
     asked = build_spec({**minimal, "train": {"evaluation": {"user": "user", "metrics": ["gauc"]}}})
     assert fingerprint(dict(TrainStage().spec_part(asked))) != fingerprint(dict(plain))
+    assert "precision" not in plain["train"]
+    assert (
+        TrainStage().spec_part(build_spec({**minimal, "train": {"precision": "bf16"}}))["train"]["precision"] == "bf16"
+    )
     policy = {"off_policy": {"propensity": "user", "action": "item"}}
     with pytest.raises(UserError, match=r"off_policy takes probabilities, and model\.loss squared_error predicts"):
         build_spec({**minimal, "model": {"loss": "squared_error"}, "train": {"evaluation": policy}})
