@@ -1,0 +1,34 @@
+"""The lists of some users, from their ranked items: the rules one after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headrace.config.rerank import Rerank
+from headrace.score.rerank.explore import explore, pool_of, protected
+from headrace.score.rerank.lists import RankedLists, Rectangle, Reranked
+from headrace.score.rerank.select import select, shares_of
+
+
+def rerank(lists: RankedLists, rules: Rerank, k: int, ds: str) -> Reranked:
+    """At most k items for each user: a function of the user's own items, its key, the day and the rules.
+
+    Args:
+        lists: the ranked items. What the rules look at must be there.
+        rules: the section `score.rerank`.
+        k: `score.top_k`.
+        ds: the day, YYYY-MM-DD: others are drawn on another.
+    """
+    grid = Rectangle.of(lists.offsets)
+    selected, caps = select(lists, grid, rules, k)
+    shown, rule = selected.chosen, selected.rule
+    propensity = np.ones(shown.shape)
+    if rules.explore is not None:
+        pool = pool_of(selected, grid, caps, rules.explore.pool)
+        kept = protected(selected, shares_of(lists, grid, rules, k))
+        shown, propensity, rule = explore(selected, pool, kept, rules.explore, ds, lists.users)
+    there = shown >= 0
+    offsets = np.zeros(len(lists.offsets), np.int64)
+    np.cumsum(there.sum(1), out=offsets[1:])
+    rows = np.take_along_axis(grid.rows, np.maximum(shown, 0), 1)[there]
+    return Reranked(offsets, rows, propensity[there], rule[there])

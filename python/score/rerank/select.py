@@ -1,0 +1,203 @@
+"""Position by position the best item that may stand there: boosts, diversity, caps, and least shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.config.rerank import Rerank
+from headrace.score.rerank.lists import F64, I64, Bools, RankedLists, Rectangle, Rule
+
+#: Added before a share of a list is rounded down: 0.29 of 100 is 28.999... in floats.
+_ROUNDING = 1e-9
+
+
+def least_counts(share: float | None, k: int) -> I64:
+    """How many of the first 0, 1, ..., k of a list a share asks for: int64 [k + 1]."""
+    counts: I64 = np.floor((share or 0.0) * np.arange(k + 1) + _ROUNDING).astype(np.int64)
+    return counts
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share that items of a kind have of every prefix of a list. members: bool [n, m]; least: `least_counts`."""
+
+    rule: Rule
+    members: Bools
+    least: I64
+
+
+@dataclass(frozen=True)
+class Selected:
+    """Lists before anything is drawn.
+
+    chosen: int64 [n, min(k, m)], columns of the rectangle, -1 beyond a list's end. rule: uint8, as
+    long. taken: bool [n, m].
+    """
+
+    chosen: I64
+    rule: NDArray[np.uint8]
+    taken: Bools
+
+
+@dataclass
+class Caps:
+    """How often each item's values stand in its user's list so far, by capped column: int64 [n, m]."""
+
+    most: list[int]
+    values: list[I64]
+    counts: list[I64] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.counts = [np.zeros_like(values) for values in self.values]
+
+    @staticmethod
+    def of(rules: Rerank, lists: RankedLists, grid: Rectangle) -> Caps:
+        return Caps(list(rules.caps.values()), [grid.values(lists.values[column]) for column in rules.caps])
+
+    def allowed(self) -> Bools | None:
+        """Items that may stand in the list beside those that do, bool [n, m]; None: all."""
+        found: Bools | None = None
+        for most, values, counts in zip(self.most, self.values, self.counts, strict=True):
+            free = (counts < most) | (values < 0)
+            found = free if found is None else found & free
+        return found
+
+    def add(self, users: I64, columns: I64) -> None:
+        """Put an item each into the lists of some users."""
+        for values, counts in zip(self.values, self.counts, strict=True):
+            counts[users] += values[users] == values[users, columns][:, None]
+
+
+@dataclass(frozen=True)
+class _Likeness:
+    """How alike items are, 0 to 1 (cosines: -1 to 1)."""
+
+    lists: RankedLists
+    grid: Rectangle
+    columns: tuple[str, ...] | None
+
+    @cached_property
+    def _values(self) -> list[I64]:
+        return [self.grid.values(self.lists.values[c]) for c in self.columns or ()]
+
+    @cached_property
+    def _vectors(self) -> NDArray[np.float32]:
+        assert self.lists.vectors is not None
+        return self.lists.vectors[self.grid.rows]
+
+    def to(self, users: I64, columns: I64) -> F64:
+        """Of all items of some users to one of each: float64 [users, m]."""
+        if self.columns is None:
+            # A copy of all users' vectors costs more than the products.
+            mine = self._vectors if len(users) == len(self._vectors) else self._vectors[users]
+            cosines: F64 = np.matmul(mine, mine[np.arange(len(users)), columns][:, :, None])[:, :, 0].astype(np.float64)
+            return cosines
+        equal = np.zeros((len(users), self.grid.rows.shape[1]))
+        for values in self._values:
+            one_value = values[users, columns][:, None]
+            equal += (values[users] == one_value) & (one_value >= 0)
+        return equal / len(self.columns)
+
+
+def select(lists: RankedLists, grid: Rectangle, rules: Rerank, k: int) -> tuple[Selected, Caps]:
+    """The first k items of each list by the rules that leave nothing to chance, and the caps' counts with them.
+
+    At each position, of the items that the caps allow: the one with the greatest (boosted) score, or with diversity the
+    greatest marginal relevance; of equal ones the one that was ranked higher. Where a share would not be reached
+    otherwise, by this prefix of the list or a longer one, only items of that share are looked at.
+    """
+    n, m = grid.rows.shape
+    users = np.arange(n)
+    positions = min(k, m)
+    value = _boosted(lists, grid, rules)
+    caps, shares = Caps.of(rules, lists, grid), shares_of(lists, grid, rules, k)
+    diversity = rules.diversity
+    likeness = None
+    most_alike = np.zeros((n, m))
+    if diversity is not None:
+        value = diversity.relevance * _scaled(value, grid.there)
+        likeness = _Likeness(lists, grid, None if diversity.by == "vectors" else diversity.by)
+    chosen, rule = np.full((n, positions), -1), np.zeros((n, positions), np.uint8)
+    taken, have = np.zeros((n, m), bool), np.zeros((len(shares), n), np.int64)
+    boosted = grid.bools(lists.fresh) if rules.freshness is not None and rules.freshness.boost else None
+    for place in range(positions):
+        eligible = grid.there & ~taken
+        if (allowed := caps.allowed()) is not None:
+            eligible &= allowed
+        now = value
+        if diversity is not None:
+            now = value - (1 - diversity.relevance) * most_alike
+        best = np.where(eligible, now, -np.inf).argmax(1)
+        mine, why = best, np.zeros(n, np.uint8)
+        if boosted is not None:
+            why[boosted[users, best] & (best >= k)] = Rule.FRESH
+        if shares:
+            due = _due(shares, have, eligible, place, k)
+            narrow = np.zeros((n, m), bool)
+            for share, is_due in zip(shares, due, strict=True):
+                narrow |= share.members & is_due[:, None]
+            narrow &= eligible
+            forced = narrow.any(1)
+            mine = np.where(forced, np.where(narrow, now, -np.inf).argmax(1), best)
+            for share, is_due in zip(shares, due, strict=True):
+                why[is_due & forced & (mine != best) & share.members[users, mine]] = share.rule
+        some = np.flatnonzero(eligible.any(1))
+        column = mine[some]
+        chosen[some, place], rule[some, place] = column, why[some]
+        taken[some, column] = True
+        caps.add(some, column)
+        for i, share in enumerate(shares):
+            have[i, some] += share.members[some, column]
+        if likeness is not None and place + 1 < positions:
+            alike = likeness.to(some, column)
+            most_alike[some] = np.maximum(most_alike[some], alike) if place else alike
+    return Selected(chosen, rule, taken), caps
+
+
+def shares_of(lists: RankedLists, grid: Rectangle, rules: Rerank, k: int) -> list[Share]:
+    """The shares of lists of k that the rules ask for."""
+    found = []
+    if rules.freshness is not None and rules.freshness.share is not None:
+        found.append(Share(Rule.FRESH, grid.bools(lists.fresh), least_counts(rules.freshness.share, k)))
+    if rules.new_items is not None:
+        found.append(Share(Rule.NEW_ITEM, grid.bools(lists.new), least_counts(rules.new_items.share, k)))
+    return found
+
+
+def _boosted(lists: RankedLists, grid: Rectangle, rules: Rerank) -> F64:
+    """Scores, those of fresh items raised: float64 [n, m], 0 beyond the ends."""
+    scores: F64 = np.where(grid.there, lists.scores[grid.rows].astype(np.float64), 0.0)
+    if rules.freshness is None or not rules.freshness.boost:
+        return scores
+    # Of a negative number, too, more is nearer to and above 0.
+    return scores + rules.freshness.boost * np.abs(scores) * grid.bools(lists.fresh)
+
+
+def _scaled(value: F64, there: Bools) -> F64:
+    """Scaled to 0 to 1 within each user's items; 0 where all are equal."""
+    low = np.where(there, value, np.inf).min(1, keepdims=True, initial=np.inf)
+    width = np.where(there, value, -np.inf).max(1, keepdims=True, initial=-np.inf) - low
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(there & (width > 0), (value - low) / width, 0.0)
+
+
+def _due(shares: list[Share], have: I64, eligible: Bools, place: int, k: int) -> list[Bools]:
+    """Which shares must be served now, for each user: bool [n] each.
+
+    A share lacks so many items of a prefix, of those that there still are. Where all shares together lack, of some
+    prefix, as many as it has free positions, those that lack any are due. (One item may serve two: then less is due.)
+    """
+    left = [(share.members & eligible).sum(1) for share in shares]
+    due = [np.zeros(eligible.shape[0], bool) for _ in shares]
+    settled = np.zeros(eligible.shape[0], bool)
+    for end in range(place + 1, k + 1):
+        lacking = [np.minimum(np.maximum(share.least[end] - have[i], 0), left[i]) for i, share in enumerate(shares)]
+        full = ~settled & (sum(lacking) >= end - place)
+        for is_due, lack in zip(due, lacking, strict=True):
+            is_due |= full & (lack > 0)
+        settled |= full
+    return due

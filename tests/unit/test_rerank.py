@@ -1,0 +1,377 @@
+"""Lists by rules: against plain loops over one user's items, and chance against everything that can happen."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from headrace.config.evaluation import OffPolicy
+from headrace.config.rerank import Rerank
+from headrace.score.rerank.lists import RankedLists, Reranked, Rule
+from headrace.score.rerank.reasons import reasons
+from headrace.score.rerank.rerank import rerank
+from headrace.train.evaluation.off_policy import off_policy_metrics
+from headrace.train.evaluation.policy import Actions, Policy
+from headrace.train.evaluation.ranks import Ranks
+from headrace.train.evaluation.rows import sigmoid
+
+DS = "2026-01-05"
+
+
+@st.composite
+def some_lists(draw: st.DrawFn) -> RankedLists:
+    """Users with 0 to 14 items; scores of few values, so that many are equal."""
+    lengths = draw(st.lists(st.integers(0, 14), min_size=1, max_size=4))
+    n = sum(lengths)
+
+    def column(values: st.SearchStrategy[Any]) -> np.ndarray:
+        return np.array(draw(st.lists(values, min_size=n, max_size=n)))
+
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    scores = column(st.integers(-8, 16)).astype(np.float32) / 16
+    for a, b in itertools.pairwise(offsets.tolist()):
+        scores[a:b] = -np.sort(-scores[a:b])
+    return RankedLists(
+        users=np.arange(len(lengths), dtype=np.uint64) + np.uint64(draw(st.integers(0, 1000))),
+        offsets=offsets,
+        scores=scores,
+        fresh=column(st.booleans()).astype(bool),
+        new=column(st.integers(0, 3)).astype(int) == 0,
+        values={
+            "seller": column(st.integers(-1, 3)).astype(np.int64),
+            "category": column(st.integers(-1, 2)).astype(np.int64),
+        },
+    )
+
+
+caps = st.dictionaries(st.sampled_from(["seller", "category"]), st.integers(1, 3))
+shares = st.sampled_from([None, 0.1, 0.25, 0.34, 0.5])
+epsilons = st.sampled_from([0.1, 0.5, 1.0])
+lambdas = st.sampled_from([None, 0.0, 0.25, 0.5, 1.0])
+
+
+def make_rules(
+    caps: dict[str, int], fresh: float | None, new: float | None, boost: float, relevance: float | None, **more: Any
+) -> Rerank:
+    return Rerank.model_validate(
+        {
+            "caps": caps,
+            "freshness": {"days": 7, "share": fresh, "boost": boost} if fresh or boost else None,
+            "new_items": {"share": new} if new else None,
+            "diversity": None if relevance is None else {"by": ("seller", "category"), "relevance": relevance},
+            **more,
+        }
+    )
+
+
+def of_user(lists: RankedLists, found: Reranked, user: int) -> tuple[list[int], list[int], list[float]]:
+    """Rows, rules and propensities of one user."""
+    mine = slice(*found.offsets[user : user + 2].tolist())
+    assert all(lists.offsets[user] <= r < lists.offsets[user + 1] for r in found.rows[mine])
+    return found.rows[mine].tolist(), found.rule[mine].tolist(), found.propensity[mine].tolist()
+
+
+def slow(lists: RankedLists, rules: Rerank, k: int, user: int) -> tuple[list[int], list[int]]:
+    """One user's list by loops over sets: rows, and rules."""
+    items = range(int(lists.offsets[user]), int(lists.offsets[user + 1]))
+    assert lists.fresh is not None
+    assert lists.new is not None
+    value = {i: float(lists.scores[i]) for i in items}
+    boost = rules.freshness.boost if rules.freshness else 0.0
+    for i in items:
+        if lists.fresh[i]:
+            value[i] += boost * abs(value[i])
+    diversity = rules.diversity
+    if diversity is not None and value:
+        low, high = min(value.values()), max(value.values())
+        value = {i: (v - low) / (high - low) if high > low else 0.0 for i, v in value.items()}
+
+    def alike(i: int, j: int) -> float:
+        assert diversity is not None
+        columns = [lists.values[c] for c in diversity.by]
+        return sum(bool(c[i] == c[j] >= 0) for c in columns) / len(columns)
+
+    def fits(i: int, chosen: list[int]) -> bool:
+        for column, most in rules.caps.items():
+            of = lists.values[column]
+            if of[i] >= 0 and sum(of[j] == of[i] for j in chosen) >= most:
+                return False
+        return True
+
+    wanted: list[tuple[int, float, set[int]]] = []
+    if rules.freshness and rules.freshness.share:
+        wanted.append((Rule.FRESH, rules.freshness.share, {i for i in items if lists.fresh[i]}))
+    if rules.new_items:
+        wanted.append((Rule.NEW_ITEM, rules.new_items.share, {i for i in items if lists.new[i]}))
+    chosen: list[int] = []
+    told: list[int] = []
+    while len(chosen) < k:
+        possible = [i for i in items if i not in chosen and fits(i, chosen)]
+        if not possible:
+            break
+        marginal = {}
+        for i in possible:
+            marginal[i] = value[i]
+            if diversity is not None:
+                nearest = max((alike(i, j) for j in chosen), default=0.0)
+                marginal[i] = diversity.relevance * value[i] - (1 - diversity.relevance) * nearest
+        best = max(possible, key=lambda i: (marginal[i], -i))
+        rule = Rule.FRESH if boost and lists.fresh[best] and best - items.start >= k else Rule.SCORE
+        must: dict[int, set[int]] = {}
+        for end in range(len(chosen) + 1, k + 1):
+            lacks = {}
+            for name, share, members in wanted:
+                missing = max(int(share * end + 1e-9) - len(members & set(chosen)), 0)
+                lacks[name] = min(missing, len(members & set(possible)))
+            if sum(lacks.values()) >= end - len(chosen):
+                must = {name: members for name, _, members in wanted if lacks[name]}
+                break
+        narrow = [i for i in possible if any(i in members for members in must.values())]
+        mine = max(narrow, key=lambda i: (marginal[i], -i)) if narrow else best
+        if mine != best:
+            rule = max(name for name, members in must.items() if mine in members)
+        chosen.append(mine)
+        told.append(rule)
+    return chosen, told
+
+
+@settings(max_examples=60, deadline=None)
+@given(some_lists(), caps, shares, shares, st.sampled_from([0.0, 0.5]), lambdas, st.integers(1, 9))
+def test_lists_are_those_of_plain_loops(
+    lists: RankedLists,
+    caps: dict[str, int],
+    fresh: float | None,
+    new: float | None,
+    boost: float,
+    relevance: float | None,
+    k: int,
+) -> None:
+    rules = make_rules(caps, fresh, new, boost, relevance)
+    found = rerank(lists, rules, k, DS)
+    for user in range(len(lists.users)):
+        rows, rule, propensity = of_user(lists, found, user)
+        assert (rows, rule) == slow(lists, rules, k, user)
+        assert propensity == [1.0] * len(rows)
+
+
+def only(lists: RankedLists, user: int) -> RankedLists:
+    """The lists of one user alone."""
+    mine = slice(*lists.offsets[user : user + 2].tolist())
+    return RankedLists(
+        users=lists.users[user : user + 1],
+        offsets=np.array([0, mine.stop - mine.start]),
+        scores=lists.scores[mine],
+        fresh=None if lists.fresh is None else lists.fresh[mine],
+        new=None if lists.new is None else lists.new[mine],
+        values={name: column[mine] for name, column in lists.values.items()},
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    some_lists(),
+    caps,
+    shares,
+    shares,
+    st.sampled_from([0.1, 0.5, 1.0]),
+    st.sampled_from([None, 1, 3]),
+    st.integers(1, 9),
+)
+def test_exploration_keeps_caps_and_shares(
+    lists: RankedLists,
+    caps: dict[str, int],
+    fresh: float | None,
+    new: float | None,
+    epsilon: float,
+    pool: int | None,
+    k: int,
+) -> None:
+    rules = make_rules(caps, fresh, new, 0.0, None)
+    before = rerank(lists, rules, k, DS)
+    explored = make_rules(caps, fresh, new, 0.0, None, explore={"epsilon": epsilon, "pool": pool})
+    found = rerank(lists, explored, k, DS)
+    assert (found.offsets == before.offsets).all()
+    for user in range(len(lists.users)):
+        rows, rule, propensity = of_user(lists, found, user)
+        planned = of_user(lists, before, user)[0]
+        # What the other users of a block have changes nothing.
+        alone = rerank(only(lists, user), explored, k, DS)
+        assert (alone.rows + lists.offsets[user]).tolist() == rows
+        assert (alone.rule.tolist(), alone.propensity.tolist()) == (rule, propensity)
+        assert len(set(rows)) == len(rows)
+        assert all(0 < p <= 1 for p in propensity)
+        for column, most in caps.items():
+            counts = Counter(v for v in lists.values[column][rows].tolist() if v >= 0)
+            assert max(counts.values(), default=0) <= most
+        for share, members in ((fresh, lists.fresh), (new, lists.new)):
+            assert members is not None
+            for end in range(1, len(rows) + 1) if share else ():
+                least = min(int((share or 0) * end + 1e-9), int(members[planned[:end]].sum()))
+                assert members[rows[:end]].sum() >= least
+        for row, why, place in zip(rows, rule, planned, strict=True):
+            assert (why == Rule.EXPLORE) == (row != place)
+        assert len(set(rows) - set(planned)) <= (pool or 99)
+
+
+def test_marginal_relevance_by_vectors() -> None:
+    rng = np.random.default_rng(1)
+    vectors = rng.normal(size=(60, 5))
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    scores = np.concatenate([-np.sort(-rng.random(25)), -np.sort(-rng.random(35))]).astype(np.float32)
+    offsets = np.array([0, 25, 60])
+    lists = RankedLists(np.arange(2, dtype=np.uint64), offsets, scores, vectors=vectors)
+    found = rerank(lists, Rerank.model_validate({"diversity": {"relevance": 0.4}}), 8, DS)
+    cosine = vectors.astype(np.float64) @ vectors.T.astype(np.float64)
+    for user in range(2):
+        rows = of_user(lists, found, user)[0]
+        items = np.arange(*offsets[user : user + 2])
+        relevance = (scores[items] - scores[items].min()) / np.ptp(scores[items])
+        for place, row in enumerate(rows):
+            nearest = cosine[items][:, rows[:place]].max(1) if place else np.zeros(len(items))
+            marginal = 0.4 * relevance - 0.6 * nearest
+            marginal[np.isin(items, rows[:place])] = -np.inf
+            assert items[marginal.argmax()] == row
+        assert rows != items[:8].tolist()
+
+
+def outcomes(planned: list[int], pool: list[int], epsilon: float) -> dict[tuple[int, int], float]:
+    """The probability that an item stands at a position, by all that can be drawn: {(position, item): p}."""
+    found: Counter[tuple[int, int]] = Counter()
+    for drawn in itertools.product([False, True], repeat=len(planned)):
+        p = float(np.prod([epsilon if d else 1 - epsilon for d in drawn]))
+        places = [i for i, d in enumerate(drawn) if d]
+        orders = list(itertools.permutations([*pool, *(planned[i] for i in places)], len(places)))
+        for order in orders:
+            shown = list(planned)
+            for place, item in zip(places, order, strict=True):
+                shown[place] = item
+            for place, item in enumerate(shown):
+                found[place, item] += p / len(orders)
+    return dict(found)
+
+
+@pytest.mark.parametrize(("items", "k", "share"), [(6, 3, None), (4, 4, None), (3, 1, None), (7, 4, 0.5)])
+def test_propensities_are_those_of_everything_that_can_be_drawn(items: int, k: int, share: float | None) -> None:
+    users, epsilon = 40_000, 0.3
+    new = np.tile(np.arange(items) == 1, users) if share else None
+    lists = RankedLists(
+        users=np.arange(users, dtype=np.uint64),
+        offsets=np.arange(users + 1) * items,
+        scores=np.tile(np.linspace(1, 0, items).astype(np.float32), users),
+        new=new if new is not None else None,
+        fresh=np.ones(users * items, bool),
+    )
+    # A protected position: the first new item, of which two are asked for and one is there.
+    rules: dict[str, Any] = {"explore": {"epsilon": epsilon}, "new_items": {"share": share} if share else None}
+    found = rerank(lists, Rerank.model_validate(rules), k, DS)
+    shown = (found.rows % items).reshape(users, k)
+    told = found.propensity.reshape(users, k)
+    kept = [1] if share else []
+    free = [i for i in range(k) if i not in kept]
+    exact = outcomes(free, list(range(k, items)), epsilon)
+    assert sum(exact.values()) == pytest.approx(len(free))
+    for i, position in enumerate(free):
+        seen: dict[int, float] = {}
+        for item in range(items):
+            mine = shown[:, position] == item
+            if item in kept:
+                assert not mine.any()
+                continue
+            p = seen[item] = exact[i, item]
+            if mine.any():
+                assert told[mine, position] == pytest.approx(p, rel=1e-12)
+            assert abs(mine.mean() - p) < 4.5 * np.sqrt(p * (1 - p) / users) + 1e-12
+        assert sum(seen.values()) == pytest.approx(1)
+    for position in kept:
+        assert (shown[:, position] == position).all()
+        assert (told[:, position] == 1).all()
+
+
+def test_the_value_of_another_policy_is_estimated_without_bias() -> None:
+    """What a policy would earn, from lists with our propensities: off_policy's IPS against the true value."""
+    rng = np.random.default_rng(5)
+    users, items, k = 30_000, 8, 3
+    taste = rng.normal(size=(users, items))
+    # What the model of yesterday knew of it is not much.
+    scores = sigmoid(0.5 * taste + rng.normal(size=(users, items)))
+    order = np.argsort(-scores, axis=1)
+    lists = RankedLists(
+        users=np.arange(users, dtype=np.uint64),
+        offsets=np.arange(users + 1) * items,
+        scores=np.take_along_axis(scores, order, 1).ravel().astype(np.float32),
+        values={"seller": (order % 4).ravel()},
+    )
+    # Of each seller there are two items: the cap binds nobody but the pool's rule.
+    rules = Rerank.model_validate({"explore": {"epsilon": 0.4}, "caps": {"seller": 2}})
+    found = rerank(lists, rules, k, DS)
+    user, position = np.repeat(np.arange(users), k), np.tile(np.arange(k), users)
+    item = order.ravel()[found.rows]
+    truth = sigmoid(taste - 1.5) * 0.8 ** np.arange(k)[:, None, None]  # [position, user, item]
+    clicked = (rng.random(len(item)) < truth[position, user, item]).astype(np.float64)
+    policy = Policy(OffPolicy(propensity="propensity", action="item"), Actions("item", np.arange(items)))
+    choices = policy.choose(item, lambda values: 2 * taste[user, values["item"]])
+    share = np.exp(2 * taste)
+    share /= share.sum(1, keepdims=True)
+    value = (share[user] * truth[position, user]).sum(1).mean()
+
+    def estimate(propensity: np.ndarray) -> float:
+        return float(off_policy_metrics(Ranks(), choices, propensity, clicked, clicked)[0]["ips"][0, 0])
+
+    weighted = choices.chosen / found.propensity * clicked
+    by_user = weighted.reshape(users, k).mean(1)
+    error = by_user.std() / np.sqrt(users)
+    assert error < 0.05 * value
+    assert abs(estimate(found.propensity) - value) < 3 * error
+    # Other numbers are far away: the clicks of the log itself, and those by what epsilon alone would say.
+    assert abs(clicked.mean() - value) > 10 * error
+    naive = np.where(found.rule == Rule.EXPLORE, 0.4 / (items - k), 0.6)
+    assert abs(estimate(naive) - value) > 5 * error
+
+
+def test_users_and_days_are_drawn_apart() -> None:
+    lists = RankedLists(
+        np.array([3, 9], np.uint64), np.array([0, 9, 18]), np.tile(np.linspace(1, 0, 9), 2).astype(np.float32)
+    )
+    rules = Rerank.model_validate({"explore": {"epsilon": 1}})
+    both = rerank(lists, rules, 5, DS)
+    alone = rerank(RankedLists(lists.users[1:], np.array([0, 9]), lists.scores[9:]), rules, 5, DS)
+    assert (both.rows[5:] - 9).tolist() == alone.rows.tolist() != both.rows[:5].tolist()
+    assert rerank(lists, rules, 5, "2026-01-06").rows.tolist() != both.rows.tolist()
+    other = Rerank.model_validate({"explore": {"epsilon": 1, "seed": 2}})
+    assert rerank(lists, other, 5, DS).rows.tolist() != both.rows.tolist()
+
+
+def test_reasons_name_the_rule_and_the_sources() -> None:
+    rule = np.array([Rule.SCORE, Rule.EXPLORE, Rule.NEW_ITEM, Rule.FRESH, Rule.SCORE], np.uint8)
+    masks = np.array([0b101, 0b010, 0b111, 0, 0])
+    found = reasons(rule, masks, ["similar", "popular", "recent"])
+    assert found.to_pylist() == [
+        "similar,recent",
+        "explore,popular",
+        "new_item,similar,popular,recent",
+        "fresh",
+        "score",
+    ]
+    assert reasons(rule, None, []).to_pylist() == ["score", "explore", "new_item", "fresh", "score"]
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"freshness": {"days": 3}}, "a `boost`, a `share`, or both"),
+        ({"freshness": {"days": 3, "share": 0.6}, "new_items": {"share": 0.5}}, r"are 1\.1 together"),
+        ({"diversity": {"by": []}}, "names columns"),
+        ({"explore": {"epsilon": 0}}, "greater than 0"),
+        ({"caps": {"seller": 0}}, "greater than or equal to 1"),
+    ],
+)
+def test_rules_that_cannot_hold_are_refused(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Rerank.model_validate(section)
