@@ -7,17 +7,14 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark import Accumulator, StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Score, Spec
-from headrace.config.evaluation import HIGHER_IS_BETTER
 from headrace.errors import UserError
 from headrace.features.build.events import pinned_table
 from headrace.features.functions.arrays import one_batch
@@ -34,8 +31,11 @@ from headrace.models.predictor import read_meta
 from headrace.score.day_table import check_columns as check_table_columns
 from headrace.score.day_table import rows_of_day, verify_day, write_day
 from headrace.score.entities import Active, seen
+from headrace.score.items import ItemTable
 from headrace.score.rank.blocks import SEEN, TaskInputs, score_batches
+from headrace.score.rank.item_features import ItemFeatures
 from headrace.score.rank.pair_features import PairFeatures, check_columns, check_pair_features, context_scalars
+from headrace.score.scoring_model import ScoringModel, scoring_model
 from headrace.stage import Context, Result, Stage
 from headrace.storage import Location
 
@@ -46,16 +46,9 @@ _TASKS_A_CORE = 4
 _TASK_PAIRS = 4_000_000
 _PROGRESS_SECONDS = 2.0
 _SAMPLE_ROWS = 10
+#: Users, and items, whose pairs' features are compared.
+_CHECKED = 8
 _SQL_TYPES = {"int": "integer", "bigint": "long"}
-
-
-@dataclass(frozen=True)
-class ScoringModel:
-    """The model that scores."""
-
-    stage: str
-    output: Output
-    facts: Mapping[str, Any]
 
 
 class ScoreCandidates(Stage):
@@ -95,47 +88,6 @@ class ScoreCandidates(Stage):
             return _run(ctx, chosen, spark)
 
 
-def scoring_model(ctx: Context) -> ScoringModel:
-    """The model that `score.model` asks for.
-
-    Raises:
-        UserError: it asks for a baseline that is not there.
-    """
-    spec = ctx.spec
-    assert spec.score is not None
-    neural = _model_of(ctx, "train")
-    has_baseline = spec.baseline is not None and "baseline" in ctx.upstream
-    if spec.score.model == "neural" or (spec.score.model == "best" and not has_baseline):
-        return neural
-    if not has_baseline:
-        why = "has no section `baseline`" if spec.baseline is None else f"has no finished baseline for {ctx.ds}"
-        raise UserError(
-            f"score.model is 'baseline', but pipeline '{spec.pipeline}' {why}; run: "
-            f"headrace run {spec.pipeline} --ds {ctx.ds} --from baseline, or set score.model=neural"
-        )
-    baseline = _model_of(ctx, "baseline")
-    if spec.score.model == "baseline":
-        return baseline
-    metric = spec.score.metric
-    for candidate in (neural, baseline):
-        if metric not in candidate.facts["metrics"]:
-            raise UserError(
-                f"score.model is 'best' by {metric}, by which the model of stage '{candidate.stage}' was not measured "
-                f"(it has: {', '.join(candidate.facts['metrics'])}); ask for it in train.evaluation.metrics, or set "
-                f"another score.metric"
-            )
-    mine, other = (c.facts["metrics"][metric] for c in (neural, baseline))
-    # Where a day has one class only, no AUC is defined: such a model is the worse, and the neural one stays of two.
-    if mine is None or other is None:
-        return baseline if mine is None and other is not None else neural
-    return baseline if (other > mine if HIGHER_IS_BETTER[metric] else other < mine) else neural
-
-
-def _model_of(ctx: Context, stage: str) -> ScoringModel:
-    manifest = ctx.upstream[stage]
-    return ScoringModel(stage, manifest.output("model"), manifest.facts)
-
-
 def _check_table(ctx: Context) -> None:
     spec = ctx.spec
     assert spec.score is not None
@@ -161,13 +113,17 @@ def _run(ctx: Context, chosen: ScoringModel, spark: SparkSession) -> Result:
         FittedWorkflow.load(folder / "workflow"),
     )
     active = Active.of(ctx, spark)
-    with _users_and_items(active, score) as (users, items):
-        n_users, n_items = users.count(), items.num_rows
+    # Workers keep what they have mapped: the files of another run have other names.
+    scratch = ctx.ws.spark_local / "score" / spec.pipeline / ctx.key
+    with _users_and_items(active, score) as (users, found), _scratch(scratch.parent):
+        items = ItemTable.write(ctx, spark, found, scratch / "items")
+        n_users, n_items = users.count(), items.rows
         active.reader.check_unchanged()
         if not n_users or not n_items:
             empty = score.user.key if not n_users else score.item.key
             raise UserError(f"no event in the training window of {ctx.ds} has a '{empty}': there is nothing to score")
-        _check_pair_features(features, users, items)
+        of_items = ItemFeatures.write(items, folder / "workflow", features, scratch / "item_features", spark)
+        _check_pair_features(features, users, items, of_items)
         log.info(
             "score: %s users x %s items = %s pairs with the %s model",
             f"{n_users:,}",
@@ -182,12 +138,11 @@ def _run(ctx: Context, chosen: ScoringModel, spark: SparkSession) -> Result:
             output=score.output,
             top_k=score.top_k,
             user_key=score.user.key,
-            item_keys=items.column(score.item.key),
-            item_columns=features.item_columns(items),
+            items=items,
+            item_features=of_items,
             user_columns=features.user,
             item_names=features.item,
             context=dict(features.context),
-            item_parts=items.select(list(features.item_parts)) if features.of_pair else None,
         )
         tick = time.perf_counter()
         peak = worker_peak_memory(spark.sparkContext)
@@ -220,10 +175,9 @@ def _run(ctx: Context, chosen: ScoringModel, spark: SparkSession) -> Result:
 
 
 @contextmanager
-def _users_and_items(active: Active, score: Score) -> Iterator[tuple[DataFrame, pa.RecordBatch]]:
+def _users_and_items(active: Active, score: Score) -> Iterator[tuple[DataFrame, DataFrame]]:
     """(users, items): the users, perhaps with what they have seen, are computed once and kept to the context's end."""
-    with active.entities(score.user, score.item) as (users, found):
-        items = _in_key_order(found.toArrow(), score.item.key)
+    with active.entities(score.user, score.item) as (users, items):
         if score.exclude_seen:
             clicked = seen(active.ctx.spec, active.events, score.user.key, score.item.key)
             clicked = clicked.select(F.col("key").alias("__key"), F.col("seen").alias(SEEN))
@@ -235,19 +189,25 @@ def _users_and_items(active: Active, score: Score) -> Iterator[tuple[DataFrame, 
             users.unpersist()
 
 
+@contextmanager
+def _scratch(folder: Location) -> Iterator[None]:
+    """What runs of the pipeline write there goes at the end; what a killed one left there, before."""
+    folder.remove()
+    try:
+        yield
+    finally:
+        folder.remove_quietly()
+
+
 def _kind(chosen: ScoringModel) -> str:
     return {"train": "neural", "baseline": "baseline"}[chosen.stage]
 
 
-def _in_key_order(table: pa.Table, key: str) -> pa.RecordBatch:
-    """All rows as one batch, keys ascending (text by its UTF-8 bytes, as Spark orders it)."""
-    return one_batch(table.take(pc.sort_indices(table[key])))
-
-
-def _check_pair_features(features: PairFeatures, users: DataFrame, items: pa.RecordBatch) -> None:
+def _check_pair_features(features: PairFeatures, users: DataFrame, items: ItemTable, of_items: ItemFeatures) -> None:
     """The shortcut's proof, on a few pairs of this very run."""
-    few = one_batch(users.drop(SEEN).limit(8).toArrow())
-    check_pair_features(features, few, items.slice(0, 8))
+    few = one_batch(users.drop(SEEN).limit(_CHECKED).toArrow())
+    first = one_batch(items.open().select(list(dict.fromkeys(features.item))).slice(0, _CHECKED))
+    check_pair_features(features, few, first, of_items.open())
 
 
 def _write(
@@ -265,7 +225,7 @@ def _write(
     """
     spec, score = ctx.spec, ctx.spec.score
     assert score is not None
-    n_users = pairs // len(task.item_keys)
+    n_users = pairs // task.items.rows
     tasks = min(n_users, max(_TASKS_A_CORE * spark.sparkContext.defaultParallelism, -(-pairs // _TASK_PAIRS)))
     partitioned = users.repartition(tasks, col(score.user.key)).sortWithinPartitions(col(score.user.key))
     shared, counter = spark.sparkContext.broadcast(task), spark.sparkContext.accumulator(0)

@@ -28,7 +28,8 @@ from headrace.models.predictor import load_predictor
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import TableColumn
-from headrace.score.stage import ScoreCandidates, scoring_model
+from headrace.score.scoring_model import scoring_model
+from headrace.score.stage import ScoreCandidates
 from headrace.score.vectors.stage import ExportVectors
 from headrace.stage import Context, run_stage
 from headrace.storage import local

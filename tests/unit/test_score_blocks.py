@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import uuid
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import xgboost as xgb
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.config import Chain, Spec, build_spec
 from headrace.errors import UserError
@@ -19,8 +23,11 @@ from headrace.features.workflow.workflow import Workflow
 from headrace.models import xgboost_model
 from headrace.models.predictor import load_predictor
 from headrace.schema import TableColumn
-from headrace.score.rank.blocks import SEEN, TaskInputs, score_batches
+from headrace.score.items import ItemTable
+from headrace.score.rank.blocks import ITEMS, SEEN, SOURCES, TaskInputs, blocks, score_batches
+from headrace.score.rank.item_features import ItemFeatures
 from headrace.score.rank.pair_features import PairFeatures, check_columns, check_pair_features, context_scalars
+from headrace.score.rank.ranked import Listed, Ranked
 from headrace.storage import local
 
 COLUMNS = [
@@ -115,19 +122,19 @@ def sides() -> PairFeatures:
     return PairFeatures(USER, ITEM, context_scalars(s, s.score), fitted())
 
 
-def make_job(model: Path, candidates: pa.RecordBatch, **changes: Any) -> TaskInputs:
-    s = sides()
+def make_job(model: Path, candidates: pa.RecordBatch, part_rows: int = 5, **changes: Any) -> TaskInputs:
+    s, folder = sides(), model.parent / uuid.uuid4().hex
+    table = ItemTable.of_arrow(pa.Table.from_batches([candidates]), "item", local(folder / "items"), part_rows)
     given = {
         "model": local(model),
         "threads": 1,
         "top_k": 3,
         "user_key": "user",
-        "item_keys": candidates.column("item"),
-        "item_columns": s.item_columns(candidates),
+        "items": table,
+        "item_features": ItemFeatures.write(table, local(model / "workflow"), s, local(folder / "features"), None),
         "user_columns": USER,
         "item_names": ITEM,
         "context": dict(s.context),
-        "item_parts": candidates.select(list(s.item_parts)),
     }
     return TaskInputs(**(given | changes))
 
@@ -186,6 +193,74 @@ def test_seen_items_are_left_out(model: Path) -> None:
     assert (by_user["u1"], by_user["u2"]) == (1, 0)
 
 
+def with_candidates(people: pa.RecordBatch, things: pa.RecordBatch, seed: int) -> tuple[pa.RecordBatch, list[Any]]:
+    """Users with lists of their own, in any order: some are empty, one is null; and by user (item: bits)."""
+    rng = np.random.default_rng(seed)
+    keys = things.column("item").to_pylist()
+    rows = [rng.permutation(len(keys))[: rng.integers(0, len(keys) + 1)].tolist() for _ in range(people.num_rows)]
+    bits = [rng.integers(1, 8, len(r)).tolist() for r in rows]
+    rows[1], bits[1] = [], []
+    lists = pa.array([None if i == 1 else r for i, r in enumerate(rows)], pa.list_(pa.int32()))
+    masks = pa.array([None if i == 1 else b for i, b in enumerate(bits)], pa.list_(pa.int32()))
+    batch = pa.RecordBatch.from_arrays([*people.columns, lists, masks], [*people.schema.names, ITEMS, SOURCES])
+    return batch, [{keys[i]: b for i, b in zip(r, of, strict=True)} for r, of in zip(rows, bits, strict=True)]
+
+
+@pytest.mark.parametrize("block_pairs", [1, 13, 10_000])
+def test_lists_of_candidates_equal_a_loop_over_them(model: Path, block_pairs: int) -> None:
+    people, things = users(19), items(17)
+    batch, lists = with_candidates(people, things, block_pairs)
+    task = make_job(model, things, block_pairs=block_pairs)
+    counted: list[int] = []
+    found = rows_of(list(score_batches(task, iter([batch.slice(0, 8), batch.slice(8)]), counted.append)))
+    others = [[k for k in things.column("item").to_pylist() if k not in mine] for mine in lists]
+    wanted = plain(model, people, things, k=3, seen=others)
+    of = dict(zip(people.column("user").to_pylist(), lists, strict=True))
+    assert found == [(u, i, rank, score, of[u][i]) for u, i, rank, score in wanted]
+    assert sum(counted) == sum(map(len, lists))
+
+
+@dataclass(frozen=True)
+class Reversed:
+    """The worst of what is kept first, without the best."""
+
+    def __call__(self, ranked: Ranked, items: ItemTable) -> Listed:
+        spans = [range(e - 1, s, -1) for s, e in zip(ranked.offsets[:-1], ranked.offsets[1:], strict=True)]
+        offsets = np.cumsum([0, *map(len, spans)])
+        rows = np.array([i for span in spans for i in span], np.int64)
+        return Listed(offsets, rows, 1 / (1 + rows), pa.array([f"row {i}" for i in ranked.item_rows[rows]]))
+
+
+def test_what_is_ranked_may_be_listed_otherwise(model: Path) -> None:
+    people, things = users(6), items(9)
+    batch, lists = with_candidates(people, things, 3)
+    keys = things.column("item").to_pylist()
+    ranked = rows_of(list(score_batches(make_job(model, things), iter([batch]), lambda n: None)))
+    task = make_job(model, things, rerank=Reversed())
+    found = pa.Table.from_batches(list(score_batches(task, iter([batch]), lambda n: None)))
+    assert found.schema.names == ["user", "item", "rank", "score", "sources", "propensity", "reason"]
+    wanted = []
+    for u in people.column("user").to_pylist():
+        mine = [r for r in ranked if r[0] == u][1:][::-1]
+        wanted += [(u, r[1], place, *r[3:], f"row {keys.index(r[1])}") for place, r in enumerate(mine, 1)]
+    assert [tuple(r.values()) for r in found.drop(["propensity"]).to_pylist()] == wanted
+    assert found["propensity"].to_numpy().min() > 0
+    # Without candidates all items are ranked, and the lists are made of these.
+    alone = pa.Table.from_batches(list(score_batches(task, iter([people]), lambda n: None)))
+    assert len(alone) == 2 * len(people)
+    assert len(lists) == 6
+
+
+@given(st.lists(st.integers(0, 12), max_size=20), st.integers(1, 20))
+def test_blocks_are_as_full_as_they_may_be(lengths: list[int], most: int) -> None:
+    found = list(blocks(np.array(lengths, np.int64), most))
+    assert [u for users in found for u in users] == list(range(len(lengths)))
+    for users, following in zip_longest(found, found[1:]):
+        pairs = sum(lengths[u] for u in users)
+        assert pairs <= most or len(users) == 1
+        assert following is None or pairs + lengths[following.start] > most
+
+
 def test_features_by_side_are_those_of_whole_pairs() -> None:
     check_pair_features(sides(), users(9), items(6))
 
@@ -196,14 +271,11 @@ def test_features_belong_to_the_side_that_they_are_made_of() -> None:
     assert s.of_item == ("hour", "item", "price", "item_hour")
     assert s.of_pair == ("pair",)
     assert s.item_parts == ("item",)
-    # Users slowest.
-    people, things = users(3), items(4)
+    people, things = users(8), items(8)
     cross = s.cross_columns(people, things.select(["item"]))
-    for i in range(3):
-        for j in range(4):
-            one = s.pair_columns(people.slice(i, 1), things.slice(j, 1))["pair"]
-            assert cross["pair"][4 * i + j] == one[0]
-    assert len(set(cross["pair"])) == 4
+    for i in range(8):
+        assert cross["pair"][i] == s.pair_columns(people.slice(i, 1), things.slice(i, 1))["pair"][0]
+    assert len(set(cross["pair"])) > 2
 
 
 def test_a_feature_that_says_too_few_sources_would_be_noticed() -> None:

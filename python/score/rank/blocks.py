@@ -1,4 +1,4 @@
-"""What a Spark task does: the cross of its users with all candidate items, a block at a time, and the best of each."""
+"""What a Spark task does: pairs of its users and their items, a block at a time, and the best of each user."""
 
 from __future__ import annotations
 
@@ -14,118 +14,190 @@ from numpy.typing import NDArray
 from headrace.errors import UserError
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.models.predictor import Predictor, load_predictor
-from headrace.score.rank.pair_features import Columns, PairFeatures, gather
-from headrace.score.rank.top_k import top_k
+from headrace.score.items import ItemTable
+from headrace.score.rank.item_features import ItemFeatures
+from headrace.score.rank.pair_features import Columns, PairFeatures, gather, take_rows
+from headrace.score.rank.ranked import Ranked, Reranker, best_of_all, best_of_lists, places
 from headrace.storage import Location
 
 #: Pairs that are in memory at a time, whatever the number of users and items. Small enough for a DLRM's activations to
 #: stay near the cache: 1.6 times the speed of 262,144 on one core, and 260 MB less at the peak.
 BLOCK_PAIRS = 32_768
-#: The column of users that lists the items they must not be shown, where there is one.
+#: The column of users that lists the keys of items they must not be shown, where there is one and all items are ranked.
 SEEN = "__seen"
+#: Columns of users with candidates of their own: their items' rows, array<int>, and where each is from, array<int>.
+ITEMS, SOURCES = "__items", "__sources"
 
 
 @dataclass(frozen=True)
 class TaskInputs:
-    """What all tasks are told; small, but for the items."""
+    """What all tasks are told; small: items are mapped."""
 
     #: The saved model's folder, visible on every executor.
     model: Location
     threads: int
+    #: Kept of each user: by score, before `rerank`.
     top_k: int
     user_key: str
     #: In order of the key: the order in which ties are broken.
-    item_keys: pa.Array
-    item_columns: Columns
+    items: ItemTable
+    item_features: ItemFeatures
     user_columns: tuple[str, ...]
     #: Everything that `PairFeatures` needs besides the fitted workflow, which each process loads from the model.
     item_names: tuple[str, ...]
     context: dict[str, pa.Scalar]
-    #: The items' columns that features of pairs are made of (`PairFeatures.item_parts`), in order of the key, or None.
-    item_parts: pa.RecordBatch | None = None
     block_pairs: int = BLOCK_PAIRS
     #: The task whose predictions are the scores; None: the model's first.
     output: str | None = None
+    #: What makes lists of the best; None: they are the lists.
+    rerank: Reranker | None = None
 
 
 def score_batches(
     task: TaskInputs, batches: Iterable[pa.RecordBatch], count: Callable[[int], None]
 ) -> Iterator[pa.RecordBatch]:
-    """Users to their best items.
+    """Users to their best items: of all items, or of the candidates of each.
 
     Args:
-        task: the candidates and the model.
-        batches: users: the key, the user's columns and perhaps `__seen`.
+        task: the items and the model.
+        batches: users: the key, the user's columns and perhaps `__seen`, or `__items` and perhaps `__sources`.
         count: is called with the number of pairs of each finished block.
 
     Yields:
-        Batches of (user key, item key, rank int32 from 1, score float32), one for each block of users.
+        Batches of (user key, item key, rank int32 from 1, score float32), one for each block of users; with `__sources`
+        also `sources` int32; with `rerank` also `propensity` float64 and `reason` text.
 
     Raises:
         UserError: the model is damaged, or gives scores that are no numbers.
     """
     predictor, fitted = loaded_model(task.model, task.threads, task.output)
     features = PairFeatures(task.user_columns, task.item_names, task.context, fitted)
-    n_items = len(task.item_keys)
-    users_a_block = max(1, task.block_pairs // n_items)
+    pairs = _Pairs(task, predictor, features)
     for batch in batches:
         columns = features.user_columns(batch)
-        for start in range(0, batch.num_rows, users_a_block):
-            users = range(start, min(start + users_a_block, batch.num_rows))
+        lists = _Candidates.of(batch) if ITEMS in batch.schema.names else None
+        lengths = np.full(batch.num_rows, task.items.rows, np.int64) if lists is None else lists.lengths
+        for users in blocks(lengths, task.block_pairs):
             part = batch.slice(users.start, len(users))
-            scores = _score(task, predictor, features, columns, users, part)
-            if SEEN in batch.schema.names:
-                _leave_out(scores, part.column(SEEN), task.item_keys)
-            yield _best(scores, part.column(task.user_key), task)
-            count(len(users) * n_items)
+            u = np.repeat(np.arange(users.start, users.stop, dtype=np.int32), lengths[users.start : users.stop])
+            if lists is None:
+                i = np.tile(np.arange(task.items.rows, dtype=np.int32), len(users))
+            else:
+                i = lists.items[lists.offsets[users.start] : lists.offsets[users.stop]]
+            scores = pairs.scores(batch, columns, u, i)
+            keys = part.column(task.user_key)
+            if lists is None:
+                square = scores.reshape(len(users), task.items.rows)
+                if SEEN in batch.schema.names:
+                    _leave_out(square, part.column(SEEN), task.items)
+                ranked = best_of_all(keys, square, task.top_k)
+            else:
+                span = slice(int(lists.offsets[users.start]), int(lists.offsets[users.stop]))
+                of = None if lists.sources is None else lists.sources[span]
+                ranked = best_of_lists(keys, lengths[users.start : users.stop], i, scores, of, task.top_k)
+            yield _rows(ranked, task)
+            count(len(u))
 
 
-def _score(
-    task: TaskInputs, predictor: Predictor, features: PairFeatures, columns: Columns, users: range, raw: pa.RecordBatch
-) -> NDArray[np.float32]:
-    """Probabilities of all items for some users: float32 [users, items], predicted in blocks of bounded size.
-
-    Args:
-        columns: features of more users.
-        users: the rows of them that are meant.
-        raw: those users' own columns.
-    """
-    n_items = len(task.item_keys)
-    scores = np.empty((len(users), n_items), dtype=np.float32)
-    width = min(n_items, task.block_pairs)
-    for start in range(0, n_items, width):
-        items = range(start, min(start + width, n_items))
-        pairs = gather(columns, task.item_columns, users, items)
-        if task.item_parts is not None:
-            pairs |= features.cross_columns(raw, task.item_parts.slice(items.start, len(items)))
-        scores[:, items.start : items.stop] = predictor.predict(pairs).reshape(len(users), len(items))
-    if not np.isfinite(scores).all():
-        raise UserError(f"the model in {task.model} gives scores that are no numbers; train it again (a lower rate?)")
-    return scores
+def blocks(lengths: NDArray[np.int64], block_pairs: int) -> Iterator[range]:
+    """Users one after the other, as many as have `block_pairs` pairs together; one at least."""
+    ends = np.cumsum(lengths)
+    start = 0
+    while start < len(lengths):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + block_pairs, side="right")))
+        yield range(start, stop)
+        start = stop
 
 
-def _leave_out(scores: NDArray[np.float32], seen: pa.ListArray, item_keys: pa.Array) -> None:
-    """Make the scores of items that a user has seen minus infinity, in place."""
-    flat = seen.flatten()
-    places = pc.index_in(flat, value_set=item_keys)
+@dataclass(frozen=True)
+class _Candidates:
+    """Lists of a batch of users. offsets: [users + 1]; items: int32 [N]; sources: int32 [N] or None."""
+
+    offsets: NDArray[np.int64]
+    items: NDArray[np.int32]
+    sources: NDArray[np.int32] | None
+
+    @staticmethod
+    def of(batch: pa.RecordBatch) -> _Candidates:
+        lengths = pc.fill_null(pc.list_value_length(batch.column(ITEMS)), 0).to_numpy(zero_copy_only=False)
+        offsets = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        found = [
+            None if name not in batch.schema.names else batch.column(name).flatten().to_numpy(zero_copy_only=False)
+            for name in (ITEMS, SOURCES)
+        ]
+        assert found[0] is not None
+        return _Candidates(offsets, found[0].astype(np.int32, copy=False), found[1])
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    task: TaskInputs
+    predictor: Predictor
+    features: PairFeatures
+
+    def scores(
+        self, batch: pa.RecordBatch, columns: Columns, u: NDArray[np.int32], i: NDArray[np.int32]
+    ) -> NDArray[np.float32]:
+        """What the model says of pairs, predicted in blocks of bounded size: float32 [n].
+
+        Args:
+            batch: users' own columns.
+            columns: their features.
+            u: rows of `batch`, [n].
+            i: rows of items, [n].
+        """
+        task = self.task
+        of_items = task.item_features.open()
+        scores = np.empty(len(u), dtype=np.float32)
+        for start in range(0, len(u), task.block_pairs):
+            users, items = u[start : start + task.block_pairs], i[start : start + task.block_pairs]
+            pairs = gather(columns, of_items, users, items)
+            if self.features.of_pair:
+                parts = [task.items.take(c, items) for c in self.features.item_parts]
+                things = pa.RecordBatch.from_arrays(parts, list(self.features.item_parts))
+                pairs |= self.features.cross_columns(take_rows(self._own(batch), users), things)
+            scores[start : start + task.block_pairs] = self.predictor.predict(pairs)
+        if not np.isfinite(scores).all():
+            raise UserError(
+                f"the model in {task.model} gives scores that are no numbers; train it again (a lower rate?)"
+            )
+        return scores
+
+    def _own(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.select([c for c in self.features.user if c in batch.schema.names])
+
+
+def _leave_out(scores: NDArray[np.float32], seen: pa.ListArray, items: ItemTable) -> None:
+    """Make the scores of items that a user has seen minus infinity, in place. scores: [users, items]."""
     rows = np.repeat(np.arange(len(seen)), pc.fill_null(pc.list_value_length(seen), 0).to_numpy(zero_copy_only=False))
-    candidate = places.is_valid().to_numpy(zero_copy_only=False)
-    scores[rows[candidate], places.drop_null().to_numpy()] = -np.inf
+    places = items.rows_of(seen.flatten())
+    scores[rows[places >= 0], places[places >= 0]] = -np.inf
 
 
-def _best(scores: NDArray[np.float32], users: pa.Array, task: TaskInputs) -> pa.RecordBatch:
-    best = top_k(scores, task.top_k)
-    values = np.take_along_axis(scores, best, axis=1)
-    row, place = np.nonzero(values > -np.inf)
-    return pa.RecordBatch.from_arrays(
-        [
-            users.take(pa.array(row)),
-            task.item_keys.take(pa.array(best[row, place])),
-            pa.array((place + 1).astype(np.int32)),
-            pa.array(values[row, place]),
-        ],
-        ["user", "item", "rank", "score"],
-    )
+def _rows(ranked: Ranked, task: TaskInputs) -> pa.RecordBatch:
+    """The rows that are written of some users."""
+    offsets, chosen = ranked.offsets, np.arange(len(ranked.item_rows))
+    columns: dict[str, pa.Array] = {}
+    if task.rerank is not None:
+        listed = task.rerank(ranked, task.items)
+        offsets, chosen = listed.offsets, listed.rows
+        columns = {"propensity": pa.array(listed.propensity, pa.float64()), "reason": listed.reason}
+    users = np.repeat(np.arange(len(ranked.users)), np.diff(offsets))
+    first = {
+        "user": ranked.users.take(pa.array(users)),
+        "item": task.items.keys(ranked.item_rows[chosen]),
+        "rank": pa.array(places(offsets)),
+        "score": pa.array(ranked.scores[chosen]),
+    }
+    if ranked.sources is not None:
+        first["sources"] = pa.array(ranked.sources[chosen], pa.int32())
+    return pa.RecordBatch.from_pydict(first | columns)
 
 
 @lru_cache(maxsize=1)

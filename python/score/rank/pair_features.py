@@ -73,7 +73,7 @@ class PairFeatures:
         return self._columns(batch, self.of_item)
 
     def cross_columns(self, users: pa.RecordBatch, items: pa.RecordBatch) -> Columns:
-        """The features of pairs, for the cross of users and items, users slowest.
+        """The features that are made of both, of pairs (row i: users[i], items[i]).
 
         Args:
             users: has the user's columns.
@@ -81,9 +81,7 @@ class PairFeatures:
         """
         if not self.of_pair:
             return {}
-        n, m = users.num_rows, items.num_rows
-        wide = _take(users.select([c for c in self.user if c in users.schema.names]), np.repeat(np.arange(n), m))
-        return self._columns(_beside(wide, _take(items, np.tile(np.arange(m), n))), self.of_pair)
+        return self._columns(_beside(users, items), self.of_pair)
 
     def pair_columns(self, users: pa.RecordBatch, items: pa.RecordBatch) -> Columns:
         """All features of pairs (row i: users[i], items[i]), transformed as whole rows, as training does it."""
@@ -199,29 +197,36 @@ def context_scalars(spec: Spec, score: Score) -> dict[str, pa.Scalar]:
     return found
 
 
-def gather(users: Columns, items: Columns, user_rows: range, item_rows: range) -> Columns:
-    """The cross of some users and some items, users slowest: [len(users) * len(items)] of each feature."""
-    u = np.repeat(np.arange(user_rows.start, user_rows.stop, dtype=np.int32), len(item_rows))
-    i = np.tile(np.arange(item_rows.start, item_rows.stop, dtype=np.int32), len(user_rows))
-    out = {name: _rows(x, u) for name, x in users.items()}
-    return out | {name: _rows(x, i) for name, x in items.items()}
+def gather(users: Columns, items: Columns, user_rows: NDArray[np.int32], item_rows: NDArray[np.int32]) -> Columns:
+    """The features of pairs (user_rows[i], item_rows[i]) by side: [n] of each feature."""
+    out = {name: _rows(x, user_rows) for name, x in users.items()}
+    return out | {name: _rows(x, item_rows) for name, x in items.items()}
 
 
 def _rows(x: NDArray[Any] | JaggedArray, rows: NDArray[np.int32]) -> NDArray[Any] | JaggedArray:
     return JaggedArray(*lists.take(x.offsets, x.values, rows)) if isinstance(x, JaggedArray) else x.take(rows)
 
 
-def check_pair_features(features: PairFeatures, users: pa.RecordBatch, items: pa.RecordBatch) -> None:
+def check_pair_features(
+    features: PairFeatures, users: pa.RecordBatch, items: pa.RecordBatch, of_items: Columns | None = None
+) -> None:
     """Compare features computed by side with those of whole pairs, to the bit, for all pairs of a few rows.
+
+    Args:
+        features: the columns of both sides.
+        users: some users.
+        items: the key and columns of some items.
+        of_items: the features that were made of more items before, whose first are these; None: they are made here.
 
     Raises:
         RuntimeError: they differ: an operator looks at more columns than it says.
     """
     n, m = users.num_rows, items.num_rows
-    by_side = gather(features.user_columns(users), features.item_columns(items), range(n), range(m))
-    by_side |= features.cross_columns(users, items.select(list(features.item_parts)))
-    i, j = np.repeat(np.arange(n), m), np.tile(np.arange(m), n)
-    whole = features.pair_columns(_take(users, i), _take(items, j))
+    i, j = np.repeat(np.arange(n, dtype=np.int32), m), np.tile(np.arange(m, dtype=np.int32), n)
+    people, things = take_rows(users, i), take_rows(items, j)
+    made = features.item_columns(items) if of_items is None else of_items
+    by_side = gather(features.user_columns(users), made, i, j) | features.cross_columns(people, things)
+    whole = features.pair_columns(people, things)
     for name, values in whole.items():
         if _as_bytes(by_side[name]) != _as_bytes(values):
             raise RuntimeError(f"feature '{name}' of a pair is not what its side alone gives: no pairs were scored")
@@ -235,5 +240,6 @@ def _beside(left: pa.RecordBatch, right: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*left.columns, *right.columns], [*left.schema.names, *right.schema.names])
 
 
-def _take(batch: pa.RecordBatch, rows: NDArray[np.int64]) -> pa.RecordBatch:
+def take_rows(batch: pa.RecordBatch, rows: NDArray[np.int32]) -> pa.RecordBatch:
+    """Some rows of a batch, in their order."""
     return one_batch(pa.Table.from_batches([batch]).take(pa.array(rows)))
