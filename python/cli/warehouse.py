@@ -50,3 +50,11 @@ def warehouse_sample(
     from headrace.commands.warehouse import sample
 
     sample(Workspace(home), pipeline, ds, rows)
+
+
+@warehouse_app.command("drop-kept", epilog=examples("headrace warehouse drop-kept clicks"))
+def warehouse_drop_kept(pipeline: Pipeline, home: Home = VAR) -> None:
+    """Drop staged scores that failed their audit and were kept for a look."""
+    from headrace.commands.warehouse import drop_kept
+
+    drop_kept(Workspace(home), pipeline)

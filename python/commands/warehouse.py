@@ -77,6 +77,25 @@ def sample(ws: Workspace, pipeline: str, ds: str | None, rows: int) -> None:
     out.print(psql_table(found), markup=False, soft_wrap=True)
 
 
+def drop_kept(ws: Workspace, pipeline: str) -> None:
+    """Drop the staged scores that failed their audit and were kept.
+
+    Raises:
+        UserError: the pipeline publishes nothing, or the warehouse cannot be reached.
+    """
+    from headrace.publish.warehouses import open_target
+
+    spec = load_spec(pipeline)
+    if spec.publish is None:
+        raise UserError(f"pipeline '{spec.pipeline}' has no 'publish' section, so it publishes nothing")
+    with open_target(spec, ws) as target:
+        dropped = target.drop_kept()
+    for label in dropped:
+        out.print(f"dropped {label}", markup=False, soft_wrap=True)
+    if not dropped:
+        out.print("nothing was kept")
+
+
 def _newest(ws: Workspace, spec: Spec) -> str:
     days = [d for d in ws.days(spec.pipeline) if ws.manifest(spec.pipeline, d, "publish").is_file()]
     if not days:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from headrace.config.section import NAME, Section
 from headrace.config.warehouse import Warehouse
@@ -19,6 +22,12 @@ class Publish(Section):
     min_rows: int = Field(default=1, ge=0)
     #: The number of rows may differ from the last published day's by this share; None: not checked.
     max_row_change: float | None = 0.5
+    #: Days that the table keeps, the newest published one among them; None: all. Older ones are dropped after a day is
+    #: published.
+    retain_days: int | None = Field(default=None, ge=1)
+    #: Who may read the table and its view of the newest day: `{select: [analyst, dashboard]}`, roles of the warehouse.
+    #: None is taken away from a role that is no longer named.
+    grants: Mapping[Literal["select"], tuple[str, ...]] = Field(default_factory=dict)
 
     @field_validator("table")
     @classmethod
@@ -26,3 +35,13 @@ class Publish(Section):
         if value is not None and not NAME.fullmatch(value):
             raise ValueError(f"table name '{value}' must match {NAME.pattern}")
         return value
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fingerprints of specs that keep all days and grant nothing are those from before."""
+        dumped: dict[str, Any] = serialize(self)
+        if self.retain_days is None:
+            dumped.pop("retain_days", None)
+        if not self.grants:
+            dumped.pop("grants", None)
+        return dumped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,15 @@ from headrace.errors import UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output
-from headrace.publish.target import Limits, Target, table_name
+from headrace.publish.audit import Limits, audit
+from headrace.publish.target import Target, beyond_retention, table_name
 from headrace.publish.warehouses import open_target
 from headrace.stage import Context, Result, Stage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger("headrace.publish")
 
 _SAMPLE_ROWS = 10
 
@@ -56,7 +60,10 @@ class Publish(Stage):
         """
         if not (ctx.ws.table(ctx.spec.pipeline, "published") / "_delta_log").is_dir():
             return "the Delta table of published scores is gone"
+        retain_days = _sections(ctx.spec)[0].retain_days
         with open_target(ctx.spec, ctx.ws) as target:
+            if retain_days is not None and ctx.ds in beyond_retention([*target.days(), ctx.ds], retain_days):
+                return None  # dropped, or about to be
             return target.missing(ctx.ds, manifest.key)
 
     def run(self, ctx: Context) -> Result:
@@ -77,16 +84,34 @@ def _publish(ctx: Context, target: Target, spark: SparkSession) -> Result:
     source = f"{scores.name}@{scores.version}"
     # A run that was killed between the swap and the manifest left the warehouse done.
     if target.missing(ctx.ds, ctx.key) is not None:
-        expected = scores.rows if scores.rows is not None else ctx.upstream["score"].rows["scores"]
-        limits = Limits(expected, publish.min_rows, score.top_k, publish.max_row_change)
-        checks = target.publish(df, ctx.ds, ctx.key, source, limits)
-        failed = [check for check in checks if not check.ok]
-        if failed:
-            raise UserError(
-                f"the scores of {ctx.spec.pipeline} for {ctx.ds} failed {len(failed)} of {len(checks)} checks and were "
-                f"not published; {target.label} is as it was. The rows are in {source}, to look at:\n"
-                + "\n".join(f"  {check}" for check in failed)
+        limits = Limits(
+            user=score.user.key,
+            item=score.item.key,
+            required=("ds", score.user.key, score.item.key, "rank", "score", "model_version"),
+            expected_rows=scores.rows if scores.rows is not None else ctx.upstream["score"].rows["scores"],
+            min_rows=publish.min_rows,
+            top_k=score.top_k,
+            max_row_change=publish.max_row_change,
+        )
+        with target.stage(df, ctx.ds, ctx.key) as staged:
+            checks = audit(staged, limits)
+            failed = [check for check in checks if not check.ok]
+            if failed:
+                target.keep(staged)
+                raise UserError(
+                    f"the scores of {ctx.spec.pipeline} for {ctx.ds} failed {len(failed)} of {len(checks)} checks and "
+                    f"were not published; {target.label} is as it was. The rows are in {staged.label}, to look at "
+                    f"(`headrace warehouse drop-kept {ctx.spec.pipeline}` drops them):\n"
+                    + "\n".join(f"  {check}" for check in failed)
+                )
+            target.swap(staged, source, checks)
+            log.info(
+                "published %s rows to %s for %s (%d checks held)", f"{staged.rows:,}", target.label, ctx.ds, len(checks)
             )
+    if publish.grants:
+        target.grant({str(privilege): roles for privilege, roles in publish.grants.items()})
+    # The day itself stays, however old it is, until a newer one is published.
+    target.drop_days([d for d in beyond_retention(target.days(), publish.retain_days) if d != ctx.ds])
     done = target.published(ctx.ds)
     assert done is not None, "written just now, under the pipeline's lock"
     rows = done.rows

@@ -18,24 +18,13 @@ from psycopg import sql
 
 from headrace.config import Warehouse
 from headrace.errors import UserError
+from headrace.publish.audit import Limits, audit
 from headrace.publish.postgres import sample, staging, swap, tables
 from headrace.publish.postgres import server as warehouse
-from headrace.publish.postgres.audit import audit
 from headrace.publish.psql_text import psql_table
-from headrace.publish.target import Check, Limits
+from headrace.publish.target import Check
 from headrace.workspace import Workspace
-
-DS = "2026-01-10"
-TYPES = [
-    ("ds", "string"),
-    ("user_id", "bigint"),
-    ("item_id", "string"),
-    ("rank", "int"),
-    ("score", "float"),
-    ("model_version", "string"),
-]
-TABLE = tables.scores_table("public", "clicks_scores", "user_id", "item_id", TYPES)
-Row = tuple[Any, ...]
+from tests.publish_support import DS, TABLE, TYPES, Row, day, fill, good_rows, publish, staging_tables
 
 
 @pytest.fixture(scope="module")
@@ -53,39 +42,26 @@ def conn(server: tuple[warehouse.Server, Workspace]) -> Iterator[warehouse.Conne
         yield found
 
 
-def good_rows(users: int = 4, k: int = 3, model: str = "m1") -> list[Row]:
-    keys = [(u, r) for u in range(users) for r in range(1, k + 1)]
-    return [(DS, u, f'item, "{u}" {r}', r, 1.0 / (r + u), model) for u, r in keys]
-
-
-def fill(conn: warehouse.Connection, staged: sql.Identifier, rows: Sequence[Row]) -> None:
-    with conn.cursor() as cursor:
-        cursor.executemany(sql.SQL("INSERT INTO {} VALUES (%s, %s, %s, %s, %s, %s, 0)").format(staged), rows)
-
-
-def publish(conn: warehouse.Connection, rows: Sequence[Row], key: str = "k", ds: str = DS) -> None:
-    with staging.staging_table(conn, TABLE, ds) as staged:
-        fill(conn, staged, rows)
-        check = Check("rows", len(rows), "at least 1", True)
-        assert swap.swap(conn, staged, TABLE, ds, key, "lake/clicks/scores@3", [check]) == len(rows)
-
-
 def failed(conn: warehouse.Connection, rows: Sequence[Row], **limits: Any) -> dict[str, Check]:
-    held = Limits(**{"expected_rows": len(rows), "min_rows": 1, "top_k": 3, "max_row_change": 0.5} | limits)
-    with staging.staging_table(conn, TABLE, DS) as staged:
+    with staging.staging_table(conn, TABLE, DS, "k") as staged:
         fill(conn, staged, rows)
-        return {check.name: check for check in audit(conn, staged, TABLE, DS, held) if not check.ok}
+        return {check.name: check for check in audit(staged, held(TABLE, len(rows), **limits)) if not check.ok}
 
 
-def day(conn: warehouse.Connection, ds: str = DS) -> list[Row]:
-    return conn.execute("SELECT * FROM clicks_scores WHERE ds = %s ORDER BY user_id, rank", [ds]).fetchall()
-
-
-def staging_tables(conn: warehouse.Connection) -> list[str]:
-    found = conn.execute(
-        "SELECT relname FROM pg_class WHERE relkind = 'r' AND starts_with(relname, %s)", [tables.STAGING_PREFIX]
+def held(table: tables.ScoresTable, rows: int, **limits: Any) -> Limits:
+    required = tuple(c.name for c in table.columns)
+    return Limits(
+        **{
+            "user": table.user,
+            "item": table.item,
+            "required": required,
+            "expected_rows": rows,
+            "min_rows": 1,
+            "top_k": 3,
+            "max_row_change": 0.5,
+        }
+        | limits
     )
-    return [name for (name,) in found]
 
 
 def test_good_scores_pass(conn: warehouse.Connection) -> None:
@@ -96,7 +72,7 @@ def test_good_scores_pass(conn: warehouse.Connection) -> None:
 @pytest.mark.parametrize(
     ("name", "row", "change", "detail"),
     [
-        ("rows with a null", 4, {2: None}, "for example user 1, rank 2"),
+        ("rows with a null", 4, {2: None}, "for example user 1 rank 2"),
         ("rows of another day", 4, {0: "2026-01-09"}, "for example 2026-01-09"),
         ("keys (user, rank) given twice", 4, {3: 1, 4: 0.5}, "for example user 1 rank 1"),
         ("items given twice to a user", 4, {2: 'item, "1" 1'}, 'for example user 1 item item, "1" 1'),
@@ -206,9 +182,9 @@ def test_what_a_killed_run_left_is_dropped_and_a_live_run_is_not_disturbed(
     with (
         server[0].connect() as dying,
         server[0].connect() as living,
-        staging.staging_table(living, TABLE, "2026-01-05"),
+        staging.staging_table(living, TABLE, "2026-01-05", "k"),
     ):
-        kill = staging.staging_table(dying, TABLE, DS)
+        kill = staging.staging_table(dying, TABLE, DS, "k")
         staged = kill.__enter__()
         fill(dying, staged, good_rows(9))
         with pytest.raises(UserError, match=r"another process is publishing public\.clicks_scores for 2026-01-10"):
@@ -255,11 +231,12 @@ def test_names_are_quoted(conn: warehouse.Connection) -> None:
         [("ds", "string"), ('user "id', "string"), ("item'id", "bigint"), *TYPES[3:]],
     )
     tables.create_tables(conn, odd)
-    with staging.staging_table(conn, odd, DS) as staged:
+    with staging.staging_table(conn, odd, DS, "k") as staged:
         fill(conn, staged, [(DS, "u'1", 5, 1, 0.5, "m")])
-        checks = audit(conn, staged, odd, DS, Limits(1, 1, 3, 0.5))
+        checks = audit(staged, held(odd, 1))
         assert [c for c in checks if not c.ok] == []
-        swap.swap(conn, staged, odd, DS, "k", "s", checks)
+        swap.swap(conn, staged, odd, "s", checks)
+    tables.grant(conn, odd, {"select": ["pg_monitor"]})
     assert tables.count_day(conn, 'odd "schema.v2', bad, DS) == 1
     assert [row["rank"] for row in sample.sample(conn, 'odd "schema.v2', bad, DS)] == [1]
     assert tables.columns_of(conn, "public", "clicks_scores")
@@ -274,14 +251,14 @@ def test_two_attempts_at_a_partition_at_once_leave_its_rows_once(
     rows = pa.RecordBatch.from_pylist([dict(zip(names, r, strict=True)) for r in good_rows(50)])
     begun, finished = threading.Event(), []
 
-    with staging.staging_table(conn, TABLE, DS) as staged:
+    with staging.staging_table(conn, TABLE, DS, "k") as staged:
 
         def second() -> None:
             def batches() -> Iterator[pa.RecordBatch]:
                 begun.set()
                 yield rows
 
-            finished.append(staging.copy_partition(server[0], staged, TABLE, 3, batches()))
+            finished.append(staging.copy_partition(server[0], staged.id, staged.parts, names, 3, batches()))
 
         other = threading.Thread(target=second)
 
@@ -296,10 +273,10 @@ def test_two_attempts_at_a_partition_at_once_leave_its_rows_once(
                 other.join()
             yield rows.slice(60)
 
-        assert staging.copy_partition(server[0], staged, TABLE, 3, first()) == 150
+        assert staging.copy_partition(server[0], staged.id, staged.parts, names, 3, first()) == 150
         other.join()
         assert finished == [150]
-        assert conn.execute(sql.SQL("SELECT count(*) FROM {}").format(staged)).fetchone() == (150,)
+        assert conn.execute(sql.SQL("SELECT count(*) FROM {}").format(staged.id)).fetchone() == (150,)
 
 
 def test_arrow_to_copy_keeps_every_value(conn: warehouse.Connection) -> None:
@@ -314,14 +291,13 @@ def test_arrow_to_copy_keeps_every_value(conn: warehouse.Connection) -> None:
             "f": pa.array(floats),
         }
     )
-    conn.execute("CREATE TABLE copied (t text, n bigint, f real, p integer)")
+    conn.execute("CREATE TABLE copied (t text, n bigint, f real)")
     with conn.cursor() as cursor, cursor.copy("COPY copied FROM STDIN (FORMAT csv)") as copy:
-        copy.write(staging.as_csv(batch, 7))
-    found = conn.execute("SELECT t, n, f, p FROM copied").fetchall()
+        copy.write(staging.as_csv(batch))
+    found = conn.execute("SELECT t, n, f FROM copied").fetchall()
     assert [r[0] for r in found] == batch["t"].to_pylist()
     assert [r[1] for r in found] == batch["n"].to_pylist()
     assert np.array_equal(np.array([r[2] for r in found], np.float32), floats)
-    assert {r[3] for r in found} == {7}
 
 
 def test_the_sample_reads_as_psql_prints_it(

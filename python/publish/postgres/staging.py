@@ -1,30 +1,37 @@
-"""Step one, write: the day's scores go from Spark's executors into a staging table.
+"""Step one, write: the day's scores go from Spark's executors into a table that later becomes the day's partition.
 
-Each executor task sends its partition by `COPY`, in a transaction of its own. An advisory lock lets one attempt at a
-partition write at a time, and each first removes what an earlier one left: a task that Spark repeats, or runs twice at
-once (speculation), does not double rows. COPY, since it is what PostgreSQL
+Each executor task sends its partition by `COPY`, in a transaction of its own that also notes the partition as sent. An
+advisory lock lets one attempt at a partition write at a time, and an attempt that finds it noted writes nothing: a task
+that Spark repeats, or runs twice at once (speculation), does not double rows. COPY, since it is what PostgreSQL
 loads fastest from (the JDBC writer's batched INSERTs need a round trip for each batch and a plan for each row), and
 from the executors, since the scores of all users need not fit the driver. The password reaches them inside the task,
 as with Spark's JDBC writer: it is in no Spark property, plan, event log or command line.
 
-A session-level advisory lock named after the staging table is held from before it is made until it is dropped. It
-says that the table's run is alive: one whose lock is free belongs to a killed run, and the next run drops it.
+A session-level advisory lock named after the table and the day is held from before the staging table is made until it
+is dropped, swapped or kept. It says that the run is alive: where it is free, staging tables of the day belong to
+killed runs, and the next run drops them. Each run's staging table has a name of its own, so that a task that outlives
+its killed run cannot write into another's. One that was kept for a look (its comment says so) stays until the day is
+staged again.
 """
 
 from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterable, Iterator
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
 
 from headrace.errors import UserError
 from headrace.publish.postgres.server import Connection, Server, reason_of
-from headrace.publish.postgres.tables import PARTITION, STAGING_PREFIX, ScoresTable
+from headrace.publish.postgres.tables import STAGING_PREFIX, ScoresTable, columns_of, published_days
+from headrace.publish.target import PublishedDay
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,64 +42,169 @@ log = logging.getLogger("headrace.publish")
 #: Connections at once: enough to keep a server busy, few enough for anybody's limit.
 _WRITERS = 8
 
+#: How the comment of a staging table begins that is kept for a look.
+_KEPT = "kept by headrace"
+#: The end of the name of the table that notes what was sent.
+_PARTS = "_parts"
+
 _LOCK = "hashtextextended('headrace/' || %s, 0)"
 
 
+@dataclass
+class PostgresStagedDay:
+    """A staging table; see `headrace.publish.target.StagedDay`."""
+
+    conn: Connection
+    schema: str
+    name: str
+    ds: str
+    key: str
+    previous: PublishedDay | None
+    #: The label of the table that they are for.
+    table: str
+    rows: int = 0
+    kept: bool = False
+
+    @property
+    def id(self) -> sql.Identifier:
+        return sql.Identifier(self.schema, self.name)
+
+    @property
+    def parts(self) -> sql.Identifier:
+        """The Spark partitions that were sent: their numbers and rows."""
+        return sql.Identifier(self.schema, self.name + _PARTS)
+
+    @property
+    def token(self) -> str:
+        """Tells this attempt at the day from others."""
+        return self.name.rpartition("_")[2]
+
+    @property
+    def label(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def relation(self) -> str:
+        return self.id.as_string(self.conn)
+
+    @property
+    def day(self) -> str:
+        return f"DATE '{self.ds}'"
+
+    def quote(self, name: str) -> str:
+        return sql.Identifier(name).as_string(self.conn)
+
+    def query(self, text: str) -> list[tuple[Any, ...]]:
+        return self.conn.execute(text.encode()).fetchall()
+
+
 @contextmanager
-def staging_table(conn: Connection, table: ScoresTable, ds: str) -> Iterator[sql.Identifier]:
-    """An empty staging table for the day, dropped at the end, whether that is good or bad.
+def staging_table(conn: Connection, table: ScoresTable, ds: str, key: str) -> Iterator[PostgresStagedDay]:
+    """An empty staging table for the day, dropped at the end unless it was swapped or kept.
 
     Raises:
         UserError: another process is publishing the same day of the same table.
     """
-    name = table.staging(ds)
-    if conn.execute(f"SELECT pg_try_advisory_lock({_LOCK})", [name]).fetchone() != (True,):
+    prefix = table.staging(ds)
+    if conn.execute(f"SELECT pg_try_advisory_lock({_LOCK})", [prefix]).fetchone() != (True,):
         raise UserError(f"another process is publishing {table.label} for {ds}: wait for it or stop it")
     try:
-        _drop_orphans(conn, table.schema, name)
-        staging = sql.Identifier(table.schema, name)
-        # Without constraints: faulty scores are to get in and be found by the audit, which can say what is wrong.
-        # Unlogged: it need not survive a crash of the server.
+        _drop_orphans(conn, table.schema, prefix)
+        staged = PostgresStagedDay(
+            conn, table.schema, f"{prefix}_{uuid.uuid4().hex[:8]}", ds, key, _previous(conn, table, ds), table.label
+        )
+        # Without constraints: faulty scores are to get in and be found by the audit, which can say what is wrong. With
+        # the table's columns, in its order, those too that the scores no longer have.
         columns = sql.SQL(", ").join(
-            sql.SQL("{} {}").format(sql.Identifier(c.name), sql.SQL(c.type)) for c in table.columns
+            sql.SQL("{} {}").format(sql.Identifier(n), sql.SQL(t))
+            for n, t in columns_of(conn, table.schema, table.name).items()
         )
-        conn.execute(
-            sql.SQL("CREATE UNLOGGED TABLE {} ({}, {} integer)").format(staging, columns, sql.Identifier(PARTITION))
-        )
+        with conn.transaction():
+            conn.execute(sql.SQL("CREATE TABLE {} ({})").format(staged.id, columns))
+            conn.execute(
+                sql.SQL("CREATE TABLE {} (number integer PRIMARY KEY, rows bigint NOT NULL)").format(staged.parts)
+            )
         try:
-            yield staging
+            yield staged
         finally:
             if not conn.closed:
-                conn.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(staging))
+                drop_parts(conn, staged)
+                if not staged.kept:
+                    # After the swap there is none of that name: it is the partition.
+                    conn.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(staged.id))
     finally:
         if not conn.closed:
-            conn.execute(f"SELECT pg_advisory_unlock({_LOCK})", [name])
+            conn.execute(f"SELECT pg_advisory_unlock({_LOCK})", [prefix])
 
 
-def _drop_orphans(conn: Connection, schema: str, own: str) -> None:
-    """Drop the staging tables whose runs are gone: those, and our own name's, whose lock can be had."""
+def drop_parts(conn: Connection, staged: PostgresStagedDay) -> None:
+    """Drop the note of what was sent: nothing more will be."""
+    conn.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(staged.parts))
+
+
+def keep(conn: Connection, staged: PostgresStagedDay) -> None:
+    """Leave a staging table for a look."""
+    conn.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(staged.id, sql.Literal(_kept(staged.table))))
+    staged.kept = True
+
+
+def drop_kept(conn: Connection, table: ScoresTable) -> list[str]:
+    """Drop the staging tables of this table's days that were kept. Returns their labels."""
     found = conn.execute(
-        "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-        "WHERE n.nspname = %s AND c.relkind = 'r' AND starts_with(c.relname, %s) "
-        "AND pg_get_userbyid(c.relowner) = current_user",
-        [schema, STAGING_PREFIX],
+        "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s "
+        "AND obj_description(c.oid, 'pg_class') = %s AND NOT c.relispartition ORDER BY 1",
+        [table.schema, _kept(table.label)],
     ).fetchall()
     for (name,) in found:
-        mine = name == own
-        if mine or conn.execute(f"SELECT pg_try_advisory_lock({_LOCK})", [name]).fetchone() == (True,):
+        conn.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(table.schema, name)))
+    return [f"{table.schema}.{name}" for (name,) in found]
+
+
+def _kept(label: str) -> str:
+    """The comment of a kept staging table: whose it is."""
+    return f"{_KEPT}: rows for {label} that failed their audit"
+
+
+def _previous(conn: Connection, table: ScoresTable, ds: str) -> PublishedDay | None:
+    before = [(day, rows) for day, rows in published_days(conn, table.schema, table.name).items() if day < ds]
+    if not before:
+        return None
+    day, rows = before[-1]
+    of_day = sql.SQL("(SELECT * FROM {} WHERE ds = {}) AS previous").format(
+        table.id, sql.Literal(date.fromisoformat(day))
+    )
+    return PublishedDay(day, rows, of_day.as_string(conn))
+
+
+def _drop_orphans(conn: Connection, schema: str, own: str) -> list[str]:
+    """Drop the staging tables whose runs are gone: those, and our own day's, whose lock can be had. Kept ones stay."""
+    found = conn.execute(
+        "SELECT c.relname, coalesce(obj_description(c.oid, 'pg_class') LIKE %s, false) FROM pg_class c "
+        "JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = %s AND c.relkind = 'r' AND starts_with(c.relname, %s) "
+        "AND pg_get_userbyid(c.relowner) = current_user AND NOT c.relispartition",
+        [f"{_KEPT}%", schema, STAGING_PREFIX],
+    ).fetchall()
+    dropped = []
+    for name, kept in found:
+        lock = name[: len(own)]
+        mine = lock == own
+        if mine or (not kept and conn.execute(f"SELECT pg_try_advisory_lock({_LOCK})", [lock]).fetchone() == (True,)):
             conn.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(schema, name)))
-            log.info("dropped %s.%s, left by a run that was killed", schema, name)
+            log.info("dropped %s.%s, left by an earlier run", schema, name)
+            dropped.append(f"{schema}.{name}")
             if not mine:
-                conn.execute(f"SELECT pg_advisory_unlock({_LOCK})", [name])
+                conn.execute(f"SELECT pg_advisory_unlock({_LOCK})", [lock])
+    return dropped
 
 
-def copy_scores(df: DataFrame, server: Server, staging: sql.Identifier, table: ScoresTable) -> int:
+def copy_scores(df: DataFrame, server: Server, staged: PostgresStagedDay, table: ScoresTable) -> int:
     """Fill the staging table.
 
     Args:
         df: the scores, with the table's columns.
         server: reachable from the executors too.
-        staging: an empty table of `staging_table`.
+        staged: an empty table of `staging_table`; its `rows` are set.
         table: names the columns.
 
     Returns:
@@ -102,6 +214,7 @@ def copy_scores(df: DataFrame, server: Server, staging: sql.Identifier, table: S
         UserError: an executor could not reach the server, or the server did not take a row.
     """
     columns = [c.name for c in table.columns]
+    place, parts = staged.id, staged.parts
 
     def send(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow
@@ -111,7 +224,7 @@ def copy_scores(df: DataFrame, server: Server, staging: sql.Identifier, table: S
         number = context.partitionId() if context else 0
         rows, fault = 0, ""
         try:
-            rows = copy_partition(server, staging, table, number, batches)
+            rows = copy_partition(server, place, parts, columns, number, batches)
         except psycopg.Error as e:
             fault = reason_of(e)
         yield pyarrow.RecordBatch.from_pydict({"rows": [rows], "fault": [fault]})
@@ -124,53 +237,60 @@ def copy_scores(df: DataFrame, server: Server, staging: sql.Identifier, table: S
             f"reachable from every executor (the embedded one is from this machine only: on a cluster set "
             f"publish.warehouse.kind=postgres)"
         )
-    return sum(int(row["rows"]) for row in sent)
+    staged.rows = sum(int(row["rows"]) for row in sent)
+    return staged.rows
 
 
 def copy_partition(
-    server: Server, staging: sql.Identifier, table: ScoresTable, number: int, batches: Iterable[pa.RecordBatch]
+    server: Server,
+    staging: sql.Identifier,
+    parts: sql.Identifier,
+    columns: Sequence[str],
+    number: int,
+    batches: Iterable[pa.RecordBatch],
 ) -> int:
     """Make `batches` the rows of one Spark partition in the staging table, whatever other attempts did or are doing.
 
     Args:
         server: the warehouse.
         staging: the staging table.
-        table: names the columns.
+        parts: the table that notes the partitions that were sent.
+        columns: names of the batches' columns.
         number: of the partition.
-        batches: its rows, with the table's columns.
+        batches: its rows.
 
     Returns:
-        Rows sent.
+        Rows of the partition in the staging table.
 
     Raises:
         psycopg.Error: the server cannot be reached, or did not take a row.
     """
-    partition = sql.Identifier(PARTITION)
-    delete = sql.SQL("DELETE FROM {} WHERE {} = %s").format(staging, partition)
-    copy = sql.SQL("COPY {} ({}, {}) FROM STDIN (FORMAT csv)").format(staging, table.column_ids, partition)
+    copy = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(
+        staging, sql.SQL(", ").join(sql.Identifier(n) for n in columns)
+    )
     rows = 0
     with server.connect() as conn, conn.transaction(), conn.cursor() as cursor:
-        # Without the lock, DELETE would not see what another attempt has not committed yet, and both would stay.
+        # Without the lock, an attempt would not see what another one has not committed yet, and both would write.
         cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 2))", [f"{staging.as_string()}/{number}"])
-        cursor.execute(delete, [number])
+        done = cursor.execute(sql.SQL("SELECT rows FROM {} WHERE number = %s").format(parts), [number]).fetchone()
+        if done is not None:
+            return int(done[0])
         with cursor.copy(copy) as sink:
             for batch in batches:
-                sink.write(as_csv(batch, number))
+                sink.write(as_csv(batch))
                 rows += batch.num_rows
+        cursor.execute(sql.SQL("INSERT INTO {} VALUES (%s, %s)").format(parts), [number, rows])
     return rows
 
 
-def as_csv(batch: pa.RecordBatch, partition: int) -> memoryview:
-    """A batch as CSV for COPY, with the partition's number as the last column.
+def as_csv(batch: pa.RecordBatch) -> memoryview:
+    """A batch as CSV for COPY.
 
     A null is an empty field and an empty string is `""`, which COPY tells apart. Floats are written with the fewest
     digits that read back as the same float.
     """
-    import pyarrow
     from pyarrow import csv
 
-    numbers = pyarrow.repeat(pyarrow.scalar(partition, pyarrow.int32()), batch.num_rows)
-    whole = pyarrow.RecordBatch.from_arrays([*batch.columns, numbers], names=[*batch.schema.names, PARTITION])
     sink = io.BytesIO()
-    csv.write_csv(whole, sink, csv.WriteOptions(include_header=False))
+    csv.write_csv(batch, sink, csv.WriteOptions(include_header=False))
     return sink.getbuffer()

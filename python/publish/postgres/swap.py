@@ -1,53 +1,57 @@
-"""Step three, publish: one transaction makes the staged rows the day's rows. A reader sees the old ones or these."""
+"""Step three, publish: the staged table becomes the day's partition. A reader sees the old day or the new one.
+
+What takes time (scans for constraints, indexes, statistics) is done before, on a table that nobody else uses. The
+transaction then changes a few rows of the catalog: the old partition is dropped, the staged table is attached, by a
+CHECK that spares the scan, and the publication is recorded.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import date
 
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
+from headrace.publish.postgres.partitions import change_held, partitions_of
 from headrace.publish.postgres.server import Connection
-from headrace.publish.postgres.tables import PUBLICATIONS, ScoresTable
+from headrace.publish.postgres.staging import PostgresStagedDay, drop_parts
+from headrace.publish.postgres.tables import PUBLICATIONS, ScoresTable, required_columns
 from headrace.publish.target import Check
 
 
-def swap(
-    conn: Connection,
-    staging: sql.Identifier,
-    table: ScoresTable,
-    ds: str,
-    key: str,
-    source: str,
-    checks: Sequence[Check],
-) -> int:
-    """Replace the day's rows by the staged ones and record the publication; nothing or all of it.
+def swap(conn: Connection, staged: PostgresStagedDay, table: ScoresTable, source: str, checks: Sequence[Check]) -> None:
+    """Replace the day's partition by the staged table and record the publication; nothing or all of it.
 
     Args:
         conn: the warehouse, outside of a transaction.
-        staging: audited rows; the table is dropped in the same transaction.
-        table: where they go.
-        ds: the day to replace.
-        key: of the run, recorded.
+        staged: audited rows; they are the partition afterwards.
+        table: whose partition.
         source: the Delta table and version that the rows came from, recorded.
         checks: what the audit found, recorded.
 
-    Returns:
-        Rows published.
+    Raises:
+        UserError: readers held the table for too long.
     """
-    with conn.transaction():
+    name = partition_name(table.name, staged.ds, staged.token)
+    _make_like_a_partition(conn, staged, table, name)
+    models = conn.execute(sql.SQL("SELECT string_agg(DISTINCT model_version, ', ') FROM {}").format(staged.id))
+    model = (models.fetchone() or ("",))[0] or ""
+
+    def change() -> None:
         # Also against writers that are not headrace and take the lock: the day is theirs or ours, never a mixture.
-        conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('headrace/' || %s, 1))", [f"{table.label}/{ds}"])
-        model = conn.execute(sql.SQL("SELECT string_agg(DISTINCT model_version, ', ') FROM {}").format(staging))
-        version = (model.fetchone() or ("",))[0] or ""
-        conn.execute(sql.SQL("DELETE FROM {} WHERE ds = %s").format(table.id), [ds])
-        # In key order: the day lies together in the heap, and the index is filled from left to right.
-        rows = conn.execute(
-            sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {} ORDER BY {}, rank").format(
-                table.id, table.column_ids, table.column_ids, staging, sql.Identifier(table.user)
+        conn.execute(
+            "SELECT pg_advisory_xact_lock(hashtextextended('headrace/' || %s, 1))", [f"{table.label}/{staged.ds}"]
+        )
+        for old in partitions_of(conn, table.schema, table.name, [staged.ds]):
+            conn.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(table.schema, old)))
+        conn.execute(sql.SQL("ALTER TABLE {} RENAME TO {}").format(staged.id, sql.Identifier(name)))
+        conn.execute(
+            sql.SQL("ALTER TABLE {} ATTACH PARTITION {} FOR VALUES IN ({})").format(
+                table.id, sql.Identifier(table.schema, name), sql.Literal(staged.ds)
             )
-        ).rowcount
+        )
         conn.execute(
             sql.SQL(
                 "INSERT INTO {} (table_name, ds, key, rows, model, source, audit, published_at) "
@@ -55,7 +59,61 @@ def swap(
                 "key = excluded.key, rows = excluded.rows, model = excluded.model, source = excluded.source, "
                 "audit = excluded.audit, published_at = excluded.published_at"
             ).format(sql.Identifier(table.schema, PUBLICATIONS)),
-            [table.name, ds, key, rows, version, source, Jsonb([asdict(check) for check in checks])],
+            [table.name, staged.ds, staged.key, staged.rows, model, source, Jsonb([asdict(check) for check in checks])],
         )
-        conn.execute(sql.SQL("DROP TABLE {}").format(staging))
-    return rows
+
+    change_held(conn, table.schema, table.name, change)
+
+
+def partition_name(table: str, ds: str, token: str) -> str:
+    """The name of a day's partition: table, day, and which attempt at it. It leaves room for `_pkey` in 63 bytes."""
+    return f"{table[:39]}_{date.fromisoformat(ds):%Y%m%d}_{token}"
+
+
+def _make_like_a_partition(conn: Connection, staged: PostgresStagedDay, table: ScoresTable, name: str) -> None:
+    """Give the staged table what the partitioned one asks of its parts, so that attaching it looks at no row."""
+    drop_parts(conn, staged)
+    day = sql.SQL("ALTER TABLE {} ADD CHECK (ds = {})").format(staged.id, sql.Literal(date.fromisoformat(staged.ds)))
+    required = [
+        sql.SQL("ALTER COLUMN {} SET NOT NULL").format(sql.Identifier(n))
+        for n in required_columns(conn, table.schema, table.name)
+    ]
+    conn.execute(sql.SQL(", ").join([day, *required]))
+    conn.execute(
+        sql.SQL("ALTER TABLE {} ADD CONSTRAINT {} PRIMARY KEY ({})").format(
+            staged.id, sql.Identifier(f"{name}_pkey"), table.key
+        )
+    )
+    # Indexes that people have added to the table: attaching would build them while everybody waits.
+    for (definition,) in conn.execute(
+        "SELECT pg_get_indexdef(x.indexrelid) FROM pg_index x JOIN pg_class c ON c.oid = x.indrelid "
+        "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s AND NOT x.indisprimary",
+        [table.schema, table.name],
+    ).fetchall():
+        head, _, tail = str(definition).partition(" USING ")
+        unique = sql.SQL("UNIQUE " if head.startswith("CREATE UNIQUE") else "")
+        conn.execute(sql.SQL("CREATE {}INDEX ON {} USING {}").format(unique, staged.id, sql.SQL(tail)))
+    conn.execute(sql.SQL("ANALYZE {}").format(staged.id))
+
+
+def drop_days(conn: Connection, table: tuple[str, str], days: Sequence[str]) -> None:
+    """Drop the partitions of days and their publications in one short transaction.
+
+    Args:
+        conn: the warehouse, outside of a transaction.
+        table: its schema and name.
+        days: which.
+    """
+    schema, name = table
+
+    def change() -> None:
+        for old in partitions_of(conn, schema, name, days):
+            conn.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(schema, old)))
+        conn.execute(
+            sql.SQL("DELETE FROM {} WHERE table_name = %s AND ds = ANY(%s)").format(
+                sql.Identifier(schema, PUBLICATIONS)
+            ),
+            [name, [date.fromisoformat(day) for day in days]],
+        )
+
+    change_held(conn, schema, name, change)

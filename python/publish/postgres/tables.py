@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from psycopg import sql
 
 from headrace.errors import UserError
+from headrace.publish.columns import SCORES, published_columns
+from headrace.publish.postgres.migrate import partition_by_day
 from headrace.publish.postgres.server import Connection
 from headrace.publish.target import Publication
 
 #: One row for each (table, ds): which run made the day's rows, from what.
 PUBLICATIONS = "headrace_publications"
 STAGING_PREFIX = "headrace_staging_"
-#: Column of a staging table that says which Spark partition wrote the row.
-PARTITION = "_partition"
 
 #: Spark's `simpleString` -> PostgreSQL's name of the type (as `format_type` prints it).
 _TYPES = {
@@ -40,16 +40,21 @@ class Column:
 
     name: str
     type: str
+    nullable: bool = False
 
 
 @dataclass(frozen=True)
 class ScoresTable:
-    """A table of published scores: (ds, user, item, rank, score, model_version), keyed by (ds, user, rank)."""
+    """A table of published scores: (ds, user, item, rank, score, model_version, ...), keyed by (ds, user, rank).
+
+    It is partitioned by day: PARTITION BY LIST (ds), one partition a day.
+    """
 
     schema: str
     name: str
     user: str
     item: str
+    #: Those of the scores; the table may have more, that may be null.
     columns: tuple[Column, ...]
 
     @property
@@ -61,11 +66,24 @@ class ScoresTable:
         return sql.Identifier(self.schema, self.name)
 
     @property
+    def current_id(self) -> sql.Identifier:
+        return sql.Identifier(self.schema, self.current)
+
+    @property
+    def current(self) -> str:
+        """The name of the view of the newest published day."""
+        return f"{self.name}_current"
+
+    @property
     def column_ids(self) -> sql.Composed:
         return sql.SQL(", ").join(sql.Identifier(c.name) for c in self.columns)
 
+    @property
+    def key(self) -> sql.Composed:
+        return sql.SQL(", ").join(sql.Identifier(n) for n in ("ds", self.user, "rank"))
+
     def staging(self, ds: str) -> str:
-        """The name of the staging table of a day: the same for each attempt, and short enough for any table's name."""
+        """How the names of all staging tables of a day begin, and the name of the lock of the one that is alive."""
         return STAGING_PREFIX + hashlib.sha256(f"{self.label}/{ds}".encode()).hexdigest()[:24]
 
 
@@ -82,42 +100,39 @@ def scores_table(schema: str, name: str, user: str, item: str, spark_types: Sequ
     Raises:
         UserError: a column is missing or has a type that the warehouse's table cannot hold.
     """
-    types = dict(spark_types)
-    columns = []
-    for column in ("ds", user, item, "rank", "score", "model_version"):
-        found = types.get(column)
-        if found is None:
-            raise UserError(
-                f"the scores to publish have no column '{column}' (they have {', '.join(types)}): "
-                f"run stage 'score' again"
-            )
-        if found not in _TYPES:
-            raise UserError(
-                f"the scores' column '{column}' has type {found}, which the warehouse does not take; "
-                f"it takes {', '.join(_TYPES)}"
-            )
-        columns.append(Column(column, "date" if column == "ds" else _TYPES[found]))
-    return ScoresTable(schema, name, user, item, tuple(columns))
+    columns = published_columns(user, item, spark_types, _TYPES)
+    return ScoresTable(
+        schema,
+        name,
+        user,
+        item,
+        tuple(Column(n, "date" if n == "ds" else _TYPES[t], nullable=i >= SCORES) for i, (n, t) in enumerate(columns)),
+    )
 
 
 def create_tables(conn: Connection, table: ScoresTable) -> None:
-    """Make what is missing: the schema, the scores table, the publications table.
+    """Make what is missing: schema, scores table, new columns of it, publications table, the current view.
+
+    A scores table that is not partitioned, as earlier versions made it, is copied into one that is.
 
     Raises:
-        UserError: the table is there with other columns or types.
+        UserError: the table is there with other columns or types, or what depends on it hinders its partitioning.
     """
+    if relation_kind(conn, table.schema, table.name) == "r":
+        fault = _misfit(conn, table)
+        if fault:
+            raise UserError(fault)
+        partition_by_day(conn, table.schema, table.name)
     # IF NOT EXISTS of two sessions at once can still collide in the catalog: one at a time.
     with conn.transaction():
         conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('headrace/tables', 0))")
         if conn.execute("SELECT to_regnamespace(quote_ident(%s))", [table.schema]).fetchone() == (None,):
             conn.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(table.schema)))
-        if not columns_of(conn, table.schema, table.name):
-            defined = sql.SQL(", ").join(
-                sql.SQL("{} {} NOT NULL").format(sql.Identifier(c.name), sql.SQL(c.type)) for c in table.columns
-            )
+        if relation_kind(conn, table.schema, table.name) is None:
+            defined = sql.SQL(", ").join(_definition(c) for c in table.columns)
             conn.execute(
-                sql.SQL("CREATE TABLE IF NOT EXISTS {} ({}, PRIMARY KEY ({}, {}, {}))").format(
-                    table.id, defined, *(sql.Identifier(n) for n in ("ds", table.user, "rank"))
+                sql.SQL("CREATE TABLE {} ({}, PRIMARY KEY ({})) PARTITION BY LIST (ds)").format(
+                    table.id, defined, table.key
                 )
             )
         conn.execute(
@@ -128,27 +143,94 @@ def create_tables(conn: Connection, table: ScoresTable) -> None:
                 "PRIMARY KEY (table_name, ds))"
             ).format(sql.Identifier(table.schema, PUBLICATIONS))
         )
-    wanted = {c.name: c.type for c in table.columns}
-    found = columns_of(conn, table.schema, table.name)
-    if found != wanted:
-        faults = [f"'{n}' is {found.get(n, 'missing')}, not {t}" for n, t in wanted.items() if found.get(n) != t]
-        faults += [f"'{n}' is unknown" for n in found if n not in wanted]
+        fault = _misfit(conn, table)
+        if fault is None:
+            found = columns_of(conn, table.schema, table.name)
+            for column in table.columns:
+                if column.name not in found:
+                    conn.execute(sql.SQL("ALTER TABLE {} ADD COLUMN {}").format(table.id, _definition(column)))
+            _create_current_view(conn, table)
+    if fault:
+        raise UserError(fault)
+
+
+def _definition(column: Column) -> sql.Composed:
+    return sql.SQL("{} {}{}").format(
+        sql.Identifier(column.name), sql.SQL(column.type), sql.SQL("" if column.nullable else " NOT NULL")
+    )
+
+
+def _misfit(conn: Connection, table: ScoresTable) -> str | None:
+    """Why the table that is there cannot take the scores, or None."""
+    found, wanted = columns_of(conn, table.schema, table.name), {c.name: c.type for c in table.columns}
+    required = required_columns(conn, table.schema, table.name)
+    faults = [
+        f"'{c.name}' is {found.get(c.name, 'missing')}, not {c.type}"
+        for c in table.columns
+        if (c.name in found or not c.nullable) and found.get(c.name) != c.type
+    ]
+    faults += [f"'{n}' is unknown and must not be null" for n in found if n not in wanted and n in required]
+    if not faults:
+        return None
+    return (
+        f"table {table.label} does not fit the scores: {'; '.join(faults)}. Publish to another table "
+        f"(publish.table) or change this one"
+    )
+
+
+def _create_current_view(conn: Connection, table: ScoresTable) -> None:
+    """`<table>_current`: the newest day of the publications. It needs no change when a day is published."""
+    kind = relation_kind(conn, table.schema, table.current)
+    if kind not in (None, "v"):
         raise UserError(
-            f"table {table.label} does not fit the scores: {'; '.join(faults)}. Publish to another table "
-            f"(publish.table) or change this one"
+            f"{table.schema}.{table.current} is to be the view of the newest day of {table.label}, and there is "
+            f"something else of that name: rename it, or publish to another table (publish.table)"
+        )
+    columns = columns_of(conn, table.schema, table.name)
+    # Replacing a view waits for its readers: only where a column is new.
+    if kind is None or columns_of(conn, table.schema, table.current) != columns:
+        conn.execute(
+            sql.SQL(
+                "CREATE OR REPLACE VIEW {} AS SELECT {} FROM {} "
+                "WHERE ds = (SELECT max(p.ds) FROM {} AS p WHERE p.table_name = {})"
+            ).format(
+                table.current_id,
+                sql.SQL(", ").join(sql.Identifier(n) for n in columns),
+                table.id,
+                sql.Identifier(table.schema, PUBLICATIONS),
+                sql.Literal(table.name),
+            )
         )
 
 
+def relation_kind(conn: Connection, schema: str, name: str) -> str | None:
+    """`pg_class.relkind`: r is a table, p a partitioned one, v a view; None where there is nothing of that name."""
+    found = conn.execute(
+        "SELECT c.relkind FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = %s AND c.relname = %s",
+        [schema, name],
+    ).fetchone()
+    return None if found is None else str(found[0])
+
+
 def columns_of(conn: Connection, schema: str, name: str) -> dict[str, str]:
-    """Column -> type of a table, in order; empty where there is no such table."""
-    rows: list[tuple[Any, ...]] = conn.execute(
-        "SELECT a.attname, format_type(a.atttypid, a.atttypmod) FROM pg_attribute a "
+    """Column -> type of a table or view, in order; empty where there is no such one."""
+    return {str(n): str(t) for n, t, _ in _attributes(conn, schema, name)}
+
+
+def required_columns(conn: Connection, schema: str, name: str) -> list[str]:
+    """The columns of a table that must not be null."""
+    return [str(n) for n, _, required in _attributes(conn, schema, name) if required]
+
+
+def _attributes(conn: Connection, schema: str, name: str) -> list[tuple[Any, ...]]:
+    return conn.execute(
+        "SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull FROM pg_attribute a "
         "JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace "
-        "WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p') AND a.attnum > 0 AND NOT a.attisdropped "
-        "ORDER BY a.attnum",
+        "WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p', 'v') AND a.attnum > 0 "
+        "AND NOT a.attisdropped ORDER BY a.attnum",
         [schema, name],
     ).fetchall()
-    return {str(n): str(t) for n, t in rows}
 
 
 def published(conn: Connection, schema: str, name: str, ds: str) -> Publication | None:
@@ -164,6 +246,19 @@ def published(conn: Connection, schema: str, name: str, ds: str) -> Publication 
     return None if found is None else Publication(str(found[0]), int(found[1]), list(found[2]))
 
 
+def published_days(conn: Connection, schema: str, name: str) -> dict[str, int]:
+    """Published day -> its rows, oldest first."""
+    if not columns_of(conn, schema, PUBLICATIONS):
+        return {}
+    rows = conn.execute(
+        sql.SQL("SELECT ds, rows FROM {} WHERE table_name = %s ORDER BY ds").format(
+            sql.Identifier(schema, PUBLICATIONS)
+        ),
+        [name],
+    ).fetchall()
+    return {ds.isoformat(): int(count) for ds, count in rows}
+
+
 def count_day(conn: Connection, schema: str, name: str, ds: str) -> int:
     """Rows of the day in a scores table."""
     found = conn.execute(
@@ -171,3 +266,23 @@ def count_day(conn: Connection, schema: str, name: str, ds: str) -> int:
     ).fetchone()
     assert found is not None
     return int(found[0])
+
+
+def grant(conn: Connection, table: ScoresTable, grants: Mapping[str, Sequence[str]]) -> None:
+    """Give roles their rights on the table and the view, and the use of the schema. Rights that are there stay.
+
+    Args:
+        conn: the warehouse.
+        table: which.
+        grants: privilege -> roles, as `publish.grants`.
+    """
+    for privilege, roles in grants.items():
+        for role in roles:
+            conn.execute(
+                sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(sql.Identifier(table.schema), sql.Identifier(role))
+            )
+            conn.execute(
+                sql.SQL("GRANT {} ON {}, {} TO {}").format(
+                    sql.SQL(privilege.upper()), table.id, table.current_id, sql.Identifier(role)
+                )
+            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,9 @@ import psycopg
 
 from headrace.config import Score, Spec
 from headrace.errors import UserError
-from headrace.publish.postgres import audit, sample, staging, swap, tables
+from headrace.publish.postgres import sample, staging, swap, tables
 from headrace.publish.postgres.server import Connection, Server, connect_to, reason_of, serve
-from headrace.publish.target import Check, Limits, Publication, Target, table_name
+from headrace.publish.target import Check, Publication, StagedDay, Target, table_name
 from headrace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def open_postgres(spec: Spec, ws: Workspace) -> Iterator[Target]:
 
 
 class PostgresTarget(Target):
-    """A scores table in PostgreSQL."""
+    """A scores table in PostgreSQL, partitioned by day."""
 
     kind = "postgres"
 
@@ -50,7 +50,7 @@ class PostgresTarget(Target):
         self.label = f"{schema}.{name}"
         self._server, self._conn = server, conn
         self._schema, self._name, self._score = schema, name, score
-        self._table: tables.ScoresTable | None = None
+        self._table = tables.ScoresTable(schema, name, score.user.key, score.item.key, ())
 
     def create(self, spark_types: Sequence[tuple[str, str]]) -> None:
         self._table = tables.scores_table(
@@ -58,33 +58,42 @@ class PostgresTarget(Target):
         )
         tables.create_tables(self._conn, self._table)
 
-    def publish(self, df: DataFrame, ds: str, key: str, source: str, limits: Limits) -> list[Check]:
-        assert self._table is not None, "create() comes first"
-        with staging.staging_table(self._conn, self._table, ds) as staged:
+    @contextmanager
+    def stage(self, df: DataFrame, ds: str, key: str) -> Iterator[StagedDay]:
+        with staging.staging_table(self._conn, self._table, ds, key) as staged:
             tick = time.perf_counter()
             sent = staging.copy_scores(df, self._server, staged, self._table)
             log.info("staged %s rows in %.1f s", f"{sent:,}", time.perf_counter() - tick)
-            checks = audit.audit(self._conn, staged, self._table, ds, limits)
-            if all(check.ok for check in checks):
-                rows = swap.swap(self._conn, staged, self._table, ds, key, source, checks)
-                log.info("published %s rows to %s for %s (%d checks held)", f"{rows:,}", self.label, ds, len(checks))
-        return checks
+            yield staged
+
+    def swap(self, staged: StagedDay, source: str, checks: Sequence[Check]) -> None:
+        assert isinstance(staged, staging.PostgresStagedDay), "of stage()"
+        swap.swap(self._conn, staged, self._table, source, checks)
+
+    def keep(self, staged: StagedDay) -> None:
+        assert isinstance(staged, staging.PostgresStagedDay), "of stage()"
+        staging.keep(self._conn, staged)
+
+    def drop_kept(self) -> list[str]:
+        return staging.drop_kept(self._conn, self._table)
 
     def published(self, ds: str) -> Publication | None:
         return tables.published(self._conn, self._schema, self._name, ds)
 
-    def missing(self, ds: str, key: str) -> str | None:
-        found = self.published(ds)
-        if found is None:
-            return f"{self.label} has no publication for {ds}"
-        if found.key != key:
-            return f"{self.label} holds another run's rows for {ds}"
-        rows = tables.count_day(self._conn, self._schema, self._name, ds)
-        if rows != found.rows:
-            return f"{self.label} has {rows:,} rows for {ds}, and {found.rows:,} were published"
-        return None
+    def days(self) -> list[str]:
+        return list(tables.published_days(self._conn, self._schema, self._name))
+
+    def count(self, ds: str) -> int:
+        return tables.count_day(self._conn, self._schema, self._name, ds)
 
     def sample(self, ds: str, rows: int) -> list[dict[str, Any]]:
         if not tables.columns_of(self._conn, self._schema, self._name):
             raise UserError(f"there is no table {self.label} yet")
         return sample.sample(self._conn, self._schema, self._name, ds, rows)
+
+    def drop_days(self, days: Sequence[str]) -> None:
+        if days:
+            swap.drop_days(self._conn, (self._schema, self._name), days)
+
+    def grant(self, grants: Mapping[str, Sequence[str]]) -> None:
+        tables.grant(self._conn, self._table, grants)
