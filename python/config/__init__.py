@@ -7,11 +7,14 @@ valid name. Nothing below the command line reads the environment: what a stage o
 """
 
 from headrace.config.baseline import Baseline
+from headrace.config.candidate_source import CandidateSource, PairEvents
+from headrace.config.candidates import Candidates, CandidateTable, Covisitation, NewItems, Popular, Recent
 from headrace.config.compare import Compare, ModelVariant
 from headrace.config.complete import Complete, ControlFile, Watermark, parse_duration
 from headrace.config.drift import Drift, DriftColumn
 from headrace.config.evaluation import Bootstrap, Evaluation, FullRanking, Slice
 from headrace.config.features import Chain, Features, OpSpec, Split
+from headrace.config.filters import BlockedFilter, SeenFilter, WhereFilter
 from headrace.config.generate import Generate
 from headrace.config.load import build_spec, load_overlay, load_spec
 from headrace.config.loss import Loss
@@ -45,11 +48,16 @@ __all__ = [
     "LOOPBACK",
     "AnySource",
     "Baseline",
+    "BlockedFilter",
     "Bootstrap",
+    "CandidateSource",
+    "CandidateTable",
+    "Candidates",
     "Chain",
     "Compare",
     "Complete",
     "ControlFile",
+    "Covisitation",
     "Drift",
     "DriftColumn",
     "DynamicTable",
@@ -69,14 +77,19 @@ __all__ = [
     "ModelVariant",
     "NamedSource",
     "Negatives",
+    "NewItems",
     "OpSpec",
     "Optimizer",
+    "PairEvents",
     "Parameter",
+    "Popular",
     "Publish",
+    "Recent",
     "Schedule",
     "Score",
     "Search",
     "Section",
+    "SeenFilter",
     "Sharding",
     "ShardingKind",
     "Slice",
@@ -92,6 +105,7 @@ __all__ = [
     "Train",
     "Warehouse",
     "Watermark",
+    "WhereFilter",
     "build_spec",
     "is_secret",
     "load_overlay",

@@ -47,12 +47,17 @@ def _sections_in(annotation: Any) -> Any:
 
 
 def tagged_sections(annotation: Any) -> dict[str, type[BaseModel]]:
-    """The sections of a union by their tags (`Annotated[X, Tag("x")] | ...`); none where it is no such union."""
+    """The sections of a union by their tags (`Annotated[X, Tag("x")] | ...`); none where it is no such union.
+
+    The union may be annotated itself, or the entry of a tuple.
+    """
     found: dict[str, type[BaseModel]] = {}
-    for member in get_args(annotation):
+    for member in () if _entry_of(annotation) is not None else get_args(annotation):
         tags = [m.tag for m in getattr(member, "__metadata__", ()) if isinstance(m, Tag)]
         if tags and _is_section(get_args(member)[0]):
             found[tags[0]] = get_args(member)[0]
+        elif get_origin(annotation) in (Annotated, tuple):
+            found |= tagged_sections(member)
     return found
 
 

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
+from pydantic import (
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
+from headrace.config.candidates import Candidates
 from headrace.config.evaluation import HIGHER_IS_BETTER
+from headrace.config.filters import AnyFilter
 from headrace.config.section import Section
+from headrace.errors import nearest
 
 
 class Entity(Section):
@@ -20,6 +30,19 @@ class Entity(Section):
     columns: tuple[str, ...] = ()
     #: Active within the training window, most events first; None: all.
     limit: int | None = None
+    #: A named source with the key and what it has of the columns: its newest rows up to ds, those without events too.
+    from_: str | None = Field(default=None, alias="from")
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), populate_by_name=True)
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fingerprints of sides that are made of events alone are those from before there was anything else."""
+        dumped: dict[str, Any] = serialize(self)
+        if self.from_ is None:
+            dumped.pop("from_", None)
+            dumped.pop("from", None)
+        return dumped
 
 
 class Score(Section):
@@ -42,6 +65,10 @@ class Score(Section):
     output: str | None = None
     #: Leave out items that the user has clicked (label 1) since the training window began (without a time: in train).
     exclude_seen: bool = False
+    #: Which items are ranked for a user; null: all.
+    candidates: Candidates | None = None
+    #: What no candidate may be: seen, bought, blocked, not available.
+    filters: tuple[AnyFilter, ...] = ()
 
     @field_validator("metric")
     @classmethod
@@ -49,6 +76,26 @@ class Score(Section):
         if value not in HIGHER_IS_BETTER:
             raise ValueError(f"'{value}' tells no better model from a worse; metrics: {', '.join(HIGHER_IS_BETTER)}")
         return value
+
+    @model_validator(mode="after")
+    def _candidates_fit(self) -> Score:
+        if self.candidates is None:
+            if self.filters:
+                raise ValueError("filters are of candidates: add candidates, or use exclude_seen alone")
+            return self
+        columns = {"user": [self.user.key, *self.user.columns], "item": [self.item.key, *self.item.columns]}
+        for name, source in self.candidates.sources.items():
+            asked = {"by": ("user", getattr(source, "by", ()))}
+            if source.kind == "recent" and source.column is not None:
+                asked["column"] = ("item", (source.column,))
+            for key, (side, wanted) in asked.items():
+                for column in wanted:
+                    if column not in columns[side]:
+                        raise ValueError(
+                            f"candidates.sources.{name}.{key}: '{column}' is not in score.{side}.columns"
+                            f"{nearest(column, columns[side])}"
+                        )
+        return self
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -58,4 +105,8 @@ class Score(Section):
             dumped.pop("metric", None)
         if self.output is None:
             dumped.pop("output", None)
+        if self.candidates is None:
+            dumped.pop("candidates", None)
+        if not self.filters:
+            dumped.pop("filters", None)
         return dumped

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from headrace.config.baseline import Baseline
+from headrace.config.candidate_checks import check_score_sources
 from headrace.config.compare import Compare, ModelVariant, with_keys
 from headrace.config.drift import Drift
 from headrace.config.features import Features
@@ -129,6 +130,8 @@ class Spec(Section):
                 raise ValueError(f"{key}: '{asked}' must be in features.carried")
         self._check_tasks()
         self._check_loss()
+        if self.score:
+            check_score_sources(self.score, self.sources, self.table.event_time)
         if self.publish and not self.score:
             raise ValueError("publish needs a score section")
         if self.baseline:

@@ -1,1 +1,1 @@
-"""Which items a user may be shown, before any is ranked: several sources, united and filtered."""
+"""Which items are ranked for a user: sources of candidates, what they may not be, and their union."""

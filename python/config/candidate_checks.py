@@ -1,0 +1,62 @@
+"""Whether the named sources and columns exist that `score` reads for candidates, filters and sides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from headrace.config.candidate_source import PairEvents
+from headrace.config.named_source import NamedSource
+from headrace.config.score import Entity, Score
+from headrace.config.section import Section
+from headrace.errors import nearest
+
+
+def check_score_sources(score: Score, sources: Mapping[str, NamedSource], event_time: str | None) -> None:
+    """See that what `score` reads of named sources is declared.
+
+    Raises:
+        ValueError: a source or a column of it is not, with the nearest.
+    """
+    for where, entry in _entries(score):
+        name = getattr(entry, "from_", None)
+        if name is None:
+            if isinstance(entry, PairEvents) and entry.days is not None and event_time is None:
+                raise ValueError(f"{where}.days: the events have no time (table.event_time)")
+            continue
+        if name not in sources:
+            raise ValueError(f"{where}.from: '{name}' is no source of `sources`{nearest(name, sources)}")
+        declared = [c.name for c in sources[name].table.columns]
+        for key, column in _columns(entry, score):
+            if column not in declared:
+                hint = nearest(column, declared)
+                raise ValueError(f"{where}.{key}: column '{column}' is not declared in sources.{name}{hint}")
+
+
+def _entries(score: Score) -> Iterator[tuple[str, Section]]:
+    """What may name a source, by its place in the spec."""
+    yield "score.user", score.user
+    yield "score.item", score.item
+    if score.candidates is not None:
+        for name, source in score.candidates.sources.items():
+            yield f"score.candidates.sources.{name}", source
+    for i, entry in enumerate(score.filters):
+        yield f"score.filters[{i}]", entry
+
+
+def _columns(entry: Any, score: Score) -> Iterator[tuple[str, str]]:
+    """(key of the spec, column) that an entry reads of its source."""
+    if isinstance(entry, Entity):
+        yield "key", entry.key
+        return
+    pairs = isinstance(entry, PairEvents)
+    # Of events both keys are read; a table's are those that it names, an item's at least where items are listed.
+    user, item = getattr(entry, "user", None), getattr(entry, "item", None)
+    if user is not None or pairs:
+        yield "user", user or score.user.key
+    if item is not None or pairs or (getattr(entry, "kind", None) == "table" and hasattr(entry, "order")):
+        yield "item", item or score.item.key
+    if hasattr(entry, "order"):
+        yield from (("by", column) for column in entry.by)
+        if entry.order is not None:
+            yield "order", entry.order

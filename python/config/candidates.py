@@ -1,0 +1,163 @@
+"""The section `score.candidates`: which items are ranked for a user."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from headrace.config.candidate_source import CandidateSource, PairEvents
+from headrace.config.section import NAME, PathText, Section
+from headrace.errors import nearest
+
+#: Bits of a source mask: `__sources` is an array of Spark's int.
+_MOST_SOURCES = 31
+
+
+class Covisitation(CandidateSource, PairEvents):
+    """Items that the users of a user's newest items had, too: item-to-item collaborative filtering.
+
+    Similarity of two items: of the users that had both, over the root of the product of each one's users (cosine), or
+    over the users of either (jaccard). A user's candidates are ranked by the sum of their similarities to the user's
+    newest items (Sarwar et al., WWW 2001; Linden et al., IEEE Internet Computing 2003).
+    """
+
+    #: Which kind it is.
+    kind: Literal["covisitation"] = "covisitation"
+    #: A user's newest items that count, for the similarities as for the candidates.
+    history: int = Field(default=20, ge=1, le=1000)
+    #: Of items with more users, about so many count, drawn by a hash of the user; counts are scaled back by the share
+    #: (Schelter, Boden, Markl, RecSys 2012 bound a user's items and so the pairs).
+    users_per_item: int = Field(default=1000, ge=2)
+    #: Most similar items that are kept for each item.
+    neighbors: int = Field(default=50, ge=1)
+    #: How the users of both are related to those of each.
+    similarity: Literal["cosine", "jaccard"] = "cosine"
+    #: A similarity of n common users is multiplied by n / (n + shrinkage), so that few users say little (Bell, Koren,
+    #: ICDM 2007).
+    shrinkage: float = Field(default=10.0, ge=0)
+
+
+class Popular(CandidateSource, PairEvents):
+    """Items by the number of users that had them; then all other items."""
+
+    #: Which kind it is.
+    kind: Literal["popular"] = "popular"
+    #: User columns: first the items that users with the same values had, by their number, then those of all.
+    by: tuple[str, ...] = ()
+
+
+class Recent(CandidateSource):
+    """The newest items first."""
+
+    #: Which kind it is.
+    kind: Literal["recent"] = "recent"
+    #: An item column, greatest first; null: the time of the item's first event in the training window.
+    column: str | None = None
+
+
+class NewItems(CandidateSource):
+    """Items without events in the training window (`score.item.from`): others to each user, so that all get a share."""
+
+    #: Which kind it is.
+    kind: Literal["new_items"] = "new_items"
+    #: Also items with up to so many events in the training window.
+    max_events: int = Field(default=0, ge=0)
+
+
+class CandidateTable(CandidateSource):
+    """Items that a table lists: for each user, for users with the same columns, or for all."""
+
+    #: Which kind it is.
+    kind: Literal["table"] = "table"
+    #: A folder (or file), relative to the workspace's home unless absolute.
+    path: PathText | None = None
+    #: How it is written.
+    format: Literal["delta", "parquet"] = "delta"
+    #: A named source of the pipeline in place of `path`: its newest rows up to ds.
+    from_: str | None = Field(default=None, alias="from")
+    #: The column with the item's key; null: the one named as `score.item.key`.
+    item: str | None = None
+    #: The column with the user's key: the rows are of single users.
+    user: str | None = None
+    #: User columns that the table has, too: the rows are of users with these values.
+    by: tuple[str, ...] = ()
+    #: The column that orders the items of a user, a segment or all; null: by the item's key.
+    order: str | None = None
+    #: The greatest of `order` first.
+    descending: bool = False
+
+    model_config = PairEvents.model_config
+
+    @model_validator(mode="after")
+    def _agrees(self) -> CandidateTable:
+        if (self.path is None) == (self.from_ is None):
+            raise ValueError("give path (a Delta or Parquet table), or from: a named source")
+        if self.from_ is not None and "format" in self.model_fields_set:
+            raise ValueError("format goes with path")
+        if self.user is not None and self.by:
+            raise ValueError("give user (rows of single users) or by (rows of segments), not both")
+        return self
+
+
+_KINDS = {
+    "covisitation": Covisitation,
+    "popular": Popular,
+    "recent": Recent,
+    "new_items": NewItems,
+    "table": CandidateTable,
+}
+
+
+def kind_of(value: Any) -> Any:
+    """The kind that an entry of a union of sections says; None where it says none."""
+    return value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
+
+
+def check_kind(value: Any, kinds: Mapping[str, Any], what: str) -> Any:
+    """The value, where it says one of the kinds.
+
+    Raises:
+        ValueError: it says none of them, with the nearest.
+    """
+    kind = kind_of(value)
+    if kind not in kinds:
+        said = "kind is missing" if kind is None else f"'{kind}' is no kind of {what}{nearest(str(kind), kinds)}"
+        raise ValueError(f"{said} (there are: {', '.join(kinds)})")
+    return value
+
+
+#: An entry of `score.candidates.sources`, by its `kind`.
+AnyCandidateSource = Annotated[
+    Annotated[Covisitation, Tag("covisitation")]
+    | Annotated[Popular, Tag("popular")]
+    | Annotated[Recent, Tag("recent")]
+    | Annotated[NewItems, Tag("new_items")]
+    | Annotated[CandidateTable, Tag("table")],
+    Discriminator(kind_of),
+    BeforeValidator(lambda value: check_kind(value, _KINDS, "source")),
+]
+
+
+class Candidates(Section):
+    """Which items are ranked for a user: the union of what sources give. Without the section: all items."""
+
+    #: The most candidates of a user.
+    limit: int = Field(default=500, ge=1)
+    #: Names -> sources. The order is that in which they fill the places; an item of several has one place, and all
+    #: their names.
+    sources: Mapping[str, AnyCandidateSource] = Field(min_length=1, max_length=_MOST_SOURCES)
+
+    @model_validator(mode="after")
+    def _places_meet(self) -> Candidates:
+        for name in self.sources:
+            if not NAME.fullmatch(name):
+                raise ValueError(f"sources: '{name}' must match {NAME.pattern}")
+        if sum(s.share for s in self.sources.values()) > 1 + 1e-9:
+            raise ValueError("the shares of the sources add up to more than 1")
+        return self
+
+    def places(self) -> dict[str, int]:
+        """The places of `limit` that are kept for each source, by its name."""
+        return {name: min(s.k, int(s.share * self.limit + 1e-9)) for name, s in self.sources.items()}

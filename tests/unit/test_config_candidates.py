@@ -1,0 +1,95 @@
+"""The sections `score.candidates` and `score.filters`: what they refuse, by which message, and old fingerprints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from headrace.config import Popular, Spec, build_spec
+from headrace.errors import UserError
+from headrace.workspace import pipeline_file
+
+BLOCKED = {
+    "source": {"format": "jsonl", "path": "blocked/{ds}/*"},
+    "table": {"columns": [{"name": "user_id", "type": "bigint"}, {"name": "item", "type": "bigint"}]},
+}
+
+
+def clicks(sources: dict[str, Any] | None = None, **score: Any) -> Spec:
+    data = yaml.safe_load(pipeline_file("clicks").read_text())
+    data["sources"] = {"blocked": BLOCKED} if sources is None else sources
+    data["score"] |= score
+    return build_spec(data)
+
+
+def test_a_spec_without_candidates_dumps_as_before() -> None:
+    assert clicks().score is not None
+    dumped = clicks().score.model_dump(mode="json")  # type: ignore[union-attr]
+    assert {"candidates", "filters"}.isdisjoint(dumped)
+    assert set(dumped["user"]) == {"key", "columns", "limit"}
+
+
+def test_an_entry_is_of_its_kind() -> None:
+    score = clicks(
+        candidates={"limit": 40, "sources": {"liked": {"kind": "popular", "by": ["user_country"], "share": 0.3}}},
+        filters=[{"kind": "seen"}, {"kind": "table", "from": "blocked", "user": "user_id", "item": "item"}],
+    ).score
+    assert score is not None
+    assert score.candidates is not None
+    assert isinstance(score.candidates.sources["liked"], Popular)
+    assert score.candidates.places() == {"liked": 12}
+    assert [f.kind for f in score.filters] == ["seen", "table"]
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        ({"a": {"kind": "poplar"}}, r"sources\.a: 'poplar' is no kind of source; did you mean 'popular'"),
+        ({"a": {"k": 3}}, r"sources\.a: kind is missing \(there are: .*covisitation"),
+        ({"a": {"kind": "popular", "sahre": 1}}, r"unknown key 'score\.candidates\.sources\.a\.sahre'; did you mean"),
+        ({"a": {"kind": "popular", "by": ["user_contry"]}}, r"by: 'user_contry' is not in .*'user_country'"),
+        ({"a": {"kind": "recent", "column": "item_prise"}}, r"column: 'item_prise' is not in .*'item_price'"),
+        ({"a": {"kind": "popular", "from": "blockd"}}, r"a\.from: 'blockd' is no source .*'blocked'"),
+        ({"a": {"kind": "popular", "from": "blocked", "item": "itm"}}, r"a\.item: column 'itm' is not .*'item'"),
+        (
+            {"a": {"kind": "popular", "from": "blocked"}},
+            r"a\.item: column 'item_id' is not declared in sources\.blocked",
+        ),
+        ({"a": {"kind": "table", "from": "blocked", "item": "item", "order": "weight"}}, r"a\.order: column 'weight'"),
+        ({"a": {"kind": "table"}}, r"give path .* or from"),
+        ({"a": {"kind": "table", "path": "t", "user": "u", "by": ["user_age"]}}, r"not both"),
+        ({n: {"kind": "popular", "share": 0.6} for n in ("a", "b")}, r"shares of the sources add up to more than 1"),
+        ({"A": {"kind": "popular"}}, r"'A' must match"),
+        ({}, r"at least 1"),
+    ],
+)
+def test_sources_that_are_refused(sources: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        clicks(candidates={"sources": sources})
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"kind": "sen"}, r"score\.filters\.0: 'sen' is no kind of filter; did you mean 'seen'"),
+        ({"kind": "where", "wher": "true"}, r"unknown key 'score\.filters\.0\.wher'; did you mean 'where'"),
+        ({"kind": "table", "path": "t"}, r"name the table's columns"),
+        ({"kind": "seen", "from": "blocked"}, r"filters\[0\]\.item: column 'item_id' is not declared"),
+    ],
+)
+def test_filters_that_are_refused(entry: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        clicks(candidates={"sources": {"a": {"kind": "popular"}}}, filters=[entry])
+
+
+def test_filters_need_candidates() -> None:
+    with pytest.raises(UserError, match="filters are of candidates"):
+        clicks(filters=[{"kind": "seen"}])
+
+
+def test_sides_from_a_named_source() -> None:
+    sides = {"user": {"key": "user_id", "from": "blocked"}, "item": {"key": "item_id", "from": "blocked"}}
+    with pytest.raises(UserError, match=r"score\.item\.key: column 'item_id' is not declared in sources\.blocked"):
+        clicks(**sides)
