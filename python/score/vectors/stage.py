@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -23,36 +21,21 @@ from headrace.lake.session import session
 from headrace.lake.worker_errors import worker_errors
 from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
 from headrace.manifest import Input, Manifest, Output
-from headrace.models.predictor import NetworkPredictor, read_meta
+from headrace.models.predictor import read_meta
 from headrace.score.day_table import check_columns as check_table_columns
 from headrace.score.day_table import rows_of_day, verify_day, write_day
 from headrace.score.entities import Active
-from headrace.score.rank.blocks import loaded_model
-from headrace.score.rank.pair_features import PairFeatures, check_columns, context_scalars
+from headrace.score.rank.pair_features import check_columns, context_scalars
 from headrace.score.stage import key_types
+from headrace.score.vectors.model_vectors import ModelVectors, Side
 from headrace.stage import Context, Result, Stage
 from headrace.storage import Location
 
 log = logging.getLogger("headrace.score")
 
-Side = Literal["user", "item"]
 _SIDES: tuple[Side, Side] = ("user", "item")
 #: Rows that are in memory at a time.
 _ROWS = 8_192
-
-
-@dataclass(frozen=True)
-class VectorTask:
-    """What all tasks are told."""
-
-    #: The saved model's folder, visible on every executor.
-    model: Location
-    threads: int
-    side: Side
-    key: str
-    user_columns: tuple[str, ...]
-    item_columns: tuple[str, ...]
-    context: dict[str, pa.Scalar]
 
 
 class ExportVectors(Stage):
@@ -121,24 +104,26 @@ def _run(ctx: Context, score: Score, model: Output, spark: SparkSession) -> Resu
         frames: dict[Side, DataFrame] = {"user": users, "item": items}
         active.reader.check_unchanged()
         for side, frame in frames.items():
-            task = VectorTask(
+            key = _entity(score, side).key
+            task = ModelVectors(
                 model=ctx.ws.locate(model.name),
                 threads=threads,
                 side=side,
-                key=_entity(score, side).key,
                 user_columns=(score.user.key, *score.user.columns),
                 item_columns=(score.item.key, *score.item.columns),
                 context=context_scalars(ctx.spec, score),
             )
             shared = spark.sparkContext.broadcast(task)
 
-            def work(batches: Iterable[pa.RecordBatch], shared: Any = shared) -> Iterator[pa.RecordBatch]:
-                yield from vector_batches(shared.value, batches)
+            def work(
+                batches: Iterable[pa.RecordBatch], shared: Any = shared, key: str = key
+            ) -> Iterator[pa.RecordBatch]:
+                yield from vector_batches(shared.value, key, batches)
                 report_peak_memory(peak)
 
-            found = frame.mapInArrow(work, f"key {key_types(ctx.spec, score)[task.key]}, vector array<float>").select(
+            found = frame.mapInArrow(work, f"key {key_types(ctx.spec, score)[key]}, vector array<float>").select(
                 F.lit(ctx.ds).alias("ds"),
-                F.col("key").alias(task.key),
+                F.col("key").alias(key),
                 "vector",
                 F.lit(model.version).alias("model_version"),
             )
@@ -148,7 +133,7 @@ def _run(ctx: Context, score: Score, model: Output, spark: SparkSession) -> Resu
             shared.unpersist()
             rows[f"{side}s"] = rows_of_day(table, version, ctx.ds)
             if not rows[f"{side}s"]:
-                raise UserError(f"no event in the training window of {ctx.ds} has a '{task.key}': there are no vectors")
+                raise UserError(f"no event in the training window of {ctx.ds} has a '{key}': there are no vectors")
             outputs.append(
                 Output(kind="delta", name=ctx.ws.name_of(table), version=str(version), rows=rows[f"{side}s"])
             )
@@ -161,11 +146,12 @@ def _run(ctx: Context, score: Score, model: Output, spark: SparkSession) -> Resu
     )
 
 
-def vector_batches(task: VectorTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def vector_batches(vectors: ModelVectors, key: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Users, or items, to their vectors.
 
     Args:
-        task: the model, and whose batches these are.
+        vectors: the model, and whose batches these are.
+        key: the name of the key.
         batches: the key and the side's columns.
 
     Yields:
@@ -174,16 +160,9 @@ def vector_batches(task: VectorTask, batches: Iterable[pa.RecordBatch]) -> Itera
     Raises:
         UserError: the model is in no retrieval form, or gives vectors that are not finite.
     """
-    predictor, fitted = loaded_model(task.model, task.threads, None)
-    if not isinstance(predictor, NetworkPredictor):
-        raise UserError(f"the model in {task.model} has no vectors")
-    features = PairFeatures(task.user_columns, task.item_columns, task.context, fitted)
     for batch in batches:
         for start in range(0, batch.num_rows, _ROWS):
             part = batch.slice(start, _ROWS)
-            vectors = predictor.vectors(features.side_columns(part, task.side), task.side)
-            if not np.isfinite(vectors).all():
-                raise UserError(f"the model in {task.model} gives vectors that are not finite; train it again")
-            width = vectors.shape[1]
-            lists = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), width).cast(pa.list_(pa.float32()))
-            yield pa.RecordBatch.from_arrays([part.column(task.key), lists], ["key", "vector"])
+            made = vectors.of(part)
+            lists = pa.FixedSizeListArray.from_arrays(pa.array(made.reshape(-1)), made.shape[1])
+            yield pa.RecordBatch.from_arrays([part.column(key), lists.cast(pa.list_(pa.float32()))], ["key", "vector"])

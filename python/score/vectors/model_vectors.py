@@ -1,0 +1,104 @@
+"""What a Spark task asks a saved model for: the vectors of users, or of items, of their columns in the lake."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from headrace.errors import UserError
+from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.jagged import JaggedArray
+from headrace.models.predictor import NetworkPredictor
+from headrace.schema import Kind
+from headrace.score.rank.blocks import loaded_model
+from headrace.score.rank.pair_features import Columns, PairFeatures
+from headrace.storage import Location
+
+Side = Literal["user", "item"]
+
+#: Rows that are in memory at a time.
+_ROWS = 8_192
+
+
+@dataclass(frozen=True)
+class ModelVectors:
+    """A model in retrieval form and a side; small and picklable, so that tasks are given it as it is."""
+
+    #: The saved model's folder, visible on every executor.
+    model: Location
+    threads: int
+    side: Side
+    user_columns: tuple[str, ...]
+    item_columns: tuple[str, ...]
+    context: dict[str, pa.Scalar]
+
+    def of(self, batch: pa.RecordBatch) -> NDArray[np.float32]:
+        """The vectors of some rows.
+
+        Args:
+            batch: the side's columns, and perhaps others.
+
+        Returns:
+            float32 [rows, D], finite.
+
+        Raises:
+            UserError: the model is in no retrieval form, or gives vectors that are not finite.
+        """
+        return self._of(batch)[0]
+
+    def of_known(self, batch: pa.RecordBatch) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """The same, and of which rows the model knows something: (float32 [rows, D], bool [rows]).
+
+        A row whose vector is that of a row without any value, or with no value that training has met, is like all other
+        such rows: a user whom a model of ids alone never saw, an item that is newer than the model.
+        """
+        vectors, features = self._of(batch)
+        known = np.ones(len(vectors), np.bool_)
+        nothing = self._nothing(features)
+        scale = np.abs(nothing).max(axis=1) if nothing.size else np.zeros(len(nothing), np.float32)
+        for row, largest in zip(nothing, scale, strict=True):
+            # A tower's products may round otherwise in another batch.
+            known &= np.abs(vectors - row).max(axis=1, initial=0) > 1e-5 * largest
+        return vectors, known
+
+    def _of(self, batch: pa.RecordBatch) -> tuple[NDArray[np.float32], PairFeatures]:
+        predictor, features = self._loaded()
+        parts = [
+            predictor.vectors(features.side_columns(batch.slice(start, _ROWS), self.side), self.side)
+            for start in range(0, max(batch.num_rows, 1), _ROWS)
+        ]
+        vectors = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if not np.isfinite(vectors).all():
+            raise UserError(f"the model in {self.model} gives vectors that are not finite; train it again")
+        return vectors, features
+
+    def _nothing(self, features: PairFeatures) -> NDArray[np.float32]:
+        """The vectors of a row of nulls, and of one of values that no vocabulary has: float32 [2, D]."""
+        nulls = features.side_columns(pa.RecordBatch.from_arrays([pa.nulls(1)], [""]), self.side)
+        codes = {f.name for f in features.fitted.features if f.kind == Kind.CATEGORICAL and not f.is_list}
+        new: Columns = {name: _met_by_none(x) if name in codes else x for name, x in nulls.items()}
+        predictor, _ = self._loaded()
+        return np.concatenate([predictor.vectors(columns, self.side) for columns in (nulls, new)])
+
+    def _loaded(self) -> tuple[NetworkPredictor, PairFeatures]:
+        predictor, fitted = loaded_model(self.model, self.threads, None)
+        return _network(predictor, self.model), self._features(fitted)
+
+    def _features(self, fitted: FittedWorkflow) -> PairFeatures:
+        return PairFeatures(self.user_columns, self.item_columns, self.context, fitted)
+
+
+def _network(predictor: Any, model: Location) -> NetworkPredictor:
+    if not isinstance(predictor, NetworkPredictor):
+        raise UserError(f"the model in {model} has no vectors")
+    return predictor
+
+
+def _met_by_none(codes: NDArray[Any] | JaggedArray) -> NDArray[Any]:
+    """Null's code 0 becomes 1, that of values out of the vocabulary."""
+    assert isinstance(codes, np.ndarray)
+    return np.where(codes == 0, np.ones_like(codes), codes)

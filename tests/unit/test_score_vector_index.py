@@ -1,0 +1,102 @@
+"""Files of item vectors, and the index over them, against arrays in memory and plain sorts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from headrace.score.candidates.vectors import ivf
+from headrace.score.candidates.vectors.exact import best_items
+from headrace.score.candidates.vectors.item_vectors import ItemVectors
+from headrace.storage import local
+
+
+def write(folder: Path, rows: NDArray[np.int32], vectors: NDArray[np.float32], cuts: list[int]) -> ItemVectors:
+    ends = [*cuts, len(rows)]
+    parts = [(rows[a:b], vectors[a:b]) for a, b in zip([0, *ends], ends, strict=False) if b > a]
+    return ItemVectors.of_arrays(parts, local(folder))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 60), max_size=40, unique=True).map(sorted), st.data())
+def test_numbers_and_rows(tmp_path_factory: pytest.TempPathFactory, rows: list[int], data: st.DataObject) -> None:
+    folder = tmp_path_factory.mktemp("vectors")
+    width = data.draw(st.integers(1, 3))
+    vectors = np.arange(len(rows) * width, dtype=np.float32).reshape(-1, width)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=2)))
+    made = write(folder / "v", np.array(rows, np.int32), vectors, cuts)
+    assert made.rows == len(rows)
+    if rows:
+        assert np.array_equal(np.concatenate([v for _, v in made.blocks()]), vectors)
+        assert [first for first, _ in made.blocks()] == np.cumsum([0, *[len(v) for _, v in made.blocks()]])[
+            :-1
+        ].tolist()
+        assert made.item_rows(np.arange(len(rows))).tolist() == rows
+        assert made.longest == pytest.approx(np.linalg.norm(vectors, axis=1).max())
+    asked = np.arange(-2, 64)
+    assert made.numbers(asked).tolist() == [rows.index(r) if r in rows else -1 for r in asked]
+
+
+def clustered(items: int, users: int, width: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Vectors of very different lengths around some centres."""
+    rng = np.random.default_rng(5)
+    centres = rng.standard_normal((60, width))
+    vectors = centres[rng.integers(0, 60, items)] + 0.4 * rng.standard_normal((items, width))
+    vectors *= rng.gamma(2, 1, items)[:, None]
+    queries = centres[rng.integers(0, 60, users)] + 0.4 * rng.standard_normal((users, width))
+    return vectors.astype(np.float32), queries.astype(np.float32)
+
+
+def test_index(tmp_path: Path) -> None:
+    vectors, queries = clustered(6_000, 200, 20)
+    made = write(tmp_path / "v", np.arange(6_000, dtype=np.int32), vectors, [2_500])
+    index = ivf.build(made, local(tmp_path / "index"), threads=2)
+    assert index.cells == ivf.cells_of(6_000) == 93
+    wanted = np.argsort(-(queries.astype(np.float64) @ vectors.T.astype(np.float64)), axis=1)[:, :50]
+    shares = []
+    for probes in (4, 8, 32, index.cells):
+        found = ivf.search(index, queries, 50, probes, threads=1).items
+        by_hand = [len({*f.tolist()} & {*w.tolist()}) / 50 for f, w in zip(found, wanted, strict=True)]
+        shares.append(ivf.recall(found, wanted))
+        assert shares[-1] == pytest.approx(np.mean(by_hand))
+        assert all(len(set(f)) == 50 and min(f) >= 0 for f in found.tolist())
+    assert shares == sorted(shares)
+    assert shares[1] > 0.8  # of 8 of 93 cells: items of random cells would give 0.09
+    assert shares[-1] > 0.99  # of all cells: half precision alone is between
+    # More of them begin with the same ones, as far as the cells have them.
+    more = ivf.search(index, queries, 80, 32, threads=2).items
+    fewer = ivf.search(index, queries, 50, 32, threads=1).items
+    assert (more[:, :50] == fewer).mean() > 0.999
+    # Built again, it is the same.
+    again = ivf.build(made, local(tmp_path / "again"), threads=1)
+    assert np.array_equal(
+        ivf.search(again, queries, 50, 8, threads=1).items, ivf.search(index, queries, 50, 8, 1).items
+    )
+
+
+def test_users_whose_cells_have_too_few_get_the_best_others(tmp_path: Path) -> None:
+    vectors, queries = clustered(640, 20, 4)
+    made = write(tmp_path / "v", np.arange(640, dtype=np.int32), vectors, [])
+    index = ivf.build(made, local(tmp_path / "index"), threads=1)
+    found = ivf.search(index, queries, 300, 1, threads=1).items
+    best = best_items(queries, made.blocks(), 640).items
+    for f, b, few in zip(
+        found.tolist(), best.tolist(), ivf.search(index, queries, 5, 1, 1).items.tolist(), strict=True
+    ):
+        assert f[:5] == few
+        assert len(set(f)) == 300
+        own = [i for i, item in enumerate(f) if item in b[: len(f)]]
+        assert len(own) > 200  # most are the best ones of all
+    everything = ivf.search(index, queries, 700, 1, threads=1).items
+    assert all(sorted(f[:640]) == list(range(640)) and set(f[640:]) == {-1} for f in everything.tolist())
+
+
+def test_recall_of_lists_with_gaps() -> None:
+    best = np.array([[1, 2, -1], [4, 5, 6]], np.int32)
+    assert ivf.recall(np.array([[2, 9, -1], [6, 5, 4]], np.int32), best) == 4 / 5
+    assert ivf.recall(np.array([[-1, -1]], np.int32), np.array([[-1, -1]], np.int32)) == 1.0
