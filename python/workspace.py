@@ -71,6 +71,10 @@ class Workspace:
         """The lake's files as the Arrow engine decoded them: kept for the next day, made again where missing."""
         return self.scratch / "encoded" / pipeline
 
+    def mapped(self, pipeline: str) -> Location:
+        """What processes of this host map of the models that score: tables and vocabularies, made where missing."""
+        return local(self.home) / "mapped" / pipeline
+
     def runs(self, pipeline: str) -> Location:
         """The manifests of a pipeline: a folder for each day."""
         return self.store / "runs" / pipeline

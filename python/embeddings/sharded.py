@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from headrace.embeddings.lookup.autograd import Lookup
 from headrace.embeddings.lookup.handle import LookupHandle
 from headrace.embeddings.lookup.local_tables import LocalTables
 from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors, is_zero_copy, supports_zero_copy
+from headrace.embeddings.sharding.layout import FusedTable
 from headrace.embeddings.sharding.plan import Plan
 from headrace.embeddings.storage.initialize import INIT_BOUND
 
@@ -54,6 +55,8 @@ class ShardedEmbeddings(LocalTables):
         init_bound: rows start uniform in +- this.
         dynamic: tables of raw ids, on the same device.
         device: of this rank's rows.
+        matrix: gives the memory of each fused table, [rows, stored width] of its type, as it is; None: new memory, with
+            rows at their start.
 
     Raises:
         UserError: there is no such device.
@@ -68,8 +71,9 @@ class ShardedEmbeddings(LocalTables):
         init_bound: float = INIT_BOUND,
         dynamic: DynamicEmbeddings | None = None,
         device: str | torch.device = "cpu",
+        matrix: Callable[[FusedTable], Tensor] | None = None,
     ) -> None:
-        super().__init__(plan, collective, seed, init_bound=init_bound, dynamic=dynamic, device=device)
+        super().__init__(plan, collective, seed, init_bound=init_bound, dynamic=dynamic, device=device, matrix=matrix)
         with default_device(self.device):
             self._indexer = BatchIndexer(self.layout)
         #: The widths of the features' vectors.

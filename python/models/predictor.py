@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -53,7 +54,9 @@ class Predictor(Protocol):
         ...
 
 
-def load_predictor(folder: Location | Path | str, threads: int | None = None, output: str | None = None) -> Predictor:
+def load_predictor(
+    folder: Location | Path | str, threads: int | None = None, output: str | None = None, maps: Location | None = None
+) -> Predictor:
     """Open a saved model of any kind.
 
         p = load_predictor(ws.model("clicks", ds, key) / "model")
@@ -63,6 +66,8 @@ def load_predictor(folder: Location | Path | str, threads: int | None = None, ou
         folder: the saved model.
         threads: of the model's library (torch's setting is the process's); None: as the library has it.
         output: the task that `predict` gives; None: the first one.
+        maps: of a model with embeddings, a folder of `maps_of`: all processes of the host map its tables from there.
+            None: the tables are in this process's memory.
 
     Raises:
         UserError: the folder is not a complete saved model; names the file. Or the model has no such output.
@@ -82,7 +87,17 @@ def load_predictor(folder: Location | Path | str, threads: int | None = None, ou
         from headrace.models import xgboost_model
 
         return xgboost_model.load(folder, schema, meta.get("files", ()), threads)
-    return NetworkPredictor(folder, schema, threads, output)
+    return NetworkPredictor(folder, schema, threads, output, maps)
+
+
+def maps_of(folder: Location, maps: Location) -> Location:
+    """Where this host keeps what its processes map of a saved model: a folder below `maps`, named after the model.
+
+    Two models at one place, one after the other, have two names.
+    """
+    index = folder / "embeddings" / "index.json"
+    said = (folder / "model.json").read_bytes() + (index.read_bytes() if index.is_file() else b"")
+    return maps / hashlib.sha256(said).hexdigest()[:16]
 
 
 def read_meta(folder: Location) -> dict[str, Any]:
@@ -128,18 +143,26 @@ def _has_raw_ids(meta: Mapping[str, Any]) -> bool:
 class NetworkPredictor:
     """Click probabilities by a model with embeddings, in one process."""
 
-    def __init__(self, folder: Location, schema: DatasetSchema, threads: int | None, output: str | None) -> None:
+    def __init__(
+        self,
+        folder: Location,
+        schema: DatasetSchema,
+        threads: int | None,
+        output: str | None,
+        maps: Location | None = None,
+    ) -> None:
         # Only here: a process that asks XGBoost must not pay for torch's import, nor the other way round.
         import torch
 
         from headrace.embeddings.input.jagged import JaggedTensor
         from headrace.models.categorical import CategoricalBatch
+        from headrace.models.mapped import load_mapped
         from headrace.models.saved import load_model
 
         if threads is not None:
             torch.set_num_threads(threads)
         self._torch, self._batch, self._jagged = torch, CategoricalBatch, JaggedTensor
-        self._model = load_model(folder)
+        self._model = load_model(folder) if maps is None else load_mapped(folder, maps)
         self._model.eval()
         self.kind = self._model.config.kind
         self.schema = schema

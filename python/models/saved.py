@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from torch import Tensor
 
 from headrace import __version__, config
 from headrace.comm.base import Collective, LocalCollective
@@ -155,13 +156,26 @@ def load_model(folder: Location, collective: Collective | None = None) -> Sharde
     card = read_card(folder)
     ranks = collective or LocalCollective()
     model = ShardedModel(card.dataset_schema, card.model, ranks, card.seed, tasks=card.tasks)
-    loaded = restore(model, folder, with_optimizer=False)
+    check_tables(restore(model, folder, with_optimizer=False), folder)
+    check_workflow(folder, card)
+    return model.eval()
+
+
+def check_tables(loaded: Loaded, folder: Location) -> None:
+    """Raise UserError where not all that a saved model's tables want was found, or more."""
     if loaded.new_rows or loaded.unused:
         raise UserError(f"{folder / EMBEDDINGS} does not hold the tables of {folder / META}: the folder is damaged")
+
+
+def check_workflow(folder: Location, card: ModelCard, most_bytes: int | None = None) -> None:
+    """Compare the workflow's files, those of at most so many bytes (None: all), with their checksums.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
     for record in card.files:
-        if record.name != DENSE:
+        if record.name != DENSE and (most_bytes is None or record.bytes <= most_bytes):
             read_checked(folder, record)
-    return model.eval()
 
 
 def has_state_of(folder: Location, kind: str) -> bool:
@@ -184,6 +198,28 @@ def restore(model: ShardedModel, folder: Location, with_optimizer: bool) -> Load
         UserError: a file is missing or damaged, or the shapes differ.
     """
     card = read_card(folder)
+    dense = _fitting_dense(model, folder, card)
+    loaded = load_shards(model.embeddings, folder / EMBEDDINGS, with_optimizer)
+    if model.dynamic is not None:
+        load_dynamic(model.dynamic, folder / DYNAMIC, with_optimizer)
+    model.load_dense_state(dense)
+    return loaded
+
+
+def restore_dense(model: ShardedModel, folder: Location, card: ModelCard) -> None:
+    """Put all of a saved model but its tables of codes into a model of the same shape, to score.
+
+    Raises:
+        UserError: a file is missing or damaged, or the shapes differ.
+    """
+    dense = _fitting_dense(model, folder, card)
+    if model.dynamic is not None:
+        load_dynamic(model.dynamic, folder / DYNAMIC, with_optimizer=False)
+    model.load_dense_state(dense)
+
+
+def _fitting_dense(model: ShardedModel, folder: Location, card: ModelCard) -> dict[str, Tensor]:
+    """The dense weights of a saved model, for a model of the same shape."""
     dense = load_tensors(folder, next(r for r in card.files if r.name == DENSE))
     state = model.dense_state()
     if model.has_observed:
@@ -197,8 +233,4 @@ def restore(model: ShardedModel, folder: Location, with_optimizer: bool) -> Load
             f"{folder / DENSE} does not fit the model: '{first}' is {theirs.get(first)} there and {ours.get(first)} "
             f"here ({len(differ)} of {len(ours)} tensors differ): its features or model settings are others"
         )
-    loaded = load_shards(model.embeddings, folder / EMBEDDINGS, with_optimizer)
-    if model.dynamic is not None:
-        load_dynamic(model.dynamic, folder / DYNAMIC, with_optimizer)
-    model.load_dense_state(dense)
-    return loaded
+    return dense

@@ -18,6 +18,7 @@ from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.embeddings.lookup.handle import LookupHandle
 from headrace.embeddings.lookup.zero_copy import ZeroCopyVectors
 from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.embeddings.sharding.layout import FusedTable
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table, row_wise
 from headrace.errors import UserError
 from headrace.models.all_gather import all_gather_rows
@@ -66,6 +67,7 @@ class ShardedModel(nn.Module):
         device: of the tables and the dense part. Batches may come from the host, codes do.
         network: made of `model` with this seed; None: it is made here.
         tasks: `train.tasks`: what the network's outputs are of.
+        matrix: see ShardedEmbeddings.
 
     Raises:
         UserError: the schema has neither continuous nor categorical features, or the settings or the network's lookups
@@ -83,6 +85,7 @@ class ShardedModel(nn.Module):
         device: str | torch.device = "cpu",
         network: nn.Module | None = None,
         tasks: Mapping[str, config.Task] | None = None,
+        matrix: Callable[[FusedTable], Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.device = torch.device(device)
@@ -109,6 +112,7 @@ class ShardedModel(nn.Module):
             seed,
             dynamic=DynamicEmbeddings(dynamic, collective, seed, device=self.device) if dynamic else None,
             device=self.device,
+            matrix=matrix,
         )
         self._collective = collective
         self._columns = _CodeColumns(schema, model.pooling)

@@ -27,7 +27,7 @@ from headrace.lake.session import session
 from headrace.lake.worker_errors import worker_errors
 from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
 from headrace.manifest import Input, Manifest, Output
-from headrace.models.predictor import read_meta
+from headrace.models.predictor import maps_of, read_meta
 from headrace.score.day_table import check_columns as check_table_columns
 from headrace.score.day_table import rows_of_day, verify_day, write_day
 from headrace.score.entities import Active, seen
@@ -106,11 +106,15 @@ def _run(ctx: Context, chosen: ScoringModel, spark: SparkSession) -> Result:
     spec, score = ctx.spec, ctx.spec.score
     assert score is not None
     folder = ctx.ws.locate(chosen.output.name)
+    maps = maps_of(folder, ctx.ws.mapped(spec.pipeline))
+    for other in maps.parent.entries():
+        if other != maps:  # of models that have scored before; who maps them now keeps what is open
+            other.remove_quietly()
     features = PairFeatures(
         (score.user.key, *score.user.columns),
         (score.item.key, *score.item.columns),
         context_scalars(spec, score),
-        FittedWorkflow.load(folder / "workflow"),
+        FittedWorkflow.load(folder / "workflow", maps=maps / "vocabularies"),
     )
     active = Active.of(ctx, spark)
     # Workers keep what they have mapped: the files of another run have other names.
@@ -143,6 +147,7 @@ def _run(ctx: Context, chosen: ScoringModel, spark: SparkSession) -> Result:
             user_columns=features.user,
             item_names=features.item,
             context=dict(features.context),
+            maps=ctx.ws.mapped(spec.pipeline),
         )
         tick = time.perf_counter()
         peak = worker_peak_memory(spark.sparkContext)

@@ -45,15 +45,24 @@ class LocalTables(nn.Module):
         init_bound: float = INIT_BOUND,
         dynamic: DynamicEmbeddings | None = None,
         device: str | torch.device = "cpu",
+        matrix: Callable[[FusedTable], Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.device = torch.device(device)
         dispatch.check(self.device)
+
+        def started(fused: FusedTable) -> Tensor:
+            return _start(plan, fused, seed, init_bound)
+
         with default_device(self.device):
-            self._build(plan, collective, seed, init_bound, dynamic)
+            self._build(plan, collective, dynamic, matrix or started)
 
     def _build(
-        self, plan: Plan, collective: Collective, seed: int, init_bound: float, dynamic: DynamicEmbeddings | None
+        self,
+        plan: Plan,
+        collective: Collective,
+        dynamic: DynamicEmbeddings | None,
+        matrix: Callable[[FusedTable], Tensor],
     ) -> None:
         if dynamic is not None and dynamic.device != self.device:
             raise ValueError(f"tables of raw ids on {dynamic.device} beside planned tables on {self.device}")
@@ -65,7 +74,7 @@ class LocalTables(nn.Module):
         self.layout = Layout(plan, collective.world.rank)
         #: This rank's matrix of each fused table, [local rows, width]. Not in `state_dict`: storage knows ranges. Of a
         #: cached fused table it is in host memory, and up to date after `flush`.
-        self.weights = [_start(plan, a, seed, init_bound) for a in self.layout.fused_tables]
+        self.weights = [matrix(a) for a in self.layout.fused_tables]
         #: By fused table: which of its rows are on the device; None: it is not cached.
         self.caches = [
             RowCache([w], a.capacity, self.device, ends=[first + len(rows) for _, rows, first in a.local_blocks] or [0])

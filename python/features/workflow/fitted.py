@@ -172,16 +172,17 @@ class FittedWorkflow:
         saved.write(folder, written, self.vocabularies, self.tables)
 
     @staticmethod
-    def load(folder: Location, most_values: int | None = None) -> FittedWorkflow:
+    def load(folder: Location, most_values: int | None = None, maps: Location | None = None) -> FittedWorkflow:
         """What `save` wrote.
 
         Args:
             most_values: a vocabulary with more values stays in its file; None: none does.
+            maps: a folder of this workflow's alone, where large vocabularies are mapped; None: they are in memory.
 
         Raises:
             UserError: a file is missing or damaged.
         """
-        found, vocabularies, tables = saved.read(folder, most_values)
+        found, vocabularies, tables = saved.read(folder, most_values, maps)
         where = str(saved.file_of(folder))
         workflow = Workflow(found.chains, found.columns, found.label, found.carried, where=where)
         return FittedWorkflow(workflow, found.states, vocabularies, tables, folder)

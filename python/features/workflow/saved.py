@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -16,8 +17,13 @@ from headrace.config import Chain
 from headrace.errors import UserError
 from headrace.features.vocabulary.keyed_table import KEY, KeyedTable
 from headrace.features.vocabulary.lookup import FileLookup, Lookup
+from headrace.features.vocabulary.mapped_lookup import MappedLookup
 from headrace.schema import DatasetSchema, TableColumn
 from headrace.storage import Location
+from headrace.storage.once import made_once
+
+#: Vocabularies with more values are mapped where that is asked for: a smaller one costs a process a few MB.
+MAPPED_VALUES = 100_000
 
 
 class SavedWorkflow(BaseModel):
@@ -69,12 +75,14 @@ def write(
 
 
 def read(
-    folder: Location, most_values: int | None = None
+    folder: Location, most_values: int | None = None, maps: Location | None = None
 ) -> tuple[SavedWorkflow, dict[str, Lookup], dict[str, KeyedTable]]:
     """What `write` wrote.
 
     Args:
         most_values: a vocabulary with more values stays in its file; None: none does.
+        maps: where large vocabularies are kept as files that all processes of the host map (made where they are not
+            there yet); of this workflow alone. None: all of them are in this process's memory.
 
     Raises:
         UserError: a file is missing or damaged.
@@ -94,10 +102,11 @@ def read(
         if most_values is not None and rows > most_values:
             vocabularies[name] = FileLookup(file.local_path())
             continue
-        table = _read(file)
-        if table.num_rows != rows or table.schema.names != ["value", "code"]:
-            raise UserError(f"{file} does not hold the {rows} values (value, code) that {path} says")
-        vocabularies[name] = Lookup(table)
+        if maps is not None and rows > MAPPED_VALUES:
+            write = partial(_write_mapped, file, rows, path)
+            vocabularies[name] = MappedLookup(made_once(maps / quote(name, safe=""), write))
+            continue
+        vocabularies[name] = _lookup(file, rows, path)
     tables = {}
     for name, rows in saved.tables.items():
         file = table_file(folder, name)
@@ -106,6 +115,17 @@ def read(
             raise UserError(f"{file} does not hold the {rows} keys that {path} says")
         tables[name] = KeyedTable(table)
     return saved, vocabularies, tables
+
+
+def _lookup(file: Location, rows: int, said_by: Location) -> Lookup:
+    table = _read(file)
+    if table.num_rows != rows or table.schema.names != ["value", "code"]:
+        raise UserError(f"{file} does not hold the {rows} values (value, code) that {said_by} says")
+    return Lookup(table)
+
+
+def _write_mapped(file: Location, rows: int, said_by: Location, folder: Location) -> None:
+    MappedLookup.write(_lookup(file, rows, said_by), folder)
 
 
 def _read(file: Location) -> pa.Table:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import UserError
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.models.predictor import Predictor, load_predictor
+from headrace.models.predictor import Predictor, load_predictor, maps_of
 from headrace.score.items import ItemTable
 from headrace.score.rank.item_features import ItemFeatures
 from headrace.score.rank.pair_features import Columns, PairFeatures, gather, take_rows
@@ -49,6 +49,8 @@ class TaskInputs:
     block_pairs: int = BLOCK_PAIRS
     #: The task whose predictions are the scores; None: the model's first.
     output: str | None = None
+    #: Where workers of a host map the model's tables; None: each has them in its memory.
+    maps: Location | None = None
     #: What makes lists of the best; None: they are the lists.
     rerank: Reranker | None = None
 
@@ -70,7 +72,7 @@ def score_batches(
     Raises:
         UserError: the model is damaged, or gives scores that are no numbers.
     """
-    predictor, fitted = loaded_model(task.model, task.threads, task.output)
+    predictor, fitted = loaded_model(task.model, task.threads, task.output, task.maps)
     features = PairFeatures(task.user_columns, task.item_names, task.context, fitted)
     pairs = _Pairs(task, predictor, features)
     for batch in batches:
@@ -201,6 +203,13 @@ def _rows(ranked: Ranked, task: TaskInputs) -> pa.RecordBatch:
 
 
 @lru_cache(maxsize=1)
-def loaded_model(folder: Location, threads: int, output: str | None) -> tuple[Predictor, FittedWorkflow]:
-    """Loaded once in each Python worker, which Spark keeps for its next tasks; a model's folder never changes."""
-    return load_predictor(folder, threads, output), FittedWorkflow.load(folder / "workflow")
+def loaded_model(
+    folder: Location, threads: int, output: str | None, maps: Location | None
+) -> tuple[Predictor, FittedWorkflow]:
+    """Loaded once in each Python worker, which Spark keeps for its next tasks; a model's folder never changes.
+
+    `maps`: what workers of a host map of models: see Workspace.mapped. None: nothing.
+    """
+    mine = None if maps is None else maps_of(folder, maps)
+    vocabularies = None if mine is None else mine / "vocabularies"
+    return load_predictor(folder, threads, output, mine), FittedWorkflow.load(folder / "workflow", maps=vocabularies)

@@ -35,6 +35,8 @@ class ModelVectors:
     user_columns: tuple[str, ...]
     item_columns: tuple[str, ...]
     context: dict[str, pa.Scalar]
+    #: Where workers of a host map the model's tables (Workspace.mapped); None: each has them in its memory.
+    maps: Location | None = None
 
     def of(self, batch: pa.RecordBatch) -> NDArray[np.float32]:
         """The vectors of some rows.
@@ -85,7 +87,7 @@ class ModelVectors:
         return np.concatenate([predictor.vectors(columns, self.side) for columns in (nulls, new)])
 
     def _loaded(self) -> tuple[NetworkPredictor, PairFeatures]:
-        predictor, fitted = loaded_model(self.model, self.threads, None)
+        predictor, fitted = loaded_model(self.model, self.threads, None, self.maps)
         return _network(predictor, self.model), self._features(fitted)
 
     def _features(self, fitted: FittedWorkflow) -> PairFeatures:

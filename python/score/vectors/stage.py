@@ -112,6 +112,7 @@ def _run(ctx: Context, score: Score, model: Output, spark: SparkSession) -> Resu
                 user_columns=(score.user.key, *score.user.columns),
                 item_columns=(score.item.key, *score.item.columns),
                 context=context_scalars(ctx.spec, score),
+                maps=ctx.ws.mapped(ctx.spec.pipeline),
             )
             shared = spark.sparkContext.broadcast(task)
 

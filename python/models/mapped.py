@@ -1,0 +1,105 @@
+"""The tables of a saved model as files of this host's disk that all processes map: one copy, in the page cache.
+
+A saved model has its rows in files of bounded size, as many ranks wrote them. Here they are put side by side once, as a
+lookup wants them, stored as they were saved (fp32, fp16, bf16, int8). A process then has the dense weights in its own
+memory, and of the tables the pages that it looks at, which it shares with the others.
+"""
+
+from __future__ import annotations
+
+import mmap
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import safetensors
+import torch
+from torch import Tensor
+
+from headrace.comm.base import LocalCollective
+from headrace.embeddings.checkpoint.index import WEIGHT, read_index
+from headrace.embeddings.checkpoint.shards import load_shards
+from headrace.embeddings.sharding.layout import FusedTable
+from headrace.embeddings.sharding.plan import Lookup, Plan, Table, row_wise
+from headrace.embeddings.storage.row_format import Storage
+from headrace.errors import UserError
+from headrace.models.saved import EMBEDDINGS, ModelCard, check_tables, check_workflow, read_card, restore_dense
+from headrace.models.sharded_model import ShardedModel
+from headrace.storage import Location
+from headrace.storage.once import made_once
+
+#: By safetensors' names of types.
+_STORAGES: Mapping[str, Storage] = {"F32": "fp32", "F16": "fp16", "BF16": "bf16", "U8": "int8"}
+#: The workflow's files that each process reads to compare their checksums; larger ones (vocabularies) the first alone.
+_CHECKED_BYTES = 16 << 20
+
+
+def load_mapped(folder: Location, maps: Location) -> ShardedModel:
+    """Open a saved model with embeddings to ask it, on the CPU: `saved.load_model` with its tables mapped.
+
+    Tables of raw ids are in this process's memory.
+
+    Args:
+        folder: written by `save_model`.
+        maps: a folder of this model's alone; the first process of the host puts the tables' files there.
+
+    Raises:
+        UserError: a file is missing or damaged; names it.
+    """
+    card = read_card(folder)
+    stored = _storages(folder / EMBEDDINGS)
+    tables = made_once(maps / "tables", lambda building: _write(folder, card, stored, building))
+    model = _model(card, stored, tables, write=False)
+    restore_dense(model, folder, card)
+    check_workflow(folder, card, _CHECKED_BYTES)
+    return model.eval()
+
+
+def _write(folder: Location, card: ModelCard, stored: Mapping[str, Storage], building: Location) -> None:
+    check_workflow(folder, card)
+    model = _model(card, stored, building, write=True)
+    check_tables(load_shards(model.embeddings, folder / EMBEDDINGS, with_optimizer=False), folder)
+
+
+def _model(card: ModelCard, stored: Mapping[str, Storage], folder: Location, write: bool) -> ShardedModel:
+    def plan(tables: Sequence[Table], lookups: Sequence[Lookup], ranks: int) -> Plan:
+        return row_wise([replace(t, storage=stored.get(t.name, "fp32")) for t in tables], lookups, ranks)
+
+    def matrix(fused: FusedTable) -> Tensor:
+        return _mapped(folder / f"table-{fused.number}.rows", fused.rows, fused.stored_width, fused.dtype, write)
+
+    schema, local = card.dataset_schema, LocalCollective()
+    return ShardedModel(schema, card.model, local, card.seed, plan, tasks=card.tasks, matrix=matrix)
+
+
+def _mapped(file: Location, rows: int, columns: int, dtype: torch.dtype, write: bool) -> Tensor:
+    """A file's numbers [rows, columns]; `write`: an empty one, whose changes go to the disk."""
+    size = rows * columns * dtype.itemsize
+    if not size:
+        return torch.empty(rows, columns, dtype=dtype)
+    with open(file.local_path(), "w+b" if write else "rb") as f:
+        if write:
+            f.truncate(size)
+        pages = mmap.mmap(f.fileno(), size, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
+    with warnings.catch_warnings():  # nobody writes to what is read
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        return torch.frombuffer(pages, dtype=dtype).view(rows, columns)
+
+
+def _storages(folder: Location) -> dict[str, Storage]:
+    """How the tables were saved, by name.
+
+    Raises:
+        UserError: the index, or a file, is missing or damaged.
+    """
+    found: dict[str, Storage] = {}
+    for chunk in read_index(folder).chunks:
+        if chunk.state != WEIGHT or chunk.table in found:
+            continue
+        path = folder / chunk.file
+        try:
+            with safetensors.safe_open(path.local_path(), "pt") as f:
+                found[chunk.table] = _STORAGES[f.get_slice(chunk.key).get_dtype()]
+        except (OSError, safetensors.SafetensorError, KeyError) as e:
+            raise UserError(f"{path} is missing or no file of tables: {e}") from None
+    return found
