@@ -201,7 +201,7 @@ class HeadraceJob(SparkSubmitOperator):
             super().execute(context)
         except AirflowException as e:
             code = None if self._hook is None else getattr(self._hook._submit_sp, "returncode", None)
-            if code == _ERRORS.EXIT_USER_ERROR:
+            if code in (_ERRORS.EXIT_USER_ERROR, _ERRORS.EXIT_REFUSED):
                 raise AirflowFailException(f"{stage} of '{pipeline}': its log says what to mend") from e
             if code == _ERRORS.EXIT_INCOMPLETE:
                 self.log.info("%s of '%s': the day is not complete yet, as its log says", stage, pipeline)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 EXIT_DONE = 0
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
+EXIT_REFUSED = 3
 #: `EX_UNAVAILABLE` of sysexits.h.
 EXIT_BUSY = 69
 #: `EX_TEMPFAIL` of sysexits.h.
@@ -27,6 +28,12 @@ class BusyError(UserError):
     """Another process is at work on the same thing: nothing to mend, try later; exit code 69."""
 
     exit_code = EXIT_BUSY
+
+
+class RefusedError(UserError):
+    """What was made failed its audit and was not published: trying again changes nothing; exit code 3."""
+
+    exit_code = EXIT_REFUSED
 
 
 class IncompleteError(UserError):

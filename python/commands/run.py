@@ -10,7 +10,15 @@ from rich.markup import escape
 from headrace.commands import summary
 from headrace.commands.screen import out
 from headrace.config import Spec, load_spec, parse_ds
-from headrace.errors import EXIT_BUSY, EXIT_DONE, EXIT_FAILURE, EXIT_INCOMPLETE, EXIT_USER_ERROR, UserError
+from headrace.errors import (
+    EXIT_BUSY,
+    EXIT_DONE,
+    EXIT_FAILURE,
+    EXIT_INCOMPLETE,
+    EXIT_REFUSED,
+    EXIT_USER_ERROR,
+    UserError,
+)
 from headrace.jobs.events import StageEvent
 from headrace.stage import check_stage
 from headrace.stages import ORDER, STAGES
@@ -18,7 +26,7 @@ from headrace.storage import Location
 from headrace.workspace import Workspace
 
 #: Exit codes of jobs that have said in one message what is the matter.
-_EXPLAINED = (EXIT_USER_ERROR, EXIT_BUSY, EXIT_INCOMPLETE)
+_EXPLAINED = (EXIT_USER_ERROR, EXIT_REFUSED, EXIT_BUSY, EXIT_INCOMPLETE)
 
 
 def resolve(pipeline: str, ds: str | None, overrides: Sequence[str]) -> tuple[Spec, str]:

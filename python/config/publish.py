@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
+from headrace.config.audit import Audit
 from headrace.config.section import NAME, Section
 from headrace.config.warehouse import Warehouse
 
@@ -22,6 +23,8 @@ class Publish(Section):
     min_rows: int = Field(default=1, ge=0)
     #: The number of rows may differ from the last published day's by this share; None: not checked.
     max_row_change: float | None = 0.5
+    #: What the day is held against besides; None: nothing.
+    audit: Audit | None = None
     #: Days that the table keeps, the newest published one among them; None: all. Older ones are dropped after a day is
     #: published.
     retain_days: int | None = Field(default=None, ge=1)
@@ -38,8 +41,10 @@ class Publish(Section):
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Fingerprints of specs that keep all days and grant nothing are those from before."""
+        """Fingerprints of specs that ask for nothing of this are those from before."""
         dumped: dict[str, Any] = serialize(self)
+        if self.audit is None:
+            dumped.pop("audit", None)
         if self.retain_days is None:
             dumped.pop("retain_days", None)
         if not self.grants:

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.config import Drift, Spec
-from headrace.drift.psi import ks, psi
 from headrace.errors import UserError, nearest
 from headrace.lake.delta.log import DeltaLog
 from headrace.manifest import Input, Manifest, Output
+from headrace.psi import ks, psi
 from headrace.stage import Context, Result, Stage
 
 log = logging.getLogger("headrace.monitor")

@@ -184,8 +184,8 @@ def submit(
         until: as for `command`.
 
     Returns:
-        Its exit code: 0 done or nothing to do, 2 user error, 69 another run is at work, 75 the day is not complete yet,
-        anything else a failure: of the stage whose turn it was.
+        Its exit code: 0 done or nothing to do, 2 user error, 3 refused by an audit, 69 another run is at work, 75 the
+        day is not complete yet, anything else a failure: of the stage whose turn it was.
 
     Raises:
         KeyboardInterrupt: Ctrl-C (`Stopped`: SIGTERM, SIGHUP); the application and all that it started are gone.

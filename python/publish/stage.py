@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import Publish as PublishSpec
 from headrace.config import Score, Spec
-from headrace.errors import UserError
+from headrace.errors import RefusedError, UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output
-from headrace.publish.audit import Limits, audit
-from headrace.publish.target import Target, beyond_retention, table_name
+from headrace.publish.audit.distribution import distribution_checks
+from headrace.publish.audit.integrity import Limits, integrity_checks
+from headrace.publish.audit.rules import own_checks, reference_checks
+from headrace.publish.target import Check, StagedDay, Target, beyond_retention, table_name
 from headrace.publish.warehouses import open_target
 from headrace.stage import Context, Result, Stage
 
@@ -43,6 +45,7 @@ class Publish(Stage):
             "warehouse": target,
             "min_rows": publish.min_rows,
             "max_row_change": publish.max_row_change,
+            **({} if publish.audit is None else {"audit": publish.audit.model_dump(mode="json")}),
             "user": score.user.key,
             "item": score.item.key,
             "top_k": score.top_k,
@@ -70,7 +73,8 @@ class Publish(Stage):
         """Publish the day; the tables are left as they were unless every check holds.
 
         Raises:
-            UserError: the audit failed (names each failed check), or the warehouse cannot be reached or written.
+            RefusedError: the audit failed; names each failed check.
+            UserError: the warehouse cannot be reached or written, or a check cannot be made.
         """
         with open_target(ctx.spec, ctx.ws) as target, session(ctx.spec.spark, ctx.ws, "headrace publish") as spark:
             return _publish(ctx, target, spark)
@@ -94,11 +98,11 @@ def _publish(ctx: Context, target: Target, spark: SparkSession) -> Result:
             max_row_change=publish.max_row_change,
         )
         with target.stage(df, ctx.ds, ctx.key) as staged:
-            checks = audit(staged, limits)
+            checks = [*integrity_checks(staged, limits), *_asked_checks(ctx, spark, df, staged)]
             failed = [check for check in checks if not check.ok]
             if failed:
                 target.keep(staged)
-                raise UserError(
+                raise RefusedError(
                     f"the scores of {ctx.spec.pipeline} for {ctx.ds} failed {len(failed)} of {len(checks)} checks and "
                     f"were not published; {target.label} is as it was. The rows are in {staged.label}, to look at "
                     f"(`headrace warehouse drop-kept {ctx.spec.pipeline}` drops them):\n"
@@ -131,6 +135,19 @@ def _publish(ctx: Context, target: Target, spark: SparkSession) -> Result:
             "sample": [{k: v if isinstance(v, (int, float)) else str(v) for k, v in row.items()} for row in sample],
         },
     )
+
+
+def _asked_checks(ctx: Context, spark: SparkSession, df: DataFrame, staged: StagedDay) -> Iterator[Check]:
+    """Those of `publish.audit`."""
+    publish, score = _sections(ctx.spec)
+    if publish.audit is None:
+        return
+    made = ctx.upstream["score"].rows
+    yield from distribution_checks(
+        staged, publish.audit, score.user.key, score.item.key, made.get("candidates"), made.get("users")
+    )
+    yield from reference_checks(spark, df, publish.audit.references)
+    yield from own_checks(df, staged, publish.audit.rules)
 
 
 def _read(ctx: Context, spark: SparkSession, scores: Output) -> DataFrame:

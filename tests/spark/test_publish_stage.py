@@ -5,17 +5,20 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec, load_spec
-from headrace.errors import UserError
+from headrace.errors import RefusedError, UserError
 from headrace.manifest import Manifest, Output
 from headrace.publish import stage as publish_stage
 from headrace.publish.embedded import server as embedded
@@ -209,6 +212,61 @@ def test_failed_audit_leaves_everything_as_it_was(spark: SparkSession, fresh: Wo
     assert not publish(fresh, NEXT, ["publish.max_row_change=null"]).skipped
 
 
+def test_a_day_is_held_against_the_last_one_other_tables_and_own_rules(
+    spark: SparkSession, fresh: Workspace, tmp_path: Path
+) -> None:
+    """PostgreSQL's and Spark's figures against pandas'."""
+    items = tmp_path / "items"
+    items.mkdir()
+    pq.write_table(pa.table({"id": pa.array(range(50), pa.int64())}), items / "all.parquet")
+    asked = [
+        "publish.audit.max_score_psi=0.3",
+        "publish.audit.max_item_psi=0.3",
+        "publish.audit.max_new_items=0",
+        f'publish.audit.references={{"item_id": {{"table": "{items}", "column": "id"}}}}',
+        'publish.audit.rules={"first": {"expr": "avg(if(rank = 1, score, null))", "min": 0.5}, '
+        '"users": {"sql": "SELECT count(DISTINCT user_id) FROM {staged}", "min": 50, "max": 50}, '
+        '"growth": {"sql": "SELECT (SELECT count(*) FROM {staged}) - count(*) FROM {previous}", "min": 0}}',
+    ]
+    first, second = scores(50), scores(50, 1, NEXT)
+    land(spark, fresh, first)
+    facts = {c["name"]: c for c in publish(fresh, DS, asked).manifest.facts["audit"]}
+    assert facts["PSI of the scores"]["detail"] == facts["growth"]["detail"] == "no earlier day"
+    assert facts["first"]["value"] == pytest.approx(first[first["rank"] == 1]["score"].mean(), abs=1e-4)
+    assert facts["users"]["value"] == 50
+    # Another model: its scores are a tenth of the last day's, and half of its rows have items that none had.
+    second["score"] /= 10
+    second.loc[second["rank"] > 2, "item_id"] += 50
+    land(spark, fresh, second, NEXT)
+    before = transactions(fresh)
+    with pytest.raises(RefusedError) as refused:
+        publish(fresh, NEXT, asked)
+    assert refused.value.exit_code == 3
+    lines = {line.split(":")[0].strip(): line for line in str(refused.value).splitlines()[1:]}
+    unknown = second[second["item_id"] >= 50]["item_id"]
+    mean = second[second["rank"] == 1]["score"].mean()
+    new = (~second["item_id"].isin(first["item_id"])).mean()
+    told = f"share of rows with a new item: {round(new, 4):g}, must be at most 0 (against 2026-01-10)"
+    assert lines.pop("share of rows with a new item").strip() == told
+    told = f": {unknown.nunique()}, must be 0 (for example {', '.join(str(i) for i in sorted(unknown.unique())[:3])})"
+    assert lines.pop(f"values of item_id that {items} lacks").endswith(told)
+    assert lines.pop("first").strip().startswith(f"first: {round(float(mean), 4):g}, must be at least 0.5 (avg(if(")
+    assert {name: "must be at most 0.3 (against 2026-01-10)" in line for name, line in lines.items()} == {
+        "PSI of the scores": True,
+        "PSI of the items": True,
+    }
+    assert transactions(fresh) == before
+    for key, message in (
+        ('references={"item": {"table": "x.y"}}', r"references.item: the scores have no such column; did you mean"),
+        (f'references={{"item_id": {{"table": "{items}"}}}}', r"has no column 'item_id'; it has: id"),
+        ('references={"item_id": {"table": "no.such.table"}}', r"no.such.table cannot be read"),
+        ('rules={"mine": {"expr": "avg(scor)", "max": 1}}', r"publish.audit.rules.mine.expr: .*scor"),
+        ('rules={"mine": {"expr": "score", "max": 1}}', r"publish.audit.rules.mine.expr: "),
+    ):
+        with pytest.raises(UserError, match=message):
+            publish(fresh, NEXT, [f"publish.audit.{key}"])
+
+
 class Killed(BaseException):
     """Stands for SIGKILL: no handler of the stage's own may catch it."""
 
@@ -223,7 +281,7 @@ def test_killed_anywhere_then_run_again(
     land(spark, fresh, scores(31, 6))
 
     module, name = {
-        "audited": (publish_stage, "audit"),
+        "audited": (publish_stage, "integrity_checks"),
         "swapped": (swap, "swap"),
         "delta": (publish_stage, "_write_delta"),
     }[where]

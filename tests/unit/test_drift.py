@@ -23,7 +23,6 @@ from headrace.config import Drift, Spec, build_spec, load_spec
 from headrace.drift.bins import NumberBins, ValueBins, describe
 from headrace.drift.column_statistics import ColumnStatistics
 from headrace.drift.columns import MeasuredColumn, feature_columns, input_columns
-from headrace.drift.psi import EPSILON, ks, psi
 from headrace.drift.stage import JudgeDrift, judge
 from headrace.drift.table import SCHEMA
 from headrace.errors import EXIT_USER_ERROR, UserError
@@ -32,6 +31,7 @@ from headrace.features.types import ValueType
 from headrace.jobs.submit import PROGRAM
 from headrace.manifest import Manifest, Output
 from headrace.monitor.lineage import find, load_runs, trace
+from headrace.psi import EPSILON, ks, psi
 from headrace.schema import Feature, Kind
 from headrace.stage import check_stage, run_stage
 from headrace.workspace import Workspace

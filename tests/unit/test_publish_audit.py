@@ -18,7 +18,7 @@ from psycopg import sql
 
 from headrace.config import Warehouse
 from headrace.errors import UserError
-from headrace.publish.audit import Limits, audit
+from headrace.publish.audit.integrity import Limits, integrity_checks
 from headrace.publish.postgres import sample, staging, swap, tables
 from headrace.publish.postgres import server as warehouse
 from headrace.publish.psql_text import psql_table
@@ -45,7 +45,9 @@ def conn(server: tuple[warehouse.Server, Workspace]) -> Iterator[warehouse.Conne
 def failed(conn: warehouse.Connection, rows: Sequence[Row], **limits: Any) -> dict[str, Check]:
     with staging.staging_table(conn, TABLE, DS, "k") as staged:
         fill(conn, staged, rows)
-        return {check.name: check for check in audit(staged, held(TABLE, len(rows), **limits)) if not check.ok}
+        return {
+            check.name: check for check in integrity_checks(staged, held(TABLE, len(rows), **limits)) if not check.ok
+        }
 
 
 def held(table: tables.ScoresTable, rows: int, **limits: Any) -> Limits:
@@ -233,7 +235,7 @@ def test_names_are_quoted(conn: warehouse.Connection) -> None:
     tables.create_tables(conn, odd)
     with staging.staging_table(conn, odd, DS, "k") as staged:
         fill(conn, staged, [(DS, "u'1", 5, 1, 0.5, "m")])
-        checks = audit(staged, held(odd, 1))
+        checks = integrity_checks(staged, held(odd, 1))
         assert [c for c in checks if not c.ok] == []
         swap.swap(conn, staged, odd, "s", checks)
     tables.grant(conn, odd, {"select": ["pg_monitor"]})

@@ -1,4 +1,4 @@
-"""Step two, audit: what must hold for the staged scores, asked of the warehouse itself in SQL that all of them take."""
+"""What must always hold for staged scores: rows, keys, ranks, scores; asked of the warehouse in SQL."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Limits:
     max_row_change: float | None
 
 
-def audit(staged: StagedDay, limits: Limits) -> list[Check]:
+def integrity_checks(staged: StagedDay, limits: Limits) -> list[Check]:
     """All checks on a staged day, failed ones included."""
     q, source = staged.quote, staged.relation
     user, item, rank, score = q(limits.user), q(limits.item), q("rank"), q("score")

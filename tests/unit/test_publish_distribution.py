@@ -1,0 +1,182 @@
+"""The audit beside an earlier day, in SQL, against NumPy and pandas over the same rows."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.config.audit import Audit, AuditRule
+from headrace.errors import UserError
+from headrace.publish.audit.distribution import distribution_checks
+from headrace.publish.audit.limits import within
+from headrace.publish.audit.rules import own_checks
+from headrace.publish.target import Check, PublishedDay
+
+
+@dataclass
+class Staged:
+    """A staged day in SQLite."""
+
+    db: sqlite3.Connection
+    rows: int
+    previous: PublishedDay | None
+    ds: str = "2026-01-02"
+    key: str = "k"
+    label: str = "staged"
+    relation: str = "staged"
+    day: str = "'2026-01-02'"
+
+    def quote(self, name: str) -> str:
+        return '"' + name.replace('"', '""') + '"'
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        return self.db.execute(sql).fetchall()
+
+
+def staged(today: pd.DataFrame, before: pd.DataFrame | None) -> Staged:
+    db = sqlite3.connect(":memory:")
+    today.to_sql("staged", db, index=False)
+    if before is None:
+        return Staged(db, len(today), None)
+    before.to_sql("published", db, index=False)
+    relation = "(SELECT * FROM published) AS published"
+    return Staged(db, len(today), PublishedDay("2026-01-01", len(before), relation))
+
+
+def lists(rng: np.random.Generator, users: int, items: int, power: float = 0.0, shift: float = 0.0) -> pd.DataFrame:
+    weights = np.arange(1, items + 1, dtype=float) ** -power
+    item = np.concatenate([rng.choice(items, 3, replace=False, p=weights / weights.sum()) for _ in range(users)])
+    score = np.clip(rng.beta(2, 5, users * 3) + shift, 0, 1).round(2)
+    return pd.DataFrame(
+        {"user id": np.repeat(np.arange(users), 3), "item": item, "rank": np.tile([1, 2, 3], users), "score": score}
+    )
+
+
+def found(day: Staged, limits: Audit, candidates: int | None = None, users: int | None = None) -> dict[str, Check]:
+    return {c.name: c for c in distribution_checks(day, limits, "user id", "item", candidates, users)}
+
+
+def plain_psi(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> float:
+    e = np.maximum(expected / expected.sum(), 1e-4)
+    a = np.maximum(actual / actual.sum(), 1e-4)
+    return float(((a - e) * np.log(a / e)).sum())
+
+
+def score_psi(before: pd.DataFrame, today: pd.DataFrame) -> float:
+    """The tenths' first scores by position in the sorted scores: the first n % 10 tenths have one row more."""
+    ordered = np.sort(before["score"].to_numpy())
+    parts = [p for p in np.array_split(ordered, 10) if len(p)]
+    firsts = np.unique([p[0] for p in parts])
+    edges = firsts[1:] if len(firsts) > 1 else firsts
+    counts = [
+        np.bincount(np.searchsorted(edges, d["score"], "right"), minlength=len(edges) + 1) for d in (before, today)
+    ]
+    return plain_psi(*counts)
+
+
+def item_psi(before: pd.DataFrame, today: pd.DataFrame, top: int) -> float:
+    counted = before["item"].value_counts().reset_index().sort_values(["count", "item"], ascending=[False, True])
+    head = counted.head(top)["item"]
+    rest = [len(d) - d["item"].isin(head).sum() for d in (before, today)]
+    now = today["item"].value_counts().reindex(head, fill_value=0).to_numpy()
+    return plain_psi(np.append(counted.head(top)["count"], rest[0]), np.append(now, rest[1]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 60), st.integers(1, 60), st.floats(0, 2), st.floats(-0.3, 0.3))
+def test_distances_are_those_of_numpy(seed: int, n: int, m: int, power: float, shift: float) -> None:
+    rng = np.random.default_rng(seed)
+    before, today = lists(rng, n, 30), lists(rng, m, 40, power, shift)
+    limits = Audit(max_score_psi=0.1, max_item_psi=0.2, top_items=7, max_new_items=0.1, min_coverage=0.5, min_users=0.9)
+    checks = found(staged(today, before), limits, candidates=50, users=m + 2)
+    new = (~today["item"].isin(before["item"])).mean()
+    expected = {
+        "PSI of the scores": (score_psi(before, today), 0.1),
+        "PSI of the items": (item_psi(before, today, 7), 0.2),
+        "share of rows with a new item": (new, 0.1),
+    }
+    for name, (value, limit) in expected.items():
+        assert checks[name].value == pytest.approx(value, abs=1e-4)
+        assert checks[name].ok == (value <= limit)
+    coverage, users = today["item"].nunique() / 50, m / (m + 2)
+    assert checks["share of the candidate items given"].value == pytest.approx(coverage, abs=1e-4)
+    assert checks["share of the candidate items given"].ok == (coverage >= 0.5)
+    assert checks["share of the scored users with a list"].value == pytest.approx(users, abs=1e-4)
+    assert checks["share of the scored users with a list"].ok == (users >= 0.9)
+
+
+def test_the_same_day_is_at_no_distance_and_another_is() -> None:
+    rng = np.random.default_rng(0)
+    before = lists(rng, 300, 30)
+    same = found(staged(before, before), Audit(max_new_items=0))
+    assert {c.name: (c.value, c.ok) for c in same.values()} == dict.fromkeys(same, (0.0, True))
+    other = found(staged(lists(rng, 300, 30, power=2, shift=0.3), before), Audit())
+    assert [c.ok for c in other.values()] == [False, False]
+    assert "2026-01-01" in str(other["PSI of the items"])
+    constant = before.assign(score=0.5)
+    assert found(staged(constant, constant), Audit())["PSI of the scores"].value == 0
+
+
+def test_the_first_day_is_compared_with_none() -> None:
+    day = staged(lists(np.random.default_rng(0), 5, 10), None)
+    checks = found(day, Audit(max_new_items=0, min_coverage=1, min_users=1))
+    assert [(c.ok, c.detail) for c in checks.values()] == [(True, "no earlier day")] * 3
+
+
+@pytest.mark.parametrize(
+    ("sql", "value", "ok"),
+    [
+        ("SELECT count(*) FROM {staged} WHERE rank = 1", 5.0, True),
+        ("SELECT avg(score) FROM {staged} WHERE rank > 3", math.nan, False),
+        ("SELECT 7 - length('{{}}') * 3", 1.0, False),
+    ],
+)
+def test_a_rule_in_the_warehouse_s_sql(sql: str, value: float, ok: bool) -> None:
+    day = staged(lists(np.random.default_rng(0), 5, 10), None)
+    (check,) = own_checks(None, day, {"mine": AuditRule(sql=sql, min=2, max=5)})  # type: ignore[arg-type]
+    assert (check.ok, check.limit) == (ok, "at least 2 and at most 5")
+    assert check.value == pytest.approx(value, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("SELECT 1 FROM {stagd}", "stagd.* is none of"),
+        ("SELECT rank FROM {staged}", "15 rows of 1 columns"),
+        ("SELECT 'many'", "'many', not a number"),
+        ("SELECT {", "double a brace"),
+    ],
+)
+def test_a_rule_that_gives_no_number(sql: str, message: str) -> None:
+    day = staged(lists(np.random.default_rng(0), 5, 10), None)
+    with pytest.raises(UserError, match=message):
+        list(own_checks(None, day, {"mine": AuditRule(sql=sql, min=0)}))  # type: ignore[arg-type]
+
+
+def test_a_rule_against_the_earlier_day_holds_without_one() -> None:
+    day = staged(lists(np.random.default_rng(0), 5, 10), None)
+    rules: Mapping[str, AuditRule] = {"mine": AuditRule(sql="SELECT count(*) FROM {previous}", min=1)}
+    assert [c.ok for c in own_checks(None, day, rules)] == [True]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "keys", [{"expr": "1"}, {"max": 1}, {"expr": "1", "sql": "1", "max": 1}, {"expr": "1", "min": 2, "max": 1}]
+)
+def test_rules_that_can_be_none(keys: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"give one of|give min|is above"):
+        AuditRule(**keys)
+
+
+def test_a_figure_just_over_its_limit_is_shown_as_such() -> None:
+    assert within("x", 0.25000001, None, 0.25).value != 0.25
+    assert not within("x", 0.25000001, None, 0.25).ok
+    assert within("x", 0.25, 0.25, 0.25).ok
