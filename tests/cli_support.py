@@ -19,8 +19,8 @@ from headrace.jobs.day_range import days_of, turns
 from headrace.jobs.events import StageEvent
 from headrace.manifest import Input, Manifest, Output
 from headrace.stage import Context, Result, run_stage
-from headrace.stages import ORDER
 from headrace.workspace import Workspace
+from tests.clicks_stages import CLICKS_STAGES
 
 DS = "2026-01-03"
 AUC = {"train": 0.77, "baseline": 0.74}
@@ -38,7 +38,7 @@ class Fake:
     @property
     def needs(self) -> tuple[str, ...]:
         """The stage before; `score` can do without a baseline, but not without a model, `train` without a judgement."""
-        before = ORDER[: ORDER.index(self.name)][-1:]
+        before = CLICKS_STAGES[: CLICKS_STAGES.index(self.name)][-1:]
         return {"score": ("train", "baseline?"), "train": ("features",)}.get(self.name, before)
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
@@ -76,7 +76,7 @@ class Yard:
     """Fake stages, a submitter that runs them here, and what it was asked."""
 
     home: Path
-    fakes: dict[str, Fake] = field(default_factory=lambda: {n: Fake(n) for n in ORDER})
+    fakes: dict[str, Fake] = field(default_factory=lambda: {n: Fake(n) for n in CLICKS_STAGES})
     codes: dict[str, int] = field(default_factory=dict)
     submitted: list[str] = field(default_factory=list)
     #: The day of each of these.

@@ -140,7 +140,8 @@ def make_dataset() -> Callable[..., Manifest]:
 
     `make_dataset(ws, train=4000, valid=800, groups=8)`: clicks drawn from latent tastes, so that a model can learn;
     columns: age, price (continuous), user, item (categorical), tags (a list of 3), click (label), row (carried).
-    With `rank=n`: also n groups of 1 positive and 9 negatives, grouped by the carried column `query`.
+    With `test=n`: also n rows of the split test. With `rank=n`: also n groups of 1 positive and 9 negatives, grouped
+    by the carried column `query`.
     """
 
     def make(
@@ -148,6 +149,7 @@ def make_dataset() -> Callable[..., Manifest]:
         *,
         train: int = 4000,
         valid: int = 800,
+        test: int = 0,
         rank: int = 0,
         groups: int = 8,
         ds: str = "2026-01-10",
@@ -176,9 +178,11 @@ def make_dataset() -> Callable[..., Manifest]:
                 columns | {"click": click, "row": np.arange(first, first + n), "query": np.zeros(n, np.int64)}
             )
 
-        key = fingerprint({"seed": seed, "train": train, "valid": valid, "rank": rank, "groups": groups})
+        key = fingerprint({"seed": seed, "train": train, "valid": valid, "test": test, "rank": rank, "groups": groups})
         folder = ws.dataset(pipeline, ds, key).local_path()
         tables = {"train": rows(train, 0), "valid": rows(valid, 1_000_000)}
+        if test:
+            tables["test"] = rows(test, 3_000_000)
         if rank:
             ranked = rows(10 * rank, 2_000_000)
             labels = (np.arange(10 * rank) % 10 == 0).astype(np.float32)

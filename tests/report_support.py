@@ -9,11 +9,11 @@ from typing import Any
 
 from headrace.manifest import Input, Manifest, Output
 from headrace.stage import identity
-from headrace.stages import ORDER
 from headrace.workspace import Workspace
+from tests.clicks_stages import CLICKS_STAGES
 
 DS = "2026-01-08"
-STAGES = ORDER[:-1]
+STAGES = CLICKS_STAGES[:-1]
 
 
 def make_manifests(ds: str = DS, pipeline: str = "clicks", warm: Manifest | None = None) -> dict[str, Manifest]:

@@ -6,7 +6,7 @@ Every field says its unit. Unknown keys and wrong types are refused with the fil
 valid name. Nothing below the command line reads the environment: what a stage obeys is in here.
 """
 
-from headrace.config.baseline import Baseline
+from headrace.config.baseline import Baseline, Trees
 from headrace.config.candidate_source import CandidateSource, PairEvents
 from headrace.config.candidates import Candidates, CandidateTable, Covisitation, NewItems, Popular, Recent
 from headrace.config.compare import Compare, ModelVariant
@@ -23,6 +23,7 @@ from headrace.config.named_source import NamedSource
 from headrace.config.publish import Publish
 from headrace.config.score import Entity, Score
 from headrace.config.search import Parameter, Search
+from headrace.config.second_stage import SecondStage
 from headrace.config.section import Section, parse_ds
 from headrace.config.source import AnySource, EpochUnit, LandingSource, Source, TableSource
 from headrace.config.spark import LOOPBACK, Spark, is_secret, spark_profile
@@ -88,6 +89,7 @@ __all__ = [
     "Schedule",
     "Score",
     "Search",
+    "SecondStage",
     "Section",
     "SeenFilter",
     "Sharding",
@@ -103,6 +105,7 @@ __all__ = [
     "TableSource",
     "Task",
     "Train",
+    "Trees",
     "Warehouse",
     "Watermark",
     "WhereFilter",

@@ -1,4 +1,4 @@
-"""The section `baseline`: XGBoost on Spark."""
+"""The section `baseline`: XGBoost on Spark. Most keys are those of `second_stage`, too."""
 
 from __future__ import annotations
 
@@ -27,21 +27,16 @@ BOOSTER_KEYS = (
 )
 
 
-class Baseline(Section):
-    """XGBoost on Spark (`xgboost.spark`) over the same dataset and split."""
+class Trees(Section):
+    """What trees learn, and how."""
 
     #: classification: probabilities of a label of 0 or 1; ranking: LambdaMART (`rank:ndcg`) over the lists of `group`;
     #: regression: squared error.
     objective: Literal["classification", "ranking", "regression"] = "classification"
-    #: A carried column of numbers to learn in place of `features.label`; rows where it is null are left out.
-    label: str | None = None
     #: ranking: a carried column, whose rows of one value are one list; null: `train.rank_group`.
     group: str | None = None
     #: Trees at most.
     rounds: int = Field(default=60, ge=1)
-    #: Stop after this many trees in a row that did not improve the split `valid` (log loss; NDCG@`train.rank_k`; root
-    #: mean squared error), and keep the trees up to the best one. Null: all `rounds`.
-    early_stopping_rounds: int | None = Field(default=None, ge=1)
     #: Of a tree; 0: no limit, with `grow_policy: lossguide` and `max_leaves`.
     max_depth: int = Field(default=6, ge=0)
     #: The share of each tree that is added.
@@ -88,7 +83,7 @@ class Baseline(Section):
         return {k: v for k, v in dumped.items() if k in _FIRST or getattr(self, k) != fields[k].default}
 
     @model_validator(mode="after")
-    def _agrees(self) -> Baseline:
+    def _agrees(self) -> Trees:
         if self.group is not None and self.objective != "ranking":
             raise ValueError("`group` goes with `objective: ranking`")
         if self.scale_pos_weight != 1 and self.objective != "classification":
@@ -101,3 +96,33 @@ class Baseline(Section):
         """What XGBoost is told besides rounds, depth and learning rate: the keys that are not at its defaults."""
         fields = type(self).model_fields
         return {k: getattr(self, k) for k in BOOSTER_KEYS if getattr(self, k) != fields[k].default}
+
+    @property
+    def column(self) -> str | None:
+        """A carried column that is learned in place of `features.label`."""
+        return None
+
+    @property
+    def stops_after(self) -> int | None:
+        """Trees in a row that did not improve the split `valid`, after which no more are grown."""
+        return None
+
+
+class Baseline(Trees):
+    """XGBoost on Spark (`xgboost.spark`) over the same dataset and split."""
+
+    #: A carried column of numbers to learn in place of `features.label`; rows where it is null are left out.
+    label: str | None = None
+    #: Stop after this many trees in a row that did not improve the split `valid` (log loss; NDCG@`train.rank_k`; root
+    #: mean squared error), and keep the trees up to the best one. Null: all `rounds`.
+    early_stopping_rounds: int | None = Field(default=None, ge=1)
+
+    @property
+    def column(self) -> str | None:
+        """See `Trees.column`."""
+        return self.label
+
+    @property
+    def stops_after(self) -> int | None:
+        """See `Trees.stops_after`."""
+        return self.early_stopping_rounds

@@ -56,8 +56,9 @@ class Score(Section):
     top_k: int = Field(default=10, ge=1)
     #: The other columns that the features read: constants.
     context: Mapping[str, Any] = Field(default_factory=dict)
-    #: Which registered model: the neural one, the XGBoost one, or the one that is better on the split `valid`.
-    model: Literal["neural", "baseline", "best"] = "neural"
+    #: Which registered model: the neural one, the XGBoost one, or the one that is better on the split `valid`; or
+    #: second_stage: XGBoost behind the neural one (the section `second_stage`).
+    model: Literal["neural", "baseline", "best", "second_stage"] = "neural"
     #: best: the metric by which, of those that both are measured by (`train.evaluation.metrics`, HR and NDCG of
     #: `train.rank_group`); errors and losses are better where they are lower.
     metric: str = "auc"

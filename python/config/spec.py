@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
-from headrace.config.baseline import Baseline
+from headrace.config.baseline import Baseline, Trees
 from headrace.config.candidate_checks import check_score_sources
 from headrace.config.compare import Compare, ModelVariant, with_keys
 from headrace.config.drift import Drift
@@ -20,6 +20,7 @@ from headrace.config.paths import leaves
 from headrace.config.publish import Publish
 from headrace.config.score import Score
 from headrace.config.search import SEARCHABLE, Parameter, Search, parameter_type
+from headrace.config.second_stage import SecondStage
 from headrace.config.section import NAME, Section, parse_ds
 from headrace.config.source import LandingSource, Source
 from headrace.config.spark import Spark
@@ -55,6 +56,8 @@ class Spec(Section):
     train: Train = Train()
     #: XGBoost beside it; without it there is no stage `baseline`.
     baseline: Baseline | None = None
+    #: XGBoost behind it; without it there is no stage `second_stage`.
+    second_stage: SecondStage | None = None
     #: Models over this dataset, tested against each other; without it there is no stage `compare`.
     compare: Compare | None = None
     #: Scores of users x items; without it there is no stage `score`.
@@ -121,8 +124,9 @@ class Spec(Section):
         if policy := self.train.evaluation.off_policy:
             where = "train.evaluation.off_policy"
             carried |= {f"{where}.propensity": policy.propensity, f"{where}.reward": policy.reward}
-        if self.baseline:
-            carried |= {"baseline.label": self.baseline.label, "baseline.group": self.baseline.group}
+        for name, trees in (("baseline", self.baseline), ("second_stage", self.second_stage)):
+            if trees:
+                carried |= {f"{name}.label": trees.column, f"{name}.group": trees.group}
         if ranking := self.train.evaluation.full_ranking:
             carried |= {f"train.evaluation.full_ranking.{k}": getattr(ranking, k) for k in ("user", "order_by")}
         for key, asked in carried.items():
@@ -136,6 +140,10 @@ class Spec(Section):
             raise ValueError("publish needs a score section")
         if self.baseline:
             self._check_baseline(self.baseline)
+        if self.second_stage:
+            self._check_second_stage(self.second_stage)
+        elif self.score and self.score.model == "second_stage":
+            raise ValueError("score.model is 'second_stage', and there is no such section")
         if self.train.search:
             self._check_search(self.train.search)
         return self
@@ -157,23 +165,48 @@ class Spec(Section):
 
     def _check_baseline(self, baseline: Baseline) -> None:
         """Its lists have a column, its labels are what it learns, and what is published are probabilities."""
-        objective = baseline.objective
-        if objective == "ranking" and not (baseline.group or self.train.rank_group):
-            raise ValueError("baseline.objective is 'ranking': name the carried column of its lists, baseline.group")
-        if objective == "classification" and self.features.label_type == "number" and baseline.label is None:
-            raise ValueError(
-                "features.label_type is 'number', and baseline.objective is 'classification': set it to 'regression', "
-                "or name a carried column of 0 and 1, baseline.label"
-            )
+        self._check_trees("baseline", baseline)
         if baseline.label is not None and self.score and self.score.model == "best":
             raise ValueError(
                 f"score.model is 'best', but the baseline learns '{baseline.label}' (baseline.label) and is measured "
                 f"by it: no metric says which model is better; set score.model to 'neural' or 'baseline'"
             )
-        if self.publish and objective != "classification" and self.score and self.score.model != "neural":
+        if baseline.objective != "classification" and self.score and self.score.model in ("baseline", "best"):
+            self._refuse_to_publish("baseline", baseline)
+
+    def _check_second_stage(self, trees: SecondStage) -> None:
+        """There are rows of which the first model has learned nothing, to learn from and to measure by."""
+        self._check_trees("second_stage", trees)
+        split = self.features.split
+        if split.by == "position" or (split.by == "time" and not split.test_days):
             raise ValueError(
-                f"publish takes probabilities, and the scores of a baseline for {objective} are none: set score.model "
-                f"to 'neural', or leave publish out"
+                "second_stage learns from the split valid and is evaluated on the split test, of which there is none: "
+                "set features.split.test_days (by time), or split by a column"
+            )
+        if self.train.pretrained:
+            raise ValueError(
+                "second_stage learns from rows of which the neural model has learned nothing, and what the models of "
+                "train.pretrained learned from is not known; leave one of the two out"
+            )
+        if trees.objective != "classification" and self.score and self.score.model == "second_stage":
+            self._refuse_to_publish("second_stage", trees)
+
+    def _check_trees(self, name: str, trees: Trees) -> None:
+        """Lists have a column, and labels are what is learned."""
+        if trees.objective == "ranking" and not (trees.group or self.train.rank_group):
+            raise ValueError(f"{name}.objective is 'ranking': name the carried column of its lists, {name}.group")
+        if trees.objective == "classification" and self.features.label_type == "number" and trees.column is None:
+            another = ", or name a carried column of 0 and 1, baseline.label" if name == "baseline" else ""
+            raise ValueError(
+                f"features.label_type is 'number', and {name}.objective is 'classification': set it to "
+                f"'regression'{another}"
+            )
+
+    def _refuse_to_publish(self, name: str, trees: Trees) -> None:
+        if self.publish:
+            raise ValueError(
+                f"publish takes probabilities, and the scores of a {name} for {trees.objective} are none: set "
+                f"score.model to 'neural', or leave publish out"
             )
 
     def _check_loss(self) -> None:
@@ -239,11 +272,12 @@ class Spec(Section):
         return self
 
     @model_serializer(mode="wrap")
-    def _without_compare(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Fingerprints of specs that compare nothing are those from before there was such a section."""
+    def _without_later_sections(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fingerprints of specs without these sections are those from before there were any."""
         dumped: dict[str, Any] = serialize(self)
-        if self.compare is None:
-            dumped.pop("compare", None)
+        for name in ("compare", "second_stage"):
+            if getattr(self, name) is None:
+                dumped.pop(name, None)
         return dumped
 
     def with_variant(self, variant: ModelVariant) -> Spec:

@@ -20,7 +20,7 @@ from headrace.storage import Location, local
 #: What the label of a model without `train.tasks` is called.
 ONLY_TASK = "label"
 #: What a complete saved model has besides model.json.
-_XGBOOST, _XGBOOST_PARTS = "xgboost", ("model.ubj", "workflow")
+_XGBOOST, _SECOND_STAGE, _XGBOOST_PARTS = "xgboost", "second_stage", ("model.ubj", "workflow")
 #: Of a model with embeddings, whatever its class.
 _NETWORK_PARTS = ("dense.safetensors", "embeddings", "workflow")
 
@@ -35,7 +35,7 @@ class Predictor(Protocol):
 
     @property
     def kind(self) -> str:
-        """`xgboost`, or the class of a model with embeddings (`dlrm`, ...)."""
+        """`xgboost`, `second_stage`, or the class of a model with embeddings (`dlrm`, ...)."""
         ...
 
     def predict(self, columns: FeatureColumns) -> NDArray[np.float32]:
@@ -87,6 +87,11 @@ def load_predictor(
         from headrace.models import xgboost_model
 
         return xgboost_model.load(folder, schema, meta.get("files", ()), threads)
+    if meta["kind"] == _SECOND_STAGE:
+        from headrace.models import second_stage
+
+        first = load_predictor(first_model(folder, meta), threads, maps=maps)
+        return second_stage.load(folder, schema, meta, first, threads)
     return NetworkPredictor(folder, schema, threads, output, maps)
 
 
@@ -106,7 +111,8 @@ def read_meta(folder: Location) -> dict[str, Any]:
     Cheap: imports neither torch nor XGBoost, and reads no other file. Checksums are looked at when a model is loaded.
 
     Raises:
-        UserError: a part is missing, or model.json is no JSON or no model's record; names the file.
+        UserError: a part is missing, or model.json is no JSON or no model's record; names the file. Or the first
+            model of a second stage is gone.
     """
     path = folder / "model.json"
     try:
@@ -117,7 +123,7 @@ def read_meta(folder: Location) -> dict[str, Any]:
         raise UserError(f"{path} is not JSON: {e}") from None
     kind = meta.get("kind") if isinstance(meta, dict) else None
     parts = list(_XGBOOST_PARTS)
-    if kind != _XGBOOST:
+    if kind not in (_XGBOOST, _SECOND_STAGE):
         if not isinstance(meta, dict) or not isinstance(meta.get("model"), dict):
             raise UserError(f"{path}: unknown kind of model {kind!r}: it has no settings of a network")
         parts = [*_NETWORK_PARTS, *(["dynamic"] if _has_raw_ids(meta) else [])]
@@ -131,7 +137,38 @@ def read_meta(folder: Location) -> dict[str, Any]:
             found = "missing" if size is None else f"damaged: {size} bytes instead of {record['bytes']}"
             raise UserError(f"{file} of a saved model is {found}")
     assert isinstance(meta, dict)
+    if kind == _SECOND_STAGE:
+        first_model(folder, meta)
     return meta
+
+
+def first_model(folder: Location, meta: Mapping[str, Any]) -> Location:
+    """The folder of the model whose predictions a second stage looks at: in that of its run, beside this one's.
+
+    Args:
+        folder: the second stage's saved model.
+        meta: its model.json.
+
+    Raises:
+        UserError: it is gone, no longer whole, or another one than the trees were trained with.
+    """
+    named = meta["first"]
+    found: Location = folder.parent.parent / str(named["key"]) / "model"
+    try:
+        read_meta(found)
+    except UserError as e:
+        raise UserError(f"{folder} looks at the predictions of the model {named['key']}, which is gone: {e}") from None
+    if file_digest(found / "model.json") != named["sha256"]:
+        raise UserError(
+            f"{folder} looks at the predictions of the model {named['key']}, and {found} is another one by now: run "
+            f"the stage second_stage again"
+        )
+    return found
+
+
+def file_digest(path: Location) -> str:
+    """The SHA-256 of a file, in hex."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _has_raw_ids(meta: Mapping[str, Any]) -> bool:

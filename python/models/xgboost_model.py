@@ -83,24 +83,26 @@ class XGBoostPredictor:
         return {"label": self.predict(columns)}
 
 
-def importance(booster: xgb.Booster, schema: DatasetSchema) -> list[dict[str, Any]]:
+def importance(booster: xgb.Booster, schema: DatasetSchema, more: Sequence[str] = ()) -> list[dict[str, Any]]:
     """What the trees look at, by logical feature, that with the greatest gain first.
 
     gain: how much a split on it lowers the loss, the mean over its splits. cover: the sum of second derivatives (of
     squared error: rows) that go through a split, the mean over its splits. weight: splits.
 
     The booster names its columns `f0`, `f1`, ..., as XGBoost does where it is given no names. A list is one feature:
-    means over the splits of all its columns. A feature never split on has 0.
+    means over the splits of all its columns. A feature never split on has 0. `more`: what columns behind those of
+    `matrix` are called.
     """
     gains, covers, splits = (booster.get_score(importance_type=t) for t in ("total_gain", "total_cover", "weight"))
     found: list[dict[str, Any]] = []
     position = 0
-    for f in matrix_features(schema):
-        names = [f"f{position + i}" for i in range(f.length)]
-        position += f.length
+    features = [*((f.name, f.length) for f in matrix_features(schema)), *((name, 1) for name in more)]
+    for feature, length in features:
+        names = [f"f{position + i}" for i in range(length)]
+        position += length
         gain, cover, number = (sum(of.get(name, 0.0) for name in names) for of in (gains, covers, splits))
         mean_gain, mean_cover = (gain / number, cover / number) if number else (0.0, 0.0)
-        found.append({"feature": f.name, "gain": mean_gain, "cover": mean_cover, "weight": int(number)})
+        found.append({"feature": feature, "gain": mean_gain, "cover": mean_cover, "weight": int(number)})
     found.sort(key=lambda of: (-of["gain"], of["feature"]))
     return [{**of, "gain": round(of["gain"], 4), "cover": round(of["cover"], 4)} for of in found]
 
@@ -115,7 +117,8 @@ def save(
         booster: trained on `matrix(schema, ...)`.
         schema: the dataset's.
         workflow: the dataset's `workflow` folder, copied.
-        meta: what else model.json says (pipeline, ds, key, metrics, settings). JSON values.
+        meta: what else model.json says (pipeline, ds, key, metrics, settings), and its `kind` where it is another.
+            JSON values.
 
     Raises:
         UserError: the dataset has no workflow folder.
@@ -156,23 +159,30 @@ def load(
     Raises:
         UserError: the file is damaged, or was trained on another number of columns.
     """
+    return XGBoostPredictor(schema, load_booster(folder, schema, files, threads))
+
+
+def load_booster(
+    folder: Location, schema: DatasetSchema, files: Sequence[Mapping[str, Any]], threads: int | None, more: int = 0
+) -> xgb.Booster:
+    """The trees of a saved model, see `load`; `more`: columns behind those of `matrix`."""
     path = folder / MODEL_FILE
     for record in files:
         if _record(record["name"], (folder / record["name"]).read_bytes()) != record:
             raise UserError(
-                f"{folder / record['name']} is damaged (its checksum differs); run the baseline stage again"
+                f"{folder / record['name']} is damaged (its checksum differs); run the stage that made it again"
             )
     booster = xgb.Booster()
     try:
         booster.load_model(path.local_path())
     except xgb.core.XGBoostError as e:
-        raise UserError(f"{path} is damaged ({str(e).splitlines()[0]}); run the baseline stage again") from None
-    wanted = len(matrix_columns(schema))
+        raise UserError(f"{path} is damaged ({str(e).splitlines()[0]}); run the stage that made it again") from None
+    wanted = len(matrix_columns(schema)) + more
     if booster.num_features() != wanted:
         raise UserError(
             f"{path} was trained on {booster.num_features()} columns, but {folder / META_FILE} lists {wanted}; "
-            f"run the baseline stage again"
+            f"run the stage that made it again"
         )
     if threads is not None:
         booster.set_param({"nthread": threads})
-    return XGBoostPredictor(schema, booster)
+    return booster

@@ -76,17 +76,15 @@ def find(runs: Runs, name: str, ds: str | None = None) -> tuple[Manifest, Output
         if not known:
             raise UserError(f"nothing has been made{day} yet: no manifests. Run: headrace run PIPELINE --ds DATE")
         shown = sorted({o.name for pairs in known.values() for _, o in pairs if o.kind in ("delta", "postgres")})
-        models = sorted(
-            {
-                m.pipeline + ("-baseline" if m.stage == "baseline" else "")
-                for pairs in known.values()
-                for m, o in pairs
-                if o.kind == "model"
-            }
-        )
+        models = sorted({_registered_name(m) for pairs in known.values() for m, o in pairs if o.kind == "model"})
         made = f"Tables: {', '.join(shown) or 'none'}; models: {', '.join(models) or 'none'}"
         raise UserError(f"no run made '{name}'{day}{nearest(name, known, cutoff=0.5)}. {made}")
     return max(found, key=lambda pair: pair[0].ds)
+
+
+def _registered_name(manifest: Manifest) -> str:
+    """Under which name a stage registers its model."""
+    return manifest.pipeline + ("" if manifest.stage == "train" else f"-{manifest.stage}")
 
 
 def _aliases(manifest: Manifest, output: Output) -> set[str]:
@@ -98,7 +96,7 @@ def _aliases(manifest: Manifest, output: Output) -> set[str]:
     if output.kind == "postgres":
         names.add(output.name.rpartition(".")[2])
     if output.kind == "model":
-        model = manifest.pipeline + ("-baseline" if manifest.stage == "baseline" else "")
+        model = _registered_name(manifest)
         names |= {model, f"{model}@{output.version}", output.version}
         registered = manifest.facts.get("registered")
         if isinstance(registered, Mapping) and "version" in registered:

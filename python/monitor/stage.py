@@ -23,7 +23,17 @@ class Report(Stage):
     name = "report"
     #: Raise it when the page changes, so that days reported before get the new one when they are run again.
     version = 2
-    needs: tuple[str, ...] = ("ingest?", "features?", "drift?", "train?", "baseline?", "compare?", "score?", "publish?")
+    needs: tuple[str, ...] = (
+        "ingest?",
+        "features?",
+        "drift?",
+        "train?",
+        "baseline?",
+        "second_stage?",
+        "compare?",
+        "score?",
+        "publish?",
+    )
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
         """All of it: the page shows the settings."""

@@ -1,8 +1,8 @@
 """Registered models in MLflow. MLflow takes seconds to import, so it is imported where it is used.
 
-Names: `<pipeline>` for the neural model, `<pipeline>-baseline` for the other one. A version is one training run, known
-by its key (a tag), so that registering a run again finds its version. The alias `champion` is the version of the newest
-day that was trained: a backfill of older days registers versions beside it.
+Names: `<pipeline>` for the neural model, `<pipeline>-baseline` and `<pipeline>-second_stage` for the others. A version
+is one training run, known by its key (a tag), so that registering a run again finds its version. The alias `champion`
+is the version of the newest day that was trained: a backfill of older days registers versions beside it.
 """
 
 from __future__ import annotations

@@ -25,11 +25,18 @@ def scoring_model(ctx: Context) -> ScoringModel:
     """The model that `score.model` asks for.
 
     Raises:
-        UserError: it asks for a baseline that is not there.
+        UserError: it asks for a baseline or a second stage that is not there.
     """
     spec = ctx.spec
     assert spec.score is not None
     neural = _model_of(ctx, "train")
+    if spec.score.model == "second_stage":
+        if "second_stage" not in ctx.upstream:
+            raise UserError(
+                f"score.model is 'second_stage', which has not finished for {ctx.ds}; run: headrace run "
+                f"{spec.pipeline} --ds {ctx.ds} --from second_stage, or set score.model=neural"
+            )
+        return _model_of(ctx, "second_stage")
     has_baseline = spec.baseline is not None and "baseline" in ctx.upstream
     if spec.score.model == "neural" or (spec.score.model == "best" and not has_baseline):
         return neural

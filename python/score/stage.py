@@ -56,7 +56,7 @@ class ScoreCandidates(Stage):
 
     name = "score"
     version = 1
-    needs: tuple[str, ...] = ("train", "features", "ingest", "baseline?")
+    needs: tuple[str, ...] = ("train", "features", "ingest", "baseline?", "second_stage?")
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
         """The section; columns, window and label are part of the upstream stages' keys."""
@@ -205,7 +205,7 @@ def _scratch(folder: Location) -> Iterator[None]:
 
 
 def _kind(chosen: ScoringModel) -> str:
-    return {"train": "neural", "baseline": "baseline"}[chosen.stage]
+    return {"train": "neural"}.get(chosen.stage, chosen.stage)
 
 
 def _check_pair_features(features: PairFeatures, users: DataFrame, items: ItemTable, of_items: ItemFeatures) -> None:

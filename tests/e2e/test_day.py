@@ -15,9 +15,10 @@ from headrace.config.load import flow
 from headrace.generate import DayTruth, truth_path
 from headrace.manifest import Manifest
 from headrace.models.predictor import read_meta
-from headrace.stages import ORDER, STAGES
+from headrace.stages import STAGES
 from headrace.storage import local
 from headrace.workspace import Workspace
+from tests.clicks_stages import CLICKS_STAGES
 from tests.support import DAY, NEXT_DAY, SMALL, Run, assert_same, everything, headrace, manifests, read_delta
 from tests.users_package import model_of
 
@@ -54,8 +55,8 @@ def two_days(
 
 def test_every_stage_is_done_and_shown(finished_day: tuple[Path, Run]) -> None:
     home, run = finished_day
-    assert list(manifests(home)) == list(ORDER)
-    for word in (*ORDER, "ceiling", "AUC", str(Workspace(home).report("clicks", DAY)), "user_id"):
+    assert list(manifests(home)) == list(CLICKS_STAGES)
+    for word in (*CLICKS_STAGES, "ceiling", "AUC", str(Workspace(home).report("clicks", DAY)), "user_id"):
         assert word in run.output, f"{word!r} is not in:\n{run.output}"
 
 
@@ -118,7 +119,7 @@ def test_status_and_lineage(finished_day: tuple[Path, Run]) -> None:
     home, _ = finished_day
     status = headrace(home, "status", "clicks", settings={})
     assert status.code == 0
-    assert all(stage in status.output for stage in ORDER)
+    assert all(stage in status.output for stage in CLICKS_STAGES)
     lineage = headrace(home, "lineage", "clicks_scores", settings={})
     assert lineage.code == 0, lineage.output
     made = manifests(home)

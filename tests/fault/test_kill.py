@@ -13,8 +13,8 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.stages import ORDER
 from headrace.workspace import Workspace
+from tests.clicks_stages import CLICKS_STAGES
 from tests.support import DAY, NEXT_DAY, Run, assert_same, command, everything, headrace, manifests
 
 #: How often a stage that got away is tried again.
@@ -88,7 +88,7 @@ def test_killed_anywhere_then_rerun_equals_undisturbed(
     assert headrace(home, "generate", "clicks", "--until", NEXT_DAY).code == 0
     seconds = {stage: m.seconds for stage, m in manifests(undisturbed).items()}
     killed: dict[str, float] = {}
-    for number, stage in enumerate(ORDER):
+    for number, stage in enumerate(CLICKS_STAGES):
         moment = random.uniform(0.1, 0.9) * seconds[stage]
         # The machine's way, and the polite one, which leaves the stage its own end.
         kill = (kill_tree, end_program)[number % 2]
@@ -100,7 +100,9 @@ def test_killed_anywhere_then_rerun_equals_undisturbed(
             # It was faster than thought. Without its manifest it works again, over what it has left.
             Workspace(home).manifest("clicks", DAY, stage).local_path().unlink()
             moment /= 2
-    assert killed.keys() >= {s for s in ORDER if seconds[s] > _SHORT_SECONDS}, "some stages ended before they were hit"
+    assert killed.keys() >= {s for s in CLICKS_STAGES if seconds[s] > _SHORT_SECONDS}, (
+        "some stages ended before they were hit"
+    )
     healed = headrace(home, "run", "clicks", "--ds", DAY)
     assert healed.code == 0, healed.output
     assert_same(everything(spark, undisturbed), everything(spark, home))

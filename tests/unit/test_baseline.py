@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from headrace.config import Baseline, load_spec
 from headrace.errors import UserError
 from headrace.schema import DatasetSchema, Feature, Kind
+from headrace.train.baseline.inputs import TreeInputs
 from headrace.train.baseline.stage import TrainBaseline
 from headrace.train.baseline.xgboost_spark import _number_lists, estimator_parameters
 
@@ -27,7 +28,7 @@ SCHEMA = DatasetSchema(
 
 
 def told(device: str = "cpu", **settings: Any) -> dict[str, Any]:
-    found = estimator_parameters(SCHEMA, Baseline(**settings), seed=3, k=7, device=device, workers=2)
+    found = estimator_parameters(TreeInputs(SCHEMA), Baseline(**settings), seed=3, k=7, device=device, workers=2)
     assert np.isnan(found.pop("missing"))
     return found
 
@@ -107,7 +108,7 @@ def test_keys_of_runs_from_before_the_later_settings_stay() -> None:
 
 
 def test_weights_of_samples_are_told_and_part_of_the_key() -> None:
-    found = estimator_parameters(SCHEMA, Baseline(), seed=3, k=7, device="cpu", workers=2, weighted=True)
+    found = estimator_parameters(TreeInputs(SCHEMA), Baseline(), seed=3, k=7, device="cpu", workers=2, weighted=True)
     assert found["weight_col"] == "weight"
     carried = ["features.carried=[user_id]", "train.sample_weight=user_id"]
     weighted = TrainBaseline().spec_part(load_spec("clicks", carried))

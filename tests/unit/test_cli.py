@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from headrace import __version__
 from headrace.cli import app
 from headrace.jobs.process import Stopped
-from headrace.stages import ORDER
 from headrace.workspace import Workspace, checkout
 from tests.cli_support import DS, Yard, make_yard
+from tests.clicks_stages import CLICKS_STAGES
 
 
 @pytest.fixture
@@ -36,9 +36,9 @@ def test_a_day_runs_in_order_and_ends_with_what_a_person_wants_to_know(yard: Yar
     truth.write_text(json.dumps({"auc_ceiling": 0.8}))
     result = yard.run()
     assert result.exit_code == 0, result.output
-    assert yard.submitted == list(ORDER)
+    assert yard.submitted == list(CLICKS_STAGES)
     lines = [" ".join(line.split()) for line in result.output.splitlines()]
-    for stage in ORDER:
+    for stage in CLICKS_STAGES:
         assert any(line.startswith(f"{stage} done ") for line in lines), stage
     assert any(line.startswith("ingest done 1,234 kept") and line.endswith("2.0 GiB") for line in lines)
     assert "neural 0.7700 90.0 % of the way from 0.5 to the ceiling" in lines
@@ -53,48 +53,48 @@ def test_a_second_run_starts_nothing_and_says_so(yard: Yard) -> None:
     yard.run()
     result = yard.run()
     assert (result.exit_code, yard.submitted) == (0, [])
-    assert result.output.count("already done with the same inputs; nothing to do") == len(ORDER)
+    assert result.output.count("already done with the same inputs; nothing to do") == len(CLICKS_STAGES)
     assert "0.7700" in result.output
 
 
 def test_what_changed_and_what_follows_from_it_runs_again(yard: Yard) -> None:
     yard.run()
     result = yard.run("--set", "train.epochs=9")
-    assert yard.submitted == list(ORDER[ORDER.index("train") :])
+    assert yard.submitted == list(CLICKS_STAGES[CLICKS_STAGES.index("train") :])
     assert yard.overrides[-1] == ["train.epochs=9"]
     assert "its inputs or its part of the spec have changed" in result.output
     yard.fakes["ingest"].source = "v2"
     yard.run("--set", "train.epochs=9")
-    assert yard.submitted == list(ORDER)
+    assert yard.submitted == list(CLICKS_STAGES)
 
 
 def test_stages_share_an_application_unless_they_are_isolated(yard: Yard) -> None:
     two_slots = ["--set", "spark.master=local[2]"]
     assert yard.run(*two_slots).exit_code == 0
-    assert yard.applications == [ORDER]
+    assert yard.applications == [CLICKS_STAGES]
     # What is done before the first that has work to do needs no application; what is done after it is left alone there.
     again = yard.run(*two_slots, "--set", "train.epochs=9")
-    assert yard.applications == [ORDER[ORDER.index("train") :]]
-    assert again.output.count("nothing to do") >= ORDER.index("train")
+    assert yard.applications == [CLICKS_STAGES[CLICKS_STAGES.index("train") :]]
+    assert again.output.count("nothing to do") >= CLICKS_STAGES.index("train")
     Workspace(yard.home).manifest("clicks", DS, "ingest").local_path().unlink()
     again = yard.run(*two_slots, "--set", "train.epochs=9", "--to", "drift")
     assert (yard.applications, yard.submitted) == ([("ingest", "features", "drift")], ["ingest"])
     assert "[2/3] features: already done with the same inputs; nothing to do" in again.output
     yard.run("--isolated", *two_slots, "--set", "train.epochs=3")
-    assert yard.applications == [(stage,) for stage in ORDER[ORDER.index("train") :]]
+    assert yard.applications == [(stage,) for stage in CLICKS_STAGES[CLICKS_STAGES.index("train") :]]
     # Ranks need slots that the others were not given.
     yard.run("--set", "spark.master=local[1]", "--set", "train.epochs=4")
-    assert yard.applications == [("train", "baseline"), ORDER[ORDER.index("score") :]]
+    assert yard.applications == [("train", "baseline"), CLICKS_STAGES[CLICKS_STAGES.index("score") :]]
 
 
 def test_a_failure_in_the_middle_of_an_application_is_its_stages(yard: Yard) -> None:
     yard.codes["score"] = 137
     result = yard.run("--set", "spark.master=local[2]")
-    assert (result.exit_code, yard.applications, yard.submitted[-1]) == (1, [ORDER], "score")
+    assert (result.exit_code, yard.applications, yard.submitted[-1]) == (1, [CLICKS_STAGES], "score")
     assert "score did not finish: killed by signal 9 (out of memory?)" in " ".join(result.output.split())
     yard.codes.clear()
     assert yard.run("--set", "spark.master=local[2]").exit_code == 0
-    assert yard.applications == [ORDER[ORDER.index("score") :]]
+    assert yard.applications == [CLICKS_STAGES[CLICKS_STAGES.index("score") :]]
 
 
 def test_from_and_to_bound_the_run(yard: Yard) -> None:
@@ -244,7 +244,7 @@ def test_version() -> None:
         ["doctor"],
         ["warehouse"],
         ["warehouse", "sample"],
-        *([s] for s in ORDER),
+        *([s] for s in CLICKS_STAGES),
     ],
 )
 def test_every_command_has_help_with_an_example(words: list[str]) -> None:

@@ -10,9 +10,9 @@ import yaml
 from headrace.commands.dry_run import PlannedStage, dry_run
 from headrace.errors import UserError
 from headrace.manifest import Manifest
-from headrace.stages import ORDER
 from headrace.workspace import Workspace, checkout
 from tests.cli_support import DS, Yard, make_yard
+from tests.clicks_stages import CLICKS_STAGES
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Yard:
     return make_yard(tmp_path, monkeypatch)
 
 
-def planned(yard: Yard, first: str = ORDER[0], last: str = ORDER[-1]) -> dict[str, PlannedStage]:
+def planned(yard: Yard, first: str = CLICKS_STAGES[0], last: str = CLICKS_STAGES[-1]) -> dict[str, PlannedStage]:
     return {p.stage: p for p in dry_run("clicks", Workspace(yard.home), DS, [], first, last)}
 
 
@@ -52,7 +52,7 @@ def test_what_is_done_stays_and_what_changed_runs(yard: Yard) -> None:
     assert found["features"].why == "if what ingest makes is new"
     # What would run is what does run.
     assert yard.run().exit_code == 0
-    assert yard.submitted == list(ORDER)
+    assert yard.submitted == list(CLICKS_STAGES)
 
 
 def test_keys_are_those_that_the_run_will_have(yard: Yard) -> None:

@@ -13,9 +13,9 @@ import pytest
 from headrace.commands import doctor, plan
 from headrace.gpu_plan.gate import LOG, StepPlans
 from headrace.manifest import Manifest
-from headrace.stages import ORDER
 from headrace.workspace import Workspace, checkout
 from tests.cli_support import DS, Yard, make_yard
+from tests.clicks_stages import CLICKS_STAGES
 
 PAGE = (checkout() / "docs" / "commands.md").read_text()
 
@@ -58,7 +58,7 @@ def test_status(yard: Yard) -> None:
         found = document(yard("status", "clicks", "--json"))
     assert fields(found) == promised("status")
     assert found["home"] == str(yard.home)
-    assert [s["stage"] for s in found["stages"]] == list(ORDER)
+    assert [s["stage"] for s in found["stages"]] == list(CLICKS_STAGES)
     ingest, *_, report = found["stages"]
     manifest = Manifest.load(Workspace(yard.home).manifest("clicks", DS, "ingest"))
     assert manifest is not None

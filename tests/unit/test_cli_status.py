@@ -10,9 +10,9 @@ import pytest
 
 from headrace.commands.summary import quality_lines
 from headrace.manifest import Manifest
-from headrace.stages import ORDER
 from headrace.workspace import Workspace
 from tests.cli_support import DS, Yard, make_yard
+from tests.clicks_stages import CLICKS_STAGES
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def states(output: str) -> dict[str, str]:
 def test_status_tells_done_from_stale_and_missing(yard: Yard) -> None:
     yard.run("--to", "baseline")
     found = states(yard("status").output)
-    assert list(found) == list(ORDER)
+    assert list(found) == list(CLICKS_STAGES)
     assert found["ingest"].startswith("done 1,234 kept ")
     assert found["score"].startswith("missing")
     yard.fakes["ingest"].source = "v2"
@@ -44,7 +44,7 @@ def test_status_tells_done_from_stale_and_missing(yard: Yard) -> None:
     changed = states(yard("status", "clicks", "--set", "train.epochs=9").output)
     assert changed["features"].startswith("done")
     assert changed["train"].startswith("stale")
-    assert states(yard("status", "clicks", "--set", "baseline=null").output).keys() == set(ORDER) - {"baseline"}
+    assert states(yard("status", "clicks", "--set", "baseline=null").output).keys() == set(CLICKS_STAGES) - {"baseline"}
 
 
 def test_status_of_a_pipeline_whose_file_is_unknown_goes_by_the_manifests(yard: Yard, tmp_path: Path) -> None:

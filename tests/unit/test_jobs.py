@@ -31,6 +31,7 @@ from headrace.lake.session import agree
 from headrace.stage import run_lock
 from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace
+from tests.clicks_stages import CLICKS_STAGES
 
 DS = "2026-01-03"
 
@@ -135,18 +136,18 @@ def test_the_command_names_the_stages_and_the_environment_the_packages_own_spark
 @pytest.mark.parametrize(
     ("overrides", "wanted"),
     [
-        ([], [ORDER]),
-        (["spark.master=local[8]"], [ORDER]),
-        (["spark.master=yarn"], [ORDER]),
-        (["spark.master=local[1]"], [ORDER[:3], ("train", "baseline"), ORDER[5:]]),
-        (["spark.master=local[1]", "train.ranks=1"], [ORDER[:4], ("baseline",), ORDER[5:]]),
-        (["spark.master=local[1]", "train.ranks=1", "baseline.workers=1"], [ORDER]),
+        ([], [CLICKS_STAGES]),
+        (["spark.master=local[8]"], [CLICKS_STAGES]),
+        (["spark.master=yarn"], [CLICKS_STAGES]),
+        (["spark.master=local[1]"], [CLICKS_STAGES[:3], ("train", "baseline"), CLICKS_STAGES[5:]]),
+        (["spark.master=local[1]", "train.ranks=1"], [CLICKS_STAGES[:4], ("baseline",), CLICKS_STAGES[5:]]),
+        (["spark.master=local[1]", "train.ranks=1", "baseline.workers=1"], [CLICKS_STAGES]),
         (
             ["spark.profile=gpu"],
             [("ingest",), ("features", "drift"), ("train",), ("baseline",), ("score",), ("publish", "report")],
         ),
         (["spark.properties={spark.plugins: com.nvidia.spark.SQLPlugin}"], None),
-        (["baseline=null", "drift=null"], [tuple(n for n in ORDER if n not in ("baseline", "drift"))]),
+        (["baseline=null", "drift=null"], [tuple(n for n in CLICKS_STAGES if n not in ("baseline", "drift"))]),
     ],
     ids=str,
 )

@@ -14,9 +14,9 @@ from headrace.config import load_spec
 from headrace.errors import UserError
 from headrace.jobs.day_range import days_of, turns
 from headrace.jobs.submit import command
-from headrace.stages import ORDER
 from headrace.workspace import Workspace
 from tests.cli_support import DS, Yard, make_yard
+from tests.clicks_stages import CLICKS_STAGES
 
 
 @pytest.fixture
@@ -112,4 +112,4 @@ def test_a_dry_run_of_a_range_says_what_would_run_and_in_which_order(yard: Yard)
 
 
 def planned(yard: Yard, last: str) -> list[PlannedStage]:
-    return dry_run("clicks", Workspace(yard.home), DS, [], ORDER[0], last, until="2026-01-05")
+    return dry_run("clicks", Workspace(yard.home), DS, [], CLICKS_STAGES[0], last, until="2026-01-05")

@@ -25,7 +25,7 @@ def evaluation(day: Day) -> Section:
     """Metrics of each split with their intervals, and of its slices; no block where nothing was asked for."""
     of_models = {
         name: facts.mapping(day.facts(stage).get("evaluation"))
-        for name, stage in (("neural", "train"), ("XGBoost", "baseline"))
+        for name, stage in (("neural", "train"), ("XGBoost", "baseline"), ("second stage", "second_stage"))
     }
     blocks: list[Block] = []
     for split in dict.fromkeys(str(split) for told in of_models.values() for split in told):

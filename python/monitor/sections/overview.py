@@ -121,7 +121,7 @@ def flow(day: Day) -> Section:
     for title, names in (
         ("Events", ("ingest",)),
         ("Dataset", ("features",)),
-        ("Models", ("train", "baseline")),
+        ("Models", ("train", "baseline", "second_stage")),
         ("Scores", ("score", "publish")),
     ):
         found = [(s, n, v) for s in names for n, v in day.rows(s).items()]
@@ -135,9 +135,10 @@ def flow(day: Day) -> Section:
         )
         missing = [s for s in names if s not in day.manifests]
         if rows:
-            tables.append(Table((" and ".join(names), ">Rows"), rows, title))
+            there = [s for s in names if s in day.manifests or day.planned(s)]
+            tables.append(Table((" and ".join(there), ">Rows"), rows, title))
         elif any(day.planned(s) for s in missing):
-            tables.append(not_run(" and ".join(missing), title))
+            tables.append(not_run(" and ".join(s for s in missing if day.planned(s)), title))
     return Section("rows", "Rows through the stages", tuple(tables))
 
 

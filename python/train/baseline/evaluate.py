@@ -19,9 +19,10 @@ from headrace import config
 from headrace.dataset.parquet.layout import open_split
 from headrace.lake.worker_errors import worker_errors
 from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
-from headrace.models.xgboost_model import XGBoostPredictor
+from headrace.models.predictor import Predictor
 from headrace.schema import DatasetSchema
 from headrace.storage import Location
+from headrace.train.baseline.inputs import TreeInputs
 from headrace.train.baseline.rows import Rows, read_rows, sample_row_groups
 from headrace.train.evaluation.bootstrap import F64
 from headrace.train.evaluation.evaluate import Evaluation, Evaluator
@@ -45,12 +46,17 @@ class EvaluationTask:
     """
 
     dataset: Location
-    schema: DatasetSchema
+    inputs: TreeInputs
     train: config.Train
     objective: str
     label: str
     group: str | None
     splits: tuple[str, ...]
+
+    @property
+    def schema(self) -> DatasetSchema:
+        """The dataset's."""
+        return self.inputs.schema
 
     def request(self, lists: bool = False) -> Request:
         """What the spec asks for; `lists`: of the lists that were learned from."""
@@ -65,7 +71,7 @@ class EvaluationTask:
             carried, codes = [*carried, *lists.carried(lists=True)], [*codes, *lists.codes(lists=True)]
         return list(dict.fromkeys(carried)), list(dict.fromkeys(codes))
 
-    def evaluate(self, ranks: Ranks, predictor: XGBoostPredictor) -> dict[str, Evaluation]:
+    def evaluate(self, ranks: Ranks, predictor: Predictor) -> dict[str, Evaluation]:
         """By split. Collective."""
         probability = _as_they_are if self.objective == "classification" else None
         evaluator, of_lists = (Evaluator(self.request(lists), probability) for lists in (False, True))
@@ -87,9 +93,7 @@ class EvaluationTask:
                     found[f"{split}_lists"] = of_lists.evaluate_lists(ranks, mine)
         return found
 
-    def _predict(
-        self, split: str, ranks: Ranks, predictor: XGBoostPredictor, policy: Policy | None = None
-    ) -> Predictions:
+    def _predict(self, split: str, ranks: Ranks, predictor: Predictor, policy: Policy | None = None) -> Predictions:
         """Every rank's share of a split: row groups r, r + ranks, ..."""
         carried, codes = self.columns(split)
         groups = sample_row_groups(self.dataset, split, self.schema, carried=carried)
@@ -98,7 +102,7 @@ class EvaluationTask:
         labels: list[NDArray[np.float32]] = []
         others: dict[str, list[NDArray[Any]]] = {name: [] for name in (*carried, *codes)}
         choices: list[Choices] = []
-        for rows in read_rows(mine, self.schema, self.label, list(others)):
+        for rows in read_rows(mine, self.inputs.features, self.label, list(others)):
             scores.append(predictor.predict(rows.features))
             if policy is not None:
                 logged = rows.others[policy.actions.feature].astype(np.int64)
@@ -135,7 +139,7 @@ def evaluate(
         own = xgb.Booster({"nthread": 1})
         own.load_model(bytearray(raw))
         with _ranks_of_tasks() as ranks:
-            found = task.evaluate(ranks, XGBoostPredictor(task.schema, own))
+            found = task.evaluate(ranks, task.inputs.predictor(own))
         if ranks.world.is_chief:
             told = json.dumps({split: asdict(of) for split, of in found.items()})
             yield pa.record_batch([pa.array([told])], names=["evaluation"])
@@ -163,7 +167,7 @@ def _ranks_of_tasks() -> Iterator[Ranks]:
         yield Ranks(collective)
 
 
-def _scorer(predictor: XGBoostPredictor, rows: Rows) -> ScoreAction:
+def _scorer(predictor: Predictor, rows: Rows) -> ScoreAction:
     """The logits of rows with other values of some features."""
 
     def score(values: Mapping[str, Any]) -> F64:

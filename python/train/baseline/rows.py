@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from headrace.dataset.parquet.layout import open_split
 from headrace.dataset.parquet.lists import by_column
-from headrace.models.xgboost_model import matrix_features
-from headrace.schema import DatasetSchema
+from headrace.schema import DatasetSchema, Feature
 from headrace.storage import Location
 
 #: Rows of one Arrow batch between the tasks' processes and the JVM.
@@ -68,16 +67,16 @@ def sample_row_groups(
 
 
 def read_rows(
-    groups: Sequence[RowGroupSample], schema: DatasetSchema, label: str, others: Sequence[str] = (), seed: int = 0
+    groups: Sequence[RowGroupSample], features: Sequence[Feature], label: str, others: Sequence[str] = (), seed: int = 0
 ) -> Iterator[Rows]:
     """The rows of row groups, a batch at a time; those whose label is null are left out.
 
     Args:
+        features: those to read.
         label: the column that is learned.
         others: carried columns and codes to bring along.
         seed: of the samples.
     """
-    features = matrix_features(schema)
     columns = list(dict.fromkeys([*(f.name for f in features), label, *others]))
     for group in groups:
         table = pq.ParquetFile(group.path).read_row_group(group.index, columns=columns)

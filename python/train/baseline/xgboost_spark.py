@@ -19,11 +19,12 @@ import pyarrow as pa
 import xgboost as xgb
 from pyspark.sql import DataFrame, SparkSession
 
-from headrace.config import Baseline
+from headrace.config import Trees
 from headrace.errors import UserError
 from headrace.lake.worker_errors import worker_errors
-from headrace.models.xgboost_model import matrix, matrix_columns, matrix_features
-from headrace.schema import DatasetSchema, Kind
+from headrace.models.xgboost_model import matrix_features
+from headrace.schema import Kind
+from headrace.train.baseline.inputs import TreeInputs
 from headrace.train.baseline.rows import RowGroupSample, Rows, read_rows
 from headrace.train.evaluation.slices import hash_ids
 from headrace.train.setup.sample_weight import checked_weights
@@ -40,13 +41,13 @@ _ESTIMATORS = {"classification": "SparkXGBClassifier", "ranking": "SparkXGBRanke
 class TrainingRows:
     """What is learned from.
 
-    train, valid: row groups; valid: none where nothing is stopped early. label: its column; group: the carried column
-    of the lists, for ranking. weight: the carried column of the rows' weights, if there are.
+    train, valid: row groups; valid: none where nothing is stopped early. inputs: the matrix. label: its column; group:
+    the carried column of the lists, for ranking. weight: the carried column of the rows' weights, if there are.
     """
 
     train: Sequence[RowGroupSample]
     valid: Sequence[RowGroupSample]
-    schema: DatasetSchema
+    inputs: TreeInputs
     label: str
     group: str | None = None
     weight: str | None = None
@@ -54,7 +55,7 @@ class TrainingRows:
 
 @dataclass(frozen=True)
 class Fitted:
-    """The trees up to the best one (columns: `matrix_columns`), and the metric of training and validation by tree."""
+    """The trees up to the best one (columns: those of `TreeInputs`), and the metrics by tree."""
 
     booster: xgb.Booster
     metric: str
@@ -62,7 +63,7 @@ class Fitted:
     validation: list[float]
 
 
-def check_slots(spark: SparkSession, workers: int) -> None:
+def check_slots(spark: SparkSession, workers: int, name: str = "baseline") -> None:
     """A barrier stage needs all its tasks at once: on a local master, see now whether they fit.
 
     Raises:
@@ -75,31 +76,31 @@ def check_slots(spark: SparkSession, workers: int) -> None:
     slots = int(java.maxNumConcurrentTasks(java.resourceProfileManager().resourceProfileFromId(0)))
     if slots < workers:
         raise UserError(
-            f"baseline.workers is {workers}, but Spark's master {sc.master} runs {slots} task(s) at a time; "
-            f"set baseline.workers={slots}, or a master with more cores (spark.master)"
+            f"{name}.workers is {workers}, but Spark's master {sc.master} runs {slots} task(s) at a time; "
+            f"set {name}.workers={slots}, or a master with more cores (spark.master)"
         )
 
 
-def feature_types(schema: DatasetSchema, conf: Baseline) -> list[str]:
+def feature_types(inputs: TreeInputs, conf: Trees) -> list[str]:
     """Of each column of the matrix: `c`, which is split by sets of codes, or `q`, a number."""
     found = []
-    for f in matrix_features(schema):
+    for f in matrix_features(inputs.schema):
         few = f.kind is Kind.CATEGORICAL and f.cardinality is not None and f.cardinality <= conf.max_categories
         found += ["c" if conf.enable_categorical and few else "q"] * f.length
-    return found
+    return found + ["q"] * len(inputs.outputs)
 
 
-def eval_metric(conf: Baseline, k: int) -> str:
+def eval_metric(conf: Trees, k: int) -> str:
     """What early stopping looks at, as XGBoost names it. `k`: of NDCG."""
     return {"classification": "logloss", "ranking": f"ndcg@{k}", "regression": "rmse"}[conf.objective]
 
 
 def estimator_parameters(
-    schema: DatasetSchema, conf: Baseline, *, seed: int, k: int, device: str, workers: int, weighted: bool = False
+    inputs: TreeInputs, conf: Trees, *, seed: int, k: int, device: str, workers: int, weighted: bool = False
 ) -> dict[str, Any]:
     """The arguments of the estimator of `xgboost.spark`, without callbacks."""
     found: dict[str, Any] = {
-        "features_col": [f"f{i}" for i in range(len(matrix_columns(schema)))],
+        "features_col": [f"f{i}" for i in range(inputs.width)],
         "label_col": _LABEL,
         "num_workers": workers,
         "n_estimators": conf.rounds,
@@ -112,55 +113,61 @@ def estimator_parameters(
         "verbose": False,
         **conf.booster_parameters(),
     }
-    types = feature_types(schema, conf)
+    types = feature_types(inputs, conf)
     if "c" in types:
         found["feature_types"] = types
     if conf.objective == "ranking":
         found |= {"qid_col": _LIST, "objective": "rank:ndcg"}
     if weighted:
         found["weight_col"] = _WEIGHT
-    if conf.early_stopping_rounds is not None:
-        found |= {"early_stopping_rounds": conf.early_stopping_rounds, "validation_indicator_col": _VALID}
+    if conf.stops_after is not None:
+        found |= {"early_stopping_rounds": conf.stops_after, "validation_indicator_col": _VALID}
     if device != "cpu":
         found["device"] = device
     return found
 
 
-def workers_for(rows: TrainingRows, conf: Baseline) -> int:
+def workers_for(rows: TrainingRows, conf: Trees) -> int:
     """Spark tasks: each has at least one row group of each split that is read."""
     most = min(len(groups) for groups in (rows.train, rows.valid) if groups)
     return min(conf.workers, most)
 
 
 def fit(
-    spark: SparkSession, rows: TrainingRows, conf: Baseline, *, seed: int, k: int = 10, device: str = "cpu"
+    spark: SparkSession,
+    rows: TrainingRows,
+    conf: Trees,
+    *,
+    seed: int,
+    k: int = 10,
+    device: str = "cpu",
+    name: str = "baseline",
 ) -> Fitted:
     """Train trees on `conf.workers` Spark tasks.
 
     Args:
         spark: an active session with room for all workers at once.
         rows: at least one of each split.
-        conf: the section `baseline`.
+        conf: the section `baseline`, or `second_stage`.
         seed: of the row sample, and of the trees'.
         k: of NDCG, for ranking.
         device: `cpu` or `cuda`.
+        name: of the stage.
     """
     import xgboost.spark
 
     workers = workers_for(rows, conf)
     if workers < conf.workers:
-        log.info(
-            "baseline: %d worker(s), as a split has no more row groups (baseline.workers is %d)", workers, conf.workers
-        )
+        log.info("%s: %d worker(s), as a split has no more row groups (workers is %d)", name, workers, conf.workers)
     # Its INFO lines are dumps of parameters.
     logging.getLogger("XGBoost-PySpark").setLevel(logging.WARNING)
     weighted = rows.weight is not None
     parameters = estimator_parameters(
-        rows.schema, conf, seed=seed, k=k, device=device, workers=workers, weighted=weighted
+        rows.inputs, conf, seed=seed, k=k, device=device, workers=workers, weighted=weighted
     )
     metric = parameters["eval_metric"]
     estimator = getattr(xgboost.spark, _ESTIMATORS[conf.objective])(
-        **parameters, callbacks=[Progress(conf.rounds, metric)]
+        **parameters, callbacks=[Progress(conf.rounds, metric, name)]
     )
     with worker_errors():
         model = estimator.fit(_frame(spark, rows, workers, seed))
@@ -179,7 +186,7 @@ def _frame(spark: SparkSession, rows: TrainingRows, workers: int, seed: int) -> 
     With `weight`: a row's weight, 1 where it validates. With `valid`: whether it does. For ranking: each list is whole
     and in one partition, under a number there.
     """
-    names = [f"f{i}" for i in range(len(matrix_columns(rows.schema)))]
+    names = [f"f{i}" for i in range(rows.inputs.width)]
     others = [c for c in (rows.group, rows.weight) if c is not None]
 
     def task_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bool, Rows]]:
@@ -187,13 +194,13 @@ def _frame(spark: SparkSession, rows: TrainingRows, workers: int, seed: int) -> 
             for task in batch.column(0).to_pylist():
                 for valid, groups in ((False, rows.train), (True, rows.valid)):
                     mine = groups[task::workers]
-                    for part in read_rows(mine, rows.schema, rows.label, others, seed):
+                    for part in read_rows(mine, rows.inputs.features, rows.label, others, seed):
                         yield task, valid, part
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         before = 0
         for task, valid, part in task_rows(batches):
-            data = matrix(rows.schema, part.features)
+            data = rows.inputs.matrix(part.features)
             columns: dict[str, Any] = {name: np.ascontiguousarray(data[:, i]) for i, name in enumerate(names)}
             columns[_LABEL] = part.labels
             if rows.weight is not None:
@@ -238,9 +245,9 @@ def _number_lists(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 class Progress(xgb.callback.TrainingCallback):  # type: ignore[misc]  # xgboost is untyped
     """A line every few seconds from the first worker, on its standard error (on one machine: the user's terminal)."""
 
-    def __init__(self, rounds: int, metric: str) -> None:
+    def __init__(self, rounds: int, metric: str, name: str) -> None:
         super().__init__()
-        self._rounds, self._metric = rounds, metric
+        self._rounds, self._metric, self._name = rounds, metric, name
         self._started = self._shown = 0.0
 
     def before_training(self, model: Any) -> Any:
@@ -255,5 +262,5 @@ class Progress(xgb.callback.TrainingCallback):  # type: ignore[misc]  # xgboost 
             told = ", ".join(f"{name} {self._metric} {of[self._metric][-1]:.4f}" for name, of in evals_log.items())
             left = (self._rounds - done) * seconds / done
             line = f"round {done}/{self._rounds}, {told}, {done / seconds:.1f} rounds/s"
-            print(f"baseline: {line}, {left:.0f} s left", file=sys.stderr, flush=True)
+            print(f"{self._name}: {line}, {left:.0f} s left", file=sys.stderr, flush=True)
         return False

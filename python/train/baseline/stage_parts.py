@@ -1,0 +1,56 @@
+"""What the stages baseline and second_stage say of their spec, their dataset and their saved models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.config import Evaluation, Spec, Trees
+from headrace.errors import UserError
+from headrace.manifest import Manifest
+from headrace.models.predictor import read_meta
+from headrace.stage import Context
+
+
+def trees_part(spec: Spec, name: str, conf: Trees | None) -> dict[str, Any]:
+    """The section, the seed and what is measured. `workers` is part of it: each sketches its own rows, so others cut
+    elsewhere. The device is not, as which trees grow on it differs no more than by rounding."""
+    train = spec.train
+    part: dict[str, Any] = {name: conf.model_dump(mode="json") if conf else None, "seed": train.seed}
+    if train.evaluation != Evaluation():  # keys of runs from before these were looked at stay as they are
+        part["evaluation"] = train.evaluation.model_dump(mode="json")
+    if is_weighted(spec, conf):
+        part["sample_weight"] = train.sample_weight
+    if train.rank_group is not None or (conf is not None and conf.objective == "ranking"):
+        part |= {"rank_group": train.rank_group, "rank_k": train.rank_k}
+    return part
+
+
+def is_weighted(spec: Spec, conf: Trees | None) -> bool:
+    """Whether rows have weights. For ranking XGBoost takes one for a list, not for a row."""
+    is_ranking = conf is not None and conf.objective == "ranking"
+    return spec.train.sample_weight is not None and not is_ranking
+
+
+def refuse_drawn_negatives(spec: Spec, name: str) -> None:
+    """See that the dataset has negatives.
+
+    Raises:
+        UserError: they are drawn while the neural model trains.
+    """
+    if spec.train.negatives is not None:
+        raise UserError(
+            f"{name}: pipeline '{spec.pipeline}' draws its negatives batch by batch while the neural model trains "
+            f"(train.negatives), so its dataset has nothing for XGBoost to tell clicks from; remove the section "
+            f"`{name}`"
+        )
+
+
+def verify_trees(ctx: Context, manifest: Manifest) -> str | None:
+    """Why the saved model or the registry is not there any more, or None."""
+    try:
+        read_meta(ctx.ws.locate(manifest.output("model").name))
+    except UserError as e:
+        return str(e)
+    if not (ctx.ws.home / "mlflow.db").is_file():
+        return "the model registry is gone"
+    return None
