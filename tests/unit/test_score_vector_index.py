@@ -96,6 +96,24 @@ def test_users_whose_cells_have_too_few_get_the_best_others(tmp_path: Path) -> N
     assert all(sorted(f[:640]) == list(range(640)) and set(f[640:]) == {-1} for f in everything.tolist())
 
 
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_fewest_probes(needed: int, cells: int) -> None:
+    asked = []
+
+    def recall_of(probes: int) -> float:
+        asked.append(probes)
+        return min(probes / needed, 1)
+
+    found = ivf.fewest_probes(recall_of, 1.0, cells)
+    assert max(asked) <= cells
+    if needed > cells:
+        assert found is None
+    else:
+        assert found is not None
+        assert needed <= found <= needed + max(1, found // 8)
+    assert len(asked) <= 2 + 2 * cells.bit_length()
+
+
 def test_recall_of_lists_with_gaps() -> None:
     best = np.array([[1, 2, -1], [4, 5, 6]], np.int32)
     assert ivf.recall(np.array([[2, 9, -1], [6, 5, 4]], np.int32), best) == 4 / 5

@@ -1,0 +1,217 @@
+"""Retrieval by vectors: exact beside a product of blocks and torch.topk, an index beside its library alone.
+
+Of 1 million items of 64 columns, the best 500 of each user. Rates are of one core, by its processor time. Vectors are
+drawn around 2,000 centres of unequal popularity, in columns of falling weight, so that their lengths differ widely.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bench.report import Figure, publish
+from headrace.score.candidates.vectors import ivf
+from headrace.score.candidates.vectors.exact import best_items
+from headrace.score.candidates.vectors.item_vectors import ItemVectors, VectorPart
+from headrace.storage import local
+
+ITEMS, COLUMNS, K = 1_000_000, 64, 500
+#: Users, and times as many: memory must not grow.
+USERS, TIMES = 2_048, (1, 2, 4)
+#: The floor is slower: fewer users say how fast it is.
+FLOOR_USERS = 512
+ROUNDS = 3
+RECALL = 0.95
+
+Vectors = NDArray[np.float32]
+
+
+def main() -> None:
+    publish("score_retrieval", figures())
+
+
+def figures() -> list[Figure]:
+    with tempfile.TemporaryDirectory() as folder:
+        write_items(Path(folder))
+        rates = _alone(exact_and_floor, Path(folder))
+        found = [
+            Figure(
+                "exact: best 500 of 1 M items, a core; floor: blocked product, torch.topk",
+                rates["exact"] * ITEMS / 1e6,
+                "M pairs/s",
+                floor=rates["floor"] * ITEMS / 1e6,
+            ),
+            Figure(
+                "exact: best 500 of 1 M items, a core; floor: blocked product alone",
+                rates["exact"] * ITEMS / 1e6,
+                "M pairs/s",
+                floor=rates["product"] * ITEMS / 1e6,
+            ),
+            Figure("exact: 1 M users x 1 M items x 64, best 500, of 2 cores", 1e6 / rates["exact"] / 2 / 60, "min"),
+        ]
+        for times in TIMES:
+            rate, mib = _alone(exact_of_users, Path(folder), times * USERS)
+            found.append(Figure(f"exact: {times * USERS:,} users x 1 M items, a core", rate, "users/s"))
+            found.append(Figure(f"exact: {times * USERS:,} users x 1 M items, memory above the start", mib, "MiB"))
+        index = _alone(index_and_library, Path(folder))
+        found += [
+            Figure(
+                f"index: recall at {K} of 1 M items, {index['probes']} of {index['cells']} cells", index["recall"], ""
+            ),
+            Figure(
+                "index: best 500 of 1 M items, a core; floor: Faiss alone; peer: exact",
+                index["ours"],
+                "users/s",
+                floor=index["library"],
+                peer=rates["exact"],
+            ),
+            Figure("index: made of 1 M items, a core", index["build_seconds"], "s"),
+            Figure("index: its file; floor: the vectors", index["mib"], "MiB", floor=ITEMS * COLUMNS * 4 / 2**20),
+        ]
+        return found
+
+
+def drawn(rows: int, seed: int, mixed: int) -> Vectors:
+    """Float32 [rows, COLUMNS]: sums of `mixed` of the centres, and noise."""
+    centres = np.random.default_rng(0)
+    weights = np.arange(1, COLUMNS + 1) ** -0.5
+    places = centres.standard_normal((2_000, COLUMNS)) * weights
+    popularity = centres.pareto(1.5, 2_000) + 0.1
+    rng = np.random.default_rng(seed)
+    chosen = rng.choice(2_000, (rows, mixed), p=popularity / popularity.sum())
+    noise = rng.standard_normal((rows, COLUMNS), np.float32) * weights
+    found: Vectors = (places[chosen].sum(axis=1) / np.sqrt(mixed) + 0.6 * noise).astype(np.float32)
+    return found
+
+
+def write_items(folder: Path) -> None:
+    part = ITEMS // 4
+    parts = ((np.arange(i * part, (i + 1) * part, dtype=np.int32), drawn(part, 1 + i, 1)) for i in range(4))
+    ItemVectors.of_arrays(parts, local(folder / "items"))
+
+
+def items_of(folder: Path) -> ItemVectors:
+    """The handle of what another process wrote, by its files."""
+    rows = [(f.stat().st_size // 4, f.name) for f in sorted((folder / "items").glob("*.int32"))]
+    vectors = [f.name for f in sorted((folder / "items").glob("*.float32"))]
+    parts = tuple(VectorPart(v, name, n) for v, (n, name) in zip(vectors, rows, strict=True))
+    return ItemVectors(local(folder / "items"), COLUMNS, parts, 100.0, 0)
+
+
+def exact_and_floor(folder: Path) -> dict[str, float]:
+    """Users a second of each way, taking turns."""
+    torch.set_num_threads(1)
+    # In memory, for torch takes no pages that are mapped for reading alone.
+    blocks = [(first, np.array(vectors)) for first, vectors in items_of(folder).blocks()]
+    queries = drawn(USERS, 9, 3)
+    ways: dict[str, tuple[int, Callable[[Vectors], Any]]] = {
+        "exact": (USERS, lambda q: best_items(q, blocks, K)),
+        "floor": (FLOOR_USERS, lambda q: blocked_top_k(q, blocks)),
+        "product": (FLOOR_USERS, lambda q: blocked_product(q, blocks)),
+    }
+    best = dict.fromkeys(ways, 0.0)
+    for _ in range(ROUNDS):
+        for name, (users, way) in ways.items():
+            tick = time.process_time()
+            way(queries[:users])
+            best[name] = max(best[name], users / (time.process_time() - tick))
+    return best
+
+
+def blocked_product(queries: Vectors, blocks: Sequence[tuple[int, Vectors]], rows: int = 8_192) -> None:
+    for _, vectors in blocks:
+        for start in range(0, len(vectors), rows):
+            torch.from_numpy(queries) @ torch.from_numpy(vectors[start : start + rows]).T
+
+
+def blocked_top_k(queries: Vectors, blocks: Sequence[tuple[int, Vectors]], rows: int = 65_536) -> torch.Tensor:
+    """As one writes it; of blocks of 8,192 to 131,072 items these were the fastest."""
+    scores, numbers = torch.empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64)
+    for first, vectors in blocks:
+        for start in range(0, len(vectors), rows):
+            part = torch.from_numpy(queries) @ torch.from_numpy(vectors[start : start + rows]).T
+            values, places = part.topk(K)
+            scores, numbers = torch.cat([scores, values], 1), torch.cat([numbers, places + first + start], 1)
+            scores, places = scores.topk(K)
+            numbers = numbers.gather(1, places)
+    return numbers
+
+
+def exact_of_users(folder: Path, users: int) -> tuple[float, float]:
+    """Users a second; MiB that this process takes at its peak above those before, pages of mapped files left out."""
+    blocks, queries = items_of(folder).blocks(), drawn(users, 9, 3)
+    best_items(queries[:64], blocks[:1], K)
+    before, tick = _anonymous_mib(), time.process_time()
+    peak = before
+    rows = USERS  # as Spark's batches bring them
+    for start in range(0, users, rows):
+        best_items(queries[start : start + rows], blocks, K)
+        peak = max(peak, _anonymous_mib())
+    return users / (time.process_time() - tick), peak - before
+
+
+def index_and_library(folder: Path) -> dict[str, float]:
+    """Users a second of the index as tasks use it, and of Faiss alone with all in memory, taking turns."""
+    items, queries = items_of(folder), drawn(1_024, 9, 3)
+    longest = max(float(np.linalg.norm(v, axis=1).max()) for _, v in items.blocks())
+    items = ItemVectors(items.folder, COLUMNS, items.parts, longest, 0)
+    tick = time.process_time()
+    index = ivf.build(items, local(folder / "index"), threads=1)
+    build_seconds = time.process_time() - tick
+    best = best_items(queries, items.blocks(), K).items
+    tried: dict[int, float] = {}
+
+    def recall_of(probes: int) -> float:
+        tried[probes] = ivf.recall(ivf.search(index, queries, K, probes, 1).items, best)
+        return tried[probes]
+
+    probes = ivf.fewest_probes(recall_of, RECALL, index.cells)
+    assert probes is not None
+    recall = tried[probes]
+    library: Any = faiss.read_index(str(folder / "index"))
+    library.nprobe = probes
+    lengthened = np.zeros((len(queries), library.d), np.float32)
+    lengthened[:, :COLUMNS] = queries / np.linalg.norm(queries, axis=1, keepdims=True)
+    rates = {"ours": 0.0, "library": 0.0}
+    for _ in range(ROUNDS):
+        for name, way in {
+            "ours": lambda: ivf.search(index, queries, K, probes, 1),
+            "library": lambda: library.search(lengthened, K),
+        }.items():
+            tick = time.process_time()
+            way()
+            rates[name] = max(rates[name], len(queries) / (time.process_time() - tick))
+    size = (folder / "index").stat().st_size / 2**20
+    return {
+        **rates,
+        "recall": recall,
+        "probes": probes,
+        "cells": index.cells,
+        "build_seconds": build_seconds,
+        "mib": size,
+    }
+
+
+def _alone(work: Callable[..., Any], *args: Any) -> Any:
+    """In a process of its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(work, *args).result()
+
+
+def _anonymous_mib() -> float:
+    (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("RssAnon:"))
+    return int(line.split()[1]) / 1024
+
+
+if __name__ == "__main__":
+    main()
