@@ -85,7 +85,17 @@ def read_mapping(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not YAML: {' '.join(str(e).split())}") from None
     if not isinstance(data, dict):
         raise UserError(f"{path}: a pipeline is a mapping of sections, not a {type(data).__name__}")
-    return data
+    try:
+        return {key: _own(value) for key, value in data.items()}
+    except RecursionError:
+        raise UserError(f"{path}: an alias stands within what it repeats") from None
+
+
+def _own(value: Any) -> Any:
+    """A value of its own for each alias: a key that is set below one is not set below the others."""
+    if isinstance(value, dict):
+        return {key: _own(one) for key, one in value.items()}
+    return [_own(one) for one in value] if isinstance(value, list) else value
 
 
 def build_spec(data: Mapping[str, Any], where: str = "spec") -> Spec:

@@ -177,6 +177,18 @@ def test_malformed_overrides(override: str) -> None:
         load_spec("clicks", [override])
 
 
+def test_an_override_below_an_alias_is_of_that_place_alone() -> None:
+    spec = load_spec("attribution", ["sources.installs.source.path=in/{ds}/*.csv"])
+    assert spec.sources["installs"].source.path == "in/{ds}/*.csv"
+    assert spec.source == load_spec("attribution").source
+
+
+def test_an_alias_within_what_it_repeats_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("pipeline: x\ntable: &t {columns: [*t]}\n")
+    with pytest.raises(UserError, match="alias"):
+        load_spec(tmp_path / "x.yaml")
+
+
 def test_overrides_make_missing_sections() -> None:
     assert load_spec("clicks", ["train.negatives.column=item_id"]).train.negatives is not None
 
