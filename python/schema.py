@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -41,6 +41,8 @@ COLUMN_TYPES = (
 )
 _DECIMAL = re.compile(r"decimal\(\s*(\d{1,2})\s*,\s*(\d{1,2})\s*\)")
 _MOST_DIGITS = 38
+#: What a number in a column of times counts, since 1970 in UTC.
+EpochUnit = Literal["epoch_seconds", "epoch_milliseconds"]
 #: Other names of types that people bring along.
 _SPELLED = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "bool": "boolean"}
 #: A step of `path`: a name, behind a dot but for the first, or a key in brackets and quotes, which are doubled in it.

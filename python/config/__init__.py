@@ -25,7 +25,7 @@ from headrace.config.score import Entity, Score
 from headrace.config.search import Parameter, Search
 from headrace.config.second_stage import SecondStage
 from headrace.config.section import Section, parse_ds
-from headrace.config.source import AnySource, EpochUnit, LandingSource, Source, TableSource
+from headrace.config.source import AnySource, LandingSource, Source, TableSource
 from headrace.config.spark import LOOPBACK, Spark, is_secret, spark_profile
 from headrace.config.spec import Spec
 from headrace.config.table import Expectations, Table
@@ -65,7 +65,6 @@ __all__ = [
     "EmbeddingOptimizer",
     "EmbeddingOptimizerKind",
     "Entity",
-    "EpochUnit",
     "Evaluation",
     "Expectations",
     "Features",

@@ -15,8 +15,8 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from headrace.config.complete import Complete
 from headrace.config.section import PathText, Section
 from headrace.errors import nearest
+from headrace.schema import EpochUnit
 
-EpochUnit = Literal["epoch_seconds", "epoch_milliseconds"]
 #: Formats of landing files (headrace.lake.sources.formats).
 LandingFormat = Literal[
     "clicks", "csv", "jsonl", "criteo", "talkingdata", "movielens", "movielens_ncf", "lightgcn", "user_items"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
@@ -193,7 +194,7 @@ def session(conf: Spark, ws: Workspace, name: str) -> Iterator[SparkSession]:
         try:
             yield spark
         finally:
-            spark.stop()
+            _stop(spark)
         return
     active.sparkContext.setJobDescription(name)
     with spark_settings(active, {_TIME_ZONE: "UTC"}):
@@ -209,7 +210,29 @@ def _start(conf: Spark, ws: Workspace, name: str) -> SparkSession:
     builder = SparkSession.builder.appName(name)
     for key, value in properties(conf, ws).items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    if conf.is_local:
+        global _worker
+        _worker = Thread(target=_start_worker, args=(spark,), name="python-worker", daemon=True)
+        _worker.start()
+    return spark
+
+
+def _start_worker(spark: SparkSession) -> None:
+    """Start what Python workers are forked from, and one of them: the first task in Python else waits half a second.
+
+    Meanwhile the driver finds out what there is to do.
+    """
+    # The session may end at once.
+    with suppress(Exception):
+        spark.sparkContext.setJobDescription("start a Python worker")
+        spark.sparkContext.parallelize([0], 1).map(abs).collect()
+
+
+def _stop(spark: SparkSession) -> None:
+    if _worker is not None:
+        _worker.join()
+    spark.stop()
 
 
 class _Shared:
@@ -246,10 +269,11 @@ class _Shared:
     def stop(self) -> None:
         self._pool.shutdown()
         if self._session is not None and self._session.exception() is None:
-            self._session.result().stop()
+            _stop(self._session.result())
 
 
 _shared: _Shared | None = None
+_worker: Thread | None = None
 
 
 @contextmanager

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headrace.config import EpochUnit
 from headrace.scaffold.names import is_identifier, is_time
+from headrace.schema import EpochUnit
 
 _INTEGER = r"^[+-]?\d{1,19}$"
 _ZEROS = r"^[+-]?0\d"

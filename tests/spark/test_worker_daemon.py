@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,16 @@ def looked_at(number: int) -> Iterator[list[str]]:
     yield [pyspark.__file__, *sys.path, *sys.path_importer_cache]
 
 
+def found_there(number: int) -> Iterator[list[object]]:
+    """Whether a worker has pandas and Arrow, and looks for no garbage among them."""
+    yield ["pandas" in sys.modules, "pyarrow.compute" in sys.modules, gc.get_freeze_count() > 10_000]
+
+
 def test_workers_import_pyspark_as_it_is_installed(spark: SparkSession) -> None:
     for place, *paths in run_tasks(spark, 2, looked_at):
         assert place == pyspark.__file__
         assert [path for path in paths if "pyspark.zip" in path or Path(path).suffix == ".jar"] == []
+
+
+def test_workers_find_what_all_of_them_need(spark: SparkSession) -> None:
+    assert run_tasks(spark, 1, found_there) == [[True, True, True]]

@@ -17,7 +17,8 @@ from headrace.lake.blocks import native, times
 from headrace.lake.blocks.json_lines import JsonReader
 from headrace.lake.blocks.json_parser import parse_plain
 from headrace.lake.blocks.lines import Block
-from headrace.lake.blocks.reader import Declaration, TimeRange, read_block
+from headrace.lake.blocks.reader import TimeRange, read_block
+from headrace.lake.ingest.arrow_plan import declaration_of
 from tests.ingest_lines import COLUMNS, TABLE, json_lines, source
 
 KINDS = {"s": pa.string(), "é": pa.string(), "i": pa.int64(), "d": pa.float64(), "b": pa.bool_()}
@@ -106,7 +107,7 @@ def test_other_keys_may_be_refused() -> None:
 def test_a_block_is_read_as_without_the_library(lines: list[str], accept: bool) -> None:
     """The same rows, but for lines at which Arrow's parser stops or gives up."""
     table = Table.model_validate(TABLE | {"columns": SCALARS, "expectations": {"ranges": {"i": [-1000, 2000]}}})
-    declaration = Declaration.of(source(format="jsonl"), table, ())
+    declaration = declaration_of(source(format="jsonl"), table, ())
     block = Block(("\n".join(lines) + "\n").encode(), 1)
     found = []
     for library in (native.library(), None):

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.config.source import EpochUnit
 from headrace.lake.blocks.text import has_byte
 from headrace.lake.blocks.times import TIMESTAMP, dates, since_1970, timestamps
+from headrace.schema import EpochUnit
 
 ARROW_TYPES = {
     "string": pa.string(),

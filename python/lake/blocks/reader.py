@@ -10,11 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.config import LandingSource, Table
-from headrace.config.source import EpochUnit
 from headrace.lake.blocks.lines import I64, Block, Mask
 from headrace.lake.blocks.screen import odd_bytes
-from headrace.schema import TableColumn
+from headrace.schema import EpochUnit, TableColumn
 
 
 @dataclass(frozen=True)
@@ -28,18 +26,6 @@ class Declaration:
     timestamps: Mapping[str, EpochUnit]
     ranges: Mapping[str, tuple[float | None, float | None]]
     event_time: str | None
-
-    @staticmethod
-    def of(source: LandingSource, table: Table, extra: Sequence[str]) -> Declaration:
-        """Of a spec's sections."""
-        return Declaration(
-            table.columns,
-            tuple(extra),
-            source.timezone,
-            dict(source.timestamps),
-            dict(table.expectations.ranges),
-            table.event_time,
-        )
 
     @property
     def names(self) -> tuple[str, ...]:

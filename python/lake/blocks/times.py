@@ -12,9 +12,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.config.source import EpochUnit
 from headrace.lake.blocks import native
 from headrace.lake.blocks.text import lengths, offsets_of
+from headrace.schema import EpochUnit
 
 I64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

@@ -103,7 +103,19 @@ def arrow_plan(batch: LandingBatch, extra: Sequence[str]) -> ArrowPlan | str:
         first, end = batch.event_times(ds)
         micros = TimeRange(None if first is None else _micros(first), _micros(end))
         files[i] = SourceFile(ds, file.name, micros, form)
-    return ArrowPlan(files, Declaration.of(source, table, tuple(kept)), accept)
+    return ArrowPlan(files, declaration_of(source, table, tuple(kept)), accept)
+
+
+def declaration_of(source: LandingSource, table: Table, extra: Sequence[str]) -> Declaration:
+    """What a spec's sections say to a reader of blocks; `extra`: undeclared columns that the table has."""
+    return Declaration(
+        table.columns,
+        tuple(extra),
+        source.timezone,
+        dict(source.timestamps),
+        dict(table.expectations.ranges),
+        table.event_time,
+    )
 
 
 def split_files(batch: LandingBatch, part_bytes: int = PART_BYTES) -> list[Part]:

@@ -28,10 +28,10 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from headrace.config import AnySource, EpochUnit
+from headrace.config import AnySource
 from headrace.errors import UserError
 from headrace.lake.sources.frame import EXTRA_TYPE, quoted
-from headrace.schema import TableColumn, decimal_digits
+from headrace.schema import EpochUnit, TableColumn, decimal_digits
 
 _TIMESTAMP = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.]\d{1,9})?)?( ?(Z|[+-]\d{2}(:?\d{2})?))?)?$"
 _NO_OFFSET = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.]\d{1,9})?)?)?$"
