@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import bz2
 import json
+from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from headrace.config import Spec, build_spec
+from headrace.lake.ingest import arrow_rows, unpack
 from headrace.workspace import Workspace
 from tests.ingest_lines import NAMES, TABLE, csv_lines, json_lines
 from tests.ingest_support import D1, D2, put, run
 
-#: Spark alone reads files that are compressed so.
-ENDING = ".bz2"
+#: Spark alone judges the lines of files that are compressed so; Arrow reads those that end in `.bz2`.
+SPARK_ENDING, ARROW_ENDING = ".zst", ".bz2"
+COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    SPARK_ENDING: lambda body: pa.compress(body, "zstd", asbytes=True),
+    ARROW_ENDING: bz2.compress,
+}
 WHOLE = (
     '{"id": "e1", "ts": "2026-03-01T05:06:07Z", "at": 1772323200000, "i": 3, "b": -4, "f": 1.5, "d": 0.1, "ok": true, '
     '"day": "2026-03-01", "tags": ["a", null], "sizes": [1], "weights": [0.5]}'
@@ -38,20 +46,29 @@ def rows_of(spark: SparkSession, ws: Workspace, table: str) -> list[str]:
     """Rows as text, floats by their bits; in the order of the source."""
     found = spark.read.format("delta").load(str(ws.table("shop", table)))
     rows = sorted(found.collect(), key=lambda r: (r["ds"], r["_source_file"], r["_source_line"]))
-    return [repr({name: r[name] for name in sorted(found.columns)}).replace(ENDING, "") for r in rows]
+    return [without_ending(repr({name: r[name] for name in sorted(found.columns)})) for r in rows]
 
 
-def loaded(spark: SparkSession, ws: Workspace, days: dict[str, dict[str, bytes]], compress: bool) -> list[Any]:
+def without_ending(text: str) -> str:
+    return text.replace(SPARK_ENDING, "").replace(ARROW_ENDING, "")
+
+
+def loaded(spark: SparkSession, ws: Workspace, days: dict[str, dict[str, bytes]], ending: str) -> list[Any]:
     """What becomes of the files: both tables and the manifest, or the refusal."""
     for ds, files in days.items():
         for name, body in files.items():
-            put(ws, f"in/{ds}/{name}{ENDING if compress else ''}", bz2.compress(body) if compress else body)
+            put(ws, f"in/{ds}/{name}{ending}", COMPRESS[ending](body))
     manifest = run(spec(), ws, D2).manifest
-    said = json.dumps([manifest.rows, manifest.facts], ensure_ascii=False).replace(ENDING, "")
+    said = without_ending(json.dumps([manifest.rows, manifest.facts], ensure_ascii=False))
     return [rows_of(spark, ws, "events"), rows_of(spark, ws, "quarantine"), json.loads(said)]
 
 
-def test_both_ways_commit_the_same(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_both_ways_commit_the_same(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So that a bzip2 file of one block is read by many tasks: one has lines, the others none.
+    monkeypatch.setattr(arrow_rows, "LEAST_BYTES", 0)
+    monkeypatch.setattr(unpack, "LEAST_BYTES", 500)
     numbers, kept = count(), 0
     lines = st.lists(st.one_of(st.just(WHOLE), json_lines()), min_size=30, max_size=80)
     records = st.lists(st.one_of(st.just(PLAIN), csv_lines()), min_size=30, max_size=80)
@@ -77,12 +94,14 @@ def test_both_ways_commit_the_same(spark: SparkSession, tmp_path: Path, caplog: 
             },
         }
         home = tmp_path / str(next(numbers))
-        by_arrow = loaded(spark, Workspace(home / "arrow"), days, compress=False)
+        by_arrow = loaded(spark, Workspace(home / "arrow"), days, "")
+        in_ranges = loaded(spark, Workspace(home / "bzip2"), days, ARROW_ENDING)
         assert "Spark alone reads" not in caplog.text
-        by_spark = loaded(spark, Workspace(home / "spark"), days, compress=True)
-        assert f"compressed as {ENDING}" in caplog.text
+        by_spark = loaded(spark, Workspace(home / "spark"), days, SPARK_ENDING)
+        assert f"compressed as {SPARK_ENDING}" in caplog.text
         caplog.clear()
         assert by_arrow == by_spark
+        assert in_ranges == by_spark
         assert by_arrow[1]
         kept += len(by_arrow[0])
 

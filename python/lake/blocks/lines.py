@@ -22,6 +22,8 @@ NEWLINE, RETURN, TAB, BLANK = 10, 13, 9, 32
 #: The longest line that is read in a block; offsets of Arrow's strings have 32 bits.
 MOST_LINE = 256 << 20
 BOM = b"\xef\xbb\xbf"
+#: Endings of files that are decompressed while they are read.
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2"}
 
 
 class UnreadableError(Exception):
@@ -42,8 +44,9 @@ class Part:
     first_line: int = 1
 
     @property
-    def is_gzip(self) -> bool:
-        return self.path.suffix == ".gz"
+    def compression(self) -> str | None:
+        """As Arrow names it."""
+        return COMPRESSIONS.get(self.path.suffix)
 
 
 class Block:
@@ -126,7 +129,7 @@ def count_lines(part: Part, size: int = 8 << 20) -> int:
 def _opened(part: Part) -> Iterator[tuple[Any, int]]:
     """(stream, place of its first byte): one byte before the part, where something is before it."""
     path = str(part.path.local_path())
-    with pa.input_stream(path, compression="gzip" if part.is_gzip else None, buffer_size=0) as stream:
+    with pa.input_stream(path, compression=part.compression, buffer_size=0) as stream:
         at = max(part.start - 1, 0)
         if at:
             stream.seek(at)

@@ -10,7 +10,7 @@ from itertools import pairwise
 from headrace.config import LandingSource, Table
 from headrace.lake.blocks.convert import ARROW_TYPES, element_type
 from headrace.lake.blocks.delimited import DelimitedForm
-from headrace.lake.blocks.lines import Part
+from headrace.lake.blocks.lines import COMPRESSIONS, Part
 from headrace.lake.blocks.reader import Declaration, TimeRange
 from headrace.lake.ingest.read_lines import SourceFile
 from headrace.lake.sources.clicks import is_json
@@ -23,15 +23,18 @@ from headrace.lake.sources.talkingdata import TIMES, TWO_DIGIT_HOUR
 _KNOWN = {"format", "path", "separator", "header", "null_value", "catch_up_days", "timezone", "timestamps", "complete"}
 _KNOWN_OF_COLUMNS = {"name", "type", "required"}
 _FORMATS = ("clicks", "criteo", "csv", "jsonl", "talkingdata")
-#: Endings by which Spark's reader knows that a file is compressed, `.gz` aside.
-_COMPRESSED = {".bz2", ".deflate", ".lz4", ".snappy", ".zst", ".zstd", ".passthrough", ".lzo", ".xz"}
-#: Uncompressed files are split into parts of so many bytes.
-PART_BYTES = 64 << 20
+#: Endings by which Spark's reader knows that a file is compressed, in another way than those that are read here.
+_COMPRESSED = {".deflate", ".lz4", ".snappy", ".zst", ".zstd", ".passthrough", ".lzo", ".xz"}
+#: Uncompressed files are split into parts of so many bytes: at least, and at most.
+PART_BYTES, _MOST_PART_BYTES = 64 << 20, 256 << 20
+#: Files are left whole where the busiest core then has at most so many times its share: one that is split is read
+#: twice, to count its lines.
+_EVEN = 1.1
 #: A task is to have at least so many bytes, so that small landing files make no small data files.
 _LEAST_TASK_BYTES = 16 << 20
 _TASKS_A_CORE = 2
-#: Bytes of text that a byte of gzip may stand for.
-_GZIP = 4
+#: Bytes of text that a byte of a compressed file may stand for.
+COMPRESSED_TO = 4
 
 
 @dataclass(frozen=True)
@@ -85,10 +88,11 @@ def arrow_plan(batch: LandingBatch, extra: Sequence[str]) -> ArrowPlan | str:
     if why is not None:
         return why
     for _, file in batch.files:
-        if file.path.suffix.lower() in _COMPRESSED or file.path.suffix in (".GZ", ".Gz", ".gZ"):
-            return f"{file.name}: compressed as {file.path.suffix}"
-        if not file.size and file.path.suffix == ".gz":
-            return f"{file.name}: an empty .gz"
+        ending = file.path.suffix
+        if ending.lower() in _COMPRESSED or (ending not in COMPRESSIONS and ending.lower() in COMPRESSIONS):
+            return f"{file.name}: compressed as {ending}"
+        if not file.size and ending in COMPRESSIONS:
+            return f"{file.name}: an empty {ending}"
     accept = table.new_columns == "accept"
     forms = [_form(batch, i) for i in range(len(batch.files))]
     kept = dict.fromkeys(extra)
@@ -118,11 +122,21 @@ def declaration_of(source: LandingSource, table: Table, extra: Sequence[str]) ->
     )
 
 
-def split_files(batch: LandingBatch, part_bytes: int = PART_BYTES) -> list[Part]:
+def part_size(sizes: Sequence[int], cores: int) -> int:
+    """Bytes of the parts that files of these sizes are split into, so that `cores` have about as much to read."""
+    total, busy = sum(sizes), [0] * cores
+    for size in sorted(sizes, reverse=True):
+        busy[busy.index(min(busy))] += size
+    if max(sizes, default=0) <= _MOST_PART_BYTES and max(busy) * cores <= _EVEN * total:
+        return _MOST_PART_BYTES
+    return max(PART_BYTES, min(_MOST_PART_BYTES, total // (2 * _TASKS_A_CORE * cores)))
+
+
+def split_files(batch: LandingBatch, part_bytes: int) -> list[Part]:
     """Parts of the files, in their order; first lines are those of whole files."""
     parts = []
     for i, (_, file) in enumerate(batch.files):
-        if file.path.suffix == ".gz" or file.size <= part_bytes:
+        if file.path.suffix in COMPRESSIONS or file.size <= part_bytes:
             parts.append(Part(i, file.path))
             continue
         count = -(-file.size // part_bytes)
@@ -137,7 +151,7 @@ def grouped_by_day(batch: LandingBatch, parts: Sequence[Part], cores: int) -> li
 
     def size(part: Part) -> int:
         whole = files[part.file][1].size
-        return whole * _GZIP if part.is_gzip else whole if part.end is None else part.end - part.start
+        return part.end - part.start if part.end is not None else whole * (COMPRESSED_TO if part.compression else 1)
 
     total = sum(size(p) for p in parts)
     most = max(_LEAST_TASK_BYTES, min(PART_BYTES, total // (_TASKS_A_CORE * cores)))

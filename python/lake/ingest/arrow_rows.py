@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from headrace.lake.blocks.lines import Part
-from headrace.lake.ingest.arrow_plan import ArrowPlan, grouped_by_day, split_files
+from headrace.lake.blocks.lines import COMPRESSIONS, Part
+from headrace.lake.ingest.arrow_plan import COMPRESSED_TO, ArrowPlan, grouped_by_day, part_size, split_files
 from headrace.lake.ingest.data_file import WrittenFile, data_schema, remove_files
 from headrace.lake.ingest.profile import FileProfile
 from headrace.lake.ingest.read_lines import CountTask, PartCounts, ReadTask
 from headrace.lake.ingest.repeats import REPEATED, SUSPECTS, HashTask, KeyedFile, RepeatTask, SuspectTask
+from headrace.lake.ingest.unpack import LEAST_BYTES, unpack
 from headrace.lake.ingest.write_rows import Dropped, RewriteTask
 from headrace.lake.sources.frame import quoted
 from headrace.lake.sources.lines import LandingBatch
@@ -32,7 +33,6 @@ DRIVER_BYTES = 8 << 20
 _HASHES_A_TASK = 32 << 20
 #: Of so many rows the driver itself looks for repeated keys: 0.1 s, and a task costs as much.
 _DRIVER_ROWS = 1 << 20
-_GZIP = 4
 
 
 @dataclass(frozen=True)
@@ -170,11 +170,11 @@ def read_by_arrow(
     batch: LandingBatch, plan: ArrowPlan, table: Location, scratch: Location, codec: str
 ) -> ArrowRows | str:
     """Read a batch and write its data files, which no commit names yet; or why it could not be read."""
-    size = sum(f.size * (_GZIP if f.path.suffix == ".gz" else 1) for _, f in batch.files)
+    size = sum(f.size * (COMPRESSED_TO if f.path.suffix in COMPRESSIONS else 1) for _, f in batch.files)
     spark = batch.spark if size > DRIVER_BYTES else None
     scratch.make_dir()
-    parts = _numbered(spark, split_files(batch))
-    tasks = grouped_by_day(batch, parts, cores_of(batch.spark))
+    cores = cores_of(batch.spark)
+    tasks = grouped_by_day(batch, _parts(spark, batch, cores, scratch), cores)
     keys = batch.table.keys
     extra = (f"{name} string" for name in quoted(plan.declaration.extra))
     schema = data_schema(", ".join([batch.table.spark_schema, *extra]))
@@ -222,6 +222,15 @@ def typed_files(folder: Location, days: Sequence[str]) -> list[tuple[str, Locati
             mine |= {ds for ds in days if not there or stats.min <= ds <= stats.max}
         found += [(ds, path) for ds in sorted(mine)]
     return found
+
+
+def _parts(spark: SparkSession | None, batch: LandingBatch, cores: int, scratch: Location) -> list[Part]:
+    """Parts of the batch's files, in their order, with the numbers of their first lines."""
+    files = [file for _, file in batch.files]
+    parts = _numbered(spark, split_files(batch, part_size([f.size for f in files], cores)))
+    bzip2 = {i: (f.path, f.size) for i, f in enumerate(files) if f.path.suffix == ".bz2" and f.size > LEAST_BYTES}
+    plain = unpack(spark, bzip2, cores, scratch)
+    return [part for whole in parts for part in plain.get(whole.file, [whole])]
 
 
 def _numbered(spark: SparkSession | None, parts: list[Part]) -> list[Part]:
