@@ -4,7 +4,8 @@
     python scripts/table_day.py delta-rs parquet --rows-per-day 20000
 
 A generated click log is loaded once; each writer then makes a table of its rows, and `headrace run` makes a day of that
-table in a pipeline of its own: a copy of the shipped one with another section `source`. Prints a line for each: rows
+table in a pipeline of its own: a copy of the shipped one with another section `source`, or as `headrace init` writes it
+for the table (kind init). Prints a line for each: rows
 that ingest kept, rows of the dataset, the AUC, scores that were published, seconds of `headrace run`.
 """
 
@@ -49,6 +50,8 @@ class Written:
     paths: dict[str, str] = field(default_factory=dict)
     #: Rows that the writer has deleted.
     deleted: int = 0
+    #: Whether the pipeline is the one that `headrace init` writes.
+    init: bool = False
 
 
 def parquet(rows: pa.Table, folder: Path) -> Written:
@@ -65,6 +68,12 @@ def delta_rs(rows: pa.Table, folder: Path) -> Written:
     deleted = table.delete("hour = 5")["num_deleted_rows"]
     table.create_checkpoint()
     return Written({"format": "delta", "path": str(folder), "day": {"partition": "ds"}}, deleted=deleted)
+
+
+def delta_init(rows: pa.Table, folder: Path) -> Written:
+    """A Delta table of delta-rs, of which `headrace init` is told nothing but the folder."""
+    write_deltalake(folder, rows.drop_columns(["ds"]))
+    return Written({"path": str(folder)}, init=True)
 
 
 def delta_spark(rows: pa.Table, folder: Path) -> Written:
@@ -134,6 +143,7 @@ WRITERS: dict[str, Callable[[pa.Table, Path], Written]] = {
     "delta-rs": delta_rs,
     "delta-spark": delta_spark,
     "iceberg": iceberg,
+    "init": delta_init,
 }
 
 
@@ -185,15 +195,12 @@ def load(home: Path, rows_per_day: int) -> pa.Table:
 
 def run(home: Path, kind: str, written: Written, settings: list[str]) -> str:
     """A day of a table; a line that says what came of it."""
-    pipeline = yaml.safe_load(Path(__file__).parents[1].joinpath("conf/pipelines/clicks.yaml").read_text())
     name = f"clicks_{kind.replace('-', '_')}"
-    pipeline |= {"pipeline": name, "source": written.source}
-    del pipeline["generate"]
-    for column in pipeline["table"]["columns"]:
-        if column["name"] in written.paths:
-            column["path"] = written.paths[column["name"]]
     spec = home / "tables" / f"{name}.yaml"
-    spec.write_text(yaml.safe_dump(pipeline, sort_keys=False))
+    if written.init:
+        headrace("init", written.source["path"], "--out", str(spec), "--name", name, "--force")
+    else:
+        shipped(spec, name, written)
     tick = time.perf_counter()
     headrace("run", str(spec), "--home", str(home), "--ds", DS, *settings)
     seconds = time.perf_counter() - tick
@@ -206,6 +213,17 @@ def run(home: Path, kind: str, written: Written, settings: list[str]) -> str:
         made["publish"].rows["published"],
     )
     return f"{kind:<12} {kept:>9,} {written.deleted:>8,} {dataset:>9,} {auc:>7.4f} {published:>9,} {seconds:>8.1f}"
+
+
+def shipped(spec: Path, name: str, written: Written) -> None:
+    """Write the shipped pipeline with a table as its source."""
+    pipeline = yaml.safe_load(Path(__file__).parents[1].joinpath("conf/pipelines/clicks.yaml").read_text())
+    pipeline |= {"pipeline": name, "source": written.source}
+    del pipeline["generate"]
+    for column in pipeline["table"]["columns"]:
+        if column["name"] in written.paths:
+            column["path"] = written.paths[column["name"]]
+    spec.write_text(yaml.safe_dump(pipeline, sort_keys=False))
 
 
 def headrace(*words: str, check: bool = True) -> None:
