@@ -43,6 +43,7 @@ from headrace.config.train import (
     TableSharding,
     Train,
 )
+from headrace.config.vector_source import VectorSource
 from headrace.config.warehouse import Warehouse
 
 __all__ = [
@@ -105,6 +106,7 @@ __all__ = [
     "Task",
     "Train",
     "Trees",
+    "VectorSource",
     "Warehouse",
     "Watermark",
     "WhereFilter",

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from headrace.config.candidate_source import CandidateSource, PairEvents
 from headrace.config.section import NAME, PathText, Section
+from headrace.config.vector_source import VectorSource
 from headrace.errors import nearest
 
 #: Bits of a source mask: `__sources` is an array of Spark's int.
@@ -102,6 +103,7 @@ class CandidateTable(CandidateSource):
 
 
 _KINDS = {
+    "vectors": VectorSource,
     "covisitation": Covisitation,
     "popular": Popular,
     "recent": Recent,
@@ -130,7 +132,8 @@ def check_kind(value: Any, kinds: Mapping[str, Any], what: str) -> Any:
 
 #: An entry of `score.candidates.sources`, by its `kind`.
 AnyCandidateSource = Annotated[
-    Annotated[Covisitation, Tag("covisitation")]
+    Annotated[VectorSource, Tag("vectors")]
+    | Annotated[Covisitation, Tag("covisitation")]
     | Annotated[Popular, Tag("popular")]
     | Annotated[Recent, Tag("recent")]
     | Annotated[NewItems, Tag("new_items")]

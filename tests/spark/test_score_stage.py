@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.comm.base import LocalCollective
-from headrace.config import EmbeddingOptimizer, Model, Spec, Task, build_spec
+from headrace.config import EmbeddingOptimizer, Model, Spec, Task, VectorSource, build_spec
 from headrace.drift.count_day import count_day
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
@@ -28,6 +28,11 @@ from headrace.models.predictor import load_predictor
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
 from headrace.schema import TableColumn
+from headrace.score.candidates.source import FETCH, SourceContext
+from headrace.score.candidates.vectors.source import VectorItems
+from headrace.score.entities import Active
+from headrace.score.items import ITEM_ROW, ItemTable
+from headrace.score.rank.blocks import ITEMS
 from headrace.score.scoring_model import scoring_model
 from headrace.score.stage import ScoreCandidates
 from headrace.score.vectors.stage import ExportVectors
@@ -342,6 +347,59 @@ def test_vectors_multiply_to_the_models_logits(
     # A run that died behind its first commit is made again, with nothing doubled.
     ws.manifest("shop", DS, "vectors").remove()
     assert run_stage(ExportVectors(), spec(), ws, DS).manifest.rows == done.rows
+    _check_vector_items(spark, ws, to_spark(spark, users, _types(users)), to_spark(spark, items, _types(items)), found)
+
+
+def _types(frame: pd.DataFrame) -> dict[str, str]:
+    return {c: TYPES[c] for c in frame.columns}
+
+
+def _check_vector_items(
+    spark: SparkSession, ws: Workspace, users: DataFrame, items: DataFrame, vectors: dict[str, dict[Any, Any]]
+) -> None:
+    """The source `vectors` against a sort of all dot products of the tables of vectors."""
+    score = {"item": {"key": "item", "columns": ["price"], "limit": None}}
+    ctx = Context(spec(**score), ws, DS, {name: _manifest(ws, name) for name in ("features", "train")}, "vectors")
+    table = ItemTable.write(ctx, spark, items, ws.spark_local / "score" / "shop" / "items")
+    new = spark.createDataFrame([(5, None, None, None)], users.schema)
+    asked = users.unionByName(new).withColumn(FETCH, F.when(F.col("user") % 7 == 0, 0).otherwise(3 + F.col("user") % 2))
+    rows = table.frame(spark).select(ITEM_ROW, "item", "price")
+    context = SourceContext(ctx, spark, cast(Active, None), users, rows.where(F.col(ITEM_ROW) != 3))
+    source = VectorItems(context, VectorSource(k=4), "liked")
+    keys = table.keys(np.arange(table.rows)).to_pylist()
+
+    def listed(source: VectorItems, parts: int) -> dict[Any, list[Any]]:
+        made = source.first(asked.repartition(parts), 4)
+        assert made.columns == [*asked.columns, ITEMS]
+        return {r["user"]: r[ITEMS] for r in made.collect()}
+
+    found = listed(source, 1)
+    assert found == listed(source, 3)
+    # Of nothing the model knows something: neither of users nor of items of whom all is null.
+    nulls = pa.RecordBatch.from_pydict({"price": pa.array([None], pa.float64()), "item": ["never met"]})
+    unlike = source._vectors("item").of(nulls)[0]
+    known = {k: np.array(v) for k, v in vectors["item"].items() if k != keys[3] and not np.allclose(v, unlike)}
+    assert source.facts["unknown_items"] == len(keys) - 1 - len(known)
+    assert source.facts["items"] == len(known) > 5
+    assert found[5] == []
+    lengths = set()
+    for user, vector in vectors["user"].items():
+        order = sorted(known, key=lambda k: (-float(np.float32(np.dot(vector, known[k]))), keys.index(k)))
+        wanted = 0 if user % 7 == 0 else 3 + user % 2
+        if found[user] == [] and wanted:  # the other user of whom all is null
+            assert users.where((F.col("user") == user) & F.col("age").isNull()).count() == 1
+            continue
+        assert [keys[i] for i in found[user]] == order[:wanted]
+        lengths.add(len(found[user]))
+    assert lengths == {0, 3, 4}
+    # The index, of one cell of so few items: what it finds, and what is said of it.
+    indexed = VectorItems(context, VectorSource(k=4, index="ivf", min_recall=0.9), "indexed")
+    same = [set(a) == set(found[user]) for user, a in listed(indexed, 2).items()]
+    assert np.mean(same) > 0.9
+    assert indexed.facts["index"] == "ivf"
+    assert 0.9 <= indexed.facts["recall"] <= 1
+    assert indexed.facts["recall_users"] > 30
+    assert (ws.spark_local / "score" / "shop" / "vectors" / "vectors-indexed.faiss").size() == indexed.facts["bytes"]
 
 
 @pytest.mark.parametrize(

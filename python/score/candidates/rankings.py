@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace.score.candidates.source import ItemRanking, SourceContext
+from headrace.score.candidates.vectors.source import VectorItems
 
-#: By `kind`: from the context of the run and the source's section to the prepared source.
-RANKINGS: Mapping[str, Callable[[SourceContext, Any], ItemRanking]] = {}
+#: By `kind`: from the context of the run, the source's section and its place in the spec to the prepared source.
+RANKINGS: Mapping[str, Callable[[SourceContext, Any, str], ItemRanking]] = {"vectors": VectorItems}

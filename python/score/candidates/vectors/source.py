@@ -1,0 +1,173 @@
+"""The source `vectors`: each user's items of the greatest dot products."""
+
+from __future__ import annotations
+
+import logging
+from functools import cached_property
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, IntegerType, StructField, StructType
+
+from headrace.config import Score, VectorSource
+from headrace.errors import UserError
+from headrace.features.functions.spark_expressions import col
+from headrace.lake.worker_errors import worker_errors
+from headrace.score.candidates.source import FETCH, SourceContext
+from headrace.score.candidates.vectors.item_vectors import ItemVectors
+from headrace.score.candidates.vectors.ivf import IvfIndex
+from headrace.score.candidates.vectors.search import BuildIndex, FindItems, MeasureRecall, Searched
+from headrace.score.items import ITEM_ROW
+from headrace.score.rank.blocks import ITEMS
+from headrace.score.rank.pair_features import context_scalars
+from headrace.score.scoring_model import scoring_model
+from headrace.score.vectors.model_vectors import ModelVectors, Side
+from headrace.storage import Location
+
+log = logging.getLogger("headrace.score")
+
+#: `index: auto`: from so many items on there is an index: it takes 0.6 of the time of a comparison of all, or less.
+_AUTO_ITEMS = 1_000_000
+#: Users by whom recall is measured.
+_SAMPLE_USERS = 256
+
+
+class VectorItems:
+    """See the module, and headrace.score.candidates.source.ItemRanking."""
+
+    def __init__(self, context: SourceContext, source: VectorSource, where: str) -> None:
+        self._context, self._source, self._where = context, source, where
+        #: How it was searched, for the manifest.
+        self.facts: dict[str, Any] = {}
+
+    def first(self, users: DataFrame, most: int) -> DataFrame:
+        """See ItemRanking."""
+        if not self._searched.items.rows:
+            return users.withColumn(ITEMS, F.array().cast("array<int>"))
+        # mapInArrow reads a dot in a column's name as a field's: numbers travel, the task knows the names.
+        numbered = users.toDF(*[f"c{i}" for i in range(len(users.columns))])
+        schema = StructType([*numbered.schema.fields, StructField("items", ArrayType(IntegerType()))])
+        work = FindItems(tuple(users.columns), FETCH, self._vectors("user"), self._searched)
+        return numbered.mapInArrow(work, schema).toDF(*users.columns, ITEMS)
+
+    @cached_property
+    def _searched(self) -> Searched:
+        items = self._items
+        self.facts |= {"items": items.rows, "unknown_items": items.unknown, "dimensions": items.width, "index": "exact"}
+        if items.unknown:
+            log.info("%s: %s items of which the model learned nothing are left out", self._where, f"{items.unknown:,}")
+        exact = Searched(items, self._threads)
+        wanted = self._source.index == "ivf" or (self._source.index == "auto" and items.rows >= _AUTO_ITEMS)
+        return self._with_index(exact) if wanted and items.rows else exact
+
+    @cached_property
+    def _items(self) -> ItemVectors:
+        score = self._score
+        with worker_errors():
+            return ItemVectors.write(
+                self._context.spark,
+                self._context.items,
+                ITEM_ROW,
+                (score.item.key, *score.item.columns),
+                self._vectors("item"),
+                self._folder / f"vectors-{self._where}",
+            )
+
+    def _with_index(self, exact: Searched) -> Searched:
+        """The index, with as many probes as its recall needs."""
+        spark, items = self._context.spark, exact.items
+        file = items.folder.parent / f"{items.folder.name}.faiss"
+        # The task is alone: it has what all tasks of its executor would have.
+        cores = int(spark.sparkContext.getConf().get("spark.executor.cores") or spark.sparkContext.defaultParallelism)
+        with worker_errors():
+            (built,) = (
+                spark.range(0, 1, 1, 1)
+                .mapInArrow(BuildIndex(items, file, cores), "cells int, bytes long, seconds double")
+                .collect()
+            )
+            index = IvfIndex(items, file, built["cells"])
+            log.info(
+                "%s: an index of %s items in %s cells, %.0f MiB, in %.1f s",
+                self._where,
+                f"{items.rows:,}",
+                f"{index.cells:,}",
+                built["bytes"] / 2**20,
+                built["seconds"],
+            )
+            key = col(self._score.user.key)
+            sample = self._context.users.orderBy(F.xxhash64(key), key).limit(_SAMPLE_USERS)
+            numbered = sample.toDF(*[f"c{i}" for i in range(len(sample.columns))])
+            measured = MeasureRecall(
+                tuple(sample.columns),
+                self._vectors("user"),
+                Searched(items, self._threads, index),
+                min(self._source.k, items.rows),
+                self._source.min_recall,
+            )
+            (found,) = (
+                numbered.coalesce(1)
+                .mapInArrow(measured, "users int, probes int, recall double, seconds double, exact_seconds double")
+                .collect()
+            )
+        reached, users = round(found["recall"], 4), max(found["users"], 1)
+        self.facts |= {
+            "index": "ivf",
+            "cells": index.cells,
+            "probes": found["probes"],
+            "bytes": built["bytes"],
+            "build_seconds": round(built["seconds"], 2),
+            "recall": reached,
+            "recall_at": measured.k,
+            "recall_users": found["users"],
+            "users_per_second": {
+                "index": round(users / found["seconds"], 1),
+                "exact": round(users / found["exact_seconds"], 1),
+            },
+        }
+        if found["probes"] is None:
+            raise UserError(
+                f"{self._where}: the index finds {reached} of the best {measured.k} items even when it looks at all "
+                f"of its cells, less than min_recall {self._source.min_recall}: set index: exact"
+            )
+        log.info(
+            "%s: recall at %d of %d users is %.4f, with %d of %d cells; %.0f users/s, all items compared: %.0f users/s",
+            self._where,
+            measured.k,
+            found["users"],
+            reached,
+            found["probes"],
+            index.cells,
+            users / found["seconds"],
+            users / found["exact_seconds"],
+        )
+        return Searched(items, self._threads, index, found["probes"])
+
+    @property
+    def _folder(self) -> Location:
+        """Where the stage `score` has the files of a run, which it removes at its end."""
+        ctx = self._context.ctx
+        return ctx.ws.spark_local / "score" / ctx.spec.pipeline / ctx.key
+
+    @property
+    def _score(self) -> Score:
+        assert self._context.ctx.spec.score is not None
+        return self._context.ctx.spec.score
+
+    @property
+    def _threads(self) -> int:
+        return int(self._context.spark.sparkContext.getConf().get("spark.task.cpus") or 1)
+
+    def _vectors(self, side: Side) -> ModelVectors:
+        ctx, score = self._context.ctx, self._score
+        chosen = scoring_model(ctx)
+        model = ctx.upstream["train"].output("model") if chosen.stage == "baseline" else chosen.output
+        return ModelVectors(
+            model=ctx.ws.locate(model.name),
+            threads=self._threads,
+            side=side,
+            user_columns=(score.user.key, *score.user.columns),
+            item_columns=(score.item.key, *score.item.columns),
+            context=context_scalars(ctx.spec, score),
+            maps=ctx.ws.mapped(ctx.spec.pipeline),
+        )
