@@ -9,10 +9,10 @@
 
 Workflow: 26 categories by categorify (min_count 15), 13 counts by fill_missing, clip, log, normalize; eight days in a
 Delta table, the last validates. Figures are rows a second over all rows (the higher the better) unless they say MiB,
-values or s, which is processor time; of the best of three tries (one above 8 million rows; of NVTabular, of its two
-schedulers). Floors: a plain Spark copy of the same files in the same session, and pyarrow's bare decode and write of as
-many bytes. Peers: as named, on the same files. One that is not there is left out, with the reason. What DuckDB and
-Polars wrote is compared with ours, row by row; where it differs, the part fails.
+values or s, which is processor time; of the best of three tries, as are DuckDB's and Polars's (one above 8 million
+rows; of NVTabular, of its two schedulers). Floors: a plain Spark copy of the same files in the same session, and
+pyarrow's bare decode and write of as many bytes. Peers: as named, on the same files. One that is not there is left out,
+with the reason. What DuckDB and Polars wrote is compared with ours, row by row; where it differs, the part fails.
 
 A part runs in a process of its own, with a warmed session, and leaves build/bench/etl/PART.json; etl.json beside that
 folder has the figures of all parts. So a part that is stopped loses only itself.

@@ -201,7 +201,9 @@ def against(
     Raises:
         RuntimeError: the peer's dataset is not the same as ours.
     """
-    theirs = run_apart(name, lake, work / name, categories, counts, least)
+    # As many tries as ours has; NVTabular's are minutes, and its better scheduler counts.
+    tries = REPEATS if APART[name].checked and lake.rows <= REPEATED_ROWS else 1
+    theirs = run_apart(name, lake, work / name, categories, counts, least, tries)
     if theirs is None:
         return []
     title, rows, (fit, write, mib, cpu) = APART[name].title, lake.rows, mine

@@ -66,7 +66,7 @@ class Ran:
 
 
 def run_apart(
-    name: str, lake: Lake, out: Path, categories: Sequence[str], counts: Sequence[str], least: int
+    name: str, lake: Lake, out: Path, categories: Sequence[str], counts: Sequence[str], least: int, tries: int = 1
 ) -> Ran | None:
     """A peer's best try; None, and the reason printed, where it did not run.
 
@@ -74,13 +74,14 @@ def run_apart(
         name: one of APART.
         out: a new folder.
         least: rows that a value needs to get a code.
+        tries: of each of the peer's ways.
     """
     peer = APART[name]
     if not peer.python.exists():
         print(f"left out: {peer.title} is not installed: make bench-etl-peers")
         return None
     found = []
-    for number, way in enumerate(peer.ways):
+    for number, way in enumerate(peer.ways * tries):
         ran = _run(peer, way, lake, out / str(number), categories, counts, least)
         if isinstance(ran, str):
             print(f"left out: {ran}")

@@ -1,6 +1,7 @@
 // Columns as a dictionary and, for each row, the number of its value: called from headrace.features.engines.arrow.kernels by
 // ctypes, which lets other threads run meanwhile. Numbers of values are unsigned, of 1, 2 or 4 bytes (those of 4 bytes below
 // 2^31). The callers have checked all sizes and own all memory but that of TextCounts.
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <new>
@@ -80,10 +81,14 @@ class TextCounts {
     slots_.resize(places);
   }
 
-  void add(const uint8_t* text, int64_t size, uint64_t hash, int64_t count, int64_t day) {
-    Slot& slot = find(slots_, text, size, uint32_t(hash));
-    if (slot.text == nullptr) {
-      slot = {text, count, day, uint32_t(hash), int32_t(size)};
+  // Where it will be looked for.
+  void ahead(const TextKey& key) const { __builtin_prefetch(&slots_[key.hash & (slots_.size() - 1)]); }
+
+  void add(const TextKey& key, const uint8_t* text, int64_t size, int64_t count, int64_t day) {
+    const Text of{size <= kShortText ? key.word : reinterpret_cast<uintptr_t>(text), uint32_t(key.hash), int32_t(size)};
+    Slot& slot = find(slots_, of);
+    if (slot.text.size < 0) {
+      slot = {of, count, day};
       if (4 * ++used_ > 3 * slots_.size()) grow();
     } else {
       slot.count += count;
@@ -95,35 +100,102 @@ class TextCounts {
   template <class Body>
   void each(int64_t least, const Body& body) const {
     for (const Slot& s : slots_)
-      if (s.text != nullptr && s.count >= least) body(s.text, s.size, s.count, s.day);
+      if (s.text.size >= 0 && s.count >= least) body(s.text.data(), s.text.size, s.count, s.day);
   }
 
  private:
-  struct Slot {
-    const uint8_t* text = nullptr;
-    int64_t count = 0, day = 0;
+  struct Text {
+    uint64_t word = 0;  // a short text itself; of a longer one the address
     uint32_t hash = 0;
-    int32_t size = 0;
+    int32_t size = -1;
+
+    const uint8_t* data() const {
+      return size <= kShortText ? reinterpret_cast<const uint8_t*>(&word) : reinterpret_cast<const uint8_t*>(uintptr_t(word));
+    }
+    bool operator==(const Text& other) const {
+      if (hash != other.hash || size != other.size) return false;
+      return size <= kShortText ? word == other.word : std::memcmp(data(), other.data(), size_t(size)) == 0;
+    }
+  };
+  struct Slot {
+    Text text;
+    int64_t count = 0, day = 0;
   };
 
-  static Slot& find(std::vector<Slot>& slots, const uint8_t* text, int64_t size, uint32_t hash) {
+  static Slot& find(std::vector<Slot>& slots, const Text& text) {
     const size_t mask = slots.size() - 1;
-    for (size_t at = hash & mask;; at = (at + 1) & mask) {
-      Slot& s = slots[at];
-      if (s.text == nullptr || (s.hash == hash && s.size == size && std::memcmp(s.text, text, size_t(size)) == 0)) return s;
-    }
+    for (size_t at = text.hash & mask;; at = (at + 1) & mask)
+      if (slots[at].text.size < 0 || slots[at].text == text) return slots[at];
   }
 
   void grow() {
     std::vector<Slot> larger(2 * slots_.size());
     for (const Slot& s : slots_)
-      if (s.text != nullptr) find(larger, s.text, s.size, s.hash) = s;
+      if (s.text.size >= 0) find(larger, s.text) = s;
     slots_.swap(larger);
   }
 
   std::vector<Slot> slots_;
   size_t used_ = 0;
 };
+
+// Where texts are among those that a column has. It stays where the caller has it.
+class TextRows {
+ public:
+  TextRows(const int32_t* offsets, const uint8_t* data, int64_t n) : offsets_(offsets), data_(data) {
+    size_t places = 16;
+    while (int64_t(places) < 2 * n) places *= 2;
+    slots_.resize(places);
+    const size_t mask = places - 1;
+    each(offsets, data, n, [&](int64_t row, const TextKey& key, const uint8_t*, int64_t size) {
+      size_t at = key.hash & mask;
+      while (slots_[at].row >= 0) at = (at + 1) & mask;
+      slots_[at] = {key.word, int32_t(row), int32_t(size)};
+    });
+  }
+
+  void find(const int32_t* offsets, const uint8_t* data, int64_t n, int32_t* rows) const {
+    const size_t mask = slots_.size() - 1;
+    each(offsets, data, n, [&](int64_t i, const TextKey& key, const uint8_t* text, int64_t size) {
+      for (size_t at = key.hash & mask;; at = (at + 1) & mask) {
+        const Slot& s = slots_[at];
+        if (s.row >= 0 && (s.word != key.word || s.size != size || !same(s.row, text, size))) continue;
+        rows[i] = s.row;
+        return;
+      }
+    });
+  }
+
+ private:
+  struct Slot {
+    uint64_t word = 0;
+    int32_t row = -1, size = 0;
+  };
+
+  bool same(int32_t row, const uint8_t* text, int64_t size) const {
+    return size <= kShortText || std::memcmp(data_ + offsets_[row], text, size_t(size)) == 0;
+  }
+
+  // Calls body(i, key, text, size) for each of n texts, with its slot on the way.
+  template <class Body>
+  void each(const int32_t* offsets, const uint8_t* data, int64_t n, const Body& body) const {
+    TextKey keys[kTextsAhead];
+    for (int64_t first = 0; first < n; first += kTextsAhead) {
+      const int64_t last = std::min(n, first + kTextsAhead);
+      for (int64_t i = first; i < last; ++i) {
+        keys[i - first] = text_key(data + offsets[i], offsets[i + 1] - offsets[i], data + offsets[n]);
+        __builtin_prefetch(&slots_[keys[i - first].hash & (slots_.size() - 1)]);
+      }
+      for (int64_t i = first; i < last; ++i) body(i, keys[i - first], data + offsets[i], offsets[i + 1] - offsets[i]);
+    }
+  }
+
+  const int32_t* offsets_;
+  const uint8_t* data_;
+  std::vector<Slot> slots_;
+};
+
+const uint8_t kNothing = 0;  // the data of texts that are all empty
 
 }  // namespace
 
@@ -148,17 +220,21 @@ int headrace_take(const void* values, int64_t width, const int32_t* rows, int64_
   }
 }
 
-// counts[index[i]] += 1 of the rows that `mask` (a byte a row; null: all) has. Four tables, so that a value that repeats does
-// not wait for its own count: counts has 4 * size places, the sums come to the first `size`.
-int headrace_count(const void* index, int64_t width, const uint8_t* mask, int64_t n, int64_t size, int64_t* counts) {
+// counts[index[i]] += 1 of the rows that `mask` (a byte a row; null: all) has. In 4 tables, where there are few values, so
+// that a value that repeats does not wait for its own count; else in 1. counts has tables * size places, the sums come to
+// the first `size`.
+int headrace_count(const void* index, int64_t width, const uint8_t* mask, int64_t n, int64_t size, int64_t tables,
+                   int64_t* counts) {
+  const int64_t others = tables - 1;  // tables is a power of 2
   return typed(width, [&](auto* kind) {
     const auto* of = static_cast<const std::remove_pointer_t<decltype(kind)>*>(index);
     if (mask == nullptr) {
-      for (int64_t i = 0; i < n; ++i) counts[(i & 3) * size + of[i]] += 1;
+      for (int64_t i = 0; i < n; ++i) counts[(i & others) * size + of[i]] += 1;
     } else {
-      for (int64_t i = 0; i < n; ++i) counts[(i & 3) * size + of[i]] += mask[i];
+      for (int64_t i = 0; i < n; ++i) counts[(i & others) * size + of[i]] += mask[i];
     }
-    for (int64_t k = 0; k < size; ++k) counts[k] += counts[size + k] + counts[2 * size + k] + counts[3 * size + k];
+    for (int64_t table = 1; table < tables; ++table)
+      for (int64_t k = 0; k < size; ++k) counts[k] += counts[table * size + k];
   });
 }
 
@@ -204,14 +280,20 @@ void headrace_text_counts_free(void* counts) { delete static_cast<TextCounts*>(c
 int headrace_text_counts_add(void* to, const int32_t* offsets, const uint8_t* data, const int64_t* counts, const int64_t* days,
                              int64_t n, int64_t part, int64_t parts) {
   auto& sums = *static_cast<TextCounts*>(to);
-  static const uint8_t nothing = 0;
-  if (data == nullptr) data = &nothing;  // all texts are empty
+  if (data == nullptr) data = &kNothing;
   try {
-    for (int64_t i = 0; i < n; ++i) {
-      const uint8_t* text = data + offsets[i];
-      const int64_t size = offsets[i + 1] - offsets[i];
-      const uint64_t hash = text_hash(text, size);
-      if (int64_t((hash >> 32) % uint64_t(parts)) == part) sums.add(text, size, hash, counts[i], days[i]);
+    TextKey keys[kTextsAhead];
+    for (int64_t first = 0; first < n; first += kTextsAhead) {
+      const int64_t last = std::min(n, first + kTextsAhead);
+      for (int64_t i = first; i < last; ++i) {
+        keys[i - first] = text_key(data + offsets[i], offsets[i + 1] - offsets[i], data + offsets[n]);
+        sums.ahead(keys[i - first]);
+      }
+      for (int64_t i = first; i < last; ++i) {
+        const TextKey& key = keys[i - first];
+        if (parts == 1 || int64_t((key.hash >> 32) % uint64_t(parts)) == part)
+          sums.add(key, data + offsets[i], offsets[i + 1] - offsets[i], counts[i], days[i]);
+      }
     }
   } catch (const std::bad_alloc&) {
     return 0;
@@ -242,6 +324,22 @@ void headrace_text_counts_take(const void* of, int64_t least, int32_t* offsets, 
     days[i] = day;
     offsets[++i] = int32_t(at);
   });
+}
+
+// A table of n texts in Arrow's layout, none twice, which stay there until it is freed; null where there is no memory.
+void* headrace_text_rows(const int32_t* offsets, const uint8_t* data, int64_t n) {
+  try {
+    return new TextRows(offsets, data == nullptr ? &kNothing : data, n);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
+void headrace_text_rows_free(void* table) { delete static_cast<TextRows*>(table); }
+
+// Of each of n texts the place among those of the table, -1 where it is not there.
+void headrace_text_rows_find(const void* table, const int32_t* offsets, const uint8_t* data, int64_t n, int32_t* rows) {
+  static_cast<const TextRows*>(table)->find(offsets, data == nullptr ? &kNothing : data, n, rows);
 }
 
 }  // extern "C"

@@ -89,19 +89,28 @@ bool snappy(const uint8_t* in, int64_t size, uint8_t* out, int64_t wanted) {
       offset = (tag >> 5) << 8 | in[0];
       in += 1;
     } else {
-      const int64_t wide = (tag & 3) == 2 ? 2 : 4;
-      if (end - in < wide) return false;
       length = 1 + (tag >> 2);
-      uint32_t value = 0;
-      std::memcpy(&value, in, size_t(wide));
-      offset = value;
-      in += wide;
+      if ((tag & 3) == 2) {
+        uint16_t value;
+        if (end - in < 2) return false;
+        std::memcpy(&value, in, 2);
+        offset = value;
+        in += 2;
+      } else {
+        uint32_t value;
+        if (end - in < 4) return false;
+        std::memcpy(&value, in, 4);
+        offset = value;
+        in += 4;
+      }
     }
     if (offset == 0 || offset > at || length > wanted - at) return false;
     uint8_t* to = out + at;
     const uint8_t* from = to - offset;
     if (offset >= 16) {  // a copy has at most 64 bytes
       for (int64_t i = 0; i < length; i += 16) std::memcpy(to + i, from + i, 16);
+    } else if (offset >= 8) {
+      for (int64_t i = 0; i < length; i += 8) std::memcpy(to + i, from + i, 8);
     } else {
       for (int64_t i = 0; i < length; ++i) to[i] = from[i];
     }
@@ -158,10 +167,14 @@ bool hybrid(Bytes b, int width, int64_t n, uint32_t* out) {
   return true;
 }
 
-// Definition levels of one bit as a bitmap, n of them; how many are 1, or -1.
+// Definition levels of one bit as a bitmap, n of them; how many are 1, or -1. Where all are 1 there may be no bitmap.
 int64_t levels(Bytes b, int64_t n, std::vector<uint64_t>& bits) {
-  bits.assign(size_t(n / 64 + 2), 0);
   int64_t at = 0, there = 0;
+  if (Bytes all = b; n > 0) {  // most columns have no null
+    const uint64_t head = all.varint();
+    if (!(head & 1) && head >> 1 >= uint64_t(n) && all.byte() == 1 && all.good) return n;
+  }
+  bits.assign(size_t(n / 64 + 2), 0);
   auto* bytes = reinterpret_cast<uint8_t*>(bits.data());
   const auto set = [&](uint64_t eight, int64_t some) {  // some <= 8
     eight &= (1u << some) - 1;
@@ -219,40 +232,71 @@ class Texts {
 
   int64_t size() const { return int64_t(offsets.size()) - 1; }
 
-  // The number of a text, which is new where it was `size()`; kNull where there are too many.
-  uint32_t number(const uint8_t* text, int64_t length) {
-    const auto hash = uint32_t(text_hash(text, length) >> 32);
-    for (size_t at = hash & (slots_.size() - 1);; at = (at + 1) & (slots_.size() - 1)) {
-      Slot& s = slots_[at];
-      if (s.number == kNull) return insert(s, hash, text, length);
-      if (s.hash != hash) continue;
-      const int32_t start = offsets[s.number];
-      if (offsets[s.number + 1] - start != length) continue;
-      if (length == 0 || std::memcmp(data.data() + start, text, size_t(length)) == 0) return s.number;
+  // The numbers of the next n texts of `b` (each behind its length), new ones where they are `size()` at the time. Whether
+  // they are there, and are not too many. kPad bytes behind the end of `b` may be read.
+  bool read(Bytes b, int64_t n, uint32_t* out) {
+    const uint8_t* texts[kTextsAhead];
+    uint32_t sizes[kTextsAhead];
+    TextKey keys[kTextsAhead];
+    for (int64_t first = 0; first < n; first += kTextsAhead) {
+      const int64_t some = std::min(kTextsAhead, n - first);
+      for (int64_t i = 0; i < some; ++i) {
+        if (b.end - b.at < 4) return false;
+        std::memcpy(&sizes[i], b.at, 4);
+        b.at += 4;
+        if (sizes[i] > uint64_t(b.end - b.at)) return false;
+        texts[i] = b.at;
+        b.at += sizes[i];
+        keys[i] = text_key(texts[i], sizes[i], b.end + kPad);
+        __builtin_prefetch(&slots_[keys[i].hash & (slots_.size() - 1)]);
+      }
+      for (int64_t i = 0; i < some; ++i)
+        if ((out[first + i] = number(keys[i], texts[i], sizes[i])) == kNull) return false;
     }
+    return true;
+  }
+
+  // Room for n texts, of which not more are expected.
+  void expect(int64_t n) {
+    size_t places = slots_.size();
+    while (int64_t(places) < 2 * n) places *= 2;
+    if (places > slots_.size()) grow(places);
+    offsets.reserve(size_t(n) + 1);
   }
 
  private:
   struct Slot {
-    uint32_t hash = 0, number = kNull;
+    uint64_t word = 0;
+    uint32_t number = kNull, size = 0;
   };
 
-  uint32_t insert(Slot& slot, uint32_t hash, const uint8_t* text, int64_t length) {
+  uint32_t number(const TextKey& key, const uint8_t* text, uint32_t length) {
+    for (size_t at = key.hash & (slots_.size() - 1);; at = (at + 1) & (slots_.size() - 1)) {
+      Slot& s = slots_[at];
+      if (s.number == kNull) return insert(s, key, text, length);
+      if (s.word == key.word && s.size == length &&
+          (length <= kShortText || std::memcmp(data.data() + offsets[s.number], text, length) == 0))
+        return s.number;
+    }
+  }
+
+  uint32_t insert(Slot& slot, const TextKey& key, const uint8_t* text, uint32_t length) {
     if (int64_t(data.size()) + length > kMost || size() + 1 >= kMost) return kNull;
     const auto number = uint32_t(size());
-    slot = {hash, number};
+    slot = {key.word, number, length};
     data.insert(data.end(), text, text + length);
     offsets.push_back(int32_t(data.size()));
-    if (2 * offsets.size() > slots_.size()) grow();
+    if (3 * offsets.size() > 2 * slots_.size()) grow(2 * slots_.size());
     return number;
   }
 
-  void grow() {
-    std::vector<Slot> larger(4 * slots_.size());
+  void grow(size_t places) {
+    std::vector<Slot> larger(places);
     for (const Slot& s : slots_) {
       if (s.number == kNull) continue;
-      size_t at = s.hash & (larger.size() - 1);
-      while (larger[at].number != kNull) at = (at + 1) & (larger.size() - 1);
+      const uint8_t* text = data.data() + offsets[s.number];
+      size_t at = text_key(text, s.size, data.data() + data.size()).hash & (places - 1);
+      while (larger[at].number != kNull) at = (at + 1) & (places - 1);
       larger[at] = s;
     }
     slots_.swap(larger);
@@ -329,9 +373,10 @@ class Chunk {
 
   bool dictionary(Bytes values, int64_t n) {
     if (physical_ == kByteArray) {
-      for (int64_t i = 0; i < n; ++i)
-        if (next_text(values) != uint32_t(i)) return false;  // damaged, or there twice
-      return true;
+      if (n > (values.end - values.at) / 4) return false;  // each has its length before it
+      texts_.expect(n);
+      some_.resize(size_t(n));
+      return texts_.read(values, n, some_.data()) && texts_.size() == n;  // else damaged, or one is there twice
     }
     if (values.end - values.at < n * width()) return false;
     integers_.assign(values.at, values.at + n * width());
@@ -344,17 +389,6 @@ class Chunk {
     if (!sorted.empty()) std::memcpy(sorted.data(), integers_.data(), integers_.size());
     std::sort(sorted.begin(), sorted.end());
     return std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end();
-  }
-
-  // The number of the text that comes next; kNull where there is none.
-  uint32_t next_text(Bytes& b) {
-    if (b.end - b.at < 4) return kNull;
-    uint32_t length;
-    std::memcpy(&length, b.at, 4);
-    b.at += 4;
-    if (length > uint64_t(b.end - b.at)) return kNull;
-    b.at += length;
-    return texts_.number(b.at - length, length);
   }
 
   bool data_page(Bytes values, const Page& page, bool optional, uint32_t* out) {
@@ -384,16 +418,14 @@ class Chunk {
 
   bool numbers(Bytes values, int encoding, int64_t n, uint32_t* out) {
     if (encoding == kPlain) {
-      if (physical_ != kByteArray) return false;
-      for (int64_t i = 0; i < n; ++i)
-        if ((out[i] = next_text(values)) == kNull) return false;
-      return true;
+      return physical_ == kByteArray && texts_.read(values, n, out);
     }
     if (encoding != kPlainDictionary && encoding != kRleDictionary) return false;
     if (n == 0) return true;
     const int width = values.byte();
     if (width > 32 || !values.good || !hybrid(values, width, n, out)) return false;
-    const auto largest = *std::max_element(out, out + n);
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < n; ++i) largest = std::max(largest, out[i]);
     return int64_t(largest) < size();
   }
 

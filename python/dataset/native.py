@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 Order = npt.NDArray[np.int32]
 
 #: Raise it with that of native/cpp/dataset.cpp when a function's name, arguments or meaning change.
-_VERSION = 5
+_VERSION = 6
 _I64, _U64, _I32, _P = ctypes.c_int64, ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p
 DATASET = native.Interface(
     "libheadrace_dataset.so",
@@ -32,7 +32,7 @@ DATASET = native.Interface(
         "headrace_gather": (_U64, (_P, _I64, _P, _I64, _P, _P, _P, _I64, _I64)),
         "headrace_scatter": (_I32, (_P, _I64, _P, _I64, _P, _I64, _P)),
         "headrace_take": (_I32, (_P, _I64, _P, _I64, _P)),
-        "headrace_count": (_I32, (_P, _I64, _P, _I64, _I64, _P)),
+        "headrace_count": (_I32, (_P, _I64, _P, _I64, _I64, _I64, _P)),
         "headrace_narrow": (_I32, (_P, _P, _I64, _I64, _I64, _I64, _P)),
         "headrace_encode_integers": (_I64, (_P, _I64, _P, _I64, _I64, _I64, _P, _I64, _P, _P, _P)),
         "headrace_chunk_read": (_P, (_I32, _I64, _I64, _I64, _I32, _I32, _I32)),
@@ -44,6 +44,9 @@ DATASET = native.Interface(
         "headrace_text_counts_add": (_I32, (_P, _P, _P, _P, _P, _I64, _I64, _I64)),
         "headrace_text_counts_size": (_I64, (_P, _I64, _P)),
         "headrace_text_counts_take": (None, (_P, _I64, _P, _P, _P, _P)),
+        "headrace_text_rows": (_P, (_P, _P, _I64)),
+        "headrace_text_rows_free": (None, (_P,)),
+        "headrace_text_rows_find": (None, (_P, _P, _P, _I64, _P)),
     },
 )
 

@@ -133,6 +133,10 @@ class LocalStore:
         if durable:
             system.fsync(final.parent)
 
+    def start_writeback(self, path: PurePosixPath) -> None:
+        """See Store."""
+        system.start_writeback(Path(path))
+
     def append(self, path: PurePosixPath, data: bytes) -> None:
         """See Store."""
         system.make_folder(Path(path).parent)

@@ -153,6 +153,10 @@ class Location:
         """
         return self._store.new_file(self.path, self.durable)
 
+    def start_writeback(self) -> None:
+        """Begin to write a large file of a folder that is being filled to the disk: publication waits for less then."""
+        self._store.start_writeback(self.path)
+
     @contextmanager
     def new_folder(self, alone: bool = True) -> Iterator[Location]:
         """Give an empty folder to fill; it appears here when the block ends well, in one step, else it is removed.

@@ -78,6 +78,10 @@ class Store(Protocol):
         """The same for what a library writes: give it a local path that is not there; the file appears at the end."""
         ...
 
+    def start_writeback(self, path: PurePosixPath) -> None:
+        """Where a file is in memory alone, begin to write it to the disk, which need not be done when this returns."""
+        ...
+
     def append(self, path: PurePosixPath, data: bytes) -> None:
         """Add to a file that others may read meanwhile: they may see a part of `data`. Not durable."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.features.vocabulary import lookup as module
+from headrace.dataset import native
+from headrace.features.vocabulary import text_rows
 from headrace.features.vocabulary.lookup import FileLookup, Lookup
+from headrace.features.vocabulary.text_rows import TextRows
 
+BOTH = pytest.mark.parametrize("built", [True, False])
 VALUES = st.one_of(
     st.text(max_size=12),
+    st.text(st.sampled_from("aü\0z"), min_size=6, max_size=18),
     st.integers(-(2**63), 2**63 - 1).map(str),
     st.sampled_from(["07", "-0", "0", "+1", " 1", "9223372036854775808", "1e3", "true", ""]),
 )
+
+
+@pytest.fixture(autouse=True)
+def _build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = request.node.callspec.params.get("built") if hasattr(request.node, "callspec") else None
+    if built and native.library() is None:
+        pytest.skip("run make native")
+    if built is False:
+        monkeypatch.setattr(native, "library", lambda: None)
 
 
 def lookup_of(values: list[str], first: int = 2) -> Lookup:
@@ -31,9 +45,10 @@ def expected(vocabulary: list[str], values: list[Any]) -> list[int]:
     return [0 if v is None else codes.get(str(v), 1) for v in values]
 
 
+@BOTH
 @settings(deadline=None)
-@given(st.lists(VALUES, unique=True, max_size=30), st.lists(st.none() | VALUES, max_size=30))
-def test_strings(vocabulary: list[str], others: list[str | None]) -> None:
+@given(vocabulary=st.lists(VALUES, unique=True, max_size=30), others=st.lists(st.none() | VALUES, max_size=30))
+def test_strings(built: bool, vocabulary: list[str], others: list[str | None]) -> None:
     values = [*vocabulary, *others, None, *vocabulary[:1]]
     found = lookup_of(vocabulary).codes(pa.array(values, pa.string()))
     assert found.dtype == np.int32
@@ -54,11 +69,29 @@ def test_booleans() -> None:
 
 
 def test_two_values_with_one_hash(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "xxhash64_strings", lambda values: np.zeros(len(values), np.int64))
+    monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(text_rows, "xxhash64_strings", lambda values: np.zeros(len(values), np.int64))
     both, one = lookup_of(["a", "b"]), lookup_of(["a"])
     values = pa.array(["b", "a", "c", None])
     assert both.codes(values).tolist() == [3, 2, 1, 0]
     assert one.codes(values).tolist() == [1, 2, 1, 0]  # same hash is not same value
+
+
+@BOTH
+def test_rows_of_many_texts_in_parts_of_columns(built: bool) -> None:
+    rng = np.random.default_rng(5)
+    texts = [f"{'x' * (n % 13)}{n}" for n in rng.permutation(30_000).tolist()]
+    # Slices, as parts are that were cut from longer columns.
+    table = TextRows(pa.array(["not of it", *texts[:20_000]]).slice(1))
+    asked = rng.permutation(30_000)
+    wanted = np.where(asked < 20_000, asked, -1)
+    found = table.find(pa.array(["nor this", *(texts[i] for i in asked)]).slice(1))
+    assert found.dtype == np.int32
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(table)).find(pa.array([texts[7], "?"])), [7, -1])
+    assert TextRows(pa.array([], pa.string())).find(pa.array(["", "a"])).tolist() == [-1, -1]
+    assert TextRows(pa.array([""])).find(pa.array(["", "a"])).tolist() == [0, -1]
+    assert TextRows(pa.array(["a"])).find(pa.array([""])).tolist() == [-1]
 
 
 def test_cardinality_is_the_highest_code_and_one() -> None:

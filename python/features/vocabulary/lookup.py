@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.features.functions.arrays import one_chunk
+from headrace.features.vocabulary.text_rows import TextRows
 from headrace.schema import FIRST_CODE, NULL_CODE, OOV_CODE
-from headrace.udfs.xxhash64 import xxhash64_strings
 
 Codes = npt.NDArray[np.int32]
 
@@ -62,24 +62,8 @@ class Lookup:
 
     def of_distinct(self, values: pa.StringArray) -> Codes:
         """Codes of strings without nulls. [n] -> int32 [n]."""
-        position = self._positions(values)
-        found = np.full(len(values), OOV_CODE, np.int32)
-        hit = np.flatnonzero(position >= 0)
-        found[hit] = self._codes[position[hit]]
-        return found
-
-    def _positions(self, distinct: pa.StringArray) -> npt.NDArray[np.int64]:
-        """Rows of the table that hold the strings, -1 for none."""
-        if not len(self) or not len(distinct):
-            return np.full(len(distinct), -1)
-        if not self._hashes.is_unique:  # two values with one hash: exact, but the set is built for each batch
-            return np.asarray(pc.fill_null(pc.index_in(distinct, self._values), -1), np.int64)
-        position = np.asarray(self._hashes.get_indexer(pd.Index(xxhash64_strings(distinct))), np.int64)
-        # Same hash is not yet same value.
-        hit = np.flatnonzero(position >= 0)
-        same = pc.equal(self._values.take(pa.array(position[hit])), distinct.take(pa.array(hit)))
-        position[hit[~same.to_numpy(zero_copy_only=False)]] = -1
-        return position
+        # -1 is the last: of what is not there.
+        return np.append(self._codes, np.int32(OOV_CODE))[self._by_text.find(values)]
 
     def _of_integers(self, values: pa.Array) -> Codes:
         keys, codes = self._integers
@@ -90,9 +74,8 @@ class Lookup:
         return np.where(valid, found, NULL_CODE).astype(np.int32)
 
     @cached_property
-    def _hashes(self) -> pd.Index[int]:
-        """64 bits a value: a vocabulary of millions needs no Python object each."""
-        return pd.Index(xxhash64_strings(self._values), dtype="int64")
+    def _by_text(self) -> TextRows:
+        return TextRows(self._values)
 
     @cached_property
     def _integers(self) -> tuple[pd.Index[int], Codes]:

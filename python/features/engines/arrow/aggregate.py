@@ -68,15 +68,21 @@ class TrainRows:
             return np.zeros(size, np.int64)
         day = self.rows.day
         assert day is not None
-        if not len(day):
-            return np.full(size, _LAST)
-        if (day == day[0]).all():
-            return np.full(size, day[0])
+        if len(self._days) < 2:
+            return np.full(size, self._days[0] if len(self._days) else _LAST)
         mine = index if self.train is None else index[self.train]
         out = np.full(size, _LAST)
-        for one in np.unique(day)[::-1]:  # a file has few days
+        for one in self._days[::-1]:  # a file has few days
             out[mine[day == one]] = one
         return out
+
+    @cached_property
+    def _days(self) -> I64:
+        """The days that there are, oldest first."""
+        day = self.rows.day
+        assert day is not None
+        # Most often all are alike, and nothing need be sorted.
+        return day[:1] if len(day) and (day == day[0]).all() else np.unique(day)
 
 
 def aggregate(

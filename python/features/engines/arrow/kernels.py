@@ -66,14 +66,14 @@ def take(values: Array, rows: Rows) -> Array:
 def count(index: Indices, mask: npt.NDArray[np.bool_] | None, size: int) -> npt.NDArray[np.int64]:
     """How many of the rows that `mask` has (None: all) have each of the values 0..size-1. int64 [size]."""
     lib = native.library()
-    if lib is None or 4 * size > len(index):
+    if lib is None or size > len(index):
         return np.bincount(index if mask is None else index[mask], minlength=size)
-    counts = np.zeros(4 * size, np.int64)
+    tables = 4 if 4 * size <= len(index) else 1
+    counts = np.zeros(tables * size, np.int64)
     index = np.ascontiguousarray(index)
     mask = None if mask is None else np.ascontiguousarray(mask)
-    done = lib.headrace_count(
-        address(index), index.itemsize, None if mask is None else address(mask), len(index), size, address(counts)
-    )
+    masked = None if mask is None else address(mask)
+    done = lib.headrace_count(address(index), index.itemsize, masked, len(index), size, tables, address(counts))
     assert done
     return counts[:size]
 
@@ -192,7 +192,8 @@ def counted_texts(parts: Sequence[tuple[pa.Array, pa.Array, pa.Array]], least: i
 def _round(
     lib: Any, parts: Sequence[tuple[pa.Array, pa.Array, pa.Array]], least: int, number: int, rounds: int
 ) -> pa.Table:
-    counts = lib.headrace_text_counts(min(sum(len(key) for key, _, _ in parts), 1 << 12))
+    # In most parts no text is twice, so there are at least as many as in the largest.
+    counts = lib.headrace_text_counts(max((len(key) for key, _, _ in parts), default=0) // rounds)
     if not counts:
         raise MemoryError("no memory to count texts")
     try:

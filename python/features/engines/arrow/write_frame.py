@@ -26,7 +26,7 @@ from headrace.features.layout.files import (
 from headrace.features.layout.placement import identity, placed
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.features.workflow.schema import stored_schema
-from headrace.schema import NULL_CODE, OOV_CODE, DatasetSchema, Kind
+from headrace.schema import OOV_CODE, DatasetSchema, Kind
 from headrace.storage import Location
 
 
@@ -114,6 +114,7 @@ def write_part(
             pq.ParquetWriter(partial, table.schema, compression="none", use_dictionary=False) as writer,
         ):
             writer.write_table(table.slice(start, end - start), row_group_size=end - start)
+        path.start_writeback()
         files.append({"name": plan.file(group), "rows": end - start, "row_groups": 1, "size": path.size()})
     counts = {name: asdict(c) for name, c in _count(schema, table, missing).items()}
     return {"split": plan.split, "day": plan.day, "files": files, "counts": counts}
@@ -143,9 +144,11 @@ def _count(schema: DatasetSchema, table: pa.Table, missing: Mapping[tuple[str, .
     for feature in schema.of(Kind.CATEGORICAL):
         column = table.column(feature.name).combine_chunks()
         codes = (column.flatten() if feature.is_list else column).to_numpy()
-        out[feature.name].coded += int(np.count_nonzero(codes != NULL_CODE))
+        out[feature.name].coded += int(np.count_nonzero(codes))  # NULL_CODE is 0
         if feature.vocabulary is not None:
-            is_oov = (codes >= OOV_CODE) & (codes < feature.first_code)
+            is_oov = codes == OOV_CODE
+            if feature.first_code > OOV_CODE + 1:
+                is_oov = (codes >= OOV_CODE) & (codes < feature.first_code)
             out[feature.name].oov += int(np.count_nonzero(is_oov))
     return out
 
