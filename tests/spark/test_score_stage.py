@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -30,7 +31,6 @@ from headrace.models.sharded_model import ShardedModel
 from headrace.schema import TableColumn
 from headrace.score.candidates.source import FETCH, SourceContext
 from headrace.score.candidates.vectors.source import VectorItems
-from headrace.score.entities import Active
 from headrace.score.items import ITEM_ROW, ItemTable
 from headrace.score.rank.blocks import ITEMS
 from headrace.score.scoring_model import scoring_model
@@ -362,14 +362,16 @@ def _check_vector_items(
     ctx = Context(spec(**score), ws, DS, {name: _manifest(ws, name) for name in ("features", "train")}, "vectors")
     table = ItemTable.write(ctx, spark, items, ws.spark_local / "score" / "shop" / "items")
     new = spark.createDataFrame([(5, None, None, None)], users.schema)
-    asked = users.unionByName(new).withColumn(FETCH, F.when(F.col("user") % 7 == 0, 0).otherwise(3 + F.col("user") % 2))
+    asked = users.unionByName(new).withColumn(FETCH, F.when(F.col("user") % 7 == 0, 0).otherwise(2 + F.col("user") % 4))
     rows = table.frame(spark).select(ITEM_ROW, "item", "price")
-    context = SourceContext(ctx, spark, cast(Active, None), users, rows.where(F.col(ITEM_ROW) != 3))
+    # What the source looks at.
+    given = SimpleNamespace(ctx=ctx, spark=spark, users=users, items=rows.where(F.col(ITEM_ROW) != 3))
+    context = cast(SourceContext, given)
     source = VectorItems(context, VectorSource(k=4), "liked")
     keys = table.keys(np.arange(table.rows)).to_pylist()
 
     def listed(source: VectorItems, parts: int) -> dict[Any, list[Any]]:
-        made = source.first(asked.repartition(parts), 4)
+        made = source.first(asked.repartition(parts), 5)
         assert made.columns == [*asked.columns, ITEMS]
         return {r["user"]: r[ITEMS] for r in made.collect()}
 
@@ -385,13 +387,13 @@ def _check_vector_items(
     lengths = set()
     for user, vector in vectors["user"].items():
         order = sorted(known, key=lambda k: (-float(np.float32(np.dot(vector, known[k]))), keys.index(k)))
-        wanted = 0 if user % 7 == 0 else 3 + user % 2
+        wanted = 0 if user % 7 == 0 else 2 + user % 4
         if found[user] == [] and wanted:  # the other user of whom all is null
             assert users.where((F.col("user") == user) & F.col("age").isNull()).count() == 1
             continue
         assert [keys[i] for i in found[user]] == order[:wanted]
         lengths.add(len(found[user]))
-    assert lengths == {0, 3, 4}
+    assert lengths == {0, 2, 3, 4, 5}
     # The index, of one cell of so few items: what it finds, and what is said of it.
     indexed = VectorItems(context, VectorSource(k=4, index="ivf", min_recall=0.9), "indexed")
     same = [set(a) == set(found[user]) for user, a in listed(indexed, 2).items()]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +15,8 @@ from numpy.typing import NDArray
 from headrace.score.candidates.vectors import ivf
 from headrace.score.candidates.vectors.exact import best_items
 from headrace.score.candidates.vectors.item_vectors import ItemVectors
+from headrace.score.candidates.vectors.search import FindItems, Searched
+from headrace.score.vectors.model_vectors import ModelVectors
 from headrace.storage import local
 
 
@@ -112,6 +116,32 @@ def test_fewest_probes(needed: int, cells: int) -> None:
         assert found is not None
         assert needed <= found <= needed + max(1, found // 8)
     assert len(asked) <= 2 + 2 * cells.bit_length()
+
+
+class Given:
+    """In place of a model: vectors that are columns; those of length 0 are of users of whom nothing is known."""
+
+    def of_known(self, batch: pa.RecordBatch) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        vectors = np.column_stack([batch.column(c).to_numpy() for c in ("x", "y")]).astype(np.float32)
+        return vectors, np.abs(vectors).sum(axis=1) > 0
+
+
+@given(st.integers(0, 40), st.integers(0, 2**32))
+def test_lists_of_users_who_are_asked_for_different_numbers(
+    tmp_path_factory: pytest.TempPathFactory, n: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    rows = np.flatnonzero(rng.random(30) < 0.8).astype(np.int32)
+    items = rng.integers(-9, 10, (len(rows), 2)).astype(np.float32)
+    made = write(tmp_path_factory.mktemp("vectors") / "v", rows, items, [])
+    users = rng.integers(-2, 3, (n, 2)).astype(np.float32)
+    fetch = rng.integers(0, 50, n).astype(np.int32)
+    work = FindItems(("x", "wanted", "y"), "wanted", cast(ModelVectors, Given()), Searched(made, threads=1))
+    columns = [pa.array(users[:, 0]), pa.array(fetch), pa.array(users[:, 1])]
+    found = [x for b in work([pa.RecordBatch.from_arrays(columns, ["c0", "c1", "c2"])]) for x in b["items"].to_pylist()]
+    for user, k, list_ in zip(users, fetch, found, strict=True):
+        order = sorted(range(len(rows)), key=lambda i: (-float(items[i] @ user), i)) if np.any(user) else []
+        assert list_ == [rows[i] for i in order[:k]]
 
 
 def test_recall_of_lists_with_gaps() -> None:

@@ -58,17 +58,29 @@ class FindItems:
                 yield pa.RecordBatch.from_arrays([*part.columns, lists], [*part.schema.names, "items"])
 
     def _lists(self, batch: pa.RecordBatch) -> pa.ListArray:
-        queries, known = self.users.of_known(batch)
-        check_products(longest(queries), self.searched.items.longest)
         fetch = batch.column(self.fetch).to_numpy(zero_copy_only=False)
-        asked = np.flatnonzero(known & (fetch > 0))
+        asked = np.flatnonzero(fetch > 0)
         lengths, values = np.zeros(len(fetch), np.int64), np.empty(0, np.int32)
         if len(asked):
-            found = self.searched.best(np.ascontiguousarray(queries[asked]), int(fetch[asked].max()))
-            kept = (found >= 0) & (np.arange(found.shape[1]) < fetch[asked][:, None])
+            found = self._found(batch.take(pa.array(asked)), fetch[asked])
+            kept = found >= 0
             lengths[asked], values = kept.sum(axis=1), self.searched.items.item_rows(found[kept])
         offsets = np.append(0, lengths.cumsum()).astype(np.int32)
         return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, pa.int32()))
+
+    def _found(self, batch: pa.RecordBatch, fetch: NDArray[np.int32]) -> NDArray[np.int32]:
+        """The items' numbers: int32 [users, most], -1 behind the last one that is wanted."""
+        queries, known = self.users.of_known(batch)
+        check_products(longest(queries), self.searched.items.longest)
+        found = np.full((len(queries), int(fetch.max())), -1, np.int32)
+        # A few users of whom much is blocked are asked for more: the others are not searched for as much.
+        doublings = np.ceil(np.log2(fetch))
+        for doubling in np.unique(doublings[known]):
+            users = np.flatnonzero(known & (doublings == doubling))
+            most = int(fetch[users].max())
+            found[users, :most] = self.searched.best(np.ascontiguousarray(queries[users]), most)
+        found[np.arange(found.shape[1]) >= fetch[:, None]] = -1
+        return found
 
 
 @dataclass(frozen=True)
