@@ -29,7 +29,7 @@ class Input(BaseModel):
 
 
 class Output(BaseModel):
-    """Something a stage wrote. Same kinds as `Input`, and `postgres` and `file`."""
+    """Something a stage wrote. Same kinds as `Input`, those of warehouses (`postgres`, `duckdb`, ...) and `file`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

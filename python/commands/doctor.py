@@ -328,14 +328,22 @@ def gpu() -> Iterator[Finding]:
 
 
 def warehouse(ws: Workspace, pipeline: str | None) -> Iterator[Finding]:
-    """The embedded server's programs, or an answer from the pipeline's own server."""
+    """The embedded server's programs, or an answer from the pipeline's own warehouse."""
     from headrace.publish.embedded import processes, server
     from headrace.publish.postgres.server import connect
+    from headrace.publish.warehouses import open_target
 
     spec = load_spec(pipeline) if pipeline else None
     conf = spec.publish.warehouse if spec and spec.publish else None
     if spec and conf is None:
         yield Finding("warehouse", "optional", f"pipeline '{spec.pipeline}' publishes nothing")
+    elif spec and conf and conf.kind not in ("embedded", "postgres"):
+        try:
+            with open_target(spec, ws) as target:
+                days = target.days()
+            yield Finding("warehouse", "ok", f"{conf.kind} at {target.address}, {len(days)} days in {target.label}")
+        except UserError as e:
+            yield Finding("warehouse", "missing", str(e), "see publish.warehouse in the pipeline's file")
     elif conf and conf.kind == "postgres":
         try:
             with connect(conf, ws) as conn:

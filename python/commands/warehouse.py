@@ -106,7 +106,6 @@ def _newest(ws: Workspace, spec: Spec) -> str:
 def _embedded(pipeline: str | None) -> Warehouse:
     conf = _warehouse_of(pipeline)
     if conf.kind != "embedded":
-        raise UserError(
-            f"pipeline '{pipeline}' publishes to the PostgreSQL at {conf.host}, which is yours to start and stop"
-        )
+        kind = f"the PostgreSQL at {conf.host}" if conf.kind == "postgres" else f"a warehouse of kind {conf.kind}"
+        raise UserError(f"pipeline '{pipeline}' publishes to {kind}, which is yours to start and stop")
     return conf

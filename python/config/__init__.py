@@ -20,6 +20,7 @@ from headrace.config.load import build_spec, load_overlay, load_spec
 from headrace.config.loss import Loss
 from headrace.config.model import Model
 from headrace.config.named_source import NamedSource
+from headrace.config.online import Online
 from headrace.config.publish import Publish
 from headrace.config.score import Entity, Score
 from headrace.config.search import Parameter, Search
@@ -79,6 +80,7 @@ __all__ = [
     "NamedSource",
     "Negatives",
     "NewItems",
+    "Online",
     "OpSpec",
     "Optimizer",
     "PairEvents",

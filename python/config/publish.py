@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from headrace.config.audit import Audit
+from headrace.config.online import Online
 from headrace.config.section import NAME, Section
 from headrace.config.warehouse import Warehouse
 
@@ -32,6 +33,9 @@ class Publish(Section):
     #: None is taken away from a role that is no longer named.
     grants: Mapping[Literal["select"], tuple[str, ...]] = Field(default_factory=dict)
 
+    #: A store of keys and values that is given the newest day's items of each user; None: none.
+    online: Online | None = None
+
     @field_validator("table")
     @classmethod
     def _identifier(cls, value: str | None) -> str | None:
@@ -49,4 +53,6 @@ class Publish(Section):
             dumped.pop("retain_days", None)
         if not self.grants:
             dumped.pop("grants", None)
+        if self.online is None:
+            dumped.pop("online", None)
         return dumped

@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Literal
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from headrace.config.section import Section
+from headrace.config.section import PathText, Section
 
 
 class Warehouse(Section):
     """Where scores are published. `embedded` starts the PostgreSQL that comes as a wheel, on loopback."""
 
-    #: embedded: a PostgreSQL of the workspace's own. postgres: a server of yours.
-    kind: Literal["embedded", "postgres"] = "embedded"
+    #: embedded: a PostgreSQL of the workspace's own. postgres: a server of yours. Others: see docs/warehouse.md.
+    kind: Literal[
+        "embedded",
+        "postgres",
+        "duckdb",
+        "delta",
+        "iceberg",
+        "parquet",
+        "sqlalchemy",
+        "clickhouse",
+        "snowflake",
+        "bigquery",
+        "redshift",
+        "databricks",
+    ] = "embedded"
+    #: duckdb: the file. delta, parquet: the folder in which the table's folder is. Default: below `HOME/warehouse`.
+    path: PathText | None = None
+    #: sqlalchemy: the database's URL without a password, such as `sqlite:////data/scores.db`.
+    url: str | None = None
+    #: iceberg: the name of a catalog of `spark.properties`. databricks, bigquery: the catalog, the project.
+    catalog: str | None = None
+    #: Where files wait for the warehouse to load them. snowflake: a stage (`@name`; default: the table's own).
+    #: bigquery: `gs://bucket/folder`; default: sent with the job. redshift: `s3://bucket/folder`.
+    #: databricks: a volume (`/Volumes/catalog/schema/volume/folder`).
+    stage: str | None = None
+    #: What else the warehouse's client is to be given when it connects, by its own names (account, role, http_path).
+    options: Mapping[str, str] = Field(default_factory=dict)
     #: A name, an address, or the folder of a socket.
     host: str = "127.0.0.1"
     #: 0 with `embedded`: a free port.
@@ -46,6 +73,24 @@ class Warehouse(Section):
         if (self.sslcert is None) != (self.sslkey is None):
             raise ValueError("sslcert and sslkey go together: name both files, or none")
         return self
+
+    @model_validator(mode="after")
+    def _names_its_place(self) -> Warehouse:
+        needed = {"sqlalchemy": "url", "iceberg": "catalog", "redshift": "stage", "databricks": "stage"}.get(self.kind)
+        if needed is not None and getattr(self, needed) is None:
+            raise ValueError(f"kind {self.kind} needs the key '{needed}'")
+        if self.url is not None and re.match(r"[^/]*://[^/@]*:[^/@]*@", self.url):
+            raise ValueError("url has a password in it: leave it out and name password_env or password_file")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fingerprints of specs that publish to PostgreSQL are those from before there were other kinds."""
+        dumped: dict[str, Any] = serialize(self)
+        for name in ("path", "url", "catalog", "stage", "options"):
+            if not getattr(self, name):
+                dumped.pop(name, None)
+        return dumped
 
     @property
     def ssl(self) -> dict[str, str]:

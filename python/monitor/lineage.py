@@ -75,7 +75,9 @@ def find(runs: Runs, name: str, ds: str | None = None) -> tuple[Manifest, Output
         day = f" on {ds}" if ds else ""
         if not known:
             raise UserError(f"nothing has been made{day} yet: no manifests. Run: headrace run PIPELINE --ds DATE")
-        shown = sorted({o.name for pairs in known.values() for _, o in pairs if o.kind in ("delta", "postgres")})
+        shown = sorted(
+            {o.name for pairs in known.values() for m, o in pairs if o.kind == "delta" or m.stage == "publish"}
+        )
         models = sorted({_registered_name(m) for pairs in known.values() for m, o in pairs if o.kind == "model"})
         made = f"Tables: {', '.join(shown) or 'none'}; models: {', '.join(models) or 'none'}"
         raise UserError(f"no run made '{name}'{day}{nearest(name, known, cutoff=0.5)}. {made}")
@@ -93,8 +95,8 @@ def _aliases(manifest: Manifest, output: Output) -> set[str]:
     parts = output.name.split("/")
     if output.kind in ("delta", "quarantine") and len(parts) >= 3 and parts[0] == "lake":
         names |= {"_".join(parts[1:]), "/".join(parts[1:])}
-    if output.kind == "postgres":
-        names.add(output.name.rpartition(".")[2])
+    if manifest.stage == "publish" and output.kind != "delta":  # the table in the warehouse
+        names.add(output.name.rpartition("/")[2].rpartition(".")[2])
     if output.kind == "model":
         model = _registered_name(manifest)
         names |= {model, f"{model}@{output.version}", output.version}

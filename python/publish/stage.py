@@ -15,6 +15,8 @@ from headrace.manifest import Input, Manifest, Output
 from headrace.publish.audit.distribution import distribution_checks
 from headrace.publish.audit.integrity import Limits, integrity_checks
 from headrace.publish.audit.rules import own_checks, reference_checks
+from headrace.publish.online.store import export, open_store
+from headrace.publish.online.version import Version
 from headrace.publish.target import Check, StagedDay, Target, beyond_retention, table_name
 from headrace.publish.warehouses import open_target
 from headrace.stage import Context, Result, Stage
@@ -40,12 +42,16 @@ class Publish(Stage):
         target = publish.warehouse.model_dump(include={"kind", "database", "schema_name"})
         if publish.warehouse.kind == "postgres":
             target |= {"host": publish.warehouse.host, "port": publish.warehouse.port}
+        elif publish.warehouse.kind != "embedded":
+            target |= publish.warehouse.model_dump(include={"host", "port", "path", "url", "catalog"})
+        online = publish.online
         return {
             "table": table_name(spec),
             "warehouse": target,
             "min_rows": publish.min_rows,
             "max_row_change": publish.max_row_change,
             **({} if publish.audit is None else {"audit": publish.audit.model_dump(mode="json")}),
+            **({} if online is None else {"online": online.model_dump(include={"kind", "url", "path"})}),
             "user": score.user.key,
             "item": score.item.key,
             "top_k": score.top_k,
@@ -67,7 +73,7 @@ class Publish(Stage):
         with open_target(ctx.spec, ctx.ws) as target:
             if retain_days is not None and ctx.ds in beyond_retention([*target.days(), ctx.ds], retain_days):
                 return None  # dropped, or about to be
-            return target.missing(ctx.ds, manifest.key)
+            return target.missing(ctx.ds, manifest.key) or _not_online(ctx, target, manifest.key)
 
     def run(self, ctx: Context) -> Result:
         """Publish the day; the tables are left as they were unless every check holds.
@@ -120,6 +126,10 @@ def _publish(ctx: Context, target: Target, spark: SparkSession) -> Result:
     assert done is not None, "written just now, under the pipeline's lock"
     rows = done.rows
     version = _write_delta(ctx, df)
+    if publish.online is not None and ctx.ds == max(target.days()):
+        with open_store(ctx.spec, ctx.ws) as store:
+            export(store, df, score.user.key, score.item.key, Version(ctx.ds, ctx.key))
+            log.info("the items of %s are in %s", ctx.ds, store.label)
     sample = target.sample(ctx.ds, _SAMPLE_ROWS)
     return Result(
         outputs=(
@@ -135,6 +145,15 @@ def _publish(ctx: Context, target: Target, spark: SparkSession) -> Result:
             "sample": [{k: v if isinstance(v, (int, float)) else str(v) for k, v in row.items()} for row in sample],
         },
     )
+
+
+def _not_online(ctx: Context, target: Target, key: str) -> str | None:
+    """Why the store of keys and values does not have the run's scores, though its day is the newest; or None."""
+    if _sections(ctx.spec)[0].online is None or ctx.ds != max(target.days()):
+        return None
+    with open_store(ctx.spec, ctx.ws) as store:
+        found = store.current()
+        return None if found == Version(ctx.ds, key) else f"{store.label} has other scores than those of {ctx.ds}"
 
 
 def _asked_checks(ctx: Context, spark: SparkSession, df: DataFrame, staged: StagedDay) -> Iterator[Check]:
@@ -181,6 +200,7 @@ def _write_delta(ctx: Context, df: DataFrame) -> int:
         .write.format("delta")
         .mode("overwrite")
         .option("replaceWhere", f"ds = '{ctx.ds}'")
+        .option("mergeSchema", "true")
         .option("userMetadata", ctx.key)
         .partitionBy("ds")
         .save(str(log.folder))

@@ -7,12 +7,32 @@ from contextlib import AbstractContextManager
 
 from headrace.config import Spec
 from headrace.publish.postgres.target import open_postgres
+from headrace.publish.sql.bigquery import open_bigquery
+from headrace.publish.sql.clickhouse import open_clickhouse
+from headrace.publish.sql.databricks import open_databricks
+from headrace.publish.sql.duckdb import open_duckdb
+from headrace.publish.sql.redshift import open_redshift
+from headrace.publish.sql.snowflake import open_snowflake
+from headrace.publish.sql.sqlalchemy import open_sqlalchemy
+from headrace.publish.tables.delta import open_delta
+from headrace.publish.tables.iceberg import open_iceberg
+from headrace.publish.tables.parquet import open_parquet
 from headrace.publish.target import Target
 from headrace.workspace import Workspace
 
 _OPEN: dict[str, Callable[[Spec, Workspace], AbstractContextManager[Target]]] = {
     "embedded": open_postgres,
     "postgres": open_postgres,
+    "duckdb": open_duckdb,
+    "sqlalchemy": open_sqlalchemy,
+    "clickhouse": open_clickhouse,
+    "snowflake": open_snowflake,
+    "bigquery": open_bigquery,
+    "redshift": open_redshift,
+    "databricks": open_databricks,
+    "delta": open_delta,
+    "iceberg": open_iceberg,
+    "parquet": open_parquet,
 }
 
 

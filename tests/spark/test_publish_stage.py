@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import lmdb
 import numpy as np
 import pandas as pd
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import redis
 from delta.tables import DeltaTable
+from deltalake import DeltaTable as DeltaRs
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from headrace.config import Spec, load_spec
 from headrace.errors import RefusedError, UserError
+from headrace.lake.iceberg.manifests import snapshot_files
+from headrace.lake.iceberg.metadata import newest_metadata
+from headrace.lake.session import iceberg_jars, spark_settings
 from headrace.manifest import Manifest, Output
 from headrace.publish import stage as publish_stage
 from headrace.publish.embedded import server as embedded
 from headrace.publish.postgres import server as warehouse
 from headrace.publish.postgres import staging, swap, tables
 from headrace.publish.stage import Publish
+from headrace.publish.warehouses import open_target
 from headrace.stage import Outcome, run_stage
+from headrace.storage import local
 from headrace.workspace import Workspace
+from tests.publish_support import redis_server
 
 DS = "2026-01-10"
 NEXT = "2026-01-11"
@@ -356,3 +369,137 @@ def test_executors_that_cannot_reach_the_server_say_so(spark: SparkSession, fres
             assert staging.copy_scores(df, server, staged, table) == 20
             count = conn.execute(f"SELECT count(*) FROM {staged.relation}").fetchone()
             assert count == (20,)
+
+
+class Warehouses:
+    """A warehouse of each kind that runs here: what the spec says of it, and its rows, read by other code than ours."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.settings = {
+            "embedded": [],
+            "duckdb": [f"path={folder / 'scores.duckdb'}"],
+            "sqlalchemy": [f"url=sqlite:///{folder / 'scores.sqlite'}"],
+            "parquet": [f"path={folder / 'parquet'}"],
+            "delta": [f"path={folder / 'delta'}"],
+        }
+        self.properties = {
+            "spark.sql.catalog.shop": "org.apache.iceberg.spark.SparkCatalog",
+            "spark.sql.catalog.shop.type": "hadoop",
+            "spark.sql.catalog.shop.warehouse": str(folder / "iceberg"),
+        }
+        if iceberg_jars():
+            self.settings["iceberg"] = ["catalog=shop", "schema=served"]
+
+    def online(self, kind: str) -> list[str]:
+        """Two of them serve, too."""
+        url = f"url=unix://{self.folder}/redis.sock"
+        more = {"duckdb": ["kind=lmdb", f"path={self.folder / 'top.lmdb'}"], "parquet": ["kind=redis", url]}
+        return [f"publish.online.{text}" for text in more.get(kind, [])]
+
+    def overrides(self, kind: str) -> list[str]:
+        found = [f"publish.warehouse.{text}" for text in [f"kind={kind}", *self.settings[kind]]]
+        if kind == "iceberg":
+            found += [f"spark.properties={json.dumps(self.properties)}"]
+        return found
+
+    def read(self, kind: str, ws: Workspace, ds: str, current: bool = False) -> pd.DataFrame:
+        name = "clicks_scores_current" if current else "clicks_scores"
+        rows: Any
+        if kind == "embedded":
+            return in_warehouse(ws, name, ds)
+        if kind in ("duckdb", "sqlalchemy"):
+            file = self.folder / ("scores.duckdb" if kind == "duckdb" else "scores.sqlite")
+            with duckdb.connect(str(file)) if kind == "duckdb" else sqlite3.connect(file) as db:
+                rows = db.execute(f"SELECT * FROM {name}").fetchall()
+            columns = ["ds", "user_id", "item_id", "rank", "score", "model_version"]
+            found = pd.DataFrame(rows, columns=columns)
+        elif kind == "parquet":
+            table = self.folder / "parquet" / "clicks_scores"
+            manifest = json.loads((table / "manifest.json").read_text())
+            days = [manifest["current"]] if current else list(manifest["days"])
+            files = [table / file for day in days for file in manifest["days"][day]["files"]]
+            found = pd.concat([pq.ParquetFile(file).read().to_pandas() for file in files])
+        elif kind == "delta":
+            parts = []
+            for path in map(Path, DeltaRs(str(self.folder / "delta" / name)).file_uris()):
+                part = pq.ParquetFile(path).read().to_pandas()
+                parts.append(part if current else part.assign(ds=path.parent.name.removeprefix("ds=")))
+            found = pd.concat(parts)
+        else:
+            metadata = newest_metadata(local(self.folder / "iceberg" / "served" / name / "metadata"))
+            assert metadata.current is not None
+            files = [f.path.local_path() for f in snapshot_files(metadata, metadata.current)]
+            found = pd.concat([pq.ParquetFile(file).read().to_pandas() for file in files])
+        found = found.assign(ds=found["ds"].astype(str)).astype({"score": np.float32, "rank": np.int32})
+        return found[found["ds"] == ds][["ds", "user_id", "item_id", "rank", "score", "model_version"]]
+
+
+def served(kind: str, folder: Path, user: int) -> list[tuple[int, float]]:
+    """A user's items as a service reads them."""
+    if kind == "duckdb":
+        with (
+            lmdb.open(str(folder / "top.lmdb"), subdir=False, readonly=True, lock=False) as env,
+            env.begin() as reading,
+        ):
+            found = reading.get(str(user).encode())
+    else:
+        with redis.Redis(unix_socket_path=str(folder / "redis.sock")) as client:
+            version = json.loads(client.get("clicks_scores:current"))["version"]
+            found = client.get(f"clicks_scores:{version}:{user}")
+    return [(r["item"], r["score"]) for r in json.loads(found)]
+
+
+def test_every_kind_of_warehouse_has_the_same_scores(spark: SparkSession, fresh: Workspace, tmp_path: Path) -> None:
+    places = Warehouses(tmp_path)
+    with spark_settings(spark, places.properties), redis_server(tmp_path):
+        land(spark, fresh, scores(50))
+        land(spark, fresh, scores(40, 1, NEXT), NEXT)
+        for kind in places.settings:
+            overrides = places.overrides(kind) + places.online(kind)
+            done = publish(fresh, overrides=overrides)
+            if places.online(kind):
+                wanted = scores(50).query("user_id == 7").sort_values("rank")
+                pairs = [
+                    (int(i), pytest.approx(float(s))) for i, s in zip(wanted["item_id"], wanted["score"], strict=True)
+                ]
+                assert served(kind, tmp_path, 7) == pairs
+            assert done.manifest.rows == {"published": 200}, kind
+            same(places.read(kind, fresh, DS), scores(50))
+            same(places.read(kind, fresh, DS, current=True), scores(50))
+            assert len(done.manifest.facts["sample"]) == 10
+            assert publish(fresh, overrides=overrides).skipped, kind
+
+            # Another day, with a column that the scores have gained; and the first day again, with other scores.
+            with open_target(load_spec("clicks", ["score.top_k=4", *overrides]), fresh) as target:
+                for frame, ds, key in ((scores(40, 1, NEXT), NEXT, "b"), (scores(45, 2), DS, "c")):
+                    df = spark.createDataFrame(frame, SCHEMA.format(user="bigint", item="bigint"))
+                    target.create(df.dtypes)
+                    with target.stage(df, ds, key) as staged:
+                        assert staged.previous is None or (staged.previous.ds, staged.previous.rows) == (DS, 200)
+                        if staged.previous is not None:
+                            counted = staged.query(f"SELECT count(*) FROM {staged.previous.relation}")
+                            assert [tuple(row) for row in counted] == [(200,)]
+                        target.swap(staged, "s", [])
+                    assert target.missing(ds, key) is None
+                assert target.days() == [DS, NEXT]
+            same(places.read(kind, fresh, DS), scores(45, 2))
+            same(places.read(kind, fresh, NEXT), scores(40, 1, NEXT))
+            same(places.read(kind, fresh, NEXT, current=True), scores(40, 1, NEXT))
+            assert places.read(kind, fresh, DS, current=True).empty
+
+            with open_target(load_spec("clicks", overrides), fresh) as target:
+                df = spark.createDataFrame(
+                    scores(5).assign(source="x"), SCHEMA.format(user="bigint", item="bigint") + ", source string"
+                )
+                target.create(df.dtypes)
+                with target.stage(df, "2026-01-13", "d") as staged:
+                    target.keep(staged)
+                assert target.drop_kept() == [staged.label]
+                with target.stage(df.withColumn("ds", F.lit("2026-01-12")), "2026-01-12", "d") as staged:
+                    target.swap(staged, "s", [])
+                target.drop_days([DS])
+                assert target.days() == [NEXT, "2026-01-12"]
+                assert target.missing("2026-01-12", "d") is None
+            if kind != "embedded":
+                assert not list((fresh.home / "staging" / "clicks").iterdir())

@@ -9,12 +9,10 @@ command line, no log and no `repr`.
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -24,6 +22,7 @@ from headrace.errors import UserError
 from headrace.publish.embedded import server as embedded
 from headrace.publish.embedded.processes import program
 from headrace.publish.embedded.roles import HOST, password
+from headrace.publish.passwords import password_of
 from headrace.workspace import Workspace
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -84,7 +83,7 @@ def serve(warehouse: Warehouse, ws: Workspace) -> Iterator[Server]:
             warehouse.port or 5432,
             warehouse.database,
             warehouse.user,
-            _password(warehouse),
+            password_of(warehouse),
             warehouse.ssl,
         )
 
@@ -141,32 +140,6 @@ def psql_info(warehouse: Warehouse, ws: Workspace) -> str:
         secret += "".join(f"PG{name.upper()}={shlex.quote(value)} " for name, value in warehouse.ssl.items())
     where = ["-h", host, "-p", str(port), "-U", warehouse.user, "-d", warehouse.database]
     return secret + shlex.join([psql, *where])
-
-
-def _password(warehouse: Warehouse) -> str | None:
-    """From the variable or the file that the spec names; None where it names neither (trust, ~/.pgpass, ...)."""
-    if warehouse.password_env and warehouse.password_file:
-        raise UserError("publish.warehouse: give password_env or password_file, not both")
-    if warehouse.password_env:
-        # The spec names the variable, so the spec is still what says where the password comes from.
-        found = os.environ.get(warehouse.password_env)
-        if not found:
-            raise UserError(
-                f"publish.warehouse.password_env names the variable {warehouse.password_env}, which is "
-                f"{'empty' if found == '' else 'not set'}: export it, or use password_file"
-            )
-        return found
-    if warehouse.password_file:
-        path = Path(warehouse.password_file).expanduser()
-        try:
-            found = path.read_text(encoding="utf-8").rstrip("\r\n")
-        except (OSError, UnicodeDecodeError) as e:
-            reason = e.strerror if isinstance(e, OSError) else "not a text file"
-            raise UserError(f"publish.warehouse.password_file: cannot read {path}: {reason}") from None
-        if not found:
-            raise UserError(f"publish.warehouse.password_file: {path} is empty")
-        return found
-    return None
 
 
 def _advice(reason: str, warehouse: Warehouse) -> str:

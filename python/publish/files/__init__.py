@@ -1,0 +1,1 @@
+"""Staging in Parquet files that Spark audits, for warehouses that load files."""

@@ -1,0 +1,80 @@
+"""An LMDB file: a user's key -> its items, and an entry `\\0headrace` that says which version it is.
+
+The file is written beside and then takes the place of the one before in one step. Who has that one open reads on in it;
+who opens the file anew (`lmdb.open(path, subdir=False, readonly=True, lock=False)`) reads the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from headrace.config import Spec
+from headrace.errors import UserError
+from headrace.publish.online.version import Version
+from headrace.publish.target import table_name
+from headrace.storage import Location, local
+from headrace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+#: The key of the entry that says which version it is: no text of a user's begins so.
+VERSION_KEY = b"\0headrace"
+#: Addresses set aside; the file is as large as what is in it.
+_MAP_BYTES = 1 << 40
+#: Users of a transaction.
+_BATCH = 10_000
+
+
+class LmdbStore:
+    """One file; see `headrace.publish.online.store.OnlineStore`."""
+
+    def __init__(self, lmdb: Any, file: Location) -> None:
+        self._lmdb, self._file = lmdb, file
+        self.label = str(file)
+
+    def current(self) -> Version | None:
+        if not self._file.is_file():
+            return None
+        path = str(self._file.local_path())
+        with self._lmdb.open(path, subdir=False, readonly=True, lock=False) as env, env.begin() as reading:
+            found = reading.get(VERSION_KEY)
+        return None if found is None else Version.from_json(found)
+
+    def put(self, users: DataFrame, version: Version) -> None:
+        with self._file.new_file() as path:
+            with self._lmdb.open(str(path), subdir=False, lock=False, map_size=_MAP_BYTES, sync=False) as env:
+                writing = env.begin(write=True)
+                writing.put(VERSION_KEY, version.to_json().encode())
+                for i, row in enumerate(users.toLocalIterator(prefetchPartitions=True)):
+                    key = row["user"].encode()
+                    if len(key) > env.max_key_size():
+                        raise UserError(
+                            f"publish.online: user '{row['user'][:40]}...' has a key of {len(key)} bytes, and LMDB "
+                            f"takes {env.max_key_size()}: use kind redis"
+                        )
+                    writing.put(key, row["items"].encode())
+                    if i % _BATCH == _BATCH - 1:
+                        writing.commit()
+                        writing = env.begin(write=True)
+                writing.commit()
+                env.sync(True)
+
+
+@contextmanager
+def open_lmdb(spec: Spec, ws: Workspace) -> Iterator[LmdbStore]:
+    """See `headrace.publish.online.store.open_store`."""
+    try:
+        import lmdb
+    except ImportError:
+        raise UserError("publish.online.kind lmdb needs its library: pip install 'headrace[lmdb]'") from None
+    assert spec.publish is not None
+    assert spec.publish.online is not None
+    path = spec.publish.online.path
+    file = local(path) if path else ws.store / "online" / f"{table_name(spec)}.lmdb"
+    try:
+        yield LmdbStore(lmdb, file)
+    except lmdb.Error as e:
+        raise UserError(f"publish.online: {file}: {e}. Readers see what they saw before") from None

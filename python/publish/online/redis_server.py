@@ -1,0 +1,98 @@
+"""Redis: `TABLE:VERSION:USER` -> a user's items, and `TABLE:current` -> the version.
+
+A reader gets `TABLE:current`, then the user's key of that version. The version before stays until the next is written,
+so a reader that has just read the older pointer still finds its keys.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from headrace.config import Spec
+from headrace.errors import UserError
+from headrace.publish.online.version import Version
+from headrace.publish.passwords import password_of
+from headrace.publish.target import table_name
+from headrace.workspace import Workspace
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+#: Commands sent at once.
+_BATCH = 1000
+
+
+class RedisStore:
+    """The keys of one table; see `headrace.publish.online.store.OnlineStore`."""
+
+    def __init__(self, client: Any, url: str, password: str | None, table: str) -> None:
+        self._client, self._url, self._password, self._table = client, url, password, table
+        self.label = f"{url} ({table}:*)"
+
+    def current(self) -> Version | None:
+        found = self._client.get(f"{self._table}:current")
+        return None if found is None else Version.from_json(found)
+
+    def put(self, users: DataFrame, version: Version) -> None:
+        table, url, password, token = self._table, self._url, self._password, uuid.uuid4().hex[:12]
+        known = f"{table}:versions"
+        pointer = self._client.get(f"{table}:current")
+        before = None if pointer is None else json.loads(pointer)["version"]
+        for old in {name.decode() for name in self._client.smembers(known)} - {before}:
+            self._drop(old)
+        # Known before the first key is written: what a killed run leaves, the next one drops.
+        self._client.sadd(known, token)
+
+        def send(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            import pyarrow
+            import redis
+
+            sent = 0
+            with redis.Redis.from_url(url, password=password) as client:
+                for batch in batches:
+                    for part in (batch.slice(i, _BATCH) for i in range(0, batch.num_rows, _BATCH)):
+                        pipe = client.pipeline(transaction=False)
+                        for user, items in zip(*(c.to_pylist() for c in part.columns), strict=True):
+                            pipe.set(f"{table}:{token}:{user}", items)
+                        sent += sum(bool(done) for done in pipe.execute())
+            yield pyarrow.RecordBatch.from_pydict({"users": [sent]})
+
+        sent = sum(row["users"] for row in users.mapInArrow(send, "users bigint").collect())
+        self._client.set(f"{table}:current", json.dumps(asdict(version) | {"version": token, "users": sent}))
+
+    def _drop(self, token: str) -> None:
+        pipe = self._client.pipeline(transaction=False)
+        for i, key in enumerate(self._client.scan_iter(f"{self._table}:{token}:*", count=_BATCH)):
+            pipe.unlink(key)
+            if i % _BATCH == _BATCH - 1:
+                pipe.execute()
+        pipe.srem(f"{self._table}:versions", token)
+        pipe.execute()
+
+
+@contextmanager
+def open_redis(spec: Spec, ws: Workspace) -> Iterator[RedisStore]:
+    """See `headrace.publish.online.store.open_store`."""
+    try:
+        import redis
+    except ImportError:
+        raise UserError("publish.online.kind redis needs its client library: pip install 'headrace[redis]'") from None
+    assert spec.publish is not None
+    conf = spec.publish.online
+    assert conf is not None
+    assert conf.url is not None, "config refuses the kind without it"
+    password = password_of(conf, "publish.online")
+    try:
+        with redis.Redis.from_url(conf.url, password=password) as client:
+            yield RedisStore(client, conf.url, password, table_name(spec))
+    except (redis.RedisError, ValueError) as e:
+        raise UserError(
+            f"publish.online: {conf.url} failed: {str(e).splitlines()[0]}. Readers see what they saw before; run the "
+            f"same command again once that is mended"
+        ) from None

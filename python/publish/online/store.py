@@ -1,0 +1,72 @@
+"""What a store of keys and values must do, and what is put into one: a user's items as JSON, best first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
+
+from headrace.config import Spec
+from headrace.publish.online.lmdb_file import open_lmdb
+from headrace.publish.online.redis_server import open_redis
+from headrace.publish.online.version import Version
+from headrace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class OnlineStore(Protocol):
+    """An open store. A reader who asks by the version that is current sees that version whole."""
+
+    #: For people.
+    label: str
+
+    def current(self) -> Version | None:
+        """The version that readers see; None where there is none."""
+        ...
+
+    def put(self, users: DataFrame, version: Version) -> None:
+        """Write the items of all users (columns `user` and `items`, text), then make them current in one step."""
+        ...
+
+
+_OPEN: dict[str, Callable[[Spec, Workspace], AbstractContextManager[OnlineStore]]] = {
+    "redis": open_redis,
+    "lmdb": open_lmdb,
+}
+
+
+def open_store(spec: Spec, ws: Workspace) -> AbstractContextManager[OnlineStore]:
+    """The store of a pipeline that has one, for a `with` block.
+
+    Raises:
+        UserError: it cannot be reached, its library is not installed, or it fails in the block.
+    """
+    assert spec.publish is not None
+    assert spec.publish.online is not None, "asked for pipelines that name a store"
+    return _OPEN[spec.publish.online.kind](spec, ws)
+
+
+def items_by_user(df: DataFrame, user: str, item: str) -> DataFrame:
+    """One row a user: its key as text, and `[{"item": ..., "score": ...}, ...]` in order of ranks.
+
+    Args:
+        df: the day's scores.
+        user: name of the user key.
+        item: name of the item key.
+    """
+    from pyspark.sql import functions as F
+
+    def column(name: str) -> str:
+        return "`" + name.replace("`", "``") + "`"
+
+    ranked = F.sort_array(F.collect_list(F.struct("rank", F.col(column(item)).alias("item"), "score")))
+    items = F.to_json(F.transform(ranked, lambda r: F.struct(r["item"].alias("item"), r["score"].alias("score"))))
+    return df.groupBy(F.col(column(user)).cast("string").alias("user")).agg(items.alias("items"))
+
+
+def export(store: OnlineStore, df: DataFrame, user: str, item: str, version: Version) -> None:
+    """Make the day's scores what readers of the store see, unless they are already."""
+    if store.current() != version:
+        store.put(items_by_user(df, user, item), version)

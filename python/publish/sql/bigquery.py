@@ -1,0 +1,131 @@
+"""BigQuery: files go into the staging table by a load job, and a day is replaced by one script, a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+from headrace.config import Spec
+from headrace.errors import UserError
+from headrace.publish.sql.client import SqlClient
+from headrace.publish.sql.staged_load import literal
+from headrace.publish.sql.target import SqlTarget
+from headrace.publish.target import Target, table_name
+from headrace.workspace import Workspace
+
+
+class BigQueryClient(SqlClient):
+    """A client of google-cloud-bigquery; `library` is that module."""
+
+    types: ClassVar[Mapping[str, str]] = {
+        "bigint": "INT64",
+        "int": "INT64",
+        "smallint": "INT64",
+        "tinyint": "INT64",
+        "string": "STRING",
+        "float": "FLOAT64",
+        "double": "FLOAT64",
+        "boolean": "BOOL",
+        "date": "DATE",
+        "timestamp": "TIMESTAMP",
+    }
+    quotes = "`"
+    key_type, text_type, moment_type, count_type = "STRING", "STRING", "DATETIME", "INT64"
+    has_keys = False
+
+    def __init__(self, client: Any, library: Any, project: str, dataset: str) -> None:
+        self._client, self._library, self._project, self._dataset = client, library, project, dataset
+        self._script: list[tuple[str, Sequence[Any]]] | None = None
+
+    @property
+    def schema(self) -> tuple[str, ...]:
+        return (self._project, self._dataset)
+
+    def table_options(self, user: str) -> str:
+        return f" PARTITION BY `ds` CLUSTER BY {self.quote(user)}"
+
+    def run(self, statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        if self._script is not None:
+            self._script.append((statement, params))
+            return []
+        kinds = {str: "STRING", int: "INT64"}
+        given = [self._library.ScalarQueryParameter(None, kinds.get(type(v), "DATETIME"), v) for v in params]
+        job = self._client.query(statement, job_config=self._library.QueryJobConfig(query_parameters=given))
+        return [tuple(row.values()) for row in job.result()]
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        # A transaction lives in one script: its statements are collected, and what fails undoes all of them.
+        self._script = []
+        try:
+            yield
+            script = self._script
+        finally:
+            self._script = None
+        statements = ["BEGIN TRANSACTION", *(s for s, _ in script), "COMMIT TRANSACTION"]
+        self.run(";\n".join(statements), [value for _, values in script for value in values])
+
+    def load(self, table: str, columns: Sequence[str], files: Sequence[Path]) -> None:
+        config = self._library.LoadJobConfig(
+            source_format=self._library.SourceFormat.PARQUET,
+            write_disposition=self._library.WriteDisposition.WRITE_APPEND,
+            create_disposition=self._library.CreateDisposition.CREATE_NEVER,
+        )
+        for file in files:
+            with file.open("rb") as source:
+                name = table.replace("`", "")
+                self._client.load_table_from_file(source, name, job_config=config).result()
+
+    def columns(self, name: str) -> list[str]:
+        rows = self.run(
+            f"SELECT column_name FROM {self.quote(*self.schema)}.INFORMATION_SCHEMA.COLUMNS "
+            f"WHERE table_name = ? ORDER BY ordinal_position",
+            [name],
+        )
+        return [str(n) for (n,) in rows]
+
+    def tables(self, prefix: str) -> list[str]:
+        rows = self.run(
+            f"SELECT table_name FROM {self.quote(*self.schema)}.INFORMATION_SCHEMA.TABLES "
+            f"WHERE STARTS_WITH(table_name, ?)",
+            [prefix],
+        )
+        return [str(n) for (n,) in rows]
+
+    def grant(self, privilege: str, names: Sequence[str], role: str) -> list[str]:
+        """A role is a principal of IAM, such as `group:analysts@example.com`."""
+        viewer = "`roles/bigquery.dataViewer`"
+        return [f"GRANT {viewer} ON {k} {n} TO {literal(role)}" for k, n in zip(("TABLE", "VIEW"), names, strict=True)]
+
+
+@contextmanager
+def open_bigquery(spec: Spec, ws: Workspace) -> Iterator[Target]:
+    """See `headrace.publish.warehouses.open_target`. Credentials are the client library's own, the environment's."""
+    try:
+        from google.api_core.exceptions import GoogleAPIError
+        from google.cloud import bigquery
+    except ImportError:
+        raise UserError(
+            "publish.warehouse.kind bigquery needs its client library: pip install 'headrace[bigquery]'"
+        ) from None
+    assert spec.publish is not None
+    conf = spec.publish.warehouse
+
+    @contextmanager
+    def connect() -> Iterator[SqlClient]:
+        client = bigquery.Client(project=conf.catalog, **dict(conf.options))
+        try:
+            yield BigQueryClient(client, bigquery, client.project, conf.schema_name)
+        finally:
+            client.close()
+
+    label = f"{conf.schema_name}.{table_name(spec)}"
+    try:
+        yield SqlTarget(spec, ws, "bigquery", label, conf.catalog or "bigquery", BigQueryClient, connect)
+    except GoogleAPIError as e:
+        raise UserError(
+            f"BigQuery failed for {spec.pipeline}: {str(e).splitlines()[0]}; {label} holds what it held before. Run "
+            f"the same command again once that is mended"
+        ) from None

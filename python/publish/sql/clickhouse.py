@@ -1,0 +1,140 @@
+"""ClickHouse: a day is a partition, and `REPLACE PARTITION` puts another one in its place in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+from headrace.config import Spec
+from headrace.errors import UserError
+from headrace.publish.passwords import password_of
+from headrace.publish.sql.client import SqlClient
+from headrace.publish.sql.target import SqlTarget
+from headrace.publish.target import Target, table_name
+from headrace.workspace import Workspace
+
+
+class ClickHouseClient(SqlClient):
+    """A client of clickhouse-connect (HTTP).
+
+    There are no transactions: the partition first, in one step, then its record. A run that is killed between them
+    left new rows with the record before, and the same command publishes them again.
+    """
+
+    types: ClassVar[Mapping[str, str]] = {
+        "bigint": "Int64",
+        "int": "Int32",
+        "smallint": "Int16",
+        "tinyint": "Int8",
+        "string": "String",
+        "float": "Float32",
+        "double": "Float64",
+        "boolean": "Bool",
+        "date": "Date",
+        "timestamp": "DateTime64(6, 'UTC')",
+    }
+    quotes = "`"
+    mark = "%s"
+    key_type, text_type, moment_type, count_type = "String", "String", "DateTime64(6)", "Int64"
+    # A newer record takes the place of an older one with the same key when parts are merged.
+    publications_options = " ENGINE = ReplacingMergeTree(`published_at`) ORDER BY (`table_name`, `ds`)"
+    has_keys = False
+    optional = " NULL"
+
+    def __init__(self, client: Any, database: str) -> None:
+        self._client, self._database = client, database
+
+    @property
+    def schema(self) -> tuple[str, ...]:
+        return (self._database,)
+
+    def table_options(self, user: str) -> str:
+        return f" ENGINE = MergeTree PARTITION BY `ds` ORDER BY ({self.quote(user)}, `rank`)"
+
+    def run(self, statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        if statement.startswith("SELECT"):
+            return [tuple(row) for row in self._client.query(statement, parameters=list(params) or None).result_rows]
+        self._client.command(statement, parameters=list(params) or None)
+        return []
+
+    def load(self, table: str, columns: Sequence[str], files: Sequence[Path]) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        for file in files:
+            parquet = pq.ParquetFile(file)
+            for i in range(parquet.num_row_groups):
+                rows: pa.Table = parquet.read_row_group(i, columns=list(columns))
+                self._client.insert_arrow(table, rows)
+
+    def columns(self, name: str) -> list[str]:
+        rows = self.run(
+            "SELECT name FROM system.columns WHERE database = %s AND table = %s ORDER BY position",
+            [self._database, name],
+        )
+        return [str(n) for (n,) in rows]
+
+    def tables(self, prefix: str) -> list[str]:
+        rows = self.run(
+            "SELECT name FROM system.tables WHERE database = %s AND startsWith(name, %s)", [self._database, prefix]
+        )
+        return [str(n) for (n,) in rows]
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        yield
+
+    def create_staging(self, staging: str, table: str, columns: Sequence[str]) -> list[str]:
+        return [f"CREATE TABLE {staging} AS {table}"]
+
+    def replace_day(self, table: str, staging: str, columns: Sequence[str], ds: str) -> list[str]:
+        return [f"ALTER TABLE {table} REPLACE PARTITION '{ds}' FROM {staging}"]
+
+    def delete_day(self, table: str, ds: str) -> str:
+        return f"ALTER TABLE {table} DROP PARTITION '{ds}'"
+
+    def day(self, ds: str) -> str:
+        return f"toDate('{ds}')"
+
+    def replace_record(self, publications: str, names: str, values: str, where: str) -> list[str]:
+        return [f"INSERT INTO {publications} ({names}) VALUES ({values})"]
+
+
+@contextmanager
+def open_clickhouse(spec: Spec, ws: Workspace) -> Iterator[Target]:
+    """See `headrace.publish.warehouses.open_target`."""
+    try:
+        import clickhouse_connect
+        from clickhouse_connect.driver.exceptions import Error
+    except ImportError:
+        raise UserError(
+            "publish.warehouse.kind clickhouse needs its client library: pip install 'headrace[clickhouse]'"
+        ) from None
+    assert spec.publish is not None
+    conf = spec.publish.warehouse
+
+    @contextmanager
+    def connect() -> Iterator[SqlClient]:
+        client = clickhouse_connect.get_client(
+            host=conf.host,
+            port=conf.port,
+            username=conf.user,
+            password=password_of(conf) or "",
+            database=conf.database,
+            **dict(conf.options),
+        )
+        try:
+            yield ClickHouseClient(client, conf.database)
+        finally:
+            client.close()
+
+    label, address = f"{conf.database}.{table_name(spec)}", f"{conf.user}@{conf.host}"
+    try:
+        yield SqlTarget(spec, ws, "clickhouse", label, address, ClickHouseClient, connect)
+    except Error as e:
+        raise UserError(
+            f"ClickHouse at {conf.host} failed for {spec.pipeline}: {str(e).splitlines()[0]}. Each day of {label} is "
+            f"whole; run the same command again once that is mended"
+        ) from None

@@ -1,0 +1,112 @@
+"""What a database's client library must do, and how SQL is written for it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+
+class SqlClient(ABC):
+    """A connection to a database. Names go into its SQL as quoted identifiers only, values as parameters."""
+
+    #: Spark's `simpleString` -> the database's type.
+    types: ClassVar[Mapping[str, str]]
+    #: The character around identifiers; doubled where a name has it.
+    quotes = '"'
+    #: A parameter in a statement.
+    mark = "?"
+    #: The types of the publications' columns: text that can be a key, text of any length, a moment, a count.
+    key_type, text_type, moment_type, count_type = "VARCHAR(255)", "TEXT", "TIMESTAMP", "BIGINT"
+    #: What the definition of the publications ends with, and that of a column that may be null.
+    publications_options = ""
+    optional = ""
+    #: Whether a primary key is declared: databases that do not check it gain nothing.
+    has_keys = True
+
+    def table_options(self, user: str) -> str:
+        """What the definition of a scores table ends with; `user` is the column of the user key."""
+        return ""
+
+    def quote(self, *parts: str) -> str:
+        """An identifier, its parts joined by dots."""
+        return ".".join(self.quotes + p.replace(self.quotes, self.quotes * 2) + self.quotes for p in parts)
+
+    @abstractmethod
+    def run(self, statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Execute one statement. Its rows, if it has any."""
+
+    @abstractmethod
+    def load(self, table: str, columns: Sequence[str], files: Sequence[Path]) -> None:
+        """Append the rows of Parquet files.
+
+        Args:
+            table: quoted.
+            columns: of the files and the table, not quoted.
+            files: where Spark wrote them.
+        """
+
+    @abstractmethod
+    def columns(self, name: str) -> list[str]:
+        """The columns of a table or view of the schema, in order; none where there is no such one."""
+
+    @abstractmethod
+    def tables(self, prefix: str) -> list[str]:
+        """The names of the schema's tables that begin so."""
+
+    @property
+    def schema(self) -> tuple[str, ...]:
+        """The parts of a name before the table's."""
+        return ()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All statements of the block, or none of them."""
+        self.run("BEGIN")
+        try:
+            yield
+            self.run("COMMIT")
+        except BaseException:
+            self.run("ROLLBACK")
+            raise
+
+    def create_view(self, view: str, select: str) -> list[str]:
+        """The statements that make or replace a view (quoted)."""
+        return [f"CREATE OR REPLACE VIEW {view} AS {select}"]
+
+    def create_staging(self, staging: str, table: str, columns: Sequence[str]) -> list[str]:
+        """The statements that make an empty table (both quoted) with the columns of another."""
+        return [f"CREATE TABLE {staging} AS SELECT {', '.join(columns)} FROM {table} WHERE 1 = 0"]
+
+    def replace_day(self, table: str, staging: str, columns: Sequence[str], ds: str) -> list[str]:
+        """The statements, one transaction's, that make the staged rows the day's; names are quoted."""
+        listed = ", ".join(columns)
+        return [
+            f"DELETE FROM {table} WHERE {self.quote('ds')} = {self.day(ds)}",
+            f"INSERT INTO {table} ({listed}) SELECT {listed} FROM {staging}",
+        ]
+
+    def delete_day(self, table: str, ds: str) -> str:
+        """The statement that removes a day's rows; `table` is quoted."""
+        return f"DELETE FROM {table} WHERE {self.quote('ds')} = {self.day(ds)}"
+
+    def replace_record(self, publications: str, names: str, values: str, where: str) -> list[str]:
+        """The statements that replace a record; the last of them has the values' marks.
+
+        Args:
+            publications: the table, quoted.
+            names: the columns, quoted.
+            values: marks and literals.
+            where: the condition of the record before, without marks.
+        """
+        return [f"DELETE FROM {publications} WHERE {where}", f"INSERT INTO {publications} ({names}) VALUES ({values})"]
+
+    def day(self, ds: str) -> str:
+        """A day as a literal; it was parsed as a date."""
+        return f"DATE '{ds}'"
+
+    def grant(self, privilege: str, names: Sequence[str], role: str) -> list[str]:
+        """The statements that give a role a privilege on tables or views; names are quoted."""
+        return [f"GRANT {privilege.upper()} ON {name} TO {self.quote(role)}" for name in names]

@@ -1,0 +1,122 @@
+"""Redshift: files go to S3, into the staging table by COPY, and a day is replaced in a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+from headrace.config import Spec
+from headrace.errors import UserError
+from headrace.publish.passwords import password_of
+from headrace.publish.sql.client import SqlClient
+from headrace.publish.sql.staged_load import literal, load_folder
+from headrace.publish.sql.target import SqlTarget
+from headrace.publish.target import Target, table_name
+from headrace.workspace import Workspace
+
+#: What of `publish.warehouse.options` is COPY's, not the connection's.
+_ROLE = "iam_role"
+
+
+class RedshiftClient(SqlClient):
+    """A connection of redshift-connector; `s3` makes a client of boto3, which that library brings."""
+
+    types: ClassVar[Mapping[str, str]] = {
+        "bigint": "BIGINT",
+        "int": "INTEGER",
+        "smallint": "SMALLINT",
+        "tinyint": "SMALLINT",
+        "string": "VARCHAR(65535)",
+        "float": "REAL",
+        "double": "DOUBLE PRECISION",
+        "boolean": "BOOLEAN",
+        "date": "DATE",
+        "timestamp": "TIMESTAMPTZ",
+    }
+    mark = "%s"
+    text_type = "VARCHAR(65535)"
+    has_keys = False
+
+    def __init__(self, connection: Any, s3: Callable[[], Any], schema: str, stage: str, role: str) -> None:
+        self._connection, self._s3, self._schema, self._stage, self._role = connection, s3, schema, stage, role
+
+    @property
+    def schema(self) -> tuple[str, ...]:
+        return (self._schema,)
+
+    def run(self, statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement, tuple(params))
+            return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+
+    def load(self, table: str, columns: Sequence[str], files: Sequence[Path]) -> None:
+        # COPY takes the columns of Parquet files in their order, which is the staging table's.
+        place = load_folder(self._stage)
+        bucket, _, folder = place.removeprefix("s3://").partition("/")
+        keys = [f"{folder}/{file.name}" for file in files]
+        s3 = self._s3()
+        role = "default" if self._role == "default" else literal(self._role)
+        try:
+            for file, key in zip(files, keys, strict=True):
+                s3.upload_file(str(file), bucket, key)
+            self.run(f"COPY {table} FROM {literal(f'{place}/')} IAM_ROLE {role} FORMAT AS PARQUET")
+        finally:
+            for key in keys:
+                s3.delete_object(Bucket=bucket, Key=key)
+
+    def columns(self, name: str) -> list[str]:
+        rows = self.run(
+            "SELECT column_name FROM svv_columns WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position",
+            [self._schema, name],
+        )
+        return [str(n) for (n,) in rows]
+
+    def tables(self, prefix: str) -> list[str]:
+        rows = self.run(
+            "SELECT table_name FROM svv_tables WHERE table_schema = %s AND left(table_name, %s) = %s",
+            [self._schema, len(prefix), prefix],
+        )
+        return [str(n) for (n,) in rows]
+
+
+@contextmanager
+def open_redshift(spec: Spec, ws: Workspace) -> Iterator[Target]:
+    """See `headrace.publish.warehouses.open_target`."""
+    try:
+        import boto3
+        import redshift_connector
+    except ImportError:
+        raise UserError(
+            "publish.warehouse.kind redshift needs its client library: pip install 'headrace[redshift]'"
+        ) from None
+    assert spec.publish is not None
+    conf = spec.publish.warehouse
+    assert conf.stage is not None, "config refuses the kind without it"
+    stage = conf.stage
+
+    @contextmanager
+    def connect() -> Iterator[SqlClient]:
+        options = {k: v for k, v in conf.options.items() if k != _ROLE}
+        connection = redshift_connector.connect(
+            host=conf.host,
+            port=conf.port or 5439,
+            database=conf.database,
+            user=conf.user,
+            password=password_of(conf),
+            **options,
+        )
+        connection.autocommit = True
+        with connection:
+            role = conf.options.get(_ROLE, "default")
+            yield RedshiftClient(connection, lambda: boto3.client("s3"), conf.schema_name, stage, role)
+
+    label, address = f"{conf.schema_name}.{table_name(spec)}", f"{conf.user}@{conf.host}"
+    try:
+        yield SqlTarget(spec, ws, "redshift", label, address, RedshiftClient, connect)
+    except redshift_connector.Error as e:
+        raise UserError(
+            f"Redshift at {conf.host} failed for {spec.pipeline}: {str(e).splitlines()[0]}; {label} holds what it held "
+            f"before. Run the same command again once that is mended"
+        ) from None

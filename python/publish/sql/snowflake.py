@@ -1,0 +1,116 @@
+"""Snowflake: files go to a stage by PUT, into the staging table by COPY INTO; a transaction replaces the day."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+from headrace.config import Spec
+from headrace.errors import UserError
+from headrace.publish.passwords import password_of
+from headrace.publish.sql.client import SqlClient
+from headrace.publish.sql.staged_load import literal, load_folder
+from headrace.publish.sql.target import SqlTarget
+from headrace.publish.target import Target, table_name
+from headrace.workspace import Workspace
+
+
+class SnowflakeClient(SqlClient):
+    """A connection of snowflake-connector-python."""
+
+    types: ClassVar[Mapping[str, str]] = {
+        "bigint": "BIGINT",
+        "int": "INTEGER",
+        "smallint": "SMALLINT",
+        "tinyint": "TINYINT",
+        "string": "VARCHAR",
+        "float": "FLOAT",
+        "double": "DOUBLE",
+        "boolean": "BOOLEAN",
+        "date": "DATE",
+        "timestamp": "TIMESTAMP_TZ",
+    }
+    mark = "%s"
+    key_type, text_type, moment_type = "VARCHAR", "VARCHAR", "TIMESTAMP_NTZ"
+    has_keys = False
+
+    def __init__(self, connection: Any, database: str, schema: str, stage: str | None) -> None:
+        self._connection, self._database, self._schema, self._stage = connection, database, schema, stage
+
+    @property
+    def schema(self) -> tuple[str, ...]:
+        return (self._database, self._schema)
+
+    def run(self, statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement, tuple(params) or None)
+            return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
+
+    def load(self, table: str, columns: Sequence[str], files: Sequence[Path]) -> None:
+        head, dot, name = table.rpartition('."')
+        own = f'@{head}.%"{name}' if dot else f"@%{table}"
+        place = load_folder(self._stage or own)
+        for file in files:
+            self.run(f"PUT {literal(file.as_uri())} {literal(place)} AUTO_COMPRESS = FALSE OVERWRITE = TRUE")
+        self.run(
+            f"COPY INTO {table} FROM {literal(place)} FILE_FORMAT = (TYPE = PARQUET) "
+            f"MATCH_BY_COLUMN_NAME = CASE_SENSITIVE ON_ERROR = ABORT_STATEMENT PURGE = TRUE"
+        )
+
+    def columns(self, name: str) -> list[str]:
+        rows = self.run(
+            f"SELECT column_name FROM {self.quote(self._database)}.information_schema.columns "
+            f"WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position",
+            [self._schema, name],
+        )
+        return [str(n) for (n,) in rows]
+
+    def tables(self, prefix: str) -> list[str]:
+        rows = self.run(
+            f"SELECT table_name FROM {self.quote(self._database)}.information_schema.tables "
+            f"WHERE table_schema = %s AND startswith(table_name, %s)",
+            [self._schema, prefix],
+        )
+        return [str(n) for (n,) in rows]
+
+    def create_staging(self, staging: str, table: str, columns: Sequence[str]) -> list[str]:
+        # Before the transaction: in Snowflake each definition commits what is open.
+        return [f"CREATE TRANSIENT TABLE {staging} AS SELECT {', '.join(columns)} FROM {table} WHERE 1 = 0"]
+
+    def grant(self, privilege: str, names: Sequence[str], role: str) -> list[str]:
+        views = [f"GRANT {privilege.upper()} ON VIEW {names[1]} TO ROLE {self.quote(role)}"]
+        return [f"GRANT {privilege.upper()} ON TABLE {names[0]} TO ROLE {self.quote(role)}", *views]
+
+
+@contextmanager
+def open_snowflake(spec: Spec, ws: Workspace) -> Iterator[Target]:
+    """See `headrace.publish.warehouses.open_target`."""
+    try:
+        import snowflake.connector as snowflake
+    except ImportError:
+        raise UserError(
+            "publish.warehouse.kind snowflake needs its client library: pip install 'headrace[snowflake]'"
+        ) from None
+    assert spec.publish is not None
+    conf = spec.publish.warehouse
+
+    @contextmanager
+    def connect() -> Iterator[SqlClient]:
+        given: dict[str, Any] = {"user": conf.user, "database": conf.database, "schema": conf.schema_name}
+        password = password_of(conf)
+        if password is not None:
+            given["password"] = password
+        with snowflake.connect(**given | dict(conf.options), autocommit=True) as connection:
+            yield SnowflakeClient(connection, conf.database, conf.schema_name, conf.stage)
+
+    label = f"{conf.database}.{conf.schema_name}.{table_name(spec)}"
+    address = f"{conf.user}@{conf.options.get('account', 'snowflake')}"
+    try:
+        yield SqlTarget(spec, ws, "snowflake", label, address, SnowflakeClient, connect)
+    except snowflake.Error as e:
+        raise UserError(
+            f"Snowflake failed for {spec.pipeline}: {str(e).splitlines()[0]}; {label} holds what it held before. Run "
+            f"the same command again once that is mended"
+        ) from None

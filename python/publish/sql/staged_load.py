@@ -1,0 +1,15 @@
+"""Names of files where a cloud warehouse loads them from."""
+
+from __future__ import annotations
+
+import uuid
+
+
+def load_folder(stage: str) -> str:
+    """A new folder below the place that a spec names, for one load."""
+    return f"{stage.rstrip('/')}/headrace_{uuid.uuid4().hex[:12]}"
+
+
+def literal(text: str) -> str:
+    """A text as a literal of SQL."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

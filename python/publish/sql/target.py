@@ -1,0 +1,207 @@
+"""Publishing to a database in SQL: load the files into a staging table, count, and replace the day in a transaction."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from typing import Any
+
+from headrace.config import Spec
+from headrace.errors import UserError
+from headrace.publish.columns import SCORES
+from headrace.publish.files.staging import StagedFiles
+from headrace.publish.files.target import FilesTarget, Record
+from headrace.publish.sql.client import SqlClient
+from headrace.publish.target import Publication
+from headrace.workspace import Workspace
+
+log = logging.getLogger("headrace.publish")
+
+#: One row for each (table, ds): which run made the day's rows, from what.
+PUBLICATIONS = "headrace_publications"
+STAGING_PREFIX = "headrace_staging_"
+
+
+class SqlTarget(FilesTarget):
+    """A scores table in a database that `connect` opens; each call opens a connection of its own."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        ws: Workspace,
+        kind: str,
+        label: str,
+        address: str,
+        client: type[SqlClient],
+        connect: Callable[[], AbstractContextManager[SqlClient]],
+    ) -> None:
+        super().__init__(spec, ws, kind, label, address)
+        self._types = client.types
+        self._connect = connect
+
+    @property
+    def types(self) -> Mapping[str, str]:
+        return self._types
+
+    def create_table(self) -> None:
+        with self._connect() as client:
+            table, q = self._id(client, self.name), client.quote
+            found = client.columns(self.name)
+            if not found:
+                key = f", PRIMARY KEY ({q('ds')}, {q(self.user)}, {q('rank')})" if client.has_keys else ""
+                defined = ", ".join(self._definition(client, i) for i in range(len(self.columns)))
+                client.run(f"CREATE TABLE {table} ({defined}{key}){client.table_options(self.user)}")
+            elif missing := [c for c, _ in self.columns[:SCORES] if c not in found]:
+                raise UserError(
+                    f"table {self.label} does not fit the scores: it has no column {', '.join(missing)}. Publish to "
+                    f"another table (publish.table) or change this one"
+                )
+            for i, (column, _) in enumerate(self.columns):
+                if found and column not in found:
+                    client.run(f"ALTER TABLE {table} ADD COLUMN {self._definition(client, i)}")
+            self._create_publications(client)
+            view = f"{self.name}_current"
+            if client.columns(view) != (columns := client.columns(self.name)):
+                newest = (
+                    f"SELECT max({q('ds')}) FROM {self._id(client, PUBLICATIONS)} "
+                    f"WHERE {q('table_name')} = '{self.name}'"
+                )
+                listed = ", ".join(map(q, columns))
+                select = f"SELECT {listed} FROM {table} WHERE {q('ds')} = ({newest})"
+                for statement in client.create_view(self._id(client, view), select):
+                    client.run(statement)
+
+    def _create_publications(self, client: SqlClient) -> None:
+        if client.columns(PUBLICATIONS):
+            return
+        text, key, q = client.text_type, client.key_type, client.quote
+        primary = f", PRIMARY KEY ({q('table_name')}, {q('ds')})" if client.has_keys else ""
+        kinds = {
+            "table_name": key,
+            "ds": client.types["date"],
+            "run_key": text,
+            "row_count": client.count_type,
+            "model": text,
+            "source": text,
+            "audit": text,
+            "published_at": client.moment_type,
+        }
+        defined = ", ".join(f"{q(name)} {kind}" for name, kind in kinds.items())
+        client.run(f"CREATE TABLE {self._id(client, PUBLICATIONS)} ({defined}{primary}){client.publications_options}")
+
+    def _definition(self, client: SqlClient, i: int) -> str:
+        column, spark = self.columns[i]
+        kind = client.types["date" if column == "ds" else spark]
+        if spark == "string" and column == self.user:
+            kind = client.key_type
+        required = " NOT NULL" if i < SCORES else client.optional
+        return f"{client.quote(column)} {kind}{required}"
+
+    def publish_files(self, staged: StagedFiles, record: Record) -> None:
+        prefix = STAGING_PREFIX + hashlib.sha256(f"{self.label}/{staged.ds}".encode()).hexdigest()[:16]
+        name = f"{prefix}_{uuid.uuid4().hex[:8]}"
+        columns = [c for c, _ in self.columns]
+        with self._connect() as client:
+            for left in client.tables(prefix):
+                client.run(f"DROP TABLE {self._id(client, left)}")
+                log.info("dropped %s, left by an earlier run", left)
+            staging, table = self._id(client, name), self._id(client, self.name)
+            quoted = [client.quote(c) for c in columns]
+            for statement in client.create_staging(staging, table, quoted):
+                client.run(statement)
+            try:
+                client.load(staging, columns, staged.files)
+                loaded = int(client.run(f"SELECT count(*) FROM {staging}")[0][0])
+                if loaded != staged.rows:
+                    raise UserError(
+                        f"{self.label}: {staged.rows:,} rows were sent and {loaded:,} arrived in {name}; the table is "
+                        f"as it was. Run the same command again"
+                    )
+                with client.transaction():
+                    for statement in client.replace_day(table, staging, quoted, staged.ds):
+                        client.run(statement)
+                    self._record(client, staged.ds, record)
+            finally:
+                client.run(f"DROP TABLE IF EXISTS {staging}")
+
+    def _record(self, client: SqlClient, ds: str, record: Record) -> None:
+        values = {
+            "table_name": self.name,
+            "run_key": record.key,
+            "row_count": record.rows,
+            "model": record.model,
+            "source": record.source,
+            "audit": json.dumps(record.audit),
+            "published_at": datetime.now(UTC).replace(tzinfo=None),
+        }
+        names = ", ".join(map(client.quote, ["ds", *values]))
+        marks = ", ".join([client.day(ds), *[client.mark] * len(values)])
+        *before, last = client.replace_record(self._id(client, PUBLICATIONS), names, marks, self._of_day(client, ds))
+        for statement in before:
+            client.run(statement)
+        client.run(last, list(values.values()))
+
+    def _of_day(self, client: SqlClient, ds: str) -> str:
+        # The table's name is one of a spec: letters, digits and underscores.
+        return f"{client.quote('table_name')} = '{self.name}' AND {client.quote('ds')} = {client.day(ds)}"
+
+    def published(self, ds: str) -> Publication | None:
+        with self._connect() as client:
+            if not client.columns(PUBLICATIONS) or not client.columns(self.name):
+                return None
+            q = client.quote
+            rows = client.run(
+                f"SELECT {q('run_key')}, {q('row_count')}, {q('audit')} FROM {self._id(client, PUBLICATIONS)} "
+                f"WHERE {self._of_day(client, ds)} ORDER BY {q('published_at')}"
+            )
+        return None if not rows else Publication(str(rows[-1][0]), int(rows[-1][1]), json.loads(rows[-1][2]))
+
+    def rows_by_day(self) -> dict[str, int]:
+        with self._connect() as client:
+            if not client.columns(PUBLICATIONS):
+                return {}
+            q = client.quote
+            rows = client.run(
+                f"SELECT {q('ds')}, {q('row_count')} FROM {self._id(client, PUBLICATIONS)} "
+                f"WHERE {q('table_name')} = '{self.name}' ORDER BY {q('published_at')}"
+            )
+        return {str(ds)[:10]: int(count) for ds, count in rows}
+
+    def count(self, ds: str) -> int:
+        with self._connect() as client:
+            where = f"{client.quote('ds')} = {client.day(ds)}"
+            return int(client.run(f"SELECT count(*) FROM {self._id(client, self.name)} WHERE {where}")[0][0])
+
+    def sample(self, ds: str, rows: int) -> list[dict[str, Any]]:
+        with self._connect() as client:
+            columns = client.columns(self.name)
+            if not columns:
+                raise UserError(f"there is no table {self.label} yet")
+            q = client.quote
+            found = client.run(
+                f"SELECT {', '.join(map(q, columns))} FROM {self._id(client, self.name)} "
+                f"WHERE {q('ds')} = {client.day(ds)} ORDER BY {q(columns[1])}, {q('rank')} LIMIT {int(rows)}"
+            )
+        return [dict(zip(columns, row, strict=True)) for row in found]
+
+    def drop_days(self, days: Sequence[str]) -> None:
+        for ds in days:
+            with self._connect() as client, client.transaction():
+                client.run(client.delete_day(self._id(client, self.name), ds))
+                client.run(f"DELETE FROM {self._id(client, PUBLICATIONS)} WHERE {self._of_day(client, ds)}")
+
+    def grant(self, grants: Mapping[str, Sequence[str]]) -> None:
+        with self._connect() as client:
+            names = [self._id(client, self.name), self._id(client, f"{self.name}_current")]
+            for privilege, roles in grants.items():
+                for role in roles:
+                    for statement in client.grant(privilege, names, role):
+                        client.run(statement)
+
+    def _id(self, client: SqlClient, name: str) -> str:
+        return client.quote(*client.schema, name)

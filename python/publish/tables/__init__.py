@@ -1,0 +1,1 @@
+"""Tables of files as warehouses: Delta, Iceberg, and a folder of Parquet files with a manifest."""

@@ -1,0 +1,85 @@
+"""A Delta table as the warehouse: a day is one commit that replaces its partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.config import Spec
+from headrace.errors import UserError
+from headrace.lake.delta.log import DeltaLog
+from headrace.publish.tables.parquet_rows import first_rows
+from headrace.publish.tables.spark_table import SparkTableTarget
+from headrace.publish.target import Target, table_name
+from headrace.storage import Location, local
+from headrace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class DeltaTarget(SparkTableTarget):
+    """A folder with a Delta table partitioned by `ds`."""
+
+    def __init__(self, spec: Spec, ws: Workspace, root: Location) -> None:
+        name = table_name(spec)
+        super().__init__(spec, ws, "delta_table", f"{root / name}", "files", root / "headrace_publications" / name)
+        self.folder, self.current = root / name, root / f"{name}_current"
+
+    def create_table(self) -> None:
+        log = DeltaLog(self.folder)
+        if log.version is None:
+            return
+        found = log.columns()
+        if missing := [c for c, _ in self.columns[:6] if c not in found]:
+            raise UserError(f"the Delta table {self.folder} does not fit the scores: it has no {', '.join(missing)}")
+
+    def write_day(self, rows: DataFrame, ds: str, key: str) -> None:
+        self._writer(rows, key).option("replaceWhere", f"ds = '{ds}'").option("mergeSchema", "true").partitionBy(
+            "ds"
+        ).save(self.folder.uri)
+
+    def write_current(self, rows: DataFrame, key: str) -> None:
+        self._writer(rows, key).option("overwriteSchema", "true").save(self.current.uri)
+
+    @staticmethod
+    def _writer(rows: DataFrame, key: str) -> Any:
+        return rows.write.format("delta").mode("overwrite").option("userMetadata", key)
+
+    def count(self, ds: str) -> int:
+        import pyarrow.parquet as pq
+
+        return sum(pq.read_metadata(f).num_rows for f in self._files(ds))
+
+    def sample(self, ds: str, rows: int) -> list[dict[str, Any]]:
+        if DeltaLog(self.folder).version is None:
+            raise UserError(f"there is no table {self.label} yet")
+        return first_rows(self._files(ds), ds, self.user, rows)
+
+    def _files(self, ds: str) -> list[Path]:
+        log = DeltaLog(self.folder)
+        state = None if log.version is None else log.state(log.version)
+        if state is None:
+            return []
+        return sorted(f.path.local_path() for f in state.data_files(self.folder) if f.partition["ds"] == ds)
+
+    def drop_days(self, days: Sequence[str]) -> None:
+        from delta.tables import DeltaTable
+        from pyspark.sql import SparkSession
+
+        if days:
+            spark = SparkSession.getActiveSession()
+            assert spark is not None, "days are dropped by the stage, in its session"
+            listed = ", ".join(f"'{ds}'" for ds in days)
+            DeltaTable.forPath(spark, self.folder.uri).delete(f"ds IN ({listed})")
+            self.records.forget(days)
+
+
+@contextmanager
+def open_delta(spec: Spec, ws: Workspace) -> Iterator[Target]:
+    """See `headrace.publish.warehouses.open_target`."""
+    assert spec.publish is not None
+    path = spec.publish.warehouse.path
+    yield DeltaTarget(spec, ws, local(path) if path else ws.lake / "warehouse")

@@ -1,0 +1,106 @@
+"""An Iceberg table of a catalog of `spark.properties` as the warehouse: a day is one snapshot that replaces it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from headrace.config import Spec
+from headrace.errors import UserError
+from headrace.lake.session import session
+from headrace.publish.tables.spark_table import SparkTableTarget
+from headrace.publish.target import Target, table_name
+from headrace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class IcebergTarget(SparkTableTarget):
+    """A table partitioned by `ds`."""
+
+    def __init__(self, spec: Spec, ws: Workspace, catalog: str, schema: str) -> None:
+        name = table_name(spec)
+        label = f"{catalog}.{schema}.{name}"
+        super().__init__(spec, ws, "iceberg", label, f"catalog {catalog}", ws.store / "publications" / label)
+        self.schema = f"{_quote(catalog)}.{_quote(schema)}"
+        self.table, self.current = f"{self.schema}.{_quote(name)}", f"{self.schema}.{_quote(f'{name}_current')}"
+
+    def create_table(self) -> None:
+        with self._spark() as spark:
+            spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self.schema}")
+            kinds = {c: "date" if c == "ds" else self.types[t] for c, t in self.columns}
+            defined = ", ".join(f"{_quote(c)} {t}" for c, t in kinds.items())
+            spark.sql(f"CREATE TABLE IF NOT EXISTS {self.table} ({defined}) USING iceberg PARTITIONED BY (ds)")
+            found = spark.table(self.table).columns
+            if missing := [c for c, _ in self.columns[:6] if c not in found]:
+                raise UserError(f"the Iceberg table {self.label} does not fit the scores: no {', '.join(missing)}")
+            for column, kind in kinds.items():
+                if column not in found:
+                    spark.sql(f"ALTER TABLE {self.table} ADD COLUMNS ({_quote(column)} {kind})")
+
+    def write_day(self, rows: DataFrame, ds: str, key: str) -> None:
+        from pyspark.sql import functions as F
+
+        columns = rows.sparkSession.table(self.table).schema
+        absent = [F.lit(None).cast(f.dataType).alias(f.name) for f in columns if f.name not in rows.columns]
+        whole = rows.select("*", *absent).select(*[_quote(c) for c in columns.names])
+        day = F.col("ds") == F.to_date(F.lit(ds))
+        whole.writeTo(self.table).option("snapshot-property.headrace-key", key).overwrite(day)
+
+    def write_current(self, rows: DataFrame, key: str) -> None:
+        rows.writeTo(self.current).using("iceberg").option("snapshot-property.headrace-key", key).createOrReplace()
+
+    def count(self, ds: str) -> int:
+        """The day's rows; where no Spark session is open, as many as were published: one is not opened to count."""
+        from pyspark.sql import SparkSession
+
+        spark = SparkSession.getActiveSession()
+        if spark is None:
+            return self.rows_by_day()[ds]
+        return spark.table(self.table).where(f"ds = DATE '{ds}'").count()
+
+    def sample(self, ds: str, rows: int) -> list[dict[str, Any]]:
+        with self._spark() as spark:
+            if not spark.catalog.tableExists(self.table):
+                raise UserError(f"there is no table {self.label} yet")
+            day = spark.table(self.table).where(f"ds = DATE '{ds}'").orderBy(_quote(self.user), "rank")
+            return [row.asDict() for row in day.limit(rows).collect()]
+
+    def drop_days(self, days: Sequence[str]) -> None:
+        if days:
+            with self._spark() as spark:
+                listed = ", ".join(f"DATE '{ds}'" for ds in days)
+                spark.sql(f"DELETE FROM {self.table} WHERE ds IN ({listed})")
+            self.records.forget(days)
+
+    @contextmanager
+    def _spark(self) -> Iterator[SparkSession]:
+        """The stage's session, or one of our own."""
+        from pyspark.sql import SparkSession
+
+        active = SparkSession.getActiveSession()
+        if active is not None:
+            yield active
+        else:
+            with session(self.spec.spark, self.ws, "headrace warehouse") as spark:
+                yield spark
+
+
+def _quote(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+@contextmanager
+def open_iceberg(spec: Spec, ws: Workspace) -> Iterator[Target]:
+    """See `headrace.publish.warehouses.open_target`."""
+    assert spec.publish is not None
+    conf = spec.publish.warehouse
+    assert conf.catalog is not None, "config refuses the kind without it"
+    if f"spark.sql.catalog.{conf.catalog}" not in spec.spark.properties:
+        raise UserError(
+            f"publish.warehouse.catalog: spark.properties define no catalog '{conf.catalog}' "
+            f"(spark.sql.catalog.{conf.catalog}: org.apache.iceberg.spark.SparkCatalog, and its type and warehouse)"
+        )
+    yield IcebergTarget(spec, ws, conf.catalog, conf.schema_name)

@@ -1,0 +1,125 @@
+"""A folder of Parquet files as the warehouse. `manifest.json` says which files are the table's: read that first.
+
+    TABLE/manifest.json                   {"current": "2026-01-10", "days": {"2026-01-10": {"files": [...], ...}}, ...}
+    TABLE/ds=2026-01-10/4f2a91c3/*.parquet
+
+Files are never changed. A day's new files come under a name of their own, then the manifest is replaced in one step.
+The files of the version before stay until the table is published to once more: readers may have read that manifest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from headrace.config import Spec
+from headrace.errors import UserError
+from headrace.publish.files.staging import StagedFiles
+from headrace.publish.files.target import FilesTarget, Record
+from headrace.publish.tables.parquet_rows import first_rows
+from headrace.publish.tables.spark_table import TYPES
+from headrace.publish.target import Publication, Target, table_name
+from headrace.storage import Location, local
+from headrace.storage.lease import Held
+from headrace.workspace import Workspace
+
+MANIFEST = "manifest.json"
+
+
+class ParquetTarget(FilesTarget):
+    """A folder `<table>` of files and their manifest."""
+
+    def __init__(self, spec: Spec, ws: Workspace, root: Location) -> None:
+        self.folder = root / table_name(spec)
+        super().__init__(spec, ws, "parquet", str(self.folder), "files")
+
+    def manifest(self) -> dict[str, Any]:
+        """What `manifest.json` holds; no days where there is none."""
+        file = self.folder / MANIFEST
+        found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {"days": {}}
+        return found
+
+    def create_table(self) -> None:
+        """Nothing: a file says itself which columns it has."""
+
+    @property
+    def types(self) -> Mapping[str, str]:
+        return TYPES
+
+    def publish_files(self, staged: StagedFiles, record: Record) -> None:
+        with self._alone():
+            manifest = self.manifest()
+            folder = f"ds={staged.ds}/{staged.folder.name.rpartition('_')[2]}"
+            self._discard(manifest)
+            for file in staged.files:
+                (self.folder / folder / file.name).copy_from(local(file), share=True)
+            names = [f"{folder}/{file.name}" for file in staged.files]
+            manifest["days"][staged.ds] = asdict(record) | {"folder": folder, "files": names}
+            self._save(manifest)
+
+    def _discard(self, manifest: Mapping[str, Any]) -> None:
+        """Remove the folders that the manifest does not name: of versions before, of dropped days, of killed runs."""
+        kept = {str(day["folder"]) for day in manifest["days"].values()}
+        for day in self.folder.entries() if self.folder.is_dir() else []:
+            if day.name.startswith("ds="):
+                for version in day.entries():
+                    if f"{day.name}/{version.name}" not in kept:
+                        version.remove()
+
+    def _save(self, manifest: dict[str, Any]) -> None:
+        manifest["days"] = dict(sorted(manifest["days"].items()))
+        manifest["current"] = max(manifest["days"], default=None)
+        (self.folder / MANIFEST).put_text(json.dumps(manifest, indent=1) + "\n")
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        self.folder.make_dir()
+        try:
+            with (self.folder / "publish.lock").lease():
+                yield
+        except Held as e:
+            raise UserError(f"another process is publishing to {self.folder} ({e}): wait for it or stop it") from None
+
+    def published(self, ds: str) -> Publication | None:
+        day = self.manifest()["days"].get(ds)
+        return None if day is None else Publication(day["key"], int(day["rows"]), day["audit"])
+
+    def rows_by_day(self) -> dict[str, int]:
+        return {ds: int(day["rows"]) for ds, day in self.manifest()["days"].items()}
+
+    def count(self, ds: str) -> int:
+        import pyarrow.parquet as pq
+
+        return sum(pq.read_metadata(f).num_rows for f in self._files(ds) if f.is_file())
+
+    def _files(self, ds: str) -> list[Path]:
+        return [(self.folder / name).local_path() for name in self.manifest()["days"].get(ds, {"files": []})["files"]]
+
+    def sample(self, ds: str, rows: int) -> list[dict[str, Any]]:
+        if not (self.folder / MANIFEST).is_file():
+            raise UserError(f"there is no table {self.label} yet")
+        return first_rows(self._files(ds), ds, self.user, rows)
+
+    def drop_days(self, days: Sequence[str]) -> None:
+        if not days:
+            return
+        with self._alone():
+            manifest = self.manifest()
+            for ds in days:
+                manifest["days"].pop(ds, None)
+            self._save(manifest)
+
+    def grant(self, grants: Mapping[str, Sequence[str]]) -> None:
+        raise UserError("publish.grants: a folder of Parquet files has no roles: give them to its storage")
+
+
+@contextmanager
+def open_parquet(spec: Spec, ws: Workspace) -> Iterator[Target]:
+    """See `headrace.publish.warehouses.open_target`."""
+    assert spec.publish is not None
+    path = spec.publish.warehouse.path
+    yield ParquetTarget(spec, ws, local(path) if path else ws.lake / "warehouse")

@@ -1,0 +1,89 @@
+"""ClickHouse itself, where its in-process build (chdb) is installed; its calls alone are in test_publish_cloud.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config import load_spec
+from headrace.publish.sql.clickhouse import ClickHouseClient
+from headrace.publish.sql.client import SqlClient
+from headrace.publish.sql.target import SqlTarget
+from headrace.publish.target import Check
+from headrace.workspace import Workspace
+from tests.publish_support import DS, TYPES, good_rows, staged
+
+NEXT = "2026-01-11"
+
+
+def literal(value: Any) -> str:
+    escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    return str(value) if isinstance(value, int) else f"'{escaped}'"
+
+
+class InProcess(ClickHouseClient):
+    """ClickHouse in this process, by chdb: the same statements, the parameters written into them."""
+
+    def run(self, statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        shown = [
+            str(p) if isinstance(p, int) else "'" + str(p).replace("\\", "\\\\").replace("'", "\\'") + "'"
+            for p in params
+        ]
+        text = str(self._client.query(statement % tuple(shown) if params else statement, "JSONCompactEachRow"))
+        return [tuple(json.loads(line)) for line in text.splitlines()]
+
+    def load(self, table: str, columns: Sequence[str], files: Sequence[Path]) -> None:
+        listed = ", ".join(map(self.quote, columns))
+        for file in files:
+            self.run(f"INSERT INTO {table} ({listed}) SELECT {listed} FROM file('{file}', Parquet)")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("chdb") is None, reason="chdb, ClickHouse as a wheel of 180 MB, is not here"
+)
+def test_days_in_clickhouse_itself(tmp_path: Path) -> None:
+    from chdb import session
+
+    opened = session.Session(str(tmp_path / "chdb"))
+    opened.query("CREATE DATABASE shop")
+
+    @contextmanager
+    def connect() -> Iterator[SqlClient]:
+        yield InProcess(opened, "shop")
+
+    spec, ws = load_spec("clicks"), Workspace(tmp_path / "home")
+    target = SqlTarget(spec, ws, "clickhouse", "shop.clicks_scores", "here", ClickHouseClient, connect)
+
+    def rows(relation: str, ds: str) -> list[tuple[Any, ...]]:
+        text = f"SELECT * FROM shop.{relation} WHERE ds = '{ds}' ORDER BY user_id, rank"
+        return InProcess(opened, "shop").run(text)
+
+    def close(wanted: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return [(*r[:4], pytest.approx(r[4], rel=1e-6), *r[5:]) for r in wanted]
+
+    target.create(TYPES)
+    target.create(TYPES)
+    for key, ds, wanted in (("a", DS, good_rows(5)), ("b", NEXT, good_rows(3, ds=NEXT)), ("c", DS, good_rows(4))):
+        target.swap(staged(tmp_path, wanted, key, ds), "s", [Check("rows", 1, "it's \\1", True)])
+        assert rows("clicks_scores", ds) == close(wanted)
+        assert target.missing(ds, key) is None
+    assert rows("clicks_scores_current", NEXT) == close(good_rows(3, ds=NEXT))
+    assert rows("clicks_scores_current", DS) == []
+    found = target.published(DS)
+    assert found is not None
+    assert found.audit[0]["limit"] == "it's \\1"
+    more = [("source", "string")]
+    target.create([*TYPES, *more])
+    target.swap(staged(tmp_path, [(*r, "new") for r in good_rows(2)], "d", DS, more), "s", [])
+    assert {r[6] for r in rows("clicks_scores", DS)} == {"new"}
+    assert {r[6] for r in rows("clicks_scores_current", NEXT)} == {None}
+    target.drop_days([DS])
+    assert target.days() == [NEXT]
+    assert InProcess(opened, "shop").tables("headrace_staging_") == []
+    opened.close()

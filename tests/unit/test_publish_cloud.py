@@ -1,0 +1,320 @@
+"""Snowflake, Redshift, BigQuery, Databricks, ClickHouse and MySQL by the calls that their client libraries are given.
+
+No account of these is to be had here. What is asserted is what their documentation asks for, word for word: the way of
+the files into the staging table, and the statements that replace a day and record it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config import load_spec
+from headrace.errors import UserError
+from headrace.publish.sql.bigquery import BigQueryClient
+from headrace.publish.sql.clickhouse import ClickHouseClient
+from headrace.publish.sql.client import SqlClient
+from headrace.publish.sql.databricks import DatabricksClient
+from headrace.publish.sql.redshift import RedshiftClient
+from headrace.publish.sql.snowflake import SnowflakeClient
+from headrace.publish.sql.sqlalchemy import SqlAlchemyClient
+from headrace.publish.sql.target import SqlTarget
+from headrace.publish.target import Check
+from headrace.publish.warehouses import open_target
+from headrace.workspace import Workspace
+from tests.publish_support import DS, TYPES, good_rows, staged
+
+COLUMNS = [name for name, _ in TYPES]
+
+
+class Recorded:
+    """A connection, its cursors and jobs: notes what it is told, and knows the tables that it was told to make."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.rows: list[tuple[Any, ...]] = []
+        self.made: set[str] = set()
+        self.dialect: Any = None
+        self.description: Any = None
+
+    def note(self, statement: str, params: Any = None) -> None:
+        text = re.sub(r"(headrace_staging_)[0-9a-f]{16}_[0-9a-f]{8}", r"\1X", statement)
+        text = re.sub(r"headrace_[0-9a-f]{12}", "headrace_LOAD", text)
+        text = re.sub(r"(?<![\w}])/[^ '`]*/part-", "/HERE/part-", text.replace("file:///", "file:/"))
+        self.calls.append(text)
+        self.rows, asked = [], str(params) + statement
+        if statement.startswith("SELECT count(*)"):
+            self.rows = [(12,)]
+        elif "column_name" in statement or "FROM system.columns" in statement:
+            known = next((name for name in self.made if f"'{name}'" in asked), None)
+            self.rows = [(c,) for c in COLUMNS] if known else []
+        elif made := re.match(r"CREATE (?:OR REPLACE )?(?:TABLE|VIEW) (\S+)", statement):
+            self.made.add(re.split(r"[`\".]+", made[1].strip('`"'))[-1])
+        self.description = True if self.rows or statement.startswith("SELECT") else None
+
+    # A DB-API connection and cursor.
+    @contextmanager
+    def cursor(self) -> Iterator[Recorded]:
+        yield self
+
+    def execute(self, statement: str, params: Any = None) -> None:
+        self.note(statement, params)
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        return self.rows
+
+    # clickhouse-connect.
+    def command(self, statement: str, parameters: Any = None) -> None:
+        self.note(statement, parameters)
+
+    def insert_arrow(self, table: str, rows: Any) -> None:
+        self.note(f"insert_arrow({table}, {rows.num_rows} rows of {', '.join(rows.column_names)})")
+
+    # boto3.
+    def upload_file(self, path: str, bucket: str, key: str) -> None:
+        self.note(f"upload_file({path}, {bucket}, {key})")
+
+    def delete_object(self, Bucket: str, Key: str) -> None:
+        self.note(f"delete_object({Bucket}, {Key})")
+
+    @property
+    def result_rows(self) -> list[tuple[Any, ...]]:
+        return self.rows
+
+    # BigQuery's client, its module, and a job.
+    def query(self, statement: str, job_config: Any = None, parameters: Any = None) -> Recorded:
+        self.note(statement, job_config or parameters)
+        return self
+
+    def result(self) -> list[dict[int, Any]]:
+        return [dict(enumerate(row)) for row in self.rows]
+
+    def load_table_from_file(self, source: Any, table: str, job_config: Any) -> Recorded:
+        self.note(f"load_table_from_file({source.name}, {table}, {job_config})")
+        return self
+
+    class SourceFormat:
+        PARQUET = "PARQUET"
+
+    class WriteDisposition:
+        WRITE_APPEND = "WRITE_APPEND"
+
+    class CreateDisposition:
+        CREATE_NEVER = "CREATE_NEVER"
+
+    @staticmethod
+    def LoadJobConfig(**given: str) -> str:
+        return ", ".join(given.values())
+
+    @staticmethod
+    def QueryJobConfig(query_parameters: Any) -> Any:
+        return query_parameters
+
+    @staticmethod
+    def ScalarQueryParameter(name: None, kind: str, value: Any) -> Any:
+        assert kind == {str: "STRING", int: "INT64"}.get(type(value), "DATETIME")
+        return value
+
+
+class MySql(SqlAlchemyClient):
+    """The statements for SQLAlchemy's dialect of MySQL; what a server would answer is Recorded's."""
+
+    def run(self, statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        self._connection.note(statement, params)
+        return list(self._connection.rows)
+
+    def load(self, table: str, columns: Sequence[str], files: Sequence[Path]) -> None:
+        self._connection.note(f"load({table})")
+
+    def columns(self, name: str) -> list[str]:
+        return COLUMNS if name in self._connection.made else []
+
+    def tables(self, prefix: str) -> list[str]:
+        return []
+
+
+def mysql(made: Recorded) -> SqlClient:
+    from sqlalchemy.dialects.mysql.pymysql import MySQLDialect_pymysql
+
+    made.dialect = MySQLDialect_pymysql(paramstyle="format")
+    return MySql(made, None)
+
+
+def record(path: Path, client: Callable[[Recorded], SqlClient]) -> tuple[list[str], list[str], Recorded]:
+    """What is told when a table is made, and when a day of 12 rows is published. The publications' text is left out."""
+    told = Recorded()
+
+    @contextmanager
+    def connect() -> Iterator[SqlClient]:
+        yield client(told)
+
+    kind = type(client(told))
+    target = SqlTarget(load_spec("clicks"), Workspace(path), "x", "x", "x", kind, connect)
+    target.create(TYPES)
+    made = [c for c in told.calls if c.startswith(("CREATE", "ALTER"))]
+    told.calls.clear()
+    target.swap(staged(path, good_rows(), "k"), "lake/clicks/scores@3", [Check("rows", 12, "1", True)])
+    told_swap = [c for c in told.calls if "information_schema.tables" not in c.lower() and "table_name, %s" not in c]
+    return made, told_swap, told
+
+
+S = "headrace_staging_X"
+SIX = '"ds", "user_id", "item_id", "rank", "score", "model_version"'
+TICKED = SIX.replace('"', "`")
+NAMES = "`ds`, `table_name`, `run_key`, `row_count`, `model`, `source`, `audit`, `published_at`"
+
+
+def test_snowflake(tmp_path: Path) -> None:
+    made, swapped, _ = record(tmp_path, lambda told: SnowflakeClient(told, "shop", "served", None))
+    assert made[0].startswith('CREATE TABLE "shop"."served"."clicks_scores" ("ds" DATE NOT NULL, "user_id" BIGINT NOT')
+    assert made[2] == (
+        f'CREATE OR REPLACE VIEW "shop"."served"."clicks_scores_current" AS SELECT {SIX} FROM '
+        f'"shop"."served"."clicks_scores" WHERE "ds" = (SELECT max("ds") FROM "shop"."served"."headrace_publications" '
+        f"WHERE \"table_name\" = 'clicks_scores')"
+    )
+    stage = f'@"shop"."served".%"{S}"/headrace_LOAD'
+    assert swapped == [
+        f'CREATE TRANSIENT TABLE "shop"."served"."{S}" AS '
+        f'SELECT {SIX} FROM "shop"."served"."clicks_scores" WHERE 1 = 0',
+        f"PUT 'file:/HERE/part-0.parquet' '{stage}' AUTO_COMPRESS = FALSE OVERWRITE = TRUE",
+        f"PUT 'file:/HERE/part-1.parquet' '{stage}' AUTO_COMPRESS = FALSE OVERWRITE = TRUE",
+        f'COPY INTO "shop"."served"."{S}" FROM \'{stage}\' FILE_FORMAT = (TYPE = PARQUET) '
+        f"MATCH_BY_COLUMN_NAME = CASE_SENSITIVE ON_ERROR = ABORT_STATEMENT PURGE = TRUE",
+        f'SELECT count(*) FROM "shop"."served"."{S}"',
+        "BEGIN",
+        f'DELETE FROM "shop"."served"."clicks_scores" WHERE "ds" = DATE \'{DS}\'',
+        f'INSERT INTO "shop"."served"."clicks_scores" ({SIX}) SELECT {SIX} FROM "shop"."served"."{S}"',
+        f'DELETE FROM "shop"."served"."headrace_publications" WHERE "table_name" = \'clicks_scores\' '
+        f"AND \"ds\" = DATE '{DS}'",
+        f'INSERT INTO "shop"."served"."headrace_publications" ({NAMES.replace("`", chr(34))}) '
+        f"VALUES (DATE '{DS}', %s, %s, %s, %s, %s, %s, %s)",
+        "COMMIT",
+        f'DROP TABLE IF EXISTS "shop"."served"."{S}"',
+    ]
+
+
+def test_redshift(tmp_path: Path) -> None:
+    _, swapped, _ = record(
+        tmp_path, lambda told: RedshiftClient(told, lambda: told, "served", "s3://bucket/in/", "arn:aws:iam::1:role/x")
+    )
+    assert swapped[1:7] == [
+        "upload_file(/HERE/part-0.parquet, bucket, in/headrace_LOAD/part-0.parquet)",
+        "upload_file(/HERE/part-1.parquet, bucket, in/headrace_LOAD/part-1.parquet)",
+        f'COPY "served"."{S}" FROM \'s3://bucket/in/headrace_LOAD/\' '
+        "IAM_ROLE 'arn:aws:iam::1:role/x' FORMAT AS PARQUET",
+        "delete_object(bucket, in/headrace_LOAD/part-0.parquet)",
+        "delete_object(bucket, in/headrace_LOAD/part-1.parquet)",
+        f'SELECT count(*) FROM "served"."{S}"',
+    ]
+    assert [c.split(" (")[0].split(" WHERE")[0] for c in swapped[7:13]] == [
+        "BEGIN",
+        'DELETE FROM "served"."clicks_scores"',
+        'INSERT INTO "served"."clicks_scores"',
+        'DELETE FROM "served"."headrace_publications"',
+        'INSERT INTO "served"."headrace_publications"',
+        "COMMIT",
+    ]
+
+
+def test_bigquery(tmp_path: Path) -> None:
+    made, swapped, told = record(tmp_path, lambda told: BigQueryClient(told, told, "project", "served"))
+    assert made[0].endswith("`model_version` STRING NOT NULL) PARTITION BY `ds` CLUSTER BY `user_id`")
+    assert swapped == [
+        f"CREATE TABLE `project`.`served`.`{S}` AS SELECT {TICKED} FROM `project`.`served`.`clicks_scores` WHERE 1 = 0",
+        f"load_table_from_file(/HERE/part-0.parquet, project.served.{S}, PARQUET, WRITE_APPEND, CREATE_NEVER)",
+        f"load_table_from_file(/HERE/part-1.parquet, project.served.{S}, PARQUET, WRITE_APPEND, CREATE_NEVER)",
+        f"SELECT count(*) FROM `project`.`served`.`{S}`",
+        "BEGIN TRANSACTION;\n"
+        f"DELETE FROM `project`.`served`.`clicks_scores` WHERE `ds` = DATE '{DS}';\n"
+        f"INSERT INTO `project`.`served`.`clicks_scores` ({TICKED}) SELECT {TICKED} FROM `project`.`served`.`{S}`;\n"
+        f"DELETE FROM `project`.`served`.`headrace_publications` WHERE `table_name` = 'clicks_scores' "
+        f"AND `ds` = DATE '{DS}';\n"
+        f"INSERT INTO `project`.`served`.`headrace_publications` ({NAMES}) VALUES (DATE '{DS}', ?, ?, ?, ?, ?, ?, ?);\n"
+        "COMMIT TRANSACTION",
+        f"DROP TABLE IF EXISTS `project`.`served`.`{S}`",
+    ]
+    client = BigQueryClient(told, told, "project", "served")
+    assert client.grant("select", ["`t`", "`v`"], "group:a@b.c") == [
+        "GRANT `roles/bigquery.dataViewer` ON TABLE `t` TO 'group:a@b.c'",
+        "GRANT `roles/bigquery.dataViewer` ON VIEW `v` TO 'group:a@b.c'",
+    ]
+
+
+def test_databricks(tmp_path: Path) -> None:
+    made, swapped, _ = record(tmp_path, lambda told: DatabricksClient(told, "main", "served", "/Volumes/main/a/b"))
+    assert made[0].endswith("`model_version` STRING NOT NULL) USING DELTA PARTITIONED BY (`ds`)")
+    values = ", ".join(f"? AS {name}" for name in NAMES.split(", ")[1:])
+    assert swapped == [
+        f"CREATE TABLE `main`.`served`.`{S}` AS SELECT * FROM `main`.`served`.`clicks_scores` WHERE 1 = 0",
+        "PUT '/HERE/part-0.parquet' INTO '/HERE/part-0.parquet' OVERWRITE",
+        "PUT '/HERE/part-1.parquet' INTO '/HERE/part-1.parquet' OVERWRITE",
+        f"COPY INTO `main`.`served`.`{S}` FROM '/Volumes/main/a/b/headrace_LOAD' FILEFORMAT = PARQUET",
+        "REMOVE '/HERE/part-0.parquet'",
+        "REMOVE '/HERE/part-1.parquet'",
+        f"SELECT count(*) FROM `main`.`served`.`{S}`",
+        f"INSERT INTO `main`.`served`.`clicks_scores` REPLACE WHERE `ds` = DATE '{DS}' "
+        f"SELECT * FROM `main`.`served`.`{S}`",
+        f"MERGE INTO `main`.`served`.`headrace_publications` AS p USING (SELECT DATE '{DS}' AS `ds`, {values}) AS r "
+        "ON p.`table_name` = r.`table_name` AND p.`ds` = r.`ds` "
+        "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *",
+        f"DROP TABLE IF EXISTS `main`.`served`.`{S}`",
+    ]
+
+
+def test_clickhouse(tmp_path: Path) -> None:
+    made, swapped, _ = record(tmp_path, lambda told: ClickHouseClient(told, "shop"))
+    assert made[0].endswith(" ENGINE = MergeTree PARTITION BY `ds` ORDER BY (`user_id`, `rank`)")
+    listed = ", ".join(COLUMNS)
+    assert [c for c in swapped if "system.tables" not in c] == [
+        f"CREATE TABLE `shop`.`{S}` AS `shop`.`clicks_scores`",
+        f"insert_arrow(`shop`.`{S}`, 6 rows of {listed})",
+        f"insert_arrow(`shop`.`{S}`, 6 rows of {listed})",
+        f"SELECT count(*) FROM `shop`.`{S}`",
+        f"ALTER TABLE `shop`.`clicks_scores` REPLACE PARTITION '{DS}' FROM `shop`.`{S}`",
+        f"INSERT INTO `shop`.`headrace_publications` ({NAMES}) VALUES (toDate('{DS}'), %s, %s, %s, %s, %s, %s, %s)",
+        f"DROP TABLE IF EXISTS `shop`.`{S}`",
+    ]
+
+
+def test_mysql(tmp_path: Path) -> None:
+    made, swapped, _ = record(tmp_path, mysql)
+    assert made[0] == (
+        "CREATE TABLE clicks_scores (`ds` DATE NOT NULL, `user_id` BIGINT NOT NULL, `item_id` TEXT NOT NULL, "
+        "`rank` INTEGER NOT NULL, `score` FLOAT NOT NULL, `model_version` TEXT NOT NULL, "
+        "PRIMARY KEY (`ds`, `user_id`, `rank`))"
+    ).replace("clicks_scores", "`clicks_scores`")
+    assert swapped[1:] == [
+        f"load(`{S}`)",
+        f"SELECT count(*) FROM `{S}`",
+        "BEGIN",
+        f"DELETE FROM `clicks_scores` WHERE `ds` = DATE '{DS}'",
+        f"INSERT INTO `clicks_scores` ({TICKED}) SELECT {TICKED} FROM `{S}`",
+        f"DELETE FROM `headrace_publications` WHERE `table_name` = 'clicks_scores' AND `ds` = DATE '{DS}'",
+        f"INSERT INTO `headrace_publications` ({NAMES}) VALUES (DATE '{DS}', %s, %s, %s, %s, %s, %s, %s)",
+        "COMMIT",
+        f"DROP TABLE IF EXISTS `{S}`",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["clickhouse", "snowflake", "bigquery", "redshift", "databricks"])
+def test_a_client_library_that_is_not_installed(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("clickhouse_connect", "snowflake", "google", "redshift_connector", "boto3", "databricks"):
+        monkeypatch.setitem(__import__("sys").modules, module, None)
+    spec = load_spec("clicks", [f"publish.warehouse.kind={kind}", "publish.warehouse.stage=s3://b/c"])
+    with pytest.raises(UserError, match=rf"pip install 'headrace\[{kind}\]'"):
+        with open_target(spec, Workspace(tmp_path)):
+            pass
+
+
+def test_a_spec_names_its_place_and_no_password() -> None:
+    with pytest.raises(UserError, match="kind redshift needs the key 'stage'"):
+        load_spec("clicks", ["publish.warehouse.kind=redshift"])
+    with pytest.raises(UserError, match="url has a password in it"):
+        load_spec(
+            "clicks", ["publish.warehouse.kind=sqlalchemy", "publish.warehouse.url=mysql+pymysql://me:secret@h/db"]
+        )

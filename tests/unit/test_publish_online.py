@@ -1,0 +1,152 @@
+"""The stores of keys and values: a real Redis and LMDB files, filled from batches without Spark."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pyarrow as pa
+import pytest
+import redis
+
+from headrace.config import load_spec
+from headrace.errors import UserError
+from headrace.publish.online.lmdb_file import VERSION_KEY
+from headrace.publish.online.redis_server import RedisStore
+from headrace.publish.online.store import open_store
+from headrace.publish.online.version import Version
+from headrace.workspace import Workspace
+from tests.publish_support import redis_server
+
+OLD, NEW = Version("2026-01-09", "old"), Version("2026-01-10", "new")
+
+
+READER = """
+import json, lmdb, sys
+env = lmdb.open(sys.argv[1], subdir=False, readonly=True, lock=False)
+print("open", flush=True)
+sys.stdin.read()
+with env.begin() as reading:
+    print(json.dumps([json.loads(reading.get(b"u77")), reading.stat()["entries"]]))
+"""
+
+
+class Users:
+    """What the stores ask of Spark's frame of users, each batch of rows a partition."""
+
+    def __init__(self, count: int, word: str) -> None:
+        self.rows = [{"user": f"u{i}", "items": json.dumps([{"item": word, "score": i}])} for i in range(count)]
+
+    def mapInArrow(self, send: Callable[[Iterable[Any]], Iterator[Any]], _: str) -> Users:
+        parts = [self.rows[i::3] for i in range(3)]
+        self.sent = [b for part in parts for b in send([pa.RecordBatch.from_pylist(part)])]
+        return self
+
+    def collect(self) -> list[dict[str, Any]]:
+        return [row for batch in self.sent for row in batch.to_pylist()]
+
+    def toLocalIterator(self, prefetchPartitions: bool) -> Iterator[dict[str, Any]]:
+        return iter(self.rows)
+
+
+@pytest.fixture(params=["redis", "lmdb"])
+def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[str]]:
+    if request.param == "lmdb":
+        yield ["publish.online.kind=lmdb"]
+    else:
+        with redis_server(tmp_path) as place:
+            yield ["publish.online.kind=redis", f"publish.online.url=unix://{place}"]
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def test_versions_replace_each_other_whole(settings: list[str], tmp_path: Path) -> None:
+    spec, ws = load_spec("clicks", settings), Workspace(tmp_path / "home")
+    with open_store(spec, ws) as store:
+        assert store.current() is None
+        store.put(Users(2500, "old"), OLD)  # type: ignore[arg-type]
+        assert store.current() == OLD
+        if isinstance(store, RedisStore):
+            read_redis(store, tmp_path)
+        else:
+            read_lmdb(store, ws)
+
+
+def read_redis(store: RedisStore, folder: Path) -> None:
+    with redis.Redis(unix_socket_path=str(folder / "redis.sock")) as client:
+
+        def version() -> str:
+            return str(json.loads(client.get("clicks_scores:current"))["version"])
+
+        old = version()
+        assert json.loads(client.get(f"clicks_scores:{old}:u77")) == [{"item": "old", "score": 77}]
+
+        class Dying(Users):
+            def mapInArrow(self, send: Callable[[Iterable[Any]], Iterator[Any]], _: str) -> Users:
+                next(send([pa.RecordBatch.from_pylist(self.rows[:100])]))
+                raise Killed
+
+        with pytest.raises(Killed):
+            store.put(Dying(2500, "new"), NEW)  # type: ignore[arg-type]
+        assert (version(), store.current()) == (old, OLD)
+        store.put(Users(1500, "new"), NEW)  # type: ignore[arg-type]
+        new = version()
+        assert store.current() == NEW
+        assert json.loads(client.get(f"clicks_scores:{new}:u77")) == [{"item": "new", "score": 77}]
+        assert client.get(f"clicks_scores:{old}:u77"), "a reader with the older pointer finds nothing"
+        assert client.dbsize() == 2500 + 1500 + 2, "what the killed run wrote is still there"
+        store.put(Users(10, "newer"), Version("2026-01-11", "newer"))  # type: ignore[arg-type]
+        assert client.dbsize() == 1500 + 10 + 2
+
+
+def read_lmdb(store: Any, ws: Workspace) -> None:
+    file = ws.home / "online" / "clicks_scores.lmdb"
+
+    def opened(path: Path) -> Any:
+        return lmdb.open(str(path), subdir=False, readonly=True, lock=False)
+
+    class Dying(Users):
+        def toLocalIterator(self, prefetchPartitions: bool) -> Iterator[dict[str, Any]]:
+            yield from self.rows[:100]
+            raise Killed
+
+    # A process opens a file once: who has the older one open is another.
+    with subprocess.Popen([sys.executable, "-c", READER, str(file)], stdin=-1, stdout=-1, text=True) as before:
+        assert before.stdin is not None
+        assert before.stdout is not None
+        assert before.stdout.readline() == "open\n"
+        with pytest.raises(Killed):
+            store.put(Dying(2500, "new"), NEW)
+        assert store.current() == OLD
+        store.put(Users(12_000, "new"), NEW)
+        assert store.current() == NEW
+        before.stdin.close()
+        assert json.loads(before.stdout.read()) == [[{"item": "old", "score": 77}], 2501]
+    with opened(file) as after, after.begin() as reading:
+        assert json.loads(reading.get(b"u77")) == [{"item": "new", "score": 77}]
+        assert reading.stat()["entries"] == 12_001
+        assert Version.from_json(bytes(reading.get(VERSION_KEY))) == NEW
+    assert [f.name for f in file.parent.iterdir()] == [file.name]
+    users = Users(1, "x")
+    users.rows[0]["user"] = "u" * 512
+    with pytest.raises(UserError, match="has a key of 512 bytes, and LMDB takes 511: use kind redis"):
+        store.put(users, OLD)
+    assert store.current() == NEW
+
+
+def test_a_server_that_does_not_answer(tmp_path: Path) -> None:
+    spec = load_spec("clicks", ["publish.online.kind=redis", f"publish.online.url=unix://{tmp_path}/none"])
+    with pytest.raises(UserError, match=r"publish\.online: unix://.*/none failed: .* Readers see what they saw before"):
+        with open_store(spec, Workspace(tmp_path)) as store:
+            store.current()
+    with pytest.raises(UserError, match="kind redis needs the key 'url'"):
+        load_spec("clicks", ["publish.online.kind=redis"])
+    with pytest.raises(UserError, match="url has a password in it"):
+        load_spec("clicks", ["publish.online.kind=redis", "publish.online.url=redis://:secret@h/0"])

@@ -1,0 +1,227 @@
+"""DuckDB and SQLite as warehouses, real ones, read back by their own libraries; without Spark."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from headrace.config import Spec, load_spec
+from headrace.errors import UserError
+from headrace.publish.files.target import FilesTarget
+from headrace.publish.sql.client import SqlClient
+from headrace.publish.sql.duckdb import DuckDbClient
+from headrace.publish.sql.sqlalchemy import SqlAlchemyClient
+from headrace.publish.sql.target import STAGING_PREFIX
+from headrace.publish.target import Check
+from headrace.publish.warehouses import open_target
+from headrace.workspace import Workspace
+from tests.publish_support import DS, TYPES, Row, good_rows, staged
+
+NEXT = "2026-01-11"
+
+
+class Place:
+    """A kind of warehouse: its spec, and a look at it by another library than ours."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind, self.folder = kind, folder
+        self.file = folder / "scores.db"
+        self.ws = Workspace(folder / "home")
+        path = f"path={self.file}" if kind == "duckdb" else f"url=sqlite:///{self.file}"
+        self.spec: Spec = load_spec(
+            "clicks", [f"publish.warehouse.kind={kind}", f"publish.warehouse.{path}", "publish.table=top_items"]
+        )
+        self.client: type[SqlClient] = DuckDbClient if kind == "duckdb" else SqlAlchemyClient
+
+    @contextmanager
+    def open(self, more: Sequence[tuple[str, str]] = ()) -> Iterator[FilesTarget]:
+        with open_target(self.spec, self.ws) as target:
+            assert isinstance(target, FilesTarget)
+            target.create([*TYPES, *more])
+            yield target
+
+    def publish(self, rows: Sequence[Row], key: str, ds: str = DS, more: Sequence[tuple[str, str]] = ()) -> None:
+        with self.open(more) as target:
+            target.swap(staged(self.folder, rows, key, ds, more), "lake/clicks/scores@3", [Check("rows", 1, "1", True)])
+
+    def read(self, query: str) -> list[Row]:
+        with duckdb.connect(str(self.file)) if self.kind == "duckdb" else sqlite3.connect(self.file, timeout=60) as db:
+            return [tuple(row) for row in db.execute(query).fetchall()]
+
+    def day(self, ds: str = DS, relation: str = "top_items") -> list[Row]:
+        where = f"WHERE CAST(ds AS VARCHAR) = '{ds}'" if relation == "top_items" else ""
+        rows = self.read(f"SELECT * FROM {relation} {where} ORDER BY user_id, rank")
+        return [(str(r[0]), *r[1:]) for r in rows]
+
+
+@pytest.fixture(params=["duckdb", "sqlalchemy"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return Place(request.param, tmp_path)
+
+
+def close(rows: Sequence[Row]) -> list[Row]:
+    return [(*r[:4], pytest.approx(r[4], rel=1e-6), *r[5:]) for r in rows]
+
+
+def test_days_are_replaced_read_dropped_and_the_view_shows_the_newest(place: Place) -> None:
+    place.publish(good_rows(5), "a")
+    assert place.day() == close(good_rows(5))
+    place.publish(good_rows(3, ds=NEXT), "b", NEXT)
+    place.publish(good_rows(4, model="m2"), "c")
+    assert place.day() == close(good_rows(4, model="m2"))
+    assert place.day(NEXT) == close(good_rows(3, ds=NEXT))
+    assert place.day(relation="top_items_current") == close(good_rows(3, ds=NEXT))
+    with place.open() as target:
+        assert target.days() == [DS, NEXT]
+        assert target.missing(DS, "c") is None
+        assert target.missing(DS, "a") == f"{target.label} holds another run's rows for {DS}"
+        found = target.published(DS)
+        assert found is not None
+        assert (found.key, found.rows, found.audit[0]["name"]) == ("c", 12, "rows")
+        assert [r["rank"] for r in target.sample(DS, 4)] == [1, 2, 3, 1]
+        target.drop_days([DS])
+        assert target.days() == [NEXT]
+        assert target.missing(DS, "c") == f"{target.label} has no publication for {DS}"
+        with pytest.raises(UserError, match="has no roles"):
+            target.grant({"select": ["analyst"]})
+    assert place.day() == []
+    assert place.day(relation="top_items_current") == close(good_rows(3, ds=NEXT))
+    tables = (
+        "SELECT name FROM sqlite_master" if place.kind == "sqlalchemy" else "SELECT table_name FROM duckdb_tables()"
+    )
+    assert not [n for (n,) in place.read(tables) if n.startswith(STAGING_PREFIX)]
+
+
+def test_rows_deleted_by_hand_are_missed(place: Place) -> None:
+    place.publish(good_rows(5), "a")
+    place.read("DELETE FROM top_items WHERE user_id = 3 RETURNING rank") if place.kind == "duckdb" else None
+    if place.kind != "duckdb":
+        with sqlite3.connect(place.file) as db:
+            db.execute("DELETE FROM top_items WHERE user_id = 3")
+    with place.open() as target:
+        assert target.missing(DS, "a") == f"{target.label} has 12 rows for {DS}, and 15 were published"
+
+
+def test_columns_are_added(place: Place) -> None:
+    place.publish(good_rows(2), "a")
+    place.publish([(*r, "popular") for r in good_rows(3, ds=NEXT)], "b", NEXT, [("source", "string")])
+    assert {r[6:] for r in place.day()} == {(None,)}
+    assert {r[6:] for r in place.day(relation="top_items_current")} == {("popular",)}
+    place.publish(good_rows(3, ds=NEXT), "c", NEXT)
+    assert {r[6:] for r in place.day(relation="top_items_current")} == {(None,)}
+    with pytest.raises(UserError, match=r"'item_id' has type array<int>"):
+        with open_target(place.spec, place.ws) as target:
+            target.create([*TYPES[:2], ("item_id", "array<int>"), *TYPES[3:]])
+
+
+class Lost(BaseException):
+    """Stands for a killed process: no handler may mend it."""
+
+
+def cut(run: Callable[..., Any], at: int, after: bool) -> Callable[..., Any]:
+    count = itertools.count(1)
+
+    def runs(client: Any, statement: str, params: Sequence[Any] = ()) -> Any:
+        n = next(count)
+        if n > at or (n == at and not after):
+            raise Lost
+        found = run(client, statement, params)
+        if n == at:
+            raise Lost
+        return found
+
+    return runs
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_killed_at_any_statement(place: Place, monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
+    """From statement `at` on none is executed any more, no roll-back either: the connection ends as a process does."""
+    place.publish(good_rows(6, model="old"), "old")
+    outcomes = []
+    # A DuckDB file takes a tenth of a second to open: a third of its statements.
+    for at in itertools.count(1 + after, 3 if place.kind == "duckdb" else 1):
+        run = place.client.run
+        monkeypatch.setattr(place.client, "run", cut(run, at, after))
+        try:
+            place.publish(good_rows(4, model="new"), "new")
+            finished = True
+        except Lost:
+            finished = False
+        finally:
+            monkeypatch.setattr(place.client, "run", run)
+        with place.open() as target:
+            found = target.published(DS)
+        assert found is not None
+        rows = place.day(relation="top_items_current")
+        assert (found.key, len(rows), {r[5] for r in rows}) in (("old", 18, {"old"}), ("new", 12, {"new"}))
+        outcomes.append(found.key)
+        if finished:
+            break
+        if found.key == "new":
+            place.publish(good_rows(6, model="old"), "old")
+    assert len(outcomes) > 5
+    assert set(outcomes) == {"old", "new"}
+
+
+def test_readers_see_whole_days_and_publishers_wait_for_each_other(place: Place) -> None:
+    if place.kind == "duckdb":
+        pytest.skip("one process at a time has the file open")
+    place.publish(good_rows(5, model="5"), "5")
+    stop, faults, reads, failed = threading.Event(), [], [0], []
+
+    def read() -> None:
+        while not stop.is_set():
+            ((rows, low, high),) = place.read(
+                "SELECT count(*), min(model_version), max(model_version) FROM top_items_current"
+            )
+            reads[0] += 1
+            if not (low == high and rows == 3 * int(low)):
+                faults.append((rows, low, high))
+
+    def write(first: int) -> None:
+        for users in range(first, first + 5):
+            try:
+                place.publish(good_rows(users, model=str(users)), f"k{users}")
+            except UserError as e:  # the other publisher dropped our staging table, or began first
+                failed.append(str(e))
+
+    threads = [threading.Thread(target=read), *(threading.Thread(target=write, args=(n,)) for n in (10, 40))]
+    for thread in threads:
+        thread.start()
+    for thread in threads[1:]:
+        thread.join()
+    stop.set()
+    threads[0].join()
+    assert faults == []
+    assert reads[0] > 10
+    assert len(failed) < 10, failed
+
+
+def test_a_table_of_other_columns_is_refused(place: Place) -> None:
+    if place.kind == "duckdb":
+        with duckdb.connect(str(place.file)) as db:
+            db.execute("CREATE TABLE top_items (ds DATE, other INT)")
+    else:
+        with sqlite3.connect(place.file) as db:
+            db.execute("CREATE TABLE top_items (ds DATE, other INT)")
+    with pytest.raises(UserError, match="it has no column user_id, item_id, rank, score, model_version"):
+        with place.open():
+            pass
+
+
+def test_rows_that_do_not_arrive_stop_the_publication(place: Place) -> None:
+    place.publish(good_rows(5), "a")
+    short = staged(place.folder, good_rows(3), "b")
+    short.rows += 1
+    with pytest.raises(UserError, match="10 rows were sent and 9 arrived"):
+        with place.open() as target:
+            target.swap(short, "s", [])
+    assert place.day() == close(good_rows(5))
