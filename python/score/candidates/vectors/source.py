@@ -161,7 +161,9 @@ class VectorItems:
     def _vectors(self, side: Side) -> ModelVectors:
         ctx, score = self._context.ctx, self._score
         chosen = scoring_model(ctx)
-        model = ctx.upstream["train"].output("model") if chosen.stage == "baseline" else chosen.output
+        # Trees have no vectors: the day's network behind or beside them has.
+        trees = chosen.stage in ("baseline", "second_stage")
+        model = ctx.upstream["train"].output("model") if trees else chosen.output
         return ModelVectors(
             model=ctx.ws.locate(model.name),
             threads=self._threads,
