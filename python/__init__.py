@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 
 _LIBRARY = {
     "FittedWorkflow": "headrace.library.workflow",
+    "Predictor": "headrace.library.predictor",
     "UserError": "headrace.errors",
     "Workflow": "headrace.library.workflow",
     "load_dataset": "headrace.library.dataset",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -59,17 +60,26 @@ Overlays = Annotated[
         metavar="FILE",
     ),
 ]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="Which model scores: a version of the registry, @champion or another alias, neural, baseline, best.",
+        metavar="MODEL",
+    ),
+]
 Json = Annotated[
     bool, typer.Option("--json", help="One JSON document in place of text, for programs (docs/commands.md).")
 ]
 VAR = Path("var")
 
 
-def overrides(overlays: list[Path] | None, sets: list[str] | None) -> list[str]:
-    """Overrides for `load_spec`: the keys of the overlays, then those of `--set`."""
+def overrides(overlays: list[Path] | None, sets: list[str] | None, model: str | None = None) -> list[str]:
+    """Overrides for `load_spec`: the keys of the overlays, then those of `--set`, then `--model`."""
     from headrace.config import load_overlay
 
-    return [*(o for path in overlays or [] for o in load_overlay(path)), *(sets or [])]
+    chosen = [] if model is None else [f"score.model={json.dumps(model)}"]
+    return [*(o for path in overlays or [] for o in load_overlay(path)), *(sets or []), *chosen]
 
 
 def examples(*lines: str) -> str:

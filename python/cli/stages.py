@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.groups import StageGroup
-from headrace.cli.options import VAR, Ds, Home, Overlays, Pipeline, Sets, complete_stage, examples, overrides
+from headrace.cli.options import VAR, Ds, Home, Model, Overlays, Pipeline, Sets, complete_stage, examples, overrides
 from headrace.cli.root import app
 from headrace.stages import ORDER, STAGES
 from headrace.workspace import Workspace
@@ -43,6 +43,7 @@ def run(
     dry: Annotated[
         bool, typer.Option("--dry-run", help="Say what would run and why, what it reads and writes; start nothing.")
     ] = False,
+    model: Model = None,
     overlays: Overlays = None,
     sets: Sets = None,
     home: Home = VAR,
@@ -59,12 +60,11 @@ def run(
     from headrace.commands.dry_run import dry_run
     from headrace.commands.run import run as command
 
+    settings = overrides(overlays, sets, model)
     if dry:
-        dry_run(pipeline, Workspace(home), ds, overrides(overlays, sets), first, last, isolated, until)
+        dry_run(pipeline, Workspace(home), ds, settings, first, last, isolated, until)
         return
-    raise typer.Exit(
-        command(pipeline, Workspace(home), ds, overrides(overlays, sets), first, last, isolated, until=until)
-    )
+    raise typer.Exit(command(pipeline, Workspace(home), ds, settings, first, last, isolated, until=until))
 
 
 def _stage_command(stage: str) -> Callable[..., None]:
@@ -79,8 +79,8 @@ def _stage_command(stage: str) -> Callable[..., None]:
 
 
 for _name, _help in ((entry.name, entry.help) for entry in STAGES.values()):
-    if _name in ("features", "compare"):
-        continue  # below, and in cli/compare.py
+    if _name in ("features", "compare", "score"):
+        continue  # below, in cli/compare.py, and in cli/score.py
     app.command(
         _name,
         short_help=_help,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     ConfigDict,
@@ -45,6 +45,10 @@ class Entity(Section):
         return dumped
 
 
+#: A version of the registered model, or `@` and an alias.
+RegisteredModel = Annotated[str, Field(pattern=r"^(@[A-Za-z][\w-]*|[1-9][0-9]*)$")]
+
+
 class Score(Section):
     """Batch scoring of users x candidate items."""
 
@@ -56,9 +60,10 @@ class Score(Section):
     top_k: int = Field(default=10, ge=1)
     #: The other columns that the features read: constants.
     context: Mapping[str, Any] = Field(default_factory=dict)
-    #: Which registered model: the neural one, the XGBoost one, or the one that is better on the split `valid`; or
-    #: second_stage: XGBoost behind the neural one (the section `second_stage`).
-    model: Literal["neural", "baseline", "best", "second_stage"] = "neural"
+    #: Which model of the day: the neural one, the XGBoost one, or the one that is better on the split `valid`; or
+    #: second_stage: XGBoost behind the neural one (the section `second_stage`). Or one of the registry, whichever day
+    #: it was trained for: its version (`"7"`), or an alias (`"@champion"`).
+    model: Literal["neural", "baseline", "best", "second_stage"] | RegisteredModel = "neural"
     #: best: the metric by which, of those that both are measured by (`train.evaluation.metrics`, HR and NDCG of
     #: `train.rank_group`); errors and losses are better where they are lower.
     metric: str = "auc"
@@ -71,12 +76,22 @@ class Score(Section):
     #: What no candidate may be: seen, bought, blocked, not available.
     filters: tuple[AnyFilter, ...] = ()
 
+    @field_validator("model", mode="before")
+    @classmethod
+    def _version_as_text(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
     @field_validator("metric")
     @classmethod
     def _has_a_better_side(cls, value: str) -> str:
         if value not in HIGHER_IS_BETTER:
             raise ValueError(f"'{value}' tells no better model from a worse; metrics: {', '.join(HIGHER_IS_BETTER)}")
         return value
+
+    @property
+    def of_registry(self) -> bool:
+        """Whether `model` is one of the registry."""
+        return self.model[0] == "@" or self.model.isdecimal()
 
     @model_validator(mode="after")
     def _candidates_fit(self) -> Score:

@@ -261,7 +261,14 @@ class NetworkPredictor:
         lists = [jagged_of(columns, f) for f in categorical if f.is_list]
         return torch.from_numpy(numbers), self._batch(
             torch.from_numpy(codes),
-            [self._jagged(torch.from_numpy(x.values), torch.from_numpy(x.offsets.astype(np.int64))) for x in lists],
+            # Arrow's memory may not be written to, which torch warns of.
+            [
+                self._jagged(
+                    torch.from_numpy(np.require(x.values, requirements="W")),
+                    torch.from_numpy(x.offsets.astype(np.int64)),
+                )
+                for x in lists
+            ],
         )
 
 

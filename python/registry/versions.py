@@ -97,17 +97,30 @@ def champion(ws: Workspace, name: str, alias: str = CHAMPION) -> Version | None:
         return None
     with _Client(ws) as client:
         found = _alias_holder(client, name, alias)
-        if found is None:
-            return None
-        metrics = client.get_run(found.run_id).data.metrics if found.run_id else {}
-        return Version(
-            name=name,
-            version=str(found.version),
-            source=local(found.source),
-            key=found.tags.get(_KEY, ""),
-            ds=found.tags.get(_DS),
-            metrics=metrics,
+        return None if found is None else _version(client, name, found)
+
+
+def numbered(ws: Workspace, name: str, version: str) -> Version | None:
+    """The version of that number; None where the model, the version or the store is not there."""
+    if not store_file(ws).is_file():
+        return None
+    with _Client(ws) as client:
+        found = next(
+            (v for v in client.search_model_versions(f"name = '{_quoted(name)}'") if str(v.version) == version), None
         )
+        return None if found is None else _version(client, name, found)
+
+
+def _version(client: MlflowClient, name: str, found: Any) -> Version:
+    metrics = client.get_run(found.run_id).data.metrics if found.run_id else {}
+    return Version(
+        name=name,
+        version=str(found.version),
+        source=local(found.source),
+        key=found.tags.get(_KEY, ""),
+        ds=found.tags.get(_DS),
+        metrics=metrics,
+    )
 
 
 def preload(ws: Workspace | None = None) -> None:

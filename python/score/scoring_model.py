@@ -9,6 +9,7 @@ from typing import Any
 from headrace.config.evaluation import HIGHER_IS_BETTER
 from headrace.errors import UserError
 from headrace.manifest import Output
+from headrace.registry.versions import champion, numbered
 from headrace.stage import Context
 
 
@@ -25,10 +26,12 @@ def scoring_model(ctx: Context) -> ScoringModel:
     """The model that `score.model` asks for.
 
     Raises:
-        UserError: it asks for a baseline or a second stage that is not there.
+        UserError: it asks for one that is not there.
     """
     spec = ctx.spec
     assert spec.score is not None
+    if spec.score.of_registry:
+        return _registered(ctx, spec.score.model)
     neural = _model_of(ctx, "train")
     if spec.score.model == "second_stage":
         if "second_stage" not in ctx.upstream:
@@ -64,6 +67,30 @@ def scoring_model(ctx: Context) -> ScoringModel:
     return baseline if (other > mine if HIGHER_IS_BETTER[metric] else other < mine) else neural
 
 
+def _registered(ctx: Context, asked: str) -> ScoringModel:
+    """A version of the registered model, trained for whatever day.
+
+    Raises:
+        UserError: there is none, or its folder is gone.
+    """
+    name = ctx.spec.pipeline
+    found = champion(ctx.ws, name, asked[1:]) if asked[0] == "@" else numbered(ctx.ws, name, asked)
+    if found is None:
+        what = f"alias '{asked[1:]}'" if asked[0] == "@" else f"version {asked}"
+        raise UserError(f"the registry {ctx.ws.registry_uri} has no {what} of model '{name}': score.model asks for it")
+    if not found.source.is_dir():
+        raise UserError(f"{found.source}, version {found.version} of model '{name}', is gone: choose another one")
+    output = Output(kind="model", name=ctx.ws.name_of(found.source), version=found.key)
+    facts = {"metrics": found.metrics, "registered": {"name": name, "version": found.version}}
+    return ScoringModel("train", output, facts)
+
+
 def _model_of(ctx: Context, stage: str) -> ScoringModel:
+    if stage not in ctx.upstream:
+        raise UserError(
+            f"stage 'score' of '{ctx.spec.pipeline}' for {ctx.ds} needs stage '{stage}', which has not finished. Run: "
+            f"headrace run {ctx.spec.pipeline} --ds {ctx.ds} --from {stage} --to score, or choose a registered model: "
+            f"--model @champion"
+        )
     manifest = ctx.upstream[stage]
     return ScoringModel(stage, manifest.output("model"), manifest.facts)

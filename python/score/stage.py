@@ -56,7 +56,7 @@ class ScoreCandidates(Stage):
 
     name = "score"
     version = 1
-    needs: tuple[str, ...] = ("train", "features", "ingest", "baseline?", "second_stage?")
+    needs: tuple[str, ...] = ("train?", "features", "ingest", "baseline?", "second_stage?")
 
     def spec_part(self, spec: Spec) -> Mapping[str, Any]:
         """The section; columns, window and label are part of the upstream stages' keys."""

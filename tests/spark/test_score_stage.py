@@ -16,6 +16,7 @@ import torch
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+import headrace as hr
 from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer, Model, Spec, Task, VectorSource, build_spec
 from headrace.drift.count_day import count_day
@@ -28,6 +29,7 @@ from headrace.manifest import Manifest, Output
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
+from headrace.registry import register
 from headrace.schema import TableColumn
 from headrace.score.candidates.source import FETCH, SourceContext
 from headrace.score.candidates.vectors.source import VectorItems
@@ -35,6 +37,7 @@ from headrace.score.items import ITEM_ROW, ItemTable
 from headrace.score.rank.blocks import ITEMS
 from headrace.score.scoring_model import scoring_model
 from headrace.score.stage import ScoreCandidates
+from headrace.score.table import score_table
 from headrace.score.vectors.stage import ExportVectors
 from headrace.stage import Context, run_stage
 from headrace.storage import local
@@ -402,6 +405,82 @@ def _check_vector_items(
     assert 0.9 <= indexed.facts["recall"] <= 1
     assert indexed.facts["recall_users"] > 30
     assert (ws.spark_local / "score" / "shop" / "vectors" / "vectors-indexed.faiss").size() == indexed.facts["bytes"]
+
+
+def test_registered_models_score_other_days_and_tables(
+    spark: SparkSession, day: Workspace, events: pd.DataFrame, tmp_path: Path
+) -> None:
+    ws = Workspace(tmp_path / "home")
+    shutil.copytree(day.home, ws.home)
+    source = ws.locate(_manifest(ws, "train").output("model").name)
+    first = register(ws, "shop", source, {"auc": 0.5}, "t", ds="2026-01-04")
+    # Today's training is not there, as if it had not run: what was trained before scores.
+    ws.manifest("shop", DS, "train").remove()
+    with pytest.raises(UserError, match=r"needs stage 'train', which has not finished.*--model @champion"):
+        run_stage(ScoreCandidates(), spec(), ws, DS)
+    for asked in ("@champion", first, int(first)):
+        done = run_stage(ScoreCandidates(), spec(model=asked), ws, DS)
+        assert done.manifest.facts["model"]["version"] == "t"
+        assert done.manifest.facts["model"]["registered"] == {"name": "shop", "version": first}
+    found, wanted = scores(spark, ws), expected(spark, day, events, "train")
+    np.testing.assert_allclose(found.score, wanted.score, rtol=1e-5)
+    for asked, said in (("@challenger", "no alias 'challenger'"), ("99", "no version 99")):
+        with pytest.raises(UserError, match=said):
+            run_stage(ScoreCandidates(), spec(model=asked), ws, DS)
+    with pytest.raises(UserError, match=r"score\.model"):
+        spec(model="champion")
+
+    # Pairs of anybody's: columns of users and items are looked up. Whole rows: nothing is.
+    every = expected(spark, day, events, "train", k=10**6, limit=10**6)
+    pairs = every[["user", "item"]].sample(60, random_state=1)
+    pairs = pd.concat([pairs, pd.DataFrame({"user": [5], "item": ["nobody's"]})]).assign(note=range(61))
+    s = spec(model="@champion")
+    there = ("ingest", "features")
+    upstream = {stage: _manifest(ws, stage) for stage in there}
+    ctx = Context(s, ws, DS, upstream)
+    to_spark(spark, pairs, {"user": "bigint", "item": "string", "note": "int"}).write.parquet(str(tmp_path / "pairs"))
+    target = local(tmp_path / "scored")
+    assert score_table(ctx, scoring_model(ctx), spark, local(tmp_path / "pairs"), target) == 61
+    scored = pd.read_parquet(tmp_path / "scored").sort_values("note")
+    assert list(scored.columns) == ["user", "item", "note", "score", "model_version"]
+    assert set(scored.model_version) == {"t"}
+    wanted = pairs.merge(every, on=["user", "item"], how="left").sort_values("note")
+    np.testing.assert_allclose(scored.score[:60], wanted.score[:60], rtol=1e-5)
+    assert 0 < scored.score.iloc[60] < 1
+
+    users, items = sides(events, 10**6)
+    whole = pairs[:60].merge(users, on="user").merge(items, on="item").assign(hour=20).sort_values("note")
+    types = {c: TYPES[c] for c in ("user", "item", "age", "city", "likes", "price", "hour")}
+    frame = to_spark(spark, whole, types).coalesce(1)
+    frame.write.format("delta").save(str(tmp_path / "whole"))
+    alone = Context(s, ws, DS, {})  # no day is needed
+    assert score_table(alone, scoring_model(alone), spark, local(tmp_path / "whole"), local(tmp_path / "rows")) == 60
+    rows = spark.read.format("delta").load(str(tmp_path / "rows")).toPandas()
+    by_pair = dict(zip(zip(every.user, every.item, strict=True), every.score, strict=True))
+    np.testing.assert_allclose(rows.score, [by_pair[p] for p in zip(rows.user, rows.item, strict=True)], rtol=1e-5)
+
+    # The same model in a mapInArrow of one's own, and without Spark.
+    predictor = hr.Predictor(source.local_path(), column="p", maps=tmp_path / "maps")
+    mapped = frame.mapInArrow(predictor.map_in_arrow, predictor.schema_of(frame)).toPandas()
+    np.testing.assert_allclose(sorted(mapped.p), sorted(rows.score), rtol=1e-5)
+    np.testing.assert_allclose(predictor.predict(frame.toArrow()), mapped.p, rtol=1e-5)
+    with pytest.raises(UserError, match="the frame has no column 'price'"):
+        predictor.predict(frame.drop("price").toArrow())
+
+    for change, said in (
+        ({"source": tmp_path / "nothing"}, "there is no table"),
+        ({"target": target}, "is there already"),
+        ({"upstream": {}}, "is not known.*--to features"),
+    ):
+        given = {"source": tmp_path / "pairs", "target": local(tmp_path / "new"), "upstream": upstream} | change
+        ctx = Context(s, ws, DS, given["upstream"])
+        with pytest.raises(UserError, match=said):
+            score_table(ctx, scoring_model(ctx), spark, local(given["source"]), given["target"])
+        assert not (tmp_path / "new").exists()
+    to_spark(spark, pairs, {"note": "int", "user": "bigint"}).write.parquet(str(tmp_path / "keyless"))
+    ctx = Context(s, ws, DS, upstream)
+    with pytest.raises(UserError, match="features of the model read 'item', which"):
+        score_table(ctx, scoring_model(ctx), spark, local(tmp_path / "keyless"), local(tmp_path / "new"))
 
 
 @pytest.mark.parametrize(

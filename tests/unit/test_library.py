@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from decimal import Decimal
@@ -16,6 +17,13 @@ import pytest
 from torch.utils.data import DataLoader
 
 import headrace as hr
+from headrace.comm.base import LocalCollective
+from headrace.config import Model
+from headrace.features.workflow import fitted as pipeline
+from headrace.models.predictor import load_predictor
+from headrace.models.saved import save_model
+from headrace.models.sharded_model import ShardedModel
+from headrace.storage import local
 from tests.plugin_operators import Halve
 
 
@@ -188,3 +196,29 @@ def test_a_dataset_that_is_there_stays(tmp_path: Path) -> None:
         hr.load_dataset(tmp_path)
     with pytest.raises(hr.UserError, match="multiple of streams=3"):
         hr.load_dataset(tmp_path / "data", batch_size=10, streams=3)
+
+
+def test_a_predictor_says_of_frames_what_the_model_says_of_features(tmp_path: Path) -> None:
+    df = frame(600)
+    table = pa.table(
+        {**{c: df[c] for c in ("user", "price", "click")}, "tags": [["a", "b"][: i % 3] for i in df.index]}
+    )
+    chains = (["user"] >> hr.Categorify()) + (["tags"] >> hr.Categorify() >> hr.Pad(length=2))
+    fitted = hr.Workflow(chains + (["price"] >> hr.FillMissing() >> hr.Log()), label="click").fit(table)
+    fitted.save(tmp_path / "workflow")
+    schema = pipeline.FittedWorkflow.load(local(tmp_path / "workflow")).schema
+    model = ShardedModel(schema, Model(embedding_dim=4, bottom_mlp=(8,), top_mlp=(8,)), LocalCollective(), 1)
+    folder, workflow = local(tmp_path / "model"), local(tmp_path / "workflow")
+    save_model(folder, model, workflow=workflow, pipeline="p", ds="2026-01-01", key="k", metrics={})
+
+    made = pa.table(fitted.transform(table))
+    wanted = load_predictor(folder).predict({c: made[c].to_numpy() for c in made.column_names if c != "click"})
+    predictor = pickle.loads(pickle.dumps(hr.Predictor(tmp_path / "model", column="p", maps=tmp_path / "maps")))
+    for given in (table, table.to_pandas()):
+        np.testing.assert_allclose(predictor.predict(given), wanted, rtol=1e-5)
+    found = pa.Table.from_batches(predictor.map_in_arrow(table.to_batches(max_chunksize=70)))
+    assert found.column_names == [*table.column_names, "p"]
+    np.testing.assert_allclose(found["p"], wanted, rtol=1e-5)
+    assert np.std(wanted) > 0
+    with pytest.raises(hr.UserError, match="the frame has no column 'price'"):
+        predictor.predict(table.drop(["price"]))

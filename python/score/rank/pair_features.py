@@ -85,7 +85,11 @@ class PairFeatures:
 
     def pair_columns(self, users: pa.RecordBatch, items: pa.RecordBatch) -> Columns:
         """All features of pairs (row i: users[i], items[i]), transformed as whole rows, as training does it."""
-        return self._columns(_beside(users, items), [f.name for f in self.fitted.features])
+        return self.row_columns(_beside(users, items))
+
+    def row_columns(self, rows: pa.RecordBatch) -> Columns:
+        """All features of rows that have the columns of both sides."""
+        return self._columns(rows, [f.name for f in self.fitted.features])
 
     def side_columns(self, batch: pa.RecordBatch, side: Literal["user", "item"]) -> Columns:
         """What is known of a user, or an item, and the context alone: all features, those of the other side empty.

@@ -1,0 +1,58 @@
+"""`headrace score`: the stage, or a table of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headrace.cli.options import VAR, Ds, Home, Model, Overlays, Pipeline, Sets, examples, overrides
+from headrace.cli.root import app
+from headrace.stages import STAGES
+from headrace.workspace import Workspace
+
+
+@app.command(
+    short_help=STAGES["score"].help,
+    rich_help_panel="Stages, in the day's order",
+    epilog=examples(
+        "headrace score clicks --ds 2026-01-08",
+        "headrace score clicks --ds 2026-01-09 --model @champion",
+        "headrace score clicks --ds 2026-01-08 --input pairs --output scored --model 7",
+    ),
+)
+def score(
+    pipeline: Pipeline,
+    ds: Ds = None,
+    model: Model = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--input",
+            help="Score the rows of this table instead: a Delta table, or a folder or file of Parquet.",
+            metavar="TABLE",
+        ),
+    ] = None,
+    target: Annotated[
+        Path | None,
+        typer.Option("--output", help="Where these rows go, with their scores: a new folder.", metavar="TABLE"),
+    ] = None,
+    overlays: Overlays = None,
+    sets: Sets = None,
+    home: Home = VAR,
+) -> None:
+    """Score users x candidate items and keep the best for each user: the same as `run --from score --to score`.
+
+    With --input and --output it scores any rows: pairs of a user and an item, whose other columns are those of the
+    users and items of the day, or whole rows with the columns of the features.
+    """
+    from headrace.commands.run import run as run_stages
+    from headrace.commands.score import score_rows
+
+    settings = overrides(overlays, sets, model)
+    if source is None and target is None:
+        raise typer.Exit(run_stages(pipeline, Workspace(home), ds, settings, "score", "score"))
+    if source is None or target is None:
+        raise typer.BadParameter("--input and --output go together")
+    score_rows(pipeline, Workspace(home), ds, settings, source, target)

@@ -1,0 +1,45 @@
+"""What a model says of whole rows: pairs of a user and an item with all columns of the features beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from headrace.errors import UserError
+from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.models.predictor import Predictor
+from headrace.score.rank.blocks import BLOCK_PAIRS
+from headrace.score.rank.pair_features import PairFeatures
+
+
+def predict_rows(
+    predictor: Predictor, fitted: FittedWorkflow, batch: pa.RecordBatch, context: Mapping[str, pa.Scalar]
+) -> NDArray[np.float32]:
+    """What the model says of each row, in blocks of bounded size: float32 [rows].
+
+    Args:
+        predictor: the model.
+        fitted: the workflow that it was trained on.
+        batch: the columns that the features read, and perhaps others.
+        context: constants for columns that `batch` lacks.
+
+    Raises:
+        UserError: a column is missing or of another type, or the model gives what is no number.
+    """
+    missing = [c for c in fitted.input_columns if c not in batch.schema.names and c not in context]
+    if missing:
+        raise UserError(
+            f"the features of the model read {', '.join(repr(c) for c in missing)}, which the rows lack "
+            f"(they have: {', '.join(batch.schema.names)})"
+        )
+    features = PairFeatures(tuple(batch.schema.names), (), context, fitted)
+    out = np.empty(batch.num_rows, np.float32)
+    for start in range(0, batch.num_rows, BLOCK_PAIRS):
+        part = batch.slice(start, BLOCK_PAIRS)
+        out[start : start + part.num_rows] = predictor.predict(features.row_columns(part))
+    if not np.isfinite(out).all():
+        raise UserError("the model gives scores that are no numbers; train it again (a lower rate?)")
+    return out

@@ -1,0 +1,140 @@
+"""Scores of a table of anybody's: pairs of a user and an item, or whole rows with the columns of the features."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import FloatType, StructField, StructType
+
+from headrace.errors import UserError
+from headrace.features.functions.spark_expressions import col
+from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.lake.worker_errors import worker_errors
+from headrace.models.predictor import maps_of
+from headrace.score.entities import Active
+from headrace.score.rank.blocks import loaded_model
+from headrace.score.rank.pair_features import context_scalars
+from headrace.score.rank.rows import predict_rows
+from headrace.score.scoring_model import ScoringModel
+from headrace.stage import Context
+from headrace.storage import Location
+
+log = logging.getLogger("headrace.score")
+
+#: Columns that are added to a table.
+ADDED = ("score", "model_version")
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What a Spark task does: rows, with what the model says behind them."""
+
+    model: Location
+    threads: int
+    output: str | None
+    maps: Location
+    names: tuple[str, ...]
+    #: How many of the columns are kept; the others are there for the features alone.
+    kept: int
+    context: Mapping[str, pa.Scalar]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        predictor, fitted = loaded_model(self.model, self.threads, self.output, self.maps)
+        for numbered in batches:
+            batch = pa.RecordBatch.from_arrays(numbered.columns, names=list(self.names))
+            found = pa.array(predict_rows(predictor, fitted, batch, self.context), pa.float32())
+            columns = [*numbered.columns[: self.kept], found]
+            yield pa.RecordBatch.from_arrays(columns, [f"c{i}" for i in range(len(columns))])
+
+
+def score_table(ctx: Context, chosen: ScoringModel, spark: SparkSession, source: Location, target: Location) -> int:
+    """Score every row of a table, and write it with the columns ADDED.
+
+    Columns of the features that the table lacks are those of `score.user` and `score.item` by their keys, as of the end
+    of ctx.ds, or the constants of `score.context`; of users and items without an event they are null. Rows pass through
+    tasks as the input's files are cut, so that none depends on how many rows a user has.
+
+    Args:
+        ctx: the pipeline and the day; `upstream` has the manifests that are there.
+        chosen: the model.
+        spark: the session.
+        source: a Delta table or a folder (or file) of Parquet.
+        target: a folder that is not there yet; of the same format as the input. It appears when it is whole.
+
+    Returns:
+        rows written.
+
+    Raises:
+        UserError: there is no such table, or it has neither the columns nor the keys; the target is there already.
+    """
+    score = ctx.spec.score
+    assert score is not None
+    if target.exists():
+        raise UserError(f"{target} is there already: name another output, or remove it")
+    if not source.exists():
+        raise UserError(f"there is no table {source}")
+    form = "delta" if (source / "_delta_log").is_dir() else "parquet"
+    rows = spark.read.format(form).load(str(source))
+    clash = [c for c in rows.columns if c.lower() in ADDED]
+    if clash:
+        raise UserError(f"{source} has a column '{clash[0]}' of its own: rename it")
+    folder, maps = ctx.ws.locate(chosen.output.name), ctx.ws.mapped(ctx.spec.pipeline)
+    fitted = FittedWorkflow.load(folder / "workflow", maps=maps_of(folder, maps) / "vocabularies")
+    kept, given = len(rows.columns), context_scalars(ctx.spec, score)
+    context = {c: given[c] for c in given if c not in rows.columns}
+    missing = [c for c in fitted.input_columns if c not in rows.columns and c not in context]
+    threads = int(spark.sparkContext.getConf().get("spark.task.cpus") or 1)
+    with _with_columns(ctx, spark, rows, missing, source) as whole, worker_errors(), target.new_folder() as building:
+        task = _Rows(folder, threads, score.output, maps, tuple(whole.columns), kept, context)
+        fields = [StructField(f"c{i}", f.dataType) for i, f in enumerate(rows.schema.fields)]
+        schema = StructType([*fields, StructField(f"c{kept}", FloatType())])
+        # mapInArrow reads a dot in a column's name as a field's: numbers travel.
+        scored = whole.toDF(*[f"c{i}" for i in range(len(whole.columns))]).mapInArrow(task, schema)
+        named = scored.toDF(*rows.columns, ADDED[0]).withColumn(ADDED[1], F.lit(chosen.output.version))
+        named.write.format(form).mode("append").save(str(building))
+    return spark.read.format(form).load(str(target)).count()
+
+
+@contextmanager
+def _with_columns(
+    ctx: Context, spark: SparkSession, rows: DataFrame, missing: list[str], source: Location
+) -> Iterator[DataFrame]:
+    """The rows, with missing columns of users and items behind theirs, to be computed within the block."""
+    if not missing:
+        yield rows
+        return
+    score = ctx.spec.score
+    assert score is not None
+    sides = {"user": score.user, "item": score.item}
+    asked = {side: [c for c in missing if c in entity.columns] for side, entity in sides.items()}
+    nowhere = [c for c in missing if not any(c in found for found in asked.values())]
+    if nowhere:
+        raise UserError(
+            f"the features of the model read {', '.join(repr(c) for c in nowhere)}, which {source} lacks "
+            f"(it has: {', '.join(rows.columns)}) and score.user, score.item and score.context do not give"
+        )
+    for side, columns in asked.items():
+        if columns and sides[side].key not in rows.columns:
+            raise UserError(f"{source} has neither '{columns[0]}' nor the {side}'s key '{sides[side].key}'")
+    lacking = [stage for stage in ("ingest", "features") if stage not in ctx.upstream]
+    if lacking:
+        raise UserError(
+            f"{source} lacks {', '.join(repr(c) for c in missing)}, and what users and items have of them is not known "
+            f"for {ctx.ds}. Run: headrace run {ctx.spec.pipeline} --ds {ctx.ds} --to features"
+        )
+    active = Active.of(ctx, spark)
+    user, item = (e.model_copy(update={"limit": None}) for e in sides.values())
+    with active.entities(user, item) as frames:
+        for (side, columns), frame in zip(asked.items(), frames, strict=True):
+            if columns:
+                key = sides[side].key
+                found = frame.select(col(key).alias("__key"), *[col(c) for c in columns])
+                rows = rows.join(found, col(key) == F.col("__key"), "left").drop("__key")
+        yield rows
+        active.reader.check_unchanged()
