@@ -1,0 +1,235 @@
+"""Ranking of lists of candidates, beside the bare torch model on tensors that lie ready.
+
+100,000 users and as many items of 8 features, a DLRM of 64 columns, 500 candidates a user, the best 10 kept. Rates are
+of one core by its processor time. The floor is the network on the same rows, in blocks of the same size, without
+gathering of features, top-k or Arrow.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+import headrace as hr
+from bench.report import Figure
+from headrace import config
+from headrace.comm.base import LocalCollective
+from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.models.predictor import NetworkPredictor
+from headrace.models.saved import save_model
+from headrace.models.sharded_model import ShardedModel
+from headrace.score.items import ItemTable
+from headrace.score.rank import blocks
+from headrace.score.rank.blocks import BLOCK_PAIRS, ITEMS, TaskInputs, loaded_model, score_batches
+from headrace.score.rank.item_features import ItemFeatures
+from headrace.score.rank.pair_features import PairFeatures
+from headrace.storage import local
+
+USERS, N_ITEMS, LIST, KEPT = 100_000, 100_000, 500, 10
+#: Users of a measurement, and times as many: memory must not grow.
+MEASURED, TIMES = 500, (1, 2, 4)
+ROUNDS = 3
+MODEL = config.Model(embedding_dim=64, bottom_mlp=(128, 64), top_mlp=(256, 128))
+USER = ("user", "country", "age", "spent")
+ITEM = ("item", "category", "price", "sold")
+
+
+def figures() -> list[Figure]:
+    """The floor, ours, what a core does in which part, memory by rows."""
+    with tempfile.TemporaryDirectory() as folder:
+        _alone(prepare, Path(folder))
+        found = _alone(rates, Path(folder))
+        named = f"ranking: {LIST} candidates a user, best {KEPT}, a core; floor: the bare torch model"
+        out = [Figure(named, found["ours"], "rows/s", floor=found["floor"])]
+        for part in ("features of users", "gather", "predict", "best of lists", "rows"):
+            named = f"ranking: of a row's time, {part}"
+            out.append(Figure(named, found[part] * 1e6, "us a row", floor=1e6 / found["ours"]))
+        for times in TIMES:
+            rate, mib = _alone(memory, Path(folder), times)
+            rows = times * MEASURED * LIST
+            out.append(Figure(f"ranking: {rows:,} rows, a core", rate, "rows/s"))
+            out.append(Figure(f"ranking: {rows:,} rows, memory above the start", mib, "MiB"))
+    return out
+
+
+def prepare(folder: Path) -> None:
+    """A model, its workflow and the mapped items."""
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(0)
+    rows = 200_000
+    users, items = _users(), _items()
+    frame = {n: c.take(pa.array(rng.integers(0, USERS, rows))) for n, c in zip(USER, users.columns, strict=True)}
+    frame |= {n: c.take(pa.array(rng.integers(0, N_ITEMS, rows))) for n, c in zip(ITEM, items.columns, strict=True)}
+    codes = ["user", "item", "country", "category"] >> hr.Categorify(min_count=1)
+    numbers = ["age", "spent", "price", "sold"] >> hr.FillMissing() >> hr.Log() >> hr.Normalize()
+    table = pa.table({**frame, "click": pa.array(rng.integers(0, 2, rows), pa.int32())})
+    hr.Workflow(codes + numbers, label="click").fit(table).save(folder / "workflow")
+    fitted = FittedWorkflow.load(local(folder / "workflow"))
+    model = ShardedModel(fitted.schema, MODEL, LocalCollective(), 1)
+    where = {"workflow": local(folder / "workflow"), "pipeline": "bench", "ds": "2026-01-01", "key": "k"}
+    save_model(local(folder / "model"), model, metrics={}, **where)
+    made = ItemTable.of_arrow(pa.Table.from_batches([items]), "item", local(folder / "items"))
+    ItemFeatures.write(made, local(folder / "workflow"), _features(fitted), local(folder / "features"), None)
+
+
+def rates(folder: Path) -> dict[str, float]:
+    """Rows a processor second of ours and of the floor, the best of rounds that take turns; seconds a row by part."""
+    task, batch = _task(folder), _batch(1)
+    predictor, _ = loaded_model(task.model, 1, None, task.maps)
+    assert isinstance(predictor, NetworkPredictor)
+    rows = MEASURED * LIST
+    list(score_batches(task, iter([batch.slice(0, 100)]), lambda n: None))
+    tensors = list(_tensors(task, predictor, batch))
+    best = {"ours": 0.0, "floor": 0.0}
+    for _ in range(ROUNDS):
+        best["ours"] = max(best["ours"], rows / _cpu(lambda: list(score_batches(task, iter([batch]), lambda n: None))))
+        best["floor"] = max(best["floor"], rows / _cpu(lambda: _bare(predictor, tensors)))
+    return best | {name: s / rows for name, s in _parts(task, predictor, batch).items()}
+
+
+def memory(folder: Path, times: int) -> tuple[float, float]:
+    """Rows a processor second, and MiB of this process's own pages above the start, at most, of so many times the
+    users.
+    """
+    task = _task(folder)
+    list(score_batches(task, iter([_batch(1).slice(0, 100)]), lambda n: None))
+    before, most = _resident_mib(), [0.0]
+
+    def score() -> None:
+        for _ in score_batches(task, _batches(times), lambda n: None):
+            most[0] = max(most[0], _resident_mib())
+
+    seconds = _cpu(score)
+    return times * MEASURED * LIST / seconds, most[0] - before
+
+
+def _parts(task: TaskInputs, predictor: NetworkPredictor, batch: pa.RecordBatch) -> dict[str, float]:
+    """Processor seconds of each part, by clocks around its function."""
+    spent: dict[str, float] = {}
+
+    def clocked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any, **named: Any) -> Any:
+            tick = time.process_time()
+            found = function(*given, **named)
+            spent[name] = spent.get(name, 0.0) + time.process_time() - tick
+            return found
+
+        return run
+
+    kept = blocks.gather, blocks.best_of_lists, blocks._rows, PairFeatures.user_columns, NetworkPredictor.predict
+    names = "gather", "best of lists", "rows", "features of users", "predict"
+    wrapped = [clocked(name, function) for name, function in zip(names, kept, strict=True)]
+    _patch(wrapped)
+    try:
+        list(score_batches(task, iter([batch]), lambda n: None))
+    finally:
+        _patch(list(kept))
+    return spent
+
+
+def _patch(functions: list[Callable[..., Any]]) -> None:
+    blocks.gather, blocks.best_of_lists, blocks._rows = functions[:3]
+    PairFeatures.user_columns, NetworkPredictor.predict = functions[3:]  # type: ignore[method-assign]
+
+
+def _tensors(task: TaskInputs, predictor: NetworkPredictor, batch: pa.RecordBatch) -> Iterator[Any]:
+    """What the network is given for the rows, block by block."""
+    _, fitted = loaded_model(task.model, 1, None, task.maps)
+    columns = _features(fitted).user_columns(batch)
+    items = batch.column(ITEMS).flatten().to_numpy()
+    users = np.repeat(np.arange(batch.num_rows, dtype=np.int32), LIST)
+    for start in range(0, len(items), BLOCK_PAIRS):
+        u, i = users[start : start + BLOCK_PAIRS], items[start : start + BLOCK_PAIRS]
+        yield predictor._tensors(blocks.gather(columns, task.item_features.open(), u, i))
+
+
+def _bare(predictor: NetworkPredictor, tensors: list[Any]) -> None:
+    with torch.inference_mode():
+        for continuous, codes in tensors:
+            predictor._model.outputs_of(continuous, codes)["logits"].sigmoid()
+
+
+def _task(folder: Path) -> TaskInputs:
+    torch.set_num_threads(1)
+    pa.set_cpu_count(1)
+    fitted = FittedWorkflow.load(local(folder / "workflow"))
+    items = ItemTable.of_arrow(pa.Table.from_batches([_items()]), "item", local(folder / f"items-{time.time_ns()}"))
+    features = _features(fitted)
+    made = ItemFeatures.write(items, local(folder / "workflow"), features, local(folder / "made"), None)
+    return TaskInputs(
+        model=local(folder / "model"),
+        threads=1,
+        top_k=KEPT,
+        user_key="user",
+        items=items,
+        item_features=made,
+        user_columns=USER,
+        item_names=ITEM,
+        context={},
+        maps=local(folder / "maps"),
+    )
+
+
+def _features(fitted: FittedWorkflow) -> PairFeatures:
+    return PairFeatures(USER, ITEM, {}, fitted)
+
+
+def _users() -> pa.RecordBatch:
+    rng = np.random.default_rng(1)
+    columns = [
+        pa.array([f"u{i:06d}" for i in range(USERS)]),
+        pa.array([f"c{i}" for i in rng.integers(0, 50, USERS)]),
+        pa.array(rng.integers(18, 80, USERS), pa.int32()),
+        pa.array(rng.gamma(2, 9, USERS)),
+    ]
+    return pa.record_batch(columns, names=list(USER))
+
+
+def _items() -> pa.RecordBatch:
+    rng = np.random.default_rng(2)
+    columns = [
+        pa.array([f"i{i:06d}" for i in range(N_ITEMS)]),
+        pa.array([f"k{i}" for i in rng.integers(0, 500, N_ITEMS)]),
+        pa.array(rng.gamma(2, 9, N_ITEMS)),
+        pa.array(rng.integers(0, 1000, N_ITEMS), pa.int64()),
+    ]
+    return pa.record_batch(columns, names=list(ITEM))
+
+
+def _batch(seed: int) -> pa.RecordBatch:
+    """Users with their candidates."""
+    rng = np.random.default_rng(seed)
+    people = _users().slice(int(rng.integers(0, USERS - MEASURED)), MEASURED)
+    lists = rng.integers(0, N_ITEMS // LIST, (MEASURED, LIST)) + np.arange(LIST) * (N_ITEMS // LIST)
+    found = pa.FixedSizeListArray.from_arrays(pa.array(lists.reshape(-1).astype(np.int32)), LIST)
+    return pa.RecordBatch.from_arrays([*people.columns, found.cast(pa.list_(pa.int32()))], [*USER, ITEMS])
+
+
+def _batches(times: int) -> Iterator[pa.RecordBatch]:
+    yield from (_batch(seed) for seed in range(times))
+
+
+def _cpu(work: Callable[[], Any]) -> float:
+    tick = time.process_time()
+    work()
+    return time.process_time() - tick
+
+
+def _resident_mib() -> float:
+    """This process's resident set, of its own pages: mapped files are not counted."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return sum(int(x.split()[1]) for x in lines if x.startswith("RssAnon:")) / 1024
+
+
+def _alone(function: Callable[..., Any], *given: Any) -> Any:
+    with ProcessPoolExecutor(1, get_context("spawn")) as one:
+        return one.submit(function, *given).result()
