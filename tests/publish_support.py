@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import redis
@@ -103,3 +105,18 @@ def redis_server(folder: Path) -> Iterator[Path]:
             yield place
         finally:
             server.terminate()
+
+
+def served(kind: str, folder: Path, user: int) -> list[tuple[int, float]]:
+    """A user's items as a service reads them."""
+    if kind == "duckdb":
+        with (
+            lmdb.open(str(folder / "top.lmdb"), subdir=False, readonly=True, lock=False) as env,
+            env.begin() as reading,
+        ):
+            found = reading.get(str(user).encode())
+    else:
+        with redis.Redis(unix_socket_path=str(folder / "redis.sock")) as client:
+            version = json.loads(client.get("clicks_scores:current"))["version"]
+            found = client.get(f"clicks_scores:{version}:{user}")
+    return [(r["item"], r["score"]) for r in json.loads(found)]

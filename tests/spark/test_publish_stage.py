@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import lmdb
 import numpy as np
 import pandas as pd
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import redis
 from delta.tables import DeltaTable
 from deltalake import DeltaTable as DeltaRs
 from pyspark.sql import SparkSession
@@ -39,7 +37,7 @@ from headrace.publish.warehouses import open_target
 from headrace.stage import Outcome, run_stage
 from headrace.storage import local
 from headrace.workspace import Workspace
-from tests.publish_support import redis_server
+from tests.publish_support import redis_server, served
 
 DS = "2026-01-10"
 NEXT = "2026-01-11"
@@ -433,21 +431,6 @@ class Warehouses:
             found = pd.concat([pq.ParquetFile(file).read().to_pandas() for file in files])
         found = found.assign(ds=found["ds"].astype(str)).astype({"score": np.float32, "rank": np.int32})
         return found[found["ds"] == ds][["ds", "user_id", "item_id", "rank", "score", "model_version"]]
-
-
-def served(kind: str, folder: Path, user: int) -> list[tuple[int, float]]:
-    """A user's items as a service reads them."""
-    if kind == "duckdb":
-        with (
-            lmdb.open(str(folder / "top.lmdb"), subdir=False, readonly=True, lock=False) as env,
-            env.begin() as reading,
-        ):
-            found = reading.get(str(user).encode())
-    else:
-        with redis.Redis(unix_socket_path=str(folder / "redis.sock")) as client:
-            version = json.loads(client.get("clicks_scores:current"))["version"]
-            found = client.get(f"clicks_scores:{version}:{user}")
-    return [(r["item"], r["score"]) for r in json.loads(found)]
 
 
 def test_every_kind_of_warehouse_has_the_same_scores(spark: SparkSession, fresh: Workspace, tmp_path: Path) -> None:
