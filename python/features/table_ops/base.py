@@ -137,6 +137,8 @@ class ExternalTable:
     format: Literal["delta", "parquet", "csv"]
     #: Column -> type, as the operator wants them.
     columns: Mapping[str, ValueType] = field(hash=False)
+    #: The section of the spec that names it, for messages.
+    where: str = "features.prepare"
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ class ExternalReader:
         for table in tables:
             if (table.format, table.path) not in pinned:
                 raise UserError(
-                    f"features.prepare: the manifest of the features names no version of the {table.format} table "
+                    f"{table.where}: the manifest of the features names no version of the {table.format} table "
                     f"{table.path}; run the features stage again"
                 )
         return ExternalReader(ws, {t: pinned[t.format, t.path] for t in tables})
@@ -146,9 +146,10 @@ class ExternalReader:
         _see(self.path(table), table)
         pinned = self._pinned.get(table)
         if table.format != "delta" and pinned is not None and _version(self.path(table), table) != pinned:
+            stage = table.where.partition(".")[0]
             raise UserError(
-                f"features.prepare: the files of {self.path(table)} have changed since the features stage looked at "
-                f"them, and {table.format} keeps no older versions; run the features stage again"
+                f"{table.where}: the files of {self.path(table)} have changed since the {stage} stage looked at "
+                f"them, and {table.format} keeps no older versions; run the {stage} stage again"
             )
 
     def spark(self, spark: SparkSession, table: ExternalTable) -> DataFrame:
@@ -159,22 +160,29 @@ class ExternalReader:
         """
         from headrace.features.functions.spark_expressions import col
 
+        frame = self.load(spark, table)
+        there = dict(frame.dtypes)
+        for name, type_ in table.columns.items():
+            _check_type(table, name, type_, there.get(name), list(there))
+        return frame.select(*[col(n).cast(str(t)).alias(n) for n, t in table.columns.items()])
+
+    def load(self, spark: SparkSession, table: ExternalTable) -> DataFrame:
+        """All columns in the types that the table has them in; of CSV as texts.
+
+        Raises:
+            UserError: the table is not there, or files are not as pinned.
+        """
         path = self.path(table)
         self._check(table)
         reader = spark.read.format(table.format)
         if table.format == "delta":
             if table in self._pinned:
                 reader = reader.option("versionAsOf", int(self._pinned[table]))
-            frame = reader.load(str(path))
-        elif table.format == "csv":
-            # A schema would go by position; texts are cast by name below.
-            frame = reader.option("header", True).option("mode", "FAILFAST").load(str(path))
-        else:
-            frame = reader.load(str(path))
-        there = dict(frame.dtypes)
-        for name, type_ in table.columns.items():
-            _check_type(table, name, type_, there.get(name), list(there))
-        return frame.select(*[col(n).cast(str(t)).alias(n) for n, t in table.columns.items()])
+            return reader.load(str(path))
+        if table.format == "csv":
+            # A schema would go by position; texts are cast by name.
+            return reader.option("header", True).option("mode", "FAILFAST").load(str(path))
+        return reader.load(str(path))
 
 
 def pin(ws: Workspace, tables: Sequence[ExternalTable]) -> tuple[Input, ...]:
@@ -202,11 +210,11 @@ def _version(path: Location, table: ExternalTable) -> str:
 def _see(path: Location, table: ExternalTable) -> None:
     there = (path / "_delta_log").is_dir() if table.format == "delta" else path.exists()
     if not there:
-        raise UserError(f"features.prepare: there is no {table.format} table {path}")
+        raise UserError(f"{table.where}: there is no {table.format} table {path}")
 
 
 def _check_type(table: ExternalTable, name: str, wanted: ValueType, there: str | None, names: Sequence[str]) -> None:
-    where = f"features.prepare: table {table.path}"
+    where = f"{table.where}: table {table.path}"
     if there is None:
         raise UserError(f"{where} has no column '{name}' (there are: {', '.join(names)})")
     if table.format == "csv":

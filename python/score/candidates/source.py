@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
+from headrace.config import Score
+from headrace.features.table_ops.external import ExternalReader
 from headrace.score.entities import Active
 from headrace.stage import Context
+from headrace.storage import Location
 
-#: The position of an item in ascending order of the items' keys: int.
-ITEM_ROW = "item_row"
 #: Of the frame of users that a source is given: how many items are wanted for the user, int, 0 for none.
 FETCH = "__fetch"
-#: array<int>: a user's items by their rows. What a source adds, and what the union has.
-ITEMS = "__items"
-#: array<int>, beside ITEMS in the union: bit i says that source i of the spec gave the item.
-SOURCES = "__sources"
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,46 @@ class SourceContext:
     #: `score.item.key`, the item's columns, `events` (bigint, in the training window; 0 or null where there are none),
     #: `first_event` and `last_event` (timestamp).
     items: DataFrame
+    #: Reads tables given by their paths, at the versions that the run has pinned.
+    reader: ExternalReader
+    #: Frames that were computed once, by name.
+    kept: dict[Hashable, DataFrame] = field(default_factory=dict)
+
+    def keep(self, name: Hashable, make: Callable[[], DataFrame]) -> DataFrame:
+        """A frame that is used several times: computed once, now, and read from Parquet files until the run ends.
+
+        Not cached by Spark: what is made of it would have all of its plan, and plans of rounds upon rounds grow until
+        the driver has no memory to print them.
+        """
+        if name not in self.kept:
+            frame = make()
+            # Any name is a column's here; in Parquet not.
+            numbered = frame.toDF(*[f"c{i}" for i in range(len(frame.columns))])
+            path = str(self.folder / f"{len(self.kept)}.parquet")
+            numbered.write.mode("overwrite").parquet(path)
+            self.kept[name] = self.spark.read.schema(numbered.schema).parquet(path).toDF(*frame.columns)
+        return self.kept[name]
+
+    def release(self) -> None:
+        """Remove what was kept."""
+        self.kept.clear()
+        self.folder.remove_quietly()
+
+    @property
+    def folder(self) -> Location:
+        """Where frames are kept: in scratch, seen by all executors."""
+        return self.ctx.ws.spark_local / "score" / self.ctx.spec.pipeline / self.ctx.key / "candidates"
+
+    @property
+    def user_key(self) -> str:
+        """The column of `users` that says which one."""
+        return self.score.user.key
+
+    @property
+    def score(self) -> Score:
+        """The section."""
+        assert self.ctx.spec.score is not None
+        return self.ctx.spec.score
 
 
 class ItemRanking(Protocol):
@@ -50,7 +88,7 @@ class ItemRanking(Protocol):
             most: no FETCH is greater.
 
         Returns:
-            The rows of `users`, all columns kept, with ITEMS: array<int>, not null, distinct, best first. FETCH of
+            The rows of `users`, all columns kept, with `__items`: array<int>, not null, distinct, best first. FETCH of
             them; fewer where the order has no more items; asked again for more, it begins with the same ones.
         """
         ...

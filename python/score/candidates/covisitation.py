@@ -1,0 +1,187 @@
+"""What the users of a user's newest items had, too: similarities of items, and their sums for each user.
+
+Similarities (`Covisitation`: their definition and where it is from) are made of pairs of items within each user's
+newest items: a heavy user adds history * (history - 1) / 2 pairs, whatever they did. A popular item's users are thinned
+to about `users_per_item` by a hash of the user. The hash is the same for all items, so that of two popular items the
+same users stay: a pair's count is divided by the share that stays of the more popular one, and is right on average.
+Similarities are kept as whole numbers, whose sums do not depend on the order in which Spark adds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from headrace.config import Covisitation
+from headrace.features.functions.spark_expressions import col
+from headrace.score.candidates.lists import with_own_lists
+from headrace.score.candidates.pair_events import AT, USER, pairs_of
+from headrace.score.candidates.source import FETCH, SourceContext
+from headrace.score.items import ITEM_ROW
+from headrace.score.rank.blocks import ITEMS
+
+#: Users are thinned by steps of this share.
+_STEPS = 1 << 20
+#: A similarity of 1.
+_ONE = 1 << 40
+_NEIGHBORS, _SCORES, _WANTED = "__neighbors", "__similarities", "__wanted"
+#: Neighbours that are summed at a time, in a task.
+_BLOCK = 1 << 20
+
+
+class CovisitedItems:
+    """Item-to-item collaborative filtering: see the module."""
+
+    def __init__(self, context: SourceContext, source: Covisitation, where: str) -> None:
+        self._context, self._source, self._where = context, source, where
+
+    def first(self, users: DataFrame, most: int) -> DataFrame:
+        """See ItemRanking."""
+        key = self._context.user_key
+        asked = users.where(F.col(FETCH) > 0).select(col(key).alias("__asks"), F.col(FETCH).alias(_WANTED))
+        met = asked.join(self._history, F.col("__asks") == F.col(USER)).select(USER, _WANTED, ITEM_ROW)
+        met = met.join(self._similar, ITEM_ROW)
+        # Lists travel to the users and are added up there: not a row for each neighbour of each item of each user.
+        lists = met.groupBy(USER).agg(
+            F.first(_WANTED).alias(_WANTED), F.collect_list(F.struct(_NEIGHBORS, _SCORES)).alias("e")
+        )
+        lists = lists.select(
+            USER, _WANTED, *[F.flatten(F.col(f"e.{name}")).alias(name) for name in (_NEIGHBORS, _SCORES)]
+        )
+        type_ = dict(self._history.dtypes)[USER]
+        summed = lists.mapInArrow(_sum_batches, f"{USER} {type_}, __list array<int>")
+        listed = with_own_lists(users, key, summed, USER)
+        return listed.withColumn(ITEMS, F.coalesce("__list", F.array().cast("array<int>"))).drop("__list")
+
+    @cached_property
+    def _history(self) -> DataFrame:
+        """(USER, ITEM_ROW): each user's newest items."""
+        newest = Window.partitionBy(USER).orderBy(F.desc(AT), F.asc(ITEM_ROW))
+        pairs = pairs_of(self._context, self._source, self._where)
+        placed = pairs.withColumn("__place", F.row_number().over(newest))
+        history = placed.where(F.col("__place") <= self._source.history).select(USER, ITEM_ROW)
+        return self._context.keep((self._where, "history"), lambda: history)
+
+    @cached_property
+    def _similar(self) -> DataFrame:
+        """(ITEM_ROW, neighbours array<int>, similarities array<bigint>): each item's most similar ones."""
+        n, other, common = F.col("__n"), "__other", F.col("__common")
+        counts = self._history.groupBy(ITEM_ROW).agg(F.count(F.lit(1)).alias("__n"))
+        share = F.greatest(F.lit(1), F.least(F.lit(_STEPS), F.floor(self._source.users_per_item * F.lit(_STEPS) / n)))
+        counts = counts.withColumn("__share", share.cast("int"))
+        kept = self._history.join(counts, ITEM_ROW).where(
+            F.pmod(F.xxhash64(F.lit("users of an item"), F.col(USER)), F.lit(_STEPS)) < F.col("__share")
+        )
+        entry = F.struct(F.col(ITEM_ROW).alias("item"), n.alias("n"), F.col("__share").alias("share"))
+        baskets = kept.groupBy(USER).agg(F.sort_array(F.collect_list(entry)).alias("b"))
+        pairs = baskets.select(F.explode(_pairs_within(F.col("b"))).alias("p")).select("p.*")
+        together = pairs.groupBy("a", "b").agg(F.count(F.lit(1)).alias("__seen_together"))
+        together = together.select(
+            F.col("a.item").alias(ITEM_ROW),
+            F.col("b.item").alias(other),
+            F.col("a.n").alias("__n"),
+            F.col("b.n").alias("__m"),
+            (F.col("__seen_together") * _STEPS / F.least("a.share", "b.share")).alias("__common"),
+        )
+        similarity = F.least(F.lit(1.0), self._similarity(common, n, F.col("__m")))
+        if self._source.shrinkage:
+            similarity = similarity * common / (common + F.lit(self._source.shrinkage))
+        whole = together.select(ITEM_ROW, other, F.floor(similarity * F.lit(float(_ONE))).alias("__similarity"))
+        both = whole.unionByName(
+            whole.select(F.col(other).alias(ITEM_ROW), F.col(ITEM_ROW).alias(other), "__similarity")
+        )
+        order = Window.partitionBy(ITEM_ROW).orderBy(F.desc("__similarity"), F.asc(other))
+        best = both.withColumn("__place", F.row_number().over(order)).where(F.col("__place") <= self._source.neighbors)
+        entries = F.sort_array(F.collect_list(F.struct("__place", other, "__similarity")))
+        similar = best.groupBy(ITEM_ROW).agg(entries.alias("e"))
+        similar = similar.select(
+            ITEM_ROW, F.col(f"e.{other}").alias(_NEIGHBORS), F.col("e.__similarity").alias(_SCORES)
+        )
+        return self._context.keep((self._where, "similar"), lambda: similar)
+
+    def _similarity(self, common: Column, n: Column, m: Column) -> Column:
+        if self._source.similarity == "cosine":
+            return common / F.sqrt(n.cast("double") * m)
+        # Of thinned counts the users of either may come out below those of both.
+        return common / F.greatest(common, n + m - common)
+
+
+def _pairs_within(basket: Column) -> Column:
+    """All pairs of entries of a sorted list, the first of each before the second: array<struct<a, b>>."""
+    return F.flatten(
+        F.transform(
+            basket,
+            lambda a: F.transform(
+                F.filter(basket, lambda b: b["item"] > a["item"]), lambda b: F.struct(a.alias("a"), b.alias("b"))
+            ),
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Neighbors:
+    """For each of n users a list of items and similarities; items may come several times."""
+
+    #: int64 [n + 1]
+    offsets: NDArray[np.int64]
+    #: int32 [N]
+    items: NDArray[np.int32]
+    #: int64 [N], positive
+    similarities: NDArray[np.int64]
+
+
+def best_neighbors(lists: Neighbors, wanted: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """The items with the greatest sums of similarities, for each user.
+
+    Args:
+        lists: of n users.
+        wanted: int [n], at most so many.
+
+    Returns:
+        (offsets int64 [n + 1], items int32): greatest sum first, of equal ones the lower item first.
+    """
+    n = len(lists.offsets) - 1
+    users = np.repeat(np.arange(n), np.diff(lists.offsets))
+    order = np.lexsort((lists.items, users))
+    users, items = users[order], lists.items[order]
+    begins = np.flatnonzero(np.r_[True, (users[1:] != users[:-1]) | (items[1:] != items[:-1])][: len(users)])
+    sums = np.add.reduceat(lists.similarities[order], begins) if len(begins) else np.empty(0, np.int64)
+    users, items = users[begins], items[begins]
+    best = np.lexsort((items, -sums, users))
+    users, items = users[best], items[best]
+    starts = np.searchsorted(users, np.arange(n))
+    kept = np.arange(len(users)) - starts[users] < np.asarray(wanted)[users]
+    return np.r_[0, np.cumsum(np.bincount(users[kept], minlength=n))].astype(np.int64), items[kept]
+
+
+def _sum_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """(user, wanted, items list<int32>, similarities list<int64>) -> (user, items list<int32>)."""
+    for batch in batches:
+        user, wanted, items, similarities = batch.columns
+        ends = np.asarray(items.offsets).astype(np.int64)
+        start = 0
+        while start < batch.num_rows:
+            # At least one user, and no more than the block holds.
+            stop = max(start + 1, int(np.searchsorted(ends, ends[start] + _BLOCK, "right")) - 1)
+            some = items.slice(start, stop - start)
+            offsets = ends[start : stop + 1] - ends[start]
+            lists = Neighbors(
+                offsets, np.asarray(some.flatten()), np.asarray(similarities.slice(start, stop - start).flatten())
+            )
+            found, best = best_neighbors(lists, np.asarray(wanted.slice(start, stop - start)))
+            yield pa.RecordBatch.from_arrays(
+                [
+                    user.slice(start, stop - start),
+                    pa.ListArray.from_arrays(pa.array(found.astype(np.int32)), pa.array(best, pa.int32())),
+                ],
+                [USER, "__list"],
+            )
+            start = stop
