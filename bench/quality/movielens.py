@@ -1,4 +1,4 @@
-"""MovieLens-1M, one item a user left out and ranked among 99: NeuMF and its parts."""
+"""MovieLens-1M, one item a user left out and ranked among 99: NeuMF, and its GMF alone."""
 
 from __future__ import annotations
 
@@ -21,8 +21,13 @@ PART = Part(
 The split of He et al. (Neural Collaborative Filtering, 2017): each user's last item among the authors' 99 items that
 the user has not rated; HR@10 and NDCG@10 over 6,040 users; of equal scores the left-out item stands last. One training
 item of each user is held out for the log loss of the split `valid`; no model looks at the left-out items before it is
-finished, and all take the epochs that their spec says. Negatives are drawn anew each epoch, 4 a positive, from all
-items (the user's own included).
+finished, and all take the epochs that their spec says. Negatives are drawn anew each epoch, 4 a positive, from the
+items that the user has in no training row.
+
+Weight decay, dropout, rates and epochs were chosen by HR@10, NDCG@10 and AUC of one training item of each user among
+99 items that the user lacks, in some thirty runs of a small program of its own (the same equations). Of three of these
+runs the figures of the left-out items were looked at besides (HR@10 .633, .690 and .703), as were those of two earlier
+settings of NeuMF (.668 and .690); none was chosen by them.
 """,
     cases=(
         pipeline_case(
@@ -32,8 +37,13 @@ items (the user's own included).
             goals={"hr_at_k": Goal(floor=0.701, aim=0.730), "ndcg_at_k": Goal(floor=0.425, aim=0.447)},
             metrics=_METRICS,
         ),
-        pipeline_case("GMF", "movielens", overlays=_NEUMF, overrides=("model.args.part=gmf",), metrics=_METRICS),
-        pipeline_case("MLP", "movielens", overlays=_NEUMF, overrides=("model.args.part=mlp",), metrics=_METRICS),
+        pipeline_case(
+            "GMF",
+            "movielens",
+            overlays=_NEUMF,
+            overrides=("model.args={part: gmf, embedding_dropout: 0.2}", "train.epochs=20"),
+            metrics=_METRICS,
+        ),
     ),
     published=(
         _published("popularity", 0.4531, 0.2542),
