@@ -21,7 +21,10 @@ PART = Part(
 The split of He et al. (LightGCN, 2020): 29,858 users, 40,981 items; every item is ranked for every user, without those
 of the user's training rows; Recall@20 and NDCG@20, means over the users with test rows; of equal scores a test item
 stands last. The split has no validation part: one training row of every tenth user (2,891 rows) is held out to choose
-settings by, and left out of the ranking like the others.
+settings by, and left out of the ranking like the others. They are an uncertain guide: the test rows are no random rows
+of the same users. Of 1,500 users, neighbours of items by cosine find .178 of the held-out training rows among their
+first 20 and .122 of the test rows; LightGCN with settings chosen by such rows reaches .201 on them and .154 (NDCG@20
+.116) on the test rows.
 """,
     cases=(
         pipeline_case(
