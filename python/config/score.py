@@ -17,6 +17,7 @@ from pydantic import (
 from headrace.config.candidates import Candidates
 from headrace.config.evaluation import HIGHER_IS_BETTER
 from headrace.config.filters import AnyFilter
+from headrace.config.rerank import Rerank
 from headrace.config.section import Section
 from headrace.errors import nearest
 
@@ -75,6 +76,11 @@ class Score(Section):
     candidates: Candidates | None = None
     #: What no candidate may be: seen, bought, blocked, not available.
     filters: tuple[AnyFilter, ...] = ()
+    #: The best items of each user by the model (of two stages, the first) that go on to the second stage, or to
+    #: `rerank`; null: ten times `top_k`. Without either, `top_k` are kept.
+    rank_depth: int | None = Field(default=None, ge=1)
+    #: Lists by more than scores: diversity, fresh and new items, caps, exploration; null: the best by score.
+    rerank: Rerank | None = None
 
     @field_validator("model", mode="before")
     @classmethod
@@ -125,4 +131,38 @@ class Score(Section):
             dumped.pop("candidates", None)
         if not self.filters:
             dumped.pop("filters", None)
+        for name in ("rank_depth", "rerank"):
+            if getattr(self, name) is None:
+                dumped.pop(name, None)
         return dumped
+
+    @property
+    def ranked(self) -> int:
+        """How many items of each user are kept by the (first) model."""
+        if self.rerank is None and self.model != "second_stage":
+            return self.top_k
+        return self.rank_depth or 10 * self.top_k
+
+    @model_validator(mode="after")
+    def _lists_fit(self) -> Score:
+        if self.rank_depth is not None and self.rank_depth < self.top_k:
+            raise ValueError(f"rank_depth is {self.rank_depth}, and top_k {self.top_k}: no list could be filled")
+        if self.rerank is None:
+            return self
+        known = (self.item.key, *self.item.columns)
+        for column in self.rerank.columns():
+            if column not in known:
+                raise ValueError(f"rerank: '{column}' is not in score.item.columns{nearest(column, known)}")
+        made = {*(["events"] if self.rerank.new_items else []), "propensity", "reason"}
+        if self.rerank.freshness is not None and self.rerank.freshness.column is None:
+            made.add("first_event")
+        for column in (self.user.key, *known):
+            if column.lower() in made:
+                raise ValueError(f"'{column}' is the name of a column that rerank makes; rename the column")
+        for name in ("freshness", "new_items"):
+            share = getattr(getattr(self.rerank, name), "share", None)
+            if share is not None and share * self.top_k < 1:
+                raise ValueError(
+                    f"rerank.{name}.share: {share:g} of {self.top_k} items is less than one, so no item has a place"
+                )
+        return self

@@ -95,6 +95,12 @@ def load_predictor(
     return NetworkPredictor(folder, schema, threads, output, maps)
 
 
+def stages_of(predictor: Predictor) -> tuple[Predictor, ...]:
+    """The model, or where it is a second stage, the first one and it: one after the other they rank fewer items."""
+    first: Predictor | None = getattr(predictor, "first", None)
+    return (predictor,) if first is None else (first, predictor)
+
+
 def maps_of(folder: Location, maps: Location) -> Location:
     """Where this host keeps what its processes map of a saved model: a folder below `maps`, named after the model.
 

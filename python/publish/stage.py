@@ -102,6 +102,7 @@ def _publish(ctx: Context, target: Target, spark: SparkSession) -> Result:
             min_rows=publish.min_rows,
             top_k=score.top_k,
             max_row_change=publish.max_row_change,
+            by_score=score.rerank is None,
         )
         with target.stage(df, ctx.ds, ctx.key) as staged:
             checks = [*integrity_checks(staged, limits), *_asked_checks(ctx, spark, df, staged)]

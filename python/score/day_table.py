@@ -14,18 +14,20 @@ from headrace.storage import Location
 from headrace.workspace import Workspace
 
 
-def check_columns(table: Location, wanted: Mapping[str, str], why: str) -> None:
+def check_columns(table: Location, wanted: Mapping[str, str], why: str, optional: Mapping[str, str] = {}) -> None:
     """An existing table must have the columns that are about to be written: its other days stay readable.
 
     Args:
         wanted: Delta's types by column, arrays as `array<float>`.
         why: how a table comes to have others.
+        optional: columns that days may have or not, null where a day has none.
 
     Raises:
         UserError: it has others.
     """
     there = {name: _array(type_) for name, type_ in DeltaLog(table).columns().items()}
-    if there and there != wanted:
+    required = {name: type_ for name, type_ in there.items() if optional.get(name) != type_}
+    if there and required != wanted:
         raise UserError(
             f"table {table} has the columns {there}, but what is to be written has {dict(wanted)}: {why}. Move the "
             f"table away, or give the pipeline another name"
@@ -47,6 +49,7 @@ def write_day(frame: DataFrame, table: Location, *, stage: str, ds: str, key: st
         .mode("overwrite")
         .partitionBy("ds")
         .option("replaceWhere", f"ds = '{ds}'")
+        .option("mergeSchema", "true")  # columns that earlier days did not have
         .option("userMetadata", metadata)
         .save(str(table))
     )

@@ -147,6 +147,20 @@ def newest(spec: Spec, events: DataFrame, entity: Entity) -> DataFrame:
     )
 
 
+def with_activity(spec: Spec, events: DataFrame, items: DataFrame, key: str) -> DataFrame:
+    """Items with `events`, how many they have in the training rows, and `first_event`, the time of the first up to ds.
+
+    Both are null of items without any.
+    """
+    time = spec.table.event_time
+    at = F.lit(None).cast("timestamp") if time is None else col(time)
+    counts = F.count(F.when(F.col(SPLIT) == "train", 1)).alias("events")
+    found = events.where(col(key).isNotNull()).groupBy(col(key).alias("__of_item"))
+    return items.join(found.agg(counts, F.min(at).alias("first_event")), col(key) == F.col("__of_item"), "left").drop(
+        "__of_item"
+    )
+
+
 def seen(spec: Spec, events: DataFrame, user_key: str, item_key: str) -> DataFrame:
     """(key, seen): for each user, the items with a label of 1 - up to ds with a split by time, else in train."""
     rows = events.where(col(user_key).isNotNull() & col(item_key).isNotNull())

@@ -30,11 +30,14 @@ from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import maps_of, read_meta
 from headrace.score.day_table import check_columns as check_table_columns
 from headrace.score.day_table import rows_of_day, verify_day, write_day
-from headrace.score.entities import Active, seen
+from headrace.score.entities import Active, seen, with_activity
 from headrace.score.items import ItemTable
 from headrace.score.rank.blocks import SEEN, TaskInputs, score_batches
 from headrace.score.rank.item_features import ItemFeatures
 from headrace.score.rank.pair_features import PairFeatures, check_columns, check_pair_features, context_scalars
+from headrace.score.rerank.columns import check_rule_columns
+from headrace.score.rerank.item_vectors import ModelItemVectors
+from headrace.score.rerank.reranker import RuleReranker
 from headrace.score.scoring_model import ScoringModel, scoring_model
 from headrace.stage import Context, Result, Stage
 from headrace.storage import Location
@@ -48,6 +51,8 @@ _PROGRESS_SECONDS = 2.0
 _SAMPLE_ROWS = 10
 #: Users, and items, whose pairs' features are compared.
 _CHECKED = 8
+#: Columns of the scores where there are rules for lists.
+_OF_RERANK = {"propensity": "double", "reason": "string"}
 _SQL_TYPES = {"int": "integer", "bigint": "long"}
 
 
@@ -69,6 +74,7 @@ class ScoreCandidates(Stage):
         """The events at ingest's version, and the model. Raises UserError where columns or the model are missing."""
         assert ctx.spec.score is not None
         check_columns(ctx.spec, ctx.spec.score)
+        check_rule_columns(ctx.spec)
         events, model = pinned_table(ctx), scoring_model(ctx).output
         return (
             Input(kind=events.kind, name=events.name, version=events.version),
@@ -93,7 +99,7 @@ def _check_table(ctx: Context) -> None:
     assert spec.score is not None
     keys = key_types(spec, spec.score)
     wanted = {"ds": "string", **keys, "rank": "integer", "score": "float", "model_version": "string"}
-    check_table_columns(ctx.ws.table(spec.pipeline, "scores"), wanted, "its keys were others")
+    check_table_columns(ctx.ws.table(spec.pipeline, "scores"), wanted, "its keys were others", _OF_RERANK)
 
 
 def key_types(spec: Spec, score: Score) -> dict[str, str]:
@@ -140,7 +146,9 @@ def _run(ctx: Context, chosen: ScoringModel, spark: SparkSession) -> Result:
             model=folder,
             threads=threads,
             output=score.output,
-            top_k=score.top_k,
+            top_k=score.top_k if score.rerank is None else score.ranked,
+            rank_depth=score.ranked,
+            rerank=_reranker(ctx, folder, threads, of_items),
             user_key=score.user.key,
             items=items,
             item_features=of_items,
@@ -179,6 +187,16 @@ def _run(ctx: Context, chosen: ScoringModel, spark: SparkSession) -> Result:
     )
 
 
+def _reranker(ctx: Context, folder: Location, threads: int, of_items: ItemFeatures) -> RuleReranker | None:
+    score = ctx.spec.score
+    if score is None or score.rerank is None:
+        return None
+    sources = () if score.candidates is None else tuple(score.candidates.sources)
+    maps = ctx.ws.mapped(ctx.spec.pipeline)
+    vectors = ModelItemVectors(folder, threads, score.output, maps, of_items)
+    return RuleReranker(score.rerank, score.top_k, ctx.ds, sources, vectors)
+
+
 @contextmanager
 def _users_and_items(active: Active, score: Score) -> Iterator[tuple[DataFrame, DataFrame]]:
     """(users, items): the users, perhaps with what they have seen, are computed once and kept to the context's end."""
@@ -187,6 +205,8 @@ def _users_and_items(active: Active, score: Score) -> Iterator[tuple[DataFrame, 
             clicked = seen(active.ctx.spec, active.events, score.user.key, score.item.key)
             clicked = clicked.select(F.col("key").alias("__key"), F.col("seen").alias(SEEN))
             users = users.join(clicked, col(score.user.key) == F.col("__key"), "left").drop("__key")
+        if score.rerank is not None:
+            items = with_activity(active.ctx.spec, active.events, items, score.item.key)
         users = users.persist(StorageLevel.MEMORY_AND_DISK)
         try:
             yield users, items
@@ -240,9 +260,9 @@ def _write(
         report_peak_memory(peak)
 
     types = {c.name: str(declared(c)) for c in prepared_columns(spec)}
-    best = partitioned.mapInArrow(
-        work, f"user {types[score.user.key]}, item {types[score.item.key]}, rank int, score float"
-    )
+    more = list(_OF_RERANK.items()) if score.rerank is not None else []
+    written = [("user", types[score.user.key]), ("item", types[score.item.key]), ("rank", "int"), ("score", "float")]
+    best = partitioned.mapInArrow(work, ", ".join(f"{name} {type_}" for name, type_ in [*written, *more]))
     frame = best.select(
         F.lit(ctx.ds).alias("ds"),
         F.col("user").alias(score.user.key),
@@ -250,6 +270,7 @@ def _write(
         "rank",
         "score",
         F.lit(model).alias("model_version"),
+        *[name for name, _ in more],
     )
     with _progress(counter, pairs), worker_errors():
         version = write_day(frame, ctx.ws.table(spec.pipeline, "scores"), stage="score", ds=ctx.ds, key=ctx.key)

@@ -346,6 +346,21 @@ def test_vectors_multiply_to_the_models_logits(
     np.testing.assert_allclose(dots, np.log(few.score / (1 - few.score)), rtol=1e-3, atol=1e-3)
     assert len(few) == len(users) * len(items)
     assert np.std(dots) > 0.1
+    # Lists by these vectors: each item the one with the greatest marginal relevance behind those before it.
+    everything = {"key": "item", "columns": ["price"]}
+    rules = {"diversity": {"relevance": 0.3}}
+    run_stage(ScoreCandidates(), spec(item=everything, rerank=rules, rank_depth=10**6, top_k=4), ws, DS)
+    unit = {i: np.asarray(v, float) / np.linalg.norm(v) for i, v in found["item"].items()}
+    of_user = {u: rows.set_index("item").score for u, rows in few.groupby("user")}
+    lists = scores(spark, ws)
+    for user, rows in lists.groupby("user"):
+        score, chosen = of_user[user], rows.item.tolist()
+        relevance = (score - score.min()) / (score.max() - score.min())
+        for place, item in enumerate(chosen):
+            nearest = {i: max((unit[i] @ unit[j] for j in chosen[:place]), default=0.0) for i in score.index}
+            marginal = {i: 0.3 * relevance[i] - 0.7 * nearest[i] for i in score.index if i not in chosen[:place]}
+            assert marginal[item] >= max(marginal.values()) - 1e-3
+    assert len(lists) == 4 * len(users)
     assert run_stage(ExportVectors(), spec(), ws, DS).skipped
     # A run that died behind its first commit is made again, with nothing doubled.
     ws.manifest("shop", DS, "vectors").remove()
@@ -524,6 +539,32 @@ def test_choice(asked: str, neural: float | None, baseline: Any, chosen: str, ws
         if asked == "best":
             with pytest.raises(UserError, match=r"best' by gauc.*stage 'train' was not measured"):
                 scoring_model(Context(spec(model=asked, metric="gauc"), ws, DS, upstream))
+
+
+def test_lists_by_rules_say_why_and_how_likely(
+    spark: SparkSession, day: Workspace, events: pd.DataFrame, tmp_path: Path
+) -> None:
+    """Two more columns, on a table whose other days know no rules."""
+    ws = Workspace(tmp_path / "home")
+    shutil.copytree(day.home, ws.home)
+    s = spec(model="baseline")
+    run_stage(ScoreCandidates(), s, ws, DS)
+    plain = scores(spark, ws)
+    other = plain.head(1).assign(ds="2026-01-03")
+    types = "ds string, user bigint, item string, rank int, score float, model_version string"
+    table = str(ws.table("shop", "scores"))
+    spark.createDataFrame(other, types).write.format("delta").mode("append").save(table)
+    rules = {
+        "new_items": {"below_events": 25, "share": 0.2},
+        "freshness": {"days": 2.9, "boost": 0.5},
+        "explore": {"epsilon": 0.3},
+    }
+    done = run_stage(ScoreCandidates(), spec(model="baseline", rerank=rules, rank_depth=12), ws, DS).manifest
+    found = scores(spark, ws)
+    assert list(found.columns) == [*plain.columns, "propensity", "reason"]
+    earlier = scores(spark, ws, "2026-01-03")
+    assert earlier[["propensity", "reason"]].isna().all(axis=None)
+    assert (done.rows["scores"], len(earlier)) == (len(plain), 1)
 
 
 def test_limits_and_seen(spark: SparkSession, day: Workspace, events: pd.DataFrame) -> None:

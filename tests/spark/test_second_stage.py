@@ -22,7 +22,8 @@ from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import load_predictor, read_meta
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
-from headrace.stage import identity, run_stage
+from headrace.score.scoring_model import scoring_model
+from headrace.stage import Context, identity, run_stage
 from headrace.storage import local
 from headrace.train.baseline.second_stage import TrainSecondStage
 from headrace.workspace import Workspace
@@ -152,6 +153,26 @@ def test_lists_of_the_test_split_are_measured(
     assert m.facts["metrics"]["ndcg_at_k"] == m.facts["evaluation"]["test_lists"]["metrics"]["ndcg_at_k"]
     with pytest.raises(UserError, match="draws its negatives"):
         run_stage(TrainSecondStage(), spec(train={"negatives": {"column": "item"}}), ws, DS)
+
+
+def test_it_scores_where_it_is_asked_for(ws: Workspace) -> None:
+    score = {"user": {"key": "user"}, "item": {"key": "item"}, "model": "second_stage"}
+    upstream = {
+        stage: Manifest(
+            stage=stage,
+            pipeline="clicks",
+            ds=DS,
+            key=stage,
+            spec_hash="",
+            outputs=(Output(kind="model", name=stage, version=stage),),
+        )
+        for stage in ("train", "second_stage")
+    }
+    assert scoring_model(Context(spec(score=score), ws, DS, upstream)).output.name == "second_stage"
+    with pytest.raises(UserError, match=r"has not finished for 2026-01-10; run: .* --from second_stage"):
+        scoring_model(Context(spec(score=score), ws, DS, {"train": upstream["train"]}))
+    with pytest.raises(UserError, match="there is no such section"):
+        spec(score=score, second_stage=None)
 
 
 @pytest.mark.parametrize(

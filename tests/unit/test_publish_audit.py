@@ -99,6 +99,13 @@ def test_each_fault_is_found(
     assert found[name].value == 1
 
 
+def test_lists_by_rules_need_no_order_of_scores(conn: warehouse.Connection) -> None:
+    rows: list[list[Any]] = [list(r) for r in good_rows()]
+    rows[4][4] = 0.9
+    assert set(failed(conn, [tuple(r) for r in rows])) == {"scores above that of a better rank"}
+    assert failed(conn, [tuple(r) for r in rows], by_score=False) == {}
+
+
 def test_faults_of_number(conn: warehouse.Connection) -> None:
     assert set(failed(conn, good_rows()[:-1], expected_rows=12)) == {"rows as the scores' manifest states"}
     assert set(failed(conn, good_rows(), min_rows=13)) == {"rows"}

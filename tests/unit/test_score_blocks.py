@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 import uuid
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -249,6 +251,41 @@ def test_what_is_ranked_may_be_listed_otherwise(model: Path) -> None:
     alone = pa.Table.from_batches(list(score_batches(task, iter([people]), lambda n: None)))
     assert len(alone) == 2 * len(people)
     assert len(lists) == 6
+
+
+@pytest.mark.parametrize(("with_lists", "block_pairs"), [(False, 10_000), (False, 7), (True, 10_000), (True, 7)])
+def test_a_second_stage_ranks_what_the_first_has_kept(
+    model: Path, tmp_path: Path, with_lists: bool, block_pairs: int
+) -> None:
+    """Of each user the best 6 by the first model, and of these the best 3 by the trees that look at its answers."""
+    first, folder = tmp_path / "a" / "model", tmp_path / "b" / "model"
+    shutil.copytree(model, first)
+    folder.mkdir(parents=True)
+    schema = fitted().schema
+    width = len(xgboost_model.matrix_columns(schema)) + 1
+    rng = np.random.default_rng(8)
+    data = rng.normal(1, 3, (400, width)).astype(np.float32)
+    data[:, -1] = rng.random(400)
+    label = (data[:, 0] + 9 * (0.5 - data[:, -1]) > 1).astype(np.float32)
+    booster = xgb.train({"objective": "binary:logistic", "max_depth": 3, "nthread": 1}, xgb.DMatrix(data, label), 5)
+    digest = hashlib.sha256((first / "model.json").read_bytes()).hexdigest()
+    card = {"kind": "second_stage", "first": {"key": "a", "sha256": digest, "outputs": ["label"]}}
+    xgboost_model.save(local(folder), booster, schema, local(model / "workflow"), card)
+
+    people, things = users(19), items(17)
+    batch, lists = with_candidates(people, things, block_pairs)
+    task = make_job(folder, things, block_pairs=block_pairs, rank_depth=6)
+    given = batch if with_lists else people
+    found = [r[:4] for r in rows_of(list(score_batches(task, iter([given]), lambda n: None)))]
+    keys = things.column("item").to_pylist()
+    others = [[k for k in keys if k not in mine] for mine in lists] if with_lists else [[] for _ in lists]
+    kept: dict[str, list[int]] = {}
+    for u, i, _, _ in plain(first, people, things, k=6, seen=others):
+        kept.setdefault(u, []).append(i)
+    left_out = [[k for k in keys if k not in kept.get(u, [])] for u in people.column("user").to_pylist()]
+    assert found == plain(folder, people, things, k=3, seen=left_out)
+    # The second stage alone would have chosen others.
+    assert found != plain(folder, people, things, k=3, seen=others)
 
 
 @given(st.lists(st.integers(0, 12), max_size=20), st.integers(1, 20))

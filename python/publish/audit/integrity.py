@@ -22,6 +22,8 @@ class Limits:
     top_k: int
     #: Largest relative difference from the last published day's rows; None: not checked.
     max_row_change: float | None
+    #: Whether lists are in the order of their scores: not where `score.rerank` makes them.
+    by_score: bool = True
 
 
 def integrity_checks(staged: StagedDay, limits: Limits) -> list[Check]:
@@ -76,14 +78,17 @@ def integrity_checks(staged: StagedDay, limits: Limits) -> list[Check]:
             "",
             offenders=f"SELECT {score} FROM {source} WHERE NOT ({score} >= 0 AND {score} <= 1)",
         ),
-        none_of(
-            "scores above that of a better rank",
-            "user",
-            "rank",
-            offenders=f"SELECT {user}, {rank} FROM (SELECT {user}, {rank}, {score}, lag({score}) OVER "
-            f"(PARTITION BY {user} ORDER BY {rank}) AS better FROM {source}) AS s WHERE {score} > better",
-        ),
     ]
+    if limits.by_score:
+        checks.append(
+            none_of(
+                "scores above that of a better rank",
+                "user",
+                "rank",
+                offenders=f"SELECT {user}, {rank} FROM (SELECT {user}, {rank}, {score}, lag({score}) OVER "
+                f"(PARTITION BY {user} ORDER BY {rank}) AS better FROM {source}) AS s WHERE {score} > better",
+            )
+        )
     if limits.max_row_change is not None:
         checks.append(_row_change(staged, rows, limits.max_row_change))
     return checks

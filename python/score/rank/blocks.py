@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import UserError
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.models.predictor import Predictor, load_predictor, maps_of
+from headrace.models.predictor import Predictor, load_predictor, maps_of, stages_of
 from headrace.score.items import ItemTable
 from headrace.score.rank.item_features import ItemFeatures
 from headrace.score.rank.pair_features import Columns, PairFeatures, gather, take_rows
@@ -51,6 +51,8 @@ class TaskInputs:
     output: str | None = None
     #: Where workers of a host map the model's tables; None: each has them in its memory.
     maps: Location | None = None
+    #: Of a model of two stages: kept of each user by the first, for the second; None: as many as `top_k`.
+    rank_depth: int | None = None
     #: What makes lists of the best; None: they are the lists.
     rerank: Reranker | None = None
 
@@ -74,7 +76,8 @@ def score_batches(
     """
     predictor, fitted = loaded_model(task.model, task.threads, task.output, task.maps)
     features = PairFeatures(task.user_columns, task.item_names, task.context, fitted)
-    pairs = _Pairs(task, predictor, features)
+    pairs, *second = (_Pairs(task, stage, features) for stage in stages_of(predictor))
+    kept = (task.rank_depth or task.top_k) if second else task.top_k
     for batch in batches:
         columns = features.user_columns(batch)
         lists = _Candidates.of(batch) if ITEMS in batch.schema.names else None
@@ -92,11 +95,13 @@ def score_batches(
                 square = scores.reshape(len(users), task.items.rows)
                 if SEEN in batch.schema.names:
                     _leave_out(square, part.column(SEEN), task.items)
-                ranked = best_of_all(keys, square, task.top_k)
+                ranked = best_of_all(keys, square, kept)
             else:
                 span = slice(int(lists.offsets[users.start]), int(lists.offsets[users.stop]))
                 of = None if lists.sources is None else lists.sources[span]
-                ranked = best_of_lists(keys, lengths[users.start : users.stop], i, scores, of, task.top_k)
+                ranked = best_of_lists(keys, lengths[users.start : users.stop], i, scores, of, kept)
+            for stage in second:
+                ranked = _ranked_again(stage, batch, columns, users.start, ranked)
             yield _rows(ranked, task)
             count(len(u))
 
@@ -173,6 +178,14 @@ class _Pairs:
 
     def _own(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch.select([c for c in self.features.user if c in batch.schema.names])
+
+
+def _ranked_again(pairs: _Pairs, batch: pa.RecordBatch, columns: Columns, start: int, ranked: Ranked) -> Ranked:
+    """What a first model has kept, by the model behind it: the best of each user, whose first is row `start`."""
+    lengths = np.diff(ranked.offsets)
+    u = np.repeat(np.arange(start, start + len(lengths), dtype=np.int32), lengths)
+    scores = pairs.scores(batch, columns, u, ranked.item_rows)
+    return best_of_lists(ranked.users, lengths, ranked.item_rows, scores, ranked.sources, pairs.task.top_k)
 
 
 def _leave_out(scores: NDArray[np.float32], seen: pa.ListArray, items: ItemTable) -> None:
