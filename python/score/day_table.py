@@ -7,11 +7,17 @@ from collections.abc import Mapping
 
 from pyspark.sql import DataFrame
 
+from headrace.config import Score, Spec
 from headrace.errors import UserError
+from headrace.features.table_ops.preparation import prepared_columns
+from headrace.features.types import declared
 from headrace.lake.delta.log import DeltaLog
 from headrace.manifest import Output
 from headrace.storage import Location
 from headrace.workspace import Workspace
+
+#: Delta's names of types that Spark writes otherwise.
+_SQL_TYPES = {"int": "integer", "bigint": "long"}
 
 
 def check_columns(table: Location, wanted: Mapping[str, str], why: str, optional: Mapping[str, str] = {}) -> None:
@@ -32,6 +38,12 @@ def check_columns(table: Location, wanted: Mapping[str, str], why: str, optional
             f"table {table} has the columns {there}, but what is to be written has {dict(wanted)}: {why}. Move the "
             f"table away, or give the pipeline another name"
         )
+
+
+def key_types(spec: Spec, score: Score) -> dict[str, str]:
+    """Delta's types of the keys of users and items, by column."""
+    types = {c.name: str(declared(c)) for c in prepared_columns(spec)}
+    return {k: _SQL_TYPES.get(types[k], types[k]) for k in (score.user.key, score.item.key)}
 
 
 def _array(type_: str) -> str:

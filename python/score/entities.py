@@ -18,10 +18,11 @@ from headrace.features.build.window import within
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import DAY_MICROS, spark_micros
 from headrace.features.layout.split import SPLIT, split_rows
-from headrace.features.table_ops.base import FILE, LABEL_KNOWN, LINE, QUERY
+from headrace.features.table_ops.base import FILE, LABEL_KNOWN, LINE, QUERY, SourceRead
 from headrace.features.table_ops.external import ExternalReader
 from headrace.features.table_ops.preparation import Preparation, midnight
 from headrace.features.types import ValueType
+from headrace.score.listed import with_listed
 from headrace.stage import Context
 
 
@@ -60,11 +61,16 @@ class Active:
     def entities(self, user: Entity, item: Entity) -> Iterator[tuple[DataFrame, DataFrame]]:
         """(users, items): see `newest`; columns of table operators that look at the past as of the end of the day.
 
+        With those besides that a side's named source lists (`with_listed`).
+
         What those operators say is computed once and kept until the end of the context.
         """
         spec = self.ctx.spec
         if not self.rest.steps:
-            yield newest(spec, self.events, user), newest(spec, self.events, item)
+            yield (
+                self._with_listed(newest(spec, self.events, user), user),
+                self._with_listed(newest(spec, self.events, item), item),
+            )
             return
         types = dict(self.rest.steps[0].schema.types)
         kinds = {"user": user, "item": item}
@@ -82,9 +88,14 @@ class Active:
                 values.where(F.col(QUERY) == kind).select(*[col(c) for c in columns])
                 for kind, columns in wanted.items()
             )
-            yield users, items
+            yield self._with_listed(users, user), self._with_listed(items, item)
         finally:
             values.unpersist()
+
+    def _with_listed(self, side: DataFrame, entity: Entity) -> DataFrame:
+        if entity.from_ is None:
+            return side
+        return with_listed(side, entity, self.events, self.sources(SourceRead(entity.from_, "table")))
 
     def _lookup_rows(self, kind: str, entity: Entity, types: Mapping[str, ValueType]) -> DataFrame:
         """One row for each key, that of its newest event but at the end of the day and without a label."""

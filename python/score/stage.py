@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 from pyspark import Accumulator, StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headrace.config import Score, Spec
@@ -19,6 +19,7 @@ from headrace.errors import UserError
 from headrace.features.build.events import pinned_table
 from headrace.features.functions.arrays import one_batch
 from headrace.features.functions.spark_expressions import col
+from headrace.features.table_ops.external import ExternalReader, pin
 from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.types import declared
 from headrace.features.workflow.fitted import FittedWorkflow
@@ -28,8 +29,11 @@ from headrace.lake.worker_errors import worker_errors
 from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
 from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import maps_of, read_meta
+from headrace.score.candidates.candidates import UserCandidates, candidates_of_users
+from headrace.score.candidates.source import SourceContext
+from headrace.score.candidates.table import tables_of_score
 from headrace.score.day_table import check_columns as check_table_columns
-from headrace.score.day_table import rows_of_day, verify_day, write_day
+from headrace.score.day_table import key_types, rows_of_day, verify_day, write_day
 from headrace.score.entities import Active, seen, with_activity
 from headrace.score.items import ItemTable
 from headrace.score.rank.blocks import SEEN, TaskInputs, score_batches
@@ -49,11 +53,12 @@ _TASKS_A_CORE = 4
 _TASK_PAIRS = 4_000_000
 _PROGRESS_SECONDS = 2.0
 _SAMPLE_ROWS = 10
+#: The column of the scores where there are candidates: the names of the sources that gave the item.
+_OF_CANDIDATES = {"source": "string"}
 #: Users, and items, whose pairs' features are compared.
 _CHECKED = 8
 #: Columns of the scores where there are rules for lists.
 _OF_RERANK = {"propensity": "double", "reason": "string"}
-_SQL_TYPES = {"int": "integer", "bigint": "long"}
 
 
 class ScoreCandidates(Stage):
@@ -79,6 +84,7 @@ class ScoreCandidates(Stage):
         return (
             Input(kind=events.kind, name=events.name, version=events.version),
             Input(kind="model", name=model.name, version=model.version),
+            *pin(ctx.ws, tables_of_score(ctx.spec.score)),
         )
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
@@ -99,13 +105,8 @@ def _check_table(ctx: Context) -> None:
     assert spec.score is not None
     keys = key_types(spec, spec.score)
     wanted = {"ds": "string", **keys, "rank": "integer", "score": "float", "model_version": "string"}
-    check_table_columns(ctx.ws.table(spec.pipeline, "scores"), wanted, "its keys were others", _OF_RERANK)
-
-
-def key_types(spec: Spec, score: Score) -> dict[str, str]:
-    """Delta's types of the keys of users and items, by column."""
-    types = {c.name: str(declared(c)) for c in prepared_columns(spec)}
-    return {k: _SQL_TYPES.get(types[k], types[k]) for k in (score.user.key, score.item.key)}
+    more = {**_OF_CANDIDATES, **_OF_RERANK}
+    check_table_columns(ctx.ws.table(spec.pipeline, "scores"), wanted, "its keys were others", more)
 
 
 def _run(ctx: Context, chosen: ScoringModel, spark: SparkSession) -> Result:
@@ -157,11 +158,16 @@ def _run(ctx: Context, chosen: ScoringModel, spark: SparkSession) -> Result:
             context=dict(features.context),
             maps=ctx.ws.mapped(spec.pipeline),
         )
-        tick = time.perf_counter()
         peak = worker_peak_memory(spark.sparkContext)
-        version = _write(ctx, spark, task, users, n_users * n_items, chosen.output.version, peak)
-        seconds = time.perf_counter() - tick
-    pairs = n_users * n_items
+        with _candidates(ctx, spark, active, users, items) as found_candidates:
+            pairs = n_users * n_items
+            if found_candidates is not None:
+                users, n_users = found_candidates.frame, found_candidates.facts["users"]
+                pairs = found_candidates.facts["candidates"]
+            tick = time.perf_counter()
+            version = _write(ctx, spark, task, users, (n_users, pairs), chosen.output.version, peak, found_candidates)
+            seconds = time.perf_counter() - tick
+            of_candidates = _check_filters(ctx, spark, found_candidates, version)
     log.info("score: %s pairs in %.1f s (%s pairs/s)", f"{pairs:,}", seconds, f"{pairs / seconds:,.0f}")
     table = ctx.ws.table(spec.pipeline, "scores")
     rows = rows_of_day(table, version, ctx.ds)
@@ -181,6 +187,7 @@ def _run(ctx: Context, chosen: ScoringModel, spark: SparkSession) -> Result:
                 **({} if score.output is None else {"output": score.output}),
             },
             "pairs_per_second": round(pairs / seconds),
+            **of_candidates,
             "sample": _sample(ctx, spark, table, version),
         },
         peak_memory_mib={"worker": peak.value},
@@ -201,7 +208,8 @@ def _reranker(ctx: Context, folder: Location, threads: int, of_items: ItemFeatur
 def _users_and_items(active: Active, score: Score) -> Iterator[tuple[DataFrame, DataFrame]]:
     """(users, items): the users, perhaps with what they have seen, are computed once and kept to the context's end."""
     with active.entities(score.user, score.item) as (users, items):
-        if score.exclude_seen:
+        # Where there are candidates, none of them is one that was seen.
+        if score.exclude_seen and score.candidates is None:
             clicked = seen(active.ctx.spec, active.events, score.user.key, score.item.key)
             clicked = clicked.select(F.col("key").alias("__key"), F.col("seen").alias(SEEN))
             users = users.join(clicked, col(score.user.key) == F.col("__key"), "left").drop("__key")
@@ -212,6 +220,43 @@ def _users_and_items(active: Active, score: Score) -> Iterator[tuple[DataFrame, 
             yield users, items
         finally:
             users.unpersist()
+
+
+def names_of_sources(names: Sequence[str]) -> Column:
+    """The names of the sources that gave an item, by the bits of the column `sources`: text, with commas between."""
+    bits = F.col("sources")
+    return F.concat_ws(",", *[F.when(bits.bitwiseAND(1 << i) != 0, F.lit(name)) for i, name in enumerate(names)])
+
+
+@contextmanager
+def _candidates(
+    ctx: Context, spark: SparkSession, active: Active, users: DataFrame, items: ItemTable
+) -> Iterator[UserCandidates | None]:
+    """What `score.candidates` gives each user; None where all items are ranked."""
+    score = ctx.spec.score
+    assert score is not None
+    if score.candidates is None:
+        yield None
+        return
+    reader = ExternalReader.of(ctx.ws, tables_of_score(score), ctx.inputs)
+    context = SourceContext(ctx, spark, active, users, items.frame(spark), reader)
+    with candidates_of_users(context) as found:
+        reader.check_unchanged()
+        yield found
+
+
+def _check_filters(
+    ctx: Context, spark: SparkSession, candidates: UserCandidates | None, version: int
+) -> dict[str, Any]:
+    """The facts of candidates, when the day's rows have been counted against all filters."""
+    if candidates is None:
+        return {}
+    table = ctx.ws.table(ctx.spec.pipeline, "scores")
+    rows = read_version(spark, table, version, lambda of: of["ds"] == ctx.ds).where(F.col("ds") == ctx.ds)
+    violations = candidates.violations(rows)
+    if violations:
+        raise RuntimeError(f"{violations} of the scores of {ctx.ds} are of items that score.filters leave out")
+    return {"candidates": {**candidates.facts, "violations": violations}}
 
 
 @contextmanager
@@ -240,17 +285,18 @@ def _write(
     spark: SparkSession,
     task: TaskInputs,
     users: DataFrame,
-    pairs: int,
+    counts: tuple[int, int],
     model: str,
     peak: Accumulator[float],
+    candidates: UserCandidates | None,
 ) -> int:
-    """Score and commit; the version of the commit.
+    """Score and commit; the version of the commit. `counts`: of users and of pairs.
 
     Users are partitioned to tasks by a hash of their key: the one exchange, of users; pairs never leave their task.
     """
     spec, score = ctx.spec, ctx.spec.score
     assert score is not None
-    n_users = pairs // task.items.rows
+    n_users, pairs = counts
     tasks = min(n_users, max(_TASKS_A_CORE * spark.sparkContext.defaultParallelism, -(-pairs // _TASK_PAIRS)))
     partitioned = users.repartition(tasks, col(score.user.key)).sortWithinPartitions(col(score.user.key))
     shared, counter = spark.sparkContext.broadcast(task), spark.sparkContext.accumulator(0)
@@ -260,9 +306,10 @@ def _write(
         report_peak_memory(peak)
 
     types = {c.name: str(declared(c)) for c in prepared_columns(spec)}
-    more = list(_OF_RERANK.items()) if score.rerank is not None else []
+    of_lists = [] if score.rerank is None else list(_OF_RERANK.items())
     written = [("user", types[score.user.key]), ("item", types[score.item.key]), ("rank", "int"), ("score", "float")]
-    best = partitioned.mapInArrow(work, ", ".join(f"{name} {type_}" for name, type_ in [*written, *more]))
+    written += [] if candidates is None else [("sources", "int")]
+    best = partitioned.mapInArrow(work, ", ".join(f"{name} {type_}" for name, type_ in [*written, *of_lists]))
     frame = best.select(
         F.lit(ctx.ds).alias("ds"),
         F.col("user").alias(score.user.key),
@@ -270,7 +317,8 @@ def _write(
         "rank",
         "score",
         F.lit(model).alias("model_version"),
-        *[name for name, _ in more],
+        *([] if candidates is None else [names_of_sources(candidates.names).alias("source")]),
+        *[name for name, _ in of_lists],
     )
     with _progress(counter, pairs), worker_errors():
         version = write_day(frame, ctx.ws.table(spec.pipeline, "scores"), stage="score", ds=ctx.ds, key=ctx.key)

@@ -23,10 +23,9 @@ from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
 from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import read_meta
 from headrace.score.day_table import check_columns as check_table_columns
-from headrace.score.day_table import rows_of_day, verify_day, write_day
+from headrace.score.day_table import key_types, rows_of_day, verify_day, write_day
 from headrace.score.entities import Active
 from headrace.score.rank.pair_features import check_columns, context_scalars
-from headrace.score.stage import key_types
 from headrace.score.vectors.model_vectors import ModelVectors, Side
 from headrace.stage import Context, Result, Stage
 from headrace.storage import Location
