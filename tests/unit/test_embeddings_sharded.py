@@ -146,11 +146,13 @@ def test_ten_steps_equal_plain_torch(case: Case, kind: str) -> None:
     plan = row_wise(case.tables, case.lookups, case.world)
     ranks = run_ranks(case.world, lambda c: train(case, plan, optimizer, c))
     outs, last = reference(case, full_tables(plan, [start for start, _, _ in ranks]), optimizer)
+    # Where gradients of several steps nearly cancel, Adam divides their rounding by their size: a thousandth of a step.
+    atol = 1e-4 if kind == "adam" else 2e-5
     for step in range(STEPS):
         got = torch.cat([o[step] for _, o, _ in ranks])
-        torch.testing.assert_close(got, outs[step], rtol=1e-4, atol=2e-5)
+        torch.testing.assert_close(got, outs[step], rtol=1e-4, atol=atol)
     for name, table in full_tables(plan, [w for _, _, w in ranks]).items():
-        torch.testing.assert_close(table, last[name], rtol=1e-4, atol=2e-5)
+        torch.testing.assert_close(table, last[name], rtol=1e-4, atol=atol)
 
 
 def example(world: int, rows: int = 64) -> Case:

@@ -132,7 +132,7 @@ def _joined(number: int, path: Location, found: Sequence[Mapping[str, Any]], scr
     def add_cut() -> None:
         nonlocal line, cut
         place = scratch / f"plain-{uuid.uuid4()}"
-        place.local_path().write_bytes(cut)
+        place.transient().put_bytes(cut)
         parts.append(Part(number, place, 0, len(cut), line))
         line, cut = line + 1, b""
 

@@ -13,6 +13,7 @@ from headrace.errors import UserError
 from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
+from headrace.storage import local
 from headrace.workspace import Workspace
 
 #: How long to wait for readers and other writers of the file, in seconds.
@@ -90,7 +91,7 @@ def open_duckdb(spec: Spec, ws: Workspace) -> Iterator[Target]:
 
     @contextmanager
     def connect() -> Iterator[SqlClient]:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        local(path.parent).make_dir()
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             try:
