@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 import headrace as hr
 from headrace.comm.base import LocalCollective
 from headrace.config import EmbeddingOptimizer, Model, Spec, Task, VectorSource, build_spec
+from headrace.config.rerank import Rerank
 from headrace.drift.count_day import count_day
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
@@ -35,6 +36,8 @@ from headrace.score.candidates.source import FETCH, SourceContext
 from headrace.score.candidates.vectors.source import VectorItems
 from headrace.score.items import ITEM_ROW, ItemTable
 from headrace.score.rank.blocks import ITEMS
+from headrace.score.rerank.lists import RankedLists, Rule
+from headrace.score.rerank.rerank import rerank
 from headrace.score.scoring_model import scoring_model
 from headrace.score.stage import ScoreCandidates
 from headrace.score.table import score_table
@@ -42,7 +45,7 @@ from headrace.score.vectors.stage import ExportVectors
 from headrace.stage import Context, run_stage
 from headrace.storage import local
 from headrace.train.baseline.stage import TrainBaseline
-from headrace.udfs.xxhash64 import xxhash64_strings
+from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 from headrace.workspace import Workspace
 
 DS = "2026-01-05"
@@ -544,27 +547,65 @@ def test_choice(asked: str, neural: float | None, baseline: Any, chosen: str, ws
 def test_lists_by_rules_say_why_and_how_likely(
     spark: SparkSession, day: Workspace, events: pd.DataFrame, tmp_path: Path
 ) -> None:
-    """Two more columns, on a table whose other days know no rules."""
+    """The pure function over what pandas knows of users and items, on a table whose other days know no rules."""
     ws = Workspace(tmp_path / "home")
     shutil.copytree(day.home, ws.home)
-    s = spec(model="baseline")
+    everything = {"key": "item", "columns": ["price"]}
+    s = spec(model="baseline", item=everything)
     run_stage(ScoreCandidates(), s, ws, DS)
     plain = scores(spark, ws)
     other = plain.head(1).assign(ds="2026-01-03")
     types = "ds string, user bigint, item string, rank int, score float, model_version string"
     table = str(ws.table("shop", "scores"))
     spark.createDataFrame(other, types).write.format("delta").mode("append").save(table)
+    window = events[(events.ts >= "2026-01-02") & (events.ts < "2026-01-06") & (events.ds <= DS)]
+    count = window[window.ts < "2026-01-05"]["item"].value_counts()
+    age = pd.Timestamp("2026-01-06") - window.groupby("item")["ts"].min()
+    days, most = 3.85, 9
     rules = {
-        "new_items": {"below_events": 25, "share": 0.2},
-        "freshness": {"days": 2.9, "boost": 0.5},
+        "new_items": {"below_events": most, "share": 0.2},
+        "freshness": {"days": days, "boost": 0.02},
         "explore": {"epsilon": 0.3},
     }
-    done = run_stage(ScoreCandidates(), spec(model="baseline", rerank=rules, rank_depth=12), ws, DS).manifest
+    done = run_stage(
+        ScoreCandidates(), spec(model="baseline", item=everything, rerank=rules, rank_depth=25), ws, DS
+    ).manifest
     found = scores(spark, ws)
     assert list(found.columns) == [*plain.columns, "propensity", "reason"]
     earlier = scores(spark, ws, "2026-01-03")
     assert earlier[["propensity", "reason"]].isna().all(axis=None)
     assert (done.rows["scores"], len(earlier)) == (len(plain), 1)
+
+    wanted = expected(spark, ws, events, "baseline", k=25, limit=10**6)
+    fresh = wanted.item.map(age) < pd.Timedelta(days=days)
+    new = wanted.item.map(count) < most
+    assert 0 < fresh.mean() < 1
+    assert 0 < new.mean() < 1
+    users = wanted.user.unique()
+    lists = RankedLists(
+        users=xxhash64_integers(users).view(np.uint64),
+        offsets=np.concatenate([[0], np.cumsum(wanted.groupby("user").size())]),
+        scores=wanted.score.to_numpy(),
+        fresh=fresh.to_numpy(),
+        new=new.to_numpy(),
+    )
+    listed = rerank(lists, Rerank.model_validate(rules), 5, DS)
+    rows = wanted.iloc[listed.rows]
+    assert found.user.tolist() == rows.user.tolist()
+    assert found.item.tolist() == rows.item.tolist()
+    assert found.score.tolist() == rows.score.tolist()
+    assert found["rank"].tolist() == [1, 2, 3, 4, 5] * len(users)
+    assert found.propensity.tolist() == listed.propensity.tolist()
+    words = {Rule.SCORE: "score", Rule.FRESH: "fresh", Rule.NEW_ITEM: "new_item", Rule.EXPLORE: "explore"}
+    assert found.reason.tolist() == [words[Rule(r)] for r in listed.rule]
+    assert {"score", "explore", "new_item"} <= set(found.reason)
+    assert found[found.reason == "explore"].propensity.max() < 0.1
+
+    # Without the rules again the table keeps its columns, and they are null.
+    run_stage(ScoreCandidates(), s, ws, DS)
+    again = scores(spark, ws)
+    pd.testing.assert_frame_equal(again[plain.columns], plain, check_exact=True)
+    assert again.propensity.isna().all()
 
 
 def test_limits_and_seen(spark: SparkSession, day: Workspace, events: pd.DataFrame) -> None:

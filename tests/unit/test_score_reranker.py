@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.config import Spec, build_spec
+from headrace.config import Spec, Split, build_spec
 from headrace.config.rerank import Rerank
 from headrace.errors import UserError
 from headrace.score.items import ItemTable
@@ -153,8 +153,18 @@ def test_rules_that_do_not_fit_the_pipeline(rerank: dict[str, Any], score: dict[
 def test_what_is_fresh_must_be_told_from_the_window() -> None:
     found = spec({"freshness": {"days": 14, "share": 0.1}})
     timed = found.model_copy(update={"table": found.table.model_copy(update={"event_time": "ts"})})
-    with pytest.raises(UserError, match=r"the events go back 14 days \(features.window_days\)"):
+    with pytest.raises(UserError, match=r"the events go back 14 days \(features.window_days"):
         check_rule_columns(timed)
+    split = found.features.model_copy(update={"split": Split(by="time", valid_days=2, test_days=1)})
+    check_rule_columns(timed.model_copy(update={"features": split}))
+    rules = Rerank.model_validate({"freshness": {"days": 16, "share": 0.1}})
+    assert timed.score is not None
+    changed = {
+        "features": split.model_copy(update={"window_days": 13}),
+        "score": timed.score.model_copy(update={"rerank": rules}),
+    }
+    with pytest.raises(UserError, match="go back 16 days"):
+        check_rule_columns(timed.model_copy(update=changed))
     check_rule_columns(spec({"freshness": {"days": 14, "share": 0.1, "column": "ts"}}))
 
 

@@ -23,6 +23,8 @@ def check_rule_columns(spec: Spec) -> None:
             raise UserError(f"score.rerank: '{column}' is {types[column]}, and the rules look at single values")
     if (freshness := rules.freshness) is None:
         return
+    split = spec.features.split
+    back = spec.features.window_days + (split.valid_days + split.test_days if split.by == "time" else 0)
     if freshness.column is not None:
         if types[freshness.column].element not in ("date", "timestamp"):
             raise UserError(
@@ -31,9 +33,9 @@ def check_rule_columns(spec: Spec) -> None:
             )
     elif spec.table.event_time is None:
         raise UserError("score.rerank.freshness: there is no table.event_time; name a column of score.item, `column`")
-    elif freshness.days >= spec.features.window_days:
+    elif freshness.days >= back:
         raise UserError(
-            f"score.rerank.freshness.days is {freshness.days:g}, and the events go back "
-            f"{spec.features.window_days} days (features.window_days): every item would be fresh. Set fewer days, or "
+            f"score.rerank.freshness.days is {freshness.days:g}, and the events go back {back} days "
+            f"(features.window_days, and those that validate and test): every item would be fresh. Set fewer days, or "
             f"name a column of score.item, `column`"
         )
