@@ -39,7 +39,7 @@ class Freshness(Section):
     column: str | None = None
     #: The score of a fresh item counts this much more: 0.2 is a fifth. The score itself stays as it is.
     boost: float = Field(default=0.0, ge=0)
-    #: At least this share of every list's first n, rounded down, is fresh.
+    #: At least this share of every list's first n, rounded down, is fresh, as far as ranked items and caps allow.
     share: Share | None = None
 
     @model_validator(mode="after")
@@ -54,7 +54,7 @@ class NewItems(Section):
 
     #: An item is new if it has fewer events in the training rows.
     below_events: int = Field(default=20, ge=1)
-    #: At least this share of every list's first n, rounded down, is new.
+    #: At least this share of every list's first n, rounded down, is new, as far as ranked items and caps allow.
     share: Share
 
 

@@ -116,6 +116,16 @@ def slow(lists: RankedLists, rules: Rerank, k: int, user: int) -> tuple[list[int
         possible = [i for i in items if i not in chosen and fits(i, chosen)]
         if not possible:
             break
+        waits = set()
+        for column, most in rules.caps.items():
+            of = lists.values[column]
+            room = {v: most - sum(of[j] == v for j in chosen) if v >= 0 else 99 for v in of[possible]}
+            for _, share, members in wanted:
+                lack = int(share * min(k, len(items)) + 1e-9) - len(members & set(chosen))
+                sizes = Counter(of[i] for i in members & set(possible))
+                if 0 < lack >= sum(min(size, room[v]) for v, size in sizes.items()):
+                    waits |= {i for i in possible if i not in members and 0 < sizes[of[i]] >= room[of[i]]}
+        possible = [i for i in possible if i not in waits] or possible
         marginal = {}
         for i in possible:
             marginal[i] = value[i]
@@ -140,6 +150,35 @@ def slow(lists: RankedLists, rules: Rerank, k: int, user: int) -> tuple[list[int
         chosen.append(mine)
         told.append(rule)
     return chosen, told
+
+
+def test_a_cap_leaves_room_for_a_share() -> None:
+    lists = RankedLists(
+        users=np.array([1], np.uint64),
+        offsets=np.array([0, 4]),
+        scores=np.array([0.9, 0.8, 0.7, 0.6], np.float32),
+        fresh=np.array([False, False, True, False]),
+        values={"brand": np.array([0, 1, 0, 2])},
+    )
+    rules = Rerank.model_validate({"caps": {"brand": 1}, "freshness": {"days": 7, "share": 0.5}})
+    assert rerank(lists, rules, 2, DS).rows.tolist() == [1, 2]
+
+
+@settings(max_examples=150, deadline=None)
+@given(some_lists(), st.integers(1, 3), st.sampled_from([0.25, 0.34, 0.5, 1.0]), lambdas, st.integers(1, 9))
+def test_a_share_is_reached_as_far_as_a_cap_allows(
+    lists: RankedLists, most: int, share: float, relevance: float | None, k: int
+) -> None:
+    found = rerank(lists, make_rules({"seller": most}, share, None, 0.0, relevance), k, DS)
+    assert lists.fresh is not None
+    for user in range(len(lists.users)):
+        rows, _, _ = of_user(lists, found, user)
+        items = range(int(lists.offsets[user]), int(lists.offsets[user + 1]))
+        sellers = Counter(int(lists.values["seller"][i]) for i in items if lists.fresh[i])
+        possible = sum(min(n, most) if seller >= 0 else n for seller, n in sellers.items())
+        for n in range(len(rows) + 1):
+            wanted = int(share * n + 1e-9)
+            assert sum(lists.fresh[rows[:n]]) >= min(wanted, possible)
 
 
 @settings(max_examples=60, deadline=None)

@@ -66,6 +66,40 @@ class Caps:
             found = free if found is None else found & free
         return found
 
+    @cached_property
+    def _groups(self) -> list[tuple[I64, I64]]:
+        """By column: (each item's group, int64 [n, m]: its user's items of its value; the users of groups)."""
+        found = []
+        for values in self.values:
+            n, m = values.shape
+            own = np.arange(n)[:, None] * (values.max(initial=0) + 2) + values + 1
+            _, first, groups = np.unique(own, return_index=True, return_inverse=True)
+            found.append((groups.reshape(n, m), first // max(m, 1)))
+        return found
+
+    def without_reserved(self, shares: list[Share], have: I64, eligible: Bools, positions: int) -> Bools:
+        """Eligible items but those that would take a share's last room, bool [n, m]; all of them where all would.
+
+        Of a share that lacks as many items as a cap still lets into the list, or more, none can be missed: where its
+        items of a value fill the room that is left to the value, an item of that value that is not of the share waits.
+        """
+        n, m = eligible.shape
+        reserved = np.zeros((n, m), bool)
+        for most, values, counts, (groups, owners) in zip(
+            self.most, self.values, self.counts, self._groups, strict=True
+        ):
+            room = np.full(len(owners), m)
+            capped = values >= 0
+            room[groups[capped]] = most - counts[capped]
+            for i, share in enumerate(shares):
+                size = np.bincount(groups[share.members & eligible], minlength=len(owners))
+                possible = np.bincount(owners, np.minimum(size, room), minlength=n)
+                lacking = share.least[positions] - have[i]
+                scarce = (lacking > 0) & (possible <= lacking)
+                reserved |= scarce[:, None] & ((size > 0) & (size >= room))[groups] & ~share.members
+        left = eligible & ~reserved
+        return np.where(left.any(1, keepdims=True), left, eligible)
+
     def add(self, users: I64, columns: I64) -> None:
         """Put an item each into the lists of some users."""
         for values, counts in zip(self.values, self.counts, strict=True):
@@ -108,7 +142,9 @@ def select(lists: RankedLists, grid: Rectangle, rules: Rerank, k: int) -> tuple[
 
     At each position, of the items that the caps allow: the one with the greatest (boosted) score, or with diversity the
     greatest marginal relevance; of equal ones the one that was ranked higher. Where a share would not be reached
-    otherwise, by this prefix of the list or a longer one, only items of that share are looked at.
+    otherwise, by this prefix of the list or a longer one, only items of that share are looked at; what would take the
+    room that a cap leaves to them is not. With one cap and one share the list has the share, or all that the cap and
+    the ranked items allow; with more of them, which take each other's room, it may have less.
     """
     n, m = grid.rows.shape
     users = np.arange(n)
@@ -128,6 +164,8 @@ def select(lists: RankedLists, grid: Rectangle, rules: Rerank, k: int) -> tuple[
         eligible = grid.there & ~taken
         if (allowed := caps.allowed()) is not None:
             eligible &= allowed
+        if caps.most and shares:
+            eligible = caps.without_reserved(shares, have, eligible, positions)
         now = value
         if diversity is not None:
             now = value - (1 - diversity.relevance) * most_alike
