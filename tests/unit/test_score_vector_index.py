@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from headrace.score.candidates.vectors import ivf
 from headrace.score.candidates.vectors.exact import best_items
 from headrace.score.candidates.vectors.item_vectors import ItemVectors
-from headrace.score.candidates.vectors.search import FindItems, Searched
+from headrace.score.candidates.vectors.search import FindItems, MeasureRecall, Searched
 from headrace.score.vectors.model_vectors import ModelVectors
 from headrace.storage import local
 
@@ -142,6 +143,59 @@ def test_lists_of_users_who_are_asked_for_different_numbers(
     for user, k, list_ in zip(users, fetch, found, strict=True):
         order = sorted(range(len(rows)), key=lambda i: (-float(items[i] @ user), i)) if np.any(user) else []
         assert list_ == [rows[i] for i in order[:k]]
+
+
+@dataclass(frozen=True)
+class Noted(Searched):
+    """Notes what is asked of it."""
+
+    asked: list[int] = field(default_factory=list)
+
+    def best(self, queries: NDArray[np.float32], k: int) -> NDArray[np.int32]:
+        self.asked.append(len(queries) * k)
+        return super().best(queries, k)
+
+
+@given(st.lists(st.integers(0, 90), max_size=60), st.integers(1, 200))
+def test_users_are_cut_by_what_they_ask_for(
+    tmp_path_factory: pytest.TempPathFactory, fetch: list[int], at_once: int
+) -> None:
+    """One user who asks for all items does not make room for as many for each of the others."""
+    rng = np.random.default_rng(len(fetch))
+    items = rng.integers(-9, 10, (70, 2)).astype(np.float32)
+    made = write(tmp_path_factory.mktemp("vectors") / "v", np.arange(70, dtype=np.int32), items, [])
+    users, searched = rng.integers(1, 4, (len(fetch), 2)).astype(np.float32), Noted(made, threads=1)
+    work = FindItems(("x", "wanted", "y"), "wanted", cast(ModelVectors, Given()), searched, at_once)
+    columns = [pa.array(users[:, 0]), pa.array(fetch, pa.int32()), pa.array(users[:, 1])]
+    found = list(work([pa.RecordBatch.from_arrays(columns, ["c0", "c1", "c2"])]))
+    lists = [x for b in found for x in b["items"].to_pylist()]
+    for user, k, list_ in zip(users, fetch, lists, strict=True):
+        assert list_ == sorted(range(70), key=lambda i: (-float(items[i] @ user), i))[:k]
+    assert all(b.num_rows == 1 or sum(b["c1"].to_pylist()) <= at_once for b in found)
+    assert max(searched.asked, default=0) < 2 * max(at_once, *fetch, 1)
+
+
+def test_recall_is_measured_by_users_whom_the_model_knows(tmp_path: Path) -> None:
+    vectors, queries = clustered(640, 60, 2)
+    made = write(tmp_path / "v", np.arange(640, dtype=np.int32), vectors, [])
+    index = ivf.build(made, local(tmp_path / "index"), threads=1)
+
+    def measured(known: int) -> dict[str, Any]:
+        # Those of whom nothing is known come first.
+        users = np.concatenate([np.zeros((400, 2), np.float32), queries[:known]])
+        batch = pa.RecordBatch.from_arrays([pa.array(users[:, 0]), pa.array(users[:, 1])], ["c0", "c1"])
+        work = MeasureRecall(("x", "y"), cast(ModelVectors, Given()), Searched(made, 1, index), 20, 0.9)
+        (found,) = work([batch.slice(0, 300), batch.slice(300)])
+        return cast(dict[str, Any], found.to_pylist()[0])
+
+    some = measured(60)
+    assert (some["users"], some["recall"] >= 0.9) == (60, True)
+    best = best_items(queries, made.blocks(), 20).items
+    assert some["recall"] == ivf.recall(ivf.search(index, queries, 20, some["probes"], 1).items, best)
+    # Of nobody a recall of 1 would be reached by one cell.
+    for few in (0, 5):
+        none = measured(few)
+        assert (none["users"], none["probes"], none["recall"]) == (few, None, None)
 
 
 def test_recall_of_lists_with_gaps() -> None:

@@ -17,8 +17,10 @@ from headrace.score.candidates.vectors.ivf import IvfIndex
 from headrace.score.vectors.model_vectors import ModelVectors
 from headrace.storage import Location
 
-#: Users whose items are in memory at a time.
-_ROWS = 4_096
+#: Users, and items that they ask for together, that are in memory at a time.
+_ROWS, _ITEMS = 4_096, 1 << 22
+#: Users by whom recall is measured, and fewer than say nothing of it.
+_SAMPLE_USERS, _LEAST_USERS = 256, 32
 
 
 @dataclass(frozen=True)
@@ -49,38 +51,53 @@ class FindItems:
     fetch: str
     users: ModelVectors
     searched: Searched
+    #: The most items that the users of a batch that is made ask for together; one user may ask for more.
+    items_at_once: int = _ITEMS
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for start in range(0, batch.num_rows, _ROWS):
-                part = batch.slice(start, _ROWS)
-                lists = self._lists(pa.RecordBatch.from_arrays(part.columns, list(self.names)))
+        for given in batches:
+            batch = pa.RecordBatch.from_arrays(given.columns, list(self.names))
+            fetch = batch.column(self.fetch).to_numpy(zero_copy_only=False).astype(np.int64)
+            start, asked = 0, np.append(0, fetch.cumsum())
+            while start < batch.num_rows:
+                most = int(np.searchsorted(asked, asked[start] + self.items_at_once, "right")) - 1
+                stop = min(max(start + 1, most), start + _ROWS)
+                part, lists = given.slice(start, stop - start), self._lists(batch, fetch, start, stop)
                 yield pa.RecordBatch.from_arrays([*part.columns, lists], [*part.schema.names, "items"])
+                start = stop
 
-    def _lists(self, batch: pa.RecordBatch) -> pa.ListArray:
-        fetch = batch.column(self.fetch).to_numpy(zero_copy_only=False)
-        asked = np.flatnonzero(fetch > 0)
-        lengths, values = np.zeros(len(fetch), np.int64), np.empty(0, np.int32)
+    def _lists(self, batch: pa.RecordBatch, fetch: NDArray[np.int64], start: int, stop: int) -> pa.ListArray:
+        """The items' rows of the users from start to stop."""
+        lengths, parts = np.zeros(stop - start, np.int64), []
+        asked = np.flatnonzero(fetch[start:stop] > 0)
         if len(asked):
-            found = self._found(batch.take(pa.array(asked)), fetch[asked])
-            kept = found >= 0
-            lengths[asked], values = kept.sum(axis=1), self.searched.items.item_rows(found[kept])
-        offsets = np.append(0, lengths.cumsum()).astype(np.int32)
-        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, pa.int32()))
+            for users, found in self._found(batch.take(pa.array(start + asked)), fetch[start + asked]):
+                kept = found >= 0
+                lengths[asked[users]] = kept.sum(axis=1)
+                parts.append((asked[users], self.searched.items.item_rows(found[kept])))
+        offsets = np.append(0, lengths.cumsum())
+        values = np.empty(offsets[-1], np.int32)
+        for users, rows in parts:
+            n = lengths[users]
+            # The place of each within its user's list, behind the user's offset.
+            values[np.repeat(offsets[users] - n.cumsum() + n, n) + np.arange(len(rows))] = rows
+        return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
 
-    def _found(self, batch: pa.RecordBatch, fetch: NDArray[np.int32]) -> NDArray[np.int32]:
-        """The items' numbers: int32 [users, most], -1 behind the last one that is wanted."""
+    def _found(
+        self, batch: pa.RecordBatch, fetch: NDArray[np.int64]
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int32]]]:
+        """(rows of some users, their items' numbers: int32 [users, most], -1 behind the last one that is wanted)."""
         queries, known = self.users.of_known(batch)
         check_products(longest(queries), self.searched.items.longest)
-        found = np.full((len(queries), int(fetch.max())), -1, np.int32)
-        # A few users of whom much is blocked are asked for more: the others are not searched for as much.
+        # A few users of whom much is blocked are asked for more: the others are not searched for as much, nor have they
+        # as much room.
         doublings = np.ceil(np.log2(fetch))
         for doubling in np.unique(doublings[known]):
             users = np.flatnonzero(known & (doublings == doubling))
             most = int(fetch[users].max())
-            found[users, :most] = self.searched.best(np.ascontiguousarray(queries[users]), most)
-        found[np.arange(found.shape[1]) >= fetch[:, None]] = -1
-        return found
+            found = self.searched.best(np.ascontiguousarray(queries[users]), most)
+            found[np.arange(most) >= fetch[users, None]] = -1
+            yield users, found
 
 
 @dataclass(frozen=True)
@@ -106,7 +123,11 @@ class BuildIndex:
 
 @dataclass(frozen=True)
 class MeasureRecall:
-    """In one task: of some users, by how many probes the index finds the wanted share of their best items."""
+    """In one task: of some users, by how many probes the index finds the wanted share of their best items.
+
+    The users are the first ones, up to 256, of whom the model knows something; of fewer than 32 nothing is measured:
+    `probes` and `recall` are null.
+    """
 
     names: tuple[str, ...]
     users: ModelVectors
@@ -119,12 +140,16 @@ class MeasureRecall:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         index = self.searched.index
         assert index is not None
-        parts = []
+        queries = np.empty((0, self.searched.items.width), np.float32)
         for batch in batches:
-            if batch.num_rows:
-                vectors, known = self.users.of_known(pa.RecordBatch.from_arrays(batch.columns, list(self.names)))
-                parts.append(vectors[known])
-        queries = np.concatenate(parts) if parts else np.empty((0, self.searched.items.width), np.float32)
+            for start in range(0, batch.num_rows, _ROWS):
+                if len(queries) < _SAMPLE_USERS:
+                    part = batch.slice(start, _ROWS)
+                    vectors, known = self.users.of_known(pa.RecordBatch.from_arrays(part.columns, list(self.names)))
+                    queries = np.concatenate([queries, vectors[known]])[:_SAMPLE_USERS]
+        if len(queries) < _LEAST_USERS:
+            yield _measured(len(queries), None, None, 0.0, 0.0)
+            return
         check_products(longest(queries), self.searched.items.longest)
         tick = time.perf_counter()
         best = best_items(queries, self.searched.items.blocks(), self.k, threads=self.searched.threads).items
@@ -140,12 +165,18 @@ class MeasureRecall:
 
         probes = ivf.fewest_probes(recall_of, self.enough, index.cells)
         recall, seconds = tried[probes or index.cells]
-        yield pa.RecordBatch.from_pydict(
-            {
-                "users": pa.array([len(queries)], pa.int32()),
-                "probes": pa.array([probes], pa.int32()),
-                "recall": [recall],
-                "seconds": [seconds],
-                "exact_seconds": [exact_seconds],
-            }
-        )
+        yield _measured(len(queries), probes, recall, seconds, exact_seconds)
+
+
+def _measured(
+    users: int, probes: int | None, recall: float | None, seconds: float, exact_seconds: float
+) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(
+        {
+            "users": pa.array([users], pa.int32()),
+            "probes": pa.array([probes], pa.int32()),
+            "recall": pa.array([recall], pa.float64()),
+            "seconds": [seconds],
+            "exact_seconds": [exact_seconds],
+        }
+    )

@@ -29,8 +29,8 @@ log = logging.getLogger("headrace.score")
 
 #: `index: auto`: from so many items on there is an index: it takes 0.6 of the time of a comparison of all, or less.
 _AUTO_ITEMS = 1_000_000
-#: Users by whom recall is measured.
-_SAMPLE_USERS = 256
+#: Users among whom those are looked for by whom recall is measured: of many that a table lists no model knows anything.
+_SAMPLE_USERS = 16_384
 
 
 class VectorItems:
@@ -110,7 +110,18 @@ class VectorItems:
                 .mapInArrow(measured, "users int, probes int, recall double, seconds double, exact_seconds double")
                 .collect()
             )
-        reached, users = round(found["recall"], 4), max(found["users"], 1)
+        if found["recall"] is None:
+            # So few users are known that few will be searched for.
+            log.info(
+                "%s: all items are compared: the model knows %d of %d users, too few to measure an index by",
+                self._where,
+                found["users"],
+                _SAMPLE_USERS,
+            )
+            file.remove_quietly()
+            self.facts["recall_users"] = found["users"]
+            return exact
+        reached, users = round(found["recall"], 4), found["users"]
         self.facts |= {
             "index": "ivf",
             "cells": index.cells,
