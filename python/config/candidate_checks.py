@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from headrace.config.candidate_source import PairEvents
@@ -12,25 +12,39 @@ from headrace.config.section import Section
 from headrace.errors import nearest
 
 
-def check_score_sources(score: Score, sources: Mapping[str, NamedSource], event_time: str | None) -> None:
-    """See that what `score` reads of named sources is declared.
+def check_score_sources(
+    score: Score, sources: Mapping[str, NamedSource], event_time: str | None, columns: Collection[str] | None
+) -> None:
+    """See that what `score` reads of named sources, and for candidates of the pipeline's own events, is declared.
+
+    Args:
+        score: the section.
+        sources: of the pipeline.
+        event_time: of its own events.
+        columns: of its own events; None where operators add some (`features.prepare`).
 
     Raises:
-        ValueError: a source or a column of it is not, with the nearest.
+        ValueError: a source or a column is not, with the nearest.
     """
     for where, entry in _entries(score):
         name = getattr(entry, "from_", None)
         if name is None:
             if isinstance(entry, PairEvents) and entry.days is not None and event_time is None:
                 raise ValueError(f"{where}.days: the events have no time (table.event_time)")
+            if isinstance(entry, PairEvents) and columns is not None:
+                _check_declared(where, entry, score, columns, "table.columns")
             continue
         if name not in sources:
             raise ValueError(f"{where}.from: '{name}' is no source of `sources`{nearest(name, sources)}")
         declared = [c.name for c in sources[name].table.columns]
-        for key, column in _columns(entry, score):
-            if column not in declared:
-                hint = nearest(column, declared)
-                raise ValueError(f"{where}.{key}: column '{column}' is not declared in sources.{name}{hint}")
+        _check_declared(where, entry, score, declared, f"sources.{name}")
+
+
+def _check_declared(where: str, entry: Section, score: Score, declared: Collection[str], place: str) -> None:
+    for key, column in _columns(entry, score):
+        if column not in declared:
+            hint = nearest(column, declared)
+            raise ValueError(f"{where}.{key}: column '{column}' is not declared in {place}{hint}")
 
 
 def _entries(score: Score) -> Iterator[tuple[str, Section]]:

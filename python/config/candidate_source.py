@@ -24,7 +24,8 @@ class CandidateSource(Section):
 class PairEvents(Section):
     """Events of a user and an item: the pipeline's own of the training window, or those of a named source."""
 
-    #: A named source of the pipeline in place of its own events.
+    #: A named source of the pipeline in place of its own events: all that it has up to ds, whatever
+    #: `features.history_days` is.
     from_: str | None = Field(default=None, alias="from")
     #: A Spark SQL expression over the events' columns; those count for which it is true. Null: of the pipeline's own
     #: events those with a label of 1, of a named source all.

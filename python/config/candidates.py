@@ -76,7 +76,7 @@ class CandidateTable(CandidateSource):
     path: PathText | None = None
     #: How it is written.
     format: Literal["delta", "parquet"] = "delta"
-    #: A named source of the pipeline in place of `path`: its newest rows up to ds.
+    #: A named source of the pipeline in place of `path`: the rows of its newest landing day up to ds.
     from_: str | None = Field(default=None, alias="from")
     #: The column with the item's key; null: the one named as `score.item.key`.
     item: str | None = None

@@ -27,7 +27,7 @@ class BlockedFilter(Section):
     path: PathText | None = None
     #: How it is written.
     format: Literal["delta", "parquet"] = "delta"
-    #: A named source of the pipeline in place of `path`: its newest rows up to ds.
+    #: A named source of the pipeline in place of `path`: the rows of its newest landing day up to ds.
     from_: str | None = Field(default=None, alias="from")
     #: The column with the user's key; null: the rows are items, for all users.
     user: str | None = None

@@ -135,7 +135,8 @@ class Spec(Section):
         self._check_tasks()
         self._check_loss()
         if self.score:
-            check_score_sources(self.score, self.sources, self.table.event_time)
+            own = None if self.features.prepare else names
+            check_score_sources(self.score, self.sources, self.table.event_time, own)
         if self.publish and not self.score:
             raise ValueError("publish needs a score section")
         if self.baseline:

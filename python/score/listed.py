@@ -18,16 +18,18 @@ def with_listed(side: DataFrame, entity: Entity, events: DataFrame, rows: DataFr
         side: the key and the columns, of those that are active (`entity.limit` of them at most).
         entity: the side's section.
         events: with the column `__split`: who has some in the training rows is not new.
-        rows: of the source, with EVENT_MICROS. Columns that it lacks are null.
+        rows: of the source, with EVENT_MICROS. Columns that it lacks are null, and values that are none of the
+            column's type; a row whose key is none is left out.
     """
     types, there = dict(side.dtypes), set(rows.columns)
     columns = [c for c in side.columns if c != entity.key]
     values = F.struct(
         F.lit(0).alias("0"),
-        *((col(c) if c in there else F.lit(None)).cast(types[c]).alias(str(i)) for i, c in enumerate(columns, 1)),
+        *((col(c) if c in there else F.lit(None)).try_cast(types[c]).alias(str(i)) for i, c in enumerate(columns, 1)),
     )
     # Of several rows of a time the greatest: the same one in every run.
-    listed = rows.where(col(entity.key).isNotNull()).groupBy(col(entity.key).cast(types[entity.key]).alias("key"))
+    key = col(entity.key).try_cast(types[entity.key])
+    listed = rows.where(key.isNotNull()).groupBy(key.alias("key"))
     found = listed.agg(F.max(F.struct(F.col(EVENT_MICROS).alias("at"), values.alias("values"))).alias("newest"))
     active = events.where(F.col(SPLIT) == "train").select(col(entity.key).alias("active")).distinct()
     new = found.join(active, F.col("key") == F.col("active"), "left_anti")

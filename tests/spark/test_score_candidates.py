@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,18 +12,23 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headrace.config import build_spec
+from headrace.config import BlockedFilter, CandidateTable, SeenFilter, build_spec
 from headrace.errors import UserError
+from headrace.features.build.source_rows import SourceRows
 from headrace.features.layout.split import SPLIT
 from headrace.features.table_ops.base import SourceRead
 from headrace.features.table_ops.external import ExternalReader
 from headrace.features.table_ops.preparation import Preparation
 from headrace.features.table_ops.spark_windows import EVENT_MICROS
+from headrace.manifest import Manifest, Output
 from headrace.score.candidates.candidates import UserCandidates, candidates_of_users
+from headrace.score.candidates.pair_events import pairs_of
 from headrace.score.candidates.source import SourceContext
+from headrace.score.candidates.table import read_table
 from headrace.score.entities import Active
 from headrace.stage import Context
 from headrace.workspace import Workspace
@@ -106,12 +112,12 @@ class Shop:
             for u, i, a in zip(rng.integers(0, 50, 200), rng.integers(0, 45, 200), rng.integers(0, 3, 200), strict=True)
         ]
 
-    def context(self, score: dict[str, Any]) -> SourceContext:
+    def context(self, score: dict[str, Any], more: dict[str, Any] | None = None) -> SourceContext:
         base = {
             "user": {"key": "user", "columns": ["land", "most"], "from": "members"},
             "item": {"key": "item", "columns": ["price", "lands"]},
         }
-        spec = build_spec(SPEC | {"score": base | score})
+        spec = build_spec(SPEC | (more or {}) | {"score": base | score})
         ctx = Context(spec, self.ws, DS)
         spark, reader = self.spark, ExternalReader(self.ws)
         split = self.events.ts.map(lambda t: "train" if t < END - timedelta(days=1) else "valid")
@@ -345,6 +351,69 @@ def test_new_items_are_shared_out(shop: Shop, k: int) -> None:
     assert len({tuple(items) for items, _ in lists.values()}) > 4
 
 
+def source_of(spark: SparkSession, ctx: Context, tables: dict[str, pa.Table]) -> SourceRows:
+    """Named sources as ingest leaves them."""
+    outputs = []
+    for name, rows in tables.items():
+        table = ctx.ws.events("shop", name)
+        write_deltalake(str(table), rows, partition_by=["ds"])
+        outputs.append(Output(kind="delta", name=ctx.ws.name_of(table), version="0"))
+    made = Manifest(stage="ingest", pipeline="shop", ds=DS, key="", spec_hash="", outputs=tuple(outputs))
+    return SourceRows.of(replace(ctx, upstream={"ingest": made}), spark)
+
+
+def test_named_sources_are_as_the_day_knows_them(shop: Shop) -> None:
+    # Keys are texts here: one that is no number is nobody's.
+    columns = {
+        "orders": {"buyer": "string", "item": "string", "at": "timestamp"},
+        "gone": {"item": "string", "weight": "int"},
+    }
+    more = {
+        "sources": SPEC["sources"]
+        | {
+            name: {
+                "source": {"format": "jsonl", "path": name + "/{ds}/*"},
+                "table": {"columns": [{"name": n, "type": t} for n, t in of.items()], "event_time": time},
+            }
+            for (name, of), time in zip(columns.items(), ("at", None), strict=True)
+        },
+        "features": SPEC["features"] | {"history_days": 2, "window_days": 2},
+    }
+    base = shop.context({}, more)
+    users = [str(u["user"]) for u in shop.users[:4]]
+    ages = [40, 400, 3, -1]  # days before ds
+    days = [(END - timedelta(days=a + 1)).date().isoformat() for a in ages]
+    orders = {
+        "buyer": [*users, ""],
+        "item": ["Z0"] * 5,
+        "at": pa.array([END - timedelta(days=a, hours=1) for a in [*ages, 3]], pa.timestamp("us", "UTC")),
+        "ds": [*days, days[2]],
+    }
+    gone = {
+        "item": ["Z0", "Z3", "Z6", "Z9"],
+        "weight": pa.array([1, 2, 3, 4], pa.int32()),
+        "ds": ["2026-01-03", "2026-01-04", DS, "2026-01-06"],
+    }
+    sources = source_of(shop.spark, base.ctx, {"orders": pa.table(orders), "gone": pa.table(gone)})
+    context = replace(base, active=replace(base.active, sources=sources))
+    bought = {"kind": "seen", "from": "orders", "user": "buyer"}
+    with pytest.raises(UserError, match=r"filters\[0\]\.item: the events have no column 'itm'; did you mean 'item'"):
+        pairs_of(context, SeenFilter(item="itm"), "score.filters[0]")
+    try:
+        for within, wanted in ((None, users[:3]), (60, [users[0], users[2]]), (10, [users[2]])):
+            seen = SeenFilter.model_validate(bought | {"days": within})
+            found = pairs_of(context, seen, "score.filters[0]").collect()
+            assert {str(r["__user"]) for r in found} == set(wanted), within
+        for table in (BlockedFilter, CandidateTable):
+            listed = table.model_validate({"kind": "table", "from": "gone", "item": "item"})
+            assert [r["item"] for r in read_table(context, listed, ["item"], "").collect()] == ["Z6"]
+            # What a day without rows lists is nothing.
+            later = replace(context.active, sources=replace(sources, ctx=replace(sources.ctx, ds="2026-01-07")))
+            assert read_table(replace(context, active=later), listed, ["item"], "").count() == 0
+    finally:
+        context.release()
+
+
 @pytest.mark.parametrize(
     ("score", "message"),
     [
@@ -357,6 +426,18 @@ def test_new_items_are_shared_out(shop: Shop, k: int) -> None:
         ({"filters": [{"kind": "where", "where": "price < 0"}]}, r"score\.filters leave no item for anybody"),
         ({"filters": [{"kind": "where", "where": "land = 'X'"}]}, r"score\.filters leave no item for any user"),
         ({"filters": [{"kind": "seen", "where": "clik = 1"}]}, r"filters\[0\]\.where: .*'clik'; did you mean 'click'"),
+        (
+            {"filters": [{"kind": "where", "where": "1 / (price - price) > 0"}]},
+            r"score\.filters\[0\]\.where: '1 / \(price - price\) > 0': .*[Dd]ivision by zero.*try_divide",
+        ),
+        (
+            {"filters": [{"kind": "seen"}, {"kind": "where", "where": "most / (price - price) > 0"}]},
+            r"score\.filters\[1\]\.where: 'most / \(price - price\) > 0': .*[Dd]ivision by zero",
+        ),
+        (
+            {"filters": [{"kind": "seen", "where": "cast(item as int) > 0"}]},
+            r"score\.filters\[0\]\.where: 'cast\(item as int\) > 0': .*cast.*try_cast",
+        ),
         ({"filters": [{"kind": "table", "path": "nowhere", "user": "user"}]}, r"score: there is no delta table"),
     ],
 )

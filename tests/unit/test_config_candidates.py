@@ -58,6 +58,8 @@ def test_an_entry_is_of_its_kind() -> None:
             r"a\.item: column 'item_id' is not declared in sources\.blocked",
         ),
         ({"a": {"kind": "table", "from": "blocked", "item": "item", "order": "weight"}}, r"a\.order: column 'weight'"),
+        ({"a": {"kind": "popular", "item": "itm_id"}}, r"a\.item: column 'itm_id' is not declared .*'item_id'"),
+        ({"a": {"kind": "covisitation", "user": "usr_id"}}, r"a\.user: column 'usr_id' is not declared .*'user_id'"),
         ({"a": {"kind": "table"}}, r"give path .* or from"),
         ({"a": {"kind": "table", "path": "t", "user": "u", "by": ["user_age"]}}, r"not both"),
         ({n: {"kind": "popular", "share": 0.6} for n in ("a", "b")}, r"shares of the sources add up to more than 1"),

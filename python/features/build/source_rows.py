@@ -8,7 +8,7 @@ from datetime import date, timedelta
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headrace.config import NamedSource
+from headrace.config import LandingSource, NamedSource
 from headrace.errors import UserError
 from headrace.features.build.events import pinned_table, read_events
 from headrace.features.build.window import by_days, days_before_training, first_day
@@ -61,7 +61,10 @@ class SourceRows:
                     f"{there.get(c.name, 'no column at all')}; run ingest again"
                 )
         timed = source_table(named).time is not None
-        if not named.source.daily and (timed or read.use == "table"):
+        if named.source.daily and read.use == "newest" and isinstance(named.source, LandingSource):
+            # Ingest has loaded ds: where it has no rows, the list is empty, and not that of a day before.
+            rows = rows.where(F.col("ds") == ctx.ds)
+        elif read.use == "newest" or (not named.source.daily and (timed or read.use == "table")):
             newest = rows.agg(F.max("ds")).collect()[0][0]
             rows = rows.where(F.col("ds") == F.lit(newest))
         rows = rows.withColumn(EVENT_MICROS, _known_from(named))

@@ -57,15 +57,18 @@ class SourceTable:
 
 @dataclass(frozen=True)
 class SourceRead:
-    """What an operator reads of a named source.
+    """What an operator, or a score, reads of a named source.
 
-    events: what happened, by its time; of a snapshot source the newest snapshot.
+    events: what happened, by its time; of a snapshot source the newest snapshot. Without a lookback of its own from
+        `features.history_days` before the training range on, where that is set.
+    all_events: the same, however long ago.
     versions: what was valid from its time on; of a source without a time, from the end of the landing day.
     table: the newest snapshot, or all landing days.
+    newest: the newest snapshot, or the newest landing day.
     """
 
     name: str
-    use: Literal["events", "versions", "table"]
+    use: Literal["events", "all_events", "versions", "table", "newest"]
     #: Microseconds before a row that are enough; None: all there are.
     lookback: int | None = None
 

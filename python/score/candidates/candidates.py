@@ -14,9 +14,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, IntegerType, StructField, StructType
 
+from headrace.config import Candidates
 from headrace.errors import UserError
 from headrace.features.functions.spark_expressions import col
 from headrace.features.layout.split import SPLIT
+from headrace.score.candidates.expressions import expression_errors
 from headrace.score.candidates.fetch import BLOCKED, IS_NEW, Asked, Fetching, facts_of, list_column
 from headrace.score.candidates.filters import Sides, blocked_pairs, filter_sides, of_conditions
 from headrace.score.candidates.pair_events import USER
@@ -55,44 +57,48 @@ def candidates_of_users(context: SourceContext) -> Iterator[UserCandidates]:
         context: all users and items of the run. `items` may lack `events`, `first_event` and `last_event`.
 
     Raises:
-        UserError: a filter's expression or table does not fit, or filters leave no user or no item.
+        UserError: a filter's expression or table does not fit, or a value is none that an expression can take; or
+            filters leave no user or no item.
     """
     candidates = context.score.candidates
     assert candidates is not None
     context = replace(context, items=_with_events(context), kept={})
     try:
-        sides = filter_sides(context)
-        context = replace(context, users=sides.users, items=context.keep("items", lambda: sides.items))
-        asked = [
-            Asked(name, source, RANKINGS[source.kind](context, source, f"score.candidates.sources.{name}"))
-            for name, source in candidates.sources.items()
-        ]
-        n_items = context.items.count()
-        if not n_items:
-            raise UserError("score.filters leave no item for anybody")
-        pairs = blocked_pairs(context)
-        blocked = None if pairs is None else context.keep("blocked", lambda: pairs)
-        users = context.keep("users", lambda: _with_blocked(context, blocked))
-        fetching = Fetching(context, asked, sides.pairs, n_items)
-        lists = fetching.run(users)
-        quotas = Quotas(candidates.limit, tuple(candidates.places().values()))
-        united = context.keep("united", lambda: _united(lists, len(asked), quotas))
-        facts = _facts(united, [a.name for a in asked], candidates.limit)
-        for name, more in facts_of(fetching.facts).items():
-            facts["sources"][name] |= more
-        for a in asked:
-            facts["sources"][a.name] |= getattr(a.ranking, "facts", {})
-        if not facts["candidates"]:
-            raise UserError("score.filters leave no item for any user, or the sources have none")
-        log.info("score: %s candidates of %s users", f"{facts['candidates']:,}", f"{facts['users']:,}")
-        yield UserCandidates(
-            united.drop(_COUNTS),
-            tuple(candidates.sources),
-            facts,
-            lambda rows: _violations(context, sides, blocked, rows),
-        )
+        with expression_errors(context.score):
+            made = _made(context, candidates)
+        yield made
     finally:
         context.release()
+
+
+def _made(context: SourceContext, candidates: Candidates) -> UserCandidates:
+    sides = filter_sides(context)
+    context = replace(context, users=sides.users, items=context.keep("items", lambda: sides.items))
+    asked = [
+        Asked(name, source, RANKINGS[source.kind](context, source, f"score.candidates.sources.{name}"))
+        for name, source in candidates.sources.items()
+    ]
+    n_items = context.items.count()
+    if not n_items:
+        raise UserError("score.filters leave no item for anybody")
+    pairs = blocked_pairs(context)
+    blocked = None if pairs is None else context.keep("blocked", lambda: pairs)
+    users = context.keep("users", lambda: _with_blocked(context, blocked))
+    fetching = Fetching(context, asked, sides.pairs, n_items)
+    lists = fetching.run(users)
+    quotas = Quotas(candidates.limit, tuple(candidates.places().values()))
+    united = context.keep("united", lambda: _united(lists, len(asked), quotas))
+    facts = _facts(united, [a.name for a in asked], candidates.limit)
+    for name, more in facts_of(fetching.facts).items():
+        facts["sources"][name] |= more
+    for a in asked:
+        facts["sources"][a.name] |= getattr(a.ranking, "facts", {})
+    if not facts["candidates"]:
+        raise UserError("score.filters leave no item for any user, or the sources have none")
+    log.info("score: %s candidates of %s users", f"{facts['candidates']:,}", f"{facts['users']:,}")
+    return UserCandidates(
+        united.drop(_COUNTS), tuple(candidates.sources), facts, lambda rows: _violations(context, sides, blocked, rows)
+    )
 
 
 def _with_events(context: SourceContext) -> DataFrame:
@@ -194,7 +200,6 @@ def _violations(context: SourceContext, sides: Sides, blocked: DataFrame | None,
     """How many of some pairs of keys the filters should have left out."""
     user, item = context.user_key, context.score.item.key
     pairs = rows.select(col(user).alias(USER), col(item).alias("__item"))
-    total = pairs.count()
     keys = context.items.select(col(item).alias("__item"), F.col(ITEM_ROW))
     kept = pairs.join(keys, "__item").join(context.users, F.col(USER) == col(user))
     if blocked is not None:
@@ -202,4 +207,5 @@ def _violations(context: SourceContext, sides: Sides, blocked: DataFrame | None,
     kept = kept.select(*[col(c) for c in context.users.columns], F.col(ITEM_ROW))
     if sides.pairs:
         kept = of_conditions(context, kept, sides.pairs)
-    return total - kept.count()
+    with expression_errors(context.score):
+        return pairs.count() - kept.count()

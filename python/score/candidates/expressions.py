@@ -6,11 +6,14 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pyspark.errors import AnalysisException, ParseException
+from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.errors.exceptions.base import QueryContextType
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from headrace.config import Score
 from headrace.errors import UserError, nearest
+from headrace.lake.worker_errors import worker_errors
 
 
 def condition(frame: DataFrame, expression: str, where: str) -> Column:
@@ -49,6 +52,35 @@ def fault_of(frame: DataFrame, expression: str) -> str | None:
 
 
 @contextmanager
+def expression_errors(score: Score) -> Iterator[None]:
+    """What Spark says of a value that an expression of the section cannot take is said of that expression.
+
+    Raises:
+        UserError: such a value, such as a divisor of 0 or a text that is no number; or of a task.
+    """
+    try:
+        with _unlogged(), worker_errors():
+            yield
+    except PySparkException as e:
+        for context in e.getQueryContext():
+            for where, expression in _expressions(score):
+                if context.contextType() is QueryContextType.SQL and context.fragment() in expression:
+                    said = _first_line(e).partition(" If necessary set ")[0]
+                    raise UserError(f"{where}: '{expression}': {said}") from None
+        raise
+
+
+def _expressions(score: Score) -> Iterator[tuple[str, str]]:
+    """(place in the spec, Spark SQL)"""
+    entries: list[tuple[str, object]] = [(f"score.filters[{i}]", entry) for i, entry in enumerate(score.filters)]
+    if score.candidates is not None:
+        entries += [(f"score.candidates.sources.{n}", source) for n, source in score.candidates.sources.items()]
+    for where, entry in entries:
+        if isinstance(expression := getattr(entry, "where", None), str):
+            yield f"{where}.where", expression
+
+
+@contextmanager
 def _unlogged() -> Iterator[None]:
     """PySpark logs what does not resolve, with the JVM's stack trace; here it is an answer."""
     log = logging.getLogger("SQLQueryContextLogger")
@@ -60,5 +92,5 @@ def _unlogged() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _first_line(error: AnalysisException) -> str:
+def _first_line(error: PySparkException) -> str:
     return str(error).strip().splitlines()[0]

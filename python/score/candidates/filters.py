@@ -71,7 +71,7 @@ def _keys(context: SourceContext, entry: BlockedFilter, column: str, where: str)
 
 def _without(side: DataFrame, key: str, keys: DataFrame) -> DataFrame:
     type_ = dict(side.dtypes)[key]
-    return side.join(keys, col(key) == F.col("__blocked_key").cast(type_), "left_anti")
+    return side.join(keys, col(key) == F.col("__blocked_key").try_cast(type_), "left_anti")
 
 
 def constant_columns(context: SourceContext) -> dict[str, Column]:
@@ -105,7 +105,7 @@ def _listed_pairs(context: SourceContext, entry: BlockedFilter, score: Score, wh
     assert entry.item is not None
     rows = read_table(context, entry, [entry.user, entry.item], where)
     types = dict(context.users.dtypes) | dict(context.items.dtypes)
-    user, item = col(entry.user).cast(types[score.user.key]), col(entry.item).cast(types[score.item.key])
+    user, item = col(entry.user).try_cast(types[score.user.key]), col(entry.item).try_cast(types[score.item.key])
     keys = context.items.select(col(score.item.key).alias("__item"), F.col(ITEM_ROW))
     pairs = rows.select(user.alias(USER), item.alias("__item")).distinct().join(keys, "__item")
     return pairs.where(F.col(USER).isNotNull()).select(USER, ITEM_ROW)

@@ -6,6 +6,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from headrace.config import PairEvents
+from headrace.errors import UserError, nearest
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import DAY_MICROS, spark_micros
 from headrace.features.layout.split import SPLIT
@@ -34,7 +35,7 @@ def pairs_of(context: SourceContext, events: PairEvents, where: str) -> DataFram
         A frame that is computed once for all who ask for the same.
 
     Raises:
-        UserError: the expression is none of the events' columns.
+        UserError: the expression is none of the events' columns, or they lack a key's column.
     """
     asked = (events.from_, events.where, events.days, events.user, events.item)
     return context.keep(("pairs", *asked), lambda: _pairs(context, events, where))
@@ -46,8 +47,17 @@ def _pairs(context: SourceContext, events: PairEvents, where: str) -> DataFrame:
     if events.days is not None:
         rows = rows.where(at >= F.lit(midnight(context.ctx.ds, 1) - events.days * DAY_MICROS))
     types = dict(context.users.dtypes) | dict(context.items.dtypes)
-    user = col(events.user or score.user.key).cast(types[score.user.key])
-    item = col(events.item or score.item.key).cast(types[score.item.key])
+    names = {"user": events.user or score.user.key, "item": events.item or score.item.key}
+    for key, name in names.items():
+        if name not in rows.columns:
+            known = [c for c in rows.columns if not c.startswith("_")]
+            raise UserError(
+                f"{where}.{key}: the events have no column '{name}'{nearest(name, known)} (there are: "
+                f"{', '.join(known)})"
+            )
+    # A text that is no number is no user's key, and no item's.
+    user = col(names["user"]).try_cast(types[score.user.key])
+    item = col(names["item"]).try_cast(types[score.item.key])
     # Each pair once before it meets the items: one that a user had a thousand times is one row from here on.
     found = rows.select(user.alias(USER), item.alias("__item"), at.alias(AT)).where(
         F.col(USER).isNotNull() & F.col("__item").isNotNull()
@@ -75,7 +85,9 @@ def _own(context: SourceContext, events: PairEvents, where: str) -> tuple[DataFr
 
 def _named(context: SourceContext, events: PairEvents, where: str) -> tuple[DataFrame, Column]:
     assert events.from_ is not None
-    rows = context.active.sources(SourceRead(events.from_, "events"))
+    # What a user bought is bought: `features.history_days` is a bound of features, not of this.
+    lookback = None if events.days is None else events.days * DAY_MICROS
+    rows = context.active.sources(SourceRead(events.from_, "all_events", lookback))
     # What happened up to the end of ds.
     rows = rows.where(F.col(EVENT_MICROS) < F.lit(midnight(context.ctx.ds, 1)))
     if events.where is not None:

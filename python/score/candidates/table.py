@@ -30,12 +30,14 @@ class ListedItems:
         columns = [item, *([source.user] if source.user else []), *source.by, *([source.order] if source.order else [])]
         rows = read_table(context, source, columns, where)
         types = dict(context.users.dtypes) | dict(context.items.dtypes)
-        segment = [col(c).cast(types[c]).alias(c) for c in source.by]
+        for c in source.by:  # null is a segment of its own: what is none of the column's type is not in it
+            rows = rows.where(col(c).isNull() | col(c).try_cast(types[c]).isNotNull())
+        segment = [col(c).try_cast(types[c]).alias(c) for c in source.by]
         if source.user is not None:
-            segment = [col(source.user).cast(types[score.user.key]).alias(_USER)]
+            segment = [col(source.user).try_cast(types[score.user.key]).alias(_USER)]
         self._segment = (_USER,) if source.user is not None else source.by
         order = col(source.order) if source.order else F.lit(0)
-        found = rows.select(*segment, col(item).cast(types[score.item.key]).alias("__item"), order.alias(_ORDER))
+        found = rows.select(*segment, col(item).try_cast(types[score.item.key]).alias("__item"), order.alias(_ORDER))
         keys = context.items.select(col(score.item.key).alias("__item"), F.col(ITEM_ROW))
         best = F.max(_ORDER) if source.descending else F.min(_ORDER)
         found = found.join(keys, "__item").groupBy(*[col(c) for c in self._segment], ITEM_ROW).agg(best.alias(_ORDER))
@@ -61,7 +63,7 @@ def read_table(
         UserError: it is not there, or lacks a column, with the nearest.
     """
     if table.from_ is not None:
-        rows = context.active.sources(SourceRead(table.from_, "table"))
+        rows = context.active.sources(SourceRead(table.from_, "newest"))
         what = f"source '{table.from_}'"
     else:
         (external,) = tables_of(table)
