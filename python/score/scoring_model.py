@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.config.evaluation import HIGHER_IS_BETTER
 from headrace.errors import UserError
-from headrace.manifest import Output
+from headrace.manifest import Input, Output
 from headrace.registry.versions import champion, numbered
 from headrace.stage import Context
 
@@ -20,6 +20,27 @@ class ScoringModel:
     stage: str
     output: Output
     facts: Mapping[str, Any]
+
+    @property
+    def input(self) -> Input:
+        """It, among the inputs of a run."""
+        return Input(kind="model", name=self.output.name, version=self.output.version)
+
+
+def pinned_model(ctx: Context) -> ScoringModel:
+    """The model that the run's inputs name: all of a run is by one.
+
+    Raises:
+        UserError: another one is asked for by now (an alias of the registry has moved), or see `scoring_model`.
+    """
+    chosen = scoring_model(ctx)
+    if chosen.input not in ctx.inputs:
+        assert ctx.spec.score is not None
+        raise UserError(
+            f"score.model: '{ctx.spec.score.model}' has become version {chosen.output.version} of the model since the "
+            f"run began; run it again"
+        )
+    return chosen
 
 
 def scoring_model(ctx: Context) -> ScoringModel:

@@ -42,7 +42,7 @@ from headrace.score.rank.pair_features import PairFeatures, check_columns, check
 from headrace.score.rerank.columns import check_rule_columns
 from headrace.score.rerank.item_vectors import ModelItemVectors
 from headrace.score.rerank.reranker import RuleReranker
-from headrace.score.scoring_model import ScoringModel, scoring_model
+from headrace.score.scoring_model import ScoringModel, pinned_model, scoring_model
 from headrace.stage import Context, Result, Stage
 from headrace.storage import Location
 
@@ -80,10 +80,10 @@ class ScoreCandidates(Stage):
         assert ctx.spec.score is not None
         check_columns(ctx.spec, ctx.spec.score)
         check_rule_columns(ctx.spec)
-        events, model = pinned_table(ctx), scoring_model(ctx).output
+        events = pinned_table(ctx)
         return (
             Input(kind=events.kind, name=events.name, version=events.version),
-            Input(kind="model", name=model.name, version=model.version),
+            scoring_model(ctx).input,
             *pin(ctx.ws, tables_of_score(ctx.spec.score)),
         )
 
@@ -93,7 +93,7 @@ class ScoreCandidates(Stage):
 
     def run(self, ctx: Context) -> Result:
         """See the class. Raises UserError for what the spec, the data or the model lack."""
-        chosen = scoring_model(ctx)
+        chosen = pinned_model(ctx)
         read_meta(ctx.ws.locate(chosen.output.name))
         _check_table(ctx)
         with session(ctx.spec.spark, ctx.ws, f"score {ctx.spec.pipeline} {ctx.ds}") as spark:
@@ -159,7 +159,7 @@ def _run(ctx: Context, chosen: ScoringModel, spark: SparkSession) -> Result:
             maps=ctx.ws.mapped(spec.pipeline),
         )
         peak = worker_peak_memory(spark.sparkContext)
-        with _candidates(ctx, spark, active, users, items) as found_candidates:
+        with _candidates(ctx, chosen, spark, active, users, items) as found_candidates:
             pairs = n_users * n_items
             if found_candidates is not None:
                 users, n_users = found_candidates.frame, found_candidates.facts["users"]
@@ -230,7 +230,7 @@ def names_of_sources(names: Sequence[str]) -> Column:
 
 @contextmanager
 def _candidates(
-    ctx: Context, spark: SparkSession, active: Active, users: DataFrame, items: ItemTable
+    ctx: Context, chosen: ScoringModel, spark: SparkSession, active: Active, users: DataFrame, items: ItemTable
 ) -> Iterator[UserCandidates | None]:
     """What `score.candidates` gives each user; None where all items are ranked."""
     score = ctx.spec.score
@@ -239,7 +239,7 @@ def _candidates(
         yield None
         return
     reader = ExternalReader.of(ctx.ws, tables_of_score(score), ctx.inputs)
-    context = SourceContext(ctx, spark, active, users, items.frame(spark), reader)
+    context = SourceContext(ctx, spark, active, users, items.frame(spark), reader, chosen)
     with candidates_of_users(context) as found:
         reader.check_unchanged()
         yield found

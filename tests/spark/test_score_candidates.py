@@ -30,6 +30,7 @@ from headrace.score.candidates.pair_events import pairs_of
 from headrace.score.candidates.source import SourceContext
 from headrace.score.candidates.table import read_table
 from headrace.score.entities import Active
+from headrace.score.scoring_model import ScoringModel
 from headrace.stage import Context
 from headrace.workspace import Workspace
 
@@ -120,6 +121,8 @@ class Shop:
         spec = build_spec(SPEC | (more or {}) | {"score": base | score})
         ctx = Context(spec, self.ws, DS)
         spark, reader = self.spark, ExternalReader(self.ws)
+        # No source here looks at it.
+        model = ScoringModel("train", Output(kind="model", name="model", version="1"), {})
         split = self.events.ts.map(lambda t: "train" if t < END - timedelta(days=1) else "valid")
         events = spark.createDataFrame(pa.table({**self.events.drop(columns="row"), SPLIT: split}))
         bought = pa.table(dict(zip(("buyer", "item", "amount"), zip(*self.bought, strict=True), strict=True)))
@@ -136,7 +139,7 @@ class Shop:
         types = {"item": pa.string(), "price": pa.float64(), "lands": pa.list_(pa.string()), "events": pa.int64()}
         items = pa.Table.from_pylist(self.items, pa.schema(types | {"first_event": at, "last_event": at}))
         frame = spark.createDataFrame(items.append_column("item_row", pa.array(range(len(items)), pa.int32())))
-        return SourceContext(ctx, spark, active, spark.createDataFrame(users), frame, reader)
+        return SourceContext(ctx, spark, active, spark.createDataFrame(users), frame, reader, model)
 
     # Whole orders of items by plain Python.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -26,7 +27,7 @@ from headrace.features.build.stage import BuildFeatures
 from headrace.features.engines.spark.transform import transform
 from headrace.features.types import declared
 from headrace.features.workflow.fitted import FittedWorkflow
-from headrace.manifest import Manifest, Output
+from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
@@ -38,7 +39,7 @@ from headrace.score.items import ITEM_ROW, ItemTable
 from headrace.score.rank.blocks import ITEMS
 from headrace.score.rerank.lists import RankedLists, Rule
 from headrace.score.rerank.rerank import rerank
-from headrace.score.scoring_model import scoring_model
+from headrace.score.scoring_model import pinned_model, scoring_model
 from headrace.score.stage import ScoreCandidates
 from headrace.score.table import score_table
 from headrace.score.vectors.stage import ExportVectors
@@ -386,7 +387,8 @@ def _check_vector_items(
     asked = users.unionByName(new).withColumn(FETCH, F.when(F.col("user") % 7 == 0, 0).otherwise(2 + F.col("user") % 4))
     rows = table.frame(spark).select(ITEM_ROW, "item", "price")
     # What the source looks at.
-    given = SimpleNamespace(ctx=ctx, spark=spark, users=users, items=rows.where(F.col(ITEM_ROW) != 3))
+    left = rows.where(F.col(ITEM_ROW) != 3)
+    given = SimpleNamespace(ctx=ctx, spark=spark, users=users, items=left, model=scoring_model(ctx))
     context = cast(SourceContext, given)
     source = VectorItems(context, VectorSource(k=4), "liked")
     keys = table.keys(np.arange(table.rows)).to_pylist()
@@ -528,7 +530,13 @@ def test_choice(asked: str, neural: float | None, baseline: Any, chosen: str, ws
         for stage, auc in (("train", neural), ("baseline", baseline))
         if auc != "none"
     }
-    assert scoring_model(Context(spec(model=asked), ws, DS, upstream)).stage == chosen
+    ctx = Context(spec(model=asked), ws, DS, upstream)
+    assert scoring_model(ctx).stage == chosen
+    # A run is by the model that its inputs name, whatever is asked for by the time that it starts.
+    assert pinned_model(replace(ctx, inputs=(scoring_model(ctx).input,))) == scoring_model(ctx)
+    earlier = Input(kind="model", name=chosen, version="earlier")
+    with pytest.raises(UserError, match=rf"'{asked}' has become version {chosen} of the model.*run it again"):
+        ScoreCandidates().run(replace(ctx, inputs=(earlier,)))
     if baseline != "none":
         # Of a loss the lower one is the better; what one was not measured by compares nothing.
         losses = {

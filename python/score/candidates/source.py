@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.config import Score
 from headrace.features.table_ops.external import ExternalReader
 from headrace.score.entities import Active
+from headrace.score.scoring_model import ScoringModel
 from headrace.stage import Context
 from headrace.storage import Location
 
@@ -33,6 +34,8 @@ class SourceContext:
     items: DataFrame
     #: Reads tables given by their paths, at the versions that the run has pinned.
     reader: ExternalReader
+    #: The model that scores.
+    model: ScoringModel
     #: Frames that were computed once, by name.
     kept: dict[Hashable, DataFrame] = field(default_factory=dict)
 

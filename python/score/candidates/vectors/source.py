@@ -21,7 +21,6 @@ from headrace.score.candidates.vectors.search import BuildIndex, FindItems, Meas
 from headrace.score.items import ITEM_ROW
 from headrace.score.rank.blocks import ITEMS
 from headrace.score.rank.pair_features import context_scalars
-from headrace.score.scoring_model import scoring_model
 from headrace.score.vectors.model_vectors import ModelVectors, Side
 from headrace.storage import Location
 
@@ -170,8 +169,7 @@ class VectorItems:
         return int(self._context.spark.sparkContext.getConf().get("spark.task.cpus") or 1)
 
     def _vectors(self, side: Side) -> ModelVectors:
-        ctx, score = self._context.ctx, self._score
-        chosen = scoring_model(ctx)
+        ctx, score, chosen = self._context.ctx, self._score, self._context.model
         # Trees have no vectors: the day's network behind or beside them has.
         trees = chosen.stage in ("baseline", "second_stage")
         model = ctx.upstream["train"].output("model") if trees else chosen.output
