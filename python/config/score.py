@@ -49,6 +49,10 @@ class Entity(Section):
 #: A version of the registered model, or `@` and an alias.
 RegisteredModel = Annotated[str, Field(pattern=r"^(@[A-Za-z][\w-]*|[1-9][0-9]*)$")]
 
+#: Columns of items that candidates are made with; and of the scores where there are candidates.
+_OF_CANDIDATES = ("item_row", "events", "first_event", "last_event")
+_OF_SCORES = ("source", "sources")
+
 
 class Score(Section):
     """Batch scoring of users x candidate items."""
@@ -106,6 +110,15 @@ class Score(Section):
                 raise ValueError("filters are of candidates: add candidates, or use exclude_seen alone")
             return self
         columns = {"user": [self.user.key, *self.user.columns], "item": [self.item.key, *self.item.columns]}
+        for column in (*columns["user"], *columns["item"]):
+            if column.lower() in _OF_CANDIDATES or column.startswith("__"):
+                raise ValueError(f"'{column}' is the name of a column that candidates make; rename the column")
+        for side in ("user", "item"):
+            if columns[side][0].lower() in _OF_SCORES:
+                raise ValueError(
+                    f"{side}.key: '{columns[side][0]}' is the name of a column that candidates add to the scores "
+                    f"table; rename the column"
+                )
         for name, source in self.candidates.sources.items():
             asked = {"by": ("user", getattr(source, "by", ()))}
             if source.kind == "recent" and source.column is not None:

@@ -32,7 +32,7 @@ def check_columns(table: Location, wanted: Mapping[str, str], why: str, optional
         UserError: it has others.
     """
     there = {name: _array(type_) for name, type_ in DeltaLog(table).columns().items()}
-    required = {name: type_ for name, type_ in there.items() if optional.get(name) != type_}
+    required = {name: type_ for name, type_ in there.items() if name in wanted or optional.get(name) != type_}
     if there and required != wanted:
         raise UserError(
             f"table {table} has the columns {there}, but what is to be written has {dict(wanted)}: {why}. Move the "

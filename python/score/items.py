@@ -78,7 +78,8 @@ class ItemTable:
         """
         score = ctx.spec.score
         assert score is not None
-        key, limit = score.item.key, score.item.limit
+        # Items that a named source lists come besides the limit's.
+        key, limit = score.item.key, score.item.limit if score.item.from_ is None else None
         names = (*items.columns, *HASHES)
         # Spark's hash goes over nulls as if they were not there: whether a value is one is hashed, too.
         hashed = [x for c in items.columns for x in (col(c).isNull(), col(c))]

@@ -17,8 +17,8 @@ from headrace.storage import local
 from headrace.workspace import Workspace
 
 
-@pytest.mark.parametrize("limit", [None, 5000])
-def test_spark_writes_what_it_reads(spark: SparkSession, tmp_path: Path, limit: int | None) -> None:
+@pytest.mark.parametrize(("limit", "listed"), [(None, None), (5000, None), (5000, "catalogue")])
+def test_spark_writes_what_it_reads(spark: SparkSession, tmp_path: Path, limit: int | None, listed: str | None) -> None:
     types = {"shop.id": "string", "price": "double", "tags": "array<string>", "at": "timestamp", "click": "int"}
     spec = build_spec(
         {
@@ -31,7 +31,13 @@ def test_spark_writes_what_it_reads(spark: SparkSession, tmp_path: Path, limit: 
                 "window_days": 3,
                 "workflow": [{"columns": ["price"], "ops": ["log"]}],
             },
-            "score": {"user": {"key": "click"}, "item": {"key": "shop.id", "limit": limit}},
+            "sources": {
+                "catalogue": {
+                    "source": {"format": "jsonl", "path": "catalogue/*"},
+                    "table": {"columns": [{"name": "shop.id", "type": "string"}]},
+                }
+            },
+            "score": {"user": {"key": "click"}, "item": {"key": "shop.id", "limit": limit, "from": listed}},
         }
     )
     ctx = Context(spec, Workspace(tmp_path / "home"), "2026-01-05")
@@ -47,7 +53,7 @@ def test_spark_writes_what_it_reads(spark: SparkSession, tmp_path: Path, limit: 
     wanted = wanted.assign(order=wanted["shop.id"].str.encode("utf-8")).sort_values("order").drop(columns="order")
     wanted = wanted.reset_index(drop=True)
     assert made.rows == len(ids) - 1
-    assert len(made.parts) == (1 if limit else spark.sparkContext.defaultParallelism)
+    assert len(made.parts) == (1 if limit and not listed else spark.sparkContext.defaultParallelism)
     pd.testing.assert_frame_equal(made.open().drop(list(HASHES)).to_pandas(), wanted)
     rows = rng.integers(0, made.rows, 500)
     assert made.rows_of(made.keys(rows)).tolist() == rows.tolist()

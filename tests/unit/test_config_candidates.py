@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.config import Popular, Spec, build_spec
+from headrace.config import Candidates, Entity, Popular, Score, Spec, build_spec
 from headrace.errors import UserError
 from headrace.workspace import pipeline_file
 
@@ -84,6 +84,25 @@ def test_sources_that_are_refused(sources: dict[str, Any], message: str) -> None
 def test_filters_that_are_refused(entry: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         clicks(candidates={"sources": {"a": {"kind": "popular"}}}, filters=[entry])
+
+
+@pytest.mark.parametrize("name", ["events", "First_Event", "last_event", "item_row", "__items"])
+@pytest.mark.parametrize("side", ["user", "item"])
+def test_columns_that_candidates_make_are_refused(side: str, name: str) -> None:
+    sources = {"sources": {"a": {"kind": "popular"}}}
+    sides = {"user": {"key": "user_id"}, "item": {"key": "item_id"}}
+    entities = {s: Entity(**of, columns=(name,) if s == side else ()) for s, of in sides.items()}
+    Score(**entities)
+    with pytest.raises(ValueError, match=f"'{name}' is the name of a column that candidates make"):
+        Score(**entities, candidates=Candidates.model_validate(sources))
+
+
+@pytest.mark.parametrize("side", ["user", "item"])
+def test_a_key_named_like_a_column_of_the_scores_is_refused_with_candidates(side: str) -> None:
+    entities = {s: Entity(key="source" if s == side else f"{s}_id") for s in ("user", "item")}
+    Score(**entities)
+    with pytest.raises(ValueError, match=rf"{side}\.key: 'source' is the name of a column that candidates add"):
+        Score(**entities, candidates=Candidates.model_validate({"sources": {"a": {"kind": "popular"}}}))
 
 
 def test_filters_need_candidates() -> None:
