@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -30,7 +30,7 @@ from headrace.lake.worker_memory import report_peak_memory, worker_peak_memory
 from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import maps_of, read_meta
 from headrace.score.candidates.candidates import UserCandidates, candidates_of_users
-from headrace.score.candidates.source import SourceContext
+from headrace.score.candidates.source import SourceContext, stored
 from headrace.score.candidates.table import tables_of_score
 from headrace.score.day_table import check_columns as check_table_columns
 from headrace.score.day_table import key_types, rows_of_day, verify_day, write_day
@@ -165,11 +165,14 @@ def _run(ctx: Context, chosen: ScoringModel, spark: SparkSession) -> Result:
                 users, n_users = found_candidates.frame, found_candidates.facts["users"]
                 pairs = found_candidates.facts["candidates"]
             tick = time.perf_counter()
-            version = _write(ctx, spark, task, users, (n_users, pairs), chosen.output.version, peak, found_candidates)
+            counts, table = (n_users, pairs), ctx.ws.table(spec.pipeline, "scores")
+            with _scored(ctx, spark, task, users, counts, chosen.output.version, peak, found_candidates) as scored:
+                # Rows of items that filters leave out must never be in the table: counted before the commit.
+                written = scored if found_candidates is None else stored(spark, scored, scratch / "scores")
+                of_candidates = _check_filters(ctx, found_candidates, written)
+                version = write_day(written, table, stage="score", ds=ctx.ds, key=ctx.key)
             seconds = time.perf_counter() - tick
-            of_candidates = _check_filters(ctx, spark, found_candidates, version)
     log.info("score: %s pairs in %.1f s (%s pairs/s)", f"{pairs:,}", seconds, f"{pairs / seconds:,.0f}")
-    table = ctx.ws.table(spec.pipeline, "scores")
     rows = rows_of_day(table, version, ctx.ds)
     output = Output(kind="delta", name=ctx.ws.name_of(table), version=str(version), rows=rows)
     return Result(
@@ -240,19 +243,17 @@ def _candidates(
         return
     reader = ExternalReader.of(ctx.ws, tables_of_score(score), ctx.inputs)
     context = SourceContext(ctx, spark, active, users, items.frame(spark), reader, chosen)
-    with candidates_of_users(context) as found:
+    with ExitStack() as made:
+        with worker_errors():  # of the making alone
+            found = made.enter_context(candidates_of_users(context))
         reader.check_unchanged()
         yield found
 
 
-def _check_filters(
-    ctx: Context, spark: SparkSession, candidates: UserCandidates | None, version: int
-) -> dict[str, Any]:
-    """The facts of candidates, when the day's rows have been counted against all filters."""
+def _check_filters(ctx: Context, candidates: UserCandidates | None, rows: DataFrame) -> dict[str, Any]:
+    """The facts of candidates, when the rows to be written have been counted against all filters."""
     if candidates is None:
         return {}
-    table = ctx.ws.table(ctx.spec.pipeline, "scores")
-    rows = read_version(spark, table, version, lambda of: of["ds"] == ctx.ds).where(F.col("ds") == ctx.ds)
     violations = candidates.violations(rows)
     if violations:
         raise RuntimeError(f"{violations} of the scores of {ctx.ds} are of items that score.filters leave out")
@@ -280,7 +281,8 @@ def _check_pair_features(features: PairFeatures, users: DataFrame, items: ItemTa
     check_pair_features(features, few, first, of_items.open())
 
 
-def _write(
+@contextmanager
+def _scored(
     ctx: Context,
     spark: SparkSession,
     task: TaskInputs,
@@ -289,8 +291,8 @@ def _write(
     model: str,
     peak: Accumulator[float],
     candidates: UserCandidates | None,
-) -> int:
-    """Score and commit; the version of the commit. `counts`: of users and of pairs.
+) -> Iterator[DataFrame]:
+    """The rows of the table, to be computed within the block. `counts`: of users and of pairs.
 
     Users are partitioned to tasks by a hash of their key: the one exchange, of users; pairs never leave their task.
     """
@@ -299,17 +301,21 @@ def _write(
     n_users, pairs = counts
     tasks = min(n_users, max(_TASKS_A_CORE * spark.sparkContext.defaultParallelism, -(-pairs // _TASK_PAIRS)))
     partitioned = users.repartition(tasks, col(score.user.key)).sortWithinPartitions(col(score.user.key))
+    # mapInArrow reads a dot in a column's name as a field's: numbers travel, the task puts the names back.
+    names = list(partitioned.columns)
+    numbered = partitioned.toDF(*[f"c{i}" for i in range(len(names))])
     shared, counter = spark.sparkContext.broadcast(task), spark.sparkContext.accumulator(0)
 
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from score_batches(shared.value, batches, counter.add)
+        named = (pa.RecordBatch.from_arrays(batch.columns, names) for batch in batches)
+        yield from score_batches(shared.value, named, counter.add)
         report_peak_memory(peak)
 
     types = {c.name: str(declared(c)) for c in prepared_columns(spec)}
     of_lists = [] if score.rerank is None else list(_OF_RERANK.items())
     written = [("user", types[score.user.key]), ("item", types[score.item.key]), ("rank", "int"), ("score", "float")]
     written += [] if candidates is None else [("sources", "int")]
-    best = partitioned.mapInArrow(work, ", ".join(f"{name} {type_}" for name, type_ in [*written, *of_lists]))
+    best = numbered.mapInArrow(work, ", ".join(f"{name} {type_}" for name, type_ in [*written, *of_lists]))
     frame = best.select(
         F.lit(ctx.ds).alias("ds"),
         F.col("user").alias(score.user.key),
@@ -321,9 +327,8 @@ def _write(
         *[name for name, _ in of_lists],
     )
     with _progress(counter, pairs), worker_errors():
-        version = write_day(frame, ctx.ws.table(spec.pipeline, "scores"), stage="score", ds=ctx.ds, key=ctx.key)
+        yield frame
     shared.unpersist()
-    return version
 
 
 @contextmanager

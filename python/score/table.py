@@ -90,7 +90,8 @@ def score_table(ctx: Context, chosen: ScoringModel, spark: SparkSession, source:
     context = {c: given[c] for c in given if c not in rows.columns}
     missing = [c for c in fitted.input_columns if c not in rows.columns and c not in context]
     threads = int(spark.sparkContext.getConf().get("spark.task.cpus") or 1)
-    with _with_columns(ctx, spark, rows, missing, source) as whole, worker_errors(), target.new_folder() as building:
+    # The folder is the outer block: it appears when what the rows were made of has been seen to be unchanged.
+    with target.new_folder() as building, _with_columns(ctx, spark, rows, missing, source) as whole, worker_errors():
         task = _Rows(folder, threads, score.output, maps, tuple(whole.columns), kept, context)
         fields = [StructField(f"c{i}", f.dataType) for i, f in enumerate(rows.schema.fields)]
         schema = StructType([*fields, StructField(f"c{kept}", FloatType())])

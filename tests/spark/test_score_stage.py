@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,14 +27,17 @@ from headrace.drift.count_day import count_day
 from headrace.errors import UserError
 from headrace.features.build.stage import BuildFeatures
 from headrace.features.engines.spark.transform import transform
+from headrace.features.table_ops.external import ExternalReader
 from headrace.features.types import declared
 from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.lake.delta.log import DeltaLog
 from headrace.manifest import Input, Manifest, Output
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import save_model
 from headrace.models.sharded_model import ShardedModel
 from headrace.registry import register
 from headrace.schema import TableColumn
+from headrace.score.candidates.candidates import UserCandidates, candidates_of_users
 from headrace.score.candidates.source import FETCH, SourceContext
 from headrace.score.candidates.vectors.source import VectorItems
 from headrace.score.items import ITEM_ROW, ItemTable
@@ -50,10 +55,11 @@ from headrace.udfs.xxhash64 import xxhash64_integers, xxhash64_strings
 from headrace.workspace import Workspace
 
 DS = "2026-01-05"
+#: One name has a dot, as of a field of JSON: to Spark it is one column, quoted.
 TYPES = {
     "user": "bigint",
     "age": "int",
-    "city": "string",
+    "home.city": "string",
     "likes": "array<string>",
     "item": "string",
     "price": "double",
@@ -65,7 +71,7 @@ TYPES = {
 
 def spec(**score: Any) -> Spec:
     base: dict[str, Any] = {
-        "user": {"key": "user", "columns": ["age", "city", "likes"]},
+        "user": {"key": "user", "columns": ["age", "home.city", "likes"]},
         "item": {"key": "item", "columns": ["price"], "limit": 12},
         "context": {"hour": 20},
         "top_k": 5,
@@ -84,7 +90,7 @@ def spec(**score: Any) -> Spec:
                     {"columns": ["age", "price"], "ops": ["fill_missing", "log", "normalize"]},
                     {"columns": ["hour"], "ops": ["categorify"]},
                     {"columns": ["user", "item"], "ops": [{"categorify": {"min_count": 2}}]},
-                    {"columns": ["city"], "ops": [{"hash_bucket": {"buckets": 5}}]},
+                    {"columns": ["home.city"], "ops": [{"hash_bucket": {"buckets": 5}}]},
                     {"columns": ["user", "item"], "ops": ["raw_id", {"rename": {"suffix": "_raw"}}]},
                     {"columns": ["likes"], "ops": ["categorify", {"pad": {"length": 2}}]},
                     # Of both sides: computed for each pair.
@@ -111,7 +117,7 @@ def draw(rows: int = 1500, seed: int = 4) -> pd.DataFrame:
         {
             "user": pd.Series(maybe(rng.integers(10**11, 10**11 + 60, rows), 0.02), dtype=object),
             "age": pd.Series(maybe(rng.integers(18, 60, rows)), dtype=object),
-            "city": maybe(rng.choice(["Genf", "Zürich", "Bern"], rows)),
+            "home.city": maybe(rng.choice(["Genf", "Zürich", "Bern"], rows)),
             "likes": [list(rng.choice(["a", "b", "c", "d"], rng.integers(0, 4))) for _ in range(rows)],
             "item": maybe(np.array([f"é{i}" if i % 2 else f"z{i}" for i in rng.zipf(1.3, rows) % 30]), 0.02),
             "price": pd.Series(maybe(rng.gamma(2, 9, rows)), dtype=object),
@@ -203,7 +209,7 @@ def sides(events: pd.DataFrame, item_limit: int) -> tuple[pd.DataFrame, pd.DataF
         last = newest.drop_duplicates(key, keep="last").set_index(key)
         return last.loc[order, columns].reset_index()
 
-    return side("user", ["age", "city", "likes"], None), side("item", ["price"], item_limit)
+    return side("user", ["age", "home.city", "likes"], None), side("item", ["price"], item_limit)
 
 
 def expected(
@@ -427,8 +433,12 @@ def _check_vector_items(
     assert (ws.spark_local / "score" / "shop" / "vectors" / "vectors-indexed.faiss").size() == indexed.facts["bytes"]
 
 
+def has_changed(reader: ExternalReader) -> None:
+    raise UserError("the files have changed")
+
+
 def test_registered_models_score_other_days_and_tables(
-    spark: SparkSession, day: Workspace, events: pd.DataFrame, tmp_path: Path
+    spark: SparkSession, day: Workspace, events: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ws = Workspace(tmp_path / "home")
     shutil.copytree(day.home, ws.home)
@@ -470,7 +480,7 @@ def test_registered_models_score_other_days_and_tables(
 
     users, items = sides(events, 10**6)
     whole = pairs[:60].merge(users, on="user").merge(items, on="item").assign(hour=20).sort_values("note")
-    types = {c: TYPES[c] for c in ("user", "item", "age", "city", "likes", "price", "hour")}
+    types = {c: TYPES[c] for c in ("user", "item", "age", "home.city", "likes", "price", "hour")}
     frame = to_spark(spark, whole, types).coalesce(1)
     frame.write.format("delta").save(str(tmp_path / "whole"))
     alone = Context(s, ws, DS, {})  # no day is needed
@@ -481,12 +491,26 @@ def test_registered_models_score_other_days_and_tables(
 
     # The same model in a mapInArrow of one's own, and without Spark.
     predictor = hr.Predictor(source.local_path(), column="p", maps=tmp_path / "maps")
-    mapped = frame.mapInArrow(predictor.map_in_arrow, predictor.schema_of(frame)).toPandas()
+    names = frame.columns
+
+    def predicted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from predictor.map_in_arrow(pa.RecordBatch.from_arrays(b.columns, names) for b in batches)
+
+    # Spark's own mapInArrow refuses a name with a dot.
+    numbered = frame.toDF(*[f"c{i}" for i in range(len(names))])
+    mapped = numbered.mapInArrow(predicted, predictor.schema_of(frame)).toPandas()
     np.testing.assert_allclose(sorted(mapped.p), sorted(rows.score), rtol=1e-5)
     np.testing.assert_allclose(predictor.predict(frame.toArrow()), mapped.p, rtol=1e-5)
     with pytest.raises(UserError, match="the frame has no column 'price'"):
         predictor.predict(frame.drop("price").toArrow())
 
+    # A table that the rows were made of changes while they are scored: nothing appears.
+    ctx = Context(s, ws, DS, upstream)
+    with monkeypatch.context() as patch:
+        patch.setattr(ExternalReader, "check_unchanged", has_changed)
+        with pytest.raises(UserError, match="have changed"):
+            score_table(ctx, scoring_model(ctx), spark, local(tmp_path / "pairs"), local(tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
     for change, said in (
         ({"source": tmp_path / "nothing"}, "there is no table"),
         ({"target": target}, "is there already"),
@@ -621,7 +645,7 @@ def test_limits_and_seen(spark: SparkSession, day: Workspace, events: pd.DataFra
         model="baseline",
         exclude_seen=True,
         top_k=50,
-        user={"key": "user", "columns": ["age", "city", "likes"], "limit": 7},
+        user={"key": "user", "columns": ["age", "home.city", "likes"], "limit": 7},
     )
     run_stage(ScoreCandidates(), s, day, DS)
     window = events[(events.ts >= "2026-01-02") & (events.ts < "2026-01-06") & (events.ds <= DS) & (events.click == 1)]
@@ -636,6 +660,41 @@ def test_limits_and_seen(spark: SparkSession, day: Workspace, events: pd.DataFra
     assert len(found) < 7 * 12, "nobody has clicked anything"
 
 
+def test_candidates_are_counted_before_they_are_written(
+    spark: SparkSession, day: Workspace, events: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ws = Workspace(tmp_path / "home")
+    shutil.copytree(day.home, ws.home)
+    before = DeltaLog(ws.table("shop", "scores")).version
+    listed = {"limit": 8, "sources": {"liked": {"kind": "popular", "k": 8}}}
+    s = spec(model="baseline", candidates=listed, exclude_seen=True)
+
+    @contextmanager
+    def leaky(context: SourceContext) -> Iterator[UserCandidates]:
+        with candidates_of_users(context) as found:
+            yield replace(found, violations=lambda rows: rows.where("rank = 1").count())
+
+    # A filter that lets something through cannot be written down: one is told so.
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.score.stage.candidates_of_users", leaky)
+        with pytest.raises(RuntimeError, match=r"scores of .* are of items that"):
+            run_stage(ScoreCandidates(), s, ws, DS)
+    assert DeltaLog(ws.table("shop", "scores")).version == before
+    done = run_stage(ScoreCandidates(), s, ws, DS).manifest
+    assert DeltaLog(ws.table("shop", "scores")).version == (before or 0) + (before is not None)
+    assert done.facts["candidates"]["violations"] == 0
+    found = scores(spark, ws)
+    window = events[(events.ts >= "2026-01-02") & (events.ts < "2026-01-06") & (events.ds <= DS) & (events.click == 1)]
+    clicked = set(zip(window.user, window.item, strict=True))
+    every = expected(spark, day, events, "baseline", k=100, limit=12)
+    score_of = dict(zip(zip(every.user, every.item, strict=True), every.score, strict=True))
+    pairs = list(zip(found.user, found.item, strict=True))
+    assert not clicked & set(pairs)
+    assert found.score.tolist() == [score_of[pair] for pair in pairs]
+    assert (set(found.source), len(found)) == ({"liked"}, done.rows["scores"])
+    assert not (ws.spark_local / "score" / "shop").exists()
+
+
 def test_messages(spark: SparkSession, day: Workspace, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ws = Workspace(tmp_path / "home")
     shutil.copytree(day.home, ws.home)
@@ -643,7 +702,7 @@ def test_messages(spark: SparkSession, day: Workspace, tmp_path: Path, caplog: p
         run_stage(ScoreCandidates(), spec(context={}), ws, DS)
 
     # The table's other days were written with other keys.
-    swapped = spec(user={"key": "city", "columns": ["user", "age", "likes"]})
+    swapped = spec(user={"key": "home.city", "columns": ["user", "age", "likes"]})
     with pytest.raises(UserError, match="its keys were others"):
         run_stage(ScoreCandidates(), swapped, ws, DS)
 

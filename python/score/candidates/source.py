@@ -46,12 +46,7 @@ class SourceContext:
         the driver has no memory to print them.
         """
         if name not in self.kept:
-            frame = make()
-            # Any name is a column's here; in Parquet not.
-            numbered = frame.toDF(*[f"c{i}" for i in range(len(frame.columns))])
-            path = str(self.folder / f"{len(self.kept)}.parquet")
-            numbered.write.mode("overwrite").parquet(path)
-            self.kept[name] = self.spark.read.schema(numbered.schema).parquet(path).toDF(*frame.columns)
+            self.kept[name] = stored(self.spark, make(), self.folder / f"{len(self.kept)}.parquet")
         return self.kept[name]
 
     def release(self) -> None:
@@ -74,6 +69,14 @@ class SourceContext:
         """The section."""
         assert self.ctx.spec.score is not None
         return self.ctx.spec.score
+
+
+def stored(spark: SparkSession, frame: DataFrame, folder: Location) -> DataFrame:
+    """The frame's rows, computed now and read from Parquet files in a folder, which are replaced."""
+    # Any name is a column's here; in Parquet not.
+    numbered = frame.toDF(*[f"c{i}" for i in range(len(frame.columns))])
+    numbered.write.mode("overwrite").parquet(str(folder))
+    return spark.read.schema(numbered.schema).parquet(str(folder)).toDF(*frame.columns)
 
 
 class ItemRanking(Protocol):

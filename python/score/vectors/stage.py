@@ -113,15 +113,18 @@ def _run(ctx: Context, score: Score, model: Output, spark: SparkSession) -> Resu
                 context=context_scalars(ctx.spec, score),
                 maps=ctx.ws.mapped(ctx.spec.pipeline),
             )
-            shared = spark.sparkContext.broadcast(task)
+            shared, names = spark.sparkContext.broadcast(task), list(frame.columns)
 
             def work(
-                batches: Iterable[pa.RecordBatch], shared: Any = shared, key: str = key
+                batches: Iterable[pa.RecordBatch], shared: Any = shared, key: str = key, names: list[str] = names
             ) -> Iterator[pa.RecordBatch]:
-                yield from vector_batches(shared.value, key, batches)
+                named = (pa.RecordBatch.from_arrays(batch.columns, names) for batch in batches)
+                yield from vector_batches(shared.value, key, named)
                 report_peak_memory(peak)
 
-            found = frame.mapInArrow(work, f"key {key_types(ctx.spec, score)[key]}, vector array<float>").select(
+            # mapInArrow reads a dot in a column's name as a field's: numbers travel, the task puts the names back.
+            numbered = frame.toDF(*[f"c{i}" for i in range(len(names))])
+            found = numbered.mapInArrow(work, f"key {key_types(ctx.spec, score)[key]}, vector array<float>").select(
                 F.lit(ctx.ds).alias("ds"),
                 F.col("key").alias(key),
                 "vector",
