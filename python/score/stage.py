@@ -23,6 +23,7 @@ from headrace.features.table_ops.external import ExternalReader, pin
 from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.types import declared
 from headrace.features.workflow.fitted import FittedWorkflow
+from headrace.lake.arrow_batches import bounded_batches
 from headrace.lake.delta.frame import read_version
 from headrace.lake.session import session
 from headrace.lake.worker_errors import worker_errors
@@ -243,7 +244,8 @@ def _candidates(
         return
     reader = ExternalReader.of(ctx.ws, tables_of_score(score), ctx.inputs)
     context = SourceContext(ctx, spark, active, users, items.frame(spark), reader, chosen)
-    with ExitStack() as made:
+    # Users come with lists of their items.
+    with bounded_batches(spark), ExitStack() as made:
         with worker_errors():  # of the making alone
             found = made.enter_context(candidates_of_users(context))
         reader.check_unchanged()

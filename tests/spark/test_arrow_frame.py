@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from headrace.features.vocabulary.delta_table import VocabularyTable
 from headrace.features.vocabulary.rule import VocabularyRule
+from headrace.lake.arrow_batches import bounded_batches
 from headrace.lake.arrow_frame import LOCAL_BYTES, arrow_frame
 from headrace.storage import local
 
@@ -89,3 +91,33 @@ def test_a_large_vocabulary_goes_with_no_task(
     assert there.set_index("value")["code"].to_dict() == dict(zip(*pinned.to_pydict().values(), strict=True))
     assert len(there) == len(values)
     assert "large" not in spark_warnings()
+
+
+def _bytes_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield pa.RecordBatch.from_pydict({"rows": pa.array([batch.num_rows], pa.int32()), "bytes": [batch.nbytes]})
+
+
+def test_batches_of_long_lists_are_cut(spark: SparkSession) -> None:
+    # 20 lists of 800 kB.
+    lists = spark.range(0, 20, 1, 1).select(F.array_repeat("id", 100_000).alias("ids"))
+
+    def batches() -> list[tuple[int, int]]:
+        return [tuple(r) for r in lists.mapInArrow(_bytes_of, "rows int, bytes bigint").collect()]
+
+    assert [rows for rows, _ in batches()] == [20]
+    with bounded_batches(spark, "4m"):
+        cut = batches()
+    assert sum(rows for rows, _ in cut) == 20
+    assert max(size for _, size in cut) < (4 << 20) + 900_000
+    assert len(cut) < 6
+    assert [rows for rows, _ in batches()] == [20]
+    # What a user has set is kept.
+    key = "spark.sql.execution.arrow.maxBytesPerBatch"
+    spark.conf.set(key, "8m")
+    try:
+        with bounded_batches(spark):
+            assert spark.conf.get(key) == "8m"
+        assert spark.conf.get(key) == "8m"
+    finally:
+        spark.conf.unset(key)
