@@ -26,6 +26,7 @@ from headrace.features.table_ops.preparation import Preparation
 from headrace.features.table_ops.spark_windows import EVENT_MICROS
 from headrace.manifest import Manifest, Output
 from headrace.score.candidates.candidates import UserCandidates, candidates_of_users
+from headrace.score.candidates.covisitation import share_of_users
 from headrace.score.candidates.pair_events import pairs_of
 from headrace.score.candidates.source import SourceContext
 from headrace.score.candidates.table import read_table
@@ -327,6 +328,15 @@ def test_every_user_has_what_the_filters_leave(shop: Shop) -> None:
     assert liked["candidates"] == sum(m & 2 == 2 for _, masks in lists.values() for m in masks)
     assert liked["shared"]["recent"] == sum(m & 6 == 6 for _, masks in lists.values() for m in masks)
     assert liked["alone"] == sum(m == 2 for _, masks in lists.values() for m in masks)
+
+
+def test_a_popular_items_users_are_thinned(spark: SparkSession) -> None:
+    counts, most = [1, 7, 2047, 2048, 5000, 10**7, 2**33], [2, 1000, 2047, 2048, 10**6, 10**9]
+    rows = spark.createDataFrame(pa.table({"n": counts}))
+    found = rows.select("n", *[share_of_users(m, F.col("n")).alias(str(m)) for m in most]).toArrow().to_pylist()
+    for row in found:
+        for m in most:
+            assert row[str(m)] == max(1, min(STEPS, m * STEPS // row["n"])), (m, row["n"])
 
 
 @pytest.mark.parametrize("k", [3, 20])

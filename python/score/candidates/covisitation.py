@@ -75,8 +75,7 @@ class CovisitedItems:
         """(ITEM_ROW, neighbours array<int>, similarities array<bigint>): each item's most similar ones."""
         n, other, common = F.col("__n"), "__other", F.col("__common")
         counts = self._history.groupBy(ITEM_ROW).agg(F.count(F.lit(1)).alias("__n"))
-        share = F.greatest(F.lit(1), F.least(F.lit(_STEPS), F.floor(self._source.users_per_item * F.lit(_STEPS) / n)))
-        counts = counts.withColumn("__share", share.cast("int"))
+        counts = counts.withColumn("__share", share_of_users(self._source.users_per_item, n))
         kept = self._history.join(counts, ITEM_ROW).where(
             F.pmod(F.xxhash64(F.lit("users of an item"), F.col(USER)), F.lit(_STEPS)) < F.col("__share")
         )
@@ -112,6 +111,13 @@ class CovisitedItems:
             return common / F.sqrt(n.cast("double") * m)
         # Of thinned counts the users of either may come out below those of both.
         return common / F.greatest(common, n + m - common)
+
+
+def share_of_users(users_per_item: int, n: Column) -> Column:
+    """How many of 2^20 steps of an item's n users (bigint) leave about `users_per_item` of them: int, 1 at least."""
+    # A double: Spark's product of two ints is an int, and overflows.
+    steps = F.floor(F.lit(float(users_per_item * _STEPS)) / n)
+    return F.greatest(F.lit(1), F.least(F.lit(_STEPS), steps)).cast("int")
 
 
 def _pairs_within(basket: Column) -> Column:
