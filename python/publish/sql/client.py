@@ -18,6 +18,8 @@ class SqlClient(ABC):
     quotes = '"'
     #: A parameter in a statement.
     mark = "?"
+    #: The statement that a transaction begins with.
+    begin = "BEGIN"
     #: The types of the publications' columns: text that can be a key, text of any length, a moment, a count.
     key_type, text_type, moment_type, count_type = "VARCHAR(255)", "TEXT", "TIMESTAMP", "BIGINT"
     #: What the definition of the publications ends with, and that of a column that may be null.
@@ -64,7 +66,7 @@ class SqlClient(ABC):
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All statements of the block, or none of them."""
-        self.run("BEGIN")
+        self.run(self.begin)
         try:
             yield
             self.run("COMMIT")

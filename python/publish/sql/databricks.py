@@ -87,19 +87,21 @@ class DatabricksClient(SqlClient):
             f"WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
         ]
 
+    @property
+    def _information_schema(self) -> str:
+        return f"{self.quote(self._catalog)}.information_schema" if self._catalog else "information_schema"
+
     def columns(self, name: str) -> list[str]:
-        catalog = f"{self.quote(self._catalog)}." if self._catalog else ""
         rows = self.run(
-            f"SELECT column_name FROM {catalog}information_schema.columns WHERE table_schema = ? AND table_name = ? "
+            f"SELECT column_name FROM {self._information_schema}.columns WHERE table_schema = ? AND table_name = ? "
             f"ORDER BY ordinal_position",
             [self._schema, name],
         )
         return [str(n) for (n,) in rows]
 
     def tables(self, prefix: str) -> list[str]:
-        catalog = f"{self.quote(self._catalog)}." if self._catalog else ""
         rows = self.run(
-            f"SELECT table_name FROM {catalog}information_schema.tables WHERE table_schema = ? "
+            f"SELECT table_name FROM {self._information_schema}.tables WHERE table_schema = ? "
             f"AND startswith(table_name, ?)",
             [self._schema, prefix],
         )

@@ -43,6 +43,8 @@ class SqlAlchemyClient(SqlClient):
         self._connection, self._schema = connection, schema
         self._dialect = connection.dialect
         self._is_sqlite = self._dialect.name == "sqlite"
+        # SQLite otherwise finds out at the first write that another writer was first, and does not wait for it then.
+        self.begin = "BEGIN IMMEDIATE" if self._is_sqlite else "BEGIN"
         mark = _MARKS.get(self._dialect.paramstyle)
         if mark is None:
             raise UserError(
@@ -60,17 +62,6 @@ class SqlAlchemyClient(SqlClient):
     def run(self, statement: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         done = self._connection.exec_driver_sql(statement, tuple(params) or None)
         return [tuple(row) for row in done] if done.returns_rows else []
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        # SQLite otherwise finds out at the first write that another writer was first, and does not wait for it then.
-        self.run("BEGIN IMMEDIATE" if self._is_sqlite else "BEGIN")
-        try:
-            yield
-            self.run("COMMIT")
-        except BaseException:
-            self.run("ROLLBACK")
-            raise
 
     def load(self, table: str, columns: Sequence[str], files: Sequence[Path]) -> None:
         import pyarrow.parquet as pq
