@@ -211,7 +211,7 @@ class HeadraceJob(SparkSubmitOperator):
 
 def jobs(dag_id: str) -> list[HeadraceJob]:
     """The stages of a DAG, to be run one after another: a pipeline has one writer at a time."""
-    return [HeadraceJob(stage=entry.name) for entry in STAGES.values() if entry.dag == dag_id]
+    return [HeadraceJob(stage=entry.name) for entry in STAGES.values() if f"headrace_{entry.dag}" == dag_id]
 
 
 def score_this_day() -> TriggerDagRunOperator:

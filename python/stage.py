@@ -14,6 +14,7 @@ from headrace.errors import BusyError, UserError
 from headrace.manifest import Input, Manifest, Output, fingerprint
 from headrace.memory import PeakMemory
 from headrace.schema import DatasetSchema
+from headrace.stages import STAGES
 from headrace.storage import Lease
 from headrace.storage.lease import Held
 from headrace.workspace import Workspace
@@ -110,15 +111,18 @@ def run_stage(
         UserError: an upstream stage or an input is missing, or (BusyError) another run of this pipeline holds the
             lock.
     """
-    with run_lock(ws, spec.pipeline) as lease:
-        ws.manifest(spec.pipeline, ds, stage.name).parent.discard_unfinished()
+    entry = STAGES.get(stage.name)
+    own = entry.lease if entry is not None else None
+    with run_lock(ws, spec.pipeline, own) as lock:
+        if own is None:  # otherwise another stage may be writing its manifest there
+            ws.manifest(spec.pipeline, ds, stage.name).parent.discard_unfinished()
         plan = plan_run(stage, spec, ws, ds)
         announce(plan.reason)
         if plan.reason is None:
             assert plan.manifest is not None
             return Outcome(plan.manifest, skipped=True, reason="already done with the same inputs")
         manifest = execute(stage, replace(plan, ctx=replace(plan.ctx, began=began)))
-        lease.check()
+        lock.check()
         manifest.save(ws.manifest(spec.pipeline, ds, stage.name))
         return Outcome(manifest, skipped=False, reason=plan.reason)
 
@@ -223,16 +227,36 @@ def _why_run(stage: Stage, ctx: Context, manifest: Manifest | None, verify: bool
     return stage.verify(ctx, manifest) if verify else None
 
 
+@dataclass(frozen=True)
+class RunLock:
+    """That this process is at work on a pipeline."""
+
+    leases: tuple[Lease, ...]
+
+    def check(self) -> None:
+        """As `Lease.check`, of each lease."""
+        for lease in self.leases:
+            lease.check()
+
+
 @contextmanager
-def run_lock(ws: Workspace, pipeline: str) -> Iterator[Lease]:
-    """One writer per pipeline; the lease ends with its holder's process.
+def run_lock(ws: Workspace, pipeline: str, own: str | None = None) -> Iterator[RunLock]:
+    """One writer per pipeline; the lock ends with its holder's process.
+
+    A stage that has a lease of its own takes that one alone; all others take every lease of the pipeline. So two of
+    the former can run at the same time, and nothing else beside any of them.
+
+    Args:
+        ws: the workspace.
+        pipeline: the pipeline.
+        own: one of `headrace.stages.LEASES`; None: all of them, and the pipeline's.
 
     Raises:
-        BusyError: another process holds it.
+        BusyError: another process holds one of them.
     """
     with ExitStack() as stack:
         try:
-            lease = stack.enter_context(ws.lock(pipeline).lease())
+            leases = [stack.enter_context(lease.lease()) for lease in ws.locks(pipeline, own)]
         except Held as e:
             raise BusyError(f"another run of pipeline '{pipeline}' is at work ({e}); wait for it or stop it") from None
-        yield lease
+        yield RunLock(tuple(leases))

@@ -8,6 +8,7 @@ but the standard library.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -19,14 +20,17 @@ class StageEntry:
     help: str
     #: "module:callable": called without arguments, gives the `headrace.stage.Stage`.
     implementation: str
-    #: The DAG that runs it: headrace_retrain or headrace_score; None: it is no part of a day, its own command runs it.
-    dag: str | None
+    #: The kind of the DAG that runs it; None: it is no part of a day, its own command runs it.
+    dag: Literal["retrain", "score"] | None
     #: The section of the spec without which a pipeline has no such stage; None: every pipeline has it.
     section: str | None = None
     #: Whether it opens a Spark session. One that does not starts as plain Python, without a JVM.
     spark: bool = True
     #: The key of the spec that says how many of its tasks run at once; None: it takes the slots that there are.
     slots: str | None = None
+    #: A lease of its own, for a stage that reads what earlier ones have finished and writes places that no other does:
+    #: those of different leases may run at the same time. None: it runs alone.
+    lease: str | None = None
     #: Hours after which Airflow ends it.
     hours: float = 2
     #: The counts of its manifest's rows that say most about it, in this order.
@@ -48,7 +52,7 @@ _ENTRIES = (
         "ingest",
         "Load the day's landing files into the lake's Delta table; bad rows go to quarantine with a reason.",
         "headrace.lake.ingest.stage:Ingest",
-        dag="headrace_retrain",
+        dag="retrain",
         counts=("kept", "quarantined"),
         writes=("lake/{pipeline}/events", "lake/{pipeline}/quarantine"),
     ),
@@ -56,7 +60,7 @@ _ENTRIES = (
         "features",
         "Fit the features on the training days and write the day's dataset.",
         "headrace.jobs.stages:features_stage",
-        dag="headrace_retrain",
+        dag="retrain",
         counts=("train", "valid", "test", "rank"),
         writes=("datasets/{pipeline}/{ds}/{key}", "lake/{pipeline}/vocabulary", "lake/{pipeline}/statistics"),
         imports=("headrace.features.build.stage", "headrace.drift.count_day"),
@@ -65,7 +69,7 @@ _ENTRIES = (
         "drift",
         "Compare the newest rows with the training range, column by column; over a limit, warn or stop the day.",
         "headrace.drift.stage:JudgeDrift",
-        dag="headrace_retrain",
+        dag="retrain",
         section="drift",
         spark=False,
         hours=0.5,
@@ -75,8 +79,9 @@ _ENTRIES = (
         "train",
         "Train the model with sharded embeddings on Horovod's ranks, evaluate it, register it.",
         "headrace.train.stage:Train",
-        dag="headrace_retrain",
+        dag="retrain",
         slots="train.ranks",
+        lease="train",
         hours=6,
         counts=("train", "valid"),
         writes=("models/{pipeline}/{ds}/{key}",),
@@ -86,9 +91,10 @@ _ENTRIES = (
         "baseline",
         "Train XGBoost on the same dataset and split.",
         "headrace.train.baseline.stage:TrainBaseline",
-        dag="headrace_retrain",
+        dag="retrain",
         section="baseline",
         slots="baseline.workers",
+        lease="baseline",
         counts=("train", "valid"),
         writes=("models/{pipeline}/{ds}/{key}",),
         imports=("headrace.train.baseline.stage", "headrace.train.baseline.run", "xgboost.spark"),
@@ -97,7 +103,7 @@ _ENTRIES = (
         "second_stage",
         "Train XGBoost behind the neural model: over the features and its predictions of rows that it has not learned.",
         "headrace.train.baseline.second_stage:TrainSecondStage",
-        dag="headrace_retrain",
+        dag="retrain",
         section="second_stage",
         slots="second_stage.workers",
         counts=("valid", "test"),
@@ -108,7 +114,7 @@ _ENTRIES = (
         "score",
         "Score users x candidate items with the registered model and keep the best for each user.",
         "headrace.score.stage:ScoreCandidates",
-        dag="headrace_score",
+        dag="score",
         section="score",
         hours=4,
         counts=("scores", "users"),
@@ -119,7 +125,7 @@ _ENTRIES = (
         "publish",
         "Write the day's scores to staging, audit them, publish them to the warehouse.",
         "headrace.publish.stage:Publish",
-        dag="headrace_score",
+        dag="score",
         section="publish",
         counts=("published",),
         writes=("lake/{pipeline}/published", "{scores} in the warehouse"),
@@ -129,7 +135,7 @@ _ENTRIES = (
         "report",
         "Write one HTML page about the day.",
         "headrace.monitor.stage:Report",
-        dag="headrace_score",
+        dag="score",
         spark=False,
         hours=0.5,
         writes=("reports/{pipeline}/{ds}.html",),
@@ -162,3 +168,5 @@ _ENTRIES = (
 STAGES = {entry.name: entry for entry in _ENTRIES}
 #: The names of those that a day has.
 ORDER = tuple(name for name, entry in STAGES.items() if entry.dag is not None)
+#: The leases that stages have of their own.
+LEASES = tuple(sorted({entry.lease for entry in _ENTRIES if entry.lease is not None}))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import headrace
+from headrace.stages import LEASES
 from headrace.storage import Location, local
 
 #: First parts of the names of what is in the lake; all else that manifests name is in the store.
@@ -106,9 +107,15 @@ class Workspace:
     def report(self, pipeline: str, ds: str) -> Location:
         return self.store / "reports" / pipeline / f"{ds}.html"
 
-    def lock(self, pipeline: str) -> Location:
-        """Whose lease says who is at work on a pipeline."""
-        return self.store / "locks" / f"{pipeline}.lock"
+    def locks(self, pipeline: str, own: str | None = None) -> list[Location]:
+        """Whose leases say who is at work on a pipeline.
+
+        `own`: that one of `headrace.stages.LEASES` alone; None: the pipeline's and all of those.
+        """
+        folder = self.store / "locks"
+        if own is not None:
+            return [folder / f"{pipeline}.{own}.lock"]
+        return [folder / f"{pipeline}.lock", *(folder / f"{pipeline}.{lease}.lock" for lease in LEASES)]
 
     @property
     def registry_uri(self) -> str:

@@ -77,8 +77,9 @@ def status(
     for name in names:
         days = ws.days(name)
         days = [parse_ds(ds)] if ds else days[-last:] if last else days
-        if (holder := ws.lock(name).holder()) is not None:
-            busy[name] = str(holder)
+        holders = dict.fromkeys(str(found) for lock in ws.locks(name) if (found := lock.holder()) is not None)
+        if holders:
+            busy[name] = "; ".join(holders)
         known = spec or _shipped(name, overrides)
         for day in days:
             states += _day(ws, name, known, day, verify)

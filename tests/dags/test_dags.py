@@ -26,8 +26,8 @@ from tests.clicks_stages import CLICKS_STAGES
 AIRFLOW = checkout() / ".venv-airflow" / "bin" / "python"
 DAGS = checkout() / "airflow_dags"
 DS, OTHER_DS = "2026-01-04", "2026-01-15"
-RETRAIN = [e.name for e in STAGES.values() if e.dag == "headrace_retrain"]
-SCORE = [e.name for e in STAGES.values() if e.dag == "headrace_score"]
+RETRAIN = [e.name for e in STAGES.values() if e.dag == "retrain"]
+SCORE = [e.name for e in STAGES.values() if e.dag == "score"]
 
 pytestmark = pytest.mark.skipif(not AIRFLOW.is_file(), reason="Airflow's environment is not here: run `make airflow`")
 

@@ -13,6 +13,7 @@ import pytest
 from headrace.commands import doctor, plan
 from headrace.gpu_plan.gate import LOG, StepPlans
 from headrace.manifest import Manifest
+from headrace.stage import run_lock
 from headrace.workspace import Workspace, checkout
 from tests.cli_support import DS, Yard, make_yard
 from tests.clicks_stages import CLICKS_STAGES
@@ -54,7 +55,7 @@ def fields(value: Any, prefix: str = "") -> set[str]:
 def test_status(yard: Yard) -> None:
     yard.run("--to", "train")
     yard.fakes["ingest"].source = "v2"
-    with Workspace(yard.home).lock("clicks").lease():
+    with run_lock(Workspace(yard.home), "clicks"):
         found = document(yard("status", "clicks", "--json"))
     assert fields(found) == promised("status")
     assert found["home"] == str(yard.home)

@@ -10,6 +10,7 @@ import pytest
 
 from headrace.commands.summary import quality_lines
 from headrace.manifest import Manifest
+from headrace.stage import run_lock
 from headrace.workspace import Workspace
 from tests.cli_support import DS, Yard, make_yard
 from tests.clicks_stages import CLICKS_STAGES
@@ -67,8 +68,9 @@ def test_status_shows_the_newest_days_and_a_run_at_work(yard: Yard) -> None:
     assert "2026-01-02" in output
     assert "at work" not in output
     assert "2026-01-01" in yard("status", "--last", "0").output
-    with Workspace(yard.home).lock("clicks").lease():
-        assert f"clicks: a stage is at work (process {os.getpid()} on " in yard("status").output
+    for own in (None, "train"):
+        with run_lock(Workspace(yard.home), "clicks", own):
+            assert f"clicks: a stage is at work (process {os.getpid()} on " in yard("status").output
 
 
 def test_lineage_prints_the_tree(yard: Yard) -> None:

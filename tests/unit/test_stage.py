@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -205,6 +207,56 @@ def test_one_writer_a_pipeline_and_a_killed_one_frees_the_lock(ws: Workspace, sp
         os.kill(holder.pid, signal.SIGKILL)
         holder.communicate()
     assert not run_stage(Fake(), spec, ws, DS).skipped
+
+
+@dataclass
+class Meets(Fake):
+    """A stage that ends when another one is at work, too; `at_work` is called meanwhile."""
+
+    door: threading.Barrier = field(default_factory=lambda: threading.Barrier(2))
+    at_work: Callable[[], None] = lambda: None
+
+    def run(self, ctx: Context) -> Result:
+        self.door.wait(60)
+        self.at_work()
+        self.door.wait(60)
+        return Fake.run(self, ctx)
+
+
+def test_stages_with_leases_of_their_own_run_at_the_same_time_and_no_other_beside_them(
+    ws: Workspace, spec: Spec
+) -> None:
+    """`train` waits within its work until `baseline` is within its own; each tries to let others in."""
+    refused: list[str] = []
+
+    def others() -> None:
+        for name in ("features", "publish", "train", "baseline"):
+            with pytest.raises(BusyError, match="another run of pipeline 'clicks' is at work"):
+                run_stage(Fake(name), spec, ws, DS)
+            refused.append(name)
+        # What the other one is writing in the folder of manifests stays.
+        assert unfinished.is_file()
+
+    unfinished = Path(str(ws.manifest("clicks", DS, "baseline").parent / ".baseline.json.0123abcd.partial"))
+    door = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as pool:
+        unfinished.parent.mkdir(parents=True)
+        unfinished.write_text("{")
+        stages = [Meets("train", door=door, at_work=others), Meets("baseline", door=door)]
+        outcomes = [f.result() for f in [pool.submit(run_stage, s, spec, ws, DS) for s in stages]]
+    assert [o.skipped for o in outcomes] == [False, False]
+    assert refused == ["features", "publish", "train", "baseline"]
+    assert all(Manifest.load(ws.manifest("clicks", DS, name)) for name in ("train", "baseline"))
+    # Alone, a stage clears away what killed ones have left.
+    run_stage(Fake(), spec, ws, DS)
+    assert not unfinished.exists()
+
+
+@pytest.mark.parametrize("name", ["train", "baseline"])
+def test_a_stage_with_a_lease_of_its_own_waits_for_one_that_runs_alone(ws: Workspace, spec: Spec, name: str) -> None:
+    with run_lock(ws, "clicks"), pytest.raises(BusyError):
+        run_stage(Fake(name), spec, ws, DS)
+    assert not run_stage(Fake(name), spec, ws, DS).skipped
 
 
 def test_the_manifest_of_a_run_survives_only_whole(ws: Workspace, spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
