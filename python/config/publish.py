@@ -30,7 +30,7 @@ class Publish(Section):
     #: published.
     retain_days: int | None = Field(default=None, ge=1)
     #: Who may read the table and its view of the newest day: `{select: [analyst, dashboard]}`, roles of the warehouse.
-    #: None is taken away from a role that is no longer named.
+    #: What was given so before is taken away from a role that is no longer named, when a day is published.
     grants: Mapping[Literal["select"], tuple[str, ...]] = Field(default_factory=dict)
 
     #: A store of keys and values that is given the newest day's items of each user; None: none.

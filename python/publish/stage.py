@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import Publish as PublishSpec
@@ -12,12 +12,12 @@ from headrace.errors import RefusedError, UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.session import session
 from headrace.manifest import Input, Manifest, Output
-from headrace.publish.audit.distribution import distribution_checks
-from headrace.publish.audit.integrity import Limits, integrity_checks
+from headrace.publish.audit.day import day_checks
+from headrace.publish.audit.integrity import Limits
 from headrace.publish.audit.rules import own_checks, reference_checks
 from headrace.publish.online.store import export, open_store
 from headrace.publish.online.version import Version
-from headrace.publish.target import Check, StagedDay, Target, beyond_retention, table_name
+from headrace.publish.target import Target, beyond_retention, table_name
 from headrace.publish.warehouses import open_target
 from headrace.stage import Context, Result, Stage
 
@@ -105,7 +105,10 @@ def _publish(ctx: Context, target: Target, spark: SparkSession) -> Result:
             by_score=score.rerank is None,
         )
         with target.stage(df, ctx.ds, ctx.key) as staged:
-            checks = [*integrity_checks(staged, limits), *_asked_checks(ctx, spark, df, staged)]
+            made, asked = ctx.upstream["score"].rows, publish.audit
+            checks = day_checks(staged, limits, asked, made.get("candidates"), made.get("users"))
+            if asked is not None:
+                checks += [*reference_checks(spark, df, asked.references), *own_checks(df, staged, asked.rules)]
             failed = [check for check in checks if not check.ok]
             if failed:
                 target.keep(staged)
@@ -119,8 +122,7 @@ def _publish(ctx: Context, target: Target, spark: SparkSession) -> Result:
             log.info(
                 "published %s rows to %s for %s (%d checks held)", f"{staged.rows:,}", target.label, ctx.ds, len(checks)
             )
-    if publish.grants:
-        target.grant({str(privilege): roles for privilege, roles in publish.grants.items()})
+    target.grant({str(privilege): roles for privilege, roles in publish.grants.items()})
     # The day itself stays, however old it is, until a newer one is published.
     target.drop_days([d for d in beyond_retention(target.days(), publish.retain_days) if d != ctx.ds])
     done = target.published(ctx.ds)
@@ -155,19 +157,6 @@ def _not_online(ctx: Context, target: Target, key: str) -> str | None:
     with open_store(ctx.spec, ctx.ws) as store:
         found = store.current()
         return None if found == Version(ctx.ds, key) else f"{store.label} has other scores than those of {ctx.ds}"
-
-
-def _asked_checks(ctx: Context, spark: SparkSession, df: DataFrame, staged: StagedDay) -> Iterator[Check]:
-    """Those of `publish.audit`."""
-    publish, score = _sections(ctx.spec)
-    if publish.audit is None:
-        return
-    made = ctx.upstream["score"].rows
-    yield from distribution_checks(
-        staged, publish.audit, score.user.key, score.item.key, made.get("candidates"), made.get("users")
-    )
-    yield from reference_checks(spark, df, publish.audit.references)
-    yield from own_checks(df, staged, publish.audit.rules)
 
 
 def _read(ctx: Context, spark: SparkSession, scores: Output) -> DataFrame:

@@ -183,13 +183,13 @@ class Target(Protocol):
         ...
 
     def grant(self, grants: Mapping[str, Sequence[str]]) -> None:
-        """Give roles their rights on the table and its current view; none is taken away.
+        """Give roles their rights on the table and its current view; take away what was given before and is not named.
 
         Args:
             grants: privilege (`select`) -> roles.
 
         Raises:
-            UserError: the warehouse has no roles.
+            UserError: the warehouse has no roles, and some are named.
         """
         ...
 

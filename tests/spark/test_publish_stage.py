@@ -292,7 +292,7 @@ def test_killed_anywhere_then_run_again(
     land(spark, fresh, scores(31, 6))
 
     module, name = {
-        "audited": (publish_stage, "integrity_checks"),
+        "audited": (publish_stage, "day_checks"),
         "swapped": (swap, "swap"),
         "delta": (publish_stage, "_write_delta"),
     }[where]

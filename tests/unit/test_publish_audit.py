@@ -18,8 +18,9 @@ from psycopg import sql
 
 from headrace.config import Warehouse
 from headrace.errors import UserError
-from headrace.publish.audit.integrity import Limits, integrity_checks
-from headrace.publish.postgres import sample, staging, swap, tables
+from headrace.publish.audit.day import day_checks
+from headrace.publish.audit.integrity import Limits
+from headrace.publish.postgres import grants, sample, staging, swap, tables
 from headrace.publish.postgres import server as warehouse
 from headrace.publish.psql_text import psql_table
 from headrace.publish.target import Check
@@ -46,7 +47,7 @@ def failed(conn: warehouse.Connection, rows: Sequence[Row], **limits: Any) -> di
     with staging.staging_table(conn, TABLE, DS, "k") as staged:
         fill(conn, staged, rows)
         return {
-            check.name: check for check in integrity_checks(staged, held(TABLE, len(rows), **limits)) if not check.ok
+            check.name: check for check in day_checks(staged, held(TABLE, len(rows), **limits), None) if not check.ok
         }
 
 
@@ -242,10 +243,10 @@ def test_names_are_quoted(conn: warehouse.Connection) -> None:
     tables.create_tables(conn, odd)
     with staging.staging_table(conn, odd, DS, "k") as staged:
         fill(conn, staged, [(DS, "u'1", 5, 1, 0.5, "m")])
-        checks = integrity_checks(staged, held(odd, 1))
+        checks = day_checks(staged, held(odd, 1), None)
         assert [c for c in checks if not c.ok] == []
         swap.swap(conn, staged, odd, "s", checks)
-    tables.grant(conn, odd, {"select": ["pg_monitor"]})
+    grants.set_grants(conn, odd, {"select": ["pg_monitor"]})
     assert tables.count_day(conn, 'odd "schema.v2', bad, DS) == 1
     assert [row["rank"] for row in sample.sample(conn, 'odd "schema.v2', bad, DS)] == [1]
     assert tables.columns_of(conn, "public", "clicks_scores")

@@ -222,7 +222,7 @@ def test_redshift(tmp_path: Path) -> None:
 
 
 def test_bigquery(tmp_path: Path) -> None:
-    made, swapped, told = record(tmp_path, lambda told: BigQueryClient(told, told, "project", "served"))
+    made, swapped, _ = record(tmp_path, lambda told: BigQueryClient(told, told, "project", "served"))
     assert made[0].endswith("`model_version` STRING NOT NULL) PARTITION BY `ds` CLUSTER BY `user_id`")
     assert swapped == [
         f"CREATE TABLE `project`.`served`.`{S}` AS SELECT {TICKED} FROM `project`.`served`.`clicks_scores` WHERE 1 = 0",
@@ -237,11 +237,6 @@ def test_bigquery(tmp_path: Path) -> None:
         f"INSERT INTO `project`.`served`.`headrace_publications` ({NAMES}) VALUES (DATE '{DS}', ?, ?, ?, ?, ?, ?, ?);\n"
         "COMMIT TRANSACTION",
         f"DROP TABLE IF EXISTS `project`.`served`.`{S}`",
-    ]
-    client = BigQueryClient(told, told, "project", "served")
-    assert client.grant("select", ["`t`", "`v`"], "group:a@b.c") == [
-        "GRANT `roles/bigquery.dataViewer` ON TABLE `t` TO 'group:a@b.c'",
-        "GRANT `roles/bigquery.dataViewer` ON VIEW `v` TO 'group:a@b.c'",
     ]
 
 
@@ -299,6 +294,93 @@ def test_mysql(tmp_path: Path) -> None:
         "COMMIT",
         f"DROP TABLE IF EXISTS `{S}`",
     ]
+
+
+class Granting(Recorded):
+    """Answers what rights are on record."""
+
+    ours: tuple[tuple[str, str], ...] = ()
+
+    def note(self, statement: str, params: Any = None) -> None:
+        super().note(statement, params)
+        if "headrace_grants" in statement and statement.startswith(("SELECT `priv", 'SELECT "priv')):
+            self.rows, self.description = list(self.ours), True
+
+
+@pytest.mark.parametrize(
+    ("client", "given", "taken"),
+    [
+        (
+            lambda told: SnowflakeClient(told, "d", "s", None),
+            [
+                'GRANT SELECT ON TABLE "d"."s"."clicks_scores" TO ROLE "new"',
+                'GRANT SELECT ON VIEW "d"."s"."clicks_scores_current" TO ROLE "new"',
+            ],
+            [
+                'REVOKE SELECT ON TABLE "d"."s"."clicks_scores" FROM ROLE "old"',
+                'REVOKE SELECT ON VIEW "d"."s"."clicks_scores_current" FROM ROLE "old"',
+            ],
+        ),
+        (
+            lambda told: BigQueryClient(told, told, "p", "s"),
+            [
+                "GRANT `roles/bigquery.dataViewer` ON TABLE `p`.`s`.`clicks_scores` TO 'new'",
+                "GRANT `roles/bigquery.dataViewer` ON VIEW `p`.`s`.`clicks_scores_current` TO 'new'",
+            ],
+            [
+                "REVOKE `roles/bigquery.dataViewer` ON TABLE `p`.`s`.`clicks_scores` FROM 'old'",
+                "REVOKE `roles/bigquery.dataViewer` ON VIEW `p`.`s`.`clicks_scores_current` FROM 'old'",
+            ],
+        ),
+        (
+            lambda told: DatabricksClient(told, "c", "s", "/Volumes/c/s/v"),
+            [
+                "GRANT SELECT ON TABLE `c`.`s`.`clicks_scores` TO `new`",
+                "GRANT SELECT ON TABLE `c`.`s`.`clicks_scores_current` TO `new`",
+            ],
+            [
+                "REVOKE SELECT ON TABLE `c`.`s`.`clicks_scores` FROM `old`",
+                "REVOKE SELECT ON TABLE `c`.`s`.`clicks_scores_current` FROM `old`",
+            ],
+        ),
+        (
+            lambda told: ClickHouseClient(told, "s"),
+            ["GRANT SELECT ON `s`.`clicks_scores` TO `new`", "GRANT SELECT ON `s`.`clicks_scores_current` TO `new`"],
+            [
+                "REVOKE SELECT ON `s`.`clicks_scores` FROM `old`",
+                "REVOKE SELECT ON `s`.`clicks_scores_current` FROM `old`",
+            ],
+        ),
+    ],
+)
+def test_rights_are_given_and_taken_back(
+    client: Callable[[Recorded], SqlClient], given: list[str], taken: list[str], tmp_path: Path
+) -> None:
+    told = Granting()
+
+    @contextmanager
+    def connect() -> Iterator[SqlClient]:
+        yield client(told)
+
+    target = SqlTarget(load_spec("clicks"), Workspace(tmp_path), "x", "x", "x", type(client(told)), connect)
+    target.grant({})
+    assert [c for c in told.calls if "column" not in c] == []
+    target.grant({"select": ["new"]})
+    words = [c.split(" (")[0].split(" WHERE")[0] for c in told.calls if "column" not in c]
+    assert words[0].startswith("CREATE TABLE")
+    assert words[1].startswith("SELECT")
+    # What is given is on record before it is given.
+    assert words[2].startswith("INSERT INTO")
+    assert words[3:] == given
+    told.calls.clear()
+    told.ours = (("select", "old"), ("select", "new"))
+    target.grant({"select": ["new"]})
+    words = [c.split(" (")[0].split(" WHERE")[0] for c in told.calls if "column" not in c]
+    assert words[0].startswith("SELECT")
+    assert words[1:3] == taken
+    # And taken back before it is gone from the record.
+    assert words[3].startswith("DELETE FROM")
+    assert words[4:] == given
 
 
 @pytest.mark.parametrize("kind", ["clickhouse", "snowflake", "bigquery", "redshift", "databricks"])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ from hypothesis import strategies as st
 
 from headrace.config.audit import Audit, AuditRule
 from headrace.errors import UserError
-from headrace.publish.audit.distribution import distribution_checks
+from headrace.publish.audit.counts import Expected, count_day
+from headrace.publish.audit.day import day_checks
+from headrace.publish.audit.integrity import Limits
 from headrace.publish.audit.limits import within
 from headrace.publish.audit.rules import own_checks
 from headrace.publish.target import Check, PublishedDay
@@ -32,6 +35,7 @@ class Staged:
     ds: str = "2026-01-02"
     key: str = "k"
     label: str = "staged"
+    asked: list[str] = field(default_factory=list)
     relation: str = "staged"
     day: str = "'2026-01-02'"
 
@@ -39,6 +43,7 @@ class Staged:
         return '"' + name.replace('"', '""') + '"'
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
+        self.asked.append(sql)
         return self.db.execute(sql).fetchall()
 
 
@@ -57,12 +62,20 @@ def lists(rng: np.random.Generator, users: int, items: int, power: float = 0.0, 
     item = np.concatenate([rng.choice(items, 3, replace=False, p=weights / weights.sum()) for _ in range(users)])
     score = np.clip(rng.beta(2, 5, users * 3) + shift, 0, 1).round(2)
     return pd.DataFrame(
-        {"user id": np.repeat(np.arange(users), 3), "item": item, "rank": np.tile([1, 2, 3], users), "score": score}
+        {
+            "ds": "2026-01-02",
+            "user id": np.repeat(np.arange(users), 3),
+            "item": item,
+            "rank": np.tile([1, 2, 3], users),
+            "score": score,
+        }
     )
 
 
 def found(day: Staged, limits: Audit, candidates: int | None = None, users: int | None = None) -> dict[str, Check]:
-    return {c.name: c for c in distribution_checks(day, limits, "user id", "item", candidates, users)}
+    held = Limits("user id", "item", ("user id", "item", "rank", "score"), 3, day.rows, 1, None, by_score=False)
+    checks = day_checks(day, held, limits, candidates, users)
+    return {c.name: c for c in checks if c.name.startswith(("PSI", "share"))}
 
 
 def plain_psi(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> float:
@@ -112,6 +125,60 @@ def test_distances_are_those_of_numpy(seed: int, n: int, m: int, power: float, s
     assert checks["share of the candidate items given"].ok == (coverage >= 0.5)
     assert checks["share of the scored users with a list"].value == pytest.approx(users, abs=1e-4)
     assert checks["share of the scored users with a list"].ok == (users >= 0.9)
+
+
+def test_the_staged_rows_are_read_once_and_once_more_by_items() -> None:
+    before, today = (lists(np.random.default_rng(seed), 40, 30) for seed in (0, 1))
+    every = Audit(max_new_items=1, min_coverage=0, min_users=0)
+    for past, asked, statements in ((before, every, 2), (None, every, 2), (before, Audit(max_item_psi=None), 1)):
+        day = staged(today, past)
+        found(day, asked, candidates=50, users=50)
+        assert sum(sql.count("FROM staged") for sql in day.asked) == statements
+        assert sum("FROM staged" in sql for sql in day.asked) == statements
+
+
+def some_rows(seed: int, rows: int) -> pd.DataFrame:
+    """Rows of every fault."""
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {
+            "ds": rng.choice(["2026-01-02", "2026-01-01"], rows, p=[0.9, 0.1]),
+            "user id": rng.integers(0, 6, rows).astype(float),
+            "item": rng.integers(0, 5, rows).astype(float),
+            "rank": rng.integers(0, 5, rows).astype(float),
+            "score": rng.uniform(-0.2, 1.2, rows).round(2),
+        }
+    )
+    return frame.mask(rng.random(frame.shape) < 0.05)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 60), st.lists(st.floats(0, 1), max_size=4, unique=True))
+def test_counts_are_those_of_pandas(seed: int, rows: int, edges: list[float]) -> None:
+    frame, edges = some_rows(seed, rows), sorted(edges)
+    day = staged(frame, None)
+    counts = count_day(day, Expected("user id", "item", ("ds", "user id", "score"), 4), edges)
+    by_user = frame.groupby("user id", dropna=False)
+    ranks = by_user["rank"].agg(["min", "max", "nunique", "size"])
+    known = ranks[ranks["min"].notna()]
+    broken = (known["min"] != 1) | (known["max"] != known["nunique"])
+    pairs = {c: frame.groupby(["user id", c], dropna=False).size() for c in ("rank", "item")}
+    score = frame["score"]
+    cuts = [-math.inf, *edges, math.inf]
+    # Null is below no edge.
+    by_score = [int(((score >= low) & (score < high)).sum()) for low, high in itertools.pairwise(cuts)]
+    by_score[-1] += int(score.isna().sum())
+    got = (counts.rows, counts.users, counts.nulls, counts.other_days, counts.outside)
+    assert got == (
+        rows,
+        frame["user id"].nunique(),
+        int(frame[["ds", "user id", "score"]].isna().any(axis=1).sum()),
+        int((frame["ds"] == "2026-01-01").sum()),
+        int(((score < 0) | (score > 1)).sum()),
+    )
+    assert (counts.repeated_ranks, counts.repeated_items) == tuple(int((p > 1).sum()) for p in pairs.values())
+    assert (counts.broken_ranks, counts.too_long) == (int(broken.sum()), int((ranks["size"] > 4).sum()))
+    assert counts.by_score == tuple(by_score)
 
 
 def test_the_same_day_is_at_no_distance_and_another_is() -> None:

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from headrace.config import Warehouse
 from headrace.errors import UserError
-from headrace.publish.postgres import partitions, staging, swap, tables
+from headrace.publish.postgres import grants, partitions, staging, swap, tables
 from headrace.publish.postgres import server as warehouse
 from headrace.publish.target import Check, beyond_retention
 from headrace.workspace import Workspace
@@ -304,7 +304,7 @@ def test_retention_drops_whole_days(conn: warehouse.Connection) -> None:
 
 def test_rights_reach_the_table_and_the_view_alone(conn: warehouse.Connection) -> None:
     publish(conn, good_rows(2))
-    tables.grant(conn, TABLE, {"select": ["pg_monitor"]})
+    grants.set_grants(conn, TABLE, {"select": ["pg_monitor"]})
     for name, right, has in (
         ("clicks_scores", "SELECT", True),
         ("clicks_scores_current", "SELECT", True),
@@ -314,7 +314,45 @@ def test_rights_reach_the_table_and_the_view_alone(conn: warehouse.Connection) -
         found = conn.execute("SELECT has_table_privilege('pg_monitor', %s, %s)", [name, right]).fetchone()
         assert found == (has,), (name, right)
     with pytest.raises(psycopg.errors.UndefinedObject, match='role "no; body" does not exist'):
-        tables.grant(conn, TABLE, {"select": ["no; body"]})
+        grants.set_grants(conn, TABLE, {"select": ["no; body"]})
+
+
+def test_rights_that_are_no_longer_named_are_taken_back(conn: warehouse.Connection) -> None:
+    other = tables.scores_table("public", "other_scores", "user_id", "item_id", TYPES)
+    tables.create_tables(conn, other)
+    roles = one, two, by_hand = ("pg_monitor", "pg_signal_backend", "pg_checkpoint")
+    conn.execute(f"GRANT USAGE ON SCHEMA public TO {by_hand}; GRANT SELECT ON clicks_scores TO {by_hand}")
+
+    def having(test: str) -> set[str]:
+        return {str(r) for (r,) in conn.execute(f"SELECT r FROM unnest(%s::text[]) r WHERE {test}", [[*roles]])}
+
+    def readers(name: str) -> set[str]:
+        return having(f"has_table_privilege(r, '{name}', 'SELECT')")
+
+    def users_of_schema() -> set[str]:
+        return having("has_schema_privilege(r, 'public', 'USAGE')")
+
+    grants.set_grants(conn, TABLE, {})
+    assert not tables.columns_of(conn, "public", grants.GRANTS)
+    grants.set_grants(conn, TABLE, {"select": [one, two]})
+    grants.set_grants(conn, other, {"select": [two]})
+    assert readers("clicks_scores_current") == {one, two}
+    assert users_of_schema() == {one, two, by_hand}
+    grants.set_grants(conn, TABLE, {"select": [one, by_hand]})
+    grants.set_grants(conn, TABLE, {"select": [one, by_hand]})
+    assert readers("clicks_scores") == readers("clicks_scores_current") == {one, by_hand}
+    assert readers("other_scores") == {two}
+    assert users_of_schema() == {one, two, by_hand}, "the other table needs it"
+    # A role of the record that the server does not have any more.
+    conn.execute("INSERT INTO headrace_grants VALUES ('clicks_scores', 'select', 'nobody')")
+    with pytest.raises(psycopg.errors.UndefinedObject):
+        grants.set_grants(conn, TABLE, {"select": ["no; body"]})
+    assert readers("clicks_scores") == {one, by_hand}, "a change that failed"
+    grants.set_grants(conn, TABLE, {})
+    grants.set_grants(conn, other, {})
+    assert readers("clicks_scores") | readers("clicks_scores_current") | readers("other_scores") == set()
+    assert users_of_schema() == {by_hand}, "it had the use of the schema before"
+    assert conn.execute("SELECT count(*) FROM headrace_grants").fetchone() == (0,)
 
 
 def test_rows_that_failed_stay_for_a_look(conn: warehouse.Connection) -> None:

@@ -1,120 +1,88 @@
-"""The staged day beside the newest published one: scores, items, users; asked of the warehouse in SQL."""
+"""The staged day beside the newest published one: scores, items, users."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from headrace.config.audit import Audit
 from headrace.psi import psi
+from headrace.publish.audit.counts import DayCounts, ItemCounts, count_items
 from headrace.publish.audit.limits import within
-from headrace.publish.target import Check, PublishedDay, StagedDay
+from headrace.publish.target import Check, StagedDay
 
 #: Bins of the scores.
 _TENTHS = 10
 
 
-def distribution_checks(
-    staged: StagedDay, limits: Audit, user: str, item: str, candidates: int | None, users: int | None
-) -> Iterator[Check]:
-    """The checks that `limits` asks for.
-
-    Args:
-        staged: the day.
-        limits: see there.
-        user: the users' column.
-        item: the items' column.
-        candidates: items that could be given; None: unknown, and coverage is not checked.
-        users: users that were scored; None likewise.
-    """
+def score_edges(staged: StagedDay, asked: Audit) -> list[float]:
+    """The scores that part the tenths of the day before; none where `asked` does not compare scores."""
     before = staged.previous
-    if limits.max_score_psi is not None:
-        name = "PSI of the scores"
-        yield (
-            _without_past(name)
-            if before is None
-            else within(name, _score_psi(staged, before), None, limits.max_score_psi, f"against {before.ds}")
-        )
-    if limits.max_item_psi is not None:
-        name = "PSI of the items"
-        yield (
-            _without_past(name)
-            if before is None
-            else within(
-                name,
-                _item_psi(staged, before, item, limits.top_items),
-                None,
-                limits.max_item_psi,
-                f"against {before.ds}",
-            )
-        )
-    if limits.max_new_items is not None:
-        name = "share of rows with a new item"
-        yield _without_past(name) if before is None else _new_items(staged, before, item, name, limits.max_new_items)
-    if limits.min_coverage is not None and candidates:
-        yield _share(staged, item, candidates, "share of the candidate items given", limits.min_coverage)
-    if limits.min_users is not None and users:
-        yield _share(staged, user, users, "share of the scored users with a list", limits.min_users)
-
-
-def _without_past(name: str) -> Check:
-    return Check(name, 0.0, "compared with an earlier day", True, "no earlier day")
-
-
-def _score_psi(staged: StagedDay, before: PublishedDay) -> float | None:
+    if asked.max_score_psi is None or before is None:
+        return []
     score = staged.quote("score")
     tenths = staged.query(
         f"SELECT min(t.x) AS low FROM (SELECT {score} AS x, ntile({_TENTHS}) OVER (ORDER BY {score}) AS tenth "
         f"FROM {before.relation}) AS t GROUP BY t.tenth ORDER BY low"
     )
     # Equal scores at a cut belong to the bin above it, on both days.
-    edges = sorted({float(low) for (low,) in tenths})[1:]
-    if not edges:
-        edges = [float(low) for (low,) in tenths]
-    return psi(*(_counts(staged, relation, edges) for relation in (before.relation, staged.relation)))
+    edges = sorted({float(low) for (low,) in tenths})
+    return edges[1:] or edges
 
 
-def _counts(staged: StagedDay, relation: str, edges: list[float]) -> list[int]:
-    """Rows by bin: below the first edge, from each edge to the next, from the last on."""
+def distribution_checks(
+    staged: StagedDay,
+    asked: Audit,
+    item: str,
+    counts: DayCounts,
+    edges: Sequence[float],
+    candidates: int | None,
+    users: int | None,
+) -> Iterator[Check]:
+    """The checks that `asked` is for.
+
+    Args:
+        staged: the day.
+        asked: see there.
+        item: the items' column.
+        counts: of the day.
+        edges: of `score_edges`, by which they were counted.
+        candidates: items that could be given; None: unknown, and coverage is not checked.
+        users: users that were scored; None likewise.
+    """
+    before = staged.previous
+    compares_items = before is not None and (asked.max_item_psi is not None or asked.max_new_items is not None)
+    covers = asked.min_coverage is not None and bool(candidates)
+    items = count_items(staged, item, asked.top_items) if compares_items or covers else ItemCounts(([], []), 0, 0)
+    compares_scores = before is not None and asked.max_score_psi is not None
+    score_psi = psi(_previous_counts(staged, edges), counts.by_score) if compares_scores else None
+    compared: list[tuple[str, float | None, float | None]] = [
+        ("PSI of the scores", asked.max_score_psi, score_psi),
+        ("PSI of the items", asked.max_item_psi, psi(*items.by_item)),
+        ("share of rows with a new item", asked.max_new_items, items.new_rows / counts.rows if counts.rows else None),
+    ]
+    for name, limit, value in compared:
+        if limit is not None and before is None:
+            yield Check(name, 0.0, "compared with an earlier day", True, "no earlier day")
+        elif limit is not None and before is not None:
+            yield within(name, value, None, limit, f"against {before.ds}")
+    if asked.min_coverage is not None and candidates:
+        yield _share(items.given, candidates, "share of the candidate items given", asked.min_coverage)
+    if asked.min_users is not None and users:
+        yield _share(counts.users, users, "share of the scored users with a list", asked.min_users)
+
+
+def _previous_counts(staged: StagedDay, edges: Sequence[float]) -> list[int]:
+    """Rows of the day before by bin: below the first edge, from each edge to the next, from the last on."""
+    assert staged.previous is not None, "asked where there is one"
     score = staged.quote("score")
     whens = " ".join(f"WHEN {score} < {edge!r} THEN {i}" for i, edge in enumerate(edges))
     found = staged.query(
-        f"SELECT b.bin, count(*) FROM (SELECT CASE {whens} ELSE {len(edges)} END AS bin FROM {relation}) AS b "
-        f"GROUP BY b.bin"
+        f"SELECT b.bin, count(*) FROM (SELECT CASE {whens} ELSE {len(edges)} END AS bin "
+        f"FROM {staged.previous.relation}) AS b GROUP BY b.bin"
     )
     by_bin = {int(bin_): int(n) for bin_, n in found}
     return [by_bin.get(i, 0) for i in range(len(edges) + 1)]
 
 
-def _item_psi(staged: StagedDay, before: PublishedDay, item: str, top: int) -> float | None:
-    name = staged.quote(item)
-
-    def counts(relation: str) -> str:
-        return f"SELECT {name} AS item, count(*) AS n FROM {relation} GROUP BY {name}"
-
-    found = staged.query(
-        f"SELECT p.n, COALESCE(s.n, 0) FROM (SELECT c.item, c.n FROM ({counts(before.relation)}) AS c "
-        f"ORDER BY c.n DESC, c.item LIMIT {top}) AS p "
-        f"LEFT JOIN ({counts(staged.relation)}) AS s ON s.item = p.item"
-    )
-    expected, actual = ([int(row[side]) for row in found] for side in (0, 1))
-    return psi([*expected, before.rows - sum(expected)], [*actual, staged.rows - sum(actual)])
-
-
-def _new_items(staged: StagedDay, before: PublishedDay, item: str, name: str, limit: float) -> Check:
-    column = staged.quote(item)
-    found = staged.query(
-        f"SELECT count(*) FROM {_aliased(staged.relation, 's')} "
-        f"LEFT JOIN (SELECT DISTINCT {column} AS item FROM {before.relation}) AS p ON p.item = s.{column} "
-        f"WHERE p.item IS NULL"
-    )
-    share = int(found[0][0]) / staged.rows if staged.rows else None
-    return within(name, share, None, limit, f"against {before.ds}")
-
-
-def _aliased(relation: str, alias: str) -> str:
-    return f"(SELECT * FROM {relation}) AS {alias}"
-
-
-def _share(staged: StagedDay, column: str, of: int, name: str, limit: float) -> Check:
-    found = int(staged.query(f"SELECT count(DISTINCT {staged.quote(column)}) FROM {staged.relation}")[0][0])
+def _share(found: int, of: int, name: str, limit: float) -> Check:
     return within(name, found / of, limit, None, f"{found:,} of {of:,}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -266,23 +266,3 @@ def count_day(conn: Connection, schema: str, name: str, ds: str) -> int:
     ).fetchone()
     assert found is not None
     return int(found[0])
-
-
-def grant(conn: Connection, table: ScoresTable, grants: Mapping[str, Sequence[str]]) -> None:
-    """Give roles their rights on the table and the view, and the use of the schema. Rights that are there stay.
-
-    Args:
-        conn: the warehouse.
-        table: which.
-        grants: privilege -> roles, as `publish.grants`.
-    """
-    for privilege, roles in grants.items():
-        for role in roles:
-            conn.execute(
-                sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(sql.Identifier(table.schema), sql.Identifier(role))
-            )
-            conn.execute(
-                sql.SQL("GRANT {} ON {}, {} TO {}").format(
-                    sql.SQL(privilege.upper()), table.id, table.current_id, sql.Identifier(role)
-                )
-            )

@@ -13,6 +13,7 @@ import psycopg
 from headrace.config import Score, Spec
 from headrace.errors import UserError
 from headrace.publish.postgres import sample, staging, swap, tables
+from headrace.publish.postgres.grants import set_grants
 from headrace.publish.postgres.server import Connection, Server, connect_to, reason_of, serve
 from headrace.publish.target import Check, Publication, StagedDay, Target, table_name
 from headrace.workspace import Workspace
@@ -96,4 +97,4 @@ class PostgresTarget(Target):
             swap.drop_days(self._conn, (self._schema, self._name), days)
 
     def grant(self, grants: Mapping[str, Sequence[str]]) -> None:
-        tables.grant(self._conn, self._table, grants)
+        set_grants(self._conn, self._table, grants)

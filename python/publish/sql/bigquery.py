@@ -94,10 +94,13 @@ class BigQueryClient(SqlClient):
         )
         return [str(n) for (n,) in rows]
 
-    def grant(self, privilege: str, names: Sequence[str], role: str) -> list[str]:
-        """A role is a principal of IAM, such as `group:analysts@example.com`."""
+    def rights(self, privilege: str, table: str, view: str) -> list[str]:
         viewer = "`roles/bigquery.dataViewer`"
-        return [f"GRANT {viewer} ON {k} {n} TO {literal(role)}" for k, n in zip(("TABLE", "VIEW"), names, strict=True)]
+        return [f"{viewer} ON TABLE {table}", f"{viewer} ON VIEW {view}"]
+
+    def grantee(self, role: str) -> str:
+        """A role is a principal of IAM, such as `group:analysts@example.com`."""
+        return literal(role)
 
 
 @contextmanager

@@ -40,6 +40,7 @@ class ClickHouseClient(SqlClient):
     key_type, text_type, moment_type, count_type = "String", "String", "DateTime64(6)", "Int64"
     # A newer record takes the place of an older one with the same key when parts are merged.
     publications_options = " ENGINE = ReplacingMergeTree(`published_at`) ORDER BY (`table_name`, `ds`)"
+    grants_options = " ENGINE = MergeTree ORDER BY (`table_name`, `privilege`, `role`)"
     has_keys = False
     optional = " NULL"
 

@@ -22,8 +22,8 @@ class SqlClient(ABC):
     begin = "BEGIN"
     #: The types of the publications' columns: text that can be a key, text of any length, a moment, a count.
     key_type, text_type, moment_type, count_type = "VARCHAR(255)", "TEXT", "TIMESTAMP", "BIGINT"
-    #: What the definition of the publications ends with, and that of a column that may be null.
-    publications_options = ""
+    #: What the definitions of the publications and of the grants end with, and that of a column that may be null.
+    publications_options = grants_options = ""
     optional = ""
     #: Whether a primary key is declared: databases that do not check it gain nothing.
     has_keys = True
@@ -109,6 +109,10 @@ class SqlClient(ABC):
         """A day as a literal; it was parsed as a date."""
         return f"DATE '{ds}'"
 
-    def grant(self, privilege: str, names: Sequence[str], role: str) -> list[str]:
-        """The statements that give a role a privilege on tables or views; names are quoted."""
-        return [f"GRANT {privilege.upper()} ON {name} TO {self.quote(role)}" for name in names]
+    def rights(self, privilege: str, table: str, view: str) -> list[str]:
+        """What stands between GRANT and TO, REVOKE and FROM: a privilege on a table and on a view, both quoted."""
+        return [f"{privilege.upper()} ON {name}" for name in (table, view)]
+
+    def grantee(self, role: str) -> str:
+        """What stands behind TO and FROM. Raises UserError where the database has no roles."""
+        return self.quote(role)

@@ -107,8 +107,8 @@ class DatabricksClient(SqlClient):
         )
         return [str(n) for (n,) in rows]
 
-    def grant(self, privilege: str, names: Sequence[str], role: str) -> list[str]:
-        return [f"GRANT {privilege.upper()} ON TABLE {name} TO {self.quote(role)}" for name in names]
+    def rights(self, privilege: str, table: str, view: str) -> list[str]:
+        return [f"{privilege.upper()} ON TABLE {name}" for name in (table, view)]
 
 
 @contextmanager

@@ -73,7 +73,7 @@ class DuckDbClient(SqlClient):
         )
         return [str(n) for (n,) in rows]
 
-    def grant(self, privilege: str, names: Sequence[str], role: str) -> list[str]:
+    def grantee(self, role: str) -> str:
         raise UserError("publish.grants: a DuckDB file has no roles; who may read the file may read its tables")
 
 

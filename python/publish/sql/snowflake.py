@@ -79,9 +79,11 @@ class SnowflakeClient(SqlClient):
         # Before the transaction: in Snowflake each definition commits what is open.
         return [f"CREATE TRANSIENT TABLE {staging} AS SELECT {', '.join(columns)} FROM {table} WHERE 1 = 0"]
 
-    def grant(self, privilege: str, names: Sequence[str], role: str) -> list[str]:
-        views = [f"GRANT {privilege.upper()} ON VIEW {names[1]} TO ROLE {self.quote(role)}"]
-        return [f"GRANT {privilege.upper()} ON TABLE {names[0]} TO ROLE {self.quote(role)}", *views]
+    def rights(self, privilege: str, table: str, view: str) -> list[str]:
+        return [f"{privilege.upper()} ON TABLE {table}", f"{privilege.upper()} ON VIEW {view}"]
+
+    def grantee(self, role: str) -> str:
+        return f"ROLE {self.quote(role)}"
 
 
 @contextmanager

@@ -96,10 +96,10 @@ class SqlAlchemyClient(SqlClient):
             return [f"DROP VIEW IF EXISTS {view}", f"CREATE VIEW {view} AS {select}"]
         return super().create_view(view, select)
 
-    def grant(self, privilege: str, names: Sequence[str], role: str) -> list[str]:
+    def grantee(self, role: str) -> str:
         if self._is_sqlite:
             raise UserError("publish.grants: a SQLite file has no roles; who may read the file may read its tables")
-        return super().grant(privilege, names, role)
+        return super().grantee(role)
 
 
 @contextmanager

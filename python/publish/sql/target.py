@@ -24,6 +24,8 @@ log = logging.getLogger("headrace.publish")
 
 #: One row for each (table, ds): which run made the day's rows, from what.
 PUBLICATIONS = "headrace_publications"
+#: One row for each (table, privilege, role) that `publish.grants` has given.
+GRANTS = "headrace_grants"
 STAGING_PREFIX = "headrace_staging_"
 
 
@@ -196,12 +198,34 @@ class SqlTarget(FilesTarget):
                 client.run(f"DELETE FROM {self._id(client, PUBLICATIONS)} WHERE {self._of_day(client, ds)}")
 
     def grant(self, grants: Mapping[str, Sequence[str]]) -> None:
+        wanted = {(privilege, role) for privilege, roles in grants.items() for role in roles}
         with self._connect() as client:
-            names = [self._id(client, self.name), self._id(client, f"{self.name}_current")]
-            for privilege, roles in grants.items():
-                for role in roles:
-                    for statement in client.grant(privilege, names, role):
-                        client.run(statement)
+            q, record = client.quote, self._id(client, GRANTS)
+            names = self._id(client, self.name), self._id(client, f"{self.name}_current")
+            kept = [q(c) for c in ("table_name", "privilege", "role")]
+            if not client.columns(GRANTS):
+                if not wanted:
+                    return
+                defined = ", ".join(f"{c} {client.key_type} NOT NULL" for c in kept)
+                client.run(f"CREATE TABLE {record} ({defined}){client.grants_options}")
+            of_table = f"{kept[0]} = '{self.name}'"
+            found = client.run(f"SELECT {kept[1]}, {kept[2]} FROM {record} WHERE {of_table}")
+            ours = {(str(privilege), str(role)) for privilege, role in found}
+            # What was given is on record, wherever a run is killed: the record is first to come and last to go.
+            for privilege, role in sorted(ours - wanted):
+                for right in client.rights(privilege, *names):
+                    client.run(f"REVOKE {right} FROM {client.grantee(role)}")
+                mine = f"{of_table} AND {kept[1]} = {client.mark} AND {kept[2]} = {client.mark}"
+                client.run(f"DELETE FROM {record} WHERE {mine}", [privilege, role])
+            for privilege, role in sorted(wanted):
+                statements = [f"GRANT {right} TO {client.grantee(role)}" for right in client.rights(privilege, *names)]
+                if (privilege, role) not in ours:
+                    marks = ", ".join([client.mark] * len(kept))
+                    client.run(
+                        f"INSERT INTO {record} ({', '.join(kept)}) VALUES ({marks})", [self.name, privilege, role]
+                    )
+                for statement in statements:
+                    client.run(statement)
 
     def _id(self, client: SqlClient, name: str) -> str:
         return client.quote(*client.schema, name)
