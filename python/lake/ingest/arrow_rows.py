@@ -29,9 +29,11 @@ _LOG = logging.getLogger("headrace.lake")
 
 #: Less is read in the driver: Spark's Python workers take longer to start.
 DRIVER_BYTES = 8 << 20
-#: Hashes that one task sorts.
-_HASHES_A_TASK = 32 << 20
-#: Of so many rows the driver itself looks for repeated keys: 0.1 s, and a task costs as much.
+#: Hashes that are sorted at once: 16 MiB, and as much again for those of the table.
+_HASHES_AT_ONCE = 1 << 21
+#: So many times the driver itself sorts them: 0.1 s, and a task costs as much.
+_DRIVER_SORTS = 2
+#: Of so many rows the driver itself hashes the keys.
 _DRIVER_ROWS = 1 << 20
 
 
@@ -119,18 +121,17 @@ class ArrowRows:
         others = [KeyedFile(path, is_typed=True) for path in typed]
         hashed = (*there, *others)
         rows = sum(d.file.rows for d in self.data)
-        few = rows + sum(pq.read_metadata(f.path.local_path()).num_rows for f in hashed) <= _DRIVER_ROWS
-        spark = None if few else self.spark
+        rows += sum(pq.read_metadata(f.path.local_path()).num_rows for f in hashed)
+        spark = None if rows <= _DRIVER_ROWS else self.spark
         found = run_tasks(spark, len(hashed), HashTask(hashed, self.keys, self.scratch))
         names = {f["file"]: f["hashes"] for f in found}
         there = [replace(f, hashes=names[k]) for k, f in enumerate(there)]
         mine = [*(f.hashes for f in here), *(names[len(there) + k] for k in range(len(others)))]
-        shares = max(1, rows // _HASHES_A_TASK)
+        shares = max(1, -(-rows // _HASHES_AT_ONCE))
         task = RepeatTask(tuple(mine), tuple(f.hashes for f in there), self.scratch, shares)
-        # One share is sorted here: it takes less time than a job.
-        found = run_tasks(spark if shares > 1 else None, shares, task)
-        repeated = [np.load((self.scratch / f["path"]).local_path()) for f in found]
-        hashes = np.sort(np.concatenate(repeated))
+        found = run_tasks(spark if shares > _DRIVER_SORTS else None, shares, task)
+        # In ascending order, as the shares are.
+        hashes = np.concatenate([np.load((self.scratch / f["path"]).local_path()) for f in found])
         if not len(hashes):
             return None
         np.save((self.scratch / REPEATED).local_path(), hashes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
@@ -65,7 +64,8 @@ class Places:
     @cached_property
     def counts(self) -> Mapping[str, int]:
         """Rows by day."""
-        return Counter(self.table.column("_ds").to_pylist())
+        days, rows = self.table.column("_ds").value_counts().flatten()
+        return dict(zip(days.to_pylist(), rows.to_pylist(), strict=True))
 
     def without(self, rows: DataFrame) -> DataFrame:
         """The others of `rows`."""

@@ -21,6 +21,7 @@ from headrace.lake.blocks.json_lines import JsonReader
 from headrace.lake.blocks.lines import Block, Mask, Part, UnreadableError, blocks, count_lines
 from headrace.lake.blocks.reader import Declaration, ReadBlock, Reader, TimeRange, event_micros, read_block
 from headrace.lake.ingest.data_file import DataFileWriter
+from headrace.lake.ingest.hash_files import save_hashes
 from headrace.lake.ingest.key_hash import key_hashes
 from headrace.storage import Location
 
@@ -178,9 +179,7 @@ class _Output:
             self._left.close()
             found["left"] = self._left_path.name
         if self._hashes:
-            path = self._task.scratch / f"hashes-{uuid.uuid4()}.npz"
-            np.savez(path.local_path(), hashes=np.concatenate(self._hashes), keyed=np.concatenate(self._keyed))
-            found["hashes"] = path.name
+            found["hashes"] = save_hashes(self._task.scratch, self._hashes, self._keyed)
         return found
 
     def abandon(self) -> None:

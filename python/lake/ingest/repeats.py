@@ -10,17 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.lake.ingest.data_file import SOURCE_FILE, SOURCE_LINE
+from headrace.lake.ingest.hash_files import I64, Mask, hashes_of_share, load_hashes, save_hashes
 from headrace.lake.ingest.key_hash import key_hashes
 from headrace.lake.sources.frame import GOOD
 from headrace.storage import Location
 
-I64 = npt.NDArray[np.int64]
 #: The hashes that may be there twice, in the folder of a load: int64, sorted.
 REPEATED = "repeated.npy"
 #: Folders of rows with such hashes: to load, and in the table.
@@ -36,13 +35,13 @@ class KeyedFile:
     ds: str = ""
     #: Whether it has rows that Spark has typed, good and bad ones.
     is_typed: bool = False
-    #: The .npz file in the scratch folder with the hashes of its rows.
+    #: The name of the hashes of its rows (headrace.lake.ingest.hash_files).
     hashes: str = ""
 
 
 @dataclass(frozen=True)
 class HashTask:
-    """Hashes the keys of data files; yields the names of the .npz files."""
+    """Hashes the keys of data files; yields the names of the hashes."""
 
     files: tuple[KeyedFile, ...]
     keys: tuple[str, ...]
@@ -53,7 +52,8 @@ class HashTask:
         file = pq.ParquetFile(mine.path.local_path(), coerce_int96_timestamp_unit="us")
         # A data file that is older than a column has no keys.
         groups = file.num_row_groups if set(self.keys) <= set(file.schema_arrow.names) else 0
-        found, keyed = [np.zeros(0, np.int64)], [np.zeros(0, np.bool_)]
+        found: list[I64] = []
+        keyed: list[Mask] = []
         for group in range(groups):
             state = ["_state"] if mine.is_typed else []
             table = file.read_row_group(group, columns=[*self.keys, *state], use_threads=False)
@@ -63,9 +63,7 @@ class HashTask:
                 hashes, whole = key_hashes([table.column(k) for k in self.keys])
                 found.append(hashes)
                 keyed.append(whole)
-        path = self.scratch / f"hashes-{uuid.uuid4()}.npz"
-        np.savez(path.local_path(), hashes=np.concatenate(found), keyed=np.concatenate(keyed))
-        yield {"file": number, "hashes": path.name}
+        yield {"file": number, "hashes": save_hashes(self.scratch, found, keyed)}
 
 
 @dataclass(frozen=True)
@@ -75,26 +73,24 @@ class RepeatTask:
     mine: tuple[str, ...]
     loaded: tuple[str, ...]
     scratch: Location
-    #: Shares; a hash is in the one of its remainder.
+    #: Ranges of hashes of one length: memory is that of the largest, about as many hashes in each.
     shares: int
 
     def __call__(self, share: int) -> Iterator[dict[str, Any]]:
-        mine = np.sort(self._hashes(self.mine, share))
-        twice = mine[1:][mine[1:] == mine[:-1]]
-        loaded = self._hashes(self.loaded, share)
-        place = np.minimum(np.searchsorted(mine, loaded), max(len(mine) - 1, 0))
-        both = loaded[mine[place] == loaded] if len(mine) else loaded[:0]
-        found = np.unique(np.concatenate([twice, both]))
+        mine = np.concatenate([np.zeros(0, np.int64), *(self._hashes(name, share) for name in self.mine)])
+        mine.sort()
+        found = [mine[1:][mine[1:] == mine[:-1]]]
+        for name in self.loaded if len(mine) else ():
+            loaded = self._hashes(name, share)
+            place = np.minimum(np.searchsorted(mine, loaded), len(mine) - 1)
+            found.append(loaded[mine[place] == loaded])
+        repeated = np.unique(np.concatenate(found))
         path = self.scratch / f"repeated-{uuid.uuid4()}.npy"
-        np.save(path.local_path(), found)
-        yield {"hashes": len(found), "path": path.name}
+        np.save(path.local_path(), repeated)
+        yield {"hashes": len(repeated), "path": path.name}
 
-    def _hashes(self, names: tuple[str, ...], share: int) -> I64:
-        found = [np.zeros(0, np.int64)]
-        for name in names:
-            hashes = keyed_hashes(self.scratch / name)
-            found.append(hashes if self.shares == 1 else hashes[hashes % self.shares == share])
-        return np.concatenate(found)
+    def _hashes(self, name: str, share: int) -> I64:
+        return hashes_of_share(self.scratch, name, share, self.shares)
 
 
 @dataclass(frozen=True)
@@ -109,8 +105,7 @@ class SuspectTask:
 
     def __call__(self, number: int) -> Iterator[dict[str, Any]]:
         file = self.files[number]
-        with np.load((self.scratch / file.hashes).local_path()) as saved:
-            hashes, keyed = saved["hashes"], saved["keyed"]
+        hashes, keyed = load_hashes(self.scratch, file.hashes)
         repeated = np.load((self.scratch / REPEATED).local_path(), mmap_mode="r")
         place = np.minimum(np.searchsorted(repeated, hashes), len(repeated) - 1)
         rows = np.flatnonzero((repeated[place] == hashes) & keyed)
@@ -145,11 +140,3 @@ class SuspectTask:
         for name, column in (("_ds", ds), ("_file", numbers), ("_line", line)):
             table = table.append_column(name, column)
         return table
-
-
-def keyed_hashes(path: Location) -> I64:
-    """The hashes of rows that have a key."""
-    with np.load(path.local_path()) as saved:
-        hashes, keyed = saved["hashes"], saved["keyed"]
-    found: I64 = hashes if keyed.all() else hashes[keyed]
-    return found

@@ -1,0 +1,68 @@
+"""Hashes of keys that are there twice, found range by range, against counting all of them."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.lake.ingest.hash_files import hashes_of_share, load_hashes, save_hashes
+from headrace.lake.ingest.repeats import RepeatTask
+from headrace.storage import Location, local
+
+LEAST, MOST = -(1 << 63), (1 << 63) - 1
+HASHES = st.one_of(st.integers(LEAST, MOST), st.sampled_from([LEAST, LEAST + 1, -1, 0, 1, MOST]))
+#: A data file: (hash, whether the row has a key) of each row.
+FILES = st.lists(st.lists(st.tuples(HASHES, st.booleans()), max_size=12), max_size=4)
+
+
+def saved(scratch: Location, rows: Sequence[tuple[int, bool]]) -> str:
+    """In two pieces."""
+    hashes, keyed = np.array([h for h, _ in rows], np.int64), np.array([k for _, k in rows], np.bool_)
+    half = len(rows) // 2
+    return save_hashes(scratch, [hashes[:half], hashes[half:]], [keyed[:half], keyed[half:]])
+
+
+def repeated(scratch: Location, mine: Sequence[str], loaded: Sequence[str], shares: int) -> list[int]:
+    """What the shares find, one after the other."""
+    task = RepeatTask(tuple(mine), tuple(loaded), scratch, shares)
+    found = [np.load((scratch / one["path"]).local_path()) for k in range(shares) for one in task(k)]
+    return [int(h) for h in np.concatenate(found)]
+
+
+@given(FILES, FILES, st.integers(1, 9))
+def test_all_that_are_there_twice(
+    tmp_path_factory: pytest.TempPathFactory,
+    mine: list[list[tuple[int, bool]]],
+    loaded: list[list[tuple[int, bool]]],
+    shares: int,
+) -> None:
+    scratch = local(tmp_path_factory.mktemp("hashes"))
+    names, others = ([saved(scratch, file) for file in files] for files in (mine, loaded))
+    here = Counter(h for file in mine for h, keyed in file if keyed)
+    there = {h for file in loaded for h, keyed in file if keyed}
+    assert repeated(scratch, names, others, shares) == sorted(h for h, n in here.items() if n > 1 or h in there)
+    for name, rows in zip(names, mine, strict=True):
+        hashes, keyed = load_hashes(scratch, name)
+        assert list(zip(hashes.tolist(), keyed.tolist(), strict=True)) == rows
+        ranges = [hashes_of_share(scratch, name, k, shares) for k in range(shares)]
+        assert np.concatenate(ranges).tolist() == sorted(h for h, k in rows if k)
+
+
+def test_memory_is_that_of_a_range(tmp_path: Path) -> None:
+    scratch, rng = local(tmp_path), np.random.default_rng(5)
+    peaks = {}
+    for files in (2, 16):
+        names = [saved(scratch, [(int(h), True) for h in rng.integers(LEAST, MOST, 20_000)]) for _ in range(2 * files)]
+        tracemalloc.start()
+        assert repeated(scratch, names[:files], names[files:], files) == []
+        peaks[files] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    # 20,000 hashes a range take 160 kB.
+    assert peaks[16] < 1.2 * peaks[2] < 10 * 160_000
