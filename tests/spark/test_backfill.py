@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow.dataset as pads
 from pyspark.sql import SparkSession
 
-from headrace.config import Spec, build_spec
+from headrace.config import Spec, build_spec, load_spec
 from headrace.features.build.stage import BuildFeatures
 from headrace.jobs.day_range import days_of, turns
 from headrace.lake.delta.log import DeltaLog
 from headrace.lake.ingest.stage import Ingest
 from headrace.manifest import Manifest
 from headrace.stage import Stage, run_stage
+from headrace.storage import Location
 from headrace.workspace import Workspace
+from scripts.attribution_days import write_days
 from tests.ingest_support import jsonl, put
 
 DAYS = [f"2026-03-0{n}" for n in range(1, 7)]
+DAY = pd.Timedelta(days=1)
 STAGES: dict[str, Stage] = {"ingest": Ingest(), "features": BuildFeatures()}
 
 
@@ -68,15 +74,57 @@ def deliver(ws: Workspace) -> None:
         put(ws, f"clicks/{ds}/a.json", jsonl(clicks))
 
 
-def rows_of(spark: SparkSession, ws: Workspace, name: str) -> list[str]:
-    return sorted(map(str, spark.read.format("delta").load(str(ws.table("shop", name))).collect()))
+def rows_of(spark: SparkSession, table: Location) -> list[str]:
+    return sorted(map(str, spark.read.format("delta").load(str(table)).collect()))
 
 
 def test_a_range_is_what_its_days_are(spark: SparkSession, tmp_path: Path) -> None:
-    spec, days = make_spec(), DAYS[3:]
     one_by_one, together = (Workspace(tmp_path / name) for name in ("a", "b"))
     deliver(one_by_one)
     deliver(together)
+    compare(spark, make_spec(), DAYS[3:], one_by_one, together, ("events", "quarantine", "clicks", "vocabulary"))
+
+
+def test_a_range_of_the_shipped_attribution(spark: SparkSession, tmp_path: Path) -> None:
+    """As shipped, but for the rows that a day of the sample has at least."""
+    spec = load_spec("attribution", ["table.expectations.min_rows=1", "features.min_row_groups=1"])
+    one_by_one, together = (Workspace(tmp_path / name) for name in ("a", "b"))
+    write_sample(tmp_path / "sample.csv")
+    for ws in (one_by_one, together):
+        assert {log for log, _ in write_days(tmp_path / "sample.csv", ws)} == {"clicks", "installs"}
+    days = ["2017-11-08", "2017-11-09"]
+    compare(spark, spec, days, one_by_one, together, ("events", "installs", "vocabulary"))
+    # A click's label is known a day later, and counted here from the one file that has both.
+    clicks = pd.read_csv(tmp_path / "sample.csv", parse_dates=["click_time", "attributed_time"])
+    for ds in days:
+        manifest = Manifest.load(together.manifest("attribution", ds, "features"))
+        assert manifest is not None
+        day = pd.Timestamp(ds) - pd.Timedelta(days=1)
+        of_day = clicks[clicks["click_time"].dt.floor("D") == day]
+        valid = pads.dataset(together.home / manifest.output("dataset").name / "valid", format="parquet").to_table()
+        assert valid.num_rows == len(of_day)
+        assert (
+            sum(valid.column("installed").to_pylist()) == (of_day["attributed_time"] - of_day["click_time"] < DAY).sum()
+        )
+
+
+def write_sample(path: Path) -> None:
+    """Four days of clicks in TalkingData's form, each of a device of its own; installs up to 30 hours later."""
+    rng = np.random.default_rng(3)
+    lines = ["ip,app,device,os,channel,click_time,attributed_time,is_attributed"]
+    for k, second in enumerate(np.sort(rng.integers(0, 4 * 86_400, 800))):
+        at = pd.Timestamp("2017-11-06") + pd.Timedelta(seconds=int(second))
+        installed = at + pd.Timedelta(seconds=int(rng.integers(60, 30 * 3_600))) if rng.random() < 0.2 else None
+        there = installed is not None and installed < pd.Timestamp("2017-11-10")
+        ip, app, channel = rng.integers(0, (40, 12, 8))
+        lines.append(f"{ip},{app},{k},{k % 5},{channel},{at},{installed if there else ''},{int(there)}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def compare(
+    spark: SparkSession, spec: Spec, days: list[str], one_by_one: Workspace, together: Workspace, tables: Sequence[str]
+) -> None:
+    """Run days both ways, with the same landing files: the same tables and datasets."""
     for ds in days:
         for stage in STAGES.values():
             run_stage(stage, spec, one_by_one, ds)
@@ -84,15 +132,17 @@ def test_a_range_is_what_its_days_are(spark: SparkSession, tmp_path: Path) -> No
     for name, ds in turns(list(STAGES), days_of(spec, days[0], days[-1]), spec):
         run_stage(STAGES[name], spec, together, ds)
         if name == "ingest":
-            loads.append((ds, DeltaLog(together.table("shop", "events")).version))
+            loads.append((ds, DeltaLog(together.events(spec.pipeline)).version))
     # One pass loads the first day and those before it, the next all others.
     assert [ds for ds, _ in loads] == [days[0], days[-1], *days[1:-1]]
     assert len({version for _, version in loads[1:]}) == 1
 
-    for name in ("events", "quarantine", "clicks", "vocabulary"):
-        assert rows_of(spark, together, name) == rows_of(spark, one_by_one, name), name
+    for name in tables:
+        assert rows_of(spark, together.table(spec.pipeline, name)) == rows_of(
+            spark, one_by_one.table(spec.pipeline, name)
+        ), name
     for ds in days:
-        a, b = (Manifest.load(ws.manifest("shop", ds, "features")) for ws in (one_by_one, together))
+        a, b = (Manifest.load(ws.manifest(spec.pipeline, ds, "features")) for ws in (one_by_one, together))
         assert a is not None
         assert b is not None
         assert a.rows == b.rows

@@ -21,7 +21,7 @@ from headrace.config import (
 from headrace.errors import UserError
 from headrace.lake.ingest.plan import declared_source
 from headrace.manifest import fingerprint
-from headrace.workspace import checkout
+from headrace.workspace import checkout, pipeline_file
 
 SHIPPED = sorted(p.stem for p in (checkout() / "conf" / "pipelines").glob("*.yaml"))
 
@@ -177,8 +177,13 @@ def test_malformed_overrides(override: str) -> None:
         load_spec("clicks", [override])
 
 
-def test_an_override_below_an_alias_is_of_that_place_alone() -> None:
-    spec = load_spec("attribution", ["sources.installs.source.path=in/{ds}/*.csv"])
+def test_an_override_below_an_alias_is_of_that_place_alone(tmp_path: Path) -> None:
+    shipped = yaml.safe_load(pipeline_file("attribution").read_text())
+    shipped["sources"]["installs"]["source"] = shipped["source"]
+    path = tmp_path / "x.yaml"
+    path.write_text(yaml.safe_dump(shipped))
+    assert "*id001" in path.read_text()
+    spec = load_spec(path, ["sources.installs.source.path=in/{ds}/*.csv"])
     assert spec.sources["installs"].source.path == "in/{ds}/*.csv"
     assert spec.source == load_spec("attribution").source
 
