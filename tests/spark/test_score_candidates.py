@@ -380,15 +380,22 @@ def test_named_sources_are_as_the_day_knows_them(shop: Shop) -> None:
     columns = {
         "orders": {"buyer": "string", "item": "string", "at": "timestamp"},
         "gone": {"item": "string", "weight": "int"},
+        "returned": {"buyer": "string", "item": "string"},
+        "tried": {"buyer": "string", "item": "string", "on": "date"},
     }
+    times, west = {"orders": "at", "tried": "on"}, {"returned", "tried"}
     more = {
         "sources": SPEC["sources"]
         | {
             name: {
-                "source": {"format": "jsonl", "path": name + "/{ds}/*"},
-                "table": {"columns": [{"name": n, "type": t} for n, t in of.items()], "event_time": time},
+                "source": {
+                    "format": "jsonl",
+                    "path": name + "/{ds}/*",
+                    "timezone": "America/Los_Angeles" if name in west else "UTC",
+                },
+                "table": {"columns": [{"name": n, "type": t} for n, t in of.items()], "event_time": times.get(name)},
             }
-            for (name, of), time in zip(columns.items(), ("at", None), strict=True)
+            for name, of in columns.items()
         },
         "features": SPEC["features"] | {"history_days": 2, "window_days": 2},
     }
@@ -407,7 +414,11 @@ def test_named_sources_are_as_the_day_knows_them(shop: Shop) -> None:
         "weight": pa.array([1, 2, 3, 4], pa.int32()),
         "ds": ["2026-01-03", "2026-01-04", DS, "2026-01-06"],
     }
-    sources = source_of(shop.spark, base.ctx, {"orders": pa.table(orders), "gone": pa.table(gone)})
+    # A day of the west ends in UTC's next one: what is known of it by its date alone belongs to it all the same.
+    landed = [(END - timedelta(days=a + 1)).date() for a in (0, 1, 3, -1)]
+    returned = {"buyer": users, "item": ["Z0"] * 4, "ds": [day.isoformat() for day in landed]}
+    tables = {"orders": orders, "gone": gone, "returned": returned, "tried": returned | {"on": landed}}
+    sources = source_of(shop.spark, base.ctx, {name: pa.table(rows) for name, rows in tables.items()})
     context = replace(base, active=replace(base.active, sources=sources))
     bought = {"kind": "seen", "from": "orders", "user": "buyer"}
     with pytest.raises(UserError, match=r"filters\[0\]\.item: the events have no column 'itm'; did you mean 'item'"):
@@ -417,6 +428,11 @@ def test_named_sources_are_as_the_day_knows_them(shop: Shop) -> None:
             seen = SeenFilter.model_validate(bought | {"days": within})
             found = pairs_of(context, seen, "score.filters[0]").collect()
             assert {str(r["__user"]) for r in found} == set(wanted), within
+        for name in ("returned", "tried"):
+            for within, many in ((None, 3), (1, 1), (2, 2), (3, 2), (4, 3)):
+                seen = SeenFilter.model_validate({"kind": "seen", "from": name, "user": "buyer", "days": within})
+                found = pairs_of(context, seen, "score.filters[0]").collect()
+                assert {str(r["__user"]) for r in found} == set(users[:many]), (name, within)
         for table in (BlockedFilter, CandidateTable):
             listed = table.model_validate({"kind": "table", "from": "gone", "item": "item"})
             assert [r["item"] for r in read_table(context, listed, ["item"], "").collect()] == ["Z6"]

@@ -18,6 +18,8 @@ from headrace.features.table_ops.base import SourceRead
 from headrace.features.table_ops.preparation import midnight, source_table
 from headrace.features.table_ops.spark_windows import EVENT_MICROS
 from headrace.features.types import ValueType, declared
+from headrace.lake.landing import following
+from headrace.lake.landing import midnight as landing_midnight
 from headrace.stage import Context
 
 #: Days by which a landing day may be after the UTC day of an event in it: time zones, clocks that are ahead.
@@ -81,6 +83,18 @@ class SourceRows:
         if read.lookback is not None:
             return None if self.first is None else self.first - read.lookback
         return self.first_event if read.use == "events" else None
+
+
+def end_of_day(named: NamedSource, ds: str) -> int:
+    """The first microsecond that is no knowledge of the day `ds`, in terms of a source's EVENT_MICROS.
+
+    Of timestamps it is midnight in UTC, as of splits and windows; of dates and landing days their end in the source's
+    time zone, which is later in the west.
+    """
+    source = source_table(named)
+    if source.time is not None and source.types[source.time].element == "timestamp":
+        return midnight(ds, 1)
+    return int(landing_midnight(named.source, following(ds)).timestamp()) * 1_000_000
 
 
 def _known_from(named: NamedSource) -> Column:

@@ -7,6 +7,7 @@ from pyspark.sql import functions as F
 
 from headrace.config import PairEvents
 from headrace.errors import UserError, nearest
+from headrace.features.build.source_rows import end_of_day
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import DAY_MICROS, spark_micros
 from headrace.features.layout.split import SPLIT
@@ -14,6 +15,7 @@ from headrace.features.table_ops.base import SourceRead
 from headrace.features.table_ops.preparation import midnight
 from headrace.features.table_ops.spark_windows import EVENT_MICROS
 from headrace.features.types import declared
+from headrace.lake.landing import following
 from headrace.score.candidates.expressions import condition
 from headrace.score.candidates.source import SourceContext
 from headrace.score.items import ITEM_ROW
@@ -45,7 +47,7 @@ def _pairs(context: SourceContext, events: PairEvents, where: str) -> DataFrame:
     rows, at = _own(context, events, where) if events.from_ is None else _named(context, events, where)
     score = context.score
     if events.days is not None:
-        rows = rows.where(at >= F.lit(midnight(context.ctx.ds, 1) - events.days * DAY_MICROS))
+        rows = rows.where(at >= F.lit(_end(context, events, following(context.ctx.ds, -events.days))))
     types = dict(context.users.dtypes) | dict(context.items.dtypes)
     names = {"user": events.user or score.user.key, "item": events.item or score.item.key}
     for key, name in names.items():
@@ -89,7 +91,12 @@ def _named(context: SourceContext, events: PairEvents, where: str) -> tuple[Data
     lookback = None if events.days is None else events.days * DAY_MICROS
     rows = context.active.sources(SourceRead(events.from_, "all_events", lookback))
     # What happened up to the end of ds.
-    rows = rows.where(F.col(EVENT_MICROS) < F.lit(midnight(context.ctx.ds, 1)))
+    rows = rows.where(F.col(EVENT_MICROS) < F.lit(_end(context, events, context.ctx.ds)))
     if events.where is not None:
         rows = rows.where(condition(rows, events.where, f"{where}.where"))
     return rows, F.col(EVENT_MICROS)
+
+
+def _end(context: SourceContext, events: PairEvents, ds: str) -> int:
+    """The first microsecond after a day, in terms of the events' times."""
+    return midnight(ds, 1) if events.from_ is None else end_of_day(context.ctx.spec.sources[events.from_], ds)
