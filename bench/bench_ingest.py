@@ -26,19 +26,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pcsv
 import pyarrow.json as pjson
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
+from bench.ingest_text import COLUMNS, DAY, FORMS, write_text
 from bench.memory import Peak, peak_of_tree
 from bench.parts import Parts
 from bench.report import Figure, publish
@@ -46,75 +46,14 @@ from headrace.config import Spark, Spec, build_spec
 from headrace.errors import UserError
 from headrace.lake.ingest.stage import Ingest
 from headrace.lake.session import session
-from headrace.lake.sources.criteo import CRITEO
 from headrace.stage import run_stage
 from headrace.workspace import Workspace, checkout
 
-DAY = "2026-03-01"
-FORMS = ("jsonl", "csv", "criteo")
-CLICKS = {
-    "id": "string",
-    "ts": "timestamp",
-    "user": "bigint",
-    "item": "bigint",
-    "clicked": "int",
-    "price": "double",
-    "country": "string",
-    "device": "string",
-}
-COLUMNS: Mapping[str, Mapping[str, str]] = {
-    "jsonl": CLICKS,
-    "csv": CLICKS,
-    "criteo": {c: "string" if c.startswith("C") else "int" for c in CRITEO},
-}
 PEERS = ("duckdb", "polars")
 _PYTHON = checkout() / "build" / "peers" / "duckdb-polars" / "bin" / "python"
-_FILES = 4
-_AT_ONCE = 250_000
 #: Up to so many rows both are measured a second time.
 TWICE_ROWS = 4_000_000
 _PARTS = Parts.of("ingest")
-
-
-def write_text(form: str, folder: Path, rows: int) -> list[Path]:
-    """The landing files: `_FILES` of about as many rows."""
-    folder.mkdir(parents=True)
-    paths = []
-    for k in range(_FILES):
-        path = folder / f"part-{k}.{'jsonl' if form == 'jsonl' else 'csv' if form == 'csv' else 'txt'}"
-        paths.append(path)
-        with path.open("w") as out:
-            if form == "csv":
-                out.write(",".join(CLICKS) + "\n")
-            for start in range(rows * k // _FILES, rows * (k + 1) // _FILES, _AT_ONCE):
-                end = min(start + _AT_ONCE, rows * (k + 1) // _FILES)
-                out.writelines(_lines(form, start, end))
-    return paths
-
-
-def _lines(form: str, start: int, end: int) -> list[str]:
-    rng, n = np.random.default_rng([17, start]), end - start
-    if form == "criteo":
-        label, names = rng.integers(0, 2, n).tolist(), rng.zipf(1.2, (n, 26)) % 10_000_000
-        counts = rng.integers(-1, 500, (n, 13)).tolist()
-        missing = (rng.random((n, 13)) < 0.2).tolist()
-        return [
-            "\t".join([str(y), *("" if m else str(c) for c, m in zip(cs, ms, strict=True)), *map("%08x".__mod__, xs)])
-            + "\n"
-            for y, cs, ms, xs in zip(label, counts, missing, names.tolist(), strict=True)
-        ]
-    users, items = rng.zipf(1.3, n).tolist(), rng.zipf(1.2, n).tolist()
-    prices, seconds = rng.integers(100, 100_000, n).tolist(), rng.integers(0, 86_400, n).tolist()
-    made = []
-    for k in range(n):
-        s, clicked, price = seconds[k], k % 7 == 0, prices[k] / 100
-        ts = f"{DAY}T{s // 3600:02d}:{s // 60 % 60:02d}:{s % 60:02d}.{k % 1000:03d}Z"
-        row = (f"e{start + k:012d}", ts, users[k], items[k], int(clicked), price, f"c{users[k] % 200}", "phone")
-        if form == "csv":
-            made.append(",".join(map(str, row)) + "\n")
-        else:
-            made.append(json.dumps(dict(zip(CLICKS, row, strict=True))) + "\n")
-    return made
 
 
 def spec_of(form: str) -> Spec:
@@ -195,7 +134,7 @@ def peer(name: str, form: str, paths: list[Path], out: Path) -> tuple[float, flo
     return float(json.loads(said.strip().splitlines()[-1])["seconds"]), peak.mib
 
 
-def in_session(which: str, form: str, paths: list[Path], work: Path, times: int) -> tuple[list[float], Peak]:
+def in_session(which: str, form: str, paths: list[Path], rows: int, work: Path, times: int) -> tuple[list[float], Peak]:
     """(seconds of each time, memory of the first) of `ours` or `plain_spark`, in a session of its own."""
     seconds, first = [], Peak()
     with session(Spark(), Workspace(work), "bench ingest") as spark:
@@ -215,7 +154,7 @@ def in_session(which: str, form: str, paths: list[Path], work: Path, times: int)
                 seconds.append(time.perf_counter() - tick)
             first = first if k else peak
             print(f"{which}, {form}: {found:,} rows in {seconds[-1]:.1f} s", flush=True)
-            assert found == _lines_of(form, paths), found
+            assert found == rows, found
             shutil.rmtree(work / f"home-{k}")
     shutil.rmtree(work)
     return seconds, first
@@ -234,8 +173,8 @@ def measure(part: str, peers: Sequence[str], work: Path) -> list[Figure]:
 
     floor_s, read = apart(floor, form, paths, work / "floor.parquet")
     assert read == rows, (read, rows)
-    spark_s, spark_peak = apart(in_session, "plain Spark", form, paths, work / "spark", times)
-    ours_s, peak = apart(in_session, "ours", form, paths, work / "ours", times)
+    spark_s, spark_peak = apart(in_session, "plain Spark", form, paths, rows, work / "spark", times)
+    ours_s, peak = apart(in_session, "ours", form, paths, rows, work / "ours", times)
     figures = [
         Figure(f"{title}: headrace{name}", rows / mine, "rows/s", floor=rows / floor_s, peer=rows / theirs)
         for name, mine, theirs in zip(("", ", again"), ours_s, spark_s, strict=False)
@@ -250,10 +189,6 @@ def measure(part: str, peers: Sequence[str], work: Path) -> list[Figure]:
             figures.append(Figure(f"{title}: beside {name}", rows / min(ours_s), "rows/s", peer=rows / found[0]))
             figures.append(Figure(f"{title}: memory beside {name}", peak.mib, "MiB", peer=found[1]))
     return figures
-
-
-def _lines_of(form: str, paths: list[Path]) -> int:
-    return sum(path.read_bytes().count(b"\n") - (form == "csv") for path in paths)
 
 
 def part_named(text: str) -> str:
