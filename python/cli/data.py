@@ -24,7 +24,8 @@ def init(
     path: Annotated[
         str,
         typer.Argument(
-            metavar="TABLE_OR_PATH", help="A file, a folder, a glob in quotes, or the folder of a Delta table."
+            metavar="TABLE_OR_PATH",
+            help="A file, a folder, a glob in quotes, or the folder of a Delta or Iceberg table.",
         ),
     ],
     target: Annotated[
@@ -41,8 +42,9 @@ def init(
 ) -> None:
     """Look at data of your own and write a pipeline for it, with a comment at each choice.
 
-    CSV, JSON lines (both also gzip), Parquet and Delta. Types, missing values, the label, the time, users and items are
-    told from a part of the rows, by names and values; the options say what you know better. The pipeline runs as it is.
+    CSV, JSON lines, Parquet, ORC, Avro, Delta and Iceberg. Types, missing values, the label, the time, users and items
+    are told from a part of the rows, by names and values; the options say what you know better. The pipeline runs as
+    it is.
     """
     from headrace.commands.init import init as command
     from headrace.scaffold.roles import Named

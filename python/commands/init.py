@@ -25,7 +25,7 @@ def init(path: str, target: Path | None, name: str | None, named: Named, force: 
     """Look at data, write a pipeline for it, and print what was found.
 
     Args:
-        path: of a file, a folder, a glob or a Delta table.
+        path: of a file, a folder, a glob, a Delta or an Iceberg table.
         target: the pipeline's file; None: `<name>.yaml` in this folder.
         name: of the pipeline; None: from the path.
         named: what the user says of columns.

@@ -109,7 +109,7 @@ def _source(sample: Sample, columns: Sequence[ColumnProfile]) -> list[str]:
         lines.append(f"  {key}: {_flow(value)}{why}")
     if (day := _partition_day(sample, columns)) is not None:
         lines += [*_comment("Each partition is a day; nothing is copied.", 2), f"  day: {{partition: {_flow(day)}}}"]
-    elif sample.source["format"] in ("parquet", "delta"):
+    elif sample.source["format"] not in ("csv", "jsonl"):
         lines += _comment(
             "Read where it is, whole, as one snapshot. A day by its time: `day: {time: COLUMN}`; by what was committed "
             "on it: `day: {changes: true}` (Delta with a change data feed).",
@@ -125,6 +125,9 @@ def _table(sample: Sample, columns: Sequence[ColumnProfile], roles: Roles, daily
     if roles.key is not None:
         lines += _comment(f"Rows equal in it are one event. {roles.why[roles.key.name]}.", 2)
         lines.append(f"  keys: {_flow([roles.key.name])}")
+    elif sample.source["format"] in ("orc", "avro"):
+        lines += _comment("No column numbers the rows, and such files have no positions: say what tells rows apart.", 2)
+        lines += _comment("keys: [event_id]", 2)
     else:
         lines += _comment("No column numbers the rows: equal rows stay. Else: keys: [event_id]", 2)
     if roles.time is not None:

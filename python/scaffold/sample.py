@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from headrace.errors import UserError
 from headrace.lake.sources.compression import COMPRESSIONS, without_ending
-from headrace.scaffold.parquet_sample import delta_rows, parquet_rows
+from headrace.scaffold.table_sample import TableRows, delta_rows, folder_rows, iceberg_rows
 from headrace.scaffold.text_sample import csv_rows, json_rows, sample_bytes
 
-Format = Literal["csv", "jsonl", "parquet", "delta"]
+Format = Literal["csv", "jsonl", "parquet", "orc", "avro"]
 
 #: Ends of names, before those of compressed files.
 _ENDINGS: Mapping[str, Format] = {
@@ -28,6 +28,8 @@ _ENDINGS: Mapping[str, Format] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".parquet": "parquet",
+    ".orc": "orc",
+    ".avro": "avro",
 }
 _DATE = re.compile(r"(?<!\d)\d{4}-\d{2}-\d{2}(?!\d)")
 
@@ -59,28 +61,26 @@ class Sample:
 
 
 def take_sample(text: str) -> Sample:
-    """Look at a file, a folder, a glob or a Delta table.
+    """Look at a file, a folder, a glob, a Delta or an Iceberg table.
 
     Raises:
         UserError: nothing is there, several formats are mixed, or it cannot be read.
     """
     path = Path(text).expanduser().absolute()
     if (path / "_delta_log").is_dir():
-        rows, total, whole, partitions = delta_rows(path)
         files: Sequence[Path] = sorted((path / "_delta_log").glob("*.json"))
-        source: dict[str, Any] = {"format": "delta", "path": str(path)}
-        return Sample(rows, source, total, whole, "Delta table", (), _name(path), _modified(files), tuple(partitions))
+        return _of_table(path, "delta", delta_rows(path), files, "Delta table")
+    if files := sorted((path / "metadata").glob("*.metadata.json")):
+        return _of_table(path, "iceberg", iceberg_rows(path), files, "Iceberg table")
     files = _files(path, text)
     format_ = _format(files, text)
     size = sum(f.stat().st_size for f in files)
     shown = f"{format_}, {len(files):,} file{'s' if len(files) > 1 else ''}, {_bytes(size)}"
-    if format_ == "parquet":
+    if format_ != "csv" and format_ != "jsonl":
         root = path if path.is_dir() else path.parent
-        rows, total, whole, partitions = parquet_rows(files, root)
-        source = {"format": "parquet", "path": str(path)}
-        return Sample(rows, source, total, whole, shown, (), _name(path), _modified(files), tuple(partitions))
+        return _of_table(path, format_, folder_rows(files, root, format_), files, shown)
     pattern, newest = _by_day(path, files)
-    source = {"format": format_, "path": pattern}
+    source: dict[str, Any] = {"format": format_, "path": pattern}
     chunks = sample_bytes(files)
     notes: tuple[str, ...] = ()
     if format_ == "csv":
@@ -96,12 +96,18 @@ def take_sample(text: str) -> Sample:
     return Sample(rows, source, total, whole, shown, notes, _name(path), _modified(files), (), newest)
 
 
+def _of_table(path: Path, format_: str, found: TableRows, files: Sequence[Path], shown: str) -> Sample:
+    source = {"format": format_, "path": str(path)}
+    about = (found.notes, _name(path), _modified(files), found.partitions)
+    return Sample(found.rows, source, found.total, found.whole, shown, *about)
+
+
 def _files(path: Path, text: str) -> list[Path]:
     if path.is_dir():
         found = [p for p in sorted(path.rglob("*")) if p.is_file() and _ending(p) is not None and not _hidden(p, path)]
         if not found:
             raise UserError(
-                f"{text}: no Delta log, and no files that end in {', '.join(_ENDINGS)} "
+                f"{text}: no Delta log, no metadata of Iceberg, and no files that end in {', '.join(_ENDINGS)} "
                 f"({', '.join(COMPRESSIONS)} may follow)"
             )
         return found

@@ -15,6 +15,7 @@ from headrace.commands.init import init
 from headrace.config import load_spec
 from headrace.features.workflow.fitted import FittedWorkflow
 from headrace.jobs.stages import load_stage
+from headrace.lake.session import iceberg_jars, spark_settings
 from headrace.scaffold.roles import Named
 from headrace.stage import run_stage
 from headrace.storage import local
@@ -52,6 +53,49 @@ def test_it_runs_as_it_was_written(spark: SparkSession, ws: Workspace, tmp_path:
             assert set(zip(found["user_country"], found["user_segment"], strict=True)) <= {
                 (code, code) for code in (2, 3, 4)
             }
+
+
+def by_spark(spark: SparkSession, data: pd.DataFrame, folder: Path, form: str) -> None:
+    """A table of today's names, other ones than its files have, from which rows are deleted."""
+    times = data.astype({"ts": "datetime64[us, UTC]"})
+    frame = spark.createDataFrame(pa.Table.from_pandas(times, preserve_index=False))
+    frame = frame.selectExpr("*", "named_struct('price', item_price, 'slot', slot) AS shown").drop("item_price", "slot")
+    table = f"delta.`{folder}`" if form == "delta" else f"lake.`{folder.parent.name}`.`{folder.name}`"
+    frame.coalesce(1).createOrReplaceTempView("rows")
+    mapped = "'delta.columnMapping.mode' = 'name', 'delta.enableDeletionVectors' = 'true', "
+    mapped += "'delta.enableChangeDataFeed' = 'false'"
+    properties = mapped if form == "delta" else "'write.delete.mode' = 'merge-on-read'"
+    spark.sql(f"CREATE TABLE {table} USING {form} TBLPROPERTIES ({properties}) AS SELECT * FROM rows")
+    spark.sql(f"ALTER TABLE {table} RENAME COLUMN country TO user_land")
+    spark.sql(f"ALTER TABLE {table} RENAME COLUMN shown.price TO item_cost")
+    spark.sql(f"ALTER TABLE {table} DROP COLUMN referrer_hash")
+    spark.sql(f"DELETE FROM {table} WHERE impression_id LIKE '%7'")
+
+
+@pytest.mark.parametrize("form", ["delta", "iceberg"])
+def test_a_table_with_other_names_than_its_files(spark: SparkSession, ws: Workspace, tmp_path: Path, form: str) -> None:
+    if form == "iceberg" and not iceberg_jars():
+        pytest.skip("Iceberg's jar is not here: run `make iceberg`")
+    data, folder = clicks(1_200, 3).assign(ts=lambda d: pd.to_datetime(d["ts"])), tmp_path / "events"
+    catalog = {
+        "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
+        "spark.sql.catalog.lake.type": "hadoop",
+        "spark.sql.catalog.lake.warehouse": str(tmp_path.parent),
+    }
+    with spark_settings(spark, catalog if form == "iceberg" else {}):
+        by_spark(spark, data, folder, form)
+    init(str(folder), tmp_path / "p.yaml", None, Named(), force=False)
+    assert "Rows that are deleted are among those looked at" in (tmp_path / "p.yaml").read_text()
+    spec = load_spec(tmp_path / "p.yaml", ["features.min_row_groups=1"])
+    assert spec.source.model_dump(exclude_defaults=True) == {"format": form, "path": str(folder)}
+    declared = {c.name: c.path for c in spec.table.columns}
+    assert {"user_land": None, "shown_item_cost": "shown.item_cost"}.items() <= declared.items()
+    assert "referrer_hash" not in declared
+    assert spec.ds is not None
+    run_stage(load_stage("ingest"), spec, ws, spec.ds)
+    made = run_stage(load_stage("features"), spec, ws, spec.ds).manifest
+    day = data["ts"][~data["impression_id"].str.endswith("7")].dt.strftime("%Y-%m-%d")
+    assert made.rows == {"train": int((day < spec.ds).sum()), "valid": int((day == spec.ds).sum())}
 
 
 @pytest.mark.parametrize("form", ["parquet", "delta"])

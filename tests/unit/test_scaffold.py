@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from pyarrow import orc
 from typer.testing import CliRunner
 
 from headrace.cli import app
@@ -151,6 +155,55 @@ def test_parquet_with_partitions_by_day(tmp_path: Path) -> None:
     }
     assert types(spec)["clicked"] == "bigint", "as the files have it"
     assert "day" not in types(spec)
+
+
+@pytest.mark.parametrize("form", ["orc", "avro"])
+def test_orc_and_avro_are_seen_as_parquet_is(tmp_path: Path, form: str) -> None:
+    """The same rows, with an object, a list, a decimal, a date and nulls; of large files the ends, or the beginning."""
+    data = as_arrow(clicks(500, 2))
+    price = pa.array([{"net": Decimal(i) / 4, "tags": [f"t{i % 5}"]} if i % 3 else None for i in range(500)])
+    born = pa.array([date(2000, 1, 1 + i % 28) for i in range(500)])
+    ts = data["ts"].cast(pa.timestamp("us", "UTC" if form == "avro" else None))
+    data = data.set_column(1, "ts", ts).append_column("born", born)
+    data = data.append_column(
+        "price", price.cast(pa.struct({"net": pa.decimal128(12, 2), "tags": pa.list_(pa.string())}))
+    )
+    for kind in ("parquet", form):
+        folder = tmp_path / kind / "events" / "day=2026-03-01"
+        folder.mkdir(parents=True)
+        if kind == "parquet":
+            pq.write_table(data, folder / "a.parquet")
+        elif kind == "orc":
+            orc.write_table(data, folder / "a.orc")
+        else:
+            write_avro(data, folder / "a.snappy.avro")
+    wanted, found = (written(tmp_path / kind / "events", tmp_path / f"{kind}.yaml") for kind in ("parquet", form))
+    assert found.source.model_dump(exclude_defaults=True) == {
+        "format": form,
+        "path": str(tmp_path / form / "events"),
+        "day": {"partition": "day"},
+    }
+    assert {"price_net": "decimal(12,2)", "born": "date"}.items() <= types(found).items()
+    other = {"source"}
+    assert found.model_dump(exclude=other) == wanted.model_dump(exclude=other)
+
+
+def write_avro(rows: pa.Table, path: Path) -> None:
+    """As Spark does: each column may be null."""
+    decimal = {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2}
+    items = {"type": "array", "items": ["string", "null"]}
+    fields = [{"name": "net", "type": [decimal, "null"]}, {"name": "tags", "type": [items, "null"]}]
+    known: dict[str, Any] = {
+        "string": "string",
+        "int64": "long",
+        "double": "double",
+        "date32[day]": {"type": "int", "logicalType": "date"},
+        "timestamp[us, tz=UTC]": {"type": "long", "logicalType": "timestamp-micros"},
+    }
+    struct = {"type": "record", "name": "price", "fields": fields}
+    columns = [{"name": f.name, "type": [known.get(str(f.type), struct), "null"]} for f in rows.schema]
+    with path.open("wb") as out:
+        fastavro.writer(out, {"type": "record", "name": "top", "fields": columns}, rows.to_pylist(), sync_interval=999)
 
 
 def test_a_delta_table_by_its_log(tmp_path: Path) -> None:

@@ -1,0 +1,141 @@
+"""Rows of folders of files and of tables: the first of some files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.errors import UserError
+from headrace.lake.delta.log import DeltaLog
+from headrace.lake.delta.protocol import check_listable
+from headrace.lake.iceberg.manifests import snapshot_files
+from headrace.lake.iceberg.metadata import newest_metadata
+from headrace.scaffold.file_rows import FileFormat, file_rows
+from headrace.scaffold.stored_names import StoredNames
+from headrace.storage import local
+
+#: Rows that are looked at, and the files that they are from.
+SAMPLE_ROWS, SAMPLE_FILES = 200_000, 8
+_DELETED = "Rows that are deleted are among those looked at, and among none that are read."
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """What was seen of a table."""
+
+    rows: pa.Table
+    #: All rows there are, and whether `rows` are these.
+    total: int
+    whole: bool
+    #: Names of partition columns.
+    partitions: tuple[str, ...]
+    #: What a person should know.
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+    format: FileFormat
+    partition: Mapping[str, str | None]
+
+
+def folder_rows(files: Sequence[Path], root: Path, format_: FileFormat) -> TableRows:
+    """Rows of a folder of data files; `key=value` folders are columns of text.
+
+    Raises:
+        UserError: a file is none.
+    """
+    return _rows([_File(f, format_, _hive(f.relative_to(root).parent)) for f in files])
+
+
+def delta_rows(folder: Path) -> TableRows:
+    """Rows of the newest version of a Delta table, from its log's files.
+
+    Raises:
+        UserError: a table that headrace does not read, or an empty one.
+    """
+    log = DeltaLog(local(folder))
+    version = log.version
+    state = None if version is None else log.state(version)
+    if state is None or not state.adds:
+        raise UserError(f"{folder}: its newest version has no files to look at")
+    check_listable(local(folder), state.protocol)
+    names = StoredNames.of_delta(json.loads(state.metadata["schemaString"]))
+    files = state.data_files(local(folder))
+    given = [
+        _File(
+            f.path.local_path(),
+            "parquet",
+            {names.columns[k].name if k in names.columns else k: v for k, v in f.partition.items()},
+        )
+        for f in files
+    ]
+    is_mapped = state.configuration.get("delta.columnMapping.mode", "none") != "none"
+    found = _rows(sorted(given, key=lambda f: sorted(f.partition.items())), names.rename if is_mapped else None)
+    return _with_deleted(found, sum(f.deleted for f in files))
+
+
+def iceberg_rows(folder: Path) -> TableRows:
+    """Rows of the newest snapshot of an Iceberg table, from its manifests' files.
+
+    Raises:
+        UserError: a table that headrace does not read, one that its catalog alone knows, or an empty one.
+    """
+    metadata = newest_metadata(local(folder / "metadata"))
+    files = [] if metadata.current is None else snapshot_files(metadata, metadata.current)
+    if metadata.current is None or not files:
+        raise UserError(f"{folder}: its newest snapshot has no files to look at")
+    schema = metadata.schema(metadata.current)
+    of_id = {int(f["id"]): f["name"] for f in schema["fields"]}
+    given = []
+    for f in sorted(files, key=lambda f: str(sorted(f.partition.items()))):
+        partition = {of_id[k]: None if v is None else str(v) for k, v in f.partition.items() if k in of_id}
+        given.append(_File(f.path.local_path(), f.format, partition))  # type: ignore[arg-type]
+    found = _rows(given, StoredNames.of_iceberg(schema).rename)
+    return _with_deleted(found, None if any(f.deletes for f in files) else 0)
+
+
+def _with_deleted(found: TableRows, deleted: int | None) -> TableRows:
+    """The same of a table with rows that are marked as deleted; None: nobody knows how many."""
+    if deleted == 0:
+        return found
+    total = found.total - (deleted or 0)
+    return TableRows(found.rows, total, False, found.partitions, (*found.notes, _DELETED))
+
+
+def _rows(files: Sequence[_File], rename: Callable[[pa.Table], pa.Table] | None = None) -> TableRows:
+    names = list(dict.fromkeys(k for f in files for k in f.partition))
+    chosen = list(files)
+    if len(files) > SAMPLE_FILES:
+        step = (len(files) - 1) / (SAMPLE_FILES - 1)
+        chosen = [files[round(i * step)] for i in range(SAMPLE_FILES)]
+    tables, total = [], 0
+    for file in chosen:
+        table, rows_of_file = file_rows(file.path, file.format, SAMPLE_ROWS // len(chosen))
+        total += rows_of_file
+        if rename is not None:
+            table = rename(table)
+        # Iceberg's files have their partition columns.
+        for name in (n for n in names if n not in table.column_names):
+            table = table.append_column(name, pa.array([file.partition.get(name)] * table.num_rows, pa.string()))
+        tables.append(table)
+    try:
+        # Of a table the types of files may be narrower than today's.
+        rows = pa.concat_tables(tables, promote_options="default" if rename is None else "permissive")
+    except pa.ArrowException as e:
+        raise UserError(f"the files' columns do not fit each other: {' '.join(str(e).split())[:200]}") from None
+    if not rows.num_rows:
+        raise UserError("no rows to look at")
+    whole = len(chosen) == len(files) and rows.num_rows == total
+    return TableRows(rows, round(total * len(files) / len(chosen)), whole, tuple(names))
+
+
+def _hive(folder: Path) -> dict[str, str | None]:
+    pairs: list[Any] = [part.split("=", 1) for part in folder.parts if "=" in part]
+    return {key: None if value == "__HIVE_DEFAULT_PARTITION__" else value for key, value in pairs}
