@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader
 
 import headrace as hr
 from headrace.comm.base import LocalCollective
-from headrace.config import Model
+from headrace.config import Chain, Model
+from headrace.features.registry import _offered
 from headrace.features.workflow import fitted as pipeline
 from headrace.models.predictor import load_predictor
 from headrace.models.saved import save_model
@@ -154,6 +155,24 @@ def test_an_operator_of_ones_own_is_recorded_by_its_class(tmp_path: Path) -> Non
     np.testing.assert_array_equal(again["price"], (df["price"].fillna(0.0) / 4).astype(np.float32))
 
 
+def test_an_operator_of_an_installed_package_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "halves-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: halves\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[headrace.operators]\nhalve_it = tests.plugin_operators:Halve\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    _offered.cache_clear()
+    try:
+        chain = Chain.model_validate({"columns": ["price"], "ops": [{"halve_it": {"by": 4}}]})
+        df = frame(300)
+        made = hr.Workflow([chain], label="click").fit(df).transform(df)
+        np.testing.assert_array_equal(made["price"], (df["price"].fillna(0.0) / 4).astype(np.float32))
+        with pytest.raises(hr.UserError, match="no operator 'halv_it'; did you mean 'halve_it'"):
+            hr.Workflow([Chain.model_validate({"columns": ["price"], "ops": ["halv_it"]})], label="click").fit(df)
+    finally:
+        _offered.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("chains", "data", "message"),
     [
@@ -170,8 +189,6 @@ def test_mistakes_are_named(chains: Any, data: Any, message: str) -> None:
 
 
 def test_names_of_operators_that_are_none() -> None:
-    from headrace.config import Chain
-
     def fit(op: str) -> None:
         hr.Workflow([Chain.model_validate({"columns": ["price"], "ops": [op]})], label="click").fit(frame(20))
 
