@@ -69,13 +69,19 @@ class Compare(Section):
         return self.against or next(iter(self.models))
 
 
-def with_keys(section: _S, keys: Mapping[str, Any]) -> _S:
+def with_keys(section: _S, keys: Mapping[str, Any], *, over_defaults: bool = False) -> _S:
     """A section with keys put over its own, as an overlay puts them.
+
+    Args:
+        section: the section.
+        keys: nested as in YAML.
+        over_defaults: a nested section that was not given keeps its other keys as they are in `section`; else it has
+            those of a section that is written with these keys alone.
 
     Raises:
         ValueError: the section does not take them.
     """
-    given = section.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    given = section.model_dump(mode="json", by_alias=True, exclude_unset=not over_defaults)
     if "class" in keys:
         given = with_class(given, str(keys["class"]))
     try:

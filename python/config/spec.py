@@ -18,6 +18,7 @@ from headrace.config.model import Model
 from headrace.config.named_source import NamedSource, check_name
 from headrace.config.paths import leaves
 from headrace.config.publish import Publish
+from headrace.config.retrain import Retrain
 from headrace.config.score import Score
 from headrace.config.search import SEARCHABLE, Parameter, Search, parameter_type
 from headrace.config.second_stage import SecondStage
@@ -54,6 +55,8 @@ class Spec(Section):
     model: Model = Model()
     #: How it is trained.
     train: Train = Train()
+    #: A day that learns from the days before it; without it a warm start is as `train` says.
+    retrain: Retrain | None = None
     #: XGBoost beside it; without it there is no stage `baseline`.
     baseline: Baseline | None = None
     #: XGBoost behind it; without it there is no stage `second_stage`.
@@ -134,6 +137,8 @@ class Spec(Section):
                 raise ValueError(f"{key}: '{asked}' must be in features.carried")
         self._check_tasks()
         self._check_loss()
+        if self.retrain:
+            self._check_retrain(self.retrain)
         if self.score:
             own = None if self.features.prepare else names
             check_score_sources(self.score, self.sources, self.table.event_time, own)
@@ -148,6 +153,30 @@ class Spec(Section):
         if self.train.search:
             self._check_search(self.train.search)
         return self
+
+    def _check_retrain(self, retrain: Retrain) -> None:
+        """Days are there and carried, and a day that starts warm is a training like any other."""
+        if retrain.half_life_days is not None:
+            time = self.table.event_time
+            if self.features.split.by != "time" or time not in self.features.carried:
+                raise ValueError(
+                    "retrain.half_life_days weighs rows by the days of their events: set features.split.by to 'time', "
+                    "and name table.event_time in features.carried"
+                )
+        if retrain.warm:
+            try:
+                self.train_of_warm_start()
+            except ValueError as e:
+                raise ValueError(f"retrain.warm.{e}") from None
+
+    def train_of_warm_start(self) -> Train:
+        """The section `train` of a day that starts from an earlier day's model.
+
+        Raises:
+            ValueError: the section does not take what `retrain.warm` says.
+        """
+        warm = self.retrain.warm if self.retrain else {}
+        return with_keys(self.train, warm, over_defaults=True) if warm else self.train
 
     def _check_search(self, search: Search) -> None:
         _check_parameters(search.parameters, "train.search.parameters", self.model.kind)
@@ -276,7 +305,7 @@ class Spec(Section):
     def _without_later_sections(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Fingerprints of specs without these sections are those from before there were any."""
         dumped: dict[str, Any] = serialize(self)
-        for name in ("compare", "second_stage"):
+        for name in ("compare", "second_stage", "retrain"):
             if getattr(self, name) is None:
                 dumped.pop(name, None)
         return dumped

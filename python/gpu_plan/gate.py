@@ -29,7 +29,7 @@ from headrace.features.build.stage import BuildFeatures
 from headrace.features.engines.spark.fit import fit
 from headrace.features.engines.spark.transform import transform
 from headrace.features.functions.timestamps import spark_micros
-from headrace.features.layout.split import split_ranges
+from headrace.features.layout.day_ranges import split_ranges
 from headrace.features.ops import REGISTRY
 from headrace.features.table_ops import TABLE_OPS
 from headrace.features.table_ops.attribution import Attribution

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from headrace import config
 from headrace.manifest import Manifest, fingerprint
 from headrace.storage import Location
+from headrace.train.day_decay import DayDecay
 from headrace.workspace import Workspace
 
 
@@ -39,6 +41,10 @@ class Job(BaseModel):
     #: Written to `fence` by the launch that this job belongs to; empty: nobody else can be at work.
     token: str = ""
     threads: int | None = None
+    #: Weights of rows by their days; None: all count alike.
+    decay: DayDecay | None = None
+    #: Where rows of ids start that the model of the warm start does not know.
+    new_rows: Literal["random", "mean", "segment"] = "random"
 
     @property
     def ws(self) -> Workspace:
@@ -104,6 +110,7 @@ class Job(BaseModel):
         sharding = self.train.sharding
         loop |= {} if sharding.wire == "fp32" else {"wire": sharding.wire}
         loop |= {} if self.train.sample_weight is None else {"sample_weight": self.train.sample_weight}
+        loop |= {} if self.decay is None else {"decay": self.decay.model_dump(mode="json")}
         if self.train.tasks:
             # A list: fingerprints do not see the order of a mapping, in which a checkpoint has the towers.
             loop["tasks"] = list(self.train.model_dump(mode="json", include={"tasks"})["tasks"].items())

@@ -12,7 +12,7 @@ from headrace.dataset.loader.batch import Batch
 from headrace.embeddings.input.jagged import JaggedTensor
 from headrace.models.categorical import CategoricalBatch
 from headrace.train.setup.list_column import ListColumn
-from headrace.train.setup.sample_weight import checked_weights
+from headrace.train.setup.sample_weight import SampleWeights
 from headrace.train.setup.task_labels import TaskLabels
 
 
@@ -33,13 +33,17 @@ class MicroBatch:
 
     @staticmethod
     def of(
-        batch: Batch, weight: str | None = None, labels: TaskLabels | None = None, lists: ListColumn | None = None
+        batch: Batch,
+        weights: SampleWeights | None = None,
+        labels: TaskLabels | None = None,
+        lists: ListColumn | None = None,
     ) -> MicroBatch:
-        """All rows of a batch, in its memory, with the weights that a carried column holds, the tasks' labels, lists.
+        """All rows of a batch, in its memory, with their weights, the tasks' labels, lists.
 
         Raises:
             UserError: a weight is no number of at least 0; a label is none.
         """
+        weighted = None if weights is None else weights.of(batch.carried)
         jagged = [JaggedTensor(*map(torch.from_numpy, (x.values, x.offsets))) for x in batch.lists.values()]
         return MicroBatch(
             torch.from_numpy(batch.continuous),
@@ -49,7 +53,7 @@ class MicroBatch:
                 None if batch.negatives is None else torch.from_numpy(batch.negatives),
             ),
             torch.from_numpy(batch.labels),
-            None if weight is None else torch.from_numpy(checked_weights(batch.carried[weight], weight)),
+            None if weighted is None else torch.from_numpy(weighted),
             {
                 task: torch.from_numpy(target)
                 for task, target in (labels.of(batch.labels, batch.carried) if labels is not None else {}).items()

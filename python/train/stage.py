@@ -21,13 +21,14 @@ from headrace.models.predictor import read_meta
 from headrace.registry.versions import preload
 from headrace.stage import Context, Result, Stage
 from headrace.train.callbacks.progress import ProgressEvent
+from headrace.train.day_decay import DayDecay
 from headrace.train.evaluation.request import Request
 from headrace.train.job import FINGERPRINTED, Job
 from headrace.train.launch.startup import driver_phase_ends, end_phase
 from headrace.train.result import Report, show_metrics
 from headrace.train.setup.list_column import ListColumn
 from headrace.train.setup.pretrained import PRETRAINED, find_pretrained
-from headrace.train.setup.sample_weight import carried_weight
+from headrace.train.setup.sample_weight import SampleWeights
 from headrace.train.setup.task_labels import TaskLabels
 from headrace.train.setup.warm_start import find_warm_start
 from headrace.workspace import Workspace
@@ -54,6 +55,8 @@ class Train(Stage):
             train["monitor"] = spec.train.monitor
         if spec.train.sample_weight is not None:
             train["sample_weight"] = spec.train.sample_weight
+        if spec.retrain is not None:
+            train["retrain"] = spec.retrain.model_dump(mode="json")
         if spec.train.tasks:
             train["tasks"] = spec.train.model_dump(mode="json", include={"tasks"})["tasks"]
         return {"model": spec.model.model_dump(mode="json"), "train": train}
@@ -153,6 +156,7 @@ def make_job(ctx: Context) -> Job:
     """What the ranks are told."""
     warm = [i.name for i in ctx.inputs if i.kind == "model"]
     pretrained = [i.name for i in ctx.inputs if i.kind == PRETRAINED]
+    retrain = ctx.spec.retrain
     job = Job(
         home=ctx.ws.home,
         pipeline=ctx.spec.pipeline,
@@ -160,10 +164,12 @@ def make_job(ctx: Context) -> Job:
         key=ctx.key,
         features=ctx.upstream["features"],
         model=ctx.spec.model,
-        train=ctx.spec.train,
+        train=ctx.spec.train_of_warm_start() if warm else ctx.spec.train,
         warm_start=warm[0] if warm else None,
         pretrained=dict(zip(sorted(ctx.spec.train.pretrained), pretrained, strict=False)),
         threads=ctx.spec.train.threads,
+        decay=DayDecay.of(ctx.spec, ctx.ds),
+        new_rows="random" if retrain is None else retrain.new_rows,
     )
     job.folder.make_dir()
     return job
@@ -183,7 +189,8 @@ def check_dataset(job: Job) -> None:
         raise UserError(f"dataset {dataset} has no folder 'workflow'; run the features stage again")
     labels = TaskLabels(job.train, schema, job.ds)
     lists = ListColumn.asked(job.model, job.train, schema)
-    carried = labels.beside([*carried_weight(job.train, schema), *([] if lists is None else [lists.column])])
+    weights = SampleWeights(job.train, schema, job.decay)
+    carried = labels.beside([*weights.carried, *([] if lists is None else [lists.column])])
     check_streams(open_split(dataset, "train", schema, carried), job.train.streams)
     if job.pretrained:
         # Imports torch: not for the driver of every training.

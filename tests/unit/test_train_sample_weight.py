@@ -23,7 +23,7 @@ from headrace.train.loop.forward_backward import EagerForward
 from headrace.train.loop.prefetch import prefetch_to_device
 from headrace.train.loop.run import train, train_local
 from headrace.train.result import Report
-from headrace.train.setup.sample_weight import carried_weight, checked_weights
+from headrace.train.setup.sample_weight import SampleWeights, carried_weight, checked_weights
 from headrace.train.stage import Train as TrainStage
 from headrace.workspace import Workspace
 from tests.train_support import TRAIN, assert_same_weights, job_of
@@ -60,7 +60,7 @@ def test_a_batch_loses_what_a_loop_says(home: Workspace, features: Manifest) -> 
     model = ShardedModel(schema, job_of(home, features, "x").model, LocalCollective(), 1)
     with TrainLoader(layout, schema, WEIGHTED, carried=["query"]) as source:
         given = next(source)
-        batch = next(prefetch_to_device([given], torch.device("cpu"), weight="query"))
+        batch = next(prefetch_to_device([given], torch.device("cpu"), weights=SampleWeights(WEIGHTED, schema)))
     inputs = model.inputs_of(batch.continuous, batch.categorical, batch.labels, batch.weights)
     logits = model.outputs(inputs)["logits"].detach().double().numpy()
     losses = np.where(given.labels > 0, np.logaddexp(0, -logits), np.logaddexp(0, logits))

@@ -12,7 +12,8 @@ from headrace.features.build.events import days_of_window
 from headrace.features.engines.arrow.fit import LakeFit
 from headrace.features.engines.arrow.lake_file import LakeFile
 from headrace.features.engines.arrow.lake_rows import LakeRows, Splitter, lake_rows
-from headrace.features.layout.split import SplitRows, check_counts, time_ranges
+from headrace.features.layout.day_ranges import time_ranges
+from headrace.features.layout.split import SplitRows, check_counts
 from headrace.features.layout.split_rule import columns_of
 from headrace.features.table_ops.preparation import prepared_columns
 from headrace.features.table_ops.row_preparation import row_preparation

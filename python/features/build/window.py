@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from headrace.config import Spec
 from headrace.features.functions.spark_expressions import col
 from headrace.features.functions.timestamps import spark_micros
-from headrace.features.layout.split import split_ranges
+from headrace.features.layout.day_ranges import split_ranges
 from headrace.features.table_ops.preparation import Preparation, midnight
 from headrace.features.types import declared
 

@@ -9,16 +9,15 @@ from datetime import date, timedelta
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from headrace.config import Features, Spec
+from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.features.functions.spark_expressions import col
+from headrace.features.layout.day_ranges import DayRange, split_ranges
 from headrace.features.layout.label_horizon import last_labelled_day
 from headrace.features.layout.split_rule import ColumnRule, PositionRule, Rule, TimeRule, day_number
 
 #: Name of the column that says the split.
 SPLIT = "__split"
-
-DayRange = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -47,23 +46,6 @@ class SplitRows:
         """A split for a message: its name and its range."""
         range_ = self.ranges.get(split)
         return f"'{split}'" + (f" ({range_[0]} to {range_[1]})" if range_ else "")
-
-
-def time_ranges(features: Features, ds: str) -> tuple[DayRange, DayRange]:
-    """(train, valid): the `window_days` before the last `valid_days` up to `ds`; first and last day of each.
-
-    The `test_days` up to `ds` come behind both.
-    """
-    last = date.fromisoformat(ds) - timedelta(days=features.split.test_days)
-    valid_from = last - timedelta(days=features.split.valid_days - 1)
-    train_to = valid_from - timedelta(days=1)
-    train_from = train_to - timedelta(days=features.window_days - 1)
-    return (train_from.isoformat(), train_to.isoformat()), (valid_from.isoformat(), last.isoformat())
-
-
-def split_ranges(spec: Spec, ds: str) -> tuple[DayRange, DayRange]:
-    """`time_ranges` up to the last day up to `ds` whose events have labels by then."""
-    return time_ranges(spec.features, last_labelled_day(spec, ds))
 
 
 def split_rows(spec: Spec, events: DataFrame, ds: str, without_labels: bool = False) -> SplitRows:

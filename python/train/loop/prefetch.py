@@ -14,6 +14,7 @@ import torch
 from headrace.dataset.loader.batch import Batch
 from headrace.train.micro_batch import MicroBatch
 from headrace.train.setup.list_column import ListColumn
+from headrace.train.setup.sample_weight import SampleWeights
 from headrace.train.setup.task_labels import TaskLabels
 
 
@@ -64,7 +65,7 @@ def prefetch_to_device(
     device: torch.device,
     copy: DeviceCopy | None = None,
     *,
-    weight: str | None = None,
+    weights: SampleWeights | None = None,
     labels: TaskLabels | None = None,
     lists: ListColumn | None = None,
 ) -> Iterator[MicroBatch]:
@@ -74,7 +75,7 @@ def prefetch_to_device(
         batches: what the loader gives. On a GPU it is asked one batch ahead.
         device: where the dense part is. On the CPU tensors share the batches' memory.
         copy: how they come there; None: as the device needs.
-        weight: the carried column of the rows' weights; None: they have none.
+        weights: of the rows; None: they have none.
         labels: of the tasks; None: there is the dataset's label alone.
         lists: which rows are a list; None: nothing asks for it.
 
@@ -83,7 +84,7 @@ def prefetch_to_device(
     """
     if copy is None and device.type == "cuda":
         copy = CudaCopy(device)
-    tensors = (MicroBatch.of(batch, weight, labels, lists) for batch in batches)
+    tensors = (MicroBatch.of(batch, weights, labels, lists) for batch in batches)
     if copy is None:
         yield from tensors
         return

@@ -28,7 +28,8 @@ from headrace.train.loop.report import cache_report, dynamic_report, peak_mib
 from headrace.train.loop.trainer import Trainer
 from headrace.train.result import Report
 from headrace.train.setup.list_column import ListColumn
-from headrace.train.setup.sample_weight import carried_weight
+from headrace.train.setup.new_rows import start_new_rows
+from headrace.train.setup.sample_weight import SampleWeights
 from headrace.train.setup.start_from_pretrained import start_from_pretrained
 from headrace.train.setup.state import TrainState, build_state
 from headrace.train.setup.task_labels import TaskLabels
@@ -61,7 +62,8 @@ def train(
     assert schema is not None
     labels = TaskLabels(job.train, schema, job.ds)
     lists = ListColumn.asked(job.model, job.train, schema)
-    read_along = labels.beside([*carried_weight(job.train, schema), *([] if lists is None else [lists.column])])
+    weights = SampleWeights(job.train, schema, job.decay)
+    read_along = labels.beside([*weights.carried, *([] if lists is None else [lists.column])])
     layout = open_split(dataset, "train", schema, read_along)
     state, progress = _restore_or_build(job, schema, layout, collective, watchdog)
     model = state.model
@@ -182,8 +184,10 @@ def _restore_or_build(
         observe_training_rows(state.model, rows)
     if job.warm_start is not None:
         start = job.ws.locate(job.warm_start)
-        saved.restore(state.model, start, saved.has_state_of(start, job.train.embeddings.kind))
+        loaded = saved.restore(state.model, start, saved.has_state_of(start, job.train.embeddings.kind))
         state.model.age_state(job.train.warm_decay)
+        if job.new_rows != "random":
+            start_new_rows(state.model, loaded, rows, by_segment=job.new_rows == "segment")
     elif job.pretrained:
         start_from_pretrained(state.model, {part: job.ws.locate(name) for part, name in job.pretrained.items()})
     return state, Progress()

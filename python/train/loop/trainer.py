@@ -31,7 +31,7 @@ from headrace.train.loop.prefetch import prefetch_to_device
 from headrace.train.optim.schedule import learning_rate
 from headrace.train.result import Stopped, show_metrics
 from headrace.train.setup.list_column import ListColumn
-from headrace.train.setup.sample_weight import carried_weight
+from headrace.train.setup.sample_weight import SampleWeights
 from headrace.train.setup.state import TrainState
 from headrace.train.setup.task_labels import TaskLabels
 
@@ -71,10 +71,10 @@ class Trainer:
         self._callbacks, self._steps_per_epoch = CallbackList(callbacks), source.steps_per_epoch
         model, train, world = state.model, job.train, collective.world
         self._monitor = monitor_of(train, model.predicts)
-        (weight,) = carried_weight(train, model.schema) or (None,)
+        weights = SampleWeights(train, model.schema, job.decay)
         labels = TaskLabels(train, model.schema, job.ds)
         lists = ListColumn.asked(job.model, train, model.schema)
-        sent = prefetch_to_device(source, model.device, weight=weight, labels=labels, lists=lists)
+        sent = prefetch_to_device(source, model.device, weights=weights, labels=labels, lists=lists)
         batches = micro_batches(sent, train.accumulate)
         self.lookups = LookupPipeline(model, batches, self._callbacks, world.local_size < world.size)
         self._forward: ForwardBackward = (

@@ -1,7 +1,8 @@
-"""The column of the samples' weights (`train.sample_weight`)."""
+"""The weights of a run's samples: `train.sample_weight`, times those of their days (`retrain.half_life_days`)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,44 @@ import numpy.typing as npt
 from headrace.config import Train
 from headrace.errors import UserError
 from headrace.schema import DatasetSchema
+from headrace.train.day_decay import DayDecay, decay_of
+
+
+class SampleWeights:
+    """What each row's loss is multiplied by.
+
+    Args:
+        train: with `sample_weight`, or without.
+        schema: the dataset's.
+        decay: of the days; None: they count alike.
+
+    Raises:
+        UserError: a column is of another type, or not carried.
+    """
+
+    def __init__(self, train: Train, schema: DatasetSchema, decay: DayDecay | None = None) -> None:
+        self._column = next(iter(carried_weight(train, schema)), None)
+        self._decay, self._time = decay, None if decay is None else decay.carried_name(schema)
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """The carried columns that weights are made of, by the dataset's names; empty: all rows count alike."""
+        return tuple(dict.fromkeys(c for c in (self._column, self._time) if c is not None))
+
+    def of(self, carried: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.float32] | None:
+        """The weights of a batch: float32 [B]; None: all rows count alike.
+
+        Args:
+            carried: the columns `carried`, [B].
+
+        Raises:
+            UserError: a weight is no number of at least 0, or a row has no time.
+        """
+        found = None if self._column is None else checked_weights(carried[self._column], self._column)
+        if self._decay is None or self._time is None:
+            return found
+        of_day = decay_of(carried, self._decay, self._time)
+        return of_day if found is None else found * of_day
 
 
 def carried_weight(train: Train, schema: DatasetSchema) -> tuple[str, ...]:

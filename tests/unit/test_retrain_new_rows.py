@@ -1,0 +1,160 @@
+"""Rows of new ids: at the mean of what was known, by any plan on any world, as NumPy and pandas say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.comm.base import Collective
+from headrace.comm.threads import run_ranks
+from headrace.config import EmbeddingOptimizer, Optimizer
+from headrace.dataset.parquet.layout import split_of
+from headrace.embeddings.checkpoint.new_rows import GrownTable, start_at_means
+from headrace.embeddings.sharded import ShardedEmbeddings
+from headrace.embeddings.sharding.plan import Table
+from headrace.embeddings.storage.dtypes import decode
+from headrace.errors import UserError
+from headrace.manifest import Manifest
+from headrace.models.saved import load_model
+from headrace.schema import DatasetSchema
+from headrace.train.loop.run import train, train_local
+from headrace.train.setup.new_rows import segments_of
+from headrace.workspace import Workspace
+from tests.plans_support import KINDS, TABLES, full_tables, planned
+from tests.train_support import TRAIN, first_of, job_of
+
+_STORAGES = {"fp32": 1e-6, "bf16": 4e-4, "int8": 4e-4}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    world=st.integers(1, 3),
+    kinds=st.lists(st.sampled_from(KINDS), min_size=4, max_size=4),
+    storage=st.sampled_from(sorted(_STORAGES)),
+    data=st.data(),
+)
+def test_new_rows_start_at_means_of_known_rows(world: int, kinds: list[str], storage: Any, data: st.DataObject) -> None:
+    if storage == "int8":
+        kinds = ["row_wise" if k == "column_wise" else k for k in kinds]
+    tables = tuple(Table(t.name, t.rows + 6, t.dim, storage) for t in TABLES)
+    plan = planned(kinds, world, tables)
+    grown: dict[str, GrownTable] = {}
+    for t in tables[:3]:
+        known = range(2, data.draw(st.integers(2, t.rows - 1)))
+        segments = data.draw(
+            st.none() | st.lists(st.integers(-1, 3), min_size=t.rows, max_size=t.rows).map(lambda x: np.int32(x))
+        )
+        grown[t.name] = GrownTable(known, segments)
+
+    def start(collective: Collective) -> tuple[ShardedEmbeddings, list[torch.Tensor]]:
+        embeddings = ShardedEmbeddings(plan, collective, seed=5)
+        before = [decode(w).clone() for w in embeddings.weights]
+        start_at_means(embeddings, grown)
+        return embeddings, before
+
+    ranks = run_ranks(world, start)
+    old = full_tables(plan, [e for e, _ in ranks], [w for _, w in ranks])
+    new = full_tables(plan, [e for e, _ in ranks], [[decode(w) for w in e.weights] for e, _ in ranks])
+    for t in tables:
+        expected = old[t.name].double().numpy().copy()
+        if t.name in grown and len(grown[t.name].known):
+            known, segments = grown[t.name].known, grown[t.name].segments
+            mean = expected[known.start : known.stop].mean(axis=0)
+            of_segment = {}
+            if segments is not None:
+                frame = pd.DataFrame(expected[known.start : known.stop])
+                of_segment = {
+                    int(s): f.to_numpy().mean(axis=0) for s, f in frame.groupby(segments[known.start : known.stop])
+                }
+                of_segment.pop(-1, None)
+            for row in range(known.stop, t.rows):
+                expected[row] = of_segment.get(-2 if segments is None else int(segments[row]), mean)
+        np.testing.assert_allclose(new[t.name].numpy(), expected, rtol=0, atol=_STORAGES[storage], err_msg=t.name)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return Workspace(tmp_path_factory.mktemp("new_rows"))
+
+
+def named(features: Manifest, segment: str, of: str = "user") -> Manifest:
+    """The manifest of a dataset whose feature names its segment."""
+    schema = features.dataset_schema
+    assert schema is not None
+    changed = [f.model_copy(update={"metadata": {"segment": segment}}) if f.name == of else f for f in schema.features]
+    return features.model_copy(update={"dataset_schema": DatasetSchema(features=tuple(changed))})
+
+
+@pytest.fixture(scope="module")
+def today(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest:
+    return make_dataset(home, train=1_500, valid=200, users=60, items=12, ds="2026-01-10")
+
+
+@pytest.fixture(scope="module")
+def tomorrow(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest:
+    return named(make_dataset(home, train=1_500, valid=200, users=80, items=12, ds="2026-01-11", seed=1), "item")
+
+
+def rows_of(home: Workspace, features: Manifest) -> pd.DataFrame:
+    folder = home.locate(features.output("dataset").name).local_path() / "train"
+    return pd.concat(pd.read_parquet(p, columns=["user", "item"]) for p in sorted(folder.glob("*.parquet")))
+
+
+def most_common(rows: pd.DataFrame) -> dict[int, int]:
+    """By user, the item that most of its rows have, of equals the lowest."""
+    return {int(u): int(f.item[f.item != 0].mode().min()) for u, f in rows.groupby("user") if (f.item != 0).any()}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_id_is_of_the_segment_of_most_of_its_rows(home: Workspace, tomorrow: Manifest, ranks: int) -> None:
+    schema = tomorrow.dataset_schema
+    assert schema is not None
+    user = next(f for f in schema.features if f.name == "user")
+    layout = split_of(tomorrow, home, "train")[0]
+    for found in run_ranks(ranks, lambda c: segments_of(user, schema, layout, c)):
+        expected = np.full(user.cardinality or 0, -1)
+        for code, segment in most_common(rows_of(home, tomorrow)).items():
+            expected[code] = segment
+        np.testing.assert_array_equal(found, expected)
+        assert len(set(found.tolist())) > 5
+
+
+def test_a_warm_start_puts_new_users_at_their_segments_mean(
+    home: Workspace, today: Manifest, tomorrow: Manifest
+) -> None:
+    before = job_of(home, today, "before", TRAIN.model_copy(update={"epochs": 1}))
+    train_local(before)
+    kinds = {"dense": Optimizer, "embeddings": EmbeddingOptimizer}
+    still = TRAIN.model_copy(
+        update={"epochs": 1, "max_steps": 1} | {k: of(kind="sgd", learning_rate=1e-12) for k, of in kinds.items()}
+    )
+    job = job_of(home, tomorrow, "after", still, warm_start=str(before.saved_model), new_rows="segment")
+    run_ranks(2, lambda c: train(job, c))
+    old, new = (load_model(j.saved_model).embeddings for j in (before, job))
+    known = old.weight[first_of(old, "user") :][:60].double().numpy()
+    found = new.weight[first_of(new, "user") :][:80].numpy()
+    segments = most_common(rows_of(home, tomorrow))
+    np.testing.assert_allclose(found[:60], known, rtol=0, atol=1e-9)
+    for user in range(60, 80):
+        alike = [u for u in range(2, 60) if u in segments and segments[u] == segments.get(user)]
+        expected = known[alike or range(2, 60)].mean(axis=0)
+        np.testing.assert_allclose(found[user], expected, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("segment", "of", "said"), [("itme", "user", "did you mean 'item'"), ("item", "tags", "is a list")]
+)
+def test_a_segment_that_is_none_is_refused(home: Workspace, today: Manifest, segment: str, of: str, said: str) -> None:
+    features = named(today, segment, of)
+    schema = features.dataset_schema
+    assert schema is not None
+    feature = next(f for f in schema.features if f.name == of)
+    with pytest.raises(UserError, match=rf"feature '{of}' names the segment '{segment}'.*{said}"):
+        run_ranks(1, lambda c: segments_of(feature, schema, split_of(features, home, "train")[0], c))
