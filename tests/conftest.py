@@ -31,10 +31,13 @@ hypothesis.settings.load_profile("headrace")
 # The JVMs of the tests live for seconds: the second compiler's work never pays off, and takes a core from Spark's.
 os.environ["JAVA_TOOL_OPTIONS"] = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} -XX:TieredStopAtLevel=1".strip()
 
-#: Files that share one fixture that takes minutes (`finished_day`), so one process takes them all: the longest work.
-_TOGETHER = ("tests/fault/test_kill.py", "tests/e2e/test_day.py")
+#: Files that share a fixture that takes long, so one process takes them all: by name of the fixture.
+_TOGETHER = {
+    "finished_day": ("tests/fault/test_kill.py", "tests/e2e/test_day.py"),
+    "shop": tuple(f"tests/spark/test_score_{name}.py" for name in ("stage", "lists", "vectors", "registered")),
+}
 #: Which tests begin first when several processes share them: the longest, so that none ends long after the others.
-_FIRST = (*_TOGETHER, "tests/dags", "tests/fault", "tests/gpu_plan", "tests/dist", "tests/spark")
+_FIRST = (*_TOGETHER["finished_day"], "tests/dags", "tests/fault", "tests/gpu_plan", "tests/dist", "tests/spark")
 
 SHARED_DATA = checkout().parent / "shared" / "data"
 
@@ -44,7 +47,7 @@ class _ByFile(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.split("::")[0]
-        return "day" if path in _TOGETHER else path
+        return next((fixture for fixture, files in _TOGETHER.items() if path in files), path)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:

@@ -1,0 +1,138 @@
+"""Vectors of users and items: as tables, as a source of candidates, and for lists by rules."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from headrace.comm.base import LocalCollective
+from headrace.config import Model, VectorSource
+from headrace.errors import UserError
+from headrace.models.saved import save_model
+from headrace.models.sharded_model import ShardedModel
+from headrace.score.candidates.source import FETCH, SourceContext
+from headrace.score.candidates.vectors.source import VectorItems
+from headrace.score.items import ITEM_ROW, ItemTable
+from headrace.score.rank.blocks import ITEMS
+from headrace.score.scoring_model import scoring_model
+from headrace.score.stage import ScoreCandidates
+from headrace.score.vectors.stage import ExportVectors
+from headrace.stage import Context, run_stage
+from headrace.workspace import Workspace
+from tests.score_support import DS, TYPES, expected, manifest_of, scores, sides, spec, to_spark
+
+
+def test_vectors_multiply_to_the_models_logits(
+    spark: SparkSession, shop: Workspace, shop_events: pd.DataFrame, tmp_path: Path
+) -> None:
+    ws = Workspace(tmp_path / "home")
+    shutil.copytree(shop.home, ws.home)
+    schema = manifest_of(ws, "features").dataset_schema
+    assert schema is not None
+    args = {"user_features": ["user", "age", "likes", "hour"], "item_features": ["price"], "item": "item"}
+    shape = Model.model_validate({"class": "two_tower", "embedding_dim": 4, "args": args})
+    model = ShardedModel(schema, shape, LocalCollective(), 5)
+    folder = ws.locate(manifest_of(ws, "train").output("model").name)
+    workflow = ws.locate(manifest_of(ws, "features").output("dataset").name) / "workflow"
+    # As the stage `score` of a model in no retrieval form, so `vectors` says it.
+    with pytest.raises(UserError, match="a table of vectors is for models in retrieval form, and DLRM is none"):
+        run_stage(ExportVectors(), spec(), ws, DS)
+    save_model(folder, model, workflow=workflow, pipeline="shop", ds=DS, key="t", metrics={"auc": 0.5})
+    done = run_stage(ExportVectors(), spec(), ws, DS).manifest
+    users, items = sides(shop_events, 10**6)
+    assert done.rows == {"users": len(users), "items": len(items)}
+    found = {}
+    for side, rows in (("user", users), ("item", items)):
+        table = spark.read.format("delta").load(str(ws.table("shop", f"{side}_vectors"))).toPandas()
+        assert set(zip(table.ds, table.model_version, strict=True)) == {(DS, "t")}
+        assert sorted(table[side]) == sorted(rows[side])
+        found[side] = dict(zip(table[side], table.vector, strict=True))
+    few = expected(spark, ws, shop_events, "train", k=10**6, limit=10**6)
+    dots = [float(np.dot(found["user"][u], found["item"][i])) for u, i in zip(few.user, few.item, strict=True)]
+    np.testing.assert_allclose(dots, np.log(few.score / (1 - few.score)), rtol=1e-3, atol=1e-3)
+    assert len(few) == len(users) * len(items)
+    assert np.std(dots) > 0.1
+    # Lists by these vectors: each item the one with the greatest marginal relevance behind those before it.
+    everything = {"key": "item", "columns": ["price"]}
+    rules = {"diversity": {"relevance": 0.3}}
+    run_stage(ScoreCandidates(), spec(item=everything, rerank=rules, rank_depth=10**6, top_k=4), ws, DS)
+    unit = {i: np.asarray(v, float) / np.linalg.norm(v) for i, v in found["item"].items()}
+    of_user = {u: rows.set_index("item").score for u, rows in few.groupby("user")}
+    lists = scores(spark, ws)
+    for user, rows in lists.groupby("user"):
+        score, chosen = of_user[user], rows.item.tolist()
+        relevance = (score - score.min()) / (score.max() - score.min())
+        for place, item in enumerate(chosen):
+            nearest = {i: max((unit[i] @ unit[j] for j in chosen[:place]), default=0.0) for i in score.index}
+            marginal = {i: 0.3 * relevance[i] - 0.7 * nearest[i] for i in score.index if i not in chosen[:place]}
+            assert marginal[item] >= max(marginal.values()) - 1e-3
+    assert len(lists) == 4 * len(users)
+    assert run_stage(ExportVectors(), spec(), ws, DS).skipped
+    # A run that died behind its first commit is made again, with nothing doubled.
+    ws.manifest("shop", DS, "vectors").remove()
+    assert run_stage(ExportVectors(), spec(), ws, DS).manifest.rows == done.rows
+    _check_vector_items(spark, ws, to_spark(spark, users, _types(users)), to_spark(spark, items, _types(items)), found)
+
+
+def _types(frame: pd.DataFrame) -> dict[str, str]:
+    return {c: TYPES[c] for c in frame.columns}
+
+
+def _check_vector_items(
+    spark: SparkSession, ws: Workspace, users: DataFrame, items: DataFrame, vectors: dict[str, dict[Any, Any]]
+) -> None:
+    """The source `vectors` against a sort of all dot products of the tables of vectors."""
+    score = {"item": {"key": "item", "columns": ["price"], "limit": None}}
+    ctx = Context(spec(**score), ws, DS, {name: manifest_of(ws, name) for name in ("features", "train")}, "vectors")
+    table = ItemTable.write(ctx, spark, items, ws.spark_local / "score" / "shop" / "items")
+    new = spark.createDataFrame([(5, None, None, None)], users.schema)
+    asked = users.unionByName(new).withColumn(FETCH, F.when(F.col("user") % 7 == 0, 0).otherwise(2 + F.col("user") % 4))
+    rows = table.frame(spark).select(ITEM_ROW, "item", "price")
+    # What the source looks at.
+    left = rows.where(F.col(ITEM_ROW) != 3)
+    given = SimpleNamespace(ctx=ctx, spark=spark, users=users, items=left, model=scoring_model(ctx))
+    context = cast(SourceContext, given)
+    source = VectorItems(context, VectorSource(k=4), "liked")
+    keys = table.keys(np.arange(table.rows)).to_pylist()
+
+    def listed(source: VectorItems, parts: int) -> dict[Any, list[Any]]:
+        made = source.first(asked.repartition(parts), 5)
+        assert made.columns == [*asked.columns, ITEMS]
+        return {r["user"]: r[ITEMS] for r in made.collect()}
+
+    found = listed(source, 1)
+    assert found == listed(source, 3)
+    # Of nothing the model knows something: neither of users nor of items of whom all is null.
+    nulls = pa.RecordBatch.from_pydict({"price": pa.array([None], pa.float64()), "item": ["never met"]})
+    unlike = source._vectors("item").of(nulls)[0]
+    known = {k: np.array(v) for k, v in vectors["item"].items() if k != keys[3] and not np.allclose(v, unlike)}
+    assert source.facts["unknown_items"] == len(keys) - 1 - len(known)
+    assert source.facts["items"] == len(known) > 5
+    assert found[5] == []
+    lengths = set()
+    for user, vector in vectors["user"].items():
+        order = sorted(known, key=lambda k: (-float(np.float32(np.dot(vector, known[k]))), keys.index(k)))
+        wanted = 0 if user % 7 == 0 else 2 + user % 4
+        if found[user] == [] and wanted:  # the other user of whom all is null
+            assert users.where((F.col("user") == user) & F.col("age").isNull()).count() == 1
+            continue
+        assert [keys[i] for i in found[user]] == order[:wanted]
+        lengths.add(len(found[user]))
+    assert lengths == {0, 2, 3, 4, 5}
+    # The index, of one cell of so few items: what it finds, and what is said of it.
+    indexed = VectorItems(context, VectorSource(k=4, index="ivf", min_recall=0.9), "indexed")
+    same = [set(a) == set(found[user]) for user, a in listed(indexed, 2).items()]
+    assert np.mean(same) > 0.9
+    assert indexed.facts["index"] == "ivf"
+    assert 0.9 <= indexed.facts["recall"] <= 1
+    assert indexed.facts["recall_users"] > 30
+    assert (ws.spark_local / "score" / "shop" / "vectors" / "vectors-indexed.faiss").size() == indexed.facts["bytes"]
