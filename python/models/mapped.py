@@ -7,23 +7,23 @@ memory, and of the tables the pages that it looks at, which it shares with the o
 
 from __future__ import annotations
 
-import mmap
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import safetensors
-import torch
 from torch import Tensor
 
 from headrace.comm.base import LocalCollective
 from headrace.embeddings.checkpoint.index import WEIGHT, read_index
+from headrace.embeddings.checkpoint.mapped_dynamic import open_mapped, write_mapped
 from headrace.embeddings.checkpoint.shards import load_shards
+from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.sharding.layout import FusedTable
 from headrace.embeddings.sharding.plan import Lookup, Plan, Table, row_wise
+from headrace.embeddings.storage.mapped import mapped_matrix
 from headrace.embeddings.storage.row_format import Storage
 from headrace.errors import UserError
-from headrace.models.saved import EMBEDDINGS, ModelCard, check_tables, check_workflow, read_card, restore_dense
+from headrace.models.saved import DYNAMIC, EMBEDDINGS, ModelCard, check_tables, check_workflow, read_card, restore_dense
 from headrace.models.sharded_model import ShardedModel
 from headrace.storage import Location
 from headrace.storage.once import made_once
@@ -37,8 +37,6 @@ _CHECKED_BYTES = 16 << 20
 def load_mapped(folder: Location, maps: Location) -> ShardedModel:
     """Open a saved model with embeddings to ask it, on the CPU: `saved.load_model` with its tables mapped.
 
-    Tables of raw ids are in this process's memory.
-
     Args:
         folder: written by `save_model`.
         maps: a folder of this model's alone; the first process of the host puts the tables' files there.
@@ -51,8 +49,21 @@ def load_mapped(folder: Location, maps: Location) -> ShardedModel:
     tables = made_once(maps / "tables", lambda building: _write(folder, card, stored, building))
     model = _model(card, stored, tables, write=False)
     restore_dense(model, folder, card)
+    if model.dynamic is not None:
+        _map_raw_ids(model.dynamic, folder / DYNAMIC, maps / "raw_ids")
     check_workflow(folder, card, _CHECKED_BYTES)
     return model.eval()
+
+
+def _map_raw_ids(dynamic: DynamicEmbeddings, saved: Location, maps: Location) -> None:
+    specs = [t.spec for t in dynamic.tables]
+
+    def write(building: Location) -> None:
+        for number, spec in enumerate(specs):
+            write_mapped(spec, number, saved, building)
+
+    folder = made_once(maps, write)
+    dynamic.tables = [open_mapped(spec, number, folder) for number, spec in enumerate(specs)]
 
 
 def _write(folder: Location, card: ModelCard, stored: Mapping[str, Storage], building: Location) -> None:
@@ -66,24 +77,11 @@ def _model(card: ModelCard, stored: Mapping[str, Storage], folder: Location, wri
         return row_wise([replace(t, storage=stored.get(t.name, "fp32")) for t in tables], lookups, ranks)
 
     def matrix(fused: FusedTable) -> Tensor:
-        return _mapped(folder / f"table-{fused.number}.rows", fused.rows, fused.stored_width, fused.dtype, write)
+        file = folder / f"table-{fused.number}.rows"
+        return mapped_matrix(file, fused.rows, fused.stored_width, fused.dtype, write=write)
 
     schema, local = card.dataset_schema, LocalCollective()
     return ShardedModel(schema, card.model, local, card.seed, plan, tasks=card.tasks, matrix=matrix)
-
-
-def _mapped(file: Location, rows: int, columns: int, dtype: torch.dtype, write: bool) -> Tensor:
-    """A file's numbers [rows, columns]; `write`: an empty one, whose changes go to the disk."""
-    size = rows * columns * dtype.itemsize
-    if not size:
-        return torch.empty(rows, columns, dtype=dtype)
-    with open(file.local_path(), "w+b" if write else "rb") as f:
-        if write:
-            f.truncate(size)
-        pages = mmap.mmap(f.fileno(), size, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
-    with warnings.catch_warnings():  # nobody writes to what is read
-        warnings.filterwarnings("ignore", "The given buffer is not writable")
-        return torch.frombuffer(pages, dtype=dtype).view(rows, columns)
 
 
 def _storages(folder: Location) -> dict[str, Storage]:

@@ -207,15 +207,12 @@ def restore(model: ShardedModel, folder: Location, with_optimizer: bool) -> Load
 
 
 def restore_dense(model: ShardedModel, folder: Location, card: ModelCard) -> None:
-    """Put all of a saved model but its tables of codes into a model of the same shape, to score.
+    """Put all of a saved model but its tables into a model of the same shape, to score.
 
     Raises:
         UserError: a file is missing or damaged, or the shapes differ.
     """
-    dense = _fitting_dense(model, folder, card)
-    if model.dynamic is not None:
-        load_dynamic(model.dynamic, folder / DYNAMIC, with_optimizer=False)
-    model.load_dense_state(dense)
+    model.load_dense_state(_fitting_dense(model, folder, card))
 
 
 def _fitting_dense(model: ShardedModel, folder: Location, card: ModelCard) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, save_tensors
 from headrace.embeddings.dynamic.admission_cpu import ID
+from headrace.embeddings.dynamic.spec import DynamicSpec
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
 from headrace.embeddings.input.raw_ids import owners
 from headrace.errors import UserError
@@ -73,10 +74,7 @@ def load_rows(rows: Any, folder: Location, with_optimizer: bool) -> None:
         UserError: a file is missing or damaged, or another dim or optimizer.
     """
     spec, world = rows.spec, rows.world
-    first = _read_meta(folder, spec.name, 0)
-    metas = [first, *(_read_meta(folder, spec.name, r) for r in range(1, first.world_size))]
-    if first.dim != spec.dim:
-        raise UserError(f"{folder}: table '{spec.name}' was saved with dim {first.dim}, it has {spec.dim}")
+    first, *_ = metas = _read_metas(folder, spec)
     kind = rows.optimizer.kind if rows.optimizer else None
     if with_optimizer and first.optimizer != kind:
         raise UserError(f"{folder}: table '{spec.name}' was saved with optimizer {first.optimizer}, it has {kind}")
@@ -103,6 +101,15 @@ def load_rows(rows: Any, folder: Location, with_optimizer: bool) -> None:
         rows.counters += np.array(meta.counters, dtype=np.int64)
 
 
+def saved_files(folder: Location, spec: DynamicSpec) -> list[FileRecord]:
+    """The files of ids and rows of a saved table, by the ranks among which its ids are divided.
+
+    Raises:
+        UserError: a record is missing or damaged, or of another dim.
+    """
+    return [meta.scoring for meta in _read_metas(folder, spec)]
+
+
 class _Meta(BaseModel):
     """What one rank wrote. `sha256` is of this record with an empty one."""
 
@@ -122,6 +129,14 @@ class _Meta(BaseModel):
     def signed(self) -> _Meta:
         bare = self.model_copy(update={"sha256": ""})
         return bare.model_copy(update={"sha256": hashlib.sha256(bare.model_dump_json().encode()).hexdigest()})
+
+
+def _read_metas(folder: Location, spec: DynamicSpec) -> list[_Meta]:
+    """What each rank wrote of a table."""
+    first = _read_meta(folder, spec.name, 0)
+    if first.dim != spec.dim:
+        raise UserError(f"{folder}: table '{spec.name}' was saved with dim {first.dim}, it has {spec.dim}")
+    return [first, *(_read_meta(folder, spec.name, r) for r in range(1, first.world_size))]
 
 
 def _read_meta(folder: Location, name: str, rank: int) -> _Meta:
