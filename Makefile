@@ -10,6 +10,7 @@
 #   make env HOROVOD=gloo   Horovod without NCCL: for ranks on CPUs alone; needs no CUDA compilers
 #   make bench     all benchmarks; make bench-day for one: build/bench/*.json
 #   make quality   models on real data sets beside published figures: docs/quality.md (PARTS=beauty,adult SEEDS=1,2,3)
+#   make month     30 days of generated clicks that move, trained anew every day: docs/retrain.md (make year: 365 short ones)
 #   make bench-gpu on a machine with a GPU: floors, the embedding step, whole DLRM steps (bench/gpu/run.py)
 #   make sanitize-gpu  on a machine with a GPU: native functions and Triton kernels under compute-sanitizer
 #   make bench-peers       TorchRec and FBGEMM beside the environment (build/peers), for make bench-embeddings, bench-dynamic, bench-train
@@ -165,6 +166,12 @@ bench-peers: $(STAMPS)/bench-peers
 
 BENCHES := $(patsubst bench/bench_%.py,%,$(wildcard bench/bench_*.py))
 bench: $(addprefix bench-,$(BENCHES))
+MONTH_ARGS ?=
+.PHONY: month year
+month: env
+	@$(PYTHON) -m bench.retrain --days 30 $(MONTH_ARGS)
+year: env
+	@$(PYTHON) -m bench.retrain --days 365 --home build/year --set generate.rows_per_day=30000 $(MONTH_ARGS)
 # PARTS=beauty,adult: those alone; goes on where it was stopped (bench/quality/__init__.py).
 PARTS ?=
 SEEDS ?= 1,2,3

@@ -88,6 +88,18 @@ _ENTRIES = (
         imports=("headrace.train.stage", "headrace.train.launch.horovod_spark", "headrace.registry.versions:preload"),
     ),
     StageEntry(
+        "challenger",
+        "Where one is due, train the model from nothing beside the day's that goes on, and register it as challenger.",
+        "headrace.train.challenger:TrainChallenger",
+        dag="retrain",
+        section="challenger",
+        slots="train.ranks",
+        hours=6,
+        counts=("train", "valid"),
+        writes=("models/{pipeline}/{ds}/{key}",),
+        imports=("headrace.train.challenger", "headrace.train.launch.horovod_spark"),
+    ),
+    StageEntry(
         "baseline",
         "Train XGBoost on the same dataset and split.",
         "headrace.train.baseline.stage:TrainBaseline",

@@ -22,7 +22,7 @@ from headrace.config.model import Model
 from headrace.config.named_source import NamedSource
 from headrace.config.online import Online
 from headrace.config.publish import Publish
-from headrace.config.retrain import Retrain
+from headrace.config.retrain import Challenger, Retrain
 from headrace.config.score import Entity, Score
 from headrace.config.search import Parameter, Search
 from headrace.config.second_stage import SecondStage
@@ -58,6 +58,7 @@ __all__ = [
     "CandidateTable",
     "Candidates",
     "Chain",
+    "Challenger",
     "Compare",
     "Complete",
     "ControlFile",

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
-from headrace.config.section import Section
+from headrace.config.section import Section, parse_ds
+from headrace.errors import UserError
 
 #: Keys of `train` that say how models are measured, or that other keys of this section say.
-_NOT_OF_WARM_STARTS = ("evaluation", "rank_group", "rank_k", "search", "ranks", "device", "warm_start", "tasks")
+_NOT_OF_ONE_TRAINING = ("evaluation", "rank_group", "rank_k", "search", "ranks", "device", "warm_start", "tasks")
+
+
+def _of_one_training(keys: Mapping[str, Any]) -> Mapping[str, Any]:
+    for key in _NOT_OF_ONE_TRAINING:
+        if key in keys:
+            raise ValueError(f"'{key}' is of all days: write it into the section train")
+    return keys
 
 
 class Retrain(Section):
@@ -24,14 +32,48 @@ class Retrain(Section):
     #: mean of the table's known rows; segment: at that of the known rows of the same segment, the categorical feature
     #: that the feature's metadata names, `metadata: {segment: item_category}`, else at the table's.
     new_rows: Literal["random", "mean", "segment"] = "mean"
+    #: A day (UTC) on whose rows each later day's model is measured, besides its own: what the models forget. The rows
+    #: are those of the split valid of that day's dataset, which stays for it. Null: none.
+    forgetting_day: str | None = None
     #: Keys that are put over the section `train` on a day that starts from an earlier day's model: its epochs, its
     #: learning rates, such as {epochs: 1}.
     warm: Mapping[str, Any] = Field(default={})
 
+    @field_validator("forgetting_day", mode="before")
+    @classmethod
+    def _is_a_day(cls, value: Any) -> Any:
+        # YAML reads 2026-01-01 as a date.
+        try:
+            return None if value is None else parse_ds(str(value))
+        except UserError as e:
+            raise ValueError(str(e)) from None  # so that the message names the key
+
+    @model_serializer(mode="wrap")
+    def _without_no_forgetting_day(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fingerprints of specs that measure no other day are those from before there was one."""
+        dumped: dict[str, Any] = serialize(self)
+        if self.forgetting_day is None:
+            dumped.pop("forgetting_day", None)
+        return dumped
+
     @field_validator("warm")
     @classmethod
     def _of_training(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
-        for key in _NOT_OF_WARM_STARTS:
-            if key in value:
-                raise ValueError(f"'{key}' is of all days: write it into the section train")
-        return value
+        return _of_one_training(value)
+
+
+class Challenger(Section):
+    """A model that is trained from nothing beside one that goes on from day to day, and registered as `challenger`."""
+
+    #: Days after the newest model that was trained from nothing until another is.
+    every_days: int = Field(default=7, ge=1)
+    #: How much better a challenger is by `train.monitor`, on the rows on which both were measured, for the day's model
+    #: to have fallen behind: the next day trains a challenger again, and starts warm from this one.
+    behind: float = Field(default=0.001, ge=0)
+    #: Keys that are put over the section `train` for it.
+    train: Mapping[str, Any] = Field(default={})
+
+    @field_validator("train")
+    @classmethod
+    def _of_training(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        return _of_one_training(value)

@@ -18,7 +18,7 @@ from headrace.config.model import Model
 from headrace.config.named_source import NamedSource, check_name
 from headrace.config.paths import leaves
 from headrace.config.publish import Publish
-from headrace.config.retrain import Retrain
+from headrace.config.retrain import Challenger, Retrain
 from headrace.config.score import Score
 from headrace.config.search import SEARCHABLE, Parameter, Search, parameter_type
 from headrace.config.second_stage import SecondStage
@@ -57,6 +57,8 @@ class Spec(Section):
     train: Train = Train()
     #: A day that learns from the days before it; without it a warm start is as `train` says.
     retrain: Retrain | None = None
+    #: A model trained from nothing every few days, beside it; without it there is no stage `challenger`.
+    challenger: Challenger | None = None
     #: XGBoost beside it; without it there is no stage `baseline`.
     baseline: Baseline | None = None
     #: XGBoost behind it; without it there is no stage `second_stage`.
@@ -139,6 +141,11 @@ class Spec(Section):
         self._check_loss()
         if self.retrain:
             self._check_retrain(self.retrain)
+        if self.challenger:
+            try:
+                self.of_challenger()
+            except ValueError as e:
+                raise ValueError(f"challenger.train.{e}") from None
         if self.score:
             own = None if self.features.prepare else names
             check_score_sources(self.score, self.sources, self.table.event_time, own)
@@ -177,6 +184,18 @@ class Spec(Section):
         """
         warm = self.retrain.warm if self.retrain else {}
         return with_keys(self.train, warm, over_defaults=True) if warm else self.train
+
+    def of_challenger(self) -> Spec:
+        """The pipeline whose model is trained from nothing, as `challenger` says.
+
+        Raises:
+            ValueError: the section train does not take what it says.
+        """
+        assert self.challenger is not None
+        train = self.train.model_copy(update={"warm_start": False, "search": None})
+        if self.challenger.train:
+            train = with_keys(train, self.challenger.train, over_defaults=True)
+        return self.model_copy(update={"train": train})
 
     def _check_search(self, search: Search) -> None:
         _check_parameters(search.parameters, "train.search.parameters", self.model.kind)
@@ -305,7 +324,7 @@ class Spec(Section):
     def _without_later_sections(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Fingerprints of specs without these sections are those from before there were any."""
         dumped: dict[str, Any] = serialize(self)
-        for name in ("compare", "second_stage", "retrain"):
+        for name in ("compare", "second_stage", "retrain", "challenger"):
             if getattr(self, name) is None:
                 dumped.pop(name, None)
         return dumped

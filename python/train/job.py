@@ -43,6 +43,8 @@ class Job(BaseModel):
     threads: int | None = None
     #: Weights of rows by their days; None: all count alike.
     decay: DayDecay | None = None
+    #: The dataset of another day on whose split valid the model is measured too, by its name in the workspace.
+    forgetting: str | None = None
     #: Where rows of ids start that the model of the warm start does not know.
     new_rows: Literal["random", "mean", "segment"] = "random"
 

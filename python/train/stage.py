@@ -26,6 +26,7 @@ from headrace.train.evaluation.request import Request
 from headrace.train.job import FINGERPRINTED, Job
 from headrace.train.launch.startup import driver_phase_ends, end_phase
 from headrace.train.result import Report, show_metrics
+from headrace.train.setup.forgetting_day import FORGETTING, find_forgetting_rows
 from headrace.train.setup.list_column import ListColumn
 from headrace.train.setup.pretrained import PRETRAINED, find_pretrained
 from headrace.train.setup.sample_weight import SampleWeights
@@ -62,13 +63,17 @@ class Train(Stage):
         return {"model": spec.model.model_dump(mode="json"), "train": train}
 
     def inputs(self, ctx: Context) -> tuple[Input, ...]:
-        """The saved model of an earlier day, or those of other pipelines, where the run starts from them."""
+        """The saved model of an earlier day, or those of other pipelines, where the run starts from them.
+
+        And the dataset of the day on which each model is measured, too.
+        """
         schema = ctx.upstream["features"].dataset_schema
+        other_day = find_forgetting_rows(ctx.ws, ctx.spec, ctx.ds, schema)
         if ctx.spec.train.warm_start and schema is not None:
             found = find_warm_start(ctx.ws, ctx.spec, ctx.ds, schema)
             if found is not None:
-                return (Input(kind="model", name=found.name, version=found.version),)
-        return find_pretrained(ctx.ws, ctx.spec, ctx.ds)
+                return (Input(kind="model", name=found.name, version=found.version), *other_day)
+        return (*find_pretrained(ctx.ws, ctx.spec, ctx.ds), *other_day)
 
     def verify(self, ctx: Context, manifest: Manifest) -> str | None:
         try:
@@ -126,6 +131,7 @@ class Train(Stage):
                 **({} if spec.train.monitor == "log_loss" else {"monitor": spec.train.monitor}),
                 # Below the workspace's home, as in the inputs: manifests move with their workspace.
                 "warm_start": next((i.name for i in ctx.inputs if i.kind == "model"), None),
+                **_forgetting(spec, report),
                 **({"pretrained": dict(job.pretrained)} if job.pretrained else {}),
                 "registered": {"name": spec.pipeline, "version": version} if version else None,
                 "ranks": spec.train.ranks,
@@ -136,17 +142,13 @@ class Train(Stage):
 
 def _register(ctx: Context, job: Job, report: Report) -> str:
     spec = ctx.spec
-    params = {
-        **_flat("model", spec.model.model_dump(mode="json")),
-        **_flat("train", spec.train.model_dump(mode="json", exclude={"search"})),
-    }
     return registry.register(
         ctx.ws,
         spec.pipeline,
         job.saved_model,
         report.metrics,
         ctx.key,
-        params=params,
+        params=run_parameters(spec),
         ds=ctx.ds,
         history=[*report.curve, *report.evals],
     )
@@ -168,6 +170,7 @@ def make_job(ctx: Context) -> Job:
         warm_start=warm[0] if warm else None,
         pretrained=dict(zip(sorted(ctx.spec.train.pretrained), pretrained, strict=False)),
         threads=ctx.spec.train.threads,
+        forgetting=next((i.name for i in ctx.inputs if i.kind == FORGETTING), None),
         decay=DayDecay.of(ctx.spec, ctx.ds),
         new_rows="random" if retrain is None else retrain.new_rows,
     )
@@ -229,6 +232,20 @@ def _preload_at_the_end(ws: Workspace) -> Any:
             started[0].start()
 
     return on_progress
+
+
+def _forgetting(spec: Spec, report: Report) -> dict[str, Any]:
+    if spec.retrain is None or not report.forgetting:
+        return {}
+    return {"forgetting": {"ds": spec.retrain.forgetting_day, **report.forgetting}}
+
+
+def run_parameters(spec: Spec) -> dict[str, Any]:
+    """What the registry shows of a run's settings: `model.*` and `train.*`, flat."""
+    return {
+        **_flat("model", spec.model.model_dump(mode="json")),
+        **_flat("train", spec.train.model_dump(mode="json", exclude={"search"})),
+    }
 
 
 def _flat(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from headrace.stage import run_stage
 from headrace.storage import local
 from headrace.train import stage as module
 from headrace.train.callbacks.progress import ProgressEvent
+from headrace.train.challenger import TrainChallenger
 from headrace.train.comparison.stage import Compare
 from headrace.train.job import Job
 from headrace.train.loop.run import train
@@ -177,6 +178,21 @@ def test_ranks_killed_stopped_and_asked_to_stop_equal_undisturbed_ones(
     assert trees.schema == features.dataset_schema
     assert registry.champion(ws, "clicks") == found
     assert registry.champion(ws, "clicks-baseline") is None
+
+    # A challenger, had the day's model gone on from an earlier one.
+    warm = outcome.manifest.model_copy(update={"facts": {**facts, "warm_start": "models/clicks/before"}})
+    warm.save(ws.manifest("clicks", DS, "train"))
+    challenged = spec.model_copy(update={"challenger": config.Challenger(train={"epochs": 1})})
+    made = run_stage(TrainChallenger(), challenged, ws, DS).manifest
+    assert made.facts["due"] == "no model of the 7 days before was trained from nothing"
+    assert (made.facts["steps"], made.facts["warm_start"]) == (50, None)
+    losses = [of["metrics"]["log_loss"] for of in (facts, made.facts)]
+    assert made.facts["behind"] == pytest.approx(losses[0] - losses[1])
+    challenger = registry.champion(ws, "clicks", "challenger")
+    assert challenger is not None
+    assert (challenger.key, challenger.version) == (made.key, made.facts["registered"]["version"])
+    assert registry.champion(ws, "clicks") == found
+    assert run_stage(TrainChallenger(), challenged, ws, DS).skipped
 
 
 def with_raw_ids(features: Manifest, name: str) -> Manifest:

@@ -111,6 +111,12 @@ class Evaluations:
                     found[f"{name}_full"] = self._ranker.evaluate(evaluator, name)
         return found, rows
 
+    def of_other_rows(self, dataset: Location) -> tuple[dict[str, float | None], int]:
+        """The basic metrics on the split valid of another dataset with the same features, and its rows."""
+        split = open_split(dataset, "valid", self._model.schema)
+        basic = evaluate_errors if self._model.predicts == "number" else evaluate_basic
+        return basic(self._ranks, self._predict(split)).metrics, split.rows
+
     def _lists(self, evaluator: Evaluator, request: Request) -> tuple[int, Evaluation]:
         """Rows and metrics of the split `rank`."""
         carried = request.carried(lists=True)

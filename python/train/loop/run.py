@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from headrace.comm.base import Collective, LocalCollective
 from headrace.dataset.loader.loaders import TrainLoader
@@ -133,6 +134,10 @@ def train(
     metrics: dict[str, float | None] = {}
     for split in ("valid", "rank", "valid_full"):
         metrics |= found[split].metrics if split in found else {}
+    forgetting: dict[str, Any] = {}
+    if job.forgetting is not None:
+        of_other_day, rows = evaluations.of_other_rows(job.ws.locate(job.forgetting))
+        forgetting = {"metrics": of_other_day, "rows": rows}
     dynamic, cached = dynamic_report(model, collective), cache_report(model, collective)
     on_progress(ProgressEvent(phase="save", step=total, total=total))
     watchdog.phase = "save"
@@ -162,6 +167,7 @@ def train(
         evaluation={} if evaluations.is_basic and TEST not in found else {s: of.record() for s, of in found.items()},
         data_wait_seconds=round(source.wait_seconds, 3),
         profile=profile,
+        forgetting=forgetting,
         dynamic=dynamic,
         cached=cached,
         peak_memory_mib={f"rank{collective.world.rank}": peak_mib()},

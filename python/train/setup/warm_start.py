@@ -33,7 +33,7 @@ def find_warm_start(ws: Workspace, spec: Spec, ds: str, schema: DatasetSchema) -
     in the log with the reason.
     """
     for day in sorted((d for d in ws.days(spec.pipeline) if d < ds), reverse=True):
-        manifest = Manifest.load(ws.manifest(spec.pipeline, day, "train"))
+        manifest = _better_of(ws, spec, day)
         if manifest is None:
             continue
         output = manifest.output("model")
@@ -46,6 +46,16 @@ def find_warm_start(ws: Workspace, spec: Spec, ds: str, schema: DatasetSchema) -
             return WarmStart(day, output.name, output.version)
         log.info("not starting from the model of %s: %s", day, reason)
     return None
+
+
+def _better_of(ws: Workspace, spec: Spec, day: str) -> Manifest | None:
+    """What trained the day's model: the challenger's manifest where the day's model had fallen behind it."""
+    if spec.challenger is not None:
+        challenger = Manifest.load(ws.manifest(spec.pipeline, day, "challenger"))
+        behind = None if challenger is None else challenger.facts.get("behind")
+        if behind is not None and behind > spec.challenger.behind:
+            return challenger
+    return Manifest.load(ws.manifest(spec.pipeline, day, "train"))
 
 
 def misfit(meta: dict[str, Any], spec: Spec, schema: DatasetSchema) -> str | None:

@@ -1,0 +1,124 @@
+"""Each day's rows, as the lake has them, judged by models of several days."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+import headrace as hr
+from bench.retrain.run import PIPELINE, Run
+from headrace.errors import UserError
+from headrace.generate.auc import auc
+from headrace.lake.delta.log import DeltaLog
+from headrace.manifest import Manifest
+from headrace.monitor import facts
+from headrace.monitor.stage import read_truth
+from headrace.storage import local
+
+
+@dataclass(frozen=True)
+class DayResult:
+    """What is known of a day. AUCs of the rows that happened and landed on it."""
+
+    ds: str
+    rows: int
+    #: Of the probabilities that the clicks were drawn from.
+    ceiling: float
+    #: Of the day's own model, of that of the first day, and of the day's model over the first day's rows.
+    retrained: float
+    frozen: float
+    first_day: float
+    #: Seconds of features and training.
+    seconds: float
+
+    def share(self, value: float) -> float:
+        """How far an AUC comes from 0.5 to the ceiling."""
+        found = facts.ceiling_share(value, self.ceiling)
+        assert found is not None
+        return found
+
+
+def measure(run: Run, file: Path) -> list[DayResult]:
+    """The days that are trained and not in `file` yet, and those that are; written day by day.
+
+    Raises:
+        UserError: a model or the lake is damaged, or a model is better than the truth, which it must have seen then.
+    """
+    known: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    dates = [d for d in run.dates() if _manifest(run, d) is not None]
+    if not dates:
+        return []
+    frozen, first_rows = hr.Predictor(_model(run, dates[0])), None
+    for ds in dates:
+        manifest = _manifest(run, ds)
+        assert manifest is not None
+        if known.get(ds, {}).get("key") == manifest.key:
+            continue
+        first_rows = rows_of(run, dates[0]) if first_rows is None else first_rows
+        rows, mine = rows_of(run, ds), hr.Predictor(_model(run, ds))
+        found = DayResult(
+            ds=ds,
+            rows=rows.num_rows,
+            ceiling=_ceiling(run, ds),
+            retrained=_auc(mine, rows),
+            frozen=_auc(frozen, rows),
+            first_day=_auc(mine, first_rows),
+            seconds=round(sum(m.seconds for m in (manifest, _manifest(run, ds, "features")) if m is not None), 1),
+        )
+        if max(found.share(found.retrained), found.share(found.frozen)) > 1:
+            raise UserError(f"{ds}: an AUC above the ceiling, {found}: a model has seen what it should not")
+        known[ds] = {"key": manifest.key, **asdict(found)}
+        local(file).put_text(json.dumps(known, indent=1) + "\n")
+        print(f"{ds}: {found.share(found.retrained):.4f}, trained once {found.share(found.frozen):.4f}", flush=True)
+    return results_of(known, dates)
+
+
+def results_of(known: Mapping[str, Any], dates: Sequence[str]) -> list[DayResult]:
+    """What a file of `measure` says of these days."""
+    return [DayResult(**{k: v for k, v in known[ds].items() if k != "key"}) for ds in dates if ds in known]
+
+
+def rows_of(run: Run, ds: str) -> pa.Table:
+    """The rows of a day that happened on it, as ingest kept them."""
+    log = DeltaLog(run.ws.events(PIPELINE))
+    version = log.version
+    files = None if version is None else log.plain_files(version)
+    if files is None:
+        raise UserError(f"the events table {log.folder} is missing, or has rows that only Spark can leave out")
+    mine = [f.path.local_path() for f in files if ds in f.partition.values()]
+    table = pa.concat_tables([pq.ParquetFile(p).read() for p in sorted(mine)])
+    of_day = pc.equal(pc.strftime(table.column("ts"), format="%Y-%m-%d"), ds)
+    return table.filter(of_day)
+
+
+def _auc(predictor: hr.Predictor, rows: pa.Table) -> float:
+    clicked = rows.column("clicked").to_numpy().astype(np.float64)
+    found = auc(np.asarray(predictor.predict(rows), dtype=np.float64), clicked)
+    if found is None:
+        raise UserError("rows of one class alone have no AUC")
+    return round(found, 6)
+
+
+def _ceiling(run: Run, ds: str) -> float:
+    found = facts.number(read_truth(run.ws, PIPELINE, ds).get("auc_ceiling"))
+    if found is None:
+        raise UserError(f"the truth of {ds} is missing: run headrace generate again")
+    return found
+
+
+def _manifest(run: Run, ds: str, stage: str = "train") -> Manifest | None:
+    return Manifest.load(run.ws.manifest(PIPELINE, ds, stage))
+
+
+def _model(run: Run, ds: str) -> Path:
+    manifest = _manifest(run, ds)
+    assert manifest is not None
+    return run.ws.locate(manifest.output("model").name).local_path()

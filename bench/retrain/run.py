@@ -1,0 +1,72 @@
+"""The days of the run, by the command line: landing files, the lake, then features and training of each day."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+from pathlib import Path
+
+from headrace.config import Spec, load_overlay, load_spec
+from headrace.errors import UserError
+from headrace.features.layout.day_ranges import time_ranges
+from headrace.workspace import Workspace, checkout
+
+PIPELINE = "clicks"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Which days are run where.
+
+    Attributes:
+        home: the workspace.
+        days: how many days are trained.
+        overlay: keys over the pipeline `clicks`: the log's and the training's.
+        overrides: more of them, `key=value`.
+    """
+
+    home: Path
+    days: int
+    overlay: Path
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def ws(self) -> Workspace:
+        return Workspace(self.home)
+
+    def spec(self) -> Spec:
+        """The pipeline."""
+        return load_spec(PIPELINE, [*load_overlay(self.overlay), *self.overrides])
+
+    def dates(self) -> list[str]:
+        """The days that are trained: from the first whose window is full."""
+        spec = self.spec()
+        assert spec.generate is not None
+        before = (date(2026, 1, 1) - date.fromisoformat(time_ranges(spec.features, "2026-01-01")[0][0])).days
+        first = date.fromisoformat(spec.generate.start) + timedelta(days=before)
+        return [(first + timedelta(days=i)).isoformat() for i in range(self.days)]
+
+    def execute(self) -> None:
+        """Run what is missing. Raises UserError where a command fails; the next call goes on from there."""
+        spec, dates = self.spec(), self.dates()
+        assert spec.generate is not None
+        self._headrace("generate", PIPELINE, "--until", dates[-1])
+        self._headrace("run", PIPELINE, "--ds", spec.generate.start, "--until", dates[-1], "--to", "ingest")
+        self._headrace(
+            "run", PIPELINE, "--ds", dates[0], "--until", dates[-1], "--from", "features", "--to", "challenger"
+        )
+
+    def _headrace(self, *arguments: str) -> None:
+        place: Sequence[str] = ("--home", str(self.home), "--overlay", str(self.overlay))
+        sets = [a for override in self.overrides for a in ("--set", override)]
+        process = subprocess.Popen([sys.executable, "-m", "headrace.cli", *arguments, *place, *sets], cwd=checkout())
+        try:
+            code = process.wait()
+        finally:  # whoever stops this stops the stage too
+            process.terminate()
+            process.wait()
+        if code:
+            raise UserError(f"headrace {' '.join(arguments[:2])} failed with {code}; the same command goes on")

@@ -1,0 +1,132 @@
+"""The stage `challenger`: a model trained from nothing, beside the one that goes on from day to day.
+
+A model that starts warm every day keeps what it learned of rows that no window has any more, and is bound to what it
+was: a model that begins anew on the same rows says what that costs or gains.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import date, timedelta
+from typing import Any
+
+from headrace import registry
+from headrace.config import Challenger, Spec
+from headrace.errors import UserError
+from headrace.manifest import Input, Manifest
+from headrace.models.predictor import read_meta
+from headrace.stage import Context, Result, Stage, identity
+from headrace.train.stage import Train, run_parameters
+from headrace.workspace import Workspace
+
+log = logging.getLogger("headrace.train")
+
+#: Its name in the registry: of the newest challenger.
+ALIAS = "challenger"
+
+
+class TrainChallenger(Stage):
+    """Trains where one is due, else says that none is. The gate judges the version as any other."""
+
+    name = "challenger"
+    version = 1
+    needs: tuple[str, ...] = ("features", "train")
+
+    def spec_part(self, spec: Spec) -> Mapping[str, Any]:
+        settings = _settings(spec)
+        return {"challenger": settings.model_dump(mode="json"), **Train().spec_part(spec.of_challenger())}
+
+    def inputs(self, ctx: Context) -> tuple[Input, ...]:
+        """The newest model of an earlier day that was trained from nothing."""
+        found = newest_from_nothing(ctx.ws, ctx.spec, ctx.ds)
+        return (
+            () if found is None else (Input(kind="stage", name=f"{found.stage} {found.ds}", version=identity(found)),)
+        )
+
+    def verify(self, ctx: Context, manifest: Manifest) -> str | None:
+        """The saved model, where one was trained, is there."""
+        try:
+            for output in manifest.outputs:
+                read_meta(ctx.ws.locate(output.name))
+        except UserError as e:
+            return str(e)
+        return None
+
+    def run(self, ctx: Context) -> Result:
+        """See the class. Raises UserError for what training cannot do."""
+        because = due(ctx.ws, ctx.spec, ctx.ds)
+        if because is None:
+            log.info("no challenger is due")
+            return Result(outputs=(), rows={}, facts={"due": None})
+        log.info("training from nothing: %s", because)
+        spec = ctx.spec.of_challenger()
+        upstream = {"features": ctx.upstream["features"]}
+        result = Train().run(replace(ctx, spec=spec, upstream=upstream, inputs=(), registers=False))
+        behind = how_far_behind(ctx.spec, ctx.upstream["train"].facts, result.facts)
+        version = None
+        if ctx.registers:
+            version = registry.register(
+                ctx.ws,
+                ctx.spec.pipeline,
+                ctx.ws.locate(result.outputs[0].name),
+                result.facts["metrics"],
+                ctx.key,
+                params=run_parameters(spec),
+                ds=ctx.ds,
+                alias=ALIAS,
+                history=[*result.facts["curve"], *result.facts["evals"]],
+            )
+        registered = {"name": ctx.spec.pipeline, "version": version} if version else None
+        facts = {**result.facts, "due": because, "behind": behind, "registered": registered}
+        if behind is not None:
+            log.info("by %s the day's model is %+.4f behind", ctx.spec.train.monitor, behind)
+        return replace(result, facts=facts)
+
+
+def _settings(spec: Spec) -> Challenger:
+    assert spec.challenger is not None
+    return spec.challenger
+
+
+def due(ws: Workspace, spec: Spec, ds: str) -> str | None:
+    """Why a challenger is trained on a day; None where none is."""
+    settings, last = _settings(spec), newest_from_nothing(ws, spec, ds)
+    if last is None:
+        today = Manifest.load(ws.manifest(spec.pipeline, ds, "train"))
+        if today is not None and today.facts.get("warm_start") is None:
+            return None  # the day's own model is one
+        return f"no model of the {settings.every_days} days before was trained from nothing"
+    behind = last.facts.get("behind")
+    if last.stage == "challenger" and behind is not None and behind > settings.behind:
+        return f"on {last.ds} the day's model was {behind:.4f} behind by {spec.train.monitor}"
+    return None
+
+
+def newest_from_nothing(ws: Workspace, spec: Spec, ds: str) -> Manifest | None:
+    """The manifest of the newest model trained from nothing in the `every_days` - 1 days before `ds`."""
+    for back in range(1, _settings(spec).every_days):
+        day = (date.fromisoformat(ds) - timedelta(days=back)).isoformat()
+        for stage in ("challenger", "train"):
+            found = Manifest.load(ws.manifest(spec.pipeline, day, stage))
+            if found is None or (stage == "challenger" and found.facts.get("due") is None):
+                continue
+            if stage == "challenger" or found.facts.get("warm_start") is None:
+                return found
+    return None
+
+
+def how_far_behind(spec: Spec, todays: Mapping[str, Any], challengers: Mapping[str, Any]) -> float | None:
+    """How much better a challenger is than the day's model by `train.monitor`; None where one has no such metric.
+
+    Args:
+        spec: the pipeline.
+        todays: the facts of the stage train.
+        challengers: those of the challenger's training, on the same dataset.
+    """
+    monitor = spec.train.monitor
+    one, other = todays["metrics"].get(monitor), challengers["metrics"].get(monitor)
+    if one is None or other is None:
+        return None
+    return float(one - other if spec.train.monitor_falls else other - one)

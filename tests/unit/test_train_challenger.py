@@ -1,0 +1,167 @@
+"""When a challenger is trained, what the next day starts from, and what models forget."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from headrace.comm.threads import run_ranks
+from headrace.config import Spec, build_spec
+from headrace.errors import UserError
+from headrace.manifest import Manifest, Output
+from headrace.models.predictor import load_predictor
+from headrace.schema import DatasetSchema
+from headrace.stage import run_stage
+from headrace.train.challenger import TrainChallenger, due, how_far_behind, newest_from_nothing
+from headrace.train.loop.run import train
+from headrace.train.setup.forgetting_day import find_forgetting_rows
+from headrace.train.setup.warm_start import find_warm_start
+from headrace.workspace import Workspace
+from tests.dataset_support import read_padded
+from tests.train_support import TRAIN, job_of
+
+
+def spec_of(**sections: Any) -> Spec:
+    return build_spec(
+        {
+            "pipeline": "clicks",
+            "source": {"format": "clicks", "path": "{ds}"},
+            "table": {"columns": [{"name": "click"}]},
+            "features": {"label": "click", "workflow": [], "split": {"by": "position"}},
+            "model": {"embedding_dim": 4, "bottom_mlp": [8], "top_mlp": [16]},
+            "challenger": {"every_days": 3, "behind": 0.01},
+        }
+        | sections
+    )
+
+
+def trained(ws: Workspace, ds: str, stage: str = "train", model: str | None = None, **facts: Any) -> Manifest:
+    output = Output(kind="model", name=model or f"models/clicks/{ds}/{stage}/model", version=f"{stage}-{ds}")
+    manifest = Manifest(
+        stage=stage,
+        pipeline="clicks",
+        ds=ds,
+        key=f"{stage}-{ds}",
+        spec_hash="",
+        outputs=(output,),
+        facts={"warm_start": "models/before", "metrics": {"auc": 0.7, "log_loss": 0.5}, **facts},
+    )
+    manifest.save(ws.manifest("clicks", ds, stage))
+    return manifest
+
+
+def test_a_challenger_is_due_some_days_after_the_last_model_from_nothing(ws: Workspace) -> None:
+    spec = spec_of()
+    trained(ws, "2026-01-01", warm_start=None)
+    assert due(ws, spec, "2026-01-01") is None  # the day's own model is one
+    for day in range(2, 8):
+        trained(ws, f"2026-01-{day:02d}")
+    assert [due(ws, spec, f"2026-01-0{d}") is None for d in range(2, 6)] == [True, True, False, False]
+    trained(ws, "2026-01-04", "challenger", due="it was")
+    trained(ws, "2026-01-05", "challenger", due=None)  # none was due, so there is no model
+    found = newest_from_nothing(ws, spec, "2026-01-06")
+    assert found is not None
+    assert (found.ds, found.stage) == ("2026-01-04", "challenger")
+    assert due(ws, spec, "2026-01-06") is None
+    assert due(ws, spec, "2026-01-07") == "no model of the 3 days before was trained from nothing"
+
+
+def test_a_model_that_fell_behind_is_challenged_the_next_day(ws: Workspace) -> None:
+    trained(ws, "2026-01-01")
+    trained(ws, "2026-01-01", "challenger", due="it was", behind=0.02)
+    trained(ws, "2026-01-02")
+    assert due(ws, spec_of(), "2026-01-02") == "on 2026-01-01 the day's model was 0.0200 behind by log_loss"
+    assert due(ws, spec_of(challenger={"every_days": 3, "behind": 0.02}), "2026-01-02") is None
+
+
+def test_how_far_behind_by_metrics_that_rise_and_fall() -> None:
+    day, challenger = ({"metrics": {"auc": a, "log_loss": b, "x": None}} for a, b in ((0.70, 0.50), (0.72, 0.45)))
+    assert how_far_behind(spec_of(), day, challenger) == pytest.approx(0.05)
+    assert how_far_behind(spec_of(train={"monitor": "auc"}), day, challenger) == pytest.approx(0.02)
+    assert how_far_behind(spec_of(), day, {"metrics": {}}) is None
+
+
+def test_where_none_is_due_the_stage_says_so(ws: Workspace, make_dataset: Callable[..., Manifest]) -> None:
+    make_dataset(ws, train=100, valid=20, ds="2026-01-02")
+    trained(ws, "2026-01-01", warm_start=None)
+    trained(ws, "2026-01-02")
+    outcome = run_stage(TrainChallenger(), spec_of(), ws, "2026-01-02")
+    assert (outcome.manifest.outputs, outcome.manifest.facts) == ((), {"due": None})
+    assert run_stage(TrainChallenger(), spec_of(), ws, "2026-01-02").skipped
+
+
+def test_its_training_is_the_days_with_other_keys() -> None:
+    spec = spec_of(
+        challenger={"train": {"epochs": 7, "dense": {"learning_rate": 0.5}}}, retrain={"warm": {"epochs": 1}}
+    )
+    found = spec.of_challenger().train
+    assert (found.epochs, found.warm_start, found.dense.learning_rate, found.dense.kind) == (7, False, 0.5, "adam")
+    for wrong, said in (({"train": {"epoch": 1}}, "challenger.train.epoch"), ({"every_days": 0}, "every_days")):
+        with pytest.raises(UserError, match=said):
+            spec_of(challenger=wrong)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return Workspace(tmp_path_factory.mktemp("challenger"))
+
+
+@pytest.fixture(scope="module")
+def before(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest:
+    return make_dataset(home, train=800, valid=300, users=60, ds="2026-01-10")
+
+
+@pytest.fixture(scope="module")
+def today(home: Workspace, make_dataset: Callable[..., Manifest]) -> Manifest:
+    return make_dataset(home, train=800, valid=200, users=80, ds="2026-01-12", seed=1)
+
+
+def test_the_next_day_starts_from_the_better_of_both(home: Workspace, before: Manifest, today: Manifest) -> None:
+    spec, schema = spec_of(), today.dataset_schema
+    assert schema is not None
+    job = job_of(home, before, "start", TRAIN.model_copy(update={"epochs": 1}), spec.model)
+    run_ranks(1, lambda c: train(job, c))
+    own, other = home.name_of(job.saved_model), home.name_of(job.folder / "other")
+    shutil.copytree(job.saved_model.local_path(), home.locate(other).local_path())
+    trained(home, "2026-01-10", model=own)
+
+    def start(**facts: Any) -> str:
+        trained(home, "2026-01-10", "challenger", other, due="it was", **facts)
+        found = find_warm_start(home, spec, "2026-01-12", schema)
+        assert found is not None
+        return found.name
+
+    assert [start(behind=b) for b in (0.011, 0.01, -0.3, None)] == [other, own, own, own]
+    assert start(behind=0.5) == other
+    alone = find_warm_start(home, spec_of(challenger=None), "2026-01-12", schema)
+    assert alone is not None
+    assert alone.name == own
+
+
+def test_a_model_is_measured_on_the_rows_of_another_day(home: Workspace, before: Manifest, today: Manifest) -> None:
+    def asked(day: str | None, ds: str = "2026-01-12", schema: DatasetSchema | None = today.dataset_schema) -> Any:
+        retrain: Mapping[str, Any] = {"forgetting_day": day}
+        return find_forgetting_rows(home, spec_of(retrain=retrain), ds, schema)
+
+    (found,) = asked("2026-01-10")
+    assert found.name == before.output("dataset").name
+    assert asked(None) == asked("2026-01-12") == asked("2026-01-09") == ()
+    other = DatasetSchema(features=today.dataset_schema.features[1:]) if today.dataset_schema else None
+    assert asked("2026-01-10", schema=other) == ()
+
+    once = TRAIN.model_copy(update={"epochs": 1})
+    job = job_of(home, today, "measured", once, forgetting=found.name)
+    reports = run_ranks(2, lambda c: train(job, c))
+    assert before.dataset_schema is not None
+    folder = home.locate(found.name).local_path() / "valid"
+    rows = read_padded(sorted(folder.glob("*.parquet")), before.dataset_schema)
+    p = load_predictor(job.saved_model).predict({c: rows[c].to_numpy() for c in rows.columns})
+    clicked = rows["click"].to_numpy() > 0
+    pairs = p[clicked][:, None] - p[~clicked][None, :]
+    expected = float(((pairs > 0) + 0.5 * (pairs == 0)).mean())
+    for report in reports:
+        assert report.forgetting["rows"] == 300
+        assert report.forgetting["metrics"]["auc"] == pytest.approx(expected, abs=1e-6)
