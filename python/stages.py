@@ -57,6 +57,16 @@ _ENTRIES = (
         writes=("lake/{pipeline}/events", "lake/{pipeline}/quarantine"),
     ),
     StageEntry(
+        "outcomes",
+        "Join the lists of earlier days with the events that followed and have landed; measure them by day.",
+        "headrace.outcomes.stage:MeasureOutcomes",
+        dag="retrain",
+        section="outcomes",
+        counts=("days", "shown", "alerts"),
+        writes=("lake/{pipeline}/outcomes", "lake/{pipeline}/outcome_metrics"),
+        imports=("headrace.outcomes.stage",),
+    ),
+    StageEntry(
         "features",
         "Fit the features on the training days and write the day's dataset.",
         "headrace.jobs.stages:features_stage",

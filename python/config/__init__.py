@@ -21,6 +21,7 @@ from headrace.config.loss import Loss
 from headrace.config.model import Model
 from headrace.config.named_source import NamedSource
 from headrace.config.online import Online
+from headrace.config.outcomes import OutcomeAlert, OutcomeLabel, Outcomes
 from headrace.config.publish import Publish
 from headrace.config.retrain import Challenger, Retrain
 from headrace.config.score import Entity, Score
@@ -85,6 +86,9 @@ __all__ = [
     "Online",
     "OpSpec",
     "Optimizer",
+    "OutcomeAlert",
+    "OutcomeLabel",
+    "Outcomes",
     "PairEvents",
     "Parameter",
     "Popular",

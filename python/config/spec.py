@@ -16,6 +16,8 @@ from headrace.config.features import Features
 from headrace.config.generate import Generate
 from headrace.config.model import Model
 from headrace.config.named_source import NamedSource, check_name
+from headrace.config.outcome_checks import check_outcomes, days_until_ripe
+from headrace.config.outcomes import Outcomes
 from headrace.config.paths import leaves
 from headrace.config.publish import Publish
 from headrace.config.retrain import Challenger, Retrain
@@ -49,6 +51,8 @@ class Spec(Section):
     sources: Mapping[str, NamedSource] = Field(default_factory=dict)
     #: From rows to the dataset.
     features: Features
+    #: What users did with the lists of earlier days; without it there is no stage `outcomes`.
+    outcomes: Outcomes | None = None
     #: Counts columns by day and judges them; without it there is no stage `drift`.
     drift: Drift | None = None
     #: The neural model.
@@ -159,6 +163,9 @@ class Spec(Section):
             raise ValueError("score.model is 'second_stage', and there is no such section")
         if self.train.search:
             self._check_search(self.train.search)
+        if self.outcomes:
+            main = NamedSource(source=self.source, table=self.table)
+            check_outcomes(self.outcomes, self.score, main, self.sources, self.features.label, self.train.tasks)
         return self
 
     def _check_retrain(self, retrain: Retrain) -> None:
@@ -324,7 +331,7 @@ class Spec(Section):
     def _without_later_sections(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Fingerprints of specs without these sections are those from before there were any."""
         dumped: dict[str, Any] = serialize(self)
-        for name in ("compare", "second_stage", "retrain", "challenger"):
+        for name in ("compare", "second_stage", "retrain", "challenger", "outcomes"):
             if getattr(self, name) is None:
                 dumped.pop(name, None)
         return dumped
@@ -345,6 +352,24 @@ class Spec(Section):
         train = self.train.model_copy(update={"search": None})
         sections["train"] = _section("train", lambda: with_keys(train, variant.train)) if variant.train else train
         return Spec.model_validate(sections)
+
+    def days_until_ripe(self, label: str) -> int:
+        """Days from a served day to the run that knows a label of `outcomes` for good.
+
+        Raises:
+            KeyError: there is no such label.
+        """
+        assert self.outcomes is not None
+        main = NamedSource(source=self.source, table=self.table)
+        return days_until_ripe(self.outcomes, label, main, self.sources)
+
+    def last_ripe_day(self, label: str, ds: str) -> str:
+        """The newest served day whose label is known for good by the end of landing day `ds`.
+
+        The label of an event of that UTC day, or of an earlier one, is known for good, too: what evaluates, trains or
+        decides by days asks this. Training by rows waits as long with `train.tasks.NAME.known_after`.
+        """
+        return (date.fromisoformat(ds) - timedelta(days=self.days_until_ripe(label))).isoformat()
 
     @property
     def compare_slots(self) -> int:

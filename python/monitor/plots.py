@@ -10,13 +10,14 @@ import functools
 import io
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ParamSpec
 
 import matplotlib
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 INK, MUTED, GRID = "#010101", "#020202", "#030303"
 NEURAL, BASELINE, CEILING, BAD = "#040404", "#050505", "#060606", "#070707"
@@ -207,6 +208,39 @@ def drift_bars(rows: Sequence[tuple[str, float, float | None]]) -> Markup:
     axes.set_xlim(0, max(top, 1e-9) * 1.15)
     _name_bars(axes, [r[0] for r in rows])
     return _svg(figure, "Drift: population stability index by column")
+
+
+@dataclass(frozen=True)
+class RatePoint:
+    """A rate of a day; provisional ones may have an expectation of what they become."""
+
+    day: str
+    rate: float
+    low: float | None = None
+    high: float | None = None
+    ripe: bool = True
+    expected: float | None = None
+
+
+@_styled
+def rate_history(points: Sequence[RatePoint], what: str) -> Markup:
+    """A rate by day with its interval: final days as dots, provisional ones hollow, beside what they are to become."""
+    figure, axes = _axes("", f"rate of {what}")
+    places = range(len(points))
+    axes.plot(places, [p.rate for p in points], color=NEURAL, linewidth=1.4)
+    bounds = [(x, p.low, p.high) for x, p in enumerate(points) if p.low is not None and p.high is not None]
+    if bounds:
+        axes.vlines([b[0] for b in bounds], [b[1] for b in bounds], [b[2] for b in bounds], color=NEURAL, alpha=0.5)
+    for x, point in enumerate(points):
+        filled = NEURAL if point.ripe else "none"
+        axes.plot(x, point.rate, marker="o", markersize=5, color=NEURAL, markerfacecolor=filled)
+        if not point.ripe and point.expected is not None:
+            axes.plot(x, point.expected, marker="x", markersize=5, color=BASELINE)
+    step = -(-len(points) // 7) or 1
+    axes.xaxis.set_major_locator(FixedLocator(list(places[::step])))
+    axes.set_xticklabels([points[x].day[5:] for x in places[::step]])
+    axes.margins(y=0.15)
+    return _svg(figure, f"Rate of {what} by served day")
 
 
 def _axes(xlabel: str, ylabel: str, height: float = _HEIGHT) -> tuple[Figure, Axes]:

@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from headrace import __version__
 from headrace.monitor.blocks import Section
-from headrace.monitor.sections import comparison, data, drift, evaluation, overview, publication, quality
+from headrace.monitor.sections import comparison, data, drift, evaluation, outcomes, overview, publication, quality
 from headrace.monitor.sections.day import Day
 
 #: The sections of the page, in order; one without blocks is left out. A new one is a function in
@@ -19,6 +19,7 @@ SECTIONS: tuple[Callable[[Day], Section], ...] = (
     quality.quality,
     evaluation.evaluation,
     comparison.comparison,
+    outcomes.outcomes,
     quality.learning,
     overview.flow,
     data.data_quality,

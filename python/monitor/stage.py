@@ -25,6 +25,7 @@ class Report(Stage):
     version = 2
     needs: tuple[str, ...] = (
         "ingest?",
+        "outcomes?",
         "features?",
         "drift?",
         "train?",

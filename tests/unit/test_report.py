@@ -227,6 +227,56 @@ def test_slices_and_intervals_are_shown_where_they_were_asked_for() -> None:
     assert "device <phone> XGBoost 321 0.7012" in words
 
 
+def outcomes_manifest(ds: str, rates: Mapping[str, float], ripe: str, alerts: int = 0) -> Manifest:
+    """As the stage outcomes writes it: of served days and their rates."""
+
+    def record(served: str, metric: str, value: float, dimension: str = "all", of: str = "") -> dict[str, Any]:
+        known = {"ripe": served <= ripe, "known": 1.0 if served <= ripe else 0.8, "expected": value * 1.1}
+        counts = {"rows": 1234, "users": 321, "positives": 77}
+        about = {"served_ds": served, "label": "click", "dimension": dimension, "value": of, "metric": metric}
+        return about | counts | known | {"estimate": value, "low": value - 0.01, "high": value + 0.01}
+
+    days = [record(served, name, rate) for served, rate in rates.items() for name in ("rate", "auc")]
+    groups = [record(max(rates), "rate", 0.25, "model", "<b>m7"), record(max(rates), "rate", 0.35, "arm:look", "b")]
+    alert = {"served_ds": ripe, "label": "click", "metric": "rate", "dimension": "all", "value": "", "figure": 0.05}
+    broken = [alert | {"limit": 0.1, "kind": "min", "action": "warn", "key": "outcomes.alerts[0].min"}] * alerts
+    return Manifest(
+        stage="outcomes",
+        pipeline="clicks",
+        ds=ds,
+        key="7a" * 8,
+        spec_hash="",
+        rows={"days": len(rates), "shown": 1234, "alerts": alerts},
+        facts={"days": days, "groups": groups, "alerts": broken, "last_ripe_day": {"click": ripe}},
+    )
+
+
+def test_outcomes_are_shown_with_their_history_and_what_is_still_to_come() -> None:
+    spec = load_spec("clicks", ["outcomes={}"])
+    now = outcomes_manifest(DS, {"2026-01-05": 0.2, "2026-01-06": 0.21, "2026-01-07": 0.19}, "2026-01-05", alerts=1)
+    past = outcomes_manifest("2026-01-06", {"2026-01-03": 0.16, "2026-01-05": 0.11}, "2026-01-03")
+    later = outcomes_manifest("2026-01-09", {"2026-01-07": 0.77}, "2026-01-07")
+    runs = {("clicks", m.ds, "outcomes"): m for m in (past, now, later)}
+    manifests = make_manifests() | {"outcomes": now}
+    html = page(make_day(manifests, spec, runs=runs))
+    words = Checker(html).words
+    for text in (
+        "One figure is beyond a limit.",
+        "outcomes.alerts[0].min",
+        "2026-01-07 provisional 20.0 % 1,234 321 77 0.1900 (0.1800 to 0.2000)",
+        "2026-01-05 ripe",
+        "arm look b 1,234 321 0.3500",
+        "<b>m7",
+        "Rate of click by served day",
+    ):
+        assert text in words, text
+    (plot,) = re.findall(r'<svg [^>]*aria-label="Rate of click by served day".*?</svg>', html, flags=re.DOTALL)
+    # One tick a day: the third, which only the earlier run knew, too; of the fifth the newest run's rate is drawn.
+    assert re.findall(r">(01-\d\d)<", plot) == ["01-03", "01-05", "01-06", "01-07"]
+    assert "Outcomes of earlier lists" not in page(make_day(make_manifests()))
+    assert "Not run: outcomes" in Checker(page(make_day(make_manifests(), spec))).words
+
+
 def test_a_failed_check_is_shown_as_failed() -> None:
     manifests = make_manifests()
     publish = manifests["publish"]
