@@ -62,7 +62,16 @@ _LOGIC = st.recursive(
     ),
     max_leaves=4,
 )
+_TEXTS = st.recursive(
+    st.sampled_from(["item", "item", "'|'", "cast(n as string)", "if(flag, item, 'é')", "cast(flag as string)"]),
+    lambda x: st.one_of(
+        st.lists(x, min_size=1, max_size=3).map(", ".join).map("concat({})".format),
+        st.lists(x, min_size=2, max_size=4).map(", ".join).map("concat_ws({})".format),
+    ),
+    max_leaves=6,
+)
 _EXPRESSIONS = st.one_of(
+    st.tuples(_TEXTS, st.just("string")),
     st.tuples(_INTEGERS, st.sampled_from(["bigint", "double", "float", "string"])),
     st.tuples(_DOUBLES, st.sampled_from(["double", "float"])),
     st.tuples(_LOGIC, st.sampled_from(["boolean", "int", "double", "string"])),

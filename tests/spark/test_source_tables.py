@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.config.features import Append
 from headrace.errors import IncompleteError, UserError
 from headrace.lake.delta.log import DeltaLog
 from headrace.storage import local
@@ -50,13 +51,19 @@ def test_partitions_of_a_delta_table_are_days(spark: SparkSession, ws: Workspace
     assert ids(found) == expected(make_rows())
     # The Arrow engine read the data files themselves; Spark's engine makes the same of them.
     assert [p for p in ws.encoded("shop").entries() if p.is_dir()]
-    other = Workspace(ws.home / "spark")
+    other, appended = Workspace(ws.home / "spark"), Workspace(ws.home / "appended")
     slow = spec.model_copy(update={"features": spec.features.model_copy(update={"engine": "spark"})})
     ingest(slow, other, D3)
     for split, rows in dataset(slow, other, D3).items():
         pd.testing.assert_frame_equal(rows, found[split], check_dtype=False)
     # Nothing to do again.
     assert ingest(spec, ws, D3).started == made.started
+    # Days that are appended.
+    more = make_spec({"format": "delta", "path": str(plain), "day": {"partition": "dt"}}, {}, {"append": True})
+    for ds in (D2, D3):
+        ingest(more, appended, ds)
+        found = dataset(more, appended, ds)
+    assert ids(found) == expected(make_rows())
 
 
 def test_rows_that_break_the_declaration_are_left_out(spark: SparkSession, ws: Workspace, tmp_path: Path) -> None:
@@ -114,6 +121,11 @@ def test_a_mapped_table_with_deletion_vectors(spark: SparkSession, ws: Workspace
     seen = spark.read.format("delta").option("versionAsOf", int(made_of.outputs[0].version)).load(str(path))
     mine = seen.where(f"ts >= '{D3} 00:00:00' AND ts < '{D4} 00:00:00'").collect()
     assert found["valid"] == sorted(r["id"] for r in mine)
+    by_append = spec.model_copy(update={"features": spec.features.model_copy(update={"append": Append()})})
+    with pytest.raises(
+        UserError, match=r"features\.append reads data files themselves, and those of .*events at version 4"
+    ):
+        dataset(by_append, ws, D3)
 
     # Late rows, updates and deletes of days that were taken are counted, and the day is taken as it is now.
     spark.sql(f"DELETE FROM delta.`{path}` WHERE id IN (1, 4)")

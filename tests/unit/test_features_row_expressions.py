@@ -51,6 +51,11 @@ def value(expression: str, type_: str) -> list[Any]:
         ("coalesce(n, 0) * 1", "int", [3, -4, 0]),
         ("cast(n as string)", "string", ["3", "-4", None]),
         ("`odd.na``me` is null", "boolean", [True, True, True]),
+        ("concat_ws('|', item, 'x', cast(n as string))", "string", ["é|x|3", "a|x|-4", "x"]),
+        ("concat_ws('', item)", "string", ["é", "a", ""]),
+        ("concat_ws(', ', item, item)", "string", ["é, é", "a, a", ""]),
+        ("concat(item)", "string", ["é", "a", None]),
+        ("concat(item, '-', item)", "string", ["é-é", "a-a", None]),
     ],
 )
 def test_values(expression: str, type_: str, expected: list[Any]) -> None:
@@ -77,6 +82,10 @@ def test_values(expression: str, type_: str, expected: list[Any]) -> None:
         "flag < true",
         "n = 1 = true",
         "size(tags)",
+        "concat_ws('|', tags)",
+        "concat_ws('|', item, n)",
+        "concat_ws('|')",
+        "concat_ws(item, 'x')",
         "tags[0]",
         "`odd.na``me` + 1",  # of float
         "n = 2147483648",

@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headrace.config import Spec
+from headrace.config import Spec, TableSource
 from headrace.errors import UserError
 from headrace.features.build import append
 from headrace.features.build.events import events_of_window, pinned_table, read_events, source_table
@@ -144,12 +144,7 @@ def append_day(
     vocabularies = vocabularies_of(ctx, spark)
     with day_files(ctx, workflow, rows, spark) as files, vocabularies.in_background():
         if files is None:
-            raise UserError(
-                f"features.append works on the lake's files, and the log of {pinned_table(ctx).name} no longer names "
-                f"those of version {pinned_table(ctx).version}, or deletion vectors mark rows of them as deleted; run "
-                f"ingest again, or write the files anew (REORG TABLE delta.`...` APPLY (PURGE)) and run ingest again, "
-                f"or set append: false"
-            )
+            raise UserError(_why_not_appended(ctx))
         tick = time.perf_counter()
         learned = base.fitted if base is not None else None
         counts, fitted = fit_files(
@@ -238,3 +233,19 @@ def day_files(
         return table_files(ctx, taken, workflow, rows, spark)
     pinned = pinned_table(ctx)
     return files_of_day(ctx.spec, ctx.ws, ctx.ds, ctx.ws.locate(pinned.name), int(pinned.version), workflow, rows)
+
+
+def _why_not_appended(ctx: Context) -> str:
+    table = pinned_table(ctx)
+    if isinstance(ctx.spec.source, TableSource):
+        return (
+            f"features.append reads data files themselves, and those of {table.name} at version {table.version} cannot "
+            f"be read so: rows of them are deleted or were left out by ingest, their columns have other names or types "
+            f"than are declared, or they have rows of other days; write the table anew (of Delta's: REORG TABLE ... "
+            f"APPLY (PURGE)) and run ingest again, or set append: false"
+        )
+    return (
+        f"features.append works on the lake's files, and the log of {table.name} no longer names those of version "
+        f"{table.version}, or deletion vectors mark rows of them as deleted; run ingest again, or write the files anew "
+        f"(REORG TABLE delta.`...` APPLY (PURGE)) and run ingest again, or set append: false"
+    )

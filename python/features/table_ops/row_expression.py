@@ -2,7 +2,8 @@
 
 What is taken: columns in backticks or as plain names, whole numbers, decimals beside doubles, 'texts', true and false;
 `+ - * /` of int, bigint and double; `= == != <> < <= > >=` of two numbers, texts, booleans, dates or timestamps; `in`,
-`between`, `is [not] null`, `and`, `or`, `not`, `if`, `case when`, `coalesce`, and `cast` between numbers and to text.
+`between`, `is [not] null`, `and`, `or`, `not`, `if`, `case when`, `coalesce`, `concat` and `concat_ws` of texts, and
+`cast` between numbers and to text.
 
 As in Spark's ANSI mode: int and bigint are bigint, either of them with double is double; a quotient is a double; an
 overflow of integers and a division by zero are errors. NaN equals itself and is above all numbers. What may be an error
@@ -256,6 +257,12 @@ class _Parser:
             same = _alike(arguments)
             _no_error(same)
             return _Node(same[0].type, lambda rows: pc.coalesce(*(x.value(rows) for x in same)))
+        if function == "concat":
+            return _joined(arguments, None)
+        if function == "concat_ws" and len(arguments) > 1:
+            separator = arguments[0]
+            if separator.type == "string" and separator.literal is not None:
+                return _joined(arguments[1:], separator.literal)
         raise _OnlySpark
 
     def _next(self, kind: str, texts: set[str] | None) -> str | None:
@@ -400,6 +407,21 @@ def _chosen(conditions: Sequence[_Node], values: Sequence[_Node]) -> _Node:
         return out
 
     return _Node(type_, choose)
+
+
+def _joined(parts: Sequence[_Node], separator: str | None) -> _Node:
+    """Texts behind each other, with a separator without those that are null (Arrow's own way to do so loses rows)."""
+    if any(x.type != "string" for x in parts):
+        raise _OnlySpark
+
+    def join(rows: Rows) -> Any:
+        values = [x.value(rows) for x in parts]
+        if separator is None:
+            return pc.binary_join_element_wise(*values, "", null_handling="emit_null")
+        before = [pc.if_else(pc.is_valid(v), pc.binary_join_element_wise(separator, v, ""), "") for v in values]
+        return pc.utf8_slice_codeunits(pc.binary_join_element_wise(*before, ""), len(separator))
+
+    return _Node("string", join, any(x.fails for x in parts))
 
 
 def _cast(x: _Node, type_: str) -> _Node:
