@@ -13,6 +13,8 @@ from headrace.errors import UserError
 from headrace.workspace import Workspace
 from tests.source_table_support import (
     COLUMNS,
+    D1,
+    D2,
     D3,
     dataset,
     expected,
@@ -98,7 +100,7 @@ def test_a_folder_of_files_without_positions(spark: SparkSession, ws: Workspace,
         )
 
 
-@pytest.mark.parametrize("form", ["orc", "avro"])
+@pytest.mark.parametrize("form", ["orc", "avro", "parquet"])
 def test_a_whole_folder_is_one_snapshot(spark: SparkSession, ws: Workspace, tmp_path: Path, form: str) -> None:
     """Files in folders below it as well; one that changes is noticed."""
     path = tmp_path / "events"
@@ -110,6 +112,10 @@ def test_a_whole_folder_is_one_snapshot(spark: SparkSession, ws: Workspace, tmp_
     assert ingest(spec, ws, D3).rows["kept"] == 300
     found = ids(dataset(spec, ws, D3))
     assert sorted(found["train"] + found["valid"]) == list(range(300))
+    # Days by a time: no partition says which file has them.
+    by_time, other = make_spec(source | {"day": {"time": "ts"}}), Workspace(ws.home / "time")
+    assert ingest(by_time, other, D3).facts["days"] == ["2026-02-28", D1, D2, D3]
+    assert ids(dataset(by_time, other, D3)) == expected(rows)
     (file, *_) = (path / "odd").glob(f"*.{form}")
     file.write_bytes(file.read_bytes()[:-20])
     with pytest.raises(UserError, match="others than when ingest ran"):
