@@ -35,6 +35,9 @@ class Retrain(Section):
     #: A day (UTC) on whose rows each later day's model is measured, besides its own: what the models forget. The rows
     #: are those of the split valid of that day's dataset, which stays for it. Null: none.
     forgetting_day: str | None = None
+    #: Of so many days one saved model holds all rows of the embedding tables; the others hold the rows that changed,
+    #: and name the model that they started from, without which they cannot be opened. Null: each has all rows.
+    full_copy_days: int | None = Field(default=None, ge=2)
     #: Keys that are put over the section `train` on a day that starts from an earlier day's model: its epochs, its
     #: learning rates, such as {epochs: 1}.
     warm: Mapping[str, Any] = Field(default={})
@@ -49,11 +52,12 @@ class Retrain(Section):
             raise ValueError(str(e)) from None  # so that the message names the key
 
     @model_serializer(mode="wrap")
-    def _without_no_forgetting_day(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Fingerprints of specs that measure no other day are those from before there was one."""
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What was not there once is left out where it is not asked for, so that fingerprints stay."""
         dumped: dict[str, Any] = serialize(self)
-        if self.forgetting_day is None:
-            dumped.pop("forgetting_day", None)
+        for name in ("forgetting_day", "full_copy_days"):
+            if getattr(self, name) is None:
+                dumped.pop(name, None)
         return dumped
 
     @field_validator("warm")

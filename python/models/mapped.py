@@ -14,7 +14,7 @@ import safetensors
 from torch import Tensor
 
 from headrace.comm.base import LocalCollective
-from headrace.embeddings.checkpoint.index import WEIGHT, read_index
+from headrace.embeddings.checkpoint.index import WEIGHT, read_chain
 from headrace.embeddings.checkpoint.mapped_dynamic import open_mapped, write_mapped
 from headrace.embeddings.checkpoint.shards import load_shards
 from headrace.embeddings.dynamic.tables import DynamicEmbeddings
@@ -45,7 +45,7 @@ def load_mapped(folder: Location, maps: Location) -> ShardedModel:
         UserError: a file is missing or damaged; names it.
     """
     card = read_card(folder)
-    stored = _storages(folder / EMBEDDINGS)
+    stored = storages(folder / EMBEDDINGS)
     tables = made_once(maps / "tables", lambda building: _write(folder, card, stored, building))
     model = _model(card, stored, tables, write=False)
     restore_dense(model, folder, card)
@@ -84,17 +84,17 @@ def _model(card: ModelCard, stored: Mapping[str, Storage], folder: Location, wri
     return ShardedModel(schema, card.model, local, card.seed, plan, tasks=card.tasks, matrix=matrix)
 
 
-def _storages(folder: Location) -> dict[str, Storage]:
+def storages(folder: Location) -> dict[str, Storage]:
     """How the tables were saved, by name.
 
     Raises:
         UserError: the index, or a file, is missing or damaged.
     """
     found: dict[str, Storage] = {}
-    for chunk in read_index(folder).chunks:
+    for save, chunk in ((save, c) for save, index in read_chain(folder) for c in index.chunks):
         if chunk.state != WEIGHT or chunk.table in found:
             continue
-        path = folder / chunk.file
+        path = save / chunk.file
         try:
             with safetensors.safe_open(path.local_path(), "pt") as f:
                 found[chunk.table] = _STORAGES[f.get_slice(chunk.key).get_dtype()]

@@ -145,7 +145,42 @@ def read_meta(folder: Location) -> dict[str, Any]:
     assert isinstance(meta, dict)
     if kind == _SECOND_STAGE:
         first_model(folder, meta)
+    if meta.get("base") is not None:
+        base_model(folder, meta)
     return meta
+
+
+def base_model(folder: Location, meta: Mapping[str, Any]) -> Location:
+    """The folder of the model on whose rows this one's lie (`model.json`'s `base`).
+
+    Raises:
+        UserError: it is gone, or no longer whole.
+    """
+    found = folder.following(str(meta["base"]))
+    try:
+        read_meta(found)
+    except UserError as e:
+        raise UserError(
+            f"{folder} holds the rows that changed since the model {found}, which cannot be opened: {e}"
+        ) from None
+    return found
+
+
+def needed_models(folder: Location) -> tuple[Location, ...]:
+    """The folders of saved models without which this one cannot be opened: its own first.
+
+    Those that its rows lie upon, and of a second stage the first model and what that lies upon.
+
+    Raises:
+        UserError: one of them is gone or no longer whole.
+    """
+    meta = read_meta(folder)
+    below: tuple[Location, ...] = ()
+    if meta["kind"] == _SECOND_STAGE:
+        below = needed_models(first_model(folder, meta))
+    elif meta.get("base") is not None:
+        below = needed_models(base_model(folder, meta))
+    return (folder, *below)
 
 
 def first_model(folder: Location, meta: Mapping[str, Any]) -> Location:

@@ -2,7 +2,8 @@
 
     model.json          kind, model settings, dataset schema, pipeline, ds, key, metrics, checksums of the dense parts
     dense.safetensors   the state dict of the dense part
-    embeddings/         rows (and optimizer states, for a warm start) by table and range (embeddings.checkpoint)
+    embeddings/         rows (and optimizer states, for a warm start) by table and range (embeddings.checkpoint), or
+                        those that changed since another saved model, whose folder model.json names (`base`)
     dynamic/            rows of tables of raw ids, where there are any (embeddings.checkpoint)
     workflow/           the fitted features that it was trained on
 
@@ -12,6 +13,7 @@ Nothing in it is code, and nothing depends on the number of ranks that wrote it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from headrace import __version__, config
 from headrace.comm.base import Collective, LocalCollective
+from headrace.embeddings.checkpoint.changes import changes_base, save_changed_rows
 from headrace.embeddings.checkpoint.dynamic import load_dynamic, save_dynamic
 from headrace.embeddings.checkpoint.index import read_index, write_index
 from headrace.embeddings.checkpoint.shards import Loaded, load_shards, save_shards
@@ -53,17 +56,34 @@ class ModelCard(BaseModel):
     seed: int
     #: `train.tasks`: what the outputs are of.
     tasks: Mapping[str, config.Task] = Field(default_factory=dict)
+    #: The folder of the model that the embeddings' rows lie upon, seen from this one's; None: all rows are here.
+    base: str | None = None
     #: The dense part and the workflow's files, relative to the model's folder.
     files: tuple[FileRecord, ...]
     code_version: str = __version__
 
     @model_serializer(mode="wrap")
     def _without_no_tasks(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Models of one label are written as before there were tasks."""
+        """Models of one label, with all their rows, are written as before there were others."""
         found: dict[str, Any] = serialize(self)
         if not self.tasks:
             found.pop("tasks")
+        if self.base is None:
+            found.pop("base")
         return found
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a saved model lies upon.
+
+    Attributes:
+        model: the folder of the model that training started from.
+        aged: what `age_state` multiplied by then; 1 where it was not called.
+    """
+
+    model: Location
+    aged: float
 
 
 def save_model(
@@ -76,6 +96,7 @@ def save_model(
     key: str,
     metrics: Mapping[str, float | None],
     with_optimizer: bool = True,
+    changes: Changes | None = None,
 ) -> None:
     """Write a saved model. Collective: all ranks call it with the same arguments; they share the file system.
 
@@ -91,6 +112,7 @@ def save_model(
         metrics: what the evaluation found; None for what has no value.
         with_optimizer: also the embeddings' optimizer states, where there is an optimizer, in files that scoring does
             not read: tomorrow's training can go on with them.
+        changes: the model that it started from, to save the rows that changed since alone; None: all rows.
 
     Raises:
         UserError: the workflow's folder is missing.
@@ -98,7 +120,13 @@ def save_model(
     embeddings = model.embeddings
     chief = embeddings.collective.world.is_chief
     with shared_directory(final, embeddings.collective) as folder:
-        save_shards(embeddings, folder / EMBEDDINGS, with_optimizer and embeddings.optimizer is not None)
+        states = with_optimizer and embeddings.optimizer is not None
+        if changes is None:
+            save_shards(embeddings, folder / EMBEDDINGS, states)
+        else:
+            before = changes.model / EMBEDDINGS
+            base = changes_base(before, final / EMBEDDINGS, changes.aged)
+            save_changed_rows(embeddings, folder / EMBEDDINGS, before, base, states)
         if model.dynamic is not None:
             save_dynamic(model.dynamic, folder / DYNAMIC)
         embeddings.collective.barrier()
@@ -121,6 +149,7 @@ def save_model(
                 seed=model.seed,
                 tasks=model.tasks.specs,
                 dataset_schema=model.schema,
+                base=None if changes is None else changes.model.seen_from(final),
                 files=(dense, *(record_of(folder, name) for name in copied)),
             )
             (folder / META).put_text(card.model_dump_json(by_alias=True, indent=1) + "\n")

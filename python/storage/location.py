@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -44,6 +45,14 @@ class Location:
 
     def __truediv__(self, name: str | PurePosixPath) -> Location:
         return replace(self, path=self.path / name)
+
+    def seen_from(self, start: Location) -> str:
+        """The path that leads here from another folder of the same store, such as `../../a/b`."""
+        return posixpath.relpath(str(self.path), str(start.path))
+
+    def following(self, path: str) -> Location:
+        """Where a path of `seen_from` leads from here."""
+        return replace(self, path=PurePosixPath(posixpath.normpath(str(self.path / path))))
 
     @property
     def name(self) -> str:

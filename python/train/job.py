@@ -45,6 +45,8 @@ class Job(BaseModel):
     decay: DayDecay | None = None
     #: The dataset of another day on whose split valid the model is measured too, by its name in the workspace.
     forgetting: str | None = None
+    #: Of so many days one saved model has all rows; None: each has.
+    full_copy_days: int | None = None
     #: Where rows of ids start that the model of the warm start does not know.
     new_rows: Literal["random", "mean", "segment"] = "random"
 

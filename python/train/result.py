@@ -31,6 +31,9 @@ class Report(BaseModel):
     #: By split (valid, test, rank): rows, metrics, intervals, slices, calibration_bins; empty where the spec asks for
     #: nothing besides the basic metrics and there is no split `test`.
     evaluation: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    #: With `retrain.full_copy_days`: bytes of the saved embeddings, of the newest whole copy, and the model that they
+    #: lie upon (None: they are whole).
+    saved: dict[str, Any] = Field(default_factory=dict)
     #: Of `retrain.forgetting_day`: metrics, rows; empty where none is asked for or it is not there.
     forgetting: dict[str, Any] = Field(default_factory=dict)
     #: By feature of raw ids: rows, waiting, load, admitted, evicted, hit_share (training), oov_share (valid), mib.

@@ -57,7 +57,8 @@ class Train(Stage):
         if spec.train.sample_weight is not None:
             train["sample_weight"] = spec.train.sample_weight
         if spec.retrain is not None:
-            train["retrain"] = spec.retrain.model_dump(mode="json")
+            # How a model is saved changes nothing in it.
+            train["retrain"] = spec.retrain.model_dump(mode="json", exclude={"full_copy_days"})
         if spec.train.tasks:
             train["tasks"] = spec.train.model_dump(mode="json", include={"tasks"})["tasks"]
         return {"model": spec.model.model_dump(mode="json"), "train": train}
@@ -132,6 +133,7 @@ class Train(Stage):
                 # Below the workspace's home, as in the inputs: manifests move with their workspace.
                 "warm_start": next((i.name for i in ctx.inputs if i.kind == "model"), None),
                 **_forgetting(spec, report),
+                **({"saved": report.saved} if report.saved else {}),
                 **({"pretrained": dict(job.pretrained)} if job.pretrained else {}),
                 "registered": {"name": spec.pipeline, "version": version} if version else None,
                 "ranks": spec.train.ranks,
@@ -173,6 +175,7 @@ def make_job(ctx: Context) -> Job:
         forgetting=next((i.name for i in ctx.inputs if i.kind == FORGETTING), None),
         decay=DayDecay.of(ctx.spec, ctx.ds),
         new_rows="random" if retrain is None else retrain.new_rows,
+        full_copy_days=None if retrain is None else retrain.full_copy_days,
     )
     job.folder.make_dir()
     return job

@@ -45,11 +45,13 @@ class Chunk(_Record):
     file: str
     key: str
     columns: tuple[int, int] | None = None
+    #: In a save of changes, the tensor with the numbers of the rows, int64; the range is then that of all rows.
+    rows_key: str | None = None
 
     @model_serializer(mode="wrap")
     def _only_said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Checksums of indexes that know no columns stay what they were.
-        return {k: v for k, v in write(self).items() if k != "columns" or v is not None}
+        # Checksums of indexes that know no columns and no lists of rows stay what they were.
+        return {k: v for k, v in write(self).items() if k not in ("columns", "rows_key") or v is not None}
 
     @property
     def rows(self) -> range:
@@ -64,6 +66,19 @@ class OptimizerRecord(_Record):
     states: tuple[str, ...]
 
 
+class Base(_Record):
+    """The save that a save of changes lies upon."""
+
+    #: Where it is, seen from the folder of the changes.
+    path: str
+    #: The checksum of its index.
+    sha256: str
+    #: What the states that never shrink were multiplied by before anything changed.
+    aged: float
+    #: Saves below this one, down to a whole one.
+    depth: int
+
+
 class RankRecord(_Record):
     """What one rank wrote."""
 
@@ -74,6 +89,7 @@ class RankRecord(_Record):
     optimizer: OptimizerRecord | None
     files: tuple[FileRecord, ...]
     chunks: tuple[Chunk, ...]
+    base: Base | None = None
 
 
 class Index(_Record):
@@ -84,8 +100,15 @@ class Index(_Record):
     optimizer: OptimizerRecord | None
     files: tuple[FileRecord, ...]
     chunks: tuple[Chunk, ...]
+    #: Of a save of changes; None: this one is whole.
+    base: Base | None = None
     #: SHA-256 of this record with an empty checksum.
     sha256: str = ""
+
+    @model_serializer(mode="wrap")
+    def _only_said(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Checksums of whole saves stay what they were.
+        return {k: v for k, v in write(self).items() if k != "base" or v is not None}
 
     def digest(self) -> str:
         text = self.model_copy(update={"sha256": ""}).model_dump_json()
@@ -101,9 +124,22 @@ def write_index(directory: Location) -> Index:
     first = _read(rank_file(directory, 0), RankRecord)
     records = [first, *(_read(rank_file(directory, r), RankRecord) for r in range(1, first.world_size))]
     for record in records:
-        if (record.world_size, record.tables, record.optimizer) != (first.world_size, first.tables, first.optimizer):
+        said = [(r.world_size, r.tables, r.optimizer, r.base) for r in (record, first)]
+        if said[0] != said[1]:
             raise UserError(f"{directory}: ranks 0 and {record.rank} did not save the same tables or step")
     chunks = tuple(c for r in records for c in r.chunks)
+    if first.base is None:
+        _check_whole(first, chunks, directory)
+    files = tuple(f for r in records for f in r.files)
+    index = Index(tables=first.tables, optimizer=first.optimizer, files=files, chunks=chunks, base=first.base)
+    index = index.model_copy(update={"sha256": index.digest()})
+    (directory / INDEX).put_text(index.model_dump_json(indent=1) + "\n")
+    for record in records:
+        rank_file(directory, record.rank).remove()
+    return index
+
+
+def _check_whole(first: RankRecord, chunks: tuple[Chunk, ...], directory: Location) -> None:
     for state in (WEIGHT, *(first.optimizer.states if first.optimizer else ())):
         for table in first.tables:
             mine = [c for c in chunks if c.table == table.name and c.state == state]
@@ -119,13 +155,6 @@ def write_index(directory: Location) -> Index:
                 raise UserError(
                     f"{directory}: {float(saved):g} of the {table.rows} rows of table '{table.name}' were saved"
                 )
-    files = tuple(f for r in records for f in r.files)
-    index = Index(tables=first.tables, optimizer=first.optimizer, files=files, chunks=chunks)
-    index = index.model_copy(update={"sha256": index.digest()})
-    (directory / INDEX).put_text(index.model_dump_json(indent=1) + "\n")
-    for record in records:
-        rank_file(directory, record.rank).remove()
-    return index
 
 
 def read_index(directory: Location) -> Index:
@@ -141,16 +170,40 @@ def read_index(directory: Location) -> Index:
     return index
 
 
+def read_chain(directory: Location) -> list[tuple[Location, Index]]:
+    """A save and those that it lies upon, the whole one first.
+
+    Raises:
+        UserError: one is missing, damaged, or another than the changes were saved upon.
+    """
+    found = [(directory, read_index(directory))]
+    while (base := found[0][1].base) is not None:
+        folder = found[0][0].following(base.path)
+        try:
+            index = read_index(folder)
+        except UserError as e:
+            said = f"{found[0][0]} holds the rows that changed since {folder}, which cannot be read"
+            raise UserError(f"{said}: {e}") from None
+        if index.sha256 != base.sha256:
+            raise UserError(
+                f"{found[0][0]} holds the rows that changed since {folder}, and that is another save by now: restore "
+                f"it, or train the day again"
+            )
+        found.insert(0, (folder, index))
+    return found
+
+
 def verify_shards(directory: Location) -> Index:
     """Read every file of a saved folder and compare it with its checksum.
 
     Raises:
         UserError: naming the file that is missing or damaged.
     """
-    index = read_index(directory)
-    for record in index.files:
-        read_checked(directory, record)
-    return index
+    chain = read_chain(directory)
+    for folder, index in chain:
+        for record in index.files:
+            read_checked(folder, record)
+    return chain[-1][1]
 
 
 def rank_file(directory: Location, rank: int) -> Location:

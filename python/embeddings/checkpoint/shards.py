@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -31,7 +31,7 @@ from headrace.embeddings.checkpoint.index import (
     RankRecord,
     TableRecord,
     rank_file,
-    read_index,
+    read_chain,
 )
 from headrace.embeddings.checkpoint.tensors import FileRecord, load_tensors, save_tensors
 from headrace.embeddings.lookup.local_tables import LocalTables
@@ -83,7 +83,7 @@ def save_shards(embeddings: LocalTables, directory: Location, with_optimizer: bo
     embeddings.flush()
     files: list[FileRecord] = []
     chunks: list[Chunk] = []
-    for state, sources in _matrices(embeddings, with_optimizer).items():
+    for state, sources in matrices_of(embeddings, with_optimizer).items():
         for number, pieces in enumerate(_files_of(embeddings, state, sources)):
             name = f"{state}-{world.rank:05d}-{number:05d}.safetensors"
             tensors = {}
@@ -115,7 +115,7 @@ def save_shards(embeddings: LocalTables, directory: Location, with_optimizer: bo
     rank_file(directory, world.rank).put_text(record.model_dump_json(indent=1) + "\n")
 
 
-def _matrices(embeddings: LocalTables, with_optimizer: bool) -> dict[str, list[Tensor]]:
+def matrices_of(embeddings: LocalTables, with_optimizer: bool) -> dict[str, list[Tensor]]:
     """The weight and the optimizer states by name: this rank's matrix of each fused table."""
     found = {WEIGHT: list(embeddings.weights)}
     if with_optimizer and embeddings.optimizer is not None:
@@ -138,7 +138,7 @@ class LocalBlock:
     replicated: bool
 
 
-def _local_blocks(embeddings: LocalTables, state: str) -> Iterator[LocalBlock]:
+def local_blocks(embeddings: LocalTables, state: str) -> Iterator[LocalBlock]:
     """What this rank holds of a weight or state, block by block."""
     plan = embeddings.plan
     by_row = state != WEIGHT and embeddings.optimizer is not None and RULES[embeddings.optimizer.kind].by_row
@@ -164,7 +164,7 @@ def _files_of(
     pieces: list[tuple[LocalBlock, range, Tensor]] = []
     saved: set[tuple[str, int]] = set()
     room = FILE_BYTES
-    for held in _local_blocks(embeddings, state):
+    for held in local_blocks(embeddings, state):
         source = sources[held.fused][held.first : held.first + len(held.rows)]
         rows = held.rows
         if held.replicated:  # all have it: each saves a part
@@ -204,31 +204,49 @@ def load_shards(embeddings: LocalTables, directory: Location, with_optimizer: bo
         UserError: no index, a missing or damaged file, another embedding_dim or optimizer, or a saved table with more
             rows than the model's.
     """
-    index = read_index(directory)
+    chain = read_chain(directory)
+    index = chain[-1][1]
     loaded = _compare(index, embeddings.plan, directory)
     if with_optimizer:
         _check_optimizer(index, embeddings, directory)
     embeddings.invalidate()
-    targets = _matrices(embeddings, with_optimizer)
-    for state, matrices in targets.items():
-        if state != WEIGHT:
-            for full in matrices:
-                full.zero_()
-    for state, matrices in targets.items():
-        held = [h for h in _local_blocks(embeddings, state) if h.table in loaded.tables]
-        wanted = [c for c in index.chunks if c.state == state]
-        expected = sum(len(_saved_rows(h, loaded)) * h.width for h in held)
-        found = _read_chunks(wanted, index, directory, held, matrices)
-        if found != expected:
-            raise UserError(f"{directory}: {found} of {expected} numbers of '{state}' were found")
+    read_into(embeddings, matrices_of(embeddings, with_optimizer), chain)
     embeddings.drop_gradients()
     if with_optimizer and index.optimizer:
         embeddings.steps = index.optimizer.steps
     return loaded
 
 
-def _saved_rows(held: LocalBlock, loaded: Loaded) -> range:
-    return range(held.rows.start, min(held.rows.stop, loaded.tables[held.table]), held.rows.step)
+def read_into(
+    embeddings: LocalTables, targets: Mapping[str, list[Tensor]], chain: Sequence[tuple[Location, Index]]
+) -> None:
+    """Fill matrices that are laid out as the tables' own with what a chain of saves holds.
+
+    Args:
+        embeddings: says what is where.
+        targets: by `weight` and state; see `matrices_of`. States become zero where no save has them.
+        chain: see `read_chain`.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
+    for state, matrices in targets.items():
+        if state != WEIGHT:
+            for full in matrices:
+                full.zero_()
+        for directory, index in chain:
+            if index.base is not None and embeddings.optimizer and state in RULES[embeddings.optimizer.kind].growing:
+                for full in matrices:
+                    full.mul_(index.base.aged)
+            saved = {t.name: t.rows for t in index.tables}
+            held = [h for h in local_blocks(embeddings, state) if h.table in saved]
+            wanted = [c for c in index.chunks if c.state == state]
+            found = _read_chunks(wanted, index, directory, held, matrices)
+            expected = sum(
+                len(range(h.rows.start, min(h.rows.stop, saved[h.table]), h.rows.step)) * h.width for h in held
+            )
+            if index.base is None and found != expected:
+                raise UserError(f"{directory}: {found} of {expected} numbers of '{state}' were found")
 
 
 def _compare(index: Index, plan: Plan, directory: Location) -> Loaded:
@@ -287,7 +305,7 @@ def _read_chunks(
     for name, pairs in by_file.items():
         tensors = load_tensors(directory, records[name])
         for c, h in pairs:
-            rows = torch.arange(c.start, c.stop, c.stride)
+            rows = torch.arange(c.start, c.stop, c.stride) if c.rows_key is None else tensors[c.rows_key]
             mine = (rows % h.rows.step == h.rows.start % h.rows.step) & (rows < h.rows.stop) & (rows >= h.rows.start)
             positions = h.first + torch.div(rows[mine] - h.rows.start, h.rows.step, rounding_mode="trunc")
             values, target = tensors[c.key], targets[h.fused]

@@ -28,6 +28,7 @@ from headrace.train.loop.observe import observe_training_rows
 from headrace.train.loop.report import cache_report, dynamic_report, peak_mib
 from headrace.train.loop.trainer import Trainer
 from headrace.train.result import Report
+from headrace.train.setup.changes import changes_of, saved_bytes
 from headrace.train.setup.list_column import ListColumn
 from headrace.train.setup.new_rows import start_new_rows
 from headrace.train.setup.sample_weight import SampleWeights
@@ -152,6 +153,7 @@ def train(
         ds=job.ds,
         key=job.key,
         metrics=metrics,
+        changes=changes_of(job, model),
     )
     return Report(
         rows={"train": source.rows} | sizes,
@@ -168,6 +170,7 @@ def train(
         data_wait_seconds=round(source.wait_seconds, 3),
         profile=profile,
         forgetting=forgetting,
+        saved=saved_bytes(job),
         dynamic=dynamic,
         cached=cached,
         peak_memory_mib={f"rank{collective.world.rank}": peak_mib()},

@@ -1,0 +1,89 @@
+"""Models saved as what changed since the day before: every reader finds what a whole one has."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.comm.threads import run_ranks
+from headrace.errors import UserError
+from headrace.manifest import Manifest
+from headrace.models.predictor import load_predictor, maps_of, needed_models, read_meta
+from headrace.models.saved import load_model
+from headrace.train.job import Job
+from headrace.train.loop.run import train
+from headrace.train.result import Report
+from headrace.workspace import Workspace
+from tests.train_support import TRAIN, assert_same_weights, job_of
+
+_DAYS = range(10, 14)
+_ONCE = TRAIN.model_copy(update={"epochs": 1, "max_steps": 2})
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return Workspace(tmp_path_factory.mktemp("changes"))
+
+
+@pytest.fixture(scope="module")
+def days(home: Workspace, make_dataset: Callable[..., Manifest]) -> dict[str, list[tuple[Job, Report]]]:
+    """Four days from model to model, on one or two ranks: as changes, a whole copy in three days; and all whole."""
+    torch.set_num_threads(1)
+    found: dict[str, list[tuple[Job, Report]]] = {"changes": [], "whole": []}
+    for day in _DAYS:
+        features = make_dataset(home, train=800, valid=50, users=3_000 + day, ds=f"2026-01-{day}", seed=day)
+        for form, full_copy_days in (("changes", 3), ("whole", None)):
+            start = home.name_of(found[form][-1][0].saved_model) if found[form] else None
+            more = {"warm_start": start, "full_copy_days": full_copy_days, "new_rows": "mean"}
+            job = job_of(home, features, f"{form}-{day}", _ONCE, **more)
+            found[form].append((job, run_ranks(1 + day % 2, lambda c, job=job: train(job, c))[0]))
+    return found
+
+
+def test_each_days_model_is_the_same_in_both_forms(days: dict[str, list[tuple[Job, Report]]], home: Workspace) -> None:
+    for (changes, report), (whole, plain) in zip(days["changes"], days["whole"], strict=True):
+        assert_same_weights(changes, whole)
+        assert plain.saved == {}
+        assert report.metrics == plain.metrics
+    saved = [report.saved for _, report in days["changes"]]
+    assert [s["saves"] for s in saved] == [1, 2, 3, 1]
+    assert [s["base"] for s in saved] == [None, *(home.name_of(j.saved_model) for j, _ in days["changes"][:2]), None]
+    for s in saved[1:3]:
+        assert s["whole_copy_bytes"] == saved[0]["embeddings_bytes"] > 2 * s["embeddings_bytes"]
+
+
+def test_predictors_read_both_saves(days: dict[str, list[tuple[Job, Report]]], home: Workspace) -> None:
+    changes, whole = (days[form][2][0].saved_model for form in ("changes", "whole"))
+    rng = np.random.default_rng(3)
+    columns = {"age": rng.normal(size=50).astype("f4"), "price": rng.normal(size=50).astype("f4")}
+    columns |= {"user": rng.integers(0, 3_012, 50), "item": rng.integers(0, 40, 50)}
+    columns |= {f"tags__{i}": rng.integers(0, 12, 50) for i in range(3)}
+    expected = load_predictor(whole).predict(columns)
+    np.testing.assert_array_equal(load_predictor(changes).predict(columns), expected)
+    mapped = load_predictor(changes, maps=home.mapped("clicks"))
+    np.testing.assert_array_equal(mapped.predict(columns), expected)
+    assert maps_of(changes, home.mapped("clicks")) != maps_of(whole, home.mapped("clicks"))
+    folders = [job.saved_model for job, _ in days["changes"]]
+    assert needed_models(folders[2]) == (folders[2], folders[1], folders[0])
+    assert needed_models(folders[3]) == (folders[3],)
+    assert needed_models(whole) == (whole,)
+    assert "base" not in read_meta(whole)
+
+
+def test_a_base_that_is_gone_is_said(days: dict[str, list[tuple[Job, Report]]], home: Workspace) -> None:
+    first, second = (job.saved_model for job, _ in days["changes"][:2])
+    aside = first.local_path().with_name("aside")
+    shutil.move(first.local_path(), aside)
+    try:
+        for reader in (read_meta, needed_models, load_predictor):
+            with pytest.raises(UserError, match=r"holds the rows that changed since the model .*cannot be opened"):
+                reader(second)
+        with pytest.raises(UserError, match=r"holds the rows that changed since .*cannot be read"):
+            load_model(second)
+    finally:
+        shutil.move(aside, first.local_path())
+    load_model(second)
