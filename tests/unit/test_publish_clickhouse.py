@@ -22,11 +22,6 @@ from tests.publish_support import DS, TYPES, good_rows, staged
 NEXT = "2026-01-11"
 
 
-def literal(value: Any) -> str:
-    escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
-    return str(value) if isinstance(value, int) else f"'{escaped}'"
-
-
 class InProcess(ClickHouseClient):
     """ClickHouse in this process, by chdb: the same statements, the parameters written into them."""
 
@@ -45,7 +40,7 @@ class InProcess(ClickHouseClient):
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("chdb") is None, reason="chdb, ClickHouse as a wheel of 180 MB, is not here"
+    importlib.util.find_spec("chdb") is None, reason="ClickHouse as a wheel (chdb-core-lite, 51 MB) is not here"
 )
 def test_days_in_clickhouse_itself(tmp_path: Path) -> None:
     from chdb import session

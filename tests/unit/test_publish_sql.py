@@ -1,4 +1,4 @@
-"""DuckDB and SQLite as warehouses, real ones, read back by their own libraries; without Spark."""
+"""DuckDB, SQLite and (by SQLAlchemy) PostgreSQL as warehouses, real ones, read back by their own libraries."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import Any
 import duckdb
 import pytest
 
-from headrace.config import Spec, load_spec
+from headrace.config import Spec, Warehouse, load_spec
 from headrace.errors import UserError
 from headrace.publish.files.target import FilesTarget
+from headrace.publish.postgres.server import Server, serve
 from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.duckdb import DuckDbClient
 from headrace.publish.sql.sqlalchemy import SqlAlchemyClient
@@ -31,13 +32,21 @@ NEXT = "2026-01-11"
 class Place:
     """A kind of warehouse: its spec, and a look at it by another library than ours."""
 
-    def __init__(self, kind: str, folder: Path) -> None:
-        self.kind, self.folder = kind, folder
+    def __init__(self, kind: str, folder: Path, server: Server) -> None:
+        self.kind, self.folder, self.server = kind, folder, server
         self.file = folder / "scores.db"
         self.ws = Workspace(folder / "home")
-        path = f"path={self.file}" if kind == "duckdb" else f"url=sqlite:///{self.file}"
+        asked = {"duckdb": [f"path={self.file}"], "sqlite": [f"url=sqlite:///{self.file}"]}.get(kind)
+        if asked is None:
+            secret = folder / "password"
+            secret.write_text(server.password or "")
+            url = f"postgresql+psycopg://{server.user}@{server.host}:{server.port}/{server.database}"
+            asked = [f"url={url}", f"password_file={secret}"]
+            with server.connect() as conn:
+                conn.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        asked.append(f"kind={'duckdb' if kind == 'duckdb' else 'sqlalchemy'}")
         self.spec: Spec = load_spec(
-            "clicks", [f"publish.warehouse.kind={kind}", f"publish.warehouse.{path}", "publish.table=top_items"]
+            "clicks", [*(f"publish.warehouse.{key}" for key in asked), "publish.table=top_items"]
         )
         self.client: type[SqlClient] = DuckDbClient if kind == "duckdb" else SqlAlchemyClient
 
@@ -53,6 +62,11 @@ class Place:
             target.swap(staged(self.folder, rows, key, ds, more), "lake/clicks/scores@3", [Check("rows", 1, "1", True)])
 
     def read(self, query: str) -> list[Row]:
+        """The rows of a statement, if it has any."""
+        if self.kind == "postgresql":
+            with self.server.connect() as conn:
+                cursor = conn.execute(query.encode())
+                return cursor.fetchall() if cursor.description else []
         with duckdb.connect(str(self.file)) if self.kind == "duckdb" else sqlite3.connect(self.file, timeout=60) as db:
             return [tuple(row) for row in db.execute(query).fetchall()]
 
@@ -62,9 +76,15 @@ class Place:
         return [(str(r[0]), *r[1:]) for r in rows]
 
 
-@pytest.fixture(params=["duckdb", "sqlalchemy"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return Place(request.param, tmp_path)
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serve(Warehouse(), Workspace(tmp_path_factory.mktemp("sql") / "home")) as found:
+        yield found
+
+
+@pytest.fixture(params=["duckdb", "sqlite", "postgresql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, server: Server) -> Place:
+    return Place(request.param, tmp_path, server)
 
 
 def close(rows: Sequence[Row]) -> list[Row]:
@@ -90,22 +110,43 @@ def test_days_are_replaced_read_dropped_and_the_view_shows_the_newest(place: Pla
         target.drop_days([DS])
         assert target.days() == [NEXT]
         assert target.missing(DS, "c") == f"{target.label} has no publication for {DS}"
-        with pytest.raises(UserError, match="has no roles"):
-            target.grant({"select": ["analyst"]})
+        target.grant({})
+        if place.kind != "postgresql":
+            with pytest.raises(UserError, match="has no roles"):
+                target.grant({"select": ["analyst"]})
     assert place.day() == []
     assert place.day(relation="top_items_current") == close(good_rows(3, ds=NEXT))
-    tables = (
-        "SELECT name FROM sqlite_master" if place.kind == "sqlalchemy" else "SELECT table_name FROM duckdb_tables()"
-    )
-    assert not [n for (n,) in place.read(tables) if n.startswith(STAGING_PREFIX)]
+    tables = {
+        "sqlite": "SELECT name FROM sqlite_master",
+        "duckdb": "SELECT table_name FROM duckdb_tables()",
+        "postgresql": "SELECT tablename FROM pg_tables",
+    }
+    assert not [n for (n,) in place.read(tables[place.kind]) if n.startswith(STAGING_PREFIX)]
+
+
+def test_rights_are_given_and_taken_back(place: Place) -> None:
+    if place.kind != "postgresql":
+        pytest.skip("files have no roles")
+    place.publish(good_rows(2), "a")
+
+    def readers() -> set[str]:
+        return {
+            role
+            for role in ("pg_monitor", "pg_checkpoint")
+            for name in ("top_items", "top_items_current")
+            if place.read(f"SELECT has_table_privilege('{role}', '{name}', 'SELECT')") == [(True,)]
+        }
+
+    for roles in (["pg_monitor"], ["pg_monitor", "pg_checkpoint"], ["pg_checkpoint"], []):
+        with place.open() as target:
+            target.grant({"select": roles})
+            target.grant({"select": roles})
+        assert readers() == set(roles)
 
 
 def test_rows_deleted_by_hand_are_missed(place: Place) -> None:
     place.publish(good_rows(5), "a")
-    place.read("DELETE FROM top_items WHERE user_id = 3 RETURNING rank") if place.kind == "duckdb" else None
-    if place.kind != "duckdb":
-        with sqlite3.connect(place.file) as db:
-            db.execute("DELETE FROM top_items WHERE user_id = 3")
+    place.read("DELETE FROM top_items WHERE user_id = 3")
     with place.open() as target:
         assert target.missing(DS, "a") == f"{target.label} has 12 rows for {DS}, and 15 were published"
 
@@ -206,12 +247,7 @@ def test_readers_see_whole_days_and_publishers_wait_for_each_other(place: Place)
 
 
 def test_a_table_of_other_columns_is_refused(place: Place) -> None:
-    if place.kind == "duckdb":
-        with duckdb.connect(str(place.file)) as db:
-            db.execute("CREATE TABLE top_items (ds DATE, other INT)")
-    else:
-        with sqlite3.connect(place.file) as db:
-            db.execute("CREATE TABLE top_items (ds DATE, other INT)")
+    place.read("CREATE TABLE top_items (ds DATE, other INT)")
     with pytest.raises(UserError, match="it has no column user_id, item_id, rank, score, model_version"):
         with place.open():
             pass

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.publish.online.version import Version
+from headrace.publish.opening import client_library
 from headrace.publish.target import table_name
 from headrace.storage import Location, local
 from headrace.workspace import Workspace
@@ -66,10 +67,8 @@ class LmdbStore:
 @contextmanager
 def open_lmdb(spec: Spec, ws: Workspace) -> Iterator[LmdbStore]:
     """See `headrace.publish.online.store.open_store`."""
-    try:
+    with client_library("lmdb", "publish.online"):
         import lmdb
-    except ImportError:
-        raise UserError("publish.online.kind lmdb needs its library: pip install 'headrace[lmdb]'") from None
     assert spec.publish is not None
     assert spec.publish.online is not None
     path = spec.publish.online.path

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.config import Spec
 from headrace.errors import UserError
 from headrace.publish.online.version import Version
+from headrace.publish.opening import client_library
 from headrace.publish.passwords import password_of
 from headrace.publish.target import table_name
 from headrace.workspace import Workspace
@@ -79,10 +80,8 @@ class RedisStore:
 @contextmanager
 def open_redis(spec: Spec, ws: Workspace) -> Iterator[RedisStore]:
     """See `headrace.publish.online.store.open_store`."""
-    try:
+    with client_library("redis", "publish.online"):
         import redis
-    except ImportError:
-        raise UserError("publish.online.kind redis needs its client library: pip install 'headrace[redis]'") from None
     assert spec.publish is not None
     conf = spec.publish.online
     assert conf is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.config import Spec
-from headrace.errors import UserError
+from headrace.publish.opening import client_library, failures
 from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.staged_load import literal
 from headrace.publish.sql.target import SqlTarget
@@ -106,13 +106,9 @@ class BigQueryClient(SqlClient):
 @contextmanager
 def open_bigquery(spec: Spec, ws: Workspace) -> Iterator[Target]:
     """See `headrace.publish.warehouses.open_target`. Credentials are the client library's own, the environment's."""
-    try:
+    with client_library("bigquery"):
         from google.api_core.exceptions import GoogleAPIError
         from google.cloud import bigquery
-    except ImportError:
-        raise UserError(
-            "publish.warehouse.kind bigquery needs its client library: pip install 'headrace[bigquery]'"
-        ) from None
     assert spec.publish is not None
     conf = spec.publish.warehouse
 
@@ -125,10 +121,5 @@ def open_bigquery(spec: Spec, ws: Workspace) -> Iterator[Target]:
             client.close()
 
     label = f"{conf.schema_name}.{table_name(spec)}"
-    try:
+    with failures(GoogleAPIError, f"BigQuery for {spec.pipeline}", label):
         yield SqlTarget(spec, ws, "bigquery", label, conf.catalog or "bigquery", BigQueryClient, connect)
-    except GoogleAPIError as e:
-        raise UserError(
-            f"BigQuery failed for {spec.pipeline}: {str(e).splitlines()[0]}; {label} holds what it held before. Run "
-            f"the same command again once that is mended"
-        ) from None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.config import Spec
-from headrace.errors import UserError
+from headrace.publish.opening import client_library, failures
 from headrace.publish.passwords import password_of
 from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.target import SqlTarget
@@ -42,7 +42,6 @@ class ClickHouseClient(SqlClient):
     publications_options = " ENGINE = ReplacingMergeTree(`published_at`) ORDER BY (`table_name`, `ds`)"
     grants_options = " ENGINE = MergeTree ORDER BY (`table_name`, `privilege`, `role`)"
     has_keys = False
-    optional = " NULL"
 
     def __init__(self, client: Any, database: str) -> None:
         self._client, self._database = client, database
@@ -50,6 +49,9 @@ class ClickHouseClient(SqlClient):
     @property
     def schema(self) -> tuple[str, ...]:
         return (self._database,)
+
+    def optional(self, kind: str) -> str:
+        return f"Nullable({kind})"
 
     def table_options(self, user: str) -> str:
         return f" ENGINE = MergeTree PARTITION BY `ds` ORDER BY ({self.quote(user)}, `rank`)"
@@ -106,13 +108,9 @@ class ClickHouseClient(SqlClient):
 @contextmanager
 def open_clickhouse(spec: Spec, ws: Workspace) -> Iterator[Target]:
     """See `headrace.publish.warehouses.open_target`."""
-    try:
+    with client_library("clickhouse"):
         import clickhouse_connect
         from clickhouse_connect.driver.exceptions import Error
-    except ImportError:
-        raise UserError(
-            "publish.warehouse.kind clickhouse needs its client library: pip install 'headrace[clickhouse]'"
-        ) from None
     assert spec.publish is not None
     conf = spec.publish.warehouse
 
@@ -132,10 +130,5 @@ def open_clickhouse(spec: Spec, ws: Workspace) -> Iterator[Target]:
             client.close()
 
     label, address = f"{conf.database}.{table_name(spec)}", f"{conf.user}@{conf.host}"
-    try:
+    with failures(Error, f"ClickHouse at {conf.host} for {spec.pipeline}", label, transactions=False):
         yield SqlTarget(spec, ws, "clickhouse", label, address, ClickHouseClient, connect)
-    except Error as e:
-        raise UserError(
-            f"ClickHouse at {conf.host} failed for {spec.pipeline}: {str(e).splitlines()[0]}. Each day of {label} is "
-            f"whole; run the same command again once that is mended"
-        ) from None

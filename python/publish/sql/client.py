@@ -8,6 +8,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+#: Spark's `simpleString` -> the type of databases that say it with the standard's words.
+ANSI_TYPES: Mapping[str, str] = {
+    "bigint": "BIGINT",
+    "int": "INTEGER",
+    "smallint": "SMALLINT",
+    "tinyint": "TINYINT",
+    "string": "VARCHAR",
+    "float": "FLOAT",
+    "double": "DOUBLE",
+    "boolean": "BOOLEAN",
+    "date": "DATE",
+    "timestamp": "TIMESTAMP WITH TIME ZONE",
+}
+
 
 class SqlClient(ABC):
     """A connection to a database. Names go into its SQL as quoted identifiers only, values as parameters."""
@@ -22,11 +36,14 @@ class SqlClient(ABC):
     begin = "BEGIN"
     #: The types of the publications' columns: text that can be a key, text of any length, a moment, a count.
     key_type, text_type, moment_type, count_type = "VARCHAR(255)", "TEXT", "TIMESTAMP", "BIGINT"
-    #: What the definitions of the publications and of the grants end with, and that of a column that may be null.
+    #: What the definitions of the publications and of the grants end with.
     publications_options = grants_options = ""
-    optional = ""
     #: Whether a primary key is declared: databases that do not check it gain nothing.
     has_keys = True
+
+    def optional(self, kind: str) -> str:
+        """The type of a column that may be null."""
+        return kind
 
     def table_options(self, user: str) -> str:
         """What the definition of a scores table ends with; `user` is the column of the user key."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.config import Spec
-from headrace.errors import UserError
+from headrace.publish.opening import client_library, failures
 from headrace.publish.passwords import password_of
 from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.staged_load import literal, load_folder
@@ -114,12 +114,8 @@ class DatabricksClient(SqlClient):
 @contextmanager
 def open_databricks(spec: Spec, ws: Workspace) -> Iterator[Target]:
     """See `headrace.publish.warehouses.open_target`."""
-    try:
+    with client_library("databricks"):
         from databricks import sql
-    except ImportError:
-        raise UserError(
-            "publish.warehouse.kind databricks needs its client library: pip install 'headrace[databricks]'"
-        ) from None
     assert spec.publish is not None
     conf = spec.publish.warehouse
     assert conf.stage is not None, "config refuses the kind without it"
@@ -136,10 +132,5 @@ def open_databricks(spec: Spec, ws: Workspace) -> Iterator[Target]:
             yield DatabricksClient(connection, conf.catalog, conf.schema_name, stage)
 
     label = ".".join([*([conf.catalog] if conf.catalog else []), conf.schema_name, table_name(spec)])
-    try:
+    with failures(sql.Error, f"Databricks at {conf.host} for {spec.pipeline}", label, transactions=False):
         yield SqlTarget(spec, ws, "databricks", label, conf.host, DatabricksClient, connect)
-    except sql.Error as e:
-        raise UserError(
-            f"Databricks at {conf.host} failed for {spec.pipeline}: {str(e).splitlines()[0]}. Each day of {label} is "
-            f"whole; run the same command again once that is mended"
-        ) from None

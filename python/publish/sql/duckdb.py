@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 from headrace.config import Spec
 from headrace.errors import UserError
-from headrace.publish.sql.client import SqlClient
+from headrace.publish.opening import client_library, failures
+from headrace.publish.sql.client import ANSI_TYPES, SqlClient
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
 from headrace.storage import local
@@ -23,18 +24,7 @@ _PATIENCE_SECONDS = 60.0
 class DuckDbClient(SqlClient):
     """A connection to a file."""
 
-    types: ClassVar[Mapping[str, str]] = {
-        "bigint": "BIGINT",
-        "int": "INTEGER",
-        "smallint": "SMALLINT",
-        "tinyint": "TINYINT",
-        "string": "VARCHAR",
-        "float": "FLOAT",
-        "double": "DOUBLE",
-        "boolean": "BOOLEAN",
-        "date": "DATE",
-        "timestamp": "TIMESTAMP WITH TIME ZONE",
-    }
+    types: ClassVar[Mapping[str, str]] = ANSI_TYPES
     # An index would refuse the insertion of keys that the same transaction has deleted.
     has_keys = False
 
@@ -80,10 +70,8 @@ class DuckDbClient(SqlClient):
 @contextmanager
 def open_duckdb(spec: Spec, ws: Workspace) -> Iterator[Target]:
     """See `headrace.publish.warehouses.open_target`."""
-    try:
+    with client_library("duckdb"):
         import duckdb
-    except ImportError:
-        raise UserError("publish.warehouse.kind duckdb needs DuckDB: pip install 'headrace[duckdb]'") from None
     assert spec.publish is not None
     conf = spec.publish.warehouse
     path = Path(conf.path).expanduser() if conf.path else ws.home / "warehouse" / "scores.duckdb"
@@ -106,10 +94,6 @@ def open_duckdb(spec: Spec, ws: Workspace) -> Iterator[Target]:
             client.run(f"CREATE SCHEMA IF NOT EXISTS {client.quote(schema)}")
             yield client
 
-    try:
-        yield SqlTarget(spec, ws, "duckdb", f"{schema}.{table_name(spec)}", str(path), DuckDbClient, connect)
-    except duckdb.Error as e:
-        raise UserError(
-            f"the DuckDB file {path} of {spec.pipeline} failed: {str(e).splitlines()[0]}; it holds what it held "
-            f"before. Run the same command again once that is mended"
-        ) from e
+    label = f"{schema}.{table_name(spec)}"
+    with failures(duckdb.Error, f"the DuckDB file {path} of {spec.pipeline}", label):
+        yield SqlTarget(spec, ws, "duckdb", label, str(path), DuckDbClient, connect)

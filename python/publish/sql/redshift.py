@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.config import Spec
-from headrace.errors import UserError
+from headrace.publish.opening import client_library, failures
 from headrace.publish.passwords import password_of
 from headrace.publish.sql.client import SqlClient
 from headrace.publish.sql.staged_load import literal, load_folder
@@ -84,13 +84,9 @@ class RedshiftClient(SqlClient):
 @contextmanager
 def open_redshift(spec: Spec, ws: Workspace) -> Iterator[Target]:
     """See `headrace.publish.warehouses.open_target`."""
-    try:
+    with client_library("redshift"):
         import boto3
         import redshift_connector
-    except ImportError:
-        raise UserError(
-            "publish.warehouse.kind redshift needs its client library: pip install 'headrace[redshift]'"
-        ) from None
     assert spec.publish is not None
     conf = spec.publish.warehouse
     assert conf.stage is not None, "config refuses the kind without it"
@@ -113,10 +109,5 @@ def open_redshift(spec: Spec, ws: Workspace) -> Iterator[Target]:
             yield RedshiftClient(connection, lambda: boto3.client("s3"), conf.schema_name, stage, role)
 
     label, address = f"{conf.schema_name}.{table_name(spec)}", f"{conf.user}@{conf.host}"
-    try:
+    with failures(redshift_connector.Error, f"Redshift at {conf.host} for {spec.pipeline}", label):
         yield SqlTarget(spec, ws, "redshift", label, address, RedshiftClient, connect)
-    except redshift_connector.Error as e:
-        raise UserError(
-            f"Redshift at {conf.host} failed for {spec.pipeline}: {str(e).splitlines()[0]}; {label} holds what it held "
-            f"before. Run the same command again once that is mended"
-        ) from None

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.config import Spec
-from headrace.errors import UserError
+from headrace.publish.opening import client_library, failures
 from headrace.publish.passwords import password_of
-from headrace.publish.sql.client import SqlClient
+from headrace.publish.sql.client import ANSI_TYPES, SqlClient
 from headrace.publish.sql.staged_load import literal, load_folder
 from headrace.publish.sql.target import SqlTarget
 from headrace.publish.target import Target, table_name
@@ -20,18 +20,7 @@ from headrace.workspace import Workspace
 class SnowflakeClient(SqlClient):
     """A connection of snowflake-connector-python."""
 
-    types: ClassVar[Mapping[str, str]] = {
-        "bigint": "BIGINT",
-        "int": "INTEGER",
-        "smallint": "SMALLINT",
-        "tinyint": "TINYINT",
-        "string": "VARCHAR",
-        "float": "FLOAT",
-        "double": "DOUBLE",
-        "boolean": "BOOLEAN",
-        "date": "DATE",
-        "timestamp": "TIMESTAMP_TZ",
-    }
+    types: ClassVar[Mapping[str, str]] = {**ANSI_TYPES, "timestamp": "TIMESTAMP_TZ"}
     mark = "%s"
     key_type, text_type, moment_type = "VARCHAR", "VARCHAR", "TIMESTAMP_NTZ"
     has_keys = False
@@ -89,12 +78,8 @@ class SnowflakeClient(SqlClient):
 @contextmanager
 def open_snowflake(spec: Spec, ws: Workspace) -> Iterator[Target]:
     """See `headrace.publish.warehouses.open_target`."""
-    try:
+    with client_library("snowflake"):
         import snowflake.connector as snowflake
-    except ImportError:
-        raise UserError(
-            "publish.warehouse.kind snowflake needs its client library: pip install 'headrace[snowflake]'"
-        ) from None
     assert spec.publish is not None
     conf = spec.publish.warehouse
 
@@ -109,10 +94,5 @@ def open_snowflake(spec: Spec, ws: Workspace) -> Iterator[Target]:
 
     label = f"{conf.database}.{conf.schema_name}.{table_name(spec)}"
     address = f"{conf.user}@{conf.options.get('account', 'snowflake')}"
-    try:
+    with failures(snowflake.Error, f"Snowflake for {spec.pipeline}", label):
         yield SqlTarget(spec, ws, "snowflake", label, address, SnowflakeClient, connect)
-    except snowflake.Error as e:
-        raise UserError(
-            f"Snowflake failed for {spec.pipeline}: {str(e).splitlines()[0]}; {label} holds what it held before. Run "
-            f"the same command again once that is mended"
-        ) from None

@@ -1,4 +1,4 @@
-"""Any database with transactions that SQLAlchemy has a dialect for; tested with SQLite, and MySQL's statements."""
+"""Any database with transactions that SQLAlchemy has a dialect for; tested: SQLite, PostgreSQL, MySQL's words."""
 
 from __future__ import annotations
 

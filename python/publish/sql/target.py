@@ -101,8 +101,7 @@ class SqlTarget(FilesTarget):
         kind = client.types["date" if column == "ds" else spark]
         if spark == "string" and column == self.user:
             kind = client.key_type
-        required = " NOT NULL" if i < SCORES else client.optional
-        return f"{client.quote(column)} {kind}{required}"
+        return f"{client.quote(column)} {f'{kind} NOT NULL' if i < SCORES else client.optional(kind)}"
 
     def publish_files(self, staged: StagedFiles, record: Record) -> None:
         prefix = STAGING_PREFIX + hashlib.sha256(f"{self.label}/{staged.ds}".encode()).hexdigest()[:16]

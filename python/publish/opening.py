@@ -1,0 +1,42 @@
+"""What all warehouses say in the same words when they are opened: a library that is missing, and a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from headrace.errors import UserError
+
+
+@contextmanager
+def client_library(kind: str, section: str = "publish.warehouse") -> Iterator[None]:
+    """For a block that imports a client library.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        yield
+    except ImportError:
+        raise UserError(f"{section}.kind {kind} needs its client library: pip install 'headrace[{kind}]'") from None
+
+
+@contextmanager
+def failures(error: type[Exception], of: str, label: str, *, transactions: bool = True) -> Iterator[None]:
+    """For the block in which a warehouse is open.
+
+    Args:
+        error: what its client library raises.
+        of: the warehouse and the pipeline, for people.
+        label: the table.
+        transactions: whether a day and its record are one step.
+
+    Raises:
+        UserError: it failed.
+    """
+    try:
+        yield
+    except error as e:
+        left = f"; {label} holds what it held before. Run" if transactions else f". Each day of {label} is whole; run"
+        reason = (str(e).splitlines() or [type(e).__name__])[0]
+        raise UserError(f"{of} failed: {reason}{left} the same command again once that is mended") from None
